@@ -1,0 +1,92 @@
+# Needs git, make, Python 3.11 or newer, pip. Everything else is installed into .venv from the hash-locked requirements.
+
+.DEFAULT_GOAL := help
+SHELL := /bin/sh
+
+# Other Python: make setup PYTHON=python3.13. Arguments: make test ARGS="-k journal".
+PYTHON ?=
+ARGS ?=
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+TYPED := $(wildcard src tests examples proofs)
+COMPILE := .venv-lock/bin/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 \
+	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" pyproject.toml
+
+.PHONY: help setup check format test cover prove demo bench lock clean
+
+help: ## Say what each target does (the default).
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+setup: .venv/.dev ## Make .venv from the locked requirements; at once when nothing changed.
+
+check: setup ## Check format, lint, types and the direction of imports.
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy $(TYPED)
+	$(BIN)/lint-imports
+
+format: setup ## Format the code and fix what can be fixed safely.
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+test: setup ## Run the tests (ARGS="-k name -x" goes to pytest).
+	$(BIN)/python -m pytest $(ARGS)
+
+cover: setup ## Run the tests and fail unless every branch of the core is covered.
+	$(BIN)/python -m pytest --cov --cov-report=term-missing:skip-covered $(ARGS)
+
+prove: setup .venv/.prove ## Run the long proofs (ARGS goes to proofs).
+	$(BIN)/python -m proofs $(ARGS)
+
+demo: setup ## Run the demonstration.
+	$(BIN)/python examples/demo.py $(ARGS)
+
+bench: setup .venv/.bench ## Measure (ARGS goes to the benchmarks).
+	$(BIN)/python -m stigmergy.bench $(ARGS)
+
+lock: setup .venv-lock/.lock ## Resolve pyproject.toml anew into requirements/ (ARGS="--upgrade" takes newer versions).
+	$(COMPILE) $(ARGS) --group dev -o requirements/dev.txt
+	$(COMPILE) $(ARGS) -c requirements/dev.txt -o requirements/base.txt
+	$(COMPILE) $(ARGS) -c requirements/dev.txt --group dev --group prove -o requirements/prove.txt
+	$(COMPILE) $(ARGS) -c requirements/dev.txt --extra bench -o requirements/bench.txt
+	.venv-lock/bin/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 $(ARGS) \
+		--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
+		--group lock -o requirements/lock.txt
+
+clean: ## Remove the environments, caches and build results; data files stay.
+	rm -rf .venv .venv-lock .venv.lock build dist htmlcov .coverage .coverage.* \
+		.mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find src tests examples proofs -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+# The stamps. Two makes at once in one checkout take turns, where flock exists.
+.venv/.dev: requirements/dev.txt pyproject.toml
+	@exec 9>.venv.lock; if command -v flock >/dev/null 2>&1; then flock 9; fi; \
+	if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
+		found=; \
+		for python in $(or $(PYTHON),python3 python3.11 python3.12 python3.13 python3.14 python); do \
+			if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then found=$$python; break; fi; \
+		done; \
+		if [ -z "$$found" ]; then \
+			echo "setup: no Python 3.11 or newer found (tried: $(or $(PYTHON),python3, python3.11 to python3.14, python))." >&2; \
+			echo "setup: install one, or name it: make setup PYTHON=/path/to/python3.11" >&2; exit 1; \
+		fi; \
+		if ! "$$found" -c 'import ensurepip, venv' >/dev/null 2>&1; then \
+			echo "setup: $$found cannot make environments; install its venv package (Debian: apt install python3-venv)." >&2; exit 1; \
+		fi; \
+		echo "setup: making .venv with $$found"; \
+		"$$found" -m venv --clear .venv || exit 1; \
+	fi; \
+	$(PIP) install --require-hashes -r requirements/dev.txt && \
+	$(PIP) install --no-deps --no-build-isolation --editable . && \
+	touch $@
+
+.venv/.prove: requirements/prove.txt .venv/.dev
+	@$(PIP) install --require-hashes -r requirements/prove.txt && touch $@
+
+.venv/.bench: requirements/bench.txt .venv/.dev
+	@$(PIP) install --require-hashes -r requirements/bench.txt && touch $@
+
+.venv-lock/.lock: requirements/lock.txt .venv/.dev
+	@$(BIN)/python -m venv .venv-lock && \
+	.venv-lock/bin/python -m pip --disable-pip-version-check --quiet install --require-hashes -r requirements/lock.txt && touch $@
