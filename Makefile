@@ -77,12 +77,12 @@ clean: ## Remove the environments, caches and build results; data files stay.
 		echo "setup: making .venv with $$found"; \
 		"$$found" -m venv --clear .venv || exit 1; \
 	fi; \
-	$(PIP) install --require-hashes -r requirements/dev.txt && \
+	$(PIP) install --use-pep517 --require-hashes -r requirements/dev.txt && \
 	$(PIP) install --no-deps --no-build-isolation --editable . && \
 	touch $@
 
 .venv/.prove: requirements/prove.txt .venv/.dev
-	@$(PIP) install --require-hashes -r requirements/prove.txt && touch $@
+	@$(PIP) install --use-pep517 --require-hashes -r requirements/prove.txt && touch $@
 
 .venv/.bench: requirements/bench.txt .venv/.dev
 	@$(PIP) install --require-hashes -r requirements/bench.txt && touch $@
