@@ -5,8 +5,8 @@ sorted maps and sets, so neither PYTHONHASHSEED nor addresses, insertion order o
 encoding (an arbitrary object, whose representation would hold an address) raises TypeError.
 
 Memory is bounded: kept are the last records, cut to a length, for people, and some checkpoints of the hash. When two
-runs differ, `first_difference` names the record, or the range to record again with `keep_from`. A trace is never read by
-the program under simulation.
+runs differ, `first_difference` names the record, or the range to record again with `keep_from`. The program under
+simulation never reads a trace.
 """
 
 from __future__ import annotations
