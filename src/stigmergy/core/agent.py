@@ -1,0 +1,208 @@
+"""Agents: state as fields, behaviour as `decide`, `evolve` and `react` methods, checked while the class is defined.
+
+`decide` and `react` see the state and may not change it; `evolve` does nothing else. All three are pure:
+time is `self.now`; ids and random numbers come in as inputs; no handler sees an event loop, a disk or a network.
+"""
+
+from __future__ import annotations
+
+import dis
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from typing import Any, ClassVar, NoReturn, TypeVar, dataclass_transform
+
+from msgspec import Struct, StructMeta, field
+
+from stigmergy.core.annotations import first_mutable, parameters_of, resolve_hints, union_members
+from stigmergy.core.effects import Effects, Events
+from stigmergy.core.errors import DefinitionError
+from stigmergy.core.messages import SECOND_NS, Command, Event, Keeping, Message, check_defaults, spec_of
+
+step_time_ns: ContextVar[int] = ContextVar("step_time_ns", default=0)
+"""The time of the step under way. Set by the shard, read by `Agent.now`; so no handler needs a clock."""
+
+_D = TypeVar("_D", bound=Callable[[Any, Any], Events])
+_E = TypeVar("_E", bound=Callable[[Any, Any], None])
+_R = TypeVar("_R", bound=Callable[[Any, Any], Effects])
+
+
+def decide(method: _D) -> _D:
+    """Marks the handler that turns an input into events, or rejects a command. It may not change the state."""
+    method.__stigmergy_role__ = "decide"  # type: ignore[attr-defined]
+    return method
+
+
+def evolve(method: _E) -> _E:
+    """Marks the handler that folds an event into the state. It does nothing else."""
+    method.__stigmergy_role__ = "evolve"  # type: ignore[attr-defined]
+    return method
+
+
+def react(method: _R) -> _R:
+    """Marks the handler that asks for effects once an event is part of the state. It may not change the state."""
+    method.__stigmergy_role__ = "react"  # type: ignore[attr-defined]
+    return method
+
+
+class Rejection(Exception):
+    """How a `decide` handler refuses a command. Raised by `reject`."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+def reject(reason: str) -> NoReturn:
+    """Refuses the command: nothing of it is kept but the refusal itself, and the sender is told the reason."""
+    raise Rejection(reason)
+
+
+@dataclass_transform(field_specifiers=(field,))
+class AgentMeta(StructMeta):
+    """Makes each agent class a struct and checks its fields and handlers while it is defined."""
+
+    def __new__(
+        mcls,
+        class_name: str,
+        bases: tuple[type, ...],
+        namespace: dict[str, Any],
+        *,
+        kind: str | None = None,
+        version: int = 1,
+        **config: Any,
+    ) -> Any:
+        check_defaults(class_name, namespace)
+        _check_fields(class_name, bases, namespace)
+        cls: Any = super().__new__(mcls, class_name, bases, namespace, kw_only=True, **config)
+        cls.__agent_kind__ = kind or class_name
+        cls.__agent_version__ = version
+        cls.__agent_handlers__ = collect_handlers(cls)
+        return cls
+
+
+class Handlers(Struct, frozen=True):
+    """The methods of an agent class that concern one message type."""
+
+    decide: Callable[[Any, Any], Events] | None = None
+    evolve: Callable[[Any, Any], None] | None = None
+    react: Callable[[Any, Any], Effects] | None = None
+
+
+def _check_fields(class_name: str, bases: tuple[type, ...], namespace: Mapping[str, Any]) -> None:
+    if not any(isinstance(base, AgentMeta) for base in bases):
+        return
+    for name, hint in namespace.get("__annotations__", {}).items():
+        if name in ("id", "now", "address"):
+            raise DefinitionError(f"{class_name}.{name}: every agent has {name} already; choose another name")
+        if "ClassVar" not in str(hint) and name not in namespace:
+            raise DefinitionError(
+                f"{class_name}.{name}: a state field needs a default, because an agent exists from its first input; "
+                f"write {name}: … = …"
+            )
+
+
+def collect_handlers(cls: type) -> dict[type[Message], Handlers]:
+    """Finds the marked methods of a class, also inherited ones, by the type of message they are annotated with."""
+    found: dict[tuple[str, type[Message]], str] = {}
+    handlers: dict[type[Message], dict[str, Callable[..., Any]]] = {}
+    for method_name in _method_names(cls):
+        method = getattr(cls, method_name)
+        role = getattr(method, "__stigmergy_role__", None)
+        if role is None:
+            continue
+        where = f"{cls.__qualname__}.{method_name}"
+        for message in _handled_types(method, role, where):
+            other = found.get((role, message))
+            if other is not None:
+                raise DefinitionError(
+                    f"{where}: {cls.__qualname__}.{other} handles {message.__name__} with @{role} already; "
+                    "merge the two methods, or give them different messages"
+                )
+            found[role, message] = method_name
+            handlers.setdefault(message, {})[role] = method
+    return {message: Handlers(**by_role) for message, by_role in handlers.items()}
+
+
+def _method_names(cls: type) -> list[str]:
+    """The names of everything defined in the class and its bases, base first, in the order of their definition."""
+    names: dict[str, None] = {}
+    for base in reversed(cls.__mro__):
+        names.update(dict.fromkeys(vars(base)))
+    return list(names)
+
+
+def _handled_types(method: Callable[..., Any], role: str, where: str) -> tuple[type[Message], ...]:
+    parameters = parameters_of(method)
+    if len(parameters) != 2:
+        raise DefinitionError(f"{where}: a @{role} handler takes self and one message, not {len(parameters)} arguments")
+    hint = resolve_hints(method, where).get(parameters[1])
+    if hint is None:
+        raise DefinitionError(f"{where}: annotate {parameters[1]!r} with the message that this handler is for")
+    members = union_members(hint)
+    for member in members:
+        _check_handled(member, role, where)
+    if role != "evolve":
+        changed = _assigned_attribute(method, parameters[0])
+        if changed is not None:
+            raise DefinitionError(
+                f"{where}: assigns self.{changed}, but a @{role} handler may not change the state; "
+                "yield an event and assign in its @evolve handler"
+            )
+    return members
+
+
+def _check_handled(message: Any, role: str, where: str) -> None:
+    wanted = (Command, Event) if role == "decide" else (Event,)
+    if not (isinstance(message, type) and issubclass(message, wanted)):
+        shown = getattr(message, "__name__", str(message))
+        handled = "commands and events: subclass Command or Event" if role == "decide" else "events: subclass Event"
+        raise DefinitionError(f"{where}: {shown} is none of our messages; @{role} handles {handled}")
+    if role == "evolve" and spec_of(message).keep.promise is Keeping.TRANSIENT:
+        raise DefinitionError(
+            f"{where}: {message.__name__} is transient, and state made from it would be lost on restart; "
+            "yield a kept event from a @decide handler and evolve that"
+        )
+
+
+def _assigned_attribute(method: Callable[..., Any], self_name: str) -> str | None:
+    """The first attribute of self that this function's code stores or deletes, or None."""
+    before: dis.Instruction | None = None
+    for instruction in dis.get_instructions(method):
+        if instruction.opname in ("STORE_ATTR", "DELETE_ATTR") and before is not None:
+            loaded = before.argval[-1] if isinstance(before.argval, tuple) else before.argval
+            if before.opname.startswith("LOAD_FAST") and loaded == self_name:
+                return str(instruction.argval)
+        before = instruction
+    return None
+
+
+class Agent(Struct, metaclass=AgentMeta):
+    """The base of all agents. Every field is state and needs a default: an agent exists from its first input."""
+
+    id: str = ""
+    """The agent's name: `D-17` of `Drone/D-17`."""
+
+    __agent_kind__: ClassVar[str]
+    __agent_version__: ClassVar[int]
+    __agent_handlers__: ClassVar[dict[type[Message], Handlers]]
+
+    @property
+    def now(self) -> float:
+        """The time of this step in seconds since 1970. It never goes back, and a replay sees the same."""
+        return step_time_ns.get() / SECOND_NS
+
+    @property
+    def address(self) -> str:
+        """Where others reach this agent: `Drone/D-17`."""
+        return f"{self.__agent_kind__}/{self.id}"
+
+    @classmethod
+    def upcast_state(cls, version: int, fields: Mapping[str, Any]) -> Any:
+        """Carries a snapshot's state of an older `version` over; return None to have the log replayed instead."""
+        del version, fields
+        return None
+
+
+def has_mutable_fields(cls: type[Agent]) -> bool:
+    """Whether a shallow copy of such an agent shares something that can be changed in place."""
+    return any(first_mutable(hint) is not None for hint in resolve_hints(cls, cls.__qualname__).values())

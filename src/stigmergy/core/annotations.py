@@ -1,0 +1,105 @@
+"""Reads the annotations of classes and methods, and says in words what is wrong with them."""
+
+from __future__ import annotations
+
+import collections
+import sys
+import types
+import typing
+from collections.abc import Callable
+from typing import Any
+
+from msgspec import Struct
+
+from stigmergy.core.errors import DefinitionError
+
+_MUTABLE: dict[Any, str] = {
+    list: "list",
+    dict: "dict",
+    set: "set",
+    bytearray: "bytearray",
+    collections.deque: "deque",
+    collections.defaultdict: "defaultdict",
+    collections.abc.MutableMapping: "dict",
+    collections.abc.MutableSequence: "list",
+    collections.abc.MutableSet: "set",
+}
+
+
+def first_mutable(hint: Any, _seen: tuple[Any, ...] = ()) -> str | None:
+    """The name of the first type inside this annotation that can be changed in place, or None.
+
+    `Any` counts as mutable, because a list decodes into it; so does a struct that is not frozen.
+    """
+    if hint in _seen:
+        return None
+    _seen = (*_seen, hint)
+    origin = typing.get_origin(hint)
+    if origin is typing.Annotated:
+        return first_mutable(typing.get_args(hint)[0], _seen)
+    if origin is typing.ClassVar:
+        return None
+    if hint is typing.Any or hint is object:
+        return "Any"
+    for candidate in (hint, origin):
+        if isinstance(candidate, type):
+            if candidate in _MUTABLE:
+                return _MUTABLE[candidate]
+            if issubclass(candidate, Struct):
+                return _first_mutable_of_struct(candidate, _seen)
+    for argument in typing.get_args(hint):
+        found = first_mutable(argument, _seen)
+        if found is not None:
+            return found
+    return None
+
+
+def _first_mutable_of_struct(struct: type[Struct], seen: tuple[Any, ...]) -> str | None:
+    if not struct.__struct_config__.frozen:
+        return struct.__name__
+    for field_hint in resolve_hints(struct, struct.__qualname__).values():
+        found = first_mutable(field_hint, seen)
+        if found is not None:
+            return found
+    return None
+
+
+def resolve_hints(thing: Any, name: str) -> dict[str, Any]:
+    """The annotations of a class or function as types, also for classes that are defined inside a function."""
+    try:
+        return typing.get_type_hints(thing, include_extras=True)
+    except NameError:
+        pass
+    try:
+        return typing.get_type_hints(thing, localns=_names_of_enclosing_functions(), include_extras=True)
+    except NameError as error:
+        raise DefinitionError(
+            f"{name}: the annotation names {error.name!r}, which is not defined; define or import it above"
+        ) from None
+
+
+def _names_of_enclosing_functions(depth_max: int = 16) -> dict[str, Any]:
+    """Local names that a class body inside a function (a test, a factory) can see; the nearest function wins."""
+    names: dict[str, Any] = {}
+    frame: types.FrameType | None = sys._getframe(1)
+    for _ in range(depth_max):
+        if frame is None:
+            break
+        ours = str(frame.f_globals.get("__name__", "")).startswith("stigmergy.core")
+        if not ours and frame.f_locals is not frame.f_globals:
+            names = {**frame.f_locals, **names}
+        frame = frame.f_back
+    return names
+
+
+def union_members(hint: Any) -> tuple[Any, ...]:
+    """The members of a union, or the type alone."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return typing.get_args(hint)
+    return (hint,)
+
+
+def parameters_of(function: Callable[..., Any]) -> list[str]:
+    """The names of a function's positional parameters, in order."""
+    code = function.__code__
+    return list(code.co_varnames[: code.co_argcount])

@@ -1,0 +1,115 @@
+"""Bytes of messages and states: msgpack by msgspec, and what is needed for them to be bounded, canonical and explained.
+
+A message's bytes are kept and forwarded as they came; only what we make ourselves is encoded here. A state's bytes
+are canonical: equal states have equal bytes, on every machine.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct
+
+from stigmergy.core.errors import Malformed, TooLarge, UnknownTag
+from stigmergy.core.messages import Message
+
+MESSAGE_BYTES_MAX = 64 * 1024
+ENVELOPE_FORMAT = 1
+ENVELOPE_BYTES_MAX = 1024 * 1024
+ENVELOPE_ITEMS_MAX = 10_000
+
+_encoder = msgspec.msgpack.Encoder()
+_canonical = msgspec.msgpack.Encoder(order="deterministic")
+# A float64 whose exponent is all ones: an infinity or a NaN. A rare hit inside other data only costs a second look.
+_maybe_nan = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")
+
+encode = _encoder.encode
+"""The bytes of a message or struct."""
+
+
+class _Tagged(Struct):
+    type: str = ""
+
+
+class Envelope(Struct, array_like=True, frozen=True):
+    """What travels: consecutive inputs of one source, the first with `sequence`. Its items are (address, message)."""
+
+    format: int
+    source: str
+    incarnation: int
+    epoch: int
+    sequence: int
+    items: list[tuple[str, Raw]]
+
+
+_tagged_decoder = msgspec.msgpack.Decoder(_Tagged)
+_envelope_decoder = msgspec.msgpack.Decoder(Envelope)
+
+
+def pack_envelope(
+    source: str, items: list[tuple[str, Message]], *, sequence: int, incarnation: int = 0, epoch: int = 0
+) -> bytes:
+    """The bytes of an envelope."""
+    raw_items = [(address, Raw(encode(message))) for address, message in items]
+    return encode(Envelope(ENVELOPE_FORMAT, source, incarnation, epoch, sequence, raw_items))
+
+
+def open_envelope(data: bytes) -> Envelope:
+    """Decodes and bounds an envelope. Its messages are looked at later, one by one: a bad one harms no other."""
+    if len(data) > ENVELOPE_BYTES_MAX:
+        raise TooLarge(f"an envelope of {len(data)} bytes, {ENVELOPE_BYTES_MAX} at most; send fewer items in one")
+    try:
+        envelope = _envelope_decoder.decode(data)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise Malformed(f"not an envelope ({error}); docs/formats.md describes its bytes") from None
+    if envelope.format != ENVELOPE_FORMAT:
+        raise Malformed(f"envelope format {envelope.format}, this version reads {ENVELOPE_FORMAT}; update this node")
+    if envelope.sequence < 1 or envelope.incarnation < 0 or envelope.epoch < 0 or not envelope.source:
+        raise Malformed("an envelope needs a source, a sequence from 1 upward, and no negative incarnation or epoch")
+    if len(envelope.items) > ENVELOPE_ITEMS_MAX:
+        raise TooLarge(f"an envelope of {len(envelope.items)} items, {ENVELOPE_ITEMS_MAX} at most; send fewer in one")
+    return envelope
+
+
+def tag_of(body: bytes | Raw) -> str:
+    """The tag of a message's bytes, or an empty string if they have none."""
+    try:
+        return _tagged_decoder.decode(body).type
+    except (msgspec.DecodeError, RecursionError):
+        return ""
+
+
+def explain_undecodable(
+    kind: str, body: bytes | Raw, known: frozenset[str], error: Exception
+) -> Malformed | UnknownTag:
+    """Says why a message could not be decoded for an agent of this kind."""
+    tag = tag_of(body)
+    if tag and tag not in known:
+        return UnknownTag(f"{kind} has no handler for {tag}; it knows {', '.join(sorted(known)) or 'no message'}")
+    return Malformed(f"{tag or 'a message without a type'} for {kind} does not decode: {error}")
+
+
+def canonical_bytes(value: Any) -> bytes:
+    """The one byte string of a state: maps and sets in the order of their keys, every NaN the same NaN.
+
+    0.0 and -0.0 are different states and have different bytes.
+    """
+    data = _canonical.encode(value)
+    if _maybe_nan.search(data) is None:
+        return data
+    return _canonical.encode(_with_one_nan(msgspec.msgpack.decode(data)))
+
+
+def _with_one_nan(value: Any) -> Any:
+    match value:
+        case float():
+            return math.nan if math.isnan(value) else value
+        case dict():
+            return {key: _with_one_nan(item) for key, item in value.items()}
+        case list():
+            return [_with_one_nan(item) for item in value]
+        case _:
+            return value

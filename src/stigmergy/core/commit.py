@@ -1,0 +1,197 @@
+"""The commit: the unit of durability, hashing, replication and exactly-once, and the bytes it is made of.
+
+A commit of a shard says which inputs it consumed (marks, fired timers, settled effects), which
+events it keeps, which commands it answered, which effects it owes the world. Each commit's bytes hold the digest of
+the commit before, so one digest, the head, stands for the whole history. docs/formats.md describes every byte.
+
+A `Group` is what one sync of the disk makes durable: commits of one or more shards, and one signature over their heads.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+from blake3 import blake3
+from msgspec import Raw, Struct
+
+from stigmergy.core.errors import JournalCorrupt, JournalForeign
+
+COMMIT_FORMAT = 1
+COMMIT_BYTES_MAX = 512 * 1024
+GENESIS = bytes(32)
+"""What the first commit of a shard cites as the one before it."""
+
+_COMMIT_CONTEXT = "stigmergy 2026 commit chain"
+_GROUP_DOMAIN = b"stigmergy.group@1\x00"
+
+
+class HashAlgorithm(enum.IntEnum):
+    """Names the digest in every format that holds one."""
+
+    BLAKE3_256 = 1
+
+
+class SignatureAlgorithm(enum.IntEnum):
+    """Names the signature in every format that holds one."""
+
+    ED25519 = 1
+
+
+class Run(Struct, array_like=True, frozen=True):
+    """So many of the commit's events, in order, were taken at this time from this source."""
+
+    events: int
+    time_ns: int
+    source: str
+
+
+class MarkMoved(Struct, array_like=True, frozen=True):
+    """All inputs of this source and incarnation up to this sequence have been consumed."""
+
+    source: str
+    incarnation: int
+    epoch: int
+    sequence: int
+
+
+class Answer(Struct, array_like=True, frozen=True):
+    """A command was answered: accepted (no reason) or refused. `at` counts the events kept before it in this commit."""
+
+    agent: str
+    command_id: str
+    command: Raw
+    refused: str | None
+    at: int
+    time_ns: int
+
+
+class Owed(Struct, array_like=True, frozen=True):
+    """An effect the commit owes a sink: the sequence-th of this sink. `cause` is the index of the event behind it."""
+
+    agent: str
+    sink: str
+    sequence: int
+    cause: int
+    body: Raw
+
+
+class Settled(Struct, array_like=True, frozen=True):
+    """These sequences of the sink are carried out or given up: they will not be released again."""
+
+    sink: str
+    sequences: list[int]
+
+
+class SnapshotNote(Struct, array_like=True, frozen=True):
+    """A snapshot is stored: of which position, with which digest, on which chain, folded by which version."""
+
+    position: int
+    digest: bytes
+    chain: bytes
+    fold: bytes
+
+
+class Commit(Struct, array_like=True, frozen=True):
+    """One commit, decoded. The order of the fields is the order of the bytes."""
+
+    format: int
+    hash_algorithm: int
+    shard: int
+    position: int
+    epoch: int
+    previous: bytes
+    runs: list[Run]
+    events: list[tuple[str, Raw]]
+    answers: list[Answer] = []
+    owed: list[Owed] = []
+    marks: list[MarkMoved] = []
+    settled: list[Settled] = []
+    fired: list[tuple[str, str, int]] = []
+    """Timers that went off: agent, name, and how many of `owed` were there before."""
+    snapshots: list[SnapshotNote] = []
+
+
+class Sealed(Struct, frozen=True):
+    """A commit's bytes with what a journal must know about them without decoding."""
+
+    shard: int
+    position: int
+    epoch: int
+    time_ns: int
+    events: int
+    digest: bytes
+    body: bytes
+
+
+class Head(Struct, array_like=True, frozen=True):
+    """Where a shard stands: its last position and the digest that stands for all before it."""
+
+    shard: int
+    position: int
+    epoch: int
+    digest: bytes
+
+
+class Signature(Struct, array_like=True, frozen=True):
+    """Who vouches for which heads. `key` is the public key itself: 32 bytes for Ed25519."""
+
+    algorithm: int
+    key: bytes
+    heads: list[Head]
+    value: bytes
+
+
+class Group(Struct, frozen=True):
+    """What one sync makes durable: all of it or nothing."""
+
+    commits: tuple[Sealed, ...]
+    signature: Signature
+
+
+_encoder = msgspec.msgpack.Encoder()
+_commit_decoder = msgspec.msgpack.Decoder(Commit)
+
+
+def digest_commit(body: bytes) -> bytes:
+    """The digest that the next commit cites. Keyed to its purpose, so that no other digest of ours can stand in."""
+    return blake3(body, derive_key_context=_COMMIT_CONTEXT).digest()
+
+
+def seal(commit: Commit) -> Sealed:
+    """Fixes a commit as bytes. From here on nothing about it changes."""
+    body = _encoder.encode(commit)
+    return Sealed(
+        shard=commit.shard,
+        position=commit.position,
+        epoch=commit.epoch,
+        time_ns=commit.runs[-1].time_ns,
+        events=len(commit.events),
+        digest=digest_commit(body),
+        body=body,
+    )
+
+
+def open_commit(body: bytes) -> Commit:
+    """Decodes a commit's bytes; says whether they are damaged or of a format this version does not know."""
+    try:
+        commit = _commit_decoder.decode(body)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise JournalCorrupt(f"a commit of {len(body)} bytes does not decode ({error}); restore from a copy") from None
+    if commit.format != COMMIT_FORMAT or commit.hash_algorithm != HashAlgorithm.BLAKE3_256:
+        raise JournalForeign(
+            f"shard {commit.shard}, position {commit.position}: commit format {commit.format} with hash algorithm "
+            f"{commit.hash_algorithm}; this version reads format {COMMIT_FORMAT} with {HashAlgorithm.BLAKE3_256}: "
+            "use the version that wrote it, or a later one"
+        )
+    return commit
+
+
+def head_of(sealed: Sealed) -> Head:
+    """The head that a shard has once this commit is durable."""
+    return Head(shard=sealed.shard, position=sealed.position, epoch=sealed.epoch, digest=sealed.digest)
+
+
+def statement(heads: list[Head]) -> bytes:
+    """The bytes that a signer signs for a group: a domain of their own, then the heads."""
+    return _GROUP_DOMAIN + _encoder.encode((int(HashAlgorithm.BLAKE3_256), heads))

@@ -1,0 +1,133 @@
+"""Every error stigmergy raises, as one tree; a message says what happened and what to do.
+
+StigmergyError
+├── DefinitionError        an agent or message class is wrong: mend the class
+├── ConfigError            a setting, URL or command line is wrong: mend it
+├── PeerError              somebody else's fault: refuse it, count it, go on
+│   ├── Malformed          bytes that do not decode
+│   ├── UnknownTag         a message this agent has no handler for
+│   ├── UnknownKind        an agent kind this fleet does not have
+│   ├── TooLarge           over a stated limit
+│   ├── SequenceGap        a source skipped numbers and the wait for them is over
+│   └── StaleEpoch         an owner that has been replaced still speaks
+├── Overloaded             a bounded queue is full: slow down and try again
+├── NotRunning             the node is stopping or stopped: nothing was taken
+├── JournalError           the disk's branch
+│   ├── JournalLocked      another process owns the file
+│   ├── JournalForeign     not a journal of ours, or of another fleet or a later format
+│   ├── JournalCorrupt     bytes that were written are not the bytes that are there
+│   ├── JournalFull        no room; nothing of this commit was kept
+│   ├── JournalConflict    another owner wrote this position
+│   └── JournalUnknown     a sync failed: whether the commit is kept is known after a restart only
+├── RecoveryError          a journal that reads well but cannot be resumed
+│   ├── FoldMismatch       a snapshot of another version of the agents, and no way to carry it over
+│   └── DataLost           a receiver has confirmed more than we hold: restore from a copy
+├── TrustError             a key or a signature
+│   ├── WrongKey           not the key this journal is signed with
+│   └── BadSignature       the signature does not cover these bytes
+└── Bug                    our own invariant broke: stop, keep the journal, report it
+"""
+
+
+class StigmergyError(Exception):
+    """The root: catch it to catch all of ours."""
+
+
+class DefinitionError(StigmergyError):
+    """An agent or message class is wrong. Raised while the class is defined; names class, member and remedy."""
+
+
+class ConfigError(StigmergyError):
+    """A setting, URL or command line is wrong."""
+
+
+class PeerError(StigmergyError):
+    """Somebody else's fault. Refused, counted, and we go on."""
+
+
+class Malformed(PeerError):
+    """Bytes that do not decode as what they should be."""
+
+
+class UnknownTag(PeerError):
+    """A message that the addressed agent has no handler for."""
+
+
+class UnknownKind(PeerError):
+    """An address whose kind no agent class of this fleet has."""
+
+
+class TooLarge(PeerError):
+    """Over a stated limit of bytes or count."""
+
+
+class SequenceGap(PeerError):
+    """A source skipped sequence numbers; what came early has not been consumed."""
+
+
+class StaleEpoch(PeerError):
+    """The sender has been replaced by a newer owner."""
+
+
+class Overloaded(StigmergyError):
+    """A bounded queue is full; nothing was taken."""
+
+
+class NotRunning(StigmergyError):
+    """The node is stopping or stopped; nothing was taken."""
+
+
+class JournalError(StigmergyError):
+    """The journal cannot do what was asked."""
+
+
+class JournalLocked(JournalError):
+    """Another process owns the journal."""
+
+
+class JournalForeign(JournalError):
+    """Not one of our journals, or one of another fleet, or of a later format."""
+
+
+class JournalCorrupt(JournalError):
+    """What is stored is not what was written."""
+
+
+class JournalFull(JournalError):
+    """No room left; the commit was not kept, and the journal is as it was before."""
+
+
+class JournalConflict(JournalError):
+    """The position is taken: another owner wrote it."""
+
+
+class JournalUnknown(JournalError):
+    """A write or sync failed half way: only a restart, by reading, tells whether the commit was kept."""
+
+
+class RecoveryError(StigmergyError):
+    """The journal reads well, but this program cannot go on from it."""
+
+
+class FoldMismatch(RecoveryError):
+    """The snapshot was folded by another version of the agents and cannot be carried over."""
+
+
+class DataLost(RecoveryError):
+    """A receiver has confirmed more than this journal holds."""
+
+
+class TrustError(StigmergyError):
+    """A key or a signature is not what it must be."""
+
+
+class WrongKey(TrustError):
+    """The key is not the one that this journal's log has enrolled."""
+
+
+class BadSignature(TrustError):
+    """The signature does not cover these bytes."""
+
+
+class Bug(StigmergyError):
+    """An invariant of ours broke."""

@@ -1,0 +1,141 @@
+"""What a shard's step takes: everything that comes from outside comes through one of these. One door in."""
+
+from __future__ import annotations
+
+from msgspec import Raw, Struct
+
+from stigmergy.core.commit import SnapshotNote
+
+LOCAL = "local"
+"""The source of what the embedding program tells us; it has no sequence, because a call is made once."""
+
+
+class Delivery(Struct, frozen=True):
+    """Consecutive inputs of one source. With `sequence` 0 they have no sequence and are taken as they come."""
+
+    source: str
+    items: list[tuple[str, Raw]]
+    sequence: int = 0
+    incarnation: int = 0
+    epoch: int = 0
+    size_bytes: int = 0
+
+
+class Ask(Struct, frozen=True):
+    """A command whose sender waits for the answer and, not knowing whether it arrived, may send it again."""
+
+    agent: str
+    command_id: str
+    command: Raw
+    source: str = LOCAL
+
+
+class TimerDue(Struct, frozen=True):
+    """A timer's time has come. Passed over if the timer was cancelled or set anew since."""
+
+    agent: str
+    name: str
+    due_ns: int
+
+
+class EffectSettled(Struct, frozen=True):
+    """A sink has carried out an effect or given up on it; `result` comes back to the agent as an observed event."""
+
+    sink: str
+    sequence: int
+    result: Raw | None = None
+
+
+class SequencesSkipped(Struct, frozen=True):
+    """A source's inputs up to `last` will not come, or were shed: the mark passes them, and the log says so."""
+
+    source: str
+    incarnation: int
+    epoch: int
+    last: int
+    because: str
+
+
+class LetterRetried(Struct, frozen=True):
+    """A dead letter is given to its agent once more."""
+
+    letter: str
+
+
+class LetterDropped(Struct, frozen=True):
+    """A dead letter is given up."""
+
+    letter: str
+
+
+class ResumeAgent(Struct, frozen=True):
+    """A stopped agent may go on."""
+
+    agent: str
+    by: str
+
+
+class SafeActionOut(Struct, frozen=True):
+    """A safe action went out on its own; now it is written down."""
+
+    agent: str
+    action: str
+    because: str
+
+
+class SnapshotStored(Struct, frozen=True):
+    """A snapshot is in the journal; a commit that notes it makes it count."""
+
+    note: SnapshotNote
+
+
+class EnrollSigner(Struct, frozen=True):
+    """Another key may sign from the next commit on."""
+
+    algorithm: int
+    public_key: bytes
+
+
+class RevokeSigner(Struct, frozen=True):
+    """A key's signatures count up to this position and no further."""
+
+    algorithm: int
+    public_key: bytes
+    last_position: int
+
+
+Input = (
+    Delivery
+    | Ask
+    | TimerDue
+    | EffectSettled
+    | SequencesSkipped
+    | LetterRetried
+    | LetterDropped
+    | ResumeAgent
+    | SafeActionOut
+    | SnapshotStored
+    | EnrollSigner
+    | RevokeSigner
+)
+
+
+class Accepted(Struct, frozen=True):
+    """The command was accepted and what followed from it is durable."""
+
+    position: int
+
+    def __bool__(self) -> bool:
+        return True
+
+
+class Refused(Struct, frozen=True):
+    """The command was refused; nothing of it was done."""
+
+    reason: str
+
+    def __bool__(self) -> bool:
+        return False
+
+
+Verdict = Accepted | Refused

@@ -1,0 +1,128 @@
+"""What a shard remembers beside its agents: the answers it gave, the inputs that failed, who fails too often.
+
+Each table is bounded, and each changes only with a commit, so that a replay arrives at the same tables.
+"""
+
+from __future__ import annotations
+
+from msgspec import Raw, Struct
+
+from stigmergy.core.messages import SECOND_NS
+
+ANSWERS_COUNT_MAX = 10_000
+ANSWERS_AGE_NS_MAX = 24 * 3600 * SECOND_NS
+LETTERS_COUNT_MAX = 1_000
+FAILURES_COUNT_MAX = 1_000
+
+
+class Remembered(Struct, array_like=True, frozen=True):
+    """The answer to a command, so that the same command sent again gets the same answer and does nothing."""
+
+    command_id: str
+    time_ns: int
+    position: int
+    refused: str | None
+
+
+class Letter(Struct, array_like=True, frozen=True):
+    """An input that failed, kept where it can be looked at, retried or dropped."""
+
+    letter: str
+    agent: str
+    source: str
+    error: str
+    input: Raw
+
+
+class Answers:
+    """Answers of the last day, 10,000 at most; an older command sent again would be taken as a new one."""
+
+    def __init__(self, count_max: int = ANSWERS_COUNT_MAX, age_ns_max: int = ANSWERS_AGE_NS_MAX) -> None:
+        self._answers: dict[str, Remembered] = {}
+        self._count_max = count_max
+        self._age_ns_max = age_ns_max
+
+    def get(self, command_id: str) -> Remembered | None:
+        """The answer given to this command, if it is still remembered."""
+        return self._answers.get(command_id)
+
+    def put(self, answer: Remembered) -> None:
+        """Remembers an answer."""
+        self._answers[answer.command_id] = answer
+
+    def prune(self, now_ns: int) -> None:
+        """Forgets what is too old or too many, oldest first."""
+        answers = self._answers
+        while answers:
+            oldest = next(iter(answers.values()))
+            if len(answers) <= self._count_max and now_ns - oldest.time_ns <= self._age_ns_max:
+                break
+            del answers[oldest.command_id]
+
+    def all(self) -> list[Remembered]:
+        """Every answer, oldest first."""
+        return list(self._answers.values())
+
+    def restore(self, answers: list[Remembered]) -> None:
+        """Takes over what a snapshot says."""
+        self._answers = {answer.command_id: answer for answer in answers}
+
+
+class Letters:
+    """The dead letters, oldest first; past the limit the oldest leaves the table (the log still has it)."""
+
+    def __init__(self, count_max: int = LETTERS_COUNT_MAX) -> None:
+        self._letters: dict[str, Letter] = {}
+        self._count_max = count_max
+
+    def put(self, letter: Letter) -> None:
+        """Adds a letter."""
+        self._letters[letter.letter] = letter
+        if len(self._letters) > self._count_max:
+            del self._letters[next(iter(self._letters))]
+
+    def get(self, letter: str) -> Letter | None:
+        """The letter, if it is there."""
+        return self._letters.get(letter)
+
+    def take(self, letter: str) -> None:
+        """Removes a letter that was retried or dropped."""
+        self._letters.pop(letter, None)
+
+    def all(self) -> list[Letter]:
+        """Every letter, oldest first."""
+        return list(self._letters.values())
+
+    def restore(self, letters: list[Letter]) -> None:
+        """Takes over what a snapshot says."""
+        self._letters = {letter.letter: letter for letter in letters}
+
+
+class Failures:
+    """When inputs of an agent failed lately, for its supervision."""
+
+    def __init__(self) -> None:
+        self._times: dict[str, list[int]] = {}
+
+    def add(self, agent: str, now_ns: int, within_s: float) -> None:
+        """Notes one more failure; those before the time are forgotten."""
+        since_ns = now_ns - int(within_s * SECOND_NS)
+        times = [time_ns for time_ns in self._times.get(agent, []) if time_ns > since_ns]
+        self._times[agent] = [*times, now_ns][-FAILURES_COUNT_MAX:]
+
+    def lately(self, agent: str, now_ns: int, within_s: float) -> int:
+        """How many failures there were within the time."""
+        since_ns = now_ns - int(within_s * SECOND_NS)
+        return sum(1 for time_ns in self._times.get(agent, []) if time_ns > since_ns)
+
+    def forget(self, agent: str) -> None:
+        """Starts counting anew."""
+        self._times.pop(agent, None)
+
+    def all(self) -> list[tuple[str, list[int]]]:
+        """Every agent with failures, in a fixed order."""
+        return sorted(self._times.items())
+
+    def restore(self, times: list[tuple[str, list[int]]]) -> None:
+        """Takes over what a snapshot says."""
+        self._times = dict(times)

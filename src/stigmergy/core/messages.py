@@ -1,0 +1,211 @@
+"""Messages: the frozen structs that come in, are kept, and go out. Pure declarations, no behaviour.
+
+An **Input** comes in (a `Command`, or an `Event` that somebody observed), an **Event** is kept, an **Effect** goes out.
+A message travels as a msgpack map whose first key, `type`, holds its tag: the name and the version of its layout,
+`BatteryMeasured@1`. A new field gets a default and keeps the version; a new meaning gets a new version and an upcaster.
+Fields are of immutable types, so that a message can be shared between the log, the state and the wire.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, TypeVar, dataclass_transform
+
+from msgspec import Struct, StructMeta, field
+
+from stigmergy.core.annotations import first_mutable, resolve_hints
+from stigmergy.core.errors import DefinitionError
+
+SECOND_NS = 1_000_000_000
+
+
+class Keeping(enum.IntEnum):
+    """The four promises about what becomes of an event."""
+
+    DURABLE = 0
+    WITHIN = 1
+    LATEST = 2
+    TRANSIENT = 3
+
+
+class Keep(Struct, frozen=True):
+    """How an event type is kept: the promise, and how long its group commit may wait for company."""
+
+    promise: Keeping
+    wait_ns: int = 0
+
+
+durable = Keep(Keeping.DURABLE)
+"""On disk before anything is acknowledged or done because of it. The default."""
+
+latest = Keep(Keeping.LATEST, wait_ns=SECOND_NS)
+"""Of several in one commit only the newest per agent is kept, where dropping the others changes no state."""
+
+transient = Keep(Keeping.TRANSIENT)
+"""Decided and reacted to, never stored; so it may not be evolved."""
+
+
+def within(*, seconds: float) -> Keep:
+    """The group commit may wait this long for company. Effects never wait: what causes one is committed at once."""
+    if not 0 < seconds <= 3600:
+        raise DefinitionError(f"within(seconds={seconds}): give more than 0 and at most 3600 seconds")
+    return Keep(Keeping.WITHIN, wait_ns=int(seconds * SECOND_NS))
+
+
+class MessageSpec(Struct, frozen=True):
+    """What the class statement of a message said."""
+
+    tag: str
+    name: str
+    version: int
+    keep: Keep
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+class MessageMeta(StructMeta):
+    """Makes each message class a frozen, tagged struct and checks its fields while it is defined."""
+
+    def __new__(
+        mcls,
+        class_name: str,
+        bases: tuple[type, ...],
+        namespace: dict[str, Any],
+        *,
+        name: str | None = None,
+        version: int = 1,
+        keep: Keep | None = None,
+        **config: Any,
+    ) -> Any:
+        stable_name = name or class_name
+        if version < 1:
+            raise DefinitionError(f"{class_name}: version={version}; versions count from 1")
+        if "@" in stable_name or not stable_name:
+            raise DefinitionError(f"{class_name}: name={stable_name!r}; a name has no '@', the version is added to it")
+        tag = f"{stable_name}@{version}"
+        check_defaults(class_name, namespace)
+        cls: Any = super().__new__(mcls, class_name, bases, namespace, tag=tag, frozen=True, **config)
+        cls.__message__ = MessageSpec(tag=tag, name=stable_name, version=version, keep=keep or durable)
+        check_immutable_fields(cls)
+        return cls
+
+
+def check_defaults(class_name: str, namespace: Mapping[str, Any]) -> None:
+    """A mutable default would be shared by all instances."""
+    for name in namespace.get("__annotations__", {}):
+        default = namespace.get(name)
+        if isinstance(default, list | dict | set | bytearray):
+            kind = type(default).__name__
+            raise DefinitionError(
+                f"{class_name}.{name}: the default {default!r} is mutable and would be shared; "
+                f"write field(default_factory={kind}), or use a tuple, frozenset or Mapping"
+            )
+
+
+_INSTEAD = {
+    "list": "tuple[X, ...]",
+    "deque": "tuple[X, ...]",
+    "dict": "Mapping[K, V]",
+    "defaultdict": "Mapping[K, V]",
+    "set": "frozenset[X]",
+    "bytearray": "bytes",
+}
+
+
+def check_immutable_fields(cls: type) -> None:
+    """Refuses fields whose type can be changed in place."""
+    for name, hint in resolve_hints(cls, cls.__qualname__).items():
+        mutable = first_mutable(hint)
+        if mutable is not None:
+            instead = _INSTEAD.get(mutable, "a struct with frozen=True, or a type of its own")
+            raise DefinitionError(
+                f"{cls.__qualname__}.{name}: {mutable} can be changed in place, and messages are shared; use {instead}"
+            )
+
+
+class Message(Struct, metaclass=MessageMeta, tag_field="type"):
+    """The root of everything with a tag. Subclass Command, Event, Action or Work instead."""
+
+    __message__: ClassVar[MessageSpec]
+
+
+class Command(Message):
+    """An input in the imperative (`StartMission`). An agent may refuse it, with a reason."""
+
+
+class Event(Message):
+    """A fact in the past tense (`MissionStarted`). Observed or decided; once kept, never changed."""
+
+
+class Effect(Message):
+    """What we ask of the world once the events behind it are durable. Subclass Action or Work."""
+
+
+class Action(Effect):
+    """An effect that an actuator carries out, and confirms or reports as failed."""
+
+
+class Work(Effect):
+    """Slow or blocking code that runs elsewhere; the event it returns comes back as an input."""
+
+
+class Blob(Struct, frozen=True):
+    """A large payload by reference: the bytes live in a store under their digest, the event stays small."""
+
+    digest: bytes
+    size_bytes: int
+    media_type: str = "application/octet-stream"
+
+
+def spec_of(message: type[Message]) -> MessageSpec:
+    """Tag, name, version and keeping of a message class."""
+    return message.__message__
+
+
+Upcaster = Callable[[Any], Message]
+_U = TypeVar("_U", bound=Callable[[Any], Message])
+_upcasters: dict[type[Message], tuple[type[Message], Upcaster]] = {}
+
+
+def upcast(convert: _U) -> _U:
+    """Declares how an old version of a message becomes a newer one; both types are read off the annotations.
+
+    @upcast
+    def battery_1_to_2(old: BatteryMeasuredV1) -> BatteryMeasured: ...
+    """
+    name = getattr(convert, "__qualname__", repr(convert))
+    hints = resolve_hints(convert, name)
+    new = hints.pop("return", None)
+    old = next(iter(hints.values()), None)
+    if not (isinstance(old, type) and issubclass(old, Message) and isinstance(new, type) and issubclass(new, Message)):
+        raise DefinitionError(f"upcast {name}: annotate one message argument and the message it returns")
+    before, after = spec_of(old), spec_of(new)
+    if before.name != after.name or before.version >= after.version:
+        raise DefinitionError(
+            f"upcast {name}: goes from {before.tag} to {after.tag}; an upcaster keeps the name and raises the version: "
+            f'declare the old class as {old.__name__}(…, name="{after.name}", version={after.version - 1 or 1})'
+        )
+    if old in _upcasters and _upcasters[old][1].__qualname__ != name:
+        raise DefinitionError(f"upcast {name}: {before.tag} has an upcaster already, {_upcasters[old][1].__qualname__}")
+    _upcasters[old] = (new, convert)
+    return convert
+
+
+def older_versions(message: type[Message]) -> list[type[Message]]:
+    """The classes that upcasters carry, in one step or several, to this one; oldest last."""
+    found: list[type[Message]] = []
+    frontier = [message]
+    while frontier:
+        target = frontier.pop()
+        for old, (new, _) in _upcasters.items():
+            if new is target:
+                found.append(old)
+                frontier.append(old)
+    return found
+
+
+def to_newest(message: Message) -> Message:
+    """Carries a message through its upcasters until there is none."""
+    while (step := _upcasters.get(type(message))) is not None:
+        message = step[1](message)
+    return message

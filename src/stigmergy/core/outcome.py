@@ -1,0 +1,156 @@
+"""What one input has caused: collected on the side, then entered into the draft in one go, which cannot fail."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import Raw, Struct
+
+from stigmergy.core.codec import encode
+from stigmergy.core.commit import Owed
+from stigmergy.core.draft import Draft
+from stigmergy.core.effects import TIMERS, Tell, shard_sink, sink_of
+from stigmergy.core.errors import TooLarge
+from stigmergy.core.messages import Effect, Keeping
+from stigmergy.core.plans import AgentPlan, Plan
+from stigmergy.core.state import ShardState, evolve_event, shard_of
+from stigmergy.core.timers import WINDOW_PREFIX, TimerSet, read_timer, timer_body
+
+OVERHEAD_BYTES = 64
+"""Counted for each event and effect beside its body: address, sink, numbers."""
+NO_CAUSE = -1
+"""The cause of an effect whose event was transient, and so is not in the log."""
+
+PackedEffect = tuple[str, Raw]
+"""Sink and bytes."""
+
+
+class Outcome(Struct):
+    """The events and effects of one input."""
+
+    events: list[tuple[Plan, Any, Raw]]
+    effects: list[tuple[PackedEffect, int]]
+    """Each with the index of the event behind it among `events`, or NO_CAUSE."""
+    size_bytes: int = 0
+
+
+def size_of(body: Raw) -> int:
+    """The length of a message's bytes."""
+    return memoryview(body).nbytes
+
+
+def pack_effect(state: ShardState, shards: int, effect: Effect, now_ns: int) -> PackedEffect:
+    """Names the sink of an effect and encodes it. Raises for what is no effect or cannot be encoded."""
+    if isinstance(effect, Tell):
+        state.plan_at(effect.to)
+        return shard_sink(shard_of(effect.to, shards)), Raw(encode((effect.to, effect.message)))
+    if not isinstance(effect, Effect):
+        raise TypeError(f"a @react handler yields effects; {type(effect).__name__} is none")
+    sink = sink_of(effect)
+    if sink == TIMERS:
+        return sink, timer_body(effect, now_ns)
+    return sink, Raw(encode(effect))
+
+
+def collect(
+    state: ShardState, shards: int, agent_plan: AgentPlan, agent: Any, decided: Sequence[tuple[Any, Raw]], now_ns: int
+) -> Outcome:
+    """Evolves and reacts to each event in turn. The agent changes; on an exception the caller puts its image back."""
+    outcome = Outcome(events=[], effects=[])
+    for event, body in decided:
+        plan = agent_plan.plan_for(type(event))
+        evolve_event(plan, agent, event, now_ns)
+        cause = NO_CAUSE
+        if plan.promise is not Keeping.TRANSIENT:
+            cause = len(outcome.events)
+            outcome.events.append((plan, event, body))
+            outcome.size_bytes += size_of(body) + OVERHEAD_BYTES
+        packed = [pack_effect(state, shards, effect, now_ns) for effect in _reactions(plan, agent, event)]
+        packed += _window_timers(state, agent_plan, plan, agent)
+        for effect in packed:
+            outcome.effects.append((effect, cause))
+            outcome.size_bytes += size_of(effect[1]) + OVERHEAD_BYTES
+    limit = state.limits.bytes_per_decision_max
+    if outcome.size_bytes > limit:
+        raise TooLarge(
+            f"{outcome.size_bytes} bytes of events and effects from one input, {limit} at most; "
+            "put large payloads into a store and keep a Blob"
+        )
+    return outcome
+
+
+def enter(state: ShardState, draft: Draft, address: str, agent: Any, image: Any, outcome: Outcome, now_ns: int) -> None:
+    """Lets an outcome become part of the draft and of the state. `image` is the agent before; None: it is new."""
+    if outcome.events:
+        state.agents[address] = agent
+        draft.touched.setdefault(address, image)
+    base = len(draft.events)
+    alone = len(outcome.events) == 1 and not outcome.effects
+    for plan, event, body in outcome.events:
+        if plan.promise is Keeping.LATEST and alone:
+            image = _supersede(state, draft, address, agent, image, plan, event, now_ns)
+            draft.events.append((address, body))
+            draft.remember_newest(address, image)
+        else:
+            draft.events.append((address, body))
+            draft.forget_newest(address)
+        draft.hurry(plan.wait_ns)
+    draft.size_bytes += outcome.size_bytes
+    for packed, cause in outcome.effects:
+        owe(state, draft, address, packed, cause if cause == NO_CAUSE else base + cause, now_ns)
+
+
+def owe(state: ShardState, draft: Draft, address: str, packed: PackedEffect, cause: int, now_ns: int) -> None:
+    """Takes on one effect: a timer enters the table, anything else the outbox."""
+    sink, body = packed
+    index = len(draft.owed)
+    if sink == TIMERS:
+        draft.owed.append(Owed(address, sink, 0, cause, body))
+        timer = state.timers.put(address, read_timer(body))
+        if timer is not None:
+            draft.timers.append((timer, now_ns))
+    else:
+        owed = Owed(address, sink, state.outbox.next_sequence(sink), cause, body)
+        draft.owed.append(owed)
+        draft.pending.append(state.outbox.owe(draft.position, index, owed))
+    draft.hurry(0)
+
+
+def _reactions(plan: Plan, agent: Any, event: Any) -> list[Effect]:
+    return [] if plan.react is None else list(plan.react(agent, event) or ())
+
+
+def _window_timers(state: ShardState, agent_plan: AgentPlan, plan: Plan, agent: Any) -> list[PackedEffect]:
+    """A tumbling window by our own time is closed by a timer, also when no further event comes."""
+    timers: list[PackedEffect] = []
+    for name in agent_plan.tumbling:
+        window = getattr(agent, name)
+        if name not in plan.windows or window.by or window.end_ns is None:
+            continue
+        due_ns = window.end_ns + window.late_ns
+        known = state.timers.get(agent.address, WINDOW_PREFIX + name)
+        if known is None or known.due_ns != due_ns:
+            timers.append((TIMERS, Raw(encode(TimerSet(WINDOW_PREFIX + name, due_ns)))))
+    return timers
+
+
+def _supersede(
+    state: ShardState, draft: Draft, address: str, agent: Any, image: Any, plan: Plan, event: Any, now_ns: int
+) -> Any:
+    """Drops the `latest` event before this one if, without it, the agent would be just the same.
+
+    That is tried out, not assumed: whatever `evolve` does, a replay of what is kept ends in this very state.
+    Returns the image that belongs to the newest event.
+    """
+    newest = draft.newest(address)
+    if newest is None:
+        return image
+    index, first_image = newest
+    agent_plan = state.plan_of[type(agent)]
+    other = state.new_agent(address, agent_plan) if first_image is None else agent_plan.copy(first_image)
+    evolve_event(plan, other, event, now_ns)
+    if other != agent:
+        return image
+    draft.supersede(index)
+    return first_image

@@ -1,0 +1,229 @@
+"""An agent class made ready to run: for each message type one plan, and the decoders for what it may receive.
+
+Built once per class when a fleet is assembled. What would fail later at run time fails here, with a name and a remedy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast, get_args, get_origin
+
+import msgspec
+from blake3 import blake3
+from msgspec import Raw, Struct
+
+from stigmergy.core.agent import Agent, Handlers, has_mutable_fields
+from stigmergy.core.annotations import resolve_hints
+from stigmergy.core.codec import canonical_bytes, encode, explain_undecodable, tag_of
+from stigmergy.core.effects import ActionDone, ActionFailed, Effects, Events, WindowClosed, Woken, WorkFailed
+from stigmergy.core.errors import DefinitionError
+from stigmergy.core.messages import Command, Keeping, Message, older_versions, spec_of, to_newest
+from stigmergy.core.supervision import FRAMEWORK_EVENTS, GO_ON, SafeAction, Supervise, WhenStale
+from stigmergy.core.windows import Shape, Window
+
+CONFIRMATIONS = frozenset(spec_of(event).tag for event in (ActionDone, ActionFailed, WorkFailed, Woken))
+"""What comes back from sinks by itself, so that an agent without a handler for it may ignore it."""
+
+
+class Plan(Struct, frozen=True):
+    """What happens with one message type in one agent class."""
+
+    tag: str
+    is_command: bool
+    promise: Keeping
+    wait_ns: int
+    decide: Callable[[Any, Any], Events] | None
+    evolve: Callable[[Any, Any], None] | None
+    react: Callable[[Any, Any], Effects] | None
+    windows: tuple[str, ...]
+    plain: bool
+    """An observed event that is kept as it is and touches no window: the shard's short path."""
+
+
+class AgentPlan(Struct, frozen=True):
+    """An agent class made ready to run."""
+
+    kind: str
+    version: int
+    layout: bytes
+    cls: type[Agent]
+    plans: dict[type[Message], Plan]
+    decode: Callable[[bytes | Raw], Message]
+    known_tags: frozenset[str]
+    tumbling: tuple[str, ...]
+    stale_rules: tuple[WhenStale, ...]
+    safe_actions: tuple[SafeAction, ...]
+    supervision: Supervise
+    copy: Callable[[Any], Any]
+    """Makes the image of an agent to go back to: shallow where all fields are immutable, deep otherwise."""
+    restore: Callable[[bytes], Any]
+
+    def plan_for(self, message: type[Message]) -> Plan:
+        """The plan of a message type; one without handlers for an event that the agent only yields."""
+        plan = self.plans.get(message)
+        if plan is None:
+            plan = self.plans[message] = _plan(message, Handlers(), {})
+        return plan
+
+    def handles(self, message: type[Message]) -> bool:
+        """Whether some handler of this agent is for this message type."""
+        plan = self.plans.get(message)
+        return plan is not None and (plan.decide or plan.evolve or plan.react) is not None
+
+    def explain(self, body: bytes | Raw, error: Exception) -> Exception:
+        """The error to report for a message that `decode` could not decode."""
+        return explain_undecodable(self.kind, body, self.known_tags, error)
+
+    def may_ignore(self, body: bytes | Raw) -> bool:
+        """Whether this is a confirmation of the framework that the agent has no handler for."""
+        tag = tag_of(body)
+        return tag in CONFIRMATIONS and tag not in self.known_tags
+
+    def decode_kept(self, body: Raw) -> Message | None:
+        """Decodes an event from our own log; None for a type that nothing of this agent is for any more."""
+        try:
+            return self.decode(body)
+        except msgspec.ValidationError:
+            if tag_of(body) in self.known_tags:
+                raise
+            return None
+
+
+def plan_agent(cls: type[Agent]) -> AgentPlan:
+    """Makes an agent class ready to run."""
+    windows = _window_fields(cls)
+    handled = dict(cls.__agent_handlers__)
+    for message in (*FRAMEWORK_EVENTS, *(event for event, _ in windows.values()), *_tumbling_events(cls, windows)):
+        handled.setdefault(message, Handlers())
+    stale_rules = tuple(_declared(cls, WhenStale))
+    for rule in stale_rules:
+        handled.setdefault(rule.event, Handlers())
+    plans = {message: _plan(message, handlers, windows) for message, handlers in handled.items()}
+    decode, known_tags = _decoder(cls, list(plans))
+    return AgentPlan(
+        kind=cls.__agent_kind__,
+        version=cls.__agent_version__,
+        layout=_layout(cls),
+        cls=cls,
+        plans=plans,
+        decode=decode,
+        known_tags=known_tags,
+        tumbling=tuple(name for name in windows if _default(cls, name).shape is Shape.TUMBLING),
+        stale_rules=stale_rules,
+        safe_actions=tuple(_declared(cls, SafeAction)),
+        supervision=next(iter(_declared(cls, Supervise)), GO_ON),
+        copy=_deep_copier(cls) if has_mutable_fields(cls) else _shallow_copy(cls),
+        restore=_restorer(cls),
+    )
+
+
+def _plan(message: type[Message], handlers: Handlers, windows: Mapping[str, tuple[type[Message], str]]) -> Plan:
+    spec = spec_of(message)
+    fed = tuple(name for name, (event, _) in windows.items() if event is message)
+    is_command = issubclass(message, Command)
+    if fed and spec.keep.promise is Keeping.TRANSIENT:
+        raise DefinitionError(f"{fed[0]}: a window of {spec.tag}, which is transient; keep it, or window another event")
+    return Plan(
+        tag=spec.tag,
+        is_command=is_command,
+        promise=spec.keep.promise,
+        wait_ns=spec.keep.wait_ns,
+        decide=handlers.decide,
+        evolve=handlers.evolve,
+        react=handlers.react,
+        windows=fed,
+        plain=not is_command
+        and handlers.decide is None
+        and not fed
+        and message is not WindowClosed
+        and message not in FRAMEWORK_EVENTS
+        and spec.keep.promise in (Keeping.DURABLE, Keeping.WITHIN),
+    )
+
+
+def _decoder(
+    cls: type[Agent], messages: list[type[Message]]
+) -> tuple[Callable[[bytes | Raw], Message], frozenset[str]]:
+    """A decoder for these messages and their older versions."""
+    old = [version for message in messages for version in older_versions(message)]
+    members = [*messages, *(version for version in old if version not in messages)]
+    by_tag: dict[str, type[Message]] = {}
+    for member in members:
+        other = by_tag.setdefault(spec_of(member).tag, member)
+        if other is not member:
+            raise DefinitionError(
+                f"{cls.__qualname__}: {member.__module__}.{member.__qualname__} and {other.__module__}."
+                f"{other.__qualname__} have the same tag {spec_of(member).tag}; give one of them name=… or version=…"
+            )
+    union: Any = members[0]
+    for member in members[1:]:
+        union = union | member
+    decode = msgspec.msgpack.Decoder(union).decode
+    known = frozenset(by_tag)
+    if old:
+        return (lambda body: to_newest(decode(body))), known
+    return decode, known
+
+
+def _declared(cls: type, wanted: type[Any]) -> list[Any]:
+    """The class attributes of this type, base classes first."""
+    found: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        found.update({name: value for name, value in vars(base).items() if isinstance(value, wanted)})
+    return list(found.values())
+
+
+def _window_fields(cls: type[Agent]) -> dict[str, tuple[type[Message], str]]:
+    found: dict[str, tuple[type[Message], str]] = {}
+    for name, hint in resolve_hints(cls, cls.__qualname__).items():
+        if get_origin(hint) is Window:
+            (event,) = get_args(hint)
+            by = _default(cls, name).by
+            if by and by not in event.__struct_fields__:
+                raise DefinitionError(
+                    f"{cls.__qualname__}.{name}: {event.__name__} has no field {by!r} to take the time from; "
+                    f"it has {', '.join(event.__struct_fields__) or 'none'}"
+                )
+            found[name] = (event, by)
+    return found
+
+
+def _tumbling_events(cls: type[Agent], windows: Mapping[str, Any]) -> list[type[Message]]:
+    return [WindowClosed] if any(_default(cls, name).shape is Shape.TUMBLING for name in windows) else []
+
+
+def _default(cls: type[Agent], name: str) -> Any:
+    """The default value of a field."""
+    return getattr(cls(), name)
+
+
+def _layout(cls: type[Agent]) -> bytes:
+    """A digest of the names, types and defaults of the state: a snapshot of another layout is not taken as ours."""
+    hints = resolve_hints(cls, cls.__qualname__)
+    fields = [(name, str(hints[name])) for name in cls.__struct_fields__]
+    return blake3(encode((cls.__agent_kind__, fields, canonical_bytes(cls())))).digest(length=16)
+
+
+def _shallow_copy(cls: Any) -> Callable[[Any], Any]:
+    return cast("Callable[[Any], Any]", cls.__copy__)
+
+
+def _deep_copier(cls: type[Agent]) -> Callable[[Any], Any]:
+    decode = msgspec.msgpack.Decoder(cls).decode
+
+    def copy(agent: Any) -> Any:
+        return decode(encode(agent))
+
+    return copy
+
+
+def _restorer(cls: type[Agent]) -> Callable[[bytes], Any]:
+    try:
+        decode = msgspec.msgpack.Decoder(cls).decode
+        decode(encode(cls()))
+    except (TypeError, msgspec.ValidationError, NotImplementedError) as error:
+        raise DefinitionError(
+            f"{cls.__qualname__}: its state cannot be written and read back ({error}); "
+            "use numbers, strings, bytes, booleans, enums, datetimes, tuples, structs of these"
+        ) from None
+    return decode

@@ -1,0 +1,141 @@
+"""Replays commits into a shard's state: the same fold as when they were made; nothing is decided or released.
+
+The caller has checked the digests; the chain and the positions are checked here. After the last commit the state is
+what it was when that commit was sealed, bit for bit; what is still owed is in `state.outbox`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, Union
+
+import msgspec
+from msgspec import Raw
+
+from stigmergy.core.agent import step_time_ns
+from stigmergy.core.codec import tag_of
+from stigmergy.core.commit import Commit, Run
+from stigmergy.core.effects import TIMERS
+from stigmergy.core.errors import FoldMismatch, JournalCorrupt
+from stigmergy.core.memory import Remembered
+from stigmergy.core.plans import AgentPlan, Plan
+from stigmergy.core.state import ShardState, evolve_event
+from stigmergy.core.supervision import FRAMEWORK_EVENTS, SHARD_ADDRESS
+from stigmergy.core.timers import read_timer
+
+_framework_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Union[FRAMEWORK_EVENTS])  # noqa: UP007 - made from a tuple
+
+
+def apply(state: ShardState, commit: Commit, digest: bytes) -> None:
+    """Takes one commit into the state. Raises JournalCorrupt if it does not follow the one before."""
+    if commit.shard != state.shard or commit.position != state.position + 1 or commit.previous != state.digest:
+        raise JournalCorrupt(
+            f"shard {state.shard}: after position {state.position} comes position {commit.position} of shard "
+            f"{commit.shard}, which cites {commit.previous.hex()[:16]}, not {state.digest.hex()[:16]}: "
+            "the chain is broken; restore from a copy"
+        )
+    _fold_events(state, commit)
+    for moved in commit.marks:
+        state.marks.move(moved)
+    for settled in commit.settled:
+        state.outbox.settle(settled)
+    _take_on(state, commit)
+    time_ns = commit.runs[-1].time_ns
+    for answer in commit.answers:
+        if answer.command_id:
+            state.answers.put(Remembered(answer.command_id, answer.time_ns, commit.position, answer.refused))
+    state.answers.prune(time_ns)
+    state.position = commit.position
+    state.digest = digest
+    state.epoch = commit.epoch
+    state.time_ns = time_ns
+    state.events_count += len(commit.events)
+
+
+def _fold_events(state: ShardState, commit: Commit) -> None:
+    events = iter(commit.events)
+    for run in commit.runs:
+        token = step_time_ns.set(run.time_ns)
+        try:
+            _fold_run(state, commit, events, run)
+        finally:
+            step_time_ns.reset(token)
+
+
+def _fold_run(state: ShardState, commit: Commit, events: Iterator[tuple[str, Raw]], run: Run) -> None:
+    agents, plan_of = state.agents, state.plan_of
+    now_ns = run.time_ns
+    for address, body in islice(events, run.events):
+        agent = agents.get(address)
+        if agent is None:
+            _fold_first(state, commit, address, body, now_ns)
+            continue
+        agent_plan = plan_of[agent.__class__]
+        try:
+            event = agent_plan.decode_kept(body)
+            if event is None:
+                continue
+            plan = agent_plan.plans[event.__class__]
+            if plan.plain:
+                if plan.evolve is not None:
+                    plan.evolve(agent, event)
+            else:
+                _fold_any(state, address, agent_plan, agent, plan, event, now_ns)
+        except Exception as error:
+            raise _cannot_fold(commit, address, body, error) from error
+
+
+def _fold_first(state: ShardState, commit: Commit, address: str, body: Raw, now_ns: int) -> None:
+    """Folds the first event of an agent, or one of the shard itself."""
+    try:
+        if address == SHARD_ADDRESS:
+            state.note(address, _framework_decoder.decode(body), now_ns)
+            return
+        agent_plan = state.plan_at(address)
+        agent = state.agents[address] = state.new_agent(address, agent_plan)
+        event = agent_plan.decode_kept(body)
+        if event is not None:
+            _fold_any(state, address, agent_plan, agent, agent_plan.plans[type(event)], event, now_ns)
+    except Exception as error:
+        raise _cannot_fold(commit, address, body, error) from error
+
+
+def _fold_any(
+    state: ShardState, address: str, agent_plan: AgentPlan, agent: Any, plan: Plan, event: Any, now_ns: int
+) -> None:
+    if not isinstance(event, FRAMEWORK_EVENTS):
+        evolve_event(plan, agent, event, now_ns)
+        return
+    state.note(address, event, now_ns)
+    image = agent_plan.copy(agent)
+    try:
+        evolve_event(plan, agent, event, now_ns)
+    except Exception:
+        # When it was made, the agent's handler failed on it as well, and the agent stayed as it was.
+        state.agents[address] = image
+
+
+def _take_on(state: ShardState, commit: Commit) -> None:
+    """Takes effects into the outbox and timers into their table, in the order in which they came and went."""
+    fired = iter(commit.fired)
+    next_fired = next(fired, None)
+    for index, owed in enumerate(commit.owed):
+        while next_fired is not None and next_fired[2] <= index:
+            state.timers.fire(next_fired[0], next_fired[1])
+            next_fired = next(fired, None)
+        if owed.sink == TIMERS:
+            state.timers.put(owed.agent, read_timer(owed.body))
+        else:
+            state.outbox.owe(commit.position, index, owed)
+    while next_fired is not None:
+        state.timers.fire(next_fired[0], next_fired[1])
+        next_fired = next(fired, None)
+
+
+def _cannot_fold(commit: Commit, address: str, body: Raw, error: Exception) -> FoldMismatch:
+    return FoldMismatch(
+        f"shard {commit.shard}, position {commit.position}: today's code cannot fold {tag_of(body) or 'an event'} of "
+        f"{address or 'the shard'} ({type(error).__name__}: {error}); "
+        "add an upcaster for it, or run the version that wrote it"
+    )

@@ -1,0 +1,264 @@
+"""Snapshots: the state of a shard at one position, in parts, taken while the agents go on.
+
+A snapshot begins right after a commit is sealed. The tables are copied at once, the agents in portions between
+steps. An agent that changes meanwhile is taken as it was: the step keeps an image of everything it touches.
+
+A *full* snapshot holds every agent, an *incremental* one those that changed since its base. Part 0 is the header with
+the tables; each further part is a compressed list of agents. One digest covers all parts, and a later commit notes it.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+from blake3 import blake3
+from msgspec import Raw, Struct
+
+from stigmergy.core.codec import canonical_bytes, encode
+from stigmergy.core.commit import HashAlgorithm, MarkMoved, SnapshotNote
+from stigmergy.core.errors import FoldMismatch, JournalCorrupt, JournalForeign
+from stigmergy.core.memory import Letter, Remembered
+from stigmergy.core.outbox import Pending
+from stigmergy.core.plans import AgentPlan
+from stigmergy.core.state import ShardState, Signer
+from stigmergy.core.timers import Timer
+
+SNAPSHOT_FORMAT = 1
+AGENTS_PER_PART = 1_000
+PART_BYTES_MAX = 64 * 1024 * 1024
+_CONTEXT = "stigmergy 2026 snapshot parts"
+_MISSING = object()
+
+
+class Tables(Struct, array_like=True, frozen=True):
+    """Everything a shard knows beside its agents."""
+
+    shard: int
+    position: int
+    digest: bytes
+    epoch: int
+    time_ns: int
+    events_count: int
+    marks: list[MarkMoved]
+    sent: dict[str, int]
+    owed: list[Pending]
+    timers: list[Timer]
+    answers: list[Remembered]
+    letters: list[Letter]
+    failures: list[tuple[str, list[int]]]
+    stopped: list[tuple[str, str]]
+    signers: list[Signer]
+
+
+class Kind(Struct, array_like=True, frozen=True):
+    """The version of the fold that made an agent kind's states."""
+
+    kind: str
+    version: int
+    layout: bytes
+
+
+class Header(Struct, array_like=True, frozen=True):
+    """Part 0."""
+
+    format: int
+    hash_algorithm: int
+    base: int
+    """The position of the snapshot that this one adds to; 0 for a full one."""
+    agents_count: int
+    kinds: list[Kind]
+    tables: Tables
+
+
+_header_decoder = msgspec.msgpack.Decoder(Header)
+_agents_decoder = msgspec.msgpack.Decoder(list[tuple[str, Raw]])
+
+
+def tables_of(state: ShardState) -> Tables:
+    """The tables of a shard in a fixed order."""
+    return Tables(
+        shard=state.shard,
+        position=state.position,
+        digest=state.digest,
+        epoch=state.epoch,
+        time_ns=state.time_ns,
+        events_count=state.events_count,
+        marks=state.marks.all(),
+        sent=state.outbox.sent(),
+        owed=list(state.outbox.owed()),
+        timers=state.timers.all(),
+        answers=state.answers.all(),
+        letters=state.letters.all(),
+        failures=state.failures.all(),
+        stopped=sorted(state.stopped.items()),
+        signers=state.signers,
+    )
+
+
+def digest_of_state(state: ShardState) -> bytes:
+    """One digest of everything: equal digests mean equal states, whatever way they were reached."""
+    hasher = blake3(canonical_bytes(tables_of(state)))
+    for address in sorted(state.agents):
+        hasher.update(canonical_bytes((address, state.agents[address])))
+    return hasher.digest()
+
+
+def kinds_of(plans: Mapping[str, AgentPlan]) -> list[Kind]:
+    """The fold versions of all agent kinds, in a fixed order."""
+    return [Kind(plan.kind, plan.version, plan.layout) for _, plan in sorted(plans.items())]
+
+
+def fold_digest(plans: Mapping[str, AgentPlan]) -> bytes:
+    """One value for the version of the whole fold."""
+    return blake3(encode(kinds_of(plans))).digest(length=16)
+
+
+class SnapshotTaking:
+    """A snapshot under way. Begin it between `seal` and `step`, and give it the images of every commit after."""
+
+    def __init__(self, state: ShardState, *, base: int = 0, changed: Iterable[str] | None = None) -> None:
+        self._state = state
+        self._images: dict[str, Any] = {}
+        addresses = list(state.agents) if changed is None else list(changed)
+        self._addresses: Iterator[str] = iter(addresses)
+        self.base = base
+        self.position = state.position
+        self.chain = state.digest
+        self.parts_count = 0
+        self.size_bytes = 0
+        self._hasher = blake3(derive_key_context=_CONTEXT)
+        header = Header(
+            format=SNAPSHOT_FORMAT,
+            hash_algorithm=HashAlgorithm.BLAKE3_256,
+            base=base,
+            agents_count=len(addresses),
+            kinds=kinds_of(state.plans),
+            tables=tables_of(state),
+        )
+        self._header: bytes | None = zlib.compress(encode(header), 1)
+
+    def keep_images(self, touched: Mapping[str, Any]) -> None:
+        """Remembers agents as they were before a commit that was sealed since."""
+        for address, image in touched.items():
+            self._images.setdefault(address, image)
+
+    def next_part(self, open_images: Mapping[str, Any]) -> bytes | None:
+        """The next part's bytes, None after the last. `open_images` are those of the draft that is not sealed yet."""
+        if self._header is not None:
+            body, self._header = self._header, None
+            return self._count(body)
+        agents = self._state.agents
+        taken: list[tuple[str, Raw]] = []
+        for address in self._addresses:
+            image = self._images.pop(address, _MISSING)
+            if image is _MISSING:
+                image = open_images.get(address, _MISSING)
+            agent = agents[address] if image is _MISSING else image
+            taken.append((address, Raw(canonical_bytes(agent))))
+            if len(taken) == AGENTS_PER_PART:
+                break
+        return self._count(zlib.compress(encode(taken), 1)) if taken else None
+
+    def note(self) -> SnapshotNote:
+        """What the next commit says of the finished snapshot."""
+        return SnapshotNote(
+            position=self.position, digest=self._hasher.digest(), chain=self.chain, fold=fold_digest(self._state.plans)
+        )
+
+    def _count(self, body: bytes) -> bytes:
+        self.parts_count += 1
+        self.size_bytes += len(body)
+        _digest_part(self._hasher, body)
+        return body
+
+
+def digest_of_parts(parts: Iterable[bytes]) -> bytes:
+    """The digest that a note holds, computed from the stored parts."""
+    hasher = blake3(derive_key_context=_CONTEXT)
+    for body in parts:
+        _digest_part(hasher, body)
+    return hasher.digest()
+
+
+def read_header(body: bytes) -> Header:
+    """Decodes part 0."""
+    try:
+        header = _header_decoder.decode(_decompress(body))
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise JournalCorrupt(f"the header of a snapshot does not decode ({error}); an older snapshot is used") from None
+    if header.format != SNAPSHOT_FORMAT:
+        raise JournalForeign(
+            f"snapshot format {header.format}, this version reads {SNAPSHOT_FORMAT}; use the version that wrote it"
+        )
+    return header
+
+
+def load_tables(state: ShardState, tables: Tables) -> None:
+    """Puts the tables of a snapshot in place of the state's own."""
+    state.position = tables.position
+    state.digest = tables.digest
+    state.epoch = tables.epoch
+    state.time_ns = tables.time_ns
+    state.events_count = tables.events_count
+    for mark in tables.marks:
+        state.marks.move(mark)
+    state.outbox.restore(tables.sent, tables.owed)
+    state.timers.restore(tables.timers)
+    state.answers.restore(tables.answers)
+    state.letters.restore(tables.letters)
+    state.failures.restore(tables.failures)
+    state.stopped = dict(tables.stopped)
+    state.signers = list(tables.signers)
+
+
+def load_agents(state: ShardState, header: Header, part: bytes) -> None:
+    """Puts the agents of one part into the state, carried over where their kind has a newer version.
+
+    Raises FoldMismatch where a kind has changed and its `upcast_state` does not say how: replay the log instead.
+    """
+    written = {kind.kind: kind for kind in header.kinds}
+    try:
+        agents = _agents_decoder.decode(_decompress(part))
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise JournalCorrupt(f"a part of a snapshot does not decode ({error}); an older one is used") from None
+    for address, body in agents:
+        kind = address.partition("/")[0]
+        plan = state.plans.get(kind)
+        old = written.get(kind)
+        if plan is None or old is None:
+            raise FoldMismatch(f"the snapshot has agents of kind {kind!r}, which this fleet does not; add the class")
+        if (old.version, old.layout) == (plan.version, plan.layout):
+            state.agents[address] = plan.restore(body)
+        else:
+            state.agents[address] = _carry_over(plan, old, body)
+
+
+def _carry_over(plan: AgentPlan, old: Kind, body: Raw) -> Any:
+    carried = None
+    if old.version != plan.version:
+        carried = plan.cls.upcast_state(old.version, msgspec.msgpack.decode(body))
+    if carried is None:
+        raise FoldMismatch(
+            f"{plan.kind} was version {old.version} in the snapshot and is version {plan.version} with another layout "
+            "now; raise version= and write upcast_state, or keep the whole log so that it can be replayed"
+        )
+    return carried
+
+
+def _decompress(body: bytes) -> bytes:
+    engine = zlib.decompressobj()
+    try:
+        data = engine.decompress(body, PART_BYTES_MAX)
+    except zlib.error as error:
+        raise JournalCorrupt(f"a part of a snapshot does not decompress ({error}); an older one is used") from None
+    if engine.unconsumed_tail or not engine.eof:
+        raise JournalCorrupt("a part of a snapshot is cut or larger than it may be; an older one is used")
+    return data
+
+
+def _digest_part(hasher: Any, body: bytes) -> None:
+    hasher.update(len(body).to_bytes(8, "big"))
+    hasher.update(body)

@@ -1,0 +1,154 @@
+"""The state of a shard: its agents and its tables, and the fold that both living and replaying use.
+
+Nothing here decides; it only takes in what was decided. That is why a replay of the commits ends in the same state.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from stigmergy.core.agent import Agent
+from stigmergy.core.commit import GENESIS, Head
+from stigmergy.core.effects import WindowClosed
+from stigmergy.core.errors import DefinitionError, UnknownKind
+from stigmergy.core.marks import Marks
+from stigmergy.core.memory import Answers, Failures, Letter, Letters
+from stigmergy.core.messages import Message
+from stigmergy.core.outbox import Outbox
+from stigmergy.core.plans import AgentPlan, Plan, plan_agent
+from stigmergy.core.supervision import (
+    AgentResumed,
+    AgentStopped,
+    InputFailed,
+    LetterTaken,
+    SignerEnrolled,
+    SignerRevoked,
+)
+from stigmergy.core.timers import Timers
+
+AGENTS_COUNT_MAX = 1_000_000
+_ADDRESS = re.compile(r"[A-Za-z0-9_.-]{1,64}/[A-Za-z0-9_.:@=~-]{1,128}", re.ASCII)
+
+
+class Limits(Struct, frozen=True):
+    """The bounds of a shard. What happens at each is said where it is used."""
+
+    agents_count_max: int = AGENTS_COUNT_MAX
+    events_per_decision_max: int = 1_000
+    bytes_per_decision_max: int = 128 * 1024
+
+
+class Signer(Struct, array_like=True, frozen=True):
+    """A key that may sign this shard's groups; `revoked_after` is the last position its signatures count for."""
+
+    algorithm: int
+    public_key: bytes
+    revoked_after: int | None = None
+
+
+def plan_agents(classes: Iterable[type[Agent]]) -> dict[str, AgentPlan]:
+    """Makes agent classes ready to run, by kind."""
+    plans: dict[str, AgentPlan] = {}
+    for cls in classes:
+        kind = cls.__agent_kind__
+        if kind in plans:
+            raise DefinitionError(
+                f"two agent classes of kind {kind!r}: {plans[kind].cls.__module__}.{plans[kind].cls.__qualname__} and "
+                f"{cls.__module__}.{cls.__qualname__}; give one of them kind=…"
+            )
+        plans[kind] = plan_agent(cls)
+    return plans
+
+
+def shard_of(address: str, shards: int) -> int:
+    """Which shard an agent lives in: FNV-1a of its address, the function that NATS partitions subjects by."""
+    if shards == 1:
+        return 0
+    value = 2166136261
+    for byte in address.encode():
+        value = ((value ^ byte) * 16777619) & 0xFFFFFFFF
+    return value % shards
+
+
+class ShardState:
+    """Agents and tables. Changed only by the fold below and by the shard's step."""
+
+    def __init__(self, shard: int, plans: Mapping[str, AgentPlan], limits: Limits | None = None) -> None:
+        self.shard = shard
+        self.plans = dict(plans)
+        self.plan_of: dict[type, AgentPlan] = {plan.cls: plan for plan in plans.values()}
+        self.limits = limits or Limits()
+        self.agents: dict[str, Any] = {}
+        self.marks = Marks()
+        self.outbox = Outbox()
+        self.timers = Timers()
+        self.answers = Answers()
+        self.letters = Letters()
+        self.failures = Failures()
+        self.stopped: dict[str, str] = {}
+        self.signers: list[Signer] = []
+        self.position = 0
+        self.digest = GENESIS
+        self.epoch = 0
+        self.time_ns = 0
+        self.events_count = 0
+
+    @property
+    def head(self) -> Head:
+        """Where this shard stands."""
+        return Head(shard=self.shard, position=self.position, epoch=self.epoch, digest=self.digest)
+
+    def plan_at(self, address: str) -> AgentPlan:
+        """The plan of the agent kind that this address names."""
+        kind, _, _ = address.partition("/")
+        plan = self.plans.get(kind)
+        if plan is None or _ADDRESS.fullmatch(address) is None:
+            raise UnknownKind(
+                f"{address[:200]!r} is no address of an agent here: write Kind/name with a kind of "
+                f"{', '.join(sorted(self.plans)) or 'this fleet'} and a name of letters, digits and _.:@=~-"
+            )
+        return plan
+
+    def new_agent(self, address: str, plan: AgentPlan) -> Any:
+        """An agent in its first state; not yet one of ours."""
+        return plan.cls(id=address.partition("/")[2])
+
+    def note(self, address: str, event: Message, time_ns: int) -> None:
+        """Takes an event of the framework into the tables."""
+        match event:
+            case InputFailed():
+                self.letters.put(Letter(event.letter, event.to, event.source, event.error, event.input))
+            case LetterTaken():
+                self.letters.take(event.letter)
+            case AgentStopped():
+                self.stopped[address] = event.reason
+            case AgentResumed():
+                self.stopped.pop(address, None)
+                self.failures.forget(address)
+            case SignerEnrolled():
+                self.signers.append(Signer(event.algorithm, event.public_key))
+            case SignerRevoked():
+                self.signers = [
+                    Signer(known.algorithm, known.public_key, event.last_position)
+                    if (known.algorithm, known.public_key) == (event.algorithm, event.public_key)
+                    else known
+                    for known in self.signers
+                ]
+            case _:
+                pass
+        if isinstance(event, InputFailed) and address:
+            self.failures.add(address, time_ns, self.plan_at(address).supervision.within_s)
+
+
+def evolve_event(plan: Plan, agent: Any, event: Any, now_ns: int) -> None:
+    """Folds one event into one agent: its windows first, then its own handler."""
+    for name in plan.windows:
+        setattr(agent, name, getattr(agent, name).add(now_ns, event))
+    if isinstance(event, WindowClosed):
+        setattr(agent, event.window, getattr(agent, event.window).close())
+    if plan.evolve is not None:
+        plan.evolve(agent, event)

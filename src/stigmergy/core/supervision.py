@@ -1,0 +1,131 @@
+"""What an agent class declares about going wrong, and the events the framework keeps when it does.
+
+    safe = WhenStale(PhaseChanged, after_s=0.5, then=AllRed())
+    supervision = Supervise(stop_after=3, within_s=60)
+
+A *safe action* is idempotent: it goes out without the disk, and possibly again. It is the one exception from
+journal-before-effect, so that a dead disk does not keep a drone in the air.
+"""
+
+from __future__ import annotations
+
+from msgspec import Raw, Struct
+
+from stigmergy.core.errors import DefinitionError
+from stigmergy.core.messages import Action, Event, Message
+
+
+class WhenStale(Struct, frozen=True):
+    """Without a fresh event of this type for `after_s` seconds, the safe action goes out, once per silence.
+
+    The clock is the monotonic one; it starts with the agent's first input, and anew when the node starts. The same
+    action goes out when the agent is stopped by its supervision and when the journal fails.
+    """
+
+    event: type[Event]
+    after_s: float
+    then: Action
+
+    def __post_init__(self) -> None:
+        if not 0 < self.after_s <= 86_400:
+            raise DefinitionError(f"WhenStale(after_s={self.after_s}): give more than 0 and at most a day of seconds")
+
+
+class SafeAction(Struct, frozen=True):
+    """The safe action of an agent that has no staleness rule: when it is stopped and when the journal fails."""
+
+    then: Action
+
+
+class Supervise(Struct, frozen=True):
+    """Stops an agent after so many failed inputs within so many seconds; without it an agent goes on for ever."""
+
+    stop_after: int
+    within_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.stop_after < 1:
+            raise DefinitionError(f"Supervise(stop_after={self.stop_after}): give at least 1")
+
+
+GO_ON = Supervise(stop_after=2**31)
+
+
+class FrameworkEvent(Event):
+    """An event that the framework keeps in an agent's log. Agents may evolve and react to it like to any other."""
+
+
+class InputFailed(FrameworkEvent, name="stigmergy.InputFailed"):
+    """An input raised, or could not be decoded. It is in the dead letters under `letter` until retried or dropped."""
+
+    letter: str
+    to: str
+    source: str
+    error: str
+    input: Raw
+
+
+class LetterTaken(FrameworkEvent, name="stigmergy.LetterTaken"):
+    """A dead letter was retried or dropped, and is no longer there."""
+
+    letter: str
+    retried: bool
+
+
+class AgentStopped(FrameworkEvent, name="stigmergy.AgentStopped"):
+    """Supervision stopped the agent: commands are refused, events go to the dead letters, until it is resumed."""
+
+    reason: str
+
+
+class AgentResumed(FrameworkEvent, name="stigmergy.AgentResumed"):
+    """Somebody resumed a stopped agent."""
+
+    by: str
+
+
+class SafeActionTaken(FrameworkEvent, name="stigmergy.SafeActionTaken"):
+    """The safe action went out, before this event could be written; `because` says what was silent or broken."""
+
+    action: str
+    because: str
+
+
+class InputsSkipped(FrameworkEvent, name="stigmergy.InputsSkipped"):
+    """A source's inputs were given up: shed under load, declared missing by the sender, or waited for too long."""
+
+    source: str
+    first: int
+    last: int
+    because: str
+
+
+class SignerEnrolled(FrameworkEvent, name="stigmergy.SignerEnrolled"):
+    """From the next commit on, this key may sign. The commit that says so is signed by a key enrolled before it."""
+
+    algorithm: int
+    public_key: bytes
+    cites: bytes
+
+
+class SignerRevoked(FrameworkEvent, name="stigmergy.SignerRevoked"):
+    """This key's signatures count up to this position and no further."""
+
+    algorithm: int
+    public_key: bytes
+    last_position: int
+
+
+SHARD_ADDRESS = ""
+"""Under this address a shard keeps what concerns no single agent."""
+
+FRAMEWORK_EVENTS: tuple[type[Message], ...] = (
+    InputFailed,
+    LetterTaken,
+    AgentStopped,
+    AgentResumed,
+    SafeActionTaken,
+    InputsSkipped,
+    SignerEnrolled,
+    SignerRevoked,
+)

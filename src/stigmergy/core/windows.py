@@ -1,0 +1,139 @@
+"""Windows: the recent events of an agent as part of its state, filled by the framework. Immutable values.
+
+    recent: Window[Sampled] = Window.last(64)                   the last 64
+    recent: Window[Sampled] = Window.sliding(seconds=30)        those of the last 30 seconds
+    minute: Window[Sampled] = Window.tumbling(seconds=60)       one bucket after the other; each closing is an event
+
+The time of an entry is when it was taken, or, with `by="measured_at_s"`, a field of the event in seconds since 1970.
+A window by event time closes a bucket when an event `late_s` younger than its end has been seen; what comes after that
+is too late, is counted in `late`, and stays out. Every window holds at most `count_max` entries; past that the oldest
+goes and is counted in `dropped`.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, Generic, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from stigmergy.core.errors import DefinitionError
+from stigmergy.core.messages import SECOND_NS, Event
+
+EventT = TypeVar("EventT", bound=Event)
+
+ENTRIES_COUNT_MAX = 4096
+
+
+class Shape(enum.IntEnum):
+    """How a window forgets."""
+
+    LAST = 1
+    SLIDING = 2
+    TUMBLING = 3
+
+
+class Window(Struct, Generic[EventT], frozen=True, kw_only=True):
+    """The recent events of one type. `add` and `close` return a new window; the framework calls them."""
+
+    shape: Shape
+    span: int
+    """A count for LAST, nanoseconds otherwise."""
+    count_max: int = ENTRIES_COUNT_MAX
+    by: str = ""
+    late_ns: int = 0
+    entries: tuple[tuple[int, EventT], ...] = ()
+    closed: tuple[tuple[int, EventT], ...] = ()
+    start_ns: int = -1
+    """Where the oldest open bucket of a tumbling window begins; -1 while there is none."""
+    seen_ns: int = 0
+    dropped: int = 0
+    late: int = 0
+
+    @classmethod
+    def last(cls, count: int) -> Window[EventT]:
+        """The newest so many."""
+        if not 1 <= count <= ENTRIES_COUNT_MAX:
+            raise DefinitionError(f"Window.last({count}): give 1 to {ENTRIES_COUNT_MAX}")
+        return cls(shape=Shape.LAST, span=count, count_max=count)
+
+    @classmethod
+    def sliding(cls, *, seconds: float, by: str = "", count_max: int = ENTRIES_COUNT_MAX) -> Window[EventT]:
+        """Those not older than so many seconds before the newest."""
+        return cls(shape=Shape.SLIDING, span=_span(seconds), by=by, count_max=count_max)
+
+    @classmethod
+    def tumbling(
+        cls, *, seconds: float, by: str = "", late_s: float = 0.0, count_max: int = ENTRIES_COUNT_MAX
+    ) -> Window[EventT]:
+        """Buckets of so many seconds, aligned to 1970; `closed` holds the last complete one."""
+        late_ns = int(late_s * SECOND_NS)
+        return cls(shape=Shape.TUMBLING, span=_span(seconds), by=by, late_ns=late_ns, count_max=count_max)
+
+    @property
+    def values(self) -> tuple[EventT, ...]:
+        """The events in the window, oldest first."""
+        return tuple(event for _, event in self.entries)
+
+    @property
+    def closed_values(self) -> tuple[EventT, ...]:
+        """The events of the bucket that closed last."""
+        return tuple(event for _, event in self.closed)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    @property
+    def end_ns(self) -> int | None:
+        """Where the oldest open bucket of a tumbling window ends; None while there is none."""
+        return None if self.start_ns < 0 else self.start_ns + self.span
+
+    def due(self, now_ns: int) -> bool:
+        """Whether the oldest open bucket can be closed: by the time we have, or by the events' own."""
+        end_ns = self.end_ns
+        if end_ns is None:
+            return False
+        reached_ns = self.seen_ns if self.by else now_ns
+        return reached_ns >= end_ns + self.late_ns
+
+    def add(self, now_ns: int, event: EventT) -> Window[EventT]:
+        """The window with one more event."""
+        time_ns = self._time_of(now_ns, event)
+        seen_ns = max(self.seen_ns, time_ns)
+        start_ns = self.start_ns
+        entries = (*self.entries, (time_ns, event))
+        if self.shape is Shape.SLIDING:
+            entries = tuple(entry for entry in entries if entry[0] > seen_ns - self.span)
+        elif self.shape is Shape.TUMBLING:
+            bucket_ns = time_ns - time_ns % self.span
+            # A bucket that ended this long ago has been closed: its events cannot be counted any more.
+            if bucket_ns + self.span + self.late_ns <= self.seen_ns and (start_ns < 0 or bucket_ns < start_ns):
+                return replace(self, late=self.late + 1)
+            start_ns = bucket_ns if start_ns < 0 else min(start_ns, bucket_ns)
+        excess = len(entries) - self.count_max
+        if excess > 0:
+            entries = entries[excess:]
+        dropped = self.dropped + max(0, excess) if self.shape is not Shape.LAST else 0
+        return replace(self, entries=entries, start_ns=start_ns, seen_ns=seen_ns, dropped=dropped)
+
+    def close(self) -> Window[EventT]:
+        """The window after its oldest bucket has become `closed`."""
+        end_ns = self.end_ns
+        if end_ns is None:
+            return self
+        closed = tuple(entry for entry in self.entries if entry[0] < end_ns)
+        entries = tuple(entry for entry in self.entries if entry[0] >= end_ns)
+        start_ns = min((entry[0] - entry[0] % self.span for entry in entries), default=-1)
+        return replace(self, entries=entries, closed=closed, start_ns=start_ns, seen_ns=max(self.seen_ns, end_ns))
+
+    def _time_of(self, now_ns: int, event: Any) -> int:
+        if not self.by:
+            return now_ns
+        return int(getattr(event, self.by) * SECOND_NS)
+
+
+def _span(seconds: float) -> int:
+    if not 0 < seconds <= 86_400 * 366:
+        raise DefinitionError(f"a window of {seconds} seconds: give more than 0 and at most a year")
+    return int(seconds * SECOND_NS)

@@ -1,0 +1,104 @@
+"""The journal port: where commits become durable. It is also the outbox: nothing leaves before it is in here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+from stigmergy.core.commit import Group, Head, Sealed, Signature
+
+
+class JournalIdentity(Struct, frozen=True):
+    """Written when a journal is made, and compared at every opening: a journal belongs to one fleet for good."""
+
+    fleet: str
+    shards: int
+    incarnation: int
+    """Changes with every restore from a copy, so that peers do not mistake the copy for the original."""
+
+
+class StoredCommit(Struct, frozen=True):
+    """A commit as read back, with the signature if it was the last of its group."""
+
+    sealed: Sealed
+    signature: Signature | None
+
+
+class SnapshotPart(Struct, frozen=True):
+    """One piece of a snapshot, opaque to the journal. Parts of a snapshot count from 0 and are read back in order."""
+
+    part: int
+    body: bytes
+
+
+class JournalSize(Struct, frozen=True):
+    """What a journal weighs, for retention and for people."""
+
+    commits: int
+    bytes_used: int
+    bytes_free: int
+
+
+class Journal(Protocol):
+    """Keeps commits, signatures and snapshots of all shards of one owner.
+
+    Ordering: positions of a shard are dense, from 1 upward; `read` returns them in order.
+    Durability: `append` returns only when the whole group survives loss of power; all of a group is kept or nothing.
+    Duplication: none; a position is written once, a second write raises JournalConflict.
+    Concurrency: one owner. At most one `append`, `put_snapshot` or `drop` at a time; a second one while one is under
+        way raises Bug. Readers may read between them. Opening takes an exclusive lock, or raises JournalLocked.
+    Errors: JournalFull (nothing of the group kept, the journal is usable), JournalConflict (nothing kept),
+        JournalUnknown (kept or not: unknown; every later write raises JournalUnknown too; reopen to resolve),
+        JournalCorrupt on reading. No error of a driver or of the operating system passes through unchanged.
+    """
+
+    @property
+    def identity(self) -> JournalIdentity:
+        """The fleet, number of shards and incarnation this journal was made with."""
+        ...
+
+    def heads(self) -> list[Head]:
+        """The last commit of each shard that has one, by shard."""
+        ...
+
+    def first_position(self, shard: int) -> int:
+        """The lowest position still kept, or 1 for a shard without commits."""
+        ...
+
+    def read(self, shard: int, after: int = 0) -> Iterator[StoredCommit]:
+        """The commits behind a position, in order. Does not check digests or signatures: recovery does."""
+        ...
+
+    async def append(self, group: Group) -> None:
+        """Makes a group durable, all or nothing. On return it survives loss of power."""
+        ...
+
+    async def put_snapshot(self, shard: int, position: int, parts: Sequence[SnapshotPart]) -> None:
+        """Stores parts of a snapshot. A snapshot counts only when a later commit notes it."""
+        ...
+
+    def snapshots(self, shard: int) -> list[int]:
+        """The positions of stored snapshots, lowest first; noted or not."""
+        ...
+
+    def read_snapshot(self, shard: int, position: int) -> Iterator[SnapshotPart]:
+        """The parts of a snapshot in order; none if there is no such snapshot."""
+        ...
+
+    async def drop_snapshot(self, shard: int, position: int) -> None:
+        """Forgets a snapshot; nothing happens if there is none."""
+        ...
+
+    async def drop(self, shard: int, upto: int) -> None:
+        """Forgets commits up to and including a position. The caller has made sure that a snapshot covers them."""
+        ...
+
+    def size(self) -> JournalSize:
+        """What is used and what is free, as far as the device tells."""
+        ...
+
+    async def close(self) -> None:
+        """Releases the lock. Waits for a write under way. Closing twice does nothing."""
+        ...
