@@ -23,6 +23,7 @@ from stigmergy.core.commit import (
     SnapshotNote,
 )
 from stigmergy.core.inputs import Verdict
+from stigmergy.core.messages import Message
 from stigmergy.core.outbox import Pending
 from stigmergy.core.timers import Timer
 
@@ -49,6 +50,8 @@ class Draft:
         self.touched: dict[str, Any] = {}
         """Agents as they were before this draft (None: not there); queries see these until it is durable."""
         self.stopped: list[str] = []
+        self.fresh: list[tuple[str, type[Message] | None]] = []
+        """Agents with staleness rules that are new (None) or got an event that a rule waits for."""
         self.size_bytes = 0
         self.wait_ns = NEVER_NS
         self._runs: list[tuple[int, int, str]] = []

@@ -118,6 +118,8 @@ class Order(Struct, Generic[EffectT], frozen=True):
     effect: EffectT
     key: str
     token: int
+    sequence: int
+    """Dense per sink: a receiver that remembers the highest contiguous one drops what it had."""
     attempt: int = 1
 
 

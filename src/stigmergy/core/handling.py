@@ -19,7 +19,7 @@ from stigmergy.core.commit import Answer
 from stigmergy.core.draft import DRAFT_BYTES_MAX, Draft
 from stigmergy.core.effects import WindowClosed
 from stigmergy.core.errors import Overloaded, PeerError, SequenceGap, StaleEpoch, StigmergyError, TooLarge
-from stigmergy.core.inputs import Accepted, Refused
+from stigmergy.core.inputs import ELSEWHERE, Accepted, Refused
 from stigmergy.core.memory import Remembered
 from stigmergy.core.messages import SECOND_NS, Command, Event, Message
 from stigmergy.core.outcome import OVERHEAD_BYTES, Outcome, PackedEffect, collect, enter, owe, pack_effect, size_of
@@ -110,6 +110,8 @@ class Handling:
             events.append((address, body))
             touched.setdefault(address, before)
             draft.note_plain(address, plan.wait_ns)
+            if plan.watched:
+                draft.fresh.append((address, message.__class__))
             if effects is not None:
                 self._owe_all(draft, address, effects, now_ns)
         self.counters.inputs += number
@@ -117,6 +119,8 @@ class Handling:
 
     def take(self, draft: Draft, address: str, body: Raw, source: str, now_ns: int) -> None:
         """Takes one message, whatever it is, with every case."""
+        if body is ELSEWHERE:
+            return
         try:
             agent_plan = self._state.plan_at(address)
             message = decode(agent_plan, body)
@@ -132,6 +136,8 @@ class Handling:
             )
             self._fail(draft, address, body, source, stopped, now_ns)
             return
+        if agent_plan.plan_for(type(message)).watched:
+            draft.fresh.append((address, type(message)))
         self._observe(draft, address, agent_plan, message, body, source, now_ns)
         if agent_plan.tumbling:
             self.close_windows(draft, address, now_ns, now_ns)

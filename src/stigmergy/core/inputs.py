@@ -10,6 +10,10 @@ LOCAL = "local"
 """The source of what the embedding program tells us; it has no sequence, because a call is made once."""
 
 
+ELSEWHERE = Raw(b"\xc0")
+"""Stands, by identity, for an item whose agent lives in another shard: it is passed over, and the mark moves past it."""
+
+
 class Delivery(Struct, frozen=True):
     """Consecutive inputs of one source. With `sequence` 0 they have no sequence and are taken as they come."""
 

@@ -85,6 +85,8 @@ def enter(state: ShardState, draft: Draft, address: str, agent: Any, image: Any,
     if outcome.events:
         state.agents[address] = agent
         draft.touched.setdefault(address, image)
+        if image is None and state.plan_of[type(agent)].stale_rules:
+            draft.fresh.append((address, None))
     base = len(draft.events)
     alone = len(outcome.events) == 1 and not outcome.effects
     for plan, event, body in outcome.events:
@@ -96,6 +98,8 @@ def enter(state: ShardState, draft: Draft, address: str, agent: Any, image: Any,
             draft.events.append((address, body))
             draft.forget_newest(address)
         draft.hurry(plan.wait_ns)
+        if plan.watched:
+            draft.fresh.append((address, type(event)))
     draft.size_bytes += outcome.size_bytes
     for packed, cause in outcome.effects:
         owe(state, draft, address, packed, cause if cause == NO_CAUSE else base + cause, now_ns)

@@ -36,6 +36,8 @@ class Plan(Struct, frozen=True):
     evolve: Callable[[Any, Any], None] | None
     react: Callable[[Any, Any], Effects] | None
     windows: tuple[str, ...]
+    watched: bool
+    """A staleness rule of the agent waits for it: the host is told when one arrives."""
     plain: bool
     """An observed event that is kept as it is and touches no window: the shard's short path."""
 
@@ -62,7 +64,7 @@ class AgentPlan(Struct, frozen=True):
         """The plan of a message type; one without handlers for an event that the agent only yields."""
         plan = self.plans.get(message)
         if plan is None:
-            plan = self.plans[message] = _plan(message, Handlers(), {})
+            plan = self.plans[message] = _plan(message, Handlers(), {}, ())
         return plan
 
     def handles(self, message: type[Message]) -> bool:
@@ -98,7 +100,8 @@ def plan_agent(cls: type[Agent]) -> AgentPlan:
     stale_rules = tuple(_declared(cls, WhenStale))
     for rule in stale_rules:
         handled.setdefault(rule.event, Handlers())
-    plans = {message: _plan(message, handlers, windows) for message, handlers in handled.items()}
+    watched = tuple(rule.event for rule in stale_rules)
+    plans = {message: _plan(message, handlers, windows, watched) for message, handlers in handled.items()}
     decode, known_tags = _decoder(cls, list(plans))
     return AgentPlan(
         kind=cls.__agent_kind__,
@@ -117,7 +120,12 @@ def plan_agent(cls: type[Agent]) -> AgentPlan:
     )
 
 
-def _plan(message: type[Message], handlers: Handlers, windows: Mapping[str, tuple[type[Message], str]]) -> Plan:
+def _plan(
+    message: type[Message],
+    handlers: Handlers,
+    windows: Mapping[str, tuple[type[Message], str]],
+    watched: tuple[type[Message], ...],
+) -> Plan:
     spec = spec_of(message)
     fed = tuple(name for name, (event, _) in windows.items() if event is message)
     is_command = issubclass(message, Command)
@@ -132,6 +140,7 @@ def _plan(message: type[Message], handlers: Handlers, windows: Mapping[str, tupl
         evolve=handlers.evolve,
         react=handlers.react,
         windows=fed,
+        watched=message in watched,
         plain=not is_command
         and handlers.decide is None
         and not fed

@@ -47,7 +47,7 @@ from stigmergy.core.inputs import (
     TimerDue,
     Verdict,
 )
-from stigmergy.core.messages import SECOND_NS
+from stigmergy.core.messages import SECOND_NS, Message
 from stigmergy.core.outbox import Pending
 from stigmergy.core.state import ShardState
 from stigmergy.core.supervision import (
@@ -72,6 +72,8 @@ class Stepped(Struct, frozen=True):
     left: list[Input]
     repeats: list[tuple[str, Verdict, int]]
     """Commands that were answered before: id, the same answer, and the position that must be durable to give it."""
+    fresh: list[tuple[str, type[Message] | None]]
+    """Agents with staleness rules that are new (None) or got an event that a rule waits for."""
 
 
 class Ready(Struct, frozen=True):
@@ -127,8 +129,9 @@ class Shard:
 
     def _stepped(self, left: list[Input]) -> Stepped:
         repeats, self._repeats = self._repeats, []
+        fresh, self._draft.fresh = self._draft.fresh, []
         wait_ns = self._draft.wait_ns
-        return Stepped(wait_ns=None if wait_ns == NEVER_NS else wait_ns, left=left, repeats=repeats)
+        return Stepped(wait_ns=None if wait_ns == NEVER_NS else wait_ns, left=left, repeats=repeats, fresh=fresh)
 
     def seal(self) -> Ready | None:
         """Closes the draft; None if there is nothing to write. The host persists the result before anything else."""
@@ -153,10 +156,15 @@ class Shard:
             touched=draft.touched,
         )
 
-    def image(self, address: str) -> tuple[bool, Any]:
-        """Whether the open draft has changed this agent, and how it was before (None: it was not there)."""
-        touched = self._draft.touched
-        return (True, touched[address]) if address in touched else (False, None)
+    @property
+    def open_images(self) -> dict[str, Any]:
+        """Agents that the open draft has changed, as they were before it."""
+        return self._draft.touched
+
+    @property
+    def draft_size_bytes(self) -> int:
+        """About how large the open draft has become."""
+        return self._draft.size_bytes
 
     def _deliver(self, delivery: Delivery, now_ns: int) -> Delivery | None:
         """Takes a delivery; returns the part of it that has to wait for the next commit."""
