@@ -1,0 +1,152 @@
+"""What the SQLite journal does to files beside SQLite itself: look, claim, rewrite, replace.
+
+Everything here raises OSError and nothing else; the caller translates. The simulated disk has the same methods.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from typing import Protocol
+
+_CHUNK_BYTES = 1 << 20
+
+
+class Claim(Protocol):
+    """A small file that nobody else can claim until it is closed, or its process ends."""
+
+    def read(self) -> bytes:
+        """All of it."""
+        ...
+
+    def write(self, data: bytes) -> None:
+        """Puts these bytes at the start. They reach the disk some day: survives the process, not the power."""
+        ...
+
+    def close(self) -> None:
+        """Gives the claim up; the file stays. Closing twice does nothing."""
+        ...
+
+
+class Files(Protocol):
+    """The file system as this adapter needs it."""
+
+    def size(self, path: str) -> int | None:
+        """How many bytes the file has, or None if there is no such file."""
+        ...
+
+    def read(self, path: str, offset: int, size: int) -> bytes:
+        """At most so many bytes; fewer at the end of the file."""
+        ...
+
+    def rewrite(self, path: str, size: int) -> None:
+        """Writes the first bytes of the file over themselves and syncs: what was read is then also on the disk."""
+        ...
+
+    def claim(self, path: str) -> Claim:
+        """Claims the file, made if it is missing. Raises BlockingIOError if somebody has it."""
+        ...
+
+    def replace(self, source: str, target: str) -> None:
+        """Syncs the source and gives it the target's name, all or nothing, durably."""
+        ...
+
+    def remove(self, path: str) -> None:
+        """Removes the file; nothing happens if there is none."""
+        ...
+
+    def free_bytes(self, path: str) -> int:
+        """How much room the device of this file has left for us."""
+        ...
+
+
+class OsClaim:
+    """A claim by flock: it ends with the process, however that ends, and holds against this process too."""
+
+    def __init__(self, path: str) -> None:
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._file)
+            raise
+
+    def read(self) -> bytes:
+        return os.pread(self._file, _CHUNK_BYTES, 0)
+
+    def write(self, data: bytes) -> None:
+        os.pwrite(self._file, data, 0)
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+class OsFiles:
+    """The operating system's files."""
+
+    def size(self, path: str) -> int | None:
+        try:
+            return os.stat(path).st_size
+        except FileNotFoundError:
+            return None
+
+    def read(self, path: str, offset: int, size: int) -> bytes:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return _read_exactly(file, offset, size)
+        finally:
+            os.close(file)
+
+    def rewrite(self, path: str, size: int) -> None:
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            for offset in range(0, size, _CHUNK_BYTES):
+                _write_exactly(file, offset, _read_exactly(file, offset, min(_CHUNK_BYTES, size - offset)))
+            os.fsync(file)
+        finally:
+            os.close(file)
+
+    def claim(self, path: str) -> Claim:
+        return OsClaim(path)
+
+    def replace(self, source: str, target: str) -> None:
+        _sync(source, os.O_RDWR)
+        os.replace(source, target)
+        _sync(os.path.dirname(target) or ".", os.O_RDONLY | os.O_DIRECTORY)
+
+    def remove(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+
+    def free_bytes(self, path: str) -> int:
+        room = os.statvfs(path)
+        return room.f_bavail * room.f_frsize
+
+
+def _sync(path: str, flags: int) -> None:
+    file = os.open(path, flags | os.O_CLOEXEC)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def _read_exactly(file: int, offset: int, size: int) -> bytes:
+    """The kernel may return less than asked before the end of the file."""
+    parts: list[bytes] = []
+    while size > 0 and (part := os.pread(file, size, offset)):
+        parts.append(part)
+        offset += len(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def _write_exactly(file: int, offset: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(file, view, offset)
+        offset += written
+        view = view[written:]

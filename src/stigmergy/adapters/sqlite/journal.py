@@ -1,0 +1,345 @@
+"""The journal on SQLite: the port's methods over one connection. Made by `opening.open_journal`, never by hand.
+
+One connection owns reads, writes and checkpoints, with an exclusive lock. An append is one transaction and one sync
+of the WAL. When the WAL passes its limit it is copied into the database after the append that did so has been
+acknowledged; if that fails, the WAL goes on growing and the next append does not notice.
+
+Reading takes turns with a write under way: it waits for it, on the event loop. Read between writes where that matters.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import apsw
+from msgspec import Struct
+
+from stigmergy.adapters.sqlite import schema
+from stigmergy.adapters.sqlite.errors import RESTORE, reading_error, writing_error
+from stigmergy.adapters.sqlite.files import Claim, Files
+from stigmergy.adapters.sqlite.mark import Mark, encode_mark
+from stigmergy.adapters.sqlite.wal import FRAME_HEADER_BYTES
+from stigmergy.adapters.sqlite.writer import InlineWriter, ThreadWriter, Writer
+from stigmergy.core.commit import Group, Head
+from stigmergy.core.continuity import advance, check_drop
+from stigmergy.core.errors import Bug, JournalConflict, JournalCorrupt, JournalError, JournalFull, JournalUnknown
+from stigmergy.ports.journal import JournalIdentity, JournalSize, SnapshotPart, StoredCommit
+
+READ_COMMITS_MAX = 256
+READ_BYTES_MAX = 1 << 20
+"""`read` fetches this much at a time, so that no statement of its own stays open and holds up a checkpoint."""
+DROP_COMMITS_MAX = 1_000
+"""A drop deletes so many commits per transaction, so that the WAL stays small."""
+VACUUM_PAGES_MAX = 256
+"""So many free pages are given back to the file system with each transaction of a drop; others are used again."""
+
+
+class Opened(Struct):
+    """What opening has found out and holds: the journal takes it over."""
+
+    path: str
+    identity: JournalIdentity
+    connection: apsw.Connection
+    claim: Claim
+    files: Files
+    heads: dict[int, Head]
+    firsts: dict[int, int]
+    page_bytes: int
+    read_only: bool
+    pid: int
+
+
+class SqliteJournal:
+    """The Journal port on one SQLite file."""
+
+    def __init__(self, opened: Opened, *, inline: bool, wal_bytes_max: int) -> None:
+        self._opened = opened
+        self._connection = opened.connection
+        self._heads = opened.heads
+        self._firsts = opened.firsts
+        self._unnoted: set[int] = set(opened.heads)
+        self._lock = threading.Lock()
+        self._closed = False
+        self._failure: JournalUnknown | None = None
+        self._wal_frames = 0
+        self._wal_frames_max = max(1, wal_bytes_max // (opened.page_bytes + FRAME_HEADER_BYTES))
+        self._checkpoint_at_frames = self._wal_frames_max
+        self._connection.set_wal_hook(self._count_wal_frames)
+        self.checkpoint_failures = 0
+        """How often copying the WAL failed; it is tried again when the WAL has grown by its limit once more."""
+        self._writer: Writer
+        if inline:
+            self._writer = InlineWriter(self._checkpoint_if_due)
+        else:
+            self._writer = ThreadWriter(self._checkpoint_if_due, name=f"journal {opened.path}")
+
+    @property
+    def identity(self) -> JournalIdentity:
+        return self._opened.identity
+
+    def heads(self) -> list[Head]:
+        self._check_usable()
+        heads = dict(self._heads)
+        return [heads[shard] for shard in sorted(heads)]
+
+    def first_position(self, shard: int) -> int:
+        self._check_usable()
+        return self._firsts.get(shard, 1)
+
+    def read(self, shard: int, after: int = 0) -> Iterator[StoredCommit]:
+        position = max(after + 1, self.first_position(shard))
+        while chunk := self._read_chunk(shard, position):
+            for stored in chunk:
+                if stored.sealed.position != position:
+                    raise self._lacks(shard, position)
+                position += 1
+                yield stored
+
+    async def append(self, group: Group) -> None:
+        self._check_writable()
+        moved = advance(self._heads, group, self.identity.shards)
+        await self._writer.run(partial(self._append, group, moved))
+
+    async def put_snapshot(self, shard: int, position: int, parts: Sequence[SnapshotPart]) -> None:
+        self._check_writable()
+        if parts:
+            await self._writer.run(partial(self._put_snapshot, shard, position, tuple(parts)))
+
+    def snapshots(self, shard: int) -> list[int]:
+        sql = "SELECT DISTINCT position FROM snapshots WHERE shard = ? ORDER BY position"
+        return [position for (position,) in self._query(sql, (shard,)) if isinstance(position, int)]
+
+    def read_snapshot(self, shard: int, position: int) -> Iterator[SnapshotPart]:
+        part = 0
+        while rows := self._query(schema.SELECT_SNAPSHOT, (shard, position, part)):
+            yield schema.read_snapshot_part(rows[0], shard, position, part, self._opened.path)
+            part += 1
+
+    async def drop_snapshot(self, shard: int, position: int) -> None:
+        self._check_writable()
+        await self._writer.run(partial(self._drop_snapshot, shard, position))
+
+    async def drop(self, shard: int, upto: int) -> None:
+        self._check_writable()
+        check_drop(self._heads, shard, upto)
+        await self._writer.run(partial(self._drop, shard, upto))
+
+    def size(self) -> JournalSize:
+        self._check_usable()
+        files, path = self._opened.files, self._opened.path
+        heads, firsts = dict(self._heads), dict(self._firsts)
+        return JournalSize(
+            commits=sum(head.position - firsts.get(shard, 1) + 1 for shard, head in heads.items()),
+            bytes_used=(files.size(path) or 0) + (files.size(path + "-wal") or 0),
+            bytes_free=files.free_bytes(path),
+        )
+
+    async def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            await self._writer.close(self._close)
+
+    # What follows runs in the writer's thread, under the lock.
+
+    def _append(self, group: Group, moved: dict[int, Head]) -> None:
+        rows = schema.commit_rows(group)
+        with self._writing():
+            if len(rows) == 1:
+                self._connection.execute(schema.INSERT_COMMIT, rows[0])
+            else:
+                with self._transaction():
+                    self._connection.executemany(schema.INSERT_COMMIT, rows)
+            self._heads.update(moved)
+            self._unnoted.update(moved)
+            last = group.commits[-1]
+            self._set_mark(last.shard, last.position)
+
+    def _put_snapshot(self, shard: int, position: int, parts: tuple[SnapshotPart, ...]) -> None:
+        with self._writing():
+            stored = 0
+            if parts[0].part != 0:
+                sql = "SELECT count(*) FROM snapshots WHERE shard = ? AND position = ?"
+                ((stored,),) = self._connection.execute(sql, (shard, position))
+            if [part.part for part in parts] != list(range(stored, stored + len(parts))):
+                raise Bug(f"shard {shard}, snapshot {position}: parts must follow the {stored} that are stored")
+            with self._transaction():
+                if not stored:
+                    self._delete_snapshot(shard, position)
+                rows = [schema.snapshot_row(shard, position, part.part, part.body) for part in parts]
+                self._connection.executemany(schema.INSERT_SNAPSHOT, rows)
+
+    def _drop_snapshot(self, shard: int, position: int) -> None:
+        with self._writing(), self._transaction():
+            self._delete_snapshot(shard, position)
+            self._vacuum()
+
+    def _delete_snapshot(self, shard: int, position: int) -> None:
+        self._connection.execute("DELETE FROM snapshots WHERE shard = ? AND position = ?", (shard, position))
+
+    def _drop(self, shard: int, upto: int) -> None:
+        """In several transactions: if a drop is cut short, the shard simply begins later than before."""
+        head = self._heads.get(shard)
+        if head is None:
+            return
+        first = self._firsts.get(shard, 1)
+        while first <= upto:
+            last = min(upto, first + DROP_COMMITS_MAX - 1)
+            with self._writing():
+                with self._transaction():
+                    ids = (schema.commit_id(shard, first), schema.commit_id(shard, last))
+                    self._connection.execute("DELETE FROM commits WHERE id BETWEEN ? AND ?", ids)
+                    self._connection.execute(schema.UPSERT_SHARD, schema.shard_row(schema.note_of(head, last + 1)))
+                    self._vacuum()
+                self._firsts[shard] = first = last + 1
+            self._checkpoint_if_due()
+
+    def _vacuum(self) -> None:
+        # Every row has to be fetched: the pragma frees one page for each.
+        for _ in self._connection.execute(f"PRAGMA incremental_vacuum({VACUUM_PAGES_MAX})"):
+            pass
+
+    def _checkpoint_if_due(self) -> None:
+        if self._wal_frames < self._checkpoint_at_frames or self._closed or self._failure is not None:
+            return
+        try:
+            with self._lock:
+                self._checkpoint(apsw.SQLITE_CHECKPOINT_PASSIVE)
+            self._checkpoint_at_frames = self._wal_frames_max
+        except (apsw.Error, JournalError):
+            # What is acknowledged is in the WAL, and stays there until it has been copied and synced.
+            self.checkpoint_failures += 1
+            self._checkpoint_at_frames = self._wal_frames + self._wal_frames_max
+
+    def _checkpoint(self, mode: int) -> None:
+        """Notes how far each shard has come, then copies the WAL, so that the database notes all that it holds."""
+        shards = sorted(self._unnoted)
+        notes = [schema.note_of(self._heads[shard], self._firsts.get(shard, 1)) for shard in shards]
+        if notes:
+            with self._failing_for_good(), self._transaction():
+                self._connection.executemany(schema.UPSERT_SHARD, [schema.shard_row(note) for note in notes])
+            self._unnoted.clear()
+        self._connection.wal_checkpoint(mode=mode)
+
+    def _close(self) -> None:
+        with self._lock:
+            if self._failure is None:
+                # If this fails, the next opening finds everything in the WAL.
+                with contextlib.suppress(apsw.Error, JournalError):
+                    if not self._opened.read_only:
+                        self._checkpoint(apsw.SQLITE_CHECKPOINT_TRUNCATE)
+                        self._connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
+            self._disconnect()
+
+    def _disconnect(self) -> None:
+        """Leaves the files as they are. A failed journal must not be made to look well by a later sync."""
+        self._connection.set_wal_hook(None)
+        with contextlib.suppress(apsw.Error):
+            self._connection.close(True)
+        self._opened.claim.close()
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        with self._lock:
+            self._check_failure()
+            with self._failing_for_good():
+                yield
+
+    @contextlib.contextmanager
+    def _failing_for_good(self) -> Iterator[None]:
+        """Translates errors. After any that leaves open what was kept, the journal is at its end."""
+        try:
+            yield
+        except Bug:
+            raise
+        except Exception as error:
+            translated = writing_error(error, self._opened.path)
+            if isinstance(translated, JournalFull | JournalConflict) and self._connection.in_transaction:
+                translated = writing_error(RuntimeError("could not be rolled back"), self._opened.path)
+            if isinstance(translated, JournalUnknown):
+                self._failure = translated
+                self._disconnect()
+            raise translated from error
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._connection.execute("COMMIT")
+        except BaseException:
+            # SQLite rolls back by itself after some errors, so there may be nothing left to do.
+            if self._connection.in_transaction:
+                with contextlib.suppress(apsw.Error):
+                    self._connection.execute("ROLLBACK")
+            raise
+
+    def _set_mark(self, shard: int, position: int) -> None:
+        mark = Mark(incarnation=self.identity.incarnation, shard=shard, position=position, pid=self._opened.pid)
+        # A witness that cannot be heard is no reason to stop.
+        with contextlib.suppress(OSError):
+            self._opened.claim.write(encode_mark(mark))
+
+    def _count_wal_frames(self, _connection: apsw.Connection, _database: str, frames: int) -> int:
+        self._wal_frames = frames
+        return apsw.SQLITE_OK
+
+    # What follows runs on the event loop.
+
+    def _read_chunk(self, shard: int, position: int) -> list[StoredCommit]:
+        head, first = self._heads.get(shard), self.first_position(shard)
+        if position < first:
+            raise Bug(f"shard {shard}: position {position} was dropped while it was to be read")
+        if head is None or position > head.position:
+            return []
+        chunk: list[StoredCommit] = []
+        size_bytes = 0
+        ids = (schema.commit_id(shard, position), schema.commit_id(shard, head.position))
+
+        def fetch() -> None:
+            nonlocal size_bytes
+            for row in self._connection.execute(schema.SELECT_COMMITS, (*ids, READ_COMMITS_MAX)):
+                stored = schema.read_commit(row, self._opened.path)
+                chunk.append(stored)
+                size_bytes += len(stored.sealed.body)
+                if size_bytes >= READ_BYTES_MAX:
+                    break
+
+        self._reading(fetch)
+        if not chunk:
+            raise self._lacks(shard, position)
+        return chunk
+
+    def _query(self, sql: str, values: tuple[schema.Value, ...]) -> list[schema.Row]:
+        rows: list[schema.Row] = []
+        self._reading(lambda: rows.extend(self._connection.execute(sql, values)))
+        return rows
+
+    def _reading(self, fetch: Callable[[], None]) -> None:
+        with self._lock:
+            self._check_usable()
+            try:
+                fetch()
+            except JournalCorrupt:
+                raise
+            except Exception as error:
+                raise reading_error(error, self._opened.path) from error
+
+    def _lacks(self, shard: int, position: int) -> JournalCorrupt:
+        return JournalCorrupt(f"{self._opened.path}: shard {shard}: position {position} is missing; {RESTORE}")
+
+    def _check_writable(self) -> None:
+        self._check_usable()
+        if self._opened.read_only:
+            raise Bug("the journal was opened for reading only")
+
+    def _check_usable(self) -> None:
+        self._check_failure()
+        if self._closed:
+            raise Bug("the journal is closed; open it again")
+
+    def _check_failure(self) -> None:
+        if self._failure is not None:
+            raise JournalUnknown(str(self._failure))

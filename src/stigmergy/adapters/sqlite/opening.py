@@ -1,0 +1,242 @@
+"""Opens and makes journal files. Refuses whatever is not ours, not whole or not free, and then changes nothing.
+
+The order matters. First the bytes of the file say whose it is. Then the mark is claimed, so that nobody else opens,
+makes or scans this journal. Then SQLite opens it and reads, without writing; what it has made of the WAL is compared
+with what is there (wal.py), and the rows with what the database and the mark say must be there. Only then is anything
+written: the WAL over itself, because what a dead process left in the page cache may not be on the disk, and effects
+follow from it.
+
+A new journal is made under another name and renamed when it is whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+import apsw
+
+from stigmergy.adapters.sqlite import schema
+from stigmergy.adapters.sqlite.errors import RESTORE, opening_error
+from stigmergy.adapters.sqlite.files import Claim, Files, OsFiles
+from stigmergy.adapters.sqlite.journal import Opened, SqliteJournal
+from stigmergy.adapters.sqlite.mark import MARK_BYTES, Mark, decode_mark, encode_mark, mark_path
+from stigmergy.adapters.sqlite.verify import read_shards
+from stigmergy.adapters.sqlite.wal import HEADER_BYTES, Wal
+from stigmergy.core.errors import ConfigError, JournalCorrupt, JournalLocked
+from stigmergy.ports.journal import JournalIdentity
+
+SCHEME = "sqlite:"
+WAL_BYTES_MAX = 16 << 20
+PAGE_BYTES = 4096
+_CACHE_KIB = 8 << 10
+
+
+def open_journal(
+    url: str,
+    identity: JournalIdentity,
+    *,
+    read_only: bool = False,
+    inline: bool = False,
+    wal_bytes_max: int = WAL_BYTES_MAX,
+    vfs: str | None = None,
+    files: Files | None = None,
+) -> SqliteJournal:
+    """Opens `sqlite:path/to/fleet.db`, made if it is missing. Fleet and shards must match; the incarnation is the
+    stored one.
+
+    `read_only` never writes to database or WAL, makes no new journal, and still takes the lock. `inline` does all
+    work in the caller's thread; `vfs` and `files` put a simulated disk underneath.
+    """
+    path = path_of(url)
+    opening = _Opening(path, vfs, files or OsFiles(), read_only)
+    return SqliteJournal(opening.run(identity), inline=inline, wal_bytes_max=wal_bytes_max)
+
+
+def inspect_journal(url: str, *, vfs: str | None = None, files: Files | None = None) -> SqliteJournal:
+    """Opens an existing journal of any fleet for reading only."""
+    return SqliteJournal(
+        _Opening(path_of(url), vfs, files or OsFiles(), read_only=True).run(None),
+        inline=True,
+        wal_bytes_max=WAL_BYTES_MAX,
+    )
+
+
+def renew_incarnation(url: str, incarnation: int, *, vfs: str | None = None, files: Files | None = None) -> None:
+    """Makes a restored copy a journal of its own. Peers then do not mistake it for the original, which knew more."""
+    _check_incarnation(incarnation)
+    path = path_of(url)
+    opened = _Opening(path, vfs, files or OsFiles(), read_only=False, heed_mark=False).run(None)
+    try:
+        renewed = JournalIdentity(opened.identity.fleet, opened.identity.shards, incarnation)
+        opened.connection.execute(
+            "INSERT OR REPLACE INTO identity VALUES (?, ?, ?, ?, ?)", schema.identity_row(renewed)
+        )
+        opened.connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+    except apsw.Error as error:
+        raise opening_error(error, path) from error
+    finally:
+        opened.connection.close(True)
+        opened.claim.close()
+
+
+def path_of(url: str) -> str:
+    """The file that a URL names."""
+    path = url.removeprefix(SCHEME)
+    if path == url or not path or path.startswith(":"):
+        raise ConfigError(f"journal URL {url!r}: expected {SCHEME}path/to/fleet.db")
+    return path
+
+
+class _Opening:
+    """One attempt to open a journal."""
+
+    def __init__(self, path: str, vfs: str | None, files: Files, read_only: bool, heed_mark: bool = True) -> None:
+        self._path = path
+        self._vfs = vfs
+        self._files = files
+        self._read_only = read_only
+        self._heed_mark = heed_mark
+
+    def run(self, wanted: JournalIdentity | None) -> Opened:
+        with self._translating(), contextlib.ExitStack() as undo:
+            exists = self._look()
+            if not exists and (wanted is None or self._read_only):
+                raise ConfigError(f"{self._path}: there is no such journal; name the right file")
+            claim = self._claim()
+            undo.callback(claim.close)
+            # Somebody may have made it while we had not claimed it yet.
+            if not self._look() and wanted is not None:
+                self._make(wanted, decode_mark(claim.read()))
+            connection = self._connect(self._path, apsw.SQLITE_OPEN_READWRITE)
+            undo.callback(connection.close, True)
+            opened = self._examine(connection, claim, wanted)
+            undo.pop_all()
+            return opened
+
+    @contextlib.contextmanager
+    def _translating(self) -> Iterator[None]:
+        try:
+            yield
+        except (apsw.Error, OSError) as error:
+            raise opening_error(error, self._path) from error
+
+    def _look(self) -> bool:
+        """Whether there is a journal; refuses anything else."""
+        if not self._files.size(self._path):
+            return False
+        schema.check_database_header(self._files.read(self._path, 0, schema.DATABASE_HEADER_BYTES), self._path)
+        return True
+
+    def _claim(self) -> Claim:
+        mark = mark_path(self._path)
+        try:
+            return self._files.claim(mark)
+        except BlockingIOError:
+            held = decode_mark(self._files.read(mark, 0, MARK_BYTES))
+            holder = f"process {held.pid}" if held else "another process"
+            raise JournalLocked(
+                f"{self._path}: {holder} has the journal open; stop it first, or look at a copy"
+            ) from None
+
+    def _make(self, identity: JournalIdentity, mark: Mark | None) -> None:
+        _check_incarnation(identity.incarnation)
+        if not 1 <= identity.shards <= schema.SHARDS_MAX:
+            raise ConfigError(f"{self._path}: {identity.shards} shards; possible are 1 to {schema.SHARDS_MAX}")
+        if (mark is not None and mark.position > 0) or self._files.size(self._path + "-wal"):
+            raise JournalCorrupt(
+                f"{self._path}: the database is gone or empty, but its -wal or -mark says that there were commits; "
+                f"{RESTORE}, or remove these two files to begin anew"
+            )
+        fresh = self._path + ".new"
+        for leftover in (fresh, fresh + "-journal", fresh + "-wal"):
+            self._files.remove(leftover)
+        connection = self._connect(fresh, apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE)
+        try:
+            # A journal for rolling back is not needed: a file that was not finished is thrown away.
+            connection.pragma("journal_mode", "MEMORY")
+            connection.pragma("page_size", PAGE_BYTES)
+            connection.pragma("auto_vacuum", 2)
+            connection.pragma("application_id", schema.APPLICATION_ID)
+            connection.pragma("user_version", schema.FORMAT)
+            connection.execute(schema.TABLES)
+            connection.execute("INSERT INTO identity VALUES (?, ?, ?, ?, ?)", schema.identity_row(identity))
+            connection.pragma("journal_mode", "WAL")
+            connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
+        finally:
+            connection.close(True)
+        self._files.replace(fresh, self._path)
+
+    def _connect(self, path: str, flags: int) -> apsw.Connection:
+        connection = apsw.Connection(path, flags=flags, vfs=self._vfs)
+        connection.set_busy_timeout(0)
+        # We checkpoint when we know that all is well, and never because a connection happens to be closed.
+        connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+        # Before anything is read: with an exclusive lock SQLite keeps the index of the WAL in its own memory.
+        connection.pragma("locking_mode", "EXCLUSIVE")
+        connection.pragma("synchronous", "FULL")
+        connection.pragma("wal_autocheckpoint", 0)
+        connection.pragma("cell_size_check", True)
+        connection.pragma("cache_size", -_CACHE_KIB)
+        connection.pragma("temp_store", "MEMORY")
+        return connection
+
+    def _examine(self, connection: apsw.Connection, claim: Claim, wanted: JournalIdentity | None) -> Opened:
+        if connection.pragma("journal_mode") != "wal":
+            raise JournalCorrupt(f"{self._path}: not in WAL mode; somebody changed it, set it back or {RESTORE}")
+        rows = connection.execute("SELECT * FROM identity").fetchall()
+        identity = schema.read_identity(rows, self._path)
+        if wanted is not None:
+            schema.check_identity(identity, wanted, self._path)
+        frames, _ = connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
+        wal = self._check_wal(frames)
+        self._check_length(connection, wal, frames)
+        mark = decode_mark(claim.read()) if self._heed_mark else None
+        heads, firsts = read_shards(connection, identity, mark, self._path)
+        if not self._read_only and frames:
+            self._files.rewrite(self._path + "-wal", HEADER_BYTES + frames * wal.frame_bytes)
+        if not self._read_only:
+            claim.write(encode_mark(_own_mark(identity, mark)))
+        return Opened(
+            path=self._path,
+            identity=identity,
+            connection=connection,
+            claim=claim,
+            files=self._files,
+            heads=heads,
+            firsts=firsts,
+            page_bytes=connection.pragma("page_size"),
+            read_only=self._read_only,
+            pid=os.getpid(),
+        )
+
+    def _check_wal(self, frames: int) -> Wal:
+        path = self._path + "-wal"
+        size_bytes = self._files.size(path) or 0
+        wal = Wal(lambda offset, size: self._files.read(path, offset, size) if size_bytes else b"", size_bytes)
+        if damage := wal.find_damage(frames):
+            raise JournalCorrupt(
+                f"{self._path}: {damage}; SQLite would silently forget commits that were acknowledged, "
+                f"so nothing was touched: {RESTORE}"
+            )
+        return wal
+
+    def _check_length(self, connection: apsw.Connection, wal: Wal, frames: int) -> None:
+        """The file may be shorter than the database only by pages that are still in the WAL."""
+        pages, page_bytes = connection.pragma("page_count"), connection.pragma("page_size")
+        present = (self._files.size(self._path) or 0) // page_bytes
+        if present < pages and not wal.pages(frames).issuperset(range(present + 1, pages + 1)):
+            raise JournalCorrupt(f"{self._path}: cut off, {present} of {pages} pages are there; {RESTORE}")
+
+
+def _own_mark(identity: JournalIdentity, mark: Mark | None) -> Mark:
+    """The mark from now on: what it said, if it spoke of this incarnation, and our process."""
+    if mark is not None and mark.incarnation == identity.incarnation:
+        return Mark(identity.incarnation, mark.shard, mark.position, os.getpid())
+    return Mark(identity.incarnation, 0, 0, os.getpid())
+
+
+def _check_incarnation(incarnation: int) -> None:
+    if not 0 <= incarnation <= schema.INCARNATION_MAX:
+        raise ConfigError(f"incarnation {incarnation}; possible are 0 to {schema.INCARNATION_MAX}")

@@ -1,0 +1,232 @@
+"""The tables of a journal file, and how a row knows that it is the row that was written.
+
+`commits.id` is shard * 2**40 + position. So commits of a shard lie side by side in order, an append touches one page
+of a shard, and no second index has to be kept. Each row carries a checksum of all of it but the body: the body has
+its digest, which recovery checks.
+
+`shards` says of each shard how far it had come when the WAL was last copied into the database, and where it begins.
+Frames in the WAL have checksums of their own; this is what betrays a page of the database that has silently lost its
+newest rows.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+
+import msgspec
+from msgspec import Struct
+
+from stigmergy.adapters.sqlite.errors import RESTORE
+from stigmergy.core.commit import Group, Head, Sealed, Signature
+from stigmergy.core.errors import JournalCorrupt, JournalForeign
+from stigmergy.ports.journal import JournalIdentity, SnapshotPart, StoredCommit
+
+APPLICATION_ID = 0x5354474D
+"""STGM; `file fleet.db` shows it."""
+FORMAT = 1
+POSITION_BITS = 40
+SHARDS_MAX = 1 << 22
+INCARNATION_MAX = (1 << 63) - 1
+
+DATABASE_HEADER_BYTES = 100
+_MAGIC = b"SQLite format 3\x00"
+_USER_VERSION = struct.Struct(">I")
+_USER_VERSION_OFFSET = 60
+_APPLICATION_ID_OFFSET = 68
+
+TABLES = """
+CREATE TABLE identity(
+    only INTEGER PRIMARY KEY CHECK (only = 1),
+    fleet TEXT NOT NULL, shards INTEGER NOT NULL, incarnation INTEGER NOT NULL, checksum INTEGER NOT NULL
+) STRICT;
+CREATE TABLE shards(
+    shard INTEGER PRIMARY KEY,
+    first INTEGER NOT NULL, head INTEGER NOT NULL, digest BLOB NOT NULL, checksum INTEGER NOT NULL
+) STRICT;
+CREATE TABLE commits(
+    id INTEGER PRIMARY KEY,
+    epoch INTEGER NOT NULL, time_ns INTEGER NOT NULL, events INTEGER NOT NULL, digest BLOB NOT NULL, signature BLOB,
+    checksum INTEGER NOT NULL, body BLOB NOT NULL
+) STRICT;
+CREATE TABLE snapshots(
+    shard INTEGER NOT NULL, position INTEGER NOT NULL, part INTEGER NOT NULL,
+    checksum INTEGER NOT NULL, body BLOB NOT NULL,
+    PRIMARY KEY (shard, position, part)
+) STRICT;
+"""
+
+Value = int | str | bytes | float | None
+Row = tuple[Value, ...]
+
+INSERT_COMMIT = "INSERT INTO commits VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+SELECT_COMMITS = (
+    "SELECT id, epoch, time_ns, events, digest, signature, checksum, body FROM commits "
+    "WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?"
+)
+UPSERT_SHARD = "INSERT OR REPLACE INTO shards VALUES (?, ?, ?, ?, ?)"
+INSERT_SNAPSHOT = "INSERT INTO snapshots VALUES (?, ?, ?, ?, ?)"
+SELECT_SNAPSHOT = (
+    "SELECT part, checksum, body FROM snapshots WHERE shard = ? AND position = ? AND part >= ? ORDER BY part LIMIT 1"
+)
+
+_encoder = msgspec.msgpack.Encoder()
+_signature_decoder = msgspec.msgpack.Decoder(Signature)
+
+
+class ShardNote(Struct, frozen=True):
+    """Where a shard began and how far it had come when this was noted."""
+
+    shard: int
+    first: int
+    head: int
+    digest: bytes
+
+
+def row_checksum(*values: object) -> int:
+    """A checksum against flipped bits, not against people: those the digests and signatures are for."""
+    return zlib.crc32(_encoder.encode(values))
+
+
+def check_database_header(data: bytes, path: str) -> None:
+    """Refuses what is not a journal of ours by its first bytes, before anything opens it."""
+    if not data.startswith(_MAGIC[: len(data)]):
+        raise JournalForeign(f"{path}: not a journal; name the right file, it was not touched")
+    if len(data) < DATABASE_HEADER_BYTES:
+        raise JournalCorrupt(f"{path}: cut off after {len(data)} bytes; {RESTORE}")
+    (application,) = _USER_VERSION.unpack_from(data, _APPLICATION_ID_OFFSET)
+    (version,) = _USER_VERSION.unpack_from(data, _USER_VERSION_OFFSET)
+    if application != APPLICATION_ID:
+        raise JournalForeign(
+            f"{path}: a database of another program (application id {application:#x}); name the right file, "
+            "it was not touched"
+        )
+    if version != FORMAT:
+        raise JournalForeign(
+            f"{path}: journal format {version}, this version reads {FORMAT}; use the version that wrote it"
+        )
+
+
+def check_identity(found: JournalIdentity, wanted: JournalIdentity, path: str) -> None:
+    """Refuses the journal of another fleet."""
+    if found.fleet != wanted.fleet:
+        raise JournalForeign(f"{path}: belongs to fleet {found.fleet!r}, not to {wanted.fleet!r}; name the right file")
+    if found.shards != wanted.shards:
+        raise JournalForeign(
+            f"{path}: made for {found.shards} shards, not for {wanted.shards}; the number of shards is fixed for good"
+        )
+
+
+def identity_row(identity: JournalIdentity) -> Row:
+    """What `identity` holds."""
+    values = (identity.fleet, identity.shards, identity.incarnation)
+    return (1, *values, row_checksum(*values))
+
+
+def read_identity(rows: list[Row], path: str) -> JournalIdentity:
+    """The identity out of its table's rows."""
+    match rows:
+        case [(1, str(fleet), int(shards), int(incarnation), int(checksum))] if checksum == row_checksum(
+            fleet, shards, incarnation
+        ):
+            return JournalIdentity(fleet=fleet, shards=shards, incarnation=incarnation)
+        case _:
+            raise JournalCorrupt(f"{path}: the record of the journal's identity is damaged; {RESTORE}")
+
+
+def shard_row(note: ShardNote) -> Row:
+    """What `shards` holds."""
+    values = (note.shard, note.first, note.head, note.digest)
+    return (*values, row_checksum(*values))
+
+
+def read_shard_note(row: Row, path: str) -> ShardNote:
+    """A shard's note out of its row."""
+    match row:
+        case (int(shard), int(first), int(head), bytes(digest), int(checksum)) if checksum == row_checksum(
+            shard, first, head, digest
+        ):
+            return ShardNote(shard=shard, first=first, head=head, digest=digest)
+        case _:
+            raise JournalCorrupt(f"{path}: the record of shard {row[0]!r} is damaged; {RESTORE}")
+
+
+def commit_id(shard: int, position: int) -> int:
+    """The row of a commit. With position 0, the one in front of all of a shard's."""
+    return shard << POSITION_BITS | position
+
+
+def commit_rows(group: Group) -> list[Row]:
+    """The rows of a group: the signature goes into the last."""
+    signature = _encoder.encode(group.signature)
+    rows = [_commit_row(sealed, None) for sealed in group.commits[:-1]]
+    rows.append(_commit_row(group.commits[-1], signature))
+    return rows
+
+
+def _commit_row(sealed: Sealed, signature: bytes | None) -> Row:
+    values = (
+        commit_id(sealed.shard, sealed.position),
+        sealed.epoch,
+        sealed.time_ns,
+        sealed.events,
+        sealed.digest,
+        signature,
+    )
+    return (*values, row_checksum(*values), sealed.body)
+
+
+def read_commit(row: Row, path: str) -> StoredCommit:
+    """A commit out of its row."""
+    match row:
+        case (
+            int(key),
+            int(epoch),
+            int(time_ns),
+            int(events),
+            bytes(digest),
+            (bytes() | None) as signature,
+            int(checksum),
+            bytes(body),
+        ) if checksum == row_checksum(key, epoch, time_ns, events, digest, signature):
+            sealed = Sealed(
+                shard=key >> POSITION_BITS,
+                position=key & ((1 << POSITION_BITS) - 1),
+                epoch=epoch,
+                time_ns=time_ns,
+                events=events,
+                digest=digest,
+                body=body,
+            )
+            return StoredCommit(sealed, _signature_decoder.decode(signature) if signature is not None else None)
+        case _:
+            raise JournalCorrupt(f"{path}: the record of commit {row[0]!r} is damaged; {RESTORE}")
+
+
+def snapshot_row(shard: int, position: int, part: int, body: bytes) -> Row:
+    """What `snapshots` holds."""
+    return (shard, position, part, _snapshot_checksum(shard, position, part, body), body)
+
+
+def read_snapshot_part(row: Row, shard: int, position: int, part: int, path: str) -> SnapshotPart:
+    """A part of a snapshot out of its row: it must be this part."""
+    match row:
+        case (int(number), int(checksum), bytes(body)) if number == part and checksum == _snapshot_checksum(
+            shard, position, part, body
+        ):
+            return SnapshotPart(part=part, body=body)
+        case _:
+            raise JournalCorrupt(
+                f"{path}: shard {shard}, snapshot {position}: part {part} is damaged or missing; "
+                "use an earlier snapshot, or replay"
+            )
+
+
+def _snapshot_checksum(shard: int, position: int, part: int, body: bytes) -> int:
+    """Over the body too: a bad part is told apart from a bad fold."""
+    return zlib.crc32(body, row_checksum(shard, position, part))
+
+
+def note_of(head: Head, first: int) -> ShardNote:
+    """What is to be noted of a shard now."""
+    return ShardNote(shard=head.shard, first=first, head=head.position, digest=head.digest)
