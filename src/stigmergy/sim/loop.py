@@ -13,7 +13,8 @@ permutes only what asyncio leaves open: timers due at the same instant, and neig
 tick. A plain callback (call_soon, a future's done callback) is a fence that no wake-up crosses in either direction,
 because programs may count on the order of callbacks.
 
-The caller must keep other disorder out: iteration over sets, asyncio.wait, asyncio.all_tasks, id() and hash().
+The caller must keep other disorder out: iteration over sets, id() and hash(), and what in asyncio holds tasks in sets:
+wait, as_completed, TaskGroup, all_tasks.
 """
 
 from __future__ import annotations
