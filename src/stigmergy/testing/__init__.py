@@ -2,3 +2,7 @@
 
 It needs pytest and the public API, nothing else.
 """
+
+from stigmergy.testing.scenario import Scenario, given
+
+__all__ = ["Scenario", "given"]

@@ -1,0 +1,298 @@
+"""Unit tests of agents without any infrastructure: given past facts, when inputs come, then these events and effects.
+
+    given(Drone).when(BatteryMeasured(percent=12)).then(Land(reason="battery"))
+
+It runs on the real shard, step and seal. Beside what a test asks for, every input is checked for what the framework
+relies on: messages and state survive their encoding, `decide` and `react` change nothing, handlers called twice give
+the same, and a replay of the commits ends in the same state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Generic, NoReturn, TypeVar
+
+from msgspec import Raw, Struct
+
+from stigmergy.core.agent import Agent
+from stigmergy.core.codec import canonical_bytes, encode
+from stigmergy.core.commit import Commit, seal
+from stigmergy.core.draft import Draft
+from stigmergy.core.effects import TIMERS, WindowClosed, Woken
+from stigmergy.core.inputs import Ask, Delivery, Input, Refused, TimerDue, Verdict
+from stigmergy.core.messages import SECOND_NS, Command, Effect, Event, Keeping, Message, spec_of
+from stigmergy.core.outcome import NO_CAUSE
+from stigmergy.core.plans import AgentPlan, plan_agent
+from stigmergy.core.replay import apply
+from stigmergy.core.shard import Ready, Shard
+from stigmergy.core.snapshot import digest_of_state
+from stigmergy.core.state import ShardState, plan_agents
+from stigmergy.core.supervision import FRAMEWORK_EVENTS, InputFailed
+from stigmergy.core.timers import WINDOW_PREFIX, read_timer
+from stigmergy.testing.purity import Watch, identity_of, lost_in_encoding
+
+A = TypeVar("A", bound=Agent)
+
+FIRINGS_COUNT_MAX = 10_000
+"""Timers that one `later` may fire: an agent that wakes itself without end is a mistake."""
+
+
+def given(
+    agent: type[A], *past: Event, id: str = "one", at: float = 1000.0, fleet: Iterable[type[Agent]] | None = None
+) -> Scenario[A]:
+    """An agent to which these events have happened; they are folded, nothing is decided or released.
+
+    `id` is its name, `at` the time in seconds. Tells may go to agents of any kind, unless `fleet` lists the classes.
+    """
+    return Scenario(agent, past, id, at, fleet)
+
+
+class Happened(Struct, frozen=True):
+    """An event that was kept or an effect that was asked for."""
+
+    message: Message
+    now_ns: int
+    may_be_left_out: bool = False
+
+
+class Scenario(Generic[A]):
+    """An agent under test. Each `when` and each `later` starts anew what the checks after it speak of."""
+
+    def __init__(
+        self, agent: type[A], past: tuple[Event, ...], id: str, at: float, fleet: Iterable[type[Agent]] | None
+    ) -> None:
+        __tracebackhide__ = True
+        self._watch = Watch()
+        self._plan = self._watch.over(plan_agent(agent))
+        self._others = None if fleet is None else plan_agents(other for other in fleet if other is not agent)
+        self._address = f"{self._plan.kind}/{id}"
+        self._now_ns = int(at * SECOND_NS)
+        self._title = f"given {self._address}" + (f" with {', '.join(map(repr, past))}" if past else "")
+        self._happened: list[Happened] = []
+        self._answers: list[Verdict] = []
+        self._failures: list[InputFailed] = []
+        self._asked_count = 0
+        self._commits: list[tuple[Commit, bytes]] = []
+        state = self._new_state()
+        if past:
+            self._fold(state, past)
+        self._shard = Shard(state)
+
+    @property
+    def agent(self) -> A:
+        """The agent as it is now, for assertions of any kind; a copy."""
+        copied: A = self._plan.copy(self._current())
+        return copied
+
+    def when(self, *inputs: Command | Event) -> Scenario[A]:
+        """Commands are asked, events observed, one after the other, at the present time of the scenario."""
+        __tracebackhide__ = True
+        self._begin("when " + ", ".join(map(repr, inputs)))
+        for message in inputs:
+            lost = lost_in_encoding(message, self._now_ns)
+            if lost is not None:
+                self._fail(lost)
+            body = Raw(encode(message))
+            if isinstance(message, Command):
+                self._asked_count += 1
+                self._take(Ask(agent=self._address, command_id=f"test-{self._asked_count}", command=body))
+            else:
+                self._take(Delivery(source="test", items=[(self._address, body)]), body)
+        return self
+
+    def later(self, *, seconds: float) -> Scenario[A]:
+        """Time passes. Timers that come due meanwhile go off, each at its time, in their order."""
+        __tracebackhide__ = True
+        self._begin(f"{seconds:g} s later")
+        until_ns = self._now_ns + int(seconds * SECOND_NS)
+        for _ in range(FIRINGS_COUNT_MAX):
+            timers = self._shard.state.timers.all()
+            if not timers or timers[0].due_ns > until_ns:
+                break
+            self._now_ns = max(self._now_ns, timers[0].due_ns)
+            due = TimerDue(agent=timers[0].agent, name=timers[0].name, due_ns=timers[0].due_ns)
+            self._take(due, Raw(encode(Woken(name=due.name))))
+        else:
+            self._fail(f"more than {FIRINGS_COUNT_MAX} timers went off: the agent wakes itself without end")
+        self._now_ns = until_ns
+        return self
+
+    def then(self, *expected: Event | Effect) -> Scenario[A]:
+        """Exactly these events were kept and effects asked for, in this order: each event, then its effects.
+
+        An observed event without a `decide` handler is kept as it is, and need not be listed.
+        """
+        __tracebackhide__ = True
+        self._check_not_failed()
+        refusal = next((answer for answer in self._answers if isinstance(answer, Refused)), None)
+        if refusal is not None:
+            self._fail(f"expected\n{_lines(expected)}\nbut the command was refused\n    {refusal.reason}")
+        remaining = list(expected)
+        for one in self._happened:
+            if remaining and _is_same(remaining[0], one):
+                remaining.pop(0)
+            elif not one.may_be_left_out:
+                self._fail(f"expected\n{_lines(expected)}\n{self._actually()}")
+        if remaining:
+            self._fail(f"expected\n{_lines(expected)}\n{self._actually()}")
+        return self
+
+    def then_nothing(self) -> Scenario[A]:
+        """Nothing was kept beyond observed events as they are, and no effect was asked for."""
+        __tracebackhide__ = True
+        return self.then()
+
+    def refused(self, because: str = "") -> Scenario[A]:
+        """The last command was refused, with a reason that contains this text."""
+        __tracebackhide__ = True
+        self._check_not_failed()
+        wanted = f"expected a refusal{f' because of {because!r}' if because else ''}"
+        if not self._answers:
+            self._fail(f"{wanted}, but there was no command\n{self._actually()}")
+        answer = self._answers[-1]
+        if not isinstance(answer, Refused):
+            self._fail(f"{wanted}, but the command was accepted\n{self._actually()}")
+        if because not in answer.reason:
+            self._fail(f"{wanted}, but the reason is\n    {answer.reason}")
+        return self
+
+    def failed(self, error: str = "") -> Scenario[A]:
+        """A handler raised, and the error that was kept contains this text."""
+        __tracebackhide__ = True
+        wanted = f"expected a failure{f' with {error!r}' if error else ''}"
+        if not self._failures:
+            self._fail(f"{wanted}, but nothing failed\n{self._actually()}")
+        if not any(error in failure.error for failure in self._failures):
+            found = "\n".join(f"    {failure.error}" for failure in self._failures)
+            self._fail(f"{wanted}, but what failed is\n{found}")
+        return self
+
+    def state(self, **fields: object) -> Scenario[A]:
+        """These fields of the agent's state have these values."""
+        __tracebackhide__ = True
+        agent = self._current()
+        for name in fields:
+            if not hasattr(agent, name):
+                known = ", ".join(type(agent).__struct_fields__)
+                self._fail(f"{type(agent).__name__} has no field {name!r}; it has {known}")
+        wrong = {name: value for name, value in fields.items() if getattr(agent, name) != value}
+        if wrong:
+            lines = [f"    {name}: expected {value!r}, is {getattr(agent, name)!r}" for name, value in wrong.items()]
+            self._fail("the state differs\n" + "\n".join(lines))
+        return self
+
+    def _new_state(self) -> ShardState:
+        state = ShardState(0, {self._plan.kind: self._plan, **(self._others or {})})
+        if self._others is None:
+            state.plans = _AnyKind(state.plans)
+        return state
+
+    def _fold(self, state: ShardState, past: tuple[Event, ...]) -> None:
+        """Writes the past into one commit and replays it, as a restart would."""
+        __tracebackhide__ = True
+        draft = Draft(position=1)
+        draft.begin_run(self._now_ns, "past")
+        for event in past:
+            lost = lost_in_encoding(event, self._now_ns)
+            if lost is not None:
+                self._fail(lost)
+            if spec_of(type(event)).keep.promise is Keeping.TRANSIENT:
+                self._fail(f"{event!r} is transient, so it was never kept; give it to when(…)")
+            draft.events.append((self._address, Raw(encode(event))))
+        commit = draft.close(state.shard, state.epoch, state.digest, self._now_ns)
+        self._commits.append((commit, seal(commit).digest))
+        apply(state, *self._commits[0])
+
+    def _begin(self, what: str) -> None:
+        self._title = f"{self._title}\n{what}"
+        self._happened = []
+        self._answers = []
+        self._failures = []
+        self._watch.errors.clear()
+
+    def _take(self, one: Input, as_it_is: Raw | None = None) -> None:
+        """Steps and seals one input, and checks what the framework relies on."""
+        __tracebackhide__ = True
+        self._shard.step([one], self._now_ns)
+        ready = self._shard.seal()
+        if self._watch.findings:
+            self._fail("\n".join(self._watch.findings))
+        if ready is not None:
+            self._commits.append((ready.commit, ready.sealed.digest))
+            self._answers += [verdict for _, verdict in ready.verdicts]
+            self._note(ready, as_it_is)
+            self._check_state()
+
+    def _note(self, ready: Ready, as_it_is: Raw | None) -> None:
+        """Lists what happened in the order of cause: each event, then its effects."""
+        by_cause: dict[int, list[Happened]] = {}
+        for owed in ready.commit.owed:
+            ours = owed.sink == TIMERS and read_timer(owed.body).name.startswith(WINDOW_PREFIX)
+            effect = self._watch.yielded(owed.body)
+            if effect is not None and not ours:
+                by_cause.setdefault(owed.cause, []).append(Happened(effect, self._now_ns))
+        self._happened += by_cause.get(NO_CAUSE, [])
+        for index, (_, body) in enumerate(ready.commit.events):
+            event = self._watch.yielded(body) or self._plan.decode(body)
+            if isinstance(event, InputFailed):
+                self._failures.append(event)
+            undecided = self._plan.plan_for(type(event)).decide is None and as_it_is is not None
+            kept_as_it_is = undecided and bytes(body) == bytes(as_it_is or b"")
+            ours = isinstance(event, (*FRAMEWORK_EVENTS, WindowClosed))
+            self._happened.append(Happened(event, self._now_ns, may_be_left_out=kept_as_it_is or ours))
+            self._happened += by_cause.get(index, [])
+
+    def _check_state(self) -> None:
+        __tracebackhide__ = True
+        state, again = self._shard.state, self._new_state()
+        agent = state.agents.get(self._address)
+        if agent is not None:
+            try:
+                restored = self._plan.restore(canonical_bytes(agent))
+            except Exception as error:
+                self._fail(f"the state {agent!r} cannot be written and read back: {error}")
+            if restored != agent and canonical_bytes(restored) != canonical_bytes(agent):
+                self._fail(f"the state {agent!r} is read back as {restored!r}")
+        self._watch.paused = True
+        for commit, digest in self._commits:
+            apply(again, commit, digest)
+        self._watch.paused = False
+        if digest_of_state(again) != digest_of_state(state):
+            replayed = again.agents.get(self._address)
+            self._fail(f"a replay ends in another state\n    lived    {agent!r}\n    replayed {replayed!r}")
+
+    def _current(self) -> Any:
+        state = self._shard.state
+        return state.agents.get(self._address) or state.new_agent(self._address, self._plan)
+
+    def _check_not_failed(self) -> None:
+        __tracebackhide__ = True
+        if self._failures:
+            cause = self._watch.errors[0] if self._watch.errors else None
+            raise AssertionError(f"{self._title}\nfailed:\n    {self._failures[0].error}") from cause
+
+    def _actually(self) -> str:
+        shown = [f"{one.message!r}{'   (as it is)' if one.may_be_left_out else ''}" for one in self._happened]
+        return "actually\n" + _lines(shown)
+
+    def _fail(self, text: str) -> NoReturn:
+        __tracebackhide__ = True
+        raise AssertionError(f"{self._title}:\n{text}")
+
+
+class _AnyKind(dict[str, AgentPlan]):
+    """The plans of a fleet of which only one class is known here: a tell to any other kind is as good."""
+
+    def get(self, kind: str, default: Any = None) -> Any:
+        return self[kind] if kind in self else plan_agent(Agent)
+
+
+def _is_same(expected: Message, one: Happened) -> bool:
+    if type(expected) is not type(one.message):
+        return False
+    return identity_of(expected, one.now_ns) == identity_of(one.message, one.now_ns)
+
+
+def _lines(shown: Iterable[object]) -> str:
+    lines = [f"    {text if isinstance(text, str) else repr(text)}" for text in shown]
+    return "\n".join(lines) or "    nothing"
