@@ -60,12 +60,16 @@ class CommitChain:
         self.positions: dict[int, int] = {}
         self._digests: dict[int, bytes] = {}
 
+    def continue_from(self, sealed: Sealed) -> None:
+        """Takes this commit as the newest of its shard."""
+        self.positions[sealed.shard] = sealed.position
+        self._digests[sealed.shard] = sealed.digest
+
     def commit(self, shard: int = 0, payload: bytes = b"") -> Sealed:
         """The shard's next commit."""
         position = self.positions.get(shard, 0) + 1
         sealed = make_commit(shard, position, self._digests.get(shard, GENESIS), payload=payload)
-        self.positions[shard] = position
-        self._digests[shard] = sealed.digest
+        self.continue_from(sealed)
         return sealed
 
     def group(self, shards: Iterable[int] = (0,), payload: bytes = b"") -> Group:

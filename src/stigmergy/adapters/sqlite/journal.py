@@ -218,20 +218,24 @@ class SqliteJournal:
         shards = sorted(self._unnoted)
         notes = [schema.note_of(self._heads[shard], self._firsts.get(shard, 1)) for shard in shards]
         if notes:
-            with self._failing_for_good(), self._transaction():
-                self._connection.executemany(schema.UPSERT_SHARD, [schema.shard_row(note) for note in notes])
-            self._unnoted.clear()
+            # Without room for notes the old ones stay, and are still true.
+            with contextlib.suppress(JournalFull):
+                with self._failing_for_good(), self._transaction():
+                    self._connection.executemany(schema.UPSERT_SHARD, [schema.shard_row(note) for note in notes])
+                self._unnoted.clear()
         self._connection.wal_checkpoint(mode=mode)
 
     def _close(self) -> None:
         with self._lock:
+            if self._failure is not None:
+                return
+            # If this fails, the next opening finds everything in the WAL.
+            with contextlib.suppress(apsw.Error, JournalError):
+                if not self._opened.read_only:
+                    self._checkpoint(apsw.SQLITE_CHECKPOINT_TRUNCATE)
+                    self._connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
             if self._failure is None:
-                # If this fails, the next opening finds everything in the WAL.
-                with contextlib.suppress(apsw.Error, JournalError):
-                    if not self._opened.read_only:
-                        self._checkpoint(apsw.SQLITE_CHECKPOINT_TRUNCATE)
-                        self._connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
-            self._disconnect()
+                self._disconnect()
 
     def _disconnect(self) -> None:
         """Leaves the files as they are. A failed journal must not be made to look well by a later sync."""
@@ -261,6 +265,9 @@ class SqliteJournal:
             if isinstance(translated, JournalUnknown):
                 self._failure = translated
                 self._disconnect()
+            else:
+                # Once copied, the WAL starts again from its front: that is room that a full device still has.
+                self._checkpoint_at_frames = 0
             raise translated from error
 
     @contextlib.contextmanager

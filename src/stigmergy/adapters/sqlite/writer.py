@@ -47,7 +47,7 @@ class InlineWriter:
             await asyncio.sleep(0)
         finally:
             self._idle.set()
-        asyncio.get_running_loop().call_soon(self._afterwards)
+            asyncio.get_running_loop().call_soon(self._afterwards)
 
     async def close(self, work: Work) -> None:
         await self._idle.wait()
