@@ -43,8 +43,14 @@ from stigmergy.core.supervision import (
     WhenStale,
 )
 from stigmergy.core.windows import Window
+from stigmergy.runtime.live import Live
+from stigmergy.runtime.mailbox import BLOCK, DROP_OLDEST, sample
+from stigmergy.runtime.settings import Retention, Settings, Snapshots
+from stigmergy.wiring import Fleet
 
 __all__ = [
+    "BLOCK",
+    "DROP_OLDEST",
     "Accepted",
     "Action",
     "ActionDone",
@@ -59,12 +65,17 @@ __all__ = [
     "Effects",
     "Event",
     "Events",
+    "Fleet",
     "InputFailed",
+    "Live",
     "Order",
     "Publish",
     "Refused",
+    "Retention",
     "SafeAction",
     "SafeActionTaken",
+    "Settings",
+    "Snapshots",
     "StigmergyError",
     "Supervise",
     "Tell",
@@ -83,6 +94,7 @@ __all__ = [
     "latest",
     "react",
     "reject",
+    "sample",
     "transient",
     "upcast",
     "within",

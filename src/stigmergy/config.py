@@ -1,0 +1,66 @@
+"""Reads `stigmergy.toml`: where a fleet keeps its journal and its key, and its bounds. No file is needed.
+
+    [fleet]
+    journal = "sqlite:fleet.db"        # sqlite:path · memory:
+    key = "fleet.key"
+
+    [settings]
+    batch_events_max = 1000
+    [settings.retention]
+    keep_s = 604800.0
+
+Relative paths are relative to the file. A key that does not exist here is an error, not a silent default.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from stigmergy.core.errors import ConfigError
+from stigmergy.runtime.settings import Settings
+
+CONFIG_FILE = "stigmergy.toml"
+CONFIG_BYTES_MAX = 1024 * 1024
+
+
+class Place(Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a fleet runs. What is not given has a default that depends on the fleet's name."""
+
+    journal: str | None = None
+    key: str | None = None
+
+
+class Config(Struct, frozen=True, forbid_unknown_fields=True):
+    """A whole configuration file."""
+
+    fleet: Place = Place()
+    settings: Settings | None = None
+
+
+def read_config(path: Path) -> Config:
+    """Reads a configuration file; an error names the file and the place in it."""
+    try:
+        if path.stat().st_size > CONFIG_BYTES_MAX:
+            raise ConfigError(f"{path}: larger than {CONFIG_BYTES_MAX} bytes; this is no configuration of ours")
+        config = msgspec.toml.decode(path.read_bytes(), type=Config)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {error}; see docs/configuration.md for what may be set") from None
+    return Config(fleet=_beside(config.fleet, path.parent), settings=config.settings)
+
+
+def find_config(directory: Path) -> Config:
+    """The configuration in this directory, or the defaults."""
+    path = directory / CONFIG_FILE
+    return read_config(path) if path.exists() else Config()
+
+
+def _beside(place: Place, folder: Path) -> Place:
+    journal, key = place.journal, place.key
+    if journal is not None and journal.startswith("sqlite:"):
+        journal = f"sqlite:{folder / journal.removeprefix('sqlite:')}"
+    return Place(journal=journal, key=None if key is None else str(folder / key))

@@ -1,0 +1,259 @@
+"""The effector: has effects carried out by actuators and workers, once the commit behind them is durable.
+
+The caller releases only what is durable; a safe action is the one exception and has a door of its own. Effects of one
+agent are carried out one after the other, those of different agents side by side, so many at a time. Each is tried a
+bounded number of times with the same key; then it is settled as failed. Settling is an input: the shard hears of it,
+and after a restart only what was not settled is released again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct
+
+from stigmergy.core.codec import encode, tag_of
+from stigmergy.core.effects import PUBLISH, ActionDone, ActionFailed, Order, WorkFailed
+from stigmergy.core.inputs import EffectSettled
+from stigmergy.core.messages import Action, Event, Work, spec_of
+from stigmergy.core.outbox import Pending
+from stigmergy.core.plans import AgentPlan
+from stigmergy.runtime.declaration import Hand, Hands
+from stigmergy.runtime.settings import Settings
+
+Settle = Callable[[int, EffectSettled], None]
+_REASON_CHARS_MAX = 300
+
+
+class EffectorCounters(Struct):
+    """What became of effects."""
+
+    released: int = 0
+    done: int = 0
+    failed: int = 0
+    retries: int = 0
+    safe: int = 0
+    safe_failed: int = 0
+    unheard: int = 0
+
+
+class _Hand(Struct):
+    """A registered actuator or worker with its decoder."""
+
+    effect: type[Action] | type[Work]
+    call: Hand
+    decode: Callable[[Raw], Any]
+
+
+class Effector:
+    """Carries out effects. `settle` is told, for each, when it is over."""
+
+    def __init__(
+        self, hands: Hands, plans: Mapping[str, AgentPlan], settings: Settings, incarnation: int, settle: Settle
+    ) -> None:
+        self._hands = {
+            tag: _Hand(effect, call, msgspec.msgpack.Decoder(effect).decode)
+            for tag, (effect, call) in hands.by_tag.items()
+        }
+        self._plans = plans
+        self._settings = settings
+        self._incarnation = incarnation
+        self._settle = settle
+        self._lanes: dict[str, deque[tuple[int, Pending]]] = {}
+        """Per agent what is still to be done, the first of it under way; only agents that have something."""
+        self._waiting: deque[str] = deque()
+        """Agents whose first effect waits for a free place."""
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._safe_tasks: dict[int, asyncio.Task[None]] = {}
+        self._safe_count = 0
+        self._closed = False
+        self.counters = EffectorCounters()
+
+    def release(self, shard: int, pending: Pending) -> None:
+        """Has a durable effect carried out, after what the same agent asked for before it."""
+        if self._closed:
+            return
+        self.counters.released += 1
+        lane = self._lanes.get(pending.agent)
+        if lane is not None:
+            lane.append((shard, pending))
+            return
+        if self._try_at_once(shard, pending):
+            return
+        self._lanes[pending.agent] = deque([(shard, pending)])
+        self._start(pending.agent)
+
+    def release_safe(self, agent: str, action: Action) -> None:
+        """Sends a safe action out now: no disk, no queue, no waiting for what is under way."""
+        self.counters.safe += 1
+        hand = self._hands.get(spec_of(type(action)).tag)
+        if hand is None:
+            self.counters.safe_failed += 1
+            return
+        key = f"safe/{agent}/{spec_of(type(action)).tag}"
+        order: Order[Any] = Order(agent=agent, effect=action, key=key, token=2**63 - 1, sequence=0)
+        try:
+            result = hand.call(order)
+        except Exception:
+            self.counters.safe_failed += 1
+            return
+        if inspect.isawaitable(result):
+            self._safe_count += 1
+            number = self._safe_count
+            task = asyncio.ensure_future(self._finish_safe(result))
+            self._safe_tasks[number] = task
+            task.add_done_callback(lambda _: self._safe_tasks.pop(number, None))
+
+    @property
+    def busy(self) -> int:
+        """How many agents have effects under way or waiting."""
+        return len(self._lanes)
+
+    async def wait_idle(self, timeout_s: float) -> bool:
+        """Waits until nothing is under way, at most so long."""
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        while self._lanes or self._safe_tasks:
+            if asyncio.get_running_loop().time() >= deadline:
+                return False
+            await asyncio.sleep(min(0.01, timeout_s))
+        return True
+
+    async def close(self) -> None:
+        """Ends what is under way. What was not settled is released again after the next start."""
+        self._closed = True
+        tasks = [*self._tasks.values(), *self._safe_tasks.values()]
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            try:
+                await task
+            except (asyncio.CancelledError, Exception):
+                continue
+        self._lanes.clear()
+        self._waiting.clear()
+
+    def _try_at_once(self, shard: int, pending: Pending) -> bool:
+        """Settles at once what needs no waiting: nobody to do it, or a plain function that succeeds."""
+        if pending.sink == PUBLISH:
+            self.counters.unheard += 1
+            self._settle(shard, EffectSettled(pending.sink, pending.sequence))
+            return True
+        tag = tag_of(pending.body)
+        hand = self._hands.get(tag)
+        if hand is None:
+            self._failed(shard, pending, tag, f"nobody is registered to carry out {tag}")
+            return True
+        if inspect.iscoroutinefunction(hand.call):
+            return False
+        try:
+            result = hand.call(self._order(hand, shard, pending, attempt=1))
+        except Exception:
+            return False
+        if inspect.isawaitable(result):
+            if inspect.iscoroutine(result):
+                result.close()
+            return False
+        self._done(shard, pending, hand, result)
+        return True
+
+    def _start(self, agent: str) -> None:
+        if len(self._tasks) >= self._settings.effects_in_flight_max:
+            self._waiting.append(agent)
+            return
+        self._tasks[agent] = asyncio.ensure_future(self._work_off(agent))
+
+    async def _work_off(self, agent: str) -> None:
+        """Carries out an agent's effects until there are none."""
+        lane = self._lanes[agent]
+        try:
+            while lane and not self._closed:
+                shard, pending = lane[0]
+                await self._carry_out(shard, pending)
+                lane.popleft()
+        finally:
+            self._tasks.pop(agent, None)
+            if not lane:
+                self._lanes.pop(agent, None)
+            if self._waiting and not self._closed:
+                self._start(self._waiting.popleft())
+
+    async def _carry_out(self, shard: int, pending: Pending) -> None:
+        tag = tag_of(pending.body)
+        hand = self._hands.get(tag)
+        if hand is None:
+            self._failed(shard, pending, tag, f"nobody is registered to carry out {tag}")
+            return
+        reason = ""
+        pause_s = self._settings.effect_pause_s
+        for attempt in range(1, self._settings.effect_tries + 1):
+            if attempt > 1:
+                self.counters.retries += 1
+                await asyncio.sleep(pause_s)
+                pause_s *= 2
+            try:
+                async with asyncio.timeout(self._settings.effect_within_s):
+                    result = hand.call(self._order(hand, shard, pending, attempt))
+                    if inspect.isawaitable(result):
+                        result = await result
+            except TimeoutError:
+                reason = f"no answer within {self._settings.effect_within_s:g} s"
+            except Exception as error:
+                reason = f"{type(error).__name__}: {error}"[:_REASON_CHARS_MAX]
+            else:
+                self._done(shard, pending, hand, result)
+                return
+        self._failed(shard, pending, tag, f"{reason}, after {self._settings.effect_tries} tries")
+
+    def _order(self, hand: _Hand, shard: int, pending: Pending, attempt: int) -> Order[Any]:
+        return Order(
+            agent=pending.agent,
+            effect=hand.decode(pending.body),
+            key=f"{self._incarnation}.{shard}.{pending.position}.{pending.index}",
+            token=(pending.position << 20) + pending.index,
+            sequence=pending.sequence,
+            attempt=attempt,
+        )
+
+    def _done(self, shard: int, pending: Pending, hand: _Hand, result: Any) -> None:
+        name = spec_of(hand.effect).name
+        if issubclass(hand.effect, Work):
+            if not isinstance(result, Event):
+                returned = type(result).__name__
+                self._failed(shard, pending, spec_of(hand.effect).tag, f"the worker returned {returned}, not an event")
+                return
+            answer: Event | None = result
+        else:
+            wanted = self._wants(pending.agent, ActionDone)
+            answer = ActionDone(action=name, key=self._key(shard, pending)) if wanted else None
+        self.counters.done += 1
+        body = None if answer is None else Raw(encode(answer))
+        self._settle(shard, EffectSettled(pending.sink, pending.sequence, body))
+
+    def _failed(self, shard: int, pending: Pending, tag: str, reason: str) -> None:
+        self.counters.failed += 1
+        name = tag.partition("@")[0]
+        hand = self._hands.get(tag)
+        failure: Event
+        if (hand is not None and issubclass(hand.effect, Work)) or pending.sink == "work":
+            failure = WorkFailed(work=name, key=self._key(shard, pending), reason=reason)
+        else:
+            failure = ActionFailed(action=name, key=self._key(shard, pending), reason=reason)
+        self._settle(shard, EffectSettled(pending.sink, pending.sequence, Raw(encode(failure))))
+
+    def _wants(self, agent: str, event: type[Event]) -> bool:
+        return self._plans[agent.partition("/")[0]].handles(event)
+
+    def _key(self, shard: int, pending: Pending) -> str:
+        return f"{self._incarnation}.{shard}.{pending.position}.{pending.index}"
+
+    async def _finish_safe(self, result: Any) -> None:
+        try:
+            async with asyncio.timeout(self._settings.effect_within_s):
+                await result
+        except Exception:
+            self.counters.safe_failed += 1

@@ -1,0 +1,478 @@
+"""The host: inputs in, steps, one group commit at a time, then answers and effects. Journal before effect.
+
+Everything happens in *turns*, plain functions on the event loop: ring what is due, step what waits, write what is
+ready. While one group is on its way to the disk, the next commit is stepped; an input alone is written at once. A turn
+never waits; only the write does. If a write fails, the host stops: safe actions go out, nobody is acknowledged, and
+the next start finds out by reading what was kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct
+
+from stigmergy.core.commit import Group, Signature, head_of, statement
+from stigmergy.core.effects import shard_sink
+from stigmergy.core.errors import DataLost, JournalFull, NotRunning, StigmergyError, WrongKey
+from stigmergy.core.inputs import (
+    Delivery,
+    EffectSettled,
+    EnrollSigner,
+    SafeActionOut,
+    SnapshotStored,
+    Verdict,
+)
+from stigmergy.core.messages import SECOND_NS
+from stigmergy.core.outbox import Pending
+from stigmergy.core.shard import Ready, Shard, Stepped
+from stigmergy.ports.clock import Clock
+from stigmergy.ports.journal import Journal
+from stigmergy.ports.trust import Signer, Verifier
+from stigmergy.runtime.alarms import Alarms
+from stigmergy.runtime.declaration import Declaration
+from stigmergy.runtime.effector import Effector
+from stigmergy.runtime.housekeeping import Housekeeper
+from stigmergy.runtime.ingress import Ingress
+from stigmergy.runtime.intake import Intake, Waiter
+from stigmergy.runtime.mailbox import Letter, Mailbox, Ticket
+from stigmergy.runtime.recovery import Recovered, Recovery
+from stigmergy.runtime.settings import Settings
+from stigmergy.runtime.staleness import Staleness, safe_actions_of
+
+SHARD_SINKS = "shard/"
+NEVER_NS = 2**62
+_told = msgspec.msgpack.Decoder(tuple[str, Raw])
+
+
+class Flight(Struct):
+    """A group on its way to the disk, and whoever waits for it."""
+
+    readies: list[Ready]
+    tickets: list[Ticket]
+
+
+class Settles:
+    """The ticket of a tell to another shard: once it is durable there, it is settled here."""
+
+    __slots__ = ("_first", "_host", "_last", "_shard", "_sink")
+
+    def __init__(self, host: Host, shard: int, sink: str, first: int, last: int) -> None:
+        self._host = host
+        self._shard = shard
+        self._sink = sink
+        self._first = first
+        self._last = last
+
+    def resolve(self) -> None:
+        for sequence in range(self._first, self._last + 1):
+            self._host.intake.put_inside(self._shard, EffectSettled(self._sink, sequence))
+
+    def fail(self, error: Exception) -> None:
+        del error  # it stays owed, and is released again after the next start
+
+
+class Host:
+    """Runs the shards of one owner on one journal. `start`, then send through `intake`, then `stop`."""
+
+    def __init__(
+        self,
+        declaration: Declaration,
+        journal: Journal,
+        signer: Signer,
+        verifier: Verifier,
+        clock: Clock,
+        settings: Settings | None = None,
+    ) -> None:
+        self.declaration = declaration
+        self.settings = settings or declaration.settings
+        self.journal = journal
+        self.clock = clock
+        self._signer = signer
+        self._verifier = verifier
+        self.shards: list[Shard] = []
+        self.mailbox = Mailbox(
+            self.settings.commands_count_max, self.settings.telemetry_items_max, self.settings.telemetry_bytes_max
+        )
+        self.ingress = Ingress(
+            self._consumed,
+            gap_wait_ns=int(self.settings.gap_wait_s * SECOND_NS),
+            gap_deliveries_max=self.settings.gap_deliveries_max,
+        )
+        self.intake = Intake(declaration, self.shards, self.mailbox, self.ingress, clock.monotonic_ns, self._wake)
+        self.effector = Effector(
+            declaration.hands, declaration.plans, self.settings, journal.identity.incarnation, self._settle
+        )
+        self.failure: Exception | None = None
+        self._failed = asyncio.Event()
+        self._alarms = Alarms()
+        self._staleness = Staleness(declaration.plans)
+        self._turn_scheduled = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._writing: asyncio.Future[None] | None = None
+        self._flight: Flight | None = None
+        self._housekeeping_next = False
+        self._draining = False
+        self._open_items = 0
+        self._open_tickets: list[Ticket] = []
+        self._flush_ns = NEVER_NS
+        self._durable: list[int] = []
+        self._repeats: list[tuple[int, int, str, Verdict]] = []
+
+    # ------------------------------------------------------------------ life
+
+    async def start(self) -> Recovered:
+        """Recovers from the journal and begins to take turns. Raises, with nothing changed, if it cannot be trusted."""
+        declaration = self.declaration
+        recovery = Recovery(self.journal, declaration.plans, self._verifier, self.settings.limits)
+        recovered = recovery.recover()
+        self.shards.extend(Shard(state, declaration.shards) for state in recovered.states)
+        self._durable = [state.position for state in recovered.states]
+        self._check_signer()
+        self._check_receivers()
+        monotonic_ns = self.clock.monotonic_ns()
+        self.housekeeper = Housekeeper(self.shards, self.journal, self.settings, monotonic_ns, self._snapshot_stored)
+        for number in range(declaration.shards):
+            self.housekeeper.adopt(number, self.journal.snapshots(number))
+        now_ns = self._now_ns()
+        for shard in self.shards:
+            for timer in shard.state.timers.all():
+                self._alarms.set(shard.state.shard, timer, now_ns, monotonic_ns)
+            for address in shard.state.agents:
+                self._staleness.refresh(address, None, monotonic_ns)
+        self._ring(now_ns, monotonic_ns)
+        for shard in self.shards:
+            self._release(shard.state.shard, list(shard.state.outbox.owed()))
+        self._wake()
+        return recovered
+
+    async def stop(self) -> None:
+        """Takes nothing more, finishes what was taken, waits for effects under way, writes it all, and closes."""
+        self.intake.close("the node is stopping")
+        self._draining = True
+        deadline_s = self._loop_time() + self.settings.drain_s
+        while self.failure is None and self._loop_time() < deadline_s:
+            self._wake()
+            await asyncio.sleep(0.002)
+            if not (self.mailbox.waiting or self._writing or self._open_items or self.effector.busy):
+                break
+        await self.effector.close()
+        while self.failure is None and (
+            self._writing is not None or self.mailbox.pressing or self._flush_ns < NEVER_NS
+        ):
+            self._wake()
+            await asyncio.sleep(0.002)
+            if self._loop_time() > deadline_s + self.settings.drain_s:
+                break
+        self._halt(NotRunning("the node has stopped; what it had not acknowledged is not kept"))
+        await self.journal.close()
+
+    async def kill(self) -> None:
+        """Ends at once, as a crash would: nothing more is written, nobody is told. For simulations."""
+        self._halt(NotRunning("the node was killed"))
+        await self.effector.close()
+
+    def durable_image(self, address: str) -> Any:
+        """An agent as it is on disk; None for one that is not there yet."""
+        number = self.intake.shard_of(address)
+        shard = self.shards[number]
+        for ready in self._flight.readies if self._flight else ():
+            if ready.sealed.shard == number and address in ready.touched:
+                return ready.touched[address]
+        if address in shard.open_images:
+            return shard.open_images[address]
+        return shard.state.agents.get(address)
+
+    async def wait_failure(self) -> Exception:
+        """Waits until the host has stopped by itself, and says why."""
+        while self.failure is None:
+            self._failed.clear()
+            await self._failed.wait()
+        return self.failure
+
+    def _halt(self, error: Exception) -> None:
+        if self.failure is None:
+            self.failure = error
+        self._failed.set()
+        self.intake.close(str(error))
+        if self._timer is not None:
+            self._timer.cancel()
+        for ticket in self._open_tickets + (self._flight.tickets if self._flight else []):
+            ticket.fail(error)
+        self._open_tickets = []
+        self.intake.fail_all(error)
+
+    def _fail(self, error: Exception) -> None:
+        """The journal or we ourselves have failed: agents are made safe without the disk, and nothing more is done."""
+        if self.failure is not None:
+            return
+        for shard in self.shards:
+            for address in list(shard.state.agents):
+                self._make_safe(shard, address, "", journal=False)
+        self._halt(error)
+
+    # ------------------------------------------------------------------ turns
+
+    def _wake(self) -> None:
+        if not self._turn_scheduled and self.failure is None:
+            self._turn_scheduled = True
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._turn_scheduled = False
+        if self.failure is not None:
+            return
+        try:
+            now_ns, monotonic_ns = self._now_ns(), self.clock.monotonic_ns()
+            self._ring(now_ns, monotonic_ns)
+            self._step(now_ns, monotonic_ns)
+            self._write(monotonic_ns)
+            self._arm(monotonic_ns)
+        except Exception as error:
+            self._fail(error)
+
+    def _ring(self, now_ns: int, monotonic_ns: int) -> None:
+        """What time brings: stale agents are made safe, timers and gaps that ran out become inputs."""
+        for stale in self._staleness.due(monotonic_ns):
+            shard = self.shards[self.intake.shard_of(stale.agent)]
+            self.effector.release_safe(stale.agent, stale.rule.then)
+            action = type(stale.rule.then).__name__
+            self.intake.put_inside(shard.state.shard, SafeActionOut(stale.agent, action, stale.because))
+        for number, due in self._alarms.due(now_ns, monotonic_ns):
+            self.intake.put_inside(number, due)
+        self.intake.post(self.ingress.overdue(monotonic_ns))
+
+    def _step(self, now_ns: int, monotonic_ns: int) -> None:
+        room = self.settings.batch_events_max - self._open_items
+        if room <= 0 or not self.mailbox.waiting:
+            return
+        owed = sum(shard.state.outbox.count for shard in self.shards)
+        letters = list(self.mailbox.take(room, telemetry=owed < self.settings.owed_count_max))
+        left: list[Letter] = []
+        for number, shard in enumerate(self.shards):
+            mine = letters if len(self.shards) == 1 else [letter for letter in letters if letter.shard == number]
+            if mine:
+                stepped = shard.step([letter.input for letter in mine], now_ns)
+                left += self._after_step(shard, stepped, mine, monotonic_ns)
+        self._open_items += sum(letter.items for letter in letters)
+        if left:
+            self.mailbox.put_back(left)
+            self._open_items = self.settings.batch_events_max
+
+    def _after_step(self, shard: Shard, stepped: Stepped, letters: Sequence[Letter], monotonic_ns: int) -> list[Letter]:
+        """Sorts out who waits for what; returns the letters that found no room in this commit."""
+        for address, event in stepped.fresh:
+            self._staleness.refresh(address, event, monotonic_ns)
+        number = shard.state.shard
+        for command_id, verdict, position in stepped.repeats:
+            self._repeats.append((number, position, command_id, verdict))
+        taken = len(letters) - len(stepped.left)
+        left = [
+            Letter(number, one, letter.tickets, letter.items, letter.size_bytes)
+            for one, letter in zip(stepped.left, letters[taken:], strict=True)
+        ]
+        tickets = [ticket for letter in letters[:taken] for ticket in letter.tickets]
+        if stepped.wait_ns is not None:
+            self._flush_ns = min(self._flush_ns, monotonic_ns + stepped.wait_ns)
+        for ticket in tickets:
+            if stepped.wait_ns != 0 and isinstance(ticket, Waiter) and ticket.eager:
+                ticket.resolve()
+            elif stepped.wait_ns is None and self._flight is not None:
+                self._flight.tickets.append(ticket)
+            elif stepped.wait_ns is None:
+                ticket.resolve()
+            else:
+                self._open_tickets.append(ticket)
+        self._answer_repeats()
+        return left
+
+    # ------------------------------------------------------------------ writing
+
+    def _write(self, monotonic_ns: int) -> None:
+        """Starts the next write if the journal is free: a group that is due, or something of housekeeping."""
+        if self._writing is not None:
+            return
+        due = self._flush_ns <= monotonic_ns or self._open_items >= self.settings.batch_events_max
+        due = due or (self._draining and self._flush_ns < NEVER_NS)
+        if not due or (self._housekeeping_next and self.housekeeper.busy):
+            self._housekeeping_next = False
+            if self._flush_ns == NEVER_NS:
+                self.housekeeper.begin_if_due(monotonic_ns)
+            chore = self.housekeeper.next_write(self.clock.wall_ns(), monotonic_ns)
+            if chore is not None:
+                self._start_write(chore)
+            if chore is not None or not due:
+                return
+        self._housekeeping_next = True
+        group = self._seal(monotonic_ns)
+        if group is not None:
+            self._start_write(self._append(group))
+
+    def _seal(self, monotonic_ns: int) -> Group | None:
+        readies = [ready for ready in (shard.seal() for shard in self.shards) if ready is not None]
+        tickets, self._open_tickets = self._open_tickets, []
+        self._open_items = 0
+        self._flush_ns = NEVER_NS
+        if not readies:
+            for ticket in tickets:
+                ticket.resolve()
+            return None
+        for ready in readies:
+            self.housekeeper.sealed(ready)
+        self.housekeeper.begin_if_due(monotonic_ns)
+        self._flight = Flight(readies, tickets)
+        heads = [head_of(ready.sealed) for ready in readies]
+        value = self._signer.sign(statement(heads))
+        signature = Signature(self._signer.algorithm, self._signer.public_key, heads, value)
+        return Group(commits=tuple(ready.sealed for ready in readies), signature=signature)
+
+    async def _append(self, group: Group) -> None:
+        try:
+            await self.journal.append(group)
+        except JournalFull:
+            # Nothing of the group was kept. Making room is the one thing that may help; then it is tried once more.
+            if not await self.housekeeper.make_room():
+                raise
+            await self.journal.append(group)
+
+    def _start_write(self, write: Awaitable[None]) -> None:
+        self._writing = asyncio.ensure_future(write)
+        self._writing.add_done_callback(self._written)
+
+    def _written(self, write: asyncio.Future[None]) -> None:
+        self._writing = None
+        error = NotRunning("the write was cancelled") if write.cancelled() else write.exception()
+        if self.failure is not None:
+            return
+        if isinstance(error, Exception):
+            self._fail(error)
+            return
+        flight, self._flight = self._flight, None
+        try:
+            if flight is not None:
+                self._after_write(flight)
+        except Exception as failure:
+            self._fail(failure)
+            return
+        self._wake()
+
+    def _after_write(self, flight: Flight) -> None:
+        """The group is durable: now, and not before, everybody is told and effects leave."""
+        monotonic_ns = self.clock.monotonic_ns()
+        for ready in flight.readies:
+            number = ready.sealed.shard
+            self._durable[number] = ready.sealed.position
+            for command_id, verdict in ready.verdicts:
+                self.intake.answer(command_id, verdict)
+            for timer, set_at_ns in ready.timers:
+                self._alarms.set(number, timer, set_at_ns, monotonic_ns)
+            for address in ready.stopped:
+                self._make_safe(self.shards[number], address, "stopped by its supervision", journal=True)
+            self._release(number, ready.owed)
+            self.housekeeper.durable(ready)
+        for ticket in flight.tickets:
+            ticket.resolve()
+        self._answer_repeats()
+
+    # ------------------------------------------------------------------ what leaves
+
+    def _release(self, number: int, owed: Sequence[Pending]) -> None:
+        """Hands durable effects to who carries them out; tells become deliveries of the shard they go to."""
+        tells: dict[str, list[Pending]] = {}
+        for pending in owed:
+            if pending.sink.startswith(SHARD_SINKS):
+                tells.setdefault(pending.sink, []).append(pending)
+            else:
+                self.effector.release(number, pending)
+        for sink, pendings in tells.items():
+            target = int(sink.removeprefix(SHARD_SINKS))
+            items = [_told.decode(pending.body) for pending in pendings]
+            first = pendings[0].sequence
+            delivery = Delivery(shard_sink(number), items, sequence=first, epoch=self.shards[number].state.epoch)
+            tickets: tuple[Ticket, ...] = ()
+            if target != number:
+                tickets = (Settles(self, number, sink, first, first + len(items) - 1),)
+            self.mailbox.put_inside(Letter(target, delivery, tickets, len(items)))
+
+    def _make_safe(self, shard: Shard, address: str, because: str, *, journal: bool) -> None:
+        """Sends out an agent's safe actions; they are written down afterwards if the journal lives."""
+        plan = shard.state.plans[address.partition("/")[0]]
+        for action in safe_actions_of(plan):
+            self.effector.release_safe(address, action)
+            if journal:
+                taken = SafeActionOut(address, type(action).__name__, because)
+                self.intake.put_inside(shard.state.shard, taken)
+
+    def _settle(self, number: int, settled: EffectSettled) -> None:
+        if self.failure is None:
+            self.intake.put_inside(number, settled)
+
+    def _snapshot_stored(self, number: int, stored: SnapshotStored) -> None:
+        self.intake.put_inside(number, stored)
+
+    def _answer_repeats(self) -> None:
+        waiting: list[tuple[int, int, str, Verdict]] = []
+        for number, position, command_id, verdict in self._repeats:
+            if position <= self._durable[number]:
+                self.intake.answer(command_id, verdict)
+            else:
+                waiting.append((number, position, command_id, verdict))
+        self._repeats = waiting
+
+    # ------------------------------------------------------------------ time and checks
+
+    def _arm(self, monotonic_ns: int) -> None:
+        """Sets the clock for the next turn that nobody else will cause."""
+        if self.mailbox.waiting and self._writing is None:
+            self._wake()
+        due = [monotonic_ns + int(self.settings.retention.check_every_s * SECOND_NS)]
+        due += [at for at in (self._alarms.next_ns(), self._staleness.next_ns(), self.ingress.next_due_ns()) if at]
+        if self._writing is None and self._flush_ns < NEVER_NS:
+            due.append(self._flush_ns)
+        if self._timer is not None:
+            self._timer.cancel()
+        wait_s = max(0, min(due) - monotonic_ns) / SECOND_NS
+        self._timer = asyncio.get_running_loop().call_later(wait_s, self._wake)
+
+    def _now_ns(self) -> int:
+        """Never behind what has been journaled."""
+        last_ns = max((shard.state.time_ns for shard in self.shards), default=0)
+        return max(self.clock.wall_ns(), last_ns)
+
+    def _consumed(self, source: str, incarnation: int) -> int:
+        return min(shard.state.marks.consumed(source, incarnation) for shard in self.shards)
+
+    def _loop_time(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def _check_signer(self) -> None:
+        state = self.shards[0].state
+        key = (self._signer.algorithm, self._signer.public_key)
+        if state.position == 0:
+            self.intake.put_inside(0, EnrollSigner(*key))
+            return
+        known = {(signer.algorithm, signer.public_key): signer.revoked_after for signer in state.signers}
+        if key not in known or known[key] is not None:
+            what = "was revoked" if key in known else "is not enrolled"
+            raise WrongKey(
+                f"the key {key[1].hex()[:16]}… {what} in this journal; start with the key that signed it last, or "
+                "let that one enrol this one: stigmergy keys rotate"
+            )
+
+    def _check_receivers(self) -> None:
+        """A receiver that has confirmed more than we hold means that our log has lost its end."""
+        for sink, confirmed in self.declaration.receivers.items():
+            for shard in self.shards:
+                sent = shard.state.outbox.sent().get(sink, 0)
+                has = confirmed(shard.state.shard)
+                if has > sent:
+                    raise DataLost(
+                        f"shard {shard.state.shard}: the receiver of {sink} has confirmed {has} effects, this journal "
+                        f"knows of {sent}: the end of the log is lost; restore from a newer copy"
+                    )
+
+
+__all__ = ["Host", "StigmergyError"]

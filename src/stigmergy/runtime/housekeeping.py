@@ -1,0 +1,238 @@
+"""Housekeeping: snapshots in portions between commits, and retention of the log. One small write at a time.
+
+The host calls `sealed` after every commit it seals and `begin_if_due` right behind it, asks `next_write` for something
+to do when the journal is free, and tells `durable` when a commit has been written. Nothing here decides over agents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from msgspec import Struct
+
+from stigmergy.core.commit import SnapshotNote
+from stigmergy.core.errors import JournalFull
+from stigmergy.core.inputs import SnapshotStored
+from stigmergy.core.messages import SECOND_NS
+from stigmergy.core.shard import Ready, Shard
+from stigmergy.core.snapshot import SnapshotTaking
+from stigmergy.ports.journal import Journal, SnapshotPart
+from stigmergy.runtime.settings import Settings
+
+CHAINS_KEPT = 2
+"""The newest snapshot and the one before it, each with what it adds to: if one is damaged, the other still serves."""
+
+
+class HousekeepingCounters(Struct):
+    """What was tidied."""
+
+    snapshots: int = 0
+    snapshot_bytes: int = 0
+    snapshots_given_up: int = 0
+    commits_dropped: int = 0
+
+
+class _ShardRecord(Struct):
+    """What housekeeping knows of one shard."""
+
+    shard: Shard
+    events: int = 0
+    tail_bytes: int = 0
+    since_ns: int = 0
+    size_bytes: int = 0
+    changed: dict[str, None] = {}
+    taking: SnapshotTaking | None = None
+    taken_changed: dict[str, None] = {}
+    noted: list[tuple[int, int]] = []
+    """Finished snapshots, oldest first: position and base."""
+    awaiting_note: tuple[SnapshotNote, int] | None = None
+
+
+class Housekeeper:
+    """Snapshots and retention for the shards of one host."""
+
+    def __init__(
+        self,
+        shards: list[Shard],
+        journal: Journal,
+        settings: Settings,
+        monotonic_ns: int,
+        tell: Callable[[int, SnapshotStored], None],
+    ) -> None:
+        self._journal = journal
+        self._settings = settings
+        self._tell = tell
+        self._records = [_ShardRecord(shard=shard, since_ns=monotonic_ns) for shard in shards]
+        self._last_check_ns = monotonic_ns
+        self._obsolete: list[tuple[int, int]] = []
+        """Snapshots to drop: shard and position."""
+        self.counters = HousekeepingCounters()
+
+    def adopt(self, shard: int, positions: list[int]) -> None:
+        """After a restart: the snapshots that are stored. The first new one is full, so that it stands on its own."""
+        self._records[shard].noted = [(position, 0) for position in positions]
+
+    def sealed(self, ready: Ready) -> None:
+        """A commit was sealed: counts it, and keeps images for a snapshot under way."""
+        record = self._records[ready.sealed.shard]
+        record.events += ready.sealed.events
+        record.tail_bytes += len(ready.sealed.body)
+        record.changed.update(dict.fromkeys(ready.touched))
+        if record.taking is not None:
+            record.taking.keep_images(ready.touched)
+
+    def begin_if_due(self, monotonic_ns: int, *, force: bool = False) -> None:
+        """Begins snapshots that are due. Call it between `seal` and the next `step`, when the drafts are empty."""
+        rule = self._settings.snapshots
+        for record in self._records:
+            if record.taking is not None or record.awaiting_note is not None or not record.events:
+                continue
+            waited_s = (monotonic_ns - record.since_ns) / SECOND_NS
+            due = record.events >= rule.every_events or waited_s >= rule.every_s
+            if force or (due and record.tail_bytes >= rule.tail_ratio * record.size_bytes):
+                self._begin(record, monotonic_ns)
+
+    def next_write(self, wall_ns: int, monotonic_ns: int) -> Awaitable[None] | None:
+        """Something small to write, if there is something: a part of a snapshot, or something to drop."""
+        for record in self._records:
+            if record.taking is not None:
+                return self._write_part(record)
+        if self._obsolete:
+            shard, position = self._obsolete.pop()
+            return self._journal.drop_snapshot(shard, position)
+        if monotonic_ns - self._last_check_ns >= int(self._settings.retention.check_every_s * SECOND_NS):
+            self._last_check_ns = monotonic_ns
+            return self._retain(wall_ns)
+        return None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a snapshot is under way."""
+        return any(record.taking is not None for record in self._records)
+
+    def durable(self, ready: Ready) -> None:
+        """A commit is on disk: a snapshot that it notes counts from now on, and older ones may go."""
+        record = self._records[ready.sealed.shard]
+        for note in ready.commit.snapshots:
+            if record.awaiting_note is None or record.awaiting_note[0].position != note.position:
+                continue
+            _, base = record.awaiting_note
+            record.awaiting_note = None
+            record.noted.append((note.position, base))
+            self.counters.snapshots += 1
+            self._plan_obsolete(record)
+
+    async def make_room(self) -> bool:
+        """The disk is full: drops everything that may be dropped; whether that was anything."""
+        before = self.counters.commits_dropped
+        for record in self._records:
+            await self._drop(record, self._droppable(record))
+        return self.counters.commits_dropped > before
+
+    def _begin(self, record: _ShardRecord, monotonic_ns: int) -> None:
+        state = record.shard.state
+        depth = 0
+        for _, base in reversed(record.noted):
+            if not base:
+                break
+            depth += 1
+        incremental = (
+            bool(record.noted)
+            and self.counters.snapshots > 0
+            and depth < self._settings.snapshots.incremental_max
+            and 2 * len(record.changed) <= len(state.agents)
+        )
+        base = record.noted[-1][0] if incremental else 0
+        record.taking = SnapshotTaking(state, base=base, changed=record.changed if incremental else None)
+        record.taken_changed, record.changed = record.changed, {}
+        record.events = record.tail_bytes = 0
+        record.since_ns = monotonic_ns
+
+    async def _write_part(self, record: _ShardRecord) -> None:
+        taking = record.taking
+        if taking is None:
+            return
+        number = taking.parts_count
+        body = taking.next_part(record.shard.open_images)
+        shard = record.shard.state.shard
+        if body is not None:
+            try:
+                await self._journal.put_snapshot(shard, taking.position, [SnapshotPart(part=number, body=body)])
+            except JournalFull:
+                # A snapshot can wait; the log goes on. What it had changed counts for the next one.
+                record.taking = None
+                record.changed = {**record.taken_changed, **record.changed}
+                self.counters.snapshots_given_up += 1
+                self._obsolete.append((shard, taking.position))
+            return
+        note = taking.note()
+        record.taking = None
+        record.size_bytes = taking.size_bytes
+        record.awaiting_note = (note, taking.base)
+        self.counters.snapshot_bytes += taking.size_bytes
+        self._tell(shard, SnapshotStored(note=note))
+
+    def _plan_obsolete(self, record: _ShardRecord) -> None:
+        """Keeps the newest snapshots with what they add to; the others are dropped when there is time."""
+        by_position = dict(record.noted)
+        needed: dict[int, None] = {}
+        chains = 0
+        for position, _ in reversed(record.noted):
+            if position in needed:
+                continue
+            if chains == CHAINS_KEPT:
+                break
+            chains += 1
+            link = position
+            while link:
+                needed[link] = None
+                link = by_position.get(link, 0)
+        shard = record.shard.state.shard
+        self._obsolete += [(shard, position) for position, _ in record.noted if position not in needed]
+        record.noted = [(position, base) for position, base in record.noted if position in needed]
+
+    def _droppable(self, record: _ShardRecord) -> int:
+        """The highest position that may be dropped: covered by the oldest snapshot kept, and owed to nobody."""
+        if not record.noted:
+            return 0
+        covered = record.noted[0][0]
+        lowest = record.shard.state.outbox.lowest_position()
+        return covered if lowest is None else min(covered, lowest - 1)
+
+    async def _retain(self, wall_ns: int) -> None:
+        """Drops what the rules of retention let go."""
+        rule = self._settings.retention
+        size = self._journal.size()
+        for record in self._records:
+            limit = self._droppable(record)
+            upto = 0
+            if size.bytes_free < rule.reserve_bytes:
+                upto = limit
+            if rule.keep_s is not None:
+                upto = max(upto, self._last_before(record, limit, wall_ns - int(rule.keep_s * SECOND_NS)))
+            if rule.keep_bytes is not None and size.bytes_used > rule.keep_bytes:
+                first = self._journal.first_position(record.shard.state.shard)
+                count = record.shard.state.position - first + 1
+                upto = max(upto, first - 1 + int(count * (1 - rule.keep_bytes / size.bytes_used)) + 1)
+            await self._drop(record, min(upto, limit))
+
+    def _last_before(self, record: _ShardRecord, limit: int, time_ns: int) -> int:
+        """The last position, up to a limit, whose commit is older than this: found by halving."""
+        shard = record.shard.state.shard
+        low, high = self._journal.first_position(shard) - 1, limit
+        while low < high:
+            middle = (low + high + 1) // 2
+            stored: Any = next(iter(self._journal.read(shard, after=middle - 1)), None)
+            if stored is not None and stored.sealed.time_ns < time_ns:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    async def _drop(self, record: _ShardRecord, upto: int) -> None:
+        shard = record.shard.state.shard
+        first = self._journal.first_position(shard)
+        if upto >= first:
+            await self._journal.drop(shard, upto)
+            self.counters.commits_dropped += upto - first + 1

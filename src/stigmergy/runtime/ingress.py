@@ -1,0 +1,158 @@
+"""The door for bytes from outside: opens envelopes, keeps each source's order, waits for gaps within bounds.
+
+It decodes no message: the step does that one by one, so that a bad one harms no other. It never touches the state; it
+only reads how far each source has been consumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from stigmergy.core.codec import Envelope, open_envelope
+from stigmergy.core.errors import Overloaded, StaleEpoch, StigmergyError
+from stigmergy.runtime.mailbox import Ticket
+
+SHARD_SOURCES = "shard/"
+
+
+class IngressCounters(Struct):
+    """What came through the door."""
+
+    envelopes: int = 0
+    malformed: int = 0
+    early: int = 0
+    gaps: int = 0
+    refused: int = 0
+
+
+class Early(Struct):
+    """An envelope that came before those that should precede it."""
+
+    envelope: Envelope
+    size_bytes: int
+    tickets: tuple[Ticket, ...]
+    since_ns: int
+
+
+class Accept(Struct, frozen=True):
+    """What the door lets through: an envelope in order, or the end of a gap that nobody filled."""
+
+    envelope: Envelope
+    size_bytes: int
+    tickets: tuple[Ticket, ...]
+    skip_to: int = 0
+    """When set, sequences before it are declared lost first."""
+
+
+class Ingress:
+    """Keeps the order of each source. `consumed` tells how far a source has been consumed by the shards."""
+
+    def __init__(self, consumed: Callable[[str, int], int], *, gap_wait_ns: int, gap_deliveries_max: int) -> None:
+        self._consumed = consumed
+        self._gap_wait_ns = gap_wait_ns
+        self._gap_deliveries_max = gap_deliveries_max
+        self._expected: dict[tuple[str, int], int] = {}
+        self._early: dict[tuple[str, int], dict[int, Early]] = {}
+        self._early_count = 0
+        self.counters = IngressCounters()
+
+    def open(self, data: bytes) -> Envelope:
+        """Opens an envelope; raises Malformed or TooLarge and counts it."""
+        try:
+            envelope = open_envelope(data)
+        except StigmergyError:
+            self.counters.malformed += 1
+            raise
+        if envelope.source.startswith(SHARD_SOURCES):
+            self.counters.refused += 1
+            raise StaleEpoch(f"source {envelope.source!r}: names of shards are for shards; choose another")
+        self.counters.envelopes += 1
+        return envelope
+
+    def admit(
+        self, envelope: Envelope, size_bytes: int, tickets: tuple[Ticket, ...], monotonic_ns: int
+    ) -> list[Accept]:
+        """What may go to the step now: nothing yet for one that came early; more than one when it fills a gap."""
+        key = (envelope.source, envelope.incarnation)
+        expected = self._expected.get(key)
+        if expected is None:
+            expected = self._consumed(*key) + 1
+        if envelope.sequence > expected:
+            self._hold(key, Early(envelope, size_bytes, tickets, monotonic_ns))
+            self._expected[key] = expected
+            return []
+        accepted = [Accept(envelope, size_bytes, tickets)]
+        expected = max(expected, envelope.sequence + len(envelope.items))
+        self._expected[key] = expected
+        accepted += self._release(key)
+        return accepted
+
+    def overdue(self, monotonic_ns: int) -> list[Accept]:
+        """Early ones that have waited long enough: the gap before them is declared lost."""
+        accepted: list[Accept] = []
+        for key in list(self._early):
+            waiting = self._early[key]
+            lowest = min(waiting)
+            if monotonic_ns - waiting[lowest].since_ns < self._gap_wait_ns:
+                continue
+            early = self._pop(key, lowest)
+            self.counters.gaps += 1
+            accepted.append(Accept(early.envelope, early.size_bytes, early.tickets, skip_to=lowest))
+            self._expected[key] = max(self._expected[key], lowest + len(early.envelope.items))
+            accepted += self._release(key)
+        return accepted
+
+    def next_due_ns(self) -> int | None:
+        """When the oldest early one will have waited long enough."""
+        waiting = [early[min(early)].since_ns for early in self._early.values()]
+        return min(waiting) + self._gap_wait_ns if waiting else None
+
+    def forget(self, source: str, incarnation: int) -> None:
+        """The host could not take what was let through: the next one is measured against the marks again."""
+        self._expected.pop((source, incarnation), None)
+
+    def clear(self) -> list[Ticket]:
+        """Gives up everything that waits; returns the tickets."""
+        tickets = [ticket for waiting in self._early.values() for early in waiting.values() for ticket in early.tickets]
+        self._early.clear()
+        self._early_count = 0
+        return tickets
+
+    def _hold(self, key: tuple[str, int], early: Early) -> None:
+        if self._early_count >= self._gap_deliveries_max:
+            self.counters.refused += 1
+            raise Overloaded(
+                f"source {key[0]!r}: sequence {early.envelope.sequence} came early, and {self._gap_deliveries_max} "
+                "such envelopes wait already; send what is missing first"
+            )
+        self.counters.early += 1
+        waiting = self._early.setdefault(key, {})
+        replaced = waiting.get(early.envelope.sequence)
+        if replaced is not None:
+            early.tickets = (*replaced.tickets, *early.tickets)
+            early.since_ns = replaced.since_ns
+        else:
+            self._early_count += 1
+        waiting[early.envelope.sequence] = early
+
+    def _release(self, key: tuple[str, int]) -> list[Accept]:
+        """Early ones whose turn has come."""
+        accepted: list[Accept] = []
+        while waiting := self._early.get(key):
+            lowest = min(waiting)
+            if lowest > self._expected[key]:
+                break
+            early = self._pop(key, lowest)
+            self._expected[key] = max(self._expected[key], lowest + len(early.envelope.items))
+            accepted.append(Accept(early.envelope, early.size_bytes, early.tickets))
+        return accepted
+
+    def _pop(self, key: tuple[str, int], sequence: int) -> Early:
+        waiting = self._early[key]
+        early = waiting.pop(sequence)
+        self._early_count -= 1
+        if not waiting:
+            del self._early[key]
+        return early

@@ -1,0 +1,201 @@
+"""The senders' side of a host: envelopes, observations and commands become letters; whoever sent them can wait.
+
+Nothing is taken before there is room for it, and nobody is told that something is durable before it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from msgspec import Raw
+
+from stigmergy.core.codec import encode
+from stigmergy.core.errors import NotRunning, Overloaded
+from stigmergy.core.inputs import ELSEWHERE, LOCAL, Ask, Delivery, Input, SequencesSkipped, Verdict
+from stigmergy.core.messages import Command, Event
+from stigmergy.core.shard import Shard
+from stigmergy.core.state import shard_of
+from stigmergy.runtime.declaration import Declaration
+from stigmergy.runtime.ingress import Accept, Ingress
+from stigmergy.runtime.mailbox import BLOCK, Letter, Mailbox
+
+SHARD_CACHE_MAX = 1_000_000
+
+
+class Waiter:
+    """A ticket that somebody awaits: resolved when each of its letters is durable, failed when one of them is not."""
+
+    __slots__ = ("_future", "_left", "eager")
+
+    def __init__(self, future: asyncio.Future[None], *, eager: bool = False) -> None:
+        self._future = future
+        self._left = 1
+        self.eager = eager
+        """Satisfied with having been taken, where the event's promise lets the disk come later."""
+
+    def expect(self, letters: int) -> None:
+        """So many letters carry this ticket."""
+        self._left = letters
+
+    def resolve(self) -> None:
+        self._left -= 1
+        if self._left <= 0 and not self._future.done():
+            self._future.set_result(None)
+
+    def fail(self, error: Exception) -> None:
+        if not self._future.done():
+            self._future.set_exception(error)
+
+
+class Intake:
+    """Takes what is sent into the mailbox."""
+
+    def __init__(
+        self,
+        declaration: Declaration,
+        shards: list[Shard],
+        mailbox: Mailbox,
+        ingress: Ingress,
+        monotonic_ns: Callable[[], int],
+        wake: Callable[[], None],
+    ) -> None:
+        self._declaration = declaration
+        self._shards = shards
+        self._mailbox = mailbox
+        self._ingress = ingress
+        self._monotonic_ns = monotonic_ns
+        self._wake = wake
+        self._asks: dict[str, list[asyncio.Future[Verdict]]] = {}
+        self._shard_of: dict[str, int] = {}
+        self._closed: str | None = None
+
+    def close(self, why: str) -> None:
+        """Takes nothing more."""
+        self._closed = why
+
+    def deliver(self, data: bytes) -> asyncio.Future[None]:
+        """Takes an envelope. The future is done when all of it is durable, and fails when it was not taken."""
+        self._check_open()
+        envelope = self._ingress.open(data)
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiter = Waiter(future)
+        accepted = self._ingress.admit(envelope, len(data), (waiter,), self._monotonic_ns())
+        self.post(accepted)
+        return future
+
+    def post(self, accepted: list[Accept]) -> None:
+        """Puts what the door let through into the mailbox."""
+        for one in accepted:
+            try:
+                self._post(one)
+            except Overloaded:
+                self._ingress.forget(one.envelope.source, one.envelope.incarnation)
+                raise
+        if accepted:
+            self._wake()
+
+    def observe(self, address: str, event: Event) -> asyncio.Future[None]:
+        """Takes one event from the embedding program. Done when it is kept as its type promises."""
+        self._check_open()
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        body = encode(event)
+        delivery = Delivery(source=LOCAL, items=[(address, Raw(body))], size_bytes=len(body) + 64)
+        letter = Letter(
+            shard=self.shard_of(address),
+            input=delivery,
+            tickets=(Waiter(future, eager=True),),
+            size_bytes=delivery.size_bytes,
+        )
+        self._mailbox.put_telemetry(letter, BLOCK)
+        self._wake()
+        return future
+
+    def ask(
+        self, address: str, command: Command | Raw, command_id: str, source: str = LOCAL
+    ) -> asyncio.Future[Verdict]:
+        """Takes a command. The future holds the answer, once it is durable."""
+        self._check_open()
+        body = command if isinstance(command, Raw) else Raw(encode(command))
+        ask = Ask(agent=address, command_id=command_id, command=body, source=source)
+        self._mailbox.put_command(Letter(shard=self.shard_of(address), input=ask))
+        future: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+        self._asks.setdefault(command_id, []).append(future)
+        self._wake()
+        return future
+
+    def put_inside(self, shard: int, one: Input) -> None:
+        """Takes an input from inside: a timer, a result, a note."""
+        self._mailbox.put_inside(Letter(shard=shard, input=one))
+        self._wake()
+
+    def answer(self, command_id: str, verdict: Verdict) -> None:
+        """Tells whoever asked."""
+        for future in self._asks.pop(command_id, ()):
+            if not future.done():
+                future.set_result(verdict)
+
+    def fail_all(self, error: Exception) -> None:
+        """Tells everybody who waits that it is over."""
+        for letter in self._mailbox.clear():
+            for ticket in letter.tickets:
+                ticket.fail(error)
+        for waiting in self._ingress.clear():
+            waiting.fail(error)
+        for futures in self._asks.values():
+            for future in futures:
+                if not future.done():
+                    future.set_exception(error)
+        self._asks.clear()
+
+    def shard_of(self, address: str) -> int:
+        """Where an agent lives; remembered, because it is asked for every input."""
+        shards = len(self._shards)
+        if shards == 1:
+            return 0
+        shard = self._shard_of.get(address)
+        if shard is None:
+            if len(self._shard_of) >= SHARD_CACHE_MAX:
+                self._shard_of.clear()
+            shard = self._shard_of[address] = shard_of(address, shards)
+        return shard
+
+    def _post(self, accepted: Accept) -> None:
+        envelope = accepted.envelope
+        policy = self._declaration.policy_of(envelope.source)
+        shards = len(self._shards)
+        items = [envelope.items] if shards == 1 else self._split(envelope.items, shards)
+        for ticket in accepted.tickets:
+            if isinstance(ticket, Waiter):
+                ticket.expect(shards)
+        for shard, part in enumerate(items):
+            if accepted.skip_to:
+                skipped = SequencesSkipped(
+                    source=envelope.source,
+                    incarnation=envelope.incarnation,
+                    epoch=envelope.epoch,
+                    last=accepted.skip_to - 1,
+                    because="missing: they did not come in time",
+                )
+                self._mailbox.put_telemetry(Letter(shard=shard, input=skipped, items=0), BLOCK)
+            delivery = Delivery(
+                source=envelope.source,
+                items=part,
+                sequence=envelope.sequence,
+                incarnation=envelope.incarnation,
+                epoch=envelope.epoch,
+                size_bytes=accepted.size_bytes // shards,
+            )
+            letter = Letter(shard, delivery, accepted.tickets, len(part), accepted.size_bytes // shards)
+            self._mailbox.put_telemetry(letter, policy)
+
+    def _split(self, items: list[tuple[str, Raw]], shards: int) -> list[list[tuple[str, Raw]]]:
+        """One list for each shard, of full length: the numbers of a source run through all of them."""
+        parts: list[list[tuple[str, Raw]]] = [[("", ELSEWHERE)] * len(items) for _ in range(shards)]
+        for number, item in enumerate(items):
+            parts[self.shard_of(item[0])][number] = item
+        return parts
+
+    def _check_open(self) -> None:
+        if self._closed is not None:
+            raise NotRunning(f"{self._closed}; nothing was taken")

@@ -1,0 +1,148 @@
+"""A running fleet, as the embedding program sees it: send, observe, query, look at what failed.
+
+    async with fleet.running() as live:
+        answer = await live.send("Drone/D-17", StartMission(mission="M1"))     # Accepted | Refused(reason)
+        state = live.query("Drone/D-17")                                       # local, durable state
+
+Queries ask nobody: they see the state as it is on disk, and never one that a loss of power could take back.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar, overload
+
+from msgspec import Struct, structs
+
+from stigmergy.core.agent import Agent
+from stigmergy.core.commit import Head
+from stigmergy.core.errors import UnknownKind
+from stigmergy.core.inputs import EnrollSigner, LetterDropped, LetterRetried, ResumeAgent, RevokeSigner, Verdict
+from stigmergy.core.memory import Letter
+from stigmergy.core.messages import Command, Event
+from stigmergy.ports.clock import Entropy
+from stigmergy.runtime.host import Host
+from stigmergy.runtime.recovery import Recovered
+
+COMMAND_ID_BYTES = 12
+AgentT = TypeVar("AgentT", bound=Agent)
+
+
+class Standing(Struct, frozen=True):
+    """Where a node stands, for people and for metrics."""
+
+    fleet: str
+    agents: int
+    heads: list[Head]
+    owed: int
+    waiting: int
+    dead_letters: int
+    stopped: dict[str, str]
+    journal_bytes: int
+    counters: dict[str, int]
+
+
+class Live:
+    """The handle of a running fleet."""
+
+    def __init__(self, host: Host, entropy: Entropy, recovered: Recovered) -> None:
+        self._host = host
+        self._entropy = entropy
+        self.recovered = recovered
+
+    async def send(self, address: str, command: Command, *, command_id: str | None = None) -> Verdict:
+        """Sends a command and waits for its durable answer. With the same `command_id` it is done at most once."""
+        if command_id is None:
+            command_id = self._entropy.token(COMMAND_ID_BYTES).hex()
+        return await self._host.intake.ask(address, command, command_id)
+
+    async def observe(self, address: str, event: Event) -> None:
+        """Tells an agent what was observed; returns when it is kept as its type promises."""
+        await self._host.intake.observe(address, event)
+
+    async def deliver(self, envelope: bytes) -> None:
+        """Takes an envelope of another node; returns when all of it is durable, so that the sender may forget it."""
+        await self._host.intake.deliver(envelope)
+
+    @overload
+    def query(self, address: str) -> Any: ...
+
+    @overload
+    def query(self, address: str, kind: type[AgentT]) -> AgentT: ...
+
+    def query(self, address: str, kind: type[Agent] | None = None) -> Any:
+        """The durable state of an agent, as a copy. One that has had no input is in its first state.
+
+        Given the class as well, the type checker knows what comes back.
+        """
+        host = self._host
+        shard = host.shards[host.intake.shard_of(address)]
+        plan = shard.state.plan_at(address)
+        if kind is not None and plan.cls is not kind:
+            raise UnknownKind(f"{address} is a {plan.kind}, not a {kind.__agent_kind__}; ask for that")
+        agent = host.durable_image(address)
+        return shard.state.new_agent(address, plan) if agent is None else plan.copy(agent)
+
+    def agents(self, kind: str | type[Agent] | None = None) -> list[str]:
+        """The addresses of all agents that have had an input, sorted; of one kind, if given."""
+        name = kind if isinstance(kind, str) or kind is None else kind.__agent_kind__
+        if name is not None and name not in self._host.declaration.plans:
+            raise UnknownKind(f"{name!r} is no agent kind here; there are {', '.join(self._host.declaration.plans)}")
+        addresses = [address for shard in self._host.shards for address in shard.state.agents]
+        return sorted(address for address in addresses if name is None or address.startswith(f"{name}/"))
+
+    def dead_letters(self) -> list[Letter]:
+        """Inputs that failed, oldest first."""
+        return [letter for shard in self._host.shards for letter in shard.state.letters.all()]
+
+    def retry(self, letter: Letter) -> None:
+        """Gives a dead letter to its agent once more, as the next input."""
+        self._host.intake.put_inside(_shard_of_letter(letter), LetterRetried(letter.letter))
+
+    def drop(self, letter: Letter) -> None:
+        """Gives a dead letter up."""
+        self._host.intake.put_inside(_shard_of_letter(letter), LetterDropped(letter.letter))
+
+    def resume(self, address: str, by: str) -> None:
+        """Lets an agent go on that its supervision has stopped."""
+        self._host.intake.put_inside(self._host.intake.shard_of(address), ResumeAgent(address, by))
+
+    def enroll_signer(self, algorithm: int, public_key: bytes) -> None:
+        """Lets another key sign from the next commit on."""
+        self._host.intake.put_inside(0, EnrollSigner(algorithm, public_key))
+
+    def revoke_signer(self, algorithm: int, public_key: bytes, last_position: int) -> None:
+        """A key's signatures count up to this position and no further."""
+        self._host.intake.put_inside(0, RevokeSigner(algorithm, public_key, last_position))
+
+    def standing(self) -> Standing:
+        """Where this node stands."""
+        host = self._host
+        counters: dict[str, int] = {}
+        parts = [host.mailbox.counters, host.ingress.counters, host.effector.counters, host.housekeeper.counters]
+        for counted in (*(shard.counters for shard in host.shards), *parts):
+            for name, value in structs.asdict(counted).items():
+                counters[name] = counters.get(name, 0) + value
+        return Standing(
+            fleet=host.declaration.name,
+            agents=sum(len(shard.state.agents) for shard in host.shards),
+            heads=[shard.state.head for shard in host.shards],
+            owed=sum(shard.state.outbox.count for shard in host.shards),
+            waiting=host.mailbox.items,
+            dead_letters=len(self.dead_letters()),
+            stopped={name: why for shard in host.shards for name, why in shard.state.stopped.items()},
+            journal_bytes=host.journal.size().bytes_used,
+            counters=counters,
+        )
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why the node has stopped by itself; None while it runs."""
+        return self._host.failure
+
+    async def wait_failure(self) -> Exception:
+        """Waits until the node stops by itself."""
+        return await self._host.wait_failure()
+
+
+def _shard_of_letter(letter: Letter) -> int:
+    return int(letter.letter.partition(".")[0])

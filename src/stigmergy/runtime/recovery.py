@@ -1,0 +1,224 @@
+"""Recovery: reads a journal back into shards, and refuses to go on from one that does not hold together.
+
+Every digest is checked, and of every signer's run the last signature; `log verify` checks all. A snapshot is used only
+if a later commit notes it with the digest of what is stored; otherwise an older one, otherwise the whole log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from stigmergy.core.commit import Signature, digest_commit, open_commit, statement
+from stigmergy.core.errors import BadSignature, FoldMismatch, JournalCorrupt, JournalError, WrongKey
+from stigmergy.core.plans import AgentPlan
+from stigmergy.core.replay import apply
+from stigmergy.core.snapshot import digest_of_parts, load_agents, load_tables, read_header
+from stigmergy.core.state import Limits, ShardState
+from stigmergy.ports.journal import Journal, StoredCommit
+from stigmergy.ports.trust import Verifier
+
+
+class Recovered(Struct):
+    """What recovery found, for people and for the host."""
+
+    states: list[ShardState]
+    commits: int = 0
+    events: int = 0
+    signatures: int = 0
+    snapshots: dict[int, int] = {}
+    """Per shard the position of the snapshot it started from; shards replayed from the beginning are absent."""
+    passed_over: list[str] = []
+    """Snapshots that could not be used, and why."""
+
+
+class _NoteMissing(Exception):
+    """The log behind a snapshot does not note it: it was never finished."""
+
+
+class Recovery:
+    """Reads one journal."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        plans: Mapping[str, AgentPlan],
+        verifier: Verifier,
+        limits: Limits,
+        *,
+        every_signature: bool = False,
+    ) -> None:
+        self._journal = journal
+        self._plans = plans
+        self._limits = limits
+        self._signatures = _SignatureCheck(verifier, every_signature=every_signature)
+
+    def recover(self) -> Recovered:
+        """All shards, each from its newest usable snapshot and the log behind it."""
+        found = Recovered(states=[])
+        for shard in range(self._journal.identity.shards):
+            found.states.append(self._recover_shard(shard, found))
+        self._signatures.finish(found)
+        return found
+
+    def replay_from_start(self, shard: int, upto: int | None = None, upto_ns: int | None = None) -> ShardState:
+        """A shard as it was at a position or time, from the log alone; for looking back."""
+        state = ShardState(shard, self._plans, self._limits)
+        start = self._base_for(shard, upto, upto_ns, state)
+        for stored in self._journal.read(shard, after=start):
+            sealed = stored.sealed
+            if (upto is not None and sealed.position > upto) or (upto_ns is not None and sealed.time_ns > upto_ns):
+                break
+            self._apply(state, stored)
+        return state
+
+    def _base_for(self, shard: int, upto: int | None, upto_ns: int | None, state: ShardState) -> int:
+        """Where to start looking back from: the beginning, or the last snapshot before it if that was dropped."""
+        if self._journal.first_position(shard) == 1:
+            return 0
+        for position in reversed(self._journal.snapshots(shard)):
+            if upto is not None and position > upto:
+                continue
+            self._load(state, shard, position)
+            if upto_ns is None or state.time_ns <= upto_ns:
+                return position
+        raise JournalCorrupt(f"shard {shard}: that far back the log has been dropped and there is no snapshot")
+
+    def _recover_shard(self, shard: int, found: Recovered) -> ShardState:
+        for position in reversed(self._journal.snapshots(shard)):
+            state = ShardState(shard, self._plans, self._limits)
+            try:
+                digest = self._load(state, shard, position)
+                self._replay(state, found, note=(position, digest))
+            except (_NoteMissing, FoldMismatch, JournalCorrupt) as error:
+                self._signatures.forget(shard)
+                found.passed_over.append(f"shard {shard}, snapshot at {position}: {error}")
+                continue
+            found.snapshots[shard] = position
+            return state
+        if self._journal.first_position(shard) != 1:
+            raise FoldMismatch(
+                f"shard {shard}: the log begins at position {self._journal.first_position(shard)}, and no snapshot "
+                f"covers what was before ({'; '.join(found.passed_over) or 'there is none'}); "
+                "restore from a copy, or run the version that took the snapshot"
+            )
+        state = ShardState(shard, self._plans, self._limits)
+        self._replay(state, found, note=None)
+        return state
+
+    def _load(self, state: ShardState, shard: int, position: int) -> bytes:
+        """Loads a snapshot and those it adds to, base first; returns the digest of its stored parts."""
+        parts = [part.body for part in self._journal.read_snapshot(shard, position)]
+        if not parts:
+            raise JournalCorrupt(f"shard {shard}: the snapshot at {position} is not there")
+        header = read_header(parts[0])
+        if header.base:
+            if header.base >= position:
+                raise JournalCorrupt(f"shard {shard}: the snapshot at {position} adds to a later one")
+            self._load(state, shard, header.base)
+        for part in parts[1:]:
+            load_agents(state, header, part)
+        load_tables(state, header.tables)
+        if header.tables.position != position or header.tables.shard != shard:
+            raise JournalCorrupt(f"shard {shard}: the snapshot at {position} says it is of {header.tables.position}")
+        return digest_of_parts(parts)
+
+    def _replay(self, state: ShardState, found: Recovered, note: tuple[int, bytes] | None) -> None:
+        commits = events = 0
+        noted = note is None
+        for stored in self._journal.read(state.shard, after=state.position):
+            for said in self._apply(state, stored):
+                if note is not None and said[0] == note[0]:
+                    if said[1] != note[1]:
+                        raise JournalCorrupt("its bytes are not those that the log notes")
+                    noted = True
+            commits += 1
+            events += stored.sealed.events
+        if not noted:
+            raise _NoteMissing("no commit notes it, it was never finished")
+        found.commits += commits
+        found.events += events
+
+    def _apply(self, state: ShardState, stored: StoredCommit) -> list[tuple[int, bytes]]:
+        sealed = stored.sealed
+        digest = digest_commit(sealed.body)
+        if digest != sealed.digest:
+            raise JournalCorrupt(
+                f"shard {state.shard}, position {sealed.position}: the bytes do not have the digest they were stored "
+                "with; restore from a copy"
+            )
+        commit = open_commit(sealed.body)
+        apply(state, commit, digest)
+        self._signatures.take(state, stored)
+        return [(said.position, said.digest) for said in commit.snapshots]
+
+
+class _SignatureCheck:
+    """Checks that the heads of all shards are vouched for by keys that the log has enrolled."""
+
+    def __init__(self, verifier: Verifier, *, every_signature: bool) -> None:
+        self._verifier = verifier
+        self._every_signature = every_signature
+        self._last: dict[int, Signature] = {}
+        """Per shard the last signature of the current signer's run, not yet verified."""
+        self._claims: dict[int, tuple[int, bytes]] = {}
+        self._verified = 0
+
+    def take(self, state: ShardState, stored: StoredCommit) -> None:
+        """Takes in the signature of a commit, if it has one."""
+        signature = stored.signature
+        if signature is None:
+            return
+        shard = state.shard
+        own = [head for head in signature.heads if head.shard == shard]
+        if [(head.position, head.digest) for head in own] != [(state.position, state.digest)]:
+            raise BadSignature(
+                f"shard {shard}, position {state.position}: the signature stored here is for another commit"
+            )
+        for head in signature.heads:
+            if head.position >= self._claims.get(head.shard, (0, b""))[0]:
+                self._claims[head.shard] = (head.position, head.digest)
+        before = self._last.get(shard)
+        if before is not None and (before.algorithm, before.key) != (signature.algorithm, signature.key):
+            self._verify(before)
+        self._last[shard] = signature
+        if self._every_signature:
+            self._verify(signature)
+
+    def forget(self, shard: int) -> None:
+        """The shard is read again from elsewhere."""
+        self._last.pop(shard, None)
+        self._claims.pop(shard, None)
+
+    def finish(self, found: Recovered) -> None:
+        """Verifies the last signature of each run, and that every head is covered by one."""
+        for shard in sorted(self._last):
+            self._verify(self._last[shard])
+        found.signatures = self._verified
+        enrolled = {(signer.algorithm, signer.public_key) for signer in found.states[0].signers}
+        for shard in sorted(self._last):
+            signature = self._last[shard]
+            if (signature.algorithm, signature.key) not in enrolled:
+                raise WrongKey(
+                    f"shard {shard}: the log ends with a signature by {signature.key.hex()[:16]}…, which it never "
+                    "enrolled; somebody else has written it"
+                )
+        for state in found.states:
+            if state.position and self._claims.get(state.shard) != (state.position, state.digest):
+                raise BadSignature(
+                    f"shard {state.shard}: no signature covers position {state.position}, the end of its log; "
+                    "it was cut or forged: compare with a copy"
+                )
+
+    def _verify(self, signature: Signature) -> None:
+        self._verified += 1
+        bytes_signed = statement(signature.heads)
+        if not self._verifier.verify(signature.algorithm, signature.key, bytes_signed, signature.value):
+            raise BadSignature(
+                f"the signature by {signature.key.hex()[:16]}… over {len(signature.heads)} heads does not verify; "
+                "the log was changed after it was signed"
+            )
+
+
+__all__ = ["JournalError", "Recovered", "Recovery"]

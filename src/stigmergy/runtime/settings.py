@@ -1,0 +1,69 @@
+"""The limits and times of a host. Every queue, wait and retry of the runtime has its bound here."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from stigmergy.core.errors import ConfigError
+from stigmergy.core.state import Limits
+
+KIB = 1024
+MIB = 1024 * KIB
+
+
+class Snapshots(Struct, frozen=True):
+    """When snapshots are taken: after so many events or seconds, but only once the log behind the last one is so many
+    times larger than it was; so a large state is not written again and again."""
+
+    every_events: int = 10_000
+    every_s: float = 300.0
+    tail_ratio: float = 4.0
+    incremental_max: int = 8
+    """So many incremental snapshots may follow a full one."""
+
+
+class Retention(Struct, frozen=True):
+    """What part of the log may go. Never dropped: what no snapshot covers, and what is still owed to a sink."""
+
+    keep_s: float | None = None
+    keep_bytes: int | None = None
+    reserve_bytes: int = 64 * MIB
+    """With less than this free on the device, everything that may be dropped is dropped."""
+    check_every_s: float = 10.0
+
+
+class Settings(Struct, frozen=True):
+    """All of a host's bounds. The defaults suit a small device and a 2-core machine alike."""
+
+    batch_events_max: int = 1_000
+    """An open commit with this many inputs waits for the disk before it takes more."""
+    commands_count_max: int = 10_000
+    """Commands waiting; one more is told Overloaded."""
+    telemetry_items_max: int = 100_000
+    telemetry_bytes_max: int = 64 * MIB
+    """Observed events waiting; past it each stream's policy decides: block, drop the oldest, sample."""
+    gap_wait_s: float = 5.0
+    """How long inputs that came too early wait for those before them; then the gap is declared and kept in the log."""
+    gap_deliveries_max: int = 1_000
+    """Early deliveries waiting, of all sources; one more is refused, and its sender repeats it."""
+    effects_in_flight_max: int = 256
+    """Effects with actuators and workers at the same time; the rest waits in the outbox."""
+    owed_count_max: int = 100_000
+    """Effects owed in all; past it no observed events are taken until sinks have settled some."""
+    effect_tries: int = 5
+    effect_within_s: float = 30.0
+    """One try of an actuator or worker takes at most this long."""
+    effect_pause_s: float = 0.1
+    """The pause before the second try; it doubles from try to try."""
+    drain_s: float = 10.0
+    """How long a stop waits for effects that are under way."""
+    snapshots: Snapshots = Snapshots()
+    retention: Retention = Retention()
+    limits: Limits = Limits()
+
+    def __post_init__(self) -> None:
+        for name in ("batch_events_max", "commands_count_max", "telemetry_items_max", "effects_in_flight_max"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"settings: {name} = {getattr(self, name)}; give at least 1")
+        if self.snapshots.every_events < 1 or self.snapshots.every_s <= 0 or self.effect_tries < 1:
+            raise ConfigError("settings: snapshots.every_events, snapshots.every_s and effect_tries must be above 0")
