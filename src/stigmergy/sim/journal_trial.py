@@ -150,11 +150,18 @@ class Trial(Struct):
         return findings
 
 
+def make_trial(seed: int, chance: random.Random, *, sync_lies: bool = False, capacity_bytes: int = 1 << 40) -> Trial:
+    """A fresh disk with an empty model."""
+    after = chance.choice((AfterFailedSync.STALE_CACHE, AfterFailedSync.DROPPED_CACHE))
+    disk = SimDisk(random.Random(seed + 1), sync_lies=sync_lies, after_failed_sync=after, capacity_bytes=capacity_bytes)
+    return Trial(seed=seed, chance=chance, disk=disk, model=Model())
+
+
 def try_power_loss(seed: int, *, crashes: int = 4, calls_max: int = 150, sync_lies: bool = False) -> list[str]:
     """Works, loses power at a random call, again and again, on one disk."""
     chance = random.Random(seed)
     fault = chance.choice((Fault.POWER_LOSS, Fault.POWER_LOSS, Fault.KILL))
-    trial = _make_trial(seed, chance, sync_lies=sync_lies)
+    trial = make_trial(seed, chance, sync_lies=sync_lies)
     findings: list[str] = []
     try:
         for _ in range(crashes):
@@ -173,7 +180,7 @@ def try_power_loss(seed: int, *, crashes: int = 4, calls_max: int = 150, sync_li
 def try_fault_at(call: int, fault: Fault, *, seed: int = 0, steps: int = 25) -> tuple[list[str], bool]:
     """One fault at one call of a fixed piece of work. Also says whether the work got that far."""
     chance = random.Random(seed)
-    trial = _make_trial(seed, chance)
+    trial = make_trial(seed, chance)
     trial.disk.fail(call, fault)
     try:
         _work_until_failure(trial, steps=steps)
@@ -189,7 +196,7 @@ def try_fault_at(call: int, fault: Fault, *, seed: int = 0, steps: int = 25) -> 
 def try_full_disk(seed: int, *, steps: int = 120) -> tuple[list[str], int]:
     """Fills a small disk, makes room, goes on. Also says how many writes were refused for want of room."""
     chance = random.Random(seed)
-    trial = _make_trial(seed, chance, capacity_bytes=chance.randint(150_000, 400_000))
+    trial = make_trial(seed, chance, capacity_bytes=chance.randint(150_000, 400_000))
     findings: list[str] = []
     try:
         for _ in range(3):
@@ -200,12 +207,6 @@ def try_full_disk(seed: int, *, steps: int = 120) -> tuple[list[str], int]:
     finally:
         trial.disk.close()
     return findings, trial.refused_full
-
-
-def _make_trial(seed: int, chance: random.Random, *, sync_lies: bool = False, capacity_bytes: int = 1 << 40) -> Trial:
-    after = chance.choice((AfterFailedSync.STALE_CACHE, AfterFailedSync.DROPPED_CACHE))
-    disk = SimDisk(random.Random(seed + 1), sync_lies=sync_lies, after_failed_sync=after, capacity_bytes=capacity_bytes)
-    return Trial(seed=seed, chance=chance, disk=disk, model=Model())
 
 
 def _work_until_failure(trial: Trial, *, steps: int = 1_000) -> None:

@@ -1,9 +1,9 @@
-"""What a power loss leaves of a file system: files as programs see them, and as the platter has them. No faults of
-its own.
+"""What a power loss leaves of a file system: files as programs see them, and as the platter has them.
 
-A change is first seen by programs only. A sync makes it durable. A power loss keeps, loses or tears each change that
-was not synced, independently of the others; so later changes may survive earlier ones, within a file and between
-files. Tearing keeps or loses whole sectors: a sector is the one thing that a disk writes entirely or not at all.
+It plans no faults of its own. A change is first seen by programs only. A sync makes it durable. A power loss keeps,
+loses or tears each change that was not synced, independently of the others; so later changes may survive earlier
+ones, within a file and between files. Tearing keeps or loses whole sectors: a sector is the one thing that a disk
+writes entirely or not at all.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Inode:
             return
         count = chance.randint(0, len(self._unsynced)) if mood == "prefix" else len(self._unsynced)
         for change in self._unsynced[:count]:
-            survivor = chance.choice(("kept", "lost", "torn")) if mood == "mixed" else "kept"
+            survivor = chance.choice(("kept", "lost", "torn", "torn")) if mood == "mixed" else "kept"
             if survivor == "kept" or (survivor == "torn" and isinstance(change, Truncate)):
                 _apply(self._durable, change)
             elif survivor == "torn" and isinstance(change, Write):

@@ -52,6 +52,13 @@ class Opened(Struct):
     pid: int
 
 
+def remove_empty_wal(connection: apsw.Connection, files: Files, path: str) -> None:
+    """Lets SQLite remove the WAL when it closes, if nothing is in it. Otherwise closing leaves it alone."""
+    with contextlib.suppress(OSError):
+        if files.size(path + "-wal") == 0:
+            connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
+
+
 class SqliteJournal:
     """The Journal port on one SQLite file."""
 
@@ -233,7 +240,7 @@ class SqliteJournal:
             with contextlib.suppress(apsw.Error, JournalError):
                 if not self._opened.read_only:
                     self._checkpoint(apsw.SQLITE_CHECKPOINT_TRUNCATE)
-                    self._connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
+                remove_empty_wal(self._connection, self._opened.files, self._opened.path)
             if self._failure is None:
                 self._disconnect()
 

@@ -20,7 +20,7 @@ import apsw
 from stigmergy.adapters.sqlite import schema
 from stigmergy.adapters.sqlite.errors import RESTORE, opening_error
 from stigmergy.adapters.sqlite.files import Claim, Files, OsFiles
-from stigmergy.adapters.sqlite.journal import Opened, SqliteJournal
+from stigmergy.adapters.sqlite.journal import Opened, SqliteJournal, remove_empty_wal
 from stigmergy.adapters.sqlite.mark import MARK_BYTES, Mark, decode_mark, encode_mark, mark_path
 from stigmergy.adapters.sqlite.verify import read_shards
 from stigmergy.adapters.sqlite.wal import HEADER_BYTES, Wal
@@ -77,6 +77,7 @@ def renew_incarnation(url: str, incarnation: int, *, vfs: str | None = None, fil
     except apsw.Error as error:
         raise opening_error(error, path) from error
     finally:
+        remove_empty_wal(opened.connection, opened.files, path)
         opened.connection.close(True)
         opened.claim.close()
 
@@ -109,6 +110,8 @@ class _Opening:
             # Somebody may have made it while we had not claimed it yet.
             if not self._look() and wanted is not None:
                 self._make(wanted, decode_mark(claim.read()))
+            if self._files.size(self._path + "-wal") is None:
+                undo.callback(self._remove_empty_wal)
             connection = self._connect(self._path, apsw.SQLITE_OPEN_READWRITE)
             undo.callback(connection.close, True)
             opened = self._examine(connection, claim, wanted)
@@ -140,6 +143,12 @@ class _Opening:
                 f"{self._path}: {holder} has the journal open; stop it first, or look at a copy"
             ) from None
 
+    def _remove_empty_wal(self) -> None:
+        """SQLite makes one just by opening; where there was none, a refusal leaves none behind."""
+        with contextlib.suppress(OSError):
+            if self._files.size(self._path + "-wal") == 0:
+                self._files.remove(self._path + "-wal")
+
     def _make(self, identity: JournalIdentity, mark: Mark | None) -> None:
         _check_incarnation(identity.incarnation)
         if not 1 <= identity.shards <= schema.SHARDS_MAX:
@@ -170,6 +179,14 @@ class _Opening:
 
     def _connect(self, path: str, flags: int) -> apsw.Connection:
         connection = apsw.Connection(path, flags=flags, vfs=self._vfs)
+        try:
+            self._configure(connection)
+        except BaseException:
+            connection.close(True)
+            raise
+        return connection
+
+    def _configure(self, connection: apsw.Connection) -> None:
         connection.set_busy_timeout(0)
         # We checkpoint when we know that all is well, and never because a connection happens to be closed.
         connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
@@ -180,7 +197,6 @@ class _Opening:
         connection.pragma("cell_size_check", True)
         connection.pragma("cache_size", -_CACHE_KIB)
         connection.pragma("temp_store", "MEMORY")
-        return connection
 
     def _examine(self, connection: apsw.Connection, claim: Claim, wanted: JournalIdentity | None) -> Opened:
         if connection.pragma("journal_mode") != "wal":

@@ -1,0 +1,36 @@
+"""Scorecard rows 1 to 3 at the journal: kill, power loss, full and failing disks, in small numbers. Proofs run more."""
+
+import pytest
+
+from stigmergy.sim.disk import Fault
+from stigmergy.sim.journal_trial import try_fault_at, try_full_disk, try_power_loss
+
+SEEDS = 150
+
+
+def test_power_loss_and_kill_lose_nothing_acknowledged() -> None:
+    for seed in range(SEEDS):
+        assert try_power_loss(seed) == []
+
+
+def test_the_same_test_fails_on_a_disk_that_lies_about_sync() -> None:
+    assert sum(bool(try_power_loss(seed, sync_lies=True)) for seed in range(20)) >= 15
+
+
+@pytest.mark.parametrize("fault", Fault)
+def test_fault_at_every_call_in_turn(fault: Fault) -> None:
+    call, reached = 1, True
+    while reached:
+        findings, reached = try_fault_at(call, fault, steps=10)
+        assert findings == []
+        call += 1
+    assert call > 100
+
+
+def test_full_disk_loses_nothing_and_refuses_cleanly() -> None:
+    refused = 0
+    for seed in range(15):
+        findings, count = try_full_disk(seed)
+        assert findings == []
+        refused += count
+    assert refused > 50
