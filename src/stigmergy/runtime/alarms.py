@@ -43,6 +43,7 @@ class Alarms:
         fired.sort(key=lambda one: (one[1].due_ns, one[1].agent, one[1].name))
         return fired
 
+    @property
     def next_ns(self) -> int | None:
         """When to look again, by the monotonic clock."""
         return self._heap[0][0] if self._heap else None

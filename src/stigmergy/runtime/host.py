@@ -9,15 +9,14 @@ the next start finds out by reading what was kept.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Raw
 
-from stigmergy.core.commit import Group, Signature, head_of, statement
 from stigmergy.core.effects import shard_sink
-from stigmergy.core.errors import DataLost, JournalFull, NotRunning, StigmergyError, WrongKey
+from stigmergy.core.errors import DataLost, NotRunning, WrongKey
 from stigmergy.core.inputs import (
     Delivery,
     EffectSettled,
@@ -28,11 +27,12 @@ from stigmergy.core.inputs import (
 )
 from stigmergy.core.messages import SECOND_NS
 from stigmergy.core.outbox import Pending
-from stigmergy.core.shard import Ready, Shard, Stepped
+from stigmergy.core.shard import Shard, Stepped
 from stigmergy.ports.clock import Clock
 from stigmergy.ports.journal import Journal
 from stigmergy.ports.trust import Signer, Verifier
 from stigmergy.runtime.alarms import Alarms
+from stigmergy.runtime.committer import Committer, Flight
 from stigmergy.runtime.declaration import Declaration
 from stigmergy.runtime.effector import Effector
 from stigmergy.runtime.housekeeping import Housekeeper
@@ -44,15 +44,9 @@ from stigmergy.runtime.settings import Settings
 from stigmergy.runtime.staleness import Staleness, safe_actions_of
 
 SHARD_SINKS = "shard/"
-NEVER_NS = 2**62
+DRAIN_LOOK_S = 0.002
+"""How often a stop looks whether everything is done."""
 _told = msgspec.msgpack.Decoder(tuple[str, Raw])
-
-
-class Flight(Struct):
-    """A group on its way to the disk, and whoever waits for it."""
-
-    readies: list[Ready]
-    tickets: list[Ticket]
 
 
 class Settles:
@@ -112,13 +106,6 @@ class Host:
         self._staleness = Staleness(declaration.plans)
         self._turn_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
-        self._writing: asyncio.Future[None] | None = None
-        self._flight: Flight | None = None
-        self._housekeeping_next = False
-        self._draining = False
-        self._open_items = 0
-        self._open_tickets: list[Ticket] = []
-        self._flush_ns = NEVER_NS
         self._durable: list[int] = []
         self._repeats: list[tuple[int, int, str, Verdict]] = []
 
@@ -134,9 +121,19 @@ class Host:
         self._check_signer()
         self._check_receivers()
         monotonic_ns = self.clock.monotonic_ns()
-        self.housekeeper = Housekeeper(self.shards, self.journal, self.settings, monotonic_ns, self._snapshot_stored)
+        self.housekeeper = Housekeeper(self.shards, self.journal, self.settings, self.clock, self._snapshot_stored)
         for number in range(declaration.shards):
             self.housekeeper.adopt(number, self.journal.snapshots(number))
+        self.committer = Committer(
+            self.shards,
+            self.journal,
+            self._signer,
+            self.clock,
+            self.housekeeper,
+            self.settings.batch_events_max,
+            self._written,
+            self._fail,
+        )
         now_ns = self._now_ns()
         for shard in self.shards:
             for timer in shard.state.timers.all():
@@ -152,21 +149,20 @@ class Host:
     async def stop(self) -> None:
         """Takes nothing more, finishes what was taken, waits for effects under way, writes it all, and closes."""
         self.intake.close("the node is stopping")
-        self._draining = True
+        self.committer.draining = True
         deadline_s = self._loop_time() + self.settings.drain_s
         while self.failure is None and self._loop_time() < deadline_s:
-            self._wake()
-            await asyncio.sleep(0.002)
-            if not (self.mailbox.waiting or self._writing or self._open_items or self.effector.busy):
+            if not (self.mailbox.waiting or self.effector.busy) and self.committer.idle:
                 break
+            self._wake()
+            await asyncio.sleep(DRAIN_LOOK_S)
         await self.effector.close()
-        while self.failure is None and (
-            self._writing is not None or self.mailbox.pressing or self._flush_ns < NEVER_NS
-        ):
-            self._wake()
-            await asyncio.sleep(0.002)
-            if self._loop_time() > deadline_s + self.settings.drain_s:
+        # What the last effects have left to write; bounded as well, because a disk may stall.
+        while self.failure is None and self._loop_time() < deadline_s + self.settings.drain_s:
+            if not self.mailbox.pressing and self.committer.idle:
                 break
+            self._wake()
+            await asyncio.sleep(DRAIN_LOOK_S)
         self._halt(NotRunning("the node has stopped; what it had not acknowledged is not kept"))
         await self.journal.close()
 
@@ -179,7 +175,8 @@ class Host:
         """An agent as it is on disk; None for one that is not there yet."""
         number = self.intake.shard_of(address)
         shard = self.shards[number]
-        for ready in self._flight.readies if self._flight else ():
+        flight = self.committer.flight
+        for ready in flight.readies if flight else ():
             if ready.sealed.shard == number and address in ready.touched:
                 return ready.touched[address]
         if address in shard.open_images:
@@ -200,9 +197,7 @@ class Host:
         self.intake.close(str(error))
         if self._timer is not None:
             self._timer.cancel()
-        for ticket in self._open_tickets + (self._flight.tickets if self._flight else []):
-            ticket.fail(error)
-        self._open_tickets = []
+        self.committer.abandon(error)
         self.intake.fail_all(error)
 
     def _fail(self, error: Exception) -> None:
@@ -229,7 +224,7 @@ class Host:
             now_ns, monotonic_ns = self._now_ns(), self.clock.monotonic_ns()
             self._ring(now_ns, monotonic_ns)
             self._step(now_ns, monotonic_ns)
-            self._write(monotonic_ns)
+            self.committer.write(monotonic_ns)
             self._arm(monotonic_ns)
         except Exception as error:
             self._fail(error)
@@ -246,8 +241,8 @@ class Host:
         self.intake.post(self.ingress.overdue(monotonic_ns))
 
     def _step(self, now_ns: int, monotonic_ns: int) -> None:
-        room = self.settings.batch_events_max - self._open_items
-        if room <= 0 or not self.mailbox.waiting:
+        room = self.committer.room
+        if not room or not self.mailbox.waiting:
             return
         owed = sum(shard.state.outbox.count for shard in self.shards)
         letters = list(self.mailbox.take(room, telemetry=owed < self.settings.owed_count_max))
@@ -257,10 +252,8 @@ class Host:
             if mine:
                 stepped = shard.step([letter.input for letter in mine], now_ns)
                 left += self._after_step(shard, stepped, mine, monotonic_ns)
-        self._open_items += sum(letter.items for letter in letters)
-        if left:
-            self.mailbox.put_back(left)
-            self._open_items = self.settings.batch_events_max
+        self.mailbox.put_back(left)
+        self.committer.took(sum(letter.items for letter in letters), full=bool(left))
 
     def _after_step(self, shard: Shard, stepped: Stepped, letters: Sequence[Letter], monotonic_ns: int) -> list[Letter]:
         """Sorts out who waits for what; returns the letters that found no room in this commit."""
@@ -276,87 +269,24 @@ class Host:
         ]
         tickets = [ticket for letter in letters[:taken] for ticket in letter.tickets]
         if stepped.wait_ns is not None:
-            self._flush_ns = min(self._flush_ns, monotonic_ns + stepped.wait_ns)
+            self.committer.may_wait(monotonic_ns + stepped.wait_ns)
         for ticket in tickets:
             if stepped.wait_ns != 0 and isinstance(ticket, Waiter) and ticket.eager:
                 ticket.resolve()
-            elif stepped.wait_ns is None and self._flight is not None:
-                self._flight.tickets.append(ticket)
-            elif stepped.wait_ns is None:
-                ticket.resolve()
             else:
-                self._open_tickets.append(ticket)
+                self.committer.notify(ticket, written=stepped.wait_ns is not None)
         self._answer_repeats()
         return left
 
-    # ------------------------------------------------------------------ writing
+    # ------------------------------------------------------------------ what leaves
 
-    def _write(self, monotonic_ns: int) -> None:
-        """Starts the next write if the journal is free: a group that is due, or something of housekeeping."""
-        if self._writing is not None:
-            return
-        due = self._flush_ns <= monotonic_ns or self._open_items >= self.settings.batch_events_max
-        due = due or (self._draining and self._flush_ns < NEVER_NS)
-        if not due or (self._housekeeping_next and self.housekeeper.busy):
-            self._housekeeping_next = False
-            if self._flush_ns == NEVER_NS:
-                self.housekeeper.begin_if_due(monotonic_ns)
-            chore = self.housekeeper.next_write(self.clock.wall_ns(), monotonic_ns)
-            if chore is not None:
-                self._start_write(chore)
-            if chore is not None or not due:
-                return
-        self._housekeeping_next = True
-        group = self._seal(monotonic_ns)
-        if group is not None:
-            self._start_write(self._append(group))
-
-    def _seal(self, monotonic_ns: int) -> Group | None:
-        readies = [ready for ready in (shard.seal() for shard in self.shards) if ready is not None]
-        tickets, self._open_tickets = self._open_tickets, []
-        self._open_items = 0
-        self._flush_ns = NEVER_NS
-        if not readies:
-            for ticket in tickets:
-                ticket.resolve()
-            return None
-        for ready in readies:
-            self.housekeeper.sealed(ready)
-        self.housekeeper.begin_if_due(monotonic_ns)
-        self._flight = Flight(readies, tickets)
-        heads = [head_of(ready.sealed) for ready in readies]
-        value = self._signer.sign(statement(heads))
-        signature = Signature(self._signer.algorithm, self._signer.public_key, heads, value)
-        return Group(commits=tuple(ready.sealed for ready in readies), signature=signature)
-
-    async def _append(self, group: Group) -> None:
-        try:
-            await self.journal.append(group)
-        except JournalFull:
-            # Nothing of the group was kept. Making room is the one thing that may help; then it is tried once more.
-            if not await self.housekeeper.make_room():
-                raise
-            await self.journal.append(group)
-
-    def _start_write(self, write: Awaitable[None]) -> None:
-        self._writing = asyncio.ensure_future(write)
-        self._writing.add_done_callback(self._written)
-
-    def _written(self, write: asyncio.Future[None]) -> None:
-        self._writing = None
-        error = NotRunning("the write was cancelled") if write.cancelled() else write.exception()
+    def _written(self, flight: Flight) -> None:
         if self.failure is not None:
             return
-        if isinstance(error, Exception):
-            self._fail(error)
-            return
-        flight, self._flight = self._flight, None
         try:
-            if flight is not None:
-                self._after_write(flight)
-        except Exception as failure:
-            self._fail(failure)
-            return
+            self._after_write(flight)
+        except Exception as error:
+            self._fail(error)
         self._wake()
 
     def _after_write(self, flight: Flight) -> None:
@@ -376,8 +306,6 @@ class Host:
         for ticket in flight.tickets:
             ticket.resolve()
         self._answer_repeats()
-
-    # ------------------------------------------------------------------ what leaves
 
     def _release(self, number: int, owed: Sequence[Pending]) -> None:
         """Hands durable effects to who carries them out; tells become deliveries of the shard they go to."""
@@ -426,12 +354,11 @@ class Host:
 
     def _arm(self, monotonic_ns: int) -> None:
         """Sets the clock for the next turn that nobody else will cause."""
-        if self.mailbox.waiting and self._writing is None:
+        if self.mailbox.waiting and self.committer.room:
             self._wake()
         due = [monotonic_ns + int(self.settings.retention.check_every_s * SECOND_NS)]
-        due += [at for at in (self._alarms.next_ns(), self._staleness.next_ns(), self.ingress.next_due_ns()) if at]
-        if self._writing is None and self._flush_ns < NEVER_NS:
-            due.append(self._flush_ns)
+        watches = (self._alarms, self._staleness, self.ingress, self.committer)
+        due += [at_ns for at_ns in (watch.next_ns for watch in watches) if at_ns is not None]
         if self._timer is not None:
             self._timer.cancel()
         wait_s = max(0, min(due) - monotonic_ns) / SECOND_NS
@@ -473,6 +400,3 @@ class Host:
                         f"shard {shard.state.shard}: the receiver of {sink} has confirmed {has} effects, this journal "
                         f"knows of {sent}: the end of the log is lost; restore from a newer copy"
                     )
-
-
-__all__ = ["Host", "StigmergyError"]

@@ -17,11 +17,16 @@ from stigmergy.core.inputs import SnapshotStored
 from stigmergy.core.messages import SECOND_NS
 from stigmergy.core.shard import Ready, Shard
 from stigmergy.core.snapshot import SnapshotTaking
+from stigmergy.ports.clock import Clock
 from stigmergy.ports.journal import Journal, SnapshotPart
 from stigmergy.runtime.settings import Settings
 
 CHAINS_KEPT = 2
 """The newest snapshot and the one before it, each with what it adds to: if one is damaged, the other still serves."""
+
+
+CHANGED_LATELY_MAX = 100_000
+"""So many names of changed agents are collected before they are merged."""
 
 
 class HousekeepingCounters(Struct):
@@ -40,8 +45,12 @@ class _ShardRecord(Struct):
     events: int = 0
     tail_bytes: int = 0
     since_ns: int = 0
+    took_ns: int = 0
     size_bytes: int = 0
     changed: dict[str, None] = {}
+    changed_lately: list[list[str]] = []
+    """The agents of the last commits, not yet merged into `changed`: merging in bulk is cheaper."""
+    changed_lately_count: int = 0
     taking: SnapshotTaking | None = None
     taken_changed: dict[str, None] = {}
     noted: list[tuple[int, int]] = []
@@ -57,14 +66,16 @@ class Housekeeper:
         shards: list[Shard],
         journal: Journal,
         settings: Settings,
-        monotonic_ns: int,
+        clock: Clock,
         tell: Callable[[int, SnapshotStored], None],
     ) -> None:
         self._journal = journal
         self._settings = settings
         self._tell = tell
-        self._records = [_ShardRecord(shard=shard, since_ns=monotonic_ns) for shard in shards]
-        self._last_check_ns = monotonic_ns
+        self._monotonic_ns = clock.monotonic_ns
+        now_ns = clock.monotonic_ns()
+        self._records = [_ShardRecord(shard=shard, since_ns=now_ns) for shard in shards]
+        self._last_check_ns = now_ns
         self._obsolete: list[tuple[int, int]] = []
         """Snapshots to drop: shard and position."""
         self.counters = HousekeepingCounters()
@@ -78,7 +89,10 @@ class Housekeeper:
         record = self._records[ready.sealed.shard]
         record.events += ready.sealed.events
         record.tail_bytes += len(ready.sealed.body)
-        record.changed.update(dict.fromkeys(ready.touched))
+        record.changed_lately.append(list(ready.touched))
+        record.changed_lately_count += len(ready.touched)
+        if record.changed_lately_count > CHANGED_LATELY_MAX:
+            _merge_changed(record)
         if record.taking is not None:
             record.taking.keep_images(ready.touched)
 
@@ -90,7 +104,9 @@ class Housekeeper:
                 continue
             waited_s = (monotonic_ns - record.since_ns) / SECOND_NS
             due = record.events >= rule.every_events or waited_s >= rule.every_s
-            if force or (due and record.tail_bytes >= rule.tail_ratio * record.size_bytes):
+            grown = record.tail_bytes >= rule.tail_ratio * record.size_bytes
+            rested = waited_s * rule.share_max >= record.took_ns / SECOND_NS
+            if force or (due and grown and rested):
                 self._begin(record, monotonic_ns)
 
     def next_write(self, wall_ns: int, monotonic_ns: int) -> Awaitable[None] | None:
@@ -132,6 +148,7 @@ class Housekeeper:
 
     def _begin(self, record: _ShardRecord, monotonic_ns: int) -> None:
         state = record.shard.state
+        _merge_changed(record)
         depth = 0
         for _, base in reversed(record.noted):
             if not base:
@@ -168,6 +185,7 @@ class Housekeeper:
             return
         note = taking.note()
         record.taking = None
+        record.took_ns = self._monotonic_ns() - record.since_ns
         record.size_bytes = taking.size_bytes
         record.awaiting_note = (note, taking.base)
         self.counters.snapshot_bytes += taking.size_bytes
@@ -236,3 +254,10 @@ class Housekeeper:
         if upto >= first:
             await self._journal.drop(shard, upto)
             self.counters.commits_dropped += upto - first + 1
+
+
+def _merge_changed(record: _ShardRecord) -> None:
+    for addresses in record.changed_lately:
+        record.changed.update(dict.fromkeys(addresses))
+    record.changed_lately = []
+    record.changed_lately_count = 0

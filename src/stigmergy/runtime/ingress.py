@@ -104,7 +104,8 @@ class Ingress:
             accepted += self._release(key)
         return accepted
 
-    def next_due_ns(self) -> int | None:
+    @property
+    def next_ns(self) -> int | None:
         """When the oldest early one will have waited long enough."""
         waiting = [early[min(early)].since_ns for early in self._early.values()]
         return min(waiting) + self._gap_wait_ns if waiting else None

@@ -13,11 +13,13 @@ MIB = 1024 * KIB
 
 class Snapshots(Struct, frozen=True):
     """When snapshots are taken: after so many events or seconds, but only once the log behind the last one is so many
-    times larger than it was; so a large state is not written again and again."""
+    times larger than it was, and never for more than a share of the time; so a large state is not written again and
+    again, and under load the interval grows by itself."""
 
     every_events: int = 10_000
     every_s: float = 300.0
     tail_ratio: float = 4.0
+    share_max: float = 0.05
     incremental_max: int = 8
     """So many incremental snapshots may follow a full one."""
 

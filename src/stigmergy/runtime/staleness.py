@@ -57,6 +57,7 @@ class Staleness:
                     stale.append(Stale(agent=agent, rule=rule))
         return stale
 
+    @property
     def next_ns(self) -> int | None:
         """When the next rule runs out, if nothing fresh comes."""
         due = [

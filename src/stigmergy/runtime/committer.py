@@ -1,0 +1,160 @@
+"""The committer: closes drafts, signs their heads, makes one group at a time durable. Nothing leaves before that.
+
+While a group is on its way to the disk, steps go on in the next drafts. A group is due when something in it may not
+wait any longer, or when enough has come together. Between groups, housekeeping gets its turn at the journal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+from msgspec import Struct
+
+from stigmergy.core.commit import Group, Signature, head_of, statement
+from stigmergy.core.errors import JournalFull, NotRunning
+from stigmergy.core.shard import Ready, Shard
+from stigmergy.ports.clock import Clock
+from stigmergy.ports.journal import Journal
+from stigmergy.ports.trust import Signer
+from stigmergy.runtime.housekeeping import Housekeeper
+from stigmergy.runtime.mailbox import Ticket
+
+NEVER_NS = 2**62
+
+
+class Flight(Struct):
+    """A group on its way to the disk, and whoever waits for it."""
+
+    readies: list[Ready]
+    tickets: list[Ticket]
+
+
+class Committer:
+    """Makes commits durable. `durable` is called with each group that is; `failed` when that could not be made sure."""
+
+    def __init__(
+        self,
+        shards: Sequence[Shard],
+        journal: Journal,
+        signer: Signer,
+        clock: Clock,
+        housekeeper: Housekeeper,
+        batch_events_max: int,
+        durable: Callable[[Flight], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        self._shards = shards
+        self._journal = journal
+        self._signer = signer
+        self._clock = clock
+        self._housekeeper = housekeeper
+        self._batch_events_max = batch_events_max
+        self._durable = durable
+        self._failed = failed
+        self._writing: asyncio.Future[None] | None = None
+        self._housekeeping_next = False
+        self._flush_ns = NEVER_NS
+        self._tickets: list[Ticket] = []
+        self._items = 0
+        self.flight: Flight | None = None
+        self.draining = False
+
+    @property
+    def room(self) -> int:
+        """How many more items the open drafts take before they wait for the disk."""
+        return max(0, self._batch_events_max - self._items)
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to write and nothing being written."""
+        return self._writing is None and self._flush_ns == NEVER_NS
+
+    @property
+    def next_ns(self) -> int | None:
+        """When the open drafts must be written, unless they wait for a write under way anyhow."""
+        return self._flush_ns if self._writing is None and self._flush_ns < NEVER_NS else None
+
+    def took(self, items: int, *, full: bool) -> None:
+        """So many items went into the open drafts; `full`: one of them takes no more."""
+        self._items = self._batch_events_max if full else self._items + items
+
+    def may_wait(self, until_ns: int) -> None:
+        """Something in the open drafts may wait for the disk until then."""
+        self._flush_ns = min(self._flush_ns, until_ns)
+
+    def notify(self, ticket: Ticket, *, written: bool) -> None:
+        """Somebody waits for what was stepped last. Where it left nothing to write, what came before is enough."""
+        if written:
+            self._tickets.append(ticket)
+        elif self.flight is not None:
+            self.flight.tickets.append(ticket)
+        else:
+            ticket.resolve()
+
+    def write(self, monotonic_ns: int) -> None:
+        """Starts the next write if the journal is free: a group that is due, or something of housekeeping."""
+        if self._writing is not None:
+            return
+        due = self._flush_ns <= monotonic_ns or self._items >= self._batch_events_max
+        due = due or (self.draining and self._flush_ns < NEVER_NS)
+        if not due or (self._housekeeping_next and self._housekeeper.busy):
+            self._housekeeping_next = False
+            if self._flush_ns == NEVER_NS:
+                self._housekeeper.begin_if_due(monotonic_ns)
+            chore = self._housekeeper.next_write(self._clock.wall_ns(), monotonic_ns)
+            if chore is not None:
+                self._start(chore)
+            if chore is not None or not due:
+                return
+        self._housekeeping_next = True
+        group = self._close_drafts(monotonic_ns)
+        if group is not None:
+            self._start(self._append(group))
+
+    def abandon(self, error: Exception) -> None:
+        """It is over: whoever waits is told."""
+        for ticket in self._tickets + (self.flight.tickets if self.flight else []):
+            ticket.fail(error)
+        self._tickets = []
+
+    def _close_drafts(self, monotonic_ns: int) -> Group | None:
+        readies = [ready for ready in (shard.seal() for shard in self._shards) if ready is not None]
+        tickets, self._tickets = self._tickets, []
+        self._items = 0
+        self._flush_ns = NEVER_NS
+        if not readies:
+            for ticket in tickets:
+                ticket.resolve()
+            return None
+        for ready in readies:
+            self._housekeeper.sealed(ready)
+        self._housekeeper.begin_if_due(monotonic_ns)
+        self.flight = Flight(readies, tickets)
+        heads = [head_of(ready.sealed) for ready in readies]
+        value = self._signer.sign(statement(heads))
+        signature = Signature(self._signer.algorithm, self._signer.public_key, heads, value)
+        return Group(commits=tuple(ready.sealed for ready in readies), signature=signature)
+
+    async def _append(self, group: Group) -> None:
+        try:
+            await self._journal.append(group)
+        except JournalFull:
+            # Nothing of the group was kept. Making room is the one thing that may help; then it is tried once more.
+            if not await self._housekeeper.make_room():
+                raise
+            await self._journal.append(group)
+
+    def _start(self, write: Awaitable[None]) -> None:
+        self._writing = asyncio.ensure_future(write)
+        self._writing.add_done_callback(self._written)
+
+    def _written(self, write: asyncio.Future[None]) -> None:
+        self._writing = None
+        error = NotRunning("the write was cancelled") if write.cancelled() else write.exception()
+        if isinstance(error, Exception):
+            self._failed(error)
+            return
+        # A chore of housekeeping has no flight: groups and chores are never under way together.
+        flight, self.flight = self.flight, None
+        self._durable(Flight([], []) if flight is None else flight)
