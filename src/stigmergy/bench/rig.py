@@ -1,0 +1,35 @@
+"""A whole host on a real SQLite file, with a key, real clocks and registered actuators: what the benchmarks run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
+from stigmergy.adapters.sqlite import SqliteJournal, open_journal
+from stigmergy.adapters.system import SystemClock
+from stigmergy.bench.workload import Descend, Drone, Land
+from stigmergy.core.effects import Order
+from stigmergy.ports.journal import JournalIdentity
+from stigmergy.runtime.declaration import Declaration
+from stigmergy.runtime.host import Host
+from stigmergy.runtime.settings import Settings, Snapshots
+
+FLEET = "bench"
+SEED = bytes(range(32))
+"""The key of every run; what is measured does not depend on it."""
+NO_SNAPSHOTS = Settings(snapshots=Snapshots(every_events=2**62, every_s=1e9))
+
+
+def open_file(path: Path) -> SqliteJournal:
+    """The journal in this file, made if it is missing, with its writer thread."""
+    return open_journal(f"sqlite:{path}", JournalIdentity(fleet=FLEET, shards=1, incarnation=1))
+
+
+def make_host(journal: SqliteJournal, act: Callable[[Order[Any]], None], settings: Settings | None = None) -> Host:
+    """A host for the drones; `act` is called for each action that is released."""
+    fleet = Declaration(FLEET, agents=[Drone])
+    fleet.actuator(Descend)(act)
+    fleet.actuator(Land)(act)
+    return Host(fleet, journal, Ed25519Signer(SEED), Ed25519Verifier(), SystemClock(), settings)

@@ -1,0 +1,120 @@
+"""Events per second through the whole host, and what a bare loop without any promise but the disk's gets for them.
+
+Both take the same envelopes, in the same batches, one window after the other, so that what else the machine does hits
+both. The ratio of neighbouring windows is the figure; the speeds alone say more about the machine than about us.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from stigmergy.bench.rig import make_host, open_file
+from stigmergy.bench.workload import BatteryMeasured, Feed, OrderAcknowledged, Positioned, reports
+from stigmergy.core.effects import Order
+from stigmergy.runtime.host import Host
+
+ENVELOPES_IN_FLIGHT = 8
+STOCK_EVENTS = 50_000
+
+
+class Throughput(Struct, frozen=True):
+    """What the windows gave."""
+
+    events_per_s: float
+    limit_events_per_s: float
+    ratio: float
+    ratios: list[float]
+    actions: int
+
+
+class _BareEnvelope(Struct, array_like=True):
+    """An envelope with its events decoded: what a program without an agent runtime would read."""
+
+    format: int
+    source: str
+    incarnation: int
+    epoch: int
+    sequence: int
+    items: list[tuple[str, Positioned | BatteryMeasured | OrderAcknowledged]]
+
+
+class Limit:
+    """The bare loop: typed decoding, a dict, an append, a sync per batch. No chain, no signature, no marks, no effects."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._decode = msgspec.msgpack.Decoder(_BareEnvelope).decode
+        self.state: dict[str, Any] = {}
+
+    def run(self, envelopes: list[bytes]) -> None:
+        """Takes the envelopes."""
+        decode, state, file = self._decode, self.state, self._file
+        for data in envelopes:
+            for address, event in decode(data).items:
+                state[address] = event
+            os.write(file, data)
+            os.fdatasync(file)
+
+    def close(self) -> None:
+        """Closes the file."""
+        os.close(self._file)
+
+
+async def measure_throughput(folder: Path, windows: int, envelopes: int) -> Throughput:
+    """Runs host and limit in turn, so many windows of each with so many envelopes."""
+    feed = Feed("ground", reports(1, STOCK_EVENTS))
+    acted = 0
+
+    def act(_: Order[Any]) -> None:
+        nonlocal acted
+        acted += 1
+
+    host = make_host(open_file(folder / "throughput.db"), act)
+    await host.start()
+    limit = Limit(folder / "limit.log")
+    warm_up = feed.envelopes(max(10, envelopes // 10))
+    await _run_host(host, warm_up)
+    limit.run(warm_up)
+    host_speeds: list[float] = []
+    limit_speeds: list[float] = []
+    for _ in range(windows):
+        batch = feed.envelopes(envelopes)
+        events = envelopes * 1_000
+        start = time.perf_counter()
+        await _run_host(host, batch)
+        host_speeds.append(events / (time.perf_counter() - start))
+        start = time.perf_counter()
+        limit.run(batch)
+        limit_speeds.append(events / (time.perf_counter() - start))
+    await host.stop()
+    limit.close()
+    if acted != feed.acting:
+        raise RuntimeError(f"{feed.acting} events cause an action, {acted} actions were carried out")
+    ratios = [own / bare for own, bare in zip(host_speeds, limit_speeds, strict=True)]
+    return Throughput(
+        events_per_s=statistics.median(host_speeds),
+        limit_events_per_s=statistics.median(limit_speeds),
+        ratio=statistics.median(ratios),
+        ratios=ratios,
+        actions=acted,
+    )
+
+
+async def _run_host(host: Host, envelopes: list[bytes]) -> None:
+    """Delivers envelopes with a bounded number of them not yet acknowledged; returns when all are durable."""
+    waiting: deque[asyncio.Future[None]] = deque()
+    for data in envelopes:
+        if len(waiting) >= ENVELOPES_IN_FLIGHT:
+            await waiting.popleft()
+        waiting.append(host.intake.deliver(data))
+    while waiting:
+        await waiting.popleft()
