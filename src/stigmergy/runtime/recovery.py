@@ -10,14 +10,15 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from stigmergy.core.commit import Signature, digest_commit, open_commit, statement
-from stigmergy.core.errors import BadSignature, FoldMismatch, JournalCorrupt, JournalError, WrongKey
+from stigmergy.core.commit import digest_commit, open_commit
+from stigmergy.core.errors import FoldMismatch, JournalCorrupt, JournalError
 from stigmergy.core.plans import AgentPlan
 from stigmergy.core.replay import apply
 from stigmergy.core.snapshot import digest_of_parts, load_agents, load_tables, read_header
 from stigmergy.core.state import Limits, ShardState
 from stigmergy.ports.journal import Journal, StoredCommit
 from stigmergy.ports.trust import Verifier
+from stigmergy.runtime.signatures import SignatureCheck
 
 
 class Recovered(Struct):
@@ -52,14 +53,14 @@ class Recovery:
         self._journal = journal
         self._plans = plans
         self._limits = limits
-        self._signatures = _SignatureCheck(verifier, every_signature=every_signature)
+        self._signatures = SignatureCheck(verifier, every_signature=every_signature)
 
     def recover(self) -> Recovered:
         """All shards, each from its newest usable snapshot and the log behind it."""
         found = Recovered(states=[])
         for shard in range(self._journal.identity.shards):
             found.states.append(self._recover_shard(shard, found))
-        self._signatures.finish(found)
+        found.signatures = self._signatures.finish(found.states)
         return found
 
     def replay_from_start(self, shard: int, upto: int | None = None, upto_ns: int | None = None) -> ShardState:
@@ -152,73 +153,6 @@ class Recovery:
         apply(state, commit, digest)
         self._signatures.take(state, stored)
         return [(said.position, said.digest) for said in commit.snapshots]
-
-
-class _SignatureCheck:
-    """Checks that the heads of all shards are vouched for by keys that the log has enrolled."""
-
-    def __init__(self, verifier: Verifier, *, every_signature: bool) -> None:
-        self._verifier = verifier
-        self._every_signature = every_signature
-        self._last: dict[int, Signature] = {}
-        """Per shard the last signature of the current signer's run, not yet verified."""
-        self._claims: dict[int, tuple[int, bytes]] = {}
-        self._verified = 0
-
-    def take(self, state: ShardState, stored: StoredCommit) -> None:
-        """Takes in the signature of a commit, if it has one."""
-        signature = stored.signature
-        if signature is None:
-            return
-        shard = state.shard
-        own = [head for head in signature.heads if head.shard == shard]
-        if [(head.position, head.digest) for head in own] != [(state.position, state.digest)]:
-            raise BadSignature(
-                f"shard {shard}, position {state.position}: the signature stored here is for another commit"
-            )
-        for head in signature.heads:
-            if head.position >= self._claims.get(head.shard, (0, b""))[0]:
-                self._claims[head.shard] = (head.position, head.digest)
-        before = self._last.get(shard)
-        if before is not None and (before.algorithm, before.key) != (signature.algorithm, signature.key):
-            self._verify(before)
-        self._last[shard] = signature
-        if self._every_signature:
-            self._verify(signature)
-
-    def forget(self, shard: int) -> None:
-        """The shard is read again from elsewhere."""
-        self._last.pop(shard, None)
-        self._claims.pop(shard, None)
-
-    def finish(self, found: Recovered) -> None:
-        """Verifies the last signature of each run, and that every head is covered by one."""
-        for shard in sorted(self._last):
-            self._verify(self._last[shard])
-        found.signatures = self._verified
-        enrolled = {(signer.algorithm, signer.public_key) for signer in found.states[0].signers}
-        for shard in sorted(self._last):
-            signature = self._last[shard]
-            if (signature.algorithm, signature.key) not in enrolled:
-                raise WrongKey(
-                    f"shard {shard}: the log ends with a signature by {signature.key.hex()[:16]}…, which it never "
-                    "enrolled; somebody else has written it"
-                )
-        for state in found.states:
-            if state.position and self._claims.get(state.shard) != (state.position, state.digest):
-                raise BadSignature(
-                    f"shard {state.shard}: no signature covers position {state.position}, the end of its log; "
-                    "it was cut or forged: compare with a copy"
-                )
-
-    def _verify(self, signature: Signature) -> None:
-        self._verified += 1
-        bytes_signed = statement(signature.heads)
-        if not self._verifier.verify(signature.algorithm, signature.key, bytes_signed, signature.value):
-            raise BadSignature(
-                f"the signature by {signature.key.hex()[:16]}… over {len(signature.heads)} heads does not verify; "
-                "the log was changed after it was signed"
-            )
 
 
 __all__ = ["JournalError", "Recovered", "Recovery"]

@@ -1,0 +1,109 @@
+"""Checks, while a log is read, that keys which the log has enrolled vouch for the heads of all shards.
+
+Recovery asks for the last signature of each signer's run, `every_signature` for all. Whether each signer was enrolled
+by one before it is for `verification`, which reads the log from its beginning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stigmergy.core.commit import Signature, statement
+from stigmergy.core.errors import BadSignature, WrongKey
+from stigmergy.core.state import ShardState
+from stigmergy.ports.journal import StoredCommit
+from stigmergy.ports.trust import Verifier
+
+SIGNERS_SHARD = 0
+"""Signers are enrolled and revoked in the log of this shard, and their positions are its positions."""
+
+
+def key_name(key: bytes) -> str:
+    """How a message names a key: enough of it to find it in a list."""
+    return f"{key.hex()[:16]}…"
+
+
+def covers(verifier: Verifier, signature: Signature) -> bool:
+    """Whether the key named in the signature signed exactly these heads."""
+    bytes_signed = statement(signature.heads)
+    return verifier.verify(signature.algorithm, signature.key, bytes_signed, signature.value)
+
+
+class SignatureCheck:
+    """Takes in the signatures of a log as it is replayed, shard by shard."""
+
+    def __init__(self, verifier: Verifier, *, every_signature: bool) -> None:
+        self._verifier = verifier
+        self._every_signature = every_signature
+        self._last: dict[int, Signature] = {}
+        """Per shard the last signature of the current signer's run, not yet verified."""
+        self._claims: dict[int, tuple[int, bytes]] = {}
+        self._verified = 0
+
+    def take(self, state: ShardState, stored: StoredCommit) -> None:
+        """Takes in the signature of a commit that was just applied, if it has one."""
+        signature = stored.signature
+        if signature is None:
+            return
+        shard = state.shard
+        own = [head for head in signature.heads if head.shard == shard]
+        if [(head.position, head.digest) for head in own] != [(state.position, state.digest)]:
+            raise BadSignature(
+                f"shard {shard}, position {state.position}: the signature stored here is for another commit"
+            )
+        for head in signature.heads:
+            if head.position >= self._claims.get(head.shard, (0, b""))[0]:
+                self._claims[head.shard] = (head.position, head.digest)
+        before = self._last.get(shard)
+        if before is not None and (before.algorithm, before.key) != (signature.algorithm, signature.key):
+            self._verify(before)
+        self._last[shard] = signature
+        if self._every_signature:
+            self._verify(signature)
+
+    def forget(self, shard: int) -> None:
+        """The shard is read again from elsewhere."""
+        self._last.pop(shard, None)
+        self._claims.pop(shard, None)
+
+    def finish(self, states: Sequence[ShardState]) -> int:
+        """Verifies the last signature of each run, and that one covers every head; returns how many it verified."""
+        for shard in sorted(self._last):
+            self._verify(self._last[shard])
+        self._check_signers(states[SIGNERS_SHARD])
+        for state in states:
+            if state.position and self._claims.get(state.shard) != (state.position, state.digest):
+                raise BadSignature(
+                    f"shard {state.shard}: no signature covers position {state.position}, the end of its log; "
+                    "it was cut or forged: compare with a copy"
+                )
+        return self._verified
+
+    def _check_signers(self, signers_state: ShardState) -> None:
+        """Each shard's last signer is enrolled, and has not signed past its revocation."""
+        last_position = {
+            (signer.algorithm, signer.public_key): signer.revoked_after for signer in signers_state.signers
+        }
+        for shard in sorted(self._last):
+            signature = self._last[shard]
+            key = (signature.algorithm, signature.key)
+            if key not in last_position:
+                raise WrongKey(
+                    f"shard {shard}: the log ends with a signature by {key_name(signature.key)}, which it never "
+                    "enrolled; somebody else has written it"
+                )
+            revoked_after = last_position[key]
+            signed = max((head.position for head in signature.heads if head.shard == SIGNERS_SHARD), default=0)
+            if revoked_after is not None and signed > revoked_after:
+                raise WrongKey(
+                    f"shard {shard}: the log ends at {signed} with a signature by {key_name(signature.key)}, whose "
+                    f"signatures count up to {revoked_after}; somebody has written with a revoked key: restore a copy"
+                )
+
+    def _verify(self, signature: Signature) -> None:
+        self._verified += 1
+        if not covers(self._verifier, signature):
+            raise BadSignature(
+                f"the signature by {key_name(signature.key)} over {len(signature.heads)} heads does not verify; "
+                "the log was changed after it was signed"
+            )
