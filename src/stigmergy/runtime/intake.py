@@ -129,6 +129,14 @@ class Intake:
         self._mailbox.put_inside(Letter(shard=shard, input=one))
         self._wake()
 
+    def take(self, shard: int, one: Input) -> asyncio.Future[None]:
+        """Takes an input of an operator: a retry, an enrolment. Done when what followed from it is durable."""
+        self._check_open()
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._mailbox.put_inside(Letter(shard=shard, input=one, tickets=(Waiter(future),)))
+        self._wake()
+        return future
+
     def answer(self, command_id: str, verdict: Verdict) -> None:
         """Tells whoever asked."""
         for future in self._asks.pop(command_id, ()):

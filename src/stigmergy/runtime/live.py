@@ -49,6 +49,11 @@ class Live:
         self._entropy = entropy
         self.recovered = recovered
 
+    @property
+    def host(self) -> Host:
+        """The host underneath, for what is built on the runtime: the control endpoint, bridges, metrics."""
+        return self._host
+
     async def send(self, address: str, command: Command, *, command_id: str | None = None) -> Verdict:
         """Sends a command and waits for its durable answer. With the same `command_id` it is done at most once."""
         if command_id is None:
