@@ -7,8 +7,10 @@ time is `self.now`; ids and random numbers come in as inputs; no handler sees an
 from __future__ import annotations
 
 import dis
+import inspect
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
+from types import FunctionType
 from typing import Any, ClassVar, NoReturn, TypeVar, dataclass_transform
 
 from msgspec import Struct, StructMeta, field
@@ -17,10 +19,12 @@ from stigmergy.core.annotations import first_mutable, parameters_of, resolve_hin
 from stigmergy.core.effects import Effects, Events
 from stigmergy.core.errors import DefinitionError
 from stigmergy.core.messages import SECOND_NS, Command, Event, Keeping, Message, check_defaults, spec_of
+from stigmergy.core.supervision import FACTS
 
 step_time_ns: ContextVar[int] = ContextVar("step_time_ns", default=0)
 """The time of the step under way. Set by the shard, read by `Agent.now`; so no handler needs a clock."""
 
+_M = TypeVar("_M")
 _D = TypeVar("_D", bound=Callable[[Any, Any], Events])
 _E = TypeVar("_E", bound=Callable[[Any, Any], None])
 _R = TypeVar("_R", bound=Callable[[Any, Any], Effects])
@@ -28,19 +32,23 @@ _R = TypeVar("_R", bound=Callable[[Any, Any], Effects])
 
 def decide(method: _D) -> _D:
     """Marks the handler that turns an input into events, or rejects a command. It may not change the state."""
-    method.__stigmergy_role__ = "decide"  # type: ignore[attr-defined]
-    return method
+    return _marked(method, "decide")
 
 
 def evolve(method: _E) -> _E:
     """Marks the handler that folds an event into the state. It does nothing else."""
-    method.__stigmergy_role__ = "evolve"  # type: ignore[attr-defined]
-    return method
+    return _marked(method, "evolve")
 
 
 def react(method: _R) -> _R:
     """Marks the handler that asks for effects once an event is part of the state. It may not change the state."""
-    method.__stigmergy_role__ = "react"  # type: ignore[attr-defined]
+    return _marked(method, "react")
+
+
+def _marked(method: _M, role: str) -> _M:
+    if not isinstance(method, FunctionType):
+        raise DefinitionError(f"@{role} marks {method!r}: put it directly above a method that is written with def")
+    method.__stigmergy_role__ = role  # type: ignore[attr-defined]
     return method
 
 
@@ -107,10 +115,11 @@ def collect_handlers(cls: type) -> dict[type[Message], Handlers]:
     handlers: dict[type[Message], dict[str, Callable[..., Any]]] = {}
     for method_name in _method_names(cls):
         method = getattr(cls, method_name)
+        where = f"{cls.__qualname__}.{method_name}"
         role = getattr(method, "__stigmergy_role__", None)
         if role is None:
+            _check_overrides_no_handler(cls, method_name, where)
             continue
-        where = f"{cls.__qualname__}.{method_name}"
         for message in _handled_types(method, role, where):
             other = found.get((role, message))
             if other is not None:
@@ -123,6 +132,14 @@ def collect_handlers(cls: type) -> dict[type[Message], Handlers]:
     return {message: Handlers(**by_role) for message, by_role in handlers.items()}
 
 
+def _check_overrides_no_handler(cls: type, name: str, where: str) -> None:
+    """An override without its mark would silently take the handler away."""
+    for base in cls.__mro__:
+        role = getattr(vars(base).get(name), "__stigmergy_role__", None)
+        if role is not None:
+            raise DefinitionError(f"{where}: overrides a handler of {base.__qualname__}; mark it with @{role} as well")
+
+
 def _method_names(cls: type) -> list[str]:
     """The names of everything defined in the class and its bases, base first, in the order of their definition."""
     names: dict[str, None] = {}
@@ -133,8 +150,10 @@ def _method_names(cls: type) -> list[str]:
 
 def _handled_types(method: Callable[..., Any], role: str, where: str) -> tuple[type[Message], ...]:
     parameters = parameters_of(method)
-    if len(parameters) != 2:
-        raise DefinitionError(f"{where}: a @{role} handler takes self and one message, not {len(parameters)} arguments")
+    if len(parameters) != 2 or method.__code__.co_kwonlyargcount:
+        count = len(parameters) + method.__code__.co_kwonlyargcount
+        raise DefinitionError(f"{where}: a @{role} handler takes self and one message, not {count} arguments")
+    _check_flow(method, role, where)
     hint = resolve_hints(method, where).get(parameters[1])
     if hint is None:
         raise DefinitionError(f"{where}: annotate {parameters[1]!r} with the message that this handler is for")
@@ -151,12 +170,28 @@ def _handled_types(method: Callable[..., Any], role: str, where: str) -> tuple[t
     return members
 
 
+def _check_flow(method: Callable[..., Any], role: str, where: str) -> None:
+    """Handlers are plain functions or generators; one that would never run is refused."""
+    flags = method.__code__.co_flags
+    if flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
+        raise DefinitionError(
+            f"{where}: a @{role} handler waits for nothing; take the async away, and yield Work for what is slow"
+        )
+    if role == "evolve" and flags & inspect.CO_GENERATOR:
+        raise DefinitionError(f"{where}: an @evolve handler only assigns; yield effects from a @react handler")
+
+
 def _check_handled(message: Any, role: str, where: str) -> None:
     wanted = (Command, Event) if role == "decide" else (Event,)
     if not (isinstance(message, type) and issubclass(message, wanted)):
         shown = getattr(message, "__name__", str(message))
         handled = "commands and events: subclass Command or Event" if role == "decide" else "events: subclass Event"
         raise DefinitionError(f"{where}: {shown} is none of our messages; @{role} handles {handled}")
+    if role == "decide" and issubclass(message, FACTS):
+        raise DefinitionError(
+            f"{where}: {message.__name__} is a fact of the framework and kept in any case; @evolve or @react to it, "
+            "and tell yourself what follows from it"
+        )
     if role == "evolve" and spec_of(message).keep.promise is Keeping.TRANSIENT:
         raise DefinitionError(
             f"{where}: {message.__name__} is transient, and state made from it would be lost on restart; "
@@ -166,14 +201,24 @@ def _check_handled(message: Any, role: str, where: str) -> None:
 
 def _assigned_attribute(method: Callable[..., Any], self_name: str) -> str | None:
     """The first attribute of self that this function's code stores or deletes, or None."""
-    before: dis.Instruction | None = None
-    for instruction in dis.get_instructions(method):
-        if instruction.opname in ("STORE_ATTR", "DELETE_ATTR") and before is not None:
-            loaded = before.argval[-1] if isinstance(before.argval, tuple) else before.argval
-            if before.opname.startswith("LOAD_FAST") and loaded == self_name:
+    code = list(dis.get_instructions(method))
+    augmented: list[str] = []
+    """Attributes that were read for an assignment like `self.count += 1`."""
+    for index, instruction in enumerate(code[1:], start=1):
+        before = code[index - 1]
+        if instruction.opname == "COPY" and loads(before, self_name):
+            augmented.append(code[index + 1].argval)
+        if instruction.opname in ("STORE_ATTR", "DELETE_ATTR"):
+            swapped = before.opname == "SWAP" and instruction.argval in augmented
+            if swapped or loads(before, self_name):
                 return str(instruction.argval)
-        before = instruction
     return None
+
+
+def loads(instruction: dis.Instruction, name: str) -> bool:
+    """Whether the instruction puts this local variable on top of the stack."""
+    loaded = instruction.argval[-1] if isinstance(instruction.argval, tuple) else instruction.argval
+    return instruction.opname.startswith(("LOAD_FAST", "LOAD_DEREF")) and loaded == name
 
 
 class Agent(Struct, metaclass=AgentMeta):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import sys
 import types
 import typing
@@ -13,13 +14,14 @@ from msgspec import Struct
 
 from stigmergy.core.errors import DefinitionError
 
-_MUTABLE: dict[Any, str] = {
-    list: "list",
-    dict: "dict",
-    set: "set",
+# The first that fits names the type, so what is special comes before what it is a kind of.
+_MUTABLE: dict[type, str] = {
     bytearray: "bytearray",
     collections.deque: "deque",
     collections.defaultdict: "defaultdict",
+    dict: "dict",
+    list: "list",
+    set: "set",
     collections.abc.MutableMapping: "dict",
     collections.abc.MutableSequence: "list",
     collections.abc.MutableSet: "set",
@@ -29,7 +31,7 @@ _MUTABLE: dict[Any, str] = {
 def first_mutable(hint: Any, _seen: tuple[Any, ...] = ()) -> str | None:
     """The name of the first type inside this annotation that can be changed in place, or None.
 
-    `Any` counts as mutable, because a list decodes into it; so does a struct that is not frozen.
+    `Any` counts as mutable, because a list decodes into it; so does a struct or dataclass that is not frozen.
     """
     if hint in _seen:
         return None
@@ -41,12 +43,13 @@ def first_mutable(hint: Any, _seen: tuple[Any, ...] = ()) -> str | None:
         return None
     if hint is typing.Any or hint is object:
         return "Any"
-    for candidate in (hint, origin):
-        if isinstance(candidate, type):
-            if candidate in _MUTABLE:
-                return _MUTABLE[candidate]
-            if issubclass(candidate, Struct):
-                return _first_mutable_of_struct(candidate, _seen)
+    cls = origin if isinstance(origin, type) else hint
+    if isinstance(cls, type):
+        for mutable, name in _MUTABLE.items():
+            if issubclass(cls, mutable):
+                return name
+        if issubclass(cls, Struct) or dataclasses.is_dataclass(cls) or hasattr(cls, "_fields"):
+            return _first_mutable_field(cls, _seen)
     for argument in typing.get_args(hint):
         found = first_mutable(argument, _seen)
         if found is not None:
@@ -54,10 +57,12 @@ def first_mutable(hint: Any, _seen: tuple[Any, ...] = ()) -> str | None:
     return None
 
 
-def _first_mutable_of_struct(struct: type[Struct], seen: tuple[Any, ...]) -> str | None:
-    if not struct.__struct_config__.frozen:
-        return struct.__name__
-    for field_hint in resolve_hints(struct, struct.__qualname__).values():
+def _first_mutable_field(cls: Any, seen: tuple[Any, ...]) -> str | None:
+    """What can be changed in a struct, a dataclass or a named tuple."""
+    options = getattr(cls, "__struct_config__", None) or getattr(cls, "__dataclass_params__", None)
+    if options is not None and not options.frozen:
+        return str(cls.__name__)
+    for field_hint in resolve_hints(cls, cls.__qualname__).values():
         found = first_mutable(field_hint, seen)
         if found is not None:
             return found
@@ -70,8 +75,9 @@ def resolve_hints(thing: Any, name: str) -> dict[str, Any]:
         return typing.get_type_hints(thing, include_extras=True)
     except NameError:
         pass
+    own = {thing.__name__: thing} if isinstance(thing, type) else {}
     try:
-        return typing.get_type_hints(thing, localns=_names_of_enclosing_functions(), include_extras=True)
+        return typing.get_type_hints(thing, localns={**_names_of_enclosing_functions(), **own}, include_extras=True)
     except NameError as error:
         raise DefinitionError(
             f"{name}: the annotation names {error.name!r}, which is not defined; define or import it above"

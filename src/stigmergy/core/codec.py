@@ -11,7 +11,7 @@ import re
 from typing import Any
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Struct
 
 from stigmergy.core.errors import Malformed, TooLarge, UnknownTag
 from stigmergy.core.messages import Message
@@ -20,6 +20,7 @@ MESSAGE_BYTES_MAX = 64 * 1024
 ENVELOPE_FORMAT = 1
 ENVELOPE_BYTES_MAX = 1024 * 1024
 ENVELOPE_ITEMS_MAX = 10_000
+SOURCE_CHARS_MAX = 256
 
 _encoder = msgspec.msgpack.Encoder()
 _canonical = msgspec.msgpack.Encoder(order="deterministic")
@@ -35,25 +36,38 @@ class _Tagged(Struct):
 
 
 class Envelope(Struct, array_like=True, frozen=True):
-    """What travels: consecutive inputs of one source, the first with `sequence`. Its items are (address, message)."""
+    """What travels: consecutive inputs of one source, the first with `sequence`. Its items are (address, message).
+
+    A message is a byte string here and in a commit, not a nested value: whatever is in it, what holds it stays readable.
+    """
 
     format: int
     source: str
     incarnation: int
     epoch: int
     sequence: int
-    items: list[tuple[str, Raw]]
+    items: list[tuple[str, bytes]]
 
 
 _tagged_decoder = msgspec.msgpack.Decoder(_Tagged)
 _envelope_decoder = msgspec.msgpack.Decoder(Envelope)
 
 
+def keepable(body: bytes) -> bytes:
+    """The bytes of an input that failed, as they came; nothing of one that is larger than a message may be."""
+    return body if len(body) <= MESSAGE_BYTES_MAX else b""
+
+
+def printable(text: object, chars_max: int) -> str:
+    """A text cut to its limit, without what has no bytes in UTF-8."""
+    return str(text)[:chars_max].encode("utf-8", "replace").decode()
+
+
 def pack_envelope(
     source: str, items: list[tuple[str, Message]], *, sequence: int, incarnation: int = 0, epoch: int = 0
 ) -> bytes:
     """The bytes of an envelope."""
-    raw_items = [(address, Raw(encode(message))) for address, message in items]
+    raw_items = [(address, encode(message)) for address, message in items]
     return encode(Envelope(ENVELOPE_FORMAT, source, incarnation, epoch, sequence, raw_items))
 
 
@@ -67,6 +81,8 @@ def open_envelope(data: bytes) -> Envelope:
         raise Malformed(f"not an envelope ({error}); docs/formats.md describes its bytes") from None
     if envelope.format != ENVELOPE_FORMAT:
         raise Malformed(f"envelope format {envelope.format}, this version reads {ENVELOPE_FORMAT}; update this node")
+    if len(envelope.source) > SOURCE_CHARS_MAX:
+        raise TooLarge(f"a source name of {len(envelope.source)} characters, {SOURCE_CHARS_MAX} at most")
     if envelope.sequence < 1 or envelope.incarnation < 0 or envelope.epoch < 0 or not envelope.source:
         raise Malformed("an envelope needs a source, a sequence from 1 upward, and no negative incarnation or epoch")
     if len(envelope.items) > ENVELOPE_ITEMS_MAX:
@@ -74,7 +90,7 @@ def open_envelope(data: bytes) -> Envelope:
     return envelope
 
 
-def tag_of(body: bytes | Raw) -> str:
+def tag_of(body: bytes) -> str:
     """The tag of a message's bytes, or an empty string if they have none."""
     try:
         return _tagged_decoder.decode(body).type
@@ -82,9 +98,7 @@ def tag_of(body: bytes | Raw) -> str:
         return ""
 
 
-def explain_undecodable(
-    kind: str, body: bytes | Raw, known: frozenset[str], error: Exception
-) -> Malformed | UnknownTag:
+def explain_undecodable(kind: str, body: bytes, known: frozenset[str], error: Exception) -> Malformed | UnknownTag:
     """Says why a message could not be decoded for an agent of this kind."""
     tag = tag_of(body)
     if tag and tag not in known:

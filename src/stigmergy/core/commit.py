@@ -13,7 +13,7 @@ import enum
 
 import msgspec
 from blake3 import blake3
-from msgspec import Raw, Struct
+from msgspec import Struct
 
 from stigmergy.core.errors import JournalCorrupt, JournalForeign
 
@@ -60,7 +60,7 @@ class Answer(Struct, array_like=True, frozen=True):
 
     agent: str
     command_id: str
-    command: Raw
+    command: bytes
     refused: str | None
     at: int
     time_ns: int
@@ -73,7 +73,7 @@ class Owed(Struct, array_like=True, frozen=True):
     sink: str
     sequence: int
     cause: int
-    body: Raw
+    body: bytes
 
 
 class Settled(Struct, array_like=True, frozen=True):
@@ -102,7 +102,7 @@ class Commit(Struct, array_like=True, frozen=True):
     epoch: int
     previous: bytes
     runs: list[Run]
-    events: list[tuple[str, Raw]]
+    events: list[tuple[str, bytes]]
     answers: list[Answer] = []
     owed: list[Owed] = []
     marks: list[MarkMoved] = []
@@ -183,6 +183,13 @@ def open_commit(body: bytes) -> Commit:
             f"shard {commit.shard}, position {commit.position}: commit format {commit.format} with hash algorithm "
             f"{commit.hash_algorithm}; this version reads format {COMMIT_FORMAT} with {HashAlgorithm.BLAKE3_256}: "
             "use the version that wrote it, or a later one"
+        )
+    if not commit.runs or any(run.events < 0 for run in commit.runs):
+        raise JournalCorrupt(f"shard {commit.shard}, position {commit.position}: no runs; restore from a copy")
+    if sum(run.events for run in commit.runs) != len(commit.events):
+        raise JournalCorrupt(
+            f"shard {commit.shard}, position {commit.position}: its runs do not add up to its "
+            f"{len(commit.events)} events; restore from a copy"
         )
     return commit
 

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from msgspec import Raw
-
+from stigmergy.core.codec import SOURCE_CHARS_MAX, printable
 from stigmergy.core.commit import (
-    COMMIT_BYTES_MAX,
     COMMIT_FORMAT,
     Answer,
     Commit,
@@ -28,8 +26,15 @@ from stigmergy.core.outbox import Pending
 from stigmergy.core.timers import Timer
 
 NEVER_NS = 2**62
-DRAFT_BYTES_MAX = COMMIT_BYTES_MAX // 2
-"""Past this a step leaves the rest of its inputs for the next commit, so that a commit stays under its limit."""
+DRAFT_BYTES_MAX = 240 * 1024
+"""Past this a step leaves the rest of its inputs for the next commit.
+
+The room up to COMMIT_BYTES_MAX is what one input can need at worst: a window closes with its effects (17 KiB), then a
+command causes all that it may (80 KiB) or fails (84 KiB with the reactions to that) and its agent is stopped (17 KiB),
+then it is answered (68 KiB).
+"""
+OVERHEAD_BYTES = 64
+"""Counted for each entry of a commit beside its texts and bodies: numbers and the framing."""
 
 
 class Draft:
@@ -37,7 +42,7 @@ class Draft:
 
     def __init__(self, position: int) -> None:
         self.position = position
-        self.events: list[tuple[str, Raw] | None] = []
+        self.events: list[tuple[str, bytes] | None] = []
         self.answers: list[Answer] = []
         self.owed: list[Owed] = []
         self.marks: dict[tuple[str, int], MarkMoved] = {}
@@ -56,7 +61,8 @@ class Draft:
         self.wait_ns = NEVER_NS
         self._runs: list[tuple[int, int, str]] = []
         self._superseded = 0
-        self._newest: dict[str, tuple[int, Any]] = {}
+        self.newest_events: dict[str, tuple[int, Any]] = {}
+        """Per agent whose last event here is a `latest` one: where it stands, and the agent before it."""
 
     @property
     def empty(self) -> bool:
@@ -68,32 +74,51 @@ class Draft:
     def begin_run(self, time_ns: int, source: str) -> None:
         """From here on events are taken at this time from this source."""
         start = len(self.events)
+        source = printable(source, SOURCE_CHARS_MAX)
         if self._runs and self._runs[-1][0] == start:
             self._runs[-1] = (start, time_ns, source)
         elif not self._runs or self._runs[-1][1:] != (time_ns, source):
             self._runs.append((start, time_ns, source))
+            self.grow(source)
 
     def hurry(self, wait_ns: int) -> None:
         """Something was added that may wait this long for the disk."""
         self.wait_ns = min(self.wait_ns, wait_ns)
 
-    def note_plain(self, agent: str, wait_ns: int) -> None:
-        """A plain event of this agent was added."""
-        self.wait_ns = min(self.wait_ns, wait_ns)
-        if self._newest:
-            self._newest.pop(agent, None)
+    def grow(self, *texts: str, bodies_bytes: int = 0) -> None:
+        """One more entry, with these texts in it, makes the commit larger by so much."""
+        self.size_bytes += bodies_bytes + OVERHEAD_BYTES
+        for text in texts:
+            self.size_bytes += len(text) if text.isascii() else 4 * len(text)
+
+    def move_mark(self, moved: MarkMoved) -> None:
+        """A source has been consumed up to here."""
+        key = (moved.source, moved.incarnation)
+        if key not in self.marks:
+            self.grow(moved.source)
+        self.marks[key] = moved
+
+    def settle(self, sink: str, sequences: list[int]) -> None:
+        """Effects of this sink are over."""
+        self.grow(sink, bodies_bytes=9 * len(sequences))
+        self.settled.setdefault(sink, []).extend(sequences)
+
+    def fire(self, agent: str, name: str) -> None:
+        """A timer went off, after the effects that are owed so far."""
+        self.grow(agent, name)
+        self.fired.append((agent, name, len(self.owed)))
 
     def remember_newest(self, agent: str, before: Any) -> None:
         """The event just added is a `latest` one of this agent, whose state before it was this."""
-        self._newest[agent] = (len(self.events) - 1, before)
+        self.newest_events[agent] = (len(self.events) - 1, before)
 
     def newest(self, agent: str) -> tuple[int, Any] | None:
         """Where the last event of this agent stands and the state before it, if it was a `latest` one."""
-        return self._newest.get(agent)
+        return self.newest_events.get(agent)
 
     def forget_newest(self, agent: str) -> None:
         """Another event of this agent follows: what came before it must stay."""
-        self._newest.pop(agent, None)
+        self.newest_events.pop(agent, None)
 
     def supersede(self, index: int) -> None:
         """Drops a `latest` event that a newer one has made superfluous."""

@@ -7,30 +7,63 @@ that there is nothing to undo but the agent's own state, of which an image is ke
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
+from itertools import chain
+from operator import length_hint
 from typing import Any
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Struct
 
 from stigmergy.core.agent import Rejection
-from stigmergy.core.codec import encode
+from stigmergy.core.codec import (
+    MESSAGE_BYTES_MAX,
+    SOURCE_CHARS_MAX,
+    encode,
+    keepable,
+    printable,
+)
 from stigmergy.core.commit import Answer
-from stigmergy.core.draft import DRAFT_BYTES_MAX, Draft
+from stigmergy.core.draft import DRAFT_BYTES_MAX, OVERHEAD_BYTES, Draft
 from stigmergy.core.effects import WindowClosed
-from stigmergy.core.errors import Overloaded, PeerError, SequenceGap, StaleEpoch, StigmergyError, TooLarge
+from stigmergy.core.errors import (
+    Overloaded,
+    PeerError,
+    SequenceGap,
+    StaleEpoch,
+    StigmergyError,
+    TooLarge,
+)
 from stigmergy.core.inputs import ELSEWHERE, Accepted, Refused
 from stigmergy.core.memory import Remembered
-from stigmergy.core.messages import SECOND_NS, Command, Event, Message
-from stigmergy.core.outcome import OVERHEAD_BYTES, Outcome, PackedEffect, collect, enter, owe, pack_effect, size_of
+from stigmergy.core.messages import SECOND_NS, Command, Effect, Event, Keeping, Message
+from stigmergy.core.outcome import Outcome, PackedEffect, collect, enter, owe, pack_effects, window_timers
 from stigmergy.core.plans import AgentPlan, Plan
-from stigmergy.core.state import ShardState
-from stigmergy.core.supervision import SHARD_ADDRESS, AgentStopped, InputFailed
+from stigmergy.core.state import ShardState, fold_fact
+from stigmergy.core.supervision import FACTS, SHARD_ADDRESS, AgentStopped, InputFailed
 
 _ADDRESS_IN_MEMORY = re.compile(r" at 0x[0-9a-fA-F]+")
-ERROR_CHARS_MAX = 500
+REASON_CHARS_MAX = 500
+ADDRESS_CHARS_MAX = 200
+REACTIONS_BYTES_MAX = 16 * 1024
+"""Effects that an agent may ask for because of an event of the framework."""
 WINDOW_CLOSINGS_MAX = 1_000
 """Buckets of one window that one input may close; the rest waits for the next input."""
+
+
+NOT_PLAIN = Plan(
+    tag="",
+    is_command=False,
+    promise=Keeping.DURABLE,
+    wait_ns=0,
+    decide=None,
+    evolve=None,
+    react=None,
+    windows=(),
+    watched=False,
+    plain=False,
+)
+"""Stands for the plan of what could not be decoded."""
 
 
 class Counters(Struct):
@@ -65,19 +98,22 @@ class Handling:
         self._shards = shards
         self.counters = Counters()
 
-    def take_items(self, draft: Draft, items: Sequence[tuple[str, Raw]], source: str, now_ns: int) -> int:
+    def take_items(self, draft: Draft, items: list[tuple[str, bytes]], source: str, now_ns: int) -> int:
         """Takes messages of one source in order; returns how many, fewer than given only when the draft is full.
 
-        This loop is where a fleet spends its time. A plain observed event (no `decide`, no window) is handled right
-        here; everything else goes through `take`, which does the same with all its cases.
+        The caller has counted the items' own bytes. This loop is where a fleet spends its time: a plain observed
+        event (no `decide`, no window) is handled right here, everything else by `take`, with all its cases.
         """
-        agents, plan_of, stopped = self._state.agents, self._state.plan_of, self._state.stopped
-        events, touched = draft.events, draft.touched
-        number = 0
-        for address, body in items:
-            number += 1
-            agent = agents.get(address)
-            if agent is None or (stopped and address in stopped):
+        state = self._state
+        agents, plan_of, stopped = state.agents, state.plan_of, state.stopped
+        find, keep_event, keep_image = agents.get, draft.events.append, draft.touched.setdefault
+        newest, wait_ns = draft.newest_events, draft.wait_ns
+        message: Any
+        remaining = iter(items)
+        for item in remaining:
+            address, body = item
+            agent = find(address)
+            if agent is None or (stopped and address in stopped) or len(body) > MESSAGE_BYTES_MAX:
                 self.take(draft, address, body, source, now_ns)
                 if draft.size_bytes > DRAFT_BYTES_MAX:
                     break
@@ -85,10 +121,9 @@ class Handling:
             agent_plan = plan_of[agent.__class__]
             try:
                 message = agent_plan.decode(body)
+                plan = agent_plan.plans[message.__class__]
             except (msgspec.DecodeError, RecursionError):
-                self.take(draft, address, body, source, now_ns)
-                continue
-            plan = agent_plan.plans[message.__class__]
+                message, plan = None, NOT_PLAIN
             if not plan.plain:
                 self.take(draft, address, body, source, now_ns)
                 if draft.size_bytes > DRAFT_BYTES_MAX:
@@ -100,191 +135,256 @@ class Handling:
                 if plan.evolve is not None:
                     plan.evolve(agent, message)
                 if plan.react is not None:
-                    for effect in plan.react(agent, message):
-                        packed = pack_effect(self._state, self._shards, effect, now_ns)
-                        effects = [packed] if effects is None else [*effects, packed]
-            except Exception as error:
+                    reactions = iter(plan.react(agent, message) or ())
+                    for first in reactions:
+                        effects = self._pack_all(agent, body, first, reactions, now_ns)
+            except BaseException as error:
                 agents[address] = before
-                self._fail(draft, address, body, source, error, now_ns)
+                if not isinstance(error, Exception):
+                    raise
+                self._fail(draft, address, body, source, error, now_ns, reached=True)
                 continue
-            events.append((address, body))
-            touched.setdefault(address, before)
-            draft.note_plain(address, plan.wait_ns)
+            keep_event(item)
+            keep_image(address, before)
+            if plan.wait_ns < wait_ns:
+                wait_ns = plan.wait_ns
+                draft.hurry(wait_ns)
+            if newest:
+                newest.pop(address, None)
             if plan.watched:
                 draft.fresh.append((address, message.__class__))
             if effects is not None:
                 self._owe_all(draft, address, effects, now_ns)
-        self.counters.inputs += number
-        return number
+                if draft.size_bytes > DRAFT_BYTES_MAX:
+                    break
+        taken = len(items) - length_hint(remaining)
+        self.counters.inputs += taken
+        return taken
 
-    def take(self, draft: Draft, address: str, body: Raw, source: str, now_ns: int) -> None:
+    def take(self, draft: Draft, address: str, body: bytes, source: str, now_ns: int) -> None:
         """Takes one message, whatever it is, with every case."""
         if body is ELSEWHERE:
             return
         try:
-            agent_plan = self._state.plan_at(address)
-            message = decode(agent_plan, body)
-        except PeerError as error:
+            agent_plan, message = self._open(address, body)
+            if isinstance(message, Command):
+                self.take_command(draft, address, body, "", now_ns)
+                return
+            self._admit(draft, address, agent_plan, now_ns)
+        except (PeerError, Overloaded) as error:
             self._fail(draft, address, body, source, error, now_ns)
-            return
-        if isinstance(message, Command):
-            self.take_command(draft, address, body, "", now_ns)
-            return
-        if address in self._state.stopped:
-            stopped = PeerError(
-                f"{address} is stopped: {self._state.stopped[address]}; resume it and retry this letter"
-            )
-            self._fail(draft, address, body, source, stopped, now_ns)
             return
         if agent_plan.plan_for(type(message)).watched:
             draft.fresh.append((address, type(message)))
-        self._observe(draft, address, agent_plan, message, body, source, now_ns)
-        if agent_plan.tumbling:
-            self.close_windows(draft, address, now_ns, now_ns)
+        try:
+            self._run(draft, address, agent_plan, message, body, now_ns)
+        except Rejection as rejection:
+            refusal = TypeError(f"an observed event cannot be refused ({rejection.reason}); yield nothing to filter it")
+            self._fail(draft, address, body, source, refusal, now_ns, reached=True)
+        except Exception as error:
+            self._fail(draft, address, body, source, error, now_ns, reached=True)
+        self.close_windows(draft, address, now_ns, now_ns)
 
-    def take_command(self, draft: Draft, address: str, body: Raw, command_id: str, now_ns: int) -> None:
+    def take_command(self, draft: Draft, address: str, body: bytes, command_id: str, now_ns: int) -> None:
         """Takes a command and answers it, also when its handler fails. Without an id the answer is not remembered."""
         at = len(draft.events)
         reason: str | None = None
         try:
-            agent_plan = self._state.plan_at(address)
-            message = decode(agent_plan, body)
+            agent_plan, message = self._open(address, body)
             if not isinstance(message, Command):
                 raise PeerError(f"{type(message).__name__} is an event, and only commands are answered; observe it")
-            if address in self._state.stopped:
-                reason = f"{address} is stopped: {self._state.stopped[address]}; resume it first"
-            else:
-                self._run(draft, address, agent_plan, message, body, now_ns)
-        except Rejection as rejection:
-            reason = rejection.reason
+            self._admit(draft, address, agent_plan, now_ns)
         except (PeerError, Overloaded) as error:
-            reason = str(error)
+            self._answer(draft, address, body, command_id, str(error), at, now_ns)
+            return
+        try:
+            self._run(draft, address, agent_plan, message, body, now_ns)
+        except Rejection as rejection:
+            reason = printable(rejection.reason, REASON_CHARS_MAX)
         except Exception as error:
             reason = f"the handler failed: {describe(error)}; the command is in the dead letters"
-            self._fail(draft, address, body, "command", error, now_ns)
+            self._fail(draft, address, body, "command", error, now_ns, reached=True)
             at = len(draft.events)
-        self._answer(draft, Answer(address, command_id, body, reason, at, now_ns))
+        self._answer(draft, address, body, command_id, reason, at, now_ns)
+        self.close_windows(draft, address, now_ns, now_ns)
 
-    def understands(self, address: str, body: Raw) -> bool:
+    def understands(self, address: str, body: bytes) -> bool:
         """Whether this agent has a handler for what came back from a sink; it may ignore confirmations."""
-        agent_plan = self._state.plan_at(address)
+        agent_plan = self._state.plans.get(address.partition("/")[0])
+        if agent_plan is None:
+            return False
         try:
             return agent_plan.handles(type(agent_plan.decode(body)))
-        except msgspec.ValidationError:
+        except (msgspec.DecodeError, RecursionError):
             return not agent_plan.may_ignore(body)
 
     def close_windows(self, draft: Draft, address: str, reached_ns: int, now_ns: int) -> None:
         """Closes the buckets of tumbling windows that are complete; each closing is an event of the agent."""
-        agents = self._state.agents
+        agents, stopped = self._state.agents, self._state.stopped
         if address not in agents:
             return
         agent_plan = self._state.plan_of[agents[address].__class__]
         for name in agent_plan.tumbling:
             for _ in range(WINDOW_CLOSINGS_MAX):
                 window = getattr(agents[address], name)
-                if not window.due(reached_ns):
+                if not window.due(reached_ns) or address in stopped or draft.size_bytes > DRAFT_BYTES_MAX:
                     break
                 start_s, end_s = window.start_ns / SECOND_NS, (window.start_ns + window.span) / SECOND_NS
                 closed = WindowClosed(window=name, start_s=start_s, end_s=end_s)
-                self._observe(draft, address, agent_plan, closed, Raw(encode(closed)), "window", now_ns)
-                if getattr(agents[address], name) is window:
-                    break  # the handler failed, and the window stayed as it was
+                error = self.keep(draft, address, closed, now_ns)
+                if error is not None:
+                    self._fail(draft, address, encode(closed), "window", error, now_ns, reached=True)
 
-    def keep(self, draft: Draft, address: str, event: Event, now_ns: int) -> None:
-        """Keeps an event of the framework. A handler of the agent for it may fail; the event stays a fact."""
-        body = Raw(encode(event))
+    def keep(self, draft: Draft, address: str, event: Event, now_ns: int) -> Exception | None:
+        """Keeps an event of the framework. If a handler of the agent fails on it, it stays a fact without reactions."""
+        body = encode(event)
         self._state.note(address, event, now_ns)
         if address == SHARD_ADDRESS:
             draft.events.append((address, body))
-            draft.size_bytes += size_of(body) + OVERHEAD_BYTES
+            draft.grow(bodies_bytes=len(body))
             draft.hurry(0)
-            return
+            return None
         agent_plan = self._state.plan_at(address)
         agent = self._state.agents.get(address)
         image = None if agent is None else agent_plan.copy(agent)
         if agent is None:
             agent = self._state.new_agent(address, agent_plan)
+        failure: Exception | None = None
+        room_bytes = len(body) + REACTIONS_BYTES_MAX
         try:
-            outcome = collect(self._state, self._shards, agent_plan, agent, [(event, body)], now_ns)
-        except Exception:
-            agent = self._state.new_agent(address, agent_plan) if image is None else agent_plan.copy(image)
-            outcome = Outcome(events=[(agent_plan.plan_for(type(event)), event, body)], effects=[])
-        enter(self._state, draft, address, agent, image, outcome, now_ns)
-
-    def _observe(
-        self, draft: Draft, address: str, agent_plan: AgentPlan, message: Message, body: Raw, source: str, now_ns: int
-    ) -> None:
-        try:
-            self._run(draft, address, agent_plan, message, body, now_ns)
-        except Rejection as rejection:
-            refusal = TypeError(f"an observed event cannot be refused ({rejection.reason}); yield nothing to filter it")
-            self._fail(draft, address, body, source, refusal, now_ns)
+            outcome = collect(self._state, self._shards, agent_plan, agent, [(event, body)], now_ns, room_bytes)
         except Exception as error:
-            self._fail(draft, address, body, source, error, now_ns)
+            failure = error
+            before = self._state.new_agent(address, agent_plan) if image is None else agent_plan.copy(image)
+            agent = fold_fact(agent_plan, before, event, now_ns)
+            plan = agent_plan.plans[type(event)]
+            timers = window_timers(self._state, agent_plan, plan, agent, event)
+            outcome = Outcome(
+                events=[(plan, event, body)],
+                effects=[(timer, 0) for timer in timers],
+                size_bytes=len(body) + (1 + len(timers)) * (len(address) + OVERHEAD_BYTES),
+            )
+        enter(self._state, draft, address, agent, image, outcome, now_ns)
+        return failure
 
-    def _run(self, draft: Draft, address: str, agent_plan: AgentPlan, message: Message, body: Raw, now_ns: int) -> None:
-        """Decides, evolves and reacts. Raises with the agent as it was before."""
-        if agent_plan.tumbling and type(message) is not WindowClosed:
+    def _open(self, address: str, body: bytes) -> tuple[AgentPlan, Message]:
+        """Finds the agent's plan and decodes the message for it. Raises PeerError with a sentence that says why."""
+        agent_plan = self._state.plan_at(address)
+        size_bytes = len(body)
+        if size_bytes > MESSAGE_BYTES_MAX:
+            raise TooLarge(
+                f"a message of {size_bytes} bytes, {MESSAGE_BYTES_MAX} at most; store the payload and send a Blob"
+            )
+        message = decode(agent_plan, body)
+        if isinstance(message, FACTS):
+            raise PeerError(f"{type(message).__name__} is said by the framework alone; send an event of your own")
+        return agent_plan, message
+
+    def _admit(self, draft: Draft, address: str, agent_plan: AgentPlan, now_ns: int) -> None:
+        """Raises unless the agent can take an input now. What time has completed comes before it."""
+        if agent_plan.tumbling:
             self.close_windows(draft, address, now_ns, now_ns)
+        if address in self._state.stopped:
+            reason = self._state.stopped[address]
+            raise PeerError(f"{address} is stopped: {reason}; resume it, then send or retry this")
+        limit = self._state.limits.agents_count_max
+        if address not in self._state.agents and len(self._state.agents) >= limit:
+            raise Overloaded(f"{address}: this shard has {limit} agents already; raise agents_count_max or add shards")
+
+    def _run(
+        self, draft: Draft, address: str, agent_plan: AgentPlan, message: Message, body: bytes, now_ns: int
+    ) -> None:
+        """Decides, evolves and reacts. Raises with the agent as it was before."""
         agents = self._state.agents
         agent = agents.get(address)
         image = None if agent is None else agent_plan.copy(agent)
         if agent is None:
-            self._check_room(address)
             agent = self._state.new_agent(address, agent_plan)
         plan = agent_plan.plan_for(type(message))
+        limit = self._state.limits.bytes_per_decision_max
         try:
-            decided = [(message, body)] if plan.decide is None else self._decided(plan, agent, message, body)
-            outcome = collect(self._state, self._shards, agent_plan, agent, decided, now_ns)
-        except Exception:
+            decided = (
+                [(message, body)] if plan.decide is None else self._decided(agent_plan, plan, agent, message, body)
+            )
+            outcome = collect(self._state, self._shards, agent_plan, agent, decided, now_ns, limit)
+        except BaseException:
             if image is not None:
                 agents[address] = image
             raise
         enter(self._state, draft, address, agent, image, outcome, now_ns)
 
-    def _decided(self, plan: Plan, agent: Any, message: Message, body: Raw) -> list[tuple[Any, Raw]]:
+    def _decided(
+        self, agent_plan: AgentPlan, plan: Plan, agent: Any, message: Message, body: bytes
+    ) -> list[tuple[Any, bytes]]:
         """The events of one `decide`, all collected before any of them changes the state."""
-        decided: list[tuple[Any, Raw]] = []
+        decided: list[tuple[Any, bytes]] = []
         limit = self._state.limits.events_per_decision_max
         events = plan.decide(agent, message) if plan.decide is not None else None
         for event in events or ():
             if not isinstance(event, Event):
                 raise TypeError(f"a @decide handler yields events; {type(event).__name__} is none")
+            if isinstance(event, FACTS):
+                raise TypeError(f"{type(event).__name__} is said by the framework alone; yield an event of your own")
             # An observed event that is passed on keeps the bytes it came with, unknown fields included.
-            decided.append((event, body if event is message else Raw(encode(event))))
+            decided.append((event, body) if event is message else agent_plan.written(event))
             if len(decided) > limit:
                 raise TooLarge(f"more than {limit} events from one decision; decide in smaller steps")
         return decided
+
+    def _pack_all(
+        self, agent: Any, body: bytes, first: Effect, others: Iterable[Effect], now_ns: int
+    ) -> list[PackedEffect]:
+        room_bytes = self._state.limits.bytes_per_decision_max - len(body)
+        return pack_effects(self._state, self._shards, agent, chain((first,), others), now_ns, room_bytes)
 
     def _owe_all(self, draft: Draft, address: str, effects: list[PackedEffect], now_ns: int) -> None:
         cause = len(draft.events) - 1
         for packed in effects:
             owe(self._state, draft, address, packed, cause, now_ns)
-            draft.size_bytes += size_of(packed[1]) + OVERHEAD_BYTES
+            draft.size_bytes += len(packed[1]) + len(address) + OVERHEAD_BYTES
 
-    def _answer(self, draft: Draft, answer: Answer) -> None:
+    def _answer(
+        self, draft: Draft, address: str, body: bytes, command_id: str, refused: str | None, at: int, now_ns: int
+    ) -> None:
         """Records the answer. Refusals too: a command sent again gets the same one."""
-        if answer.refused is None:
+        if refused is None:
             self.counters.accepted += 1
         else:
             self.counters.refused += 1
+        answer = Answer(printable(address, ADDRESS_CHARS_MAX), command_id, keepable(body), refused, at, now_ns)
         draft.answers.append(answer)
-        draft.size_bytes += size_of(answer.command) + OVERHEAD_BYTES
+        draft.grow(answer.agent, command_id, refused or "", bodies_bytes=len(answer.command))
         draft.hurry(0)
-        if answer.command_id:
-            self._state.answers.put(Remembered(answer.command_id, answer.time_ns, draft.position, answer.refused))
-            verdict = Accepted(draft.position) if answer.refused is None else Refused(answer.refused)
-            draft.verdicts.append((answer.command_id, verdict))
+        if command_id:
+            self._state.answers.put(Remembered(command_id, now_ns, draft.position, refused))
+            verdict = Accepted(draft.position) if refused is None else Refused(refused)
+            draft.verdicts.append((command_id, verdict))
 
-    def _fail(self, draft: Draft, address: str, body: Raw, source: str, error: Exception, now_ns: int) -> None:
-        """Keeps `InputFailed`, puts the input into the dead letters, and lets supervision decide."""
+    def _fail(
+        self,
+        draft: Draft,
+        address: str,
+        body: bytes,
+        source: str,
+        error: Exception,
+        now_ns: int,
+        *,
+        reached: bool = False,
+    ) -> None:
+        """Keeps `InputFailed` and puts the input into the dead letters.
+
+        If it has `reached` a handler and that failed, supervision decides; such an agent exists from then on.
+        """
         self.counters.failed += 1
-        known = address.partition("/")[0] in self._state.plans and self._is_address(address)
-        where = address if known and address in self._state.agents else SHARD_ADDRESS
-        letter = f"{self._state.shard}.{draft.position}.{len(draft.events)}"
-        failed = InputFailed(letter=letter, to=address[:200], source=source, error=describe(error), input=body)
-        self.keep(draft, where, failed, now_ns)
-        if where == SHARD_ADDRESS or address in self._state.stopped:
+        failed = InputFailed(
+            letter=f"{self._state.shard}.{draft.position}.{len(draft.events)}",
+            to=printable(address, ADDRESS_CHARS_MAX),
+            source=printable(source, SOURCE_CHARS_MAX),
+            error=describe(error),
+            input=keepable(body),
+        )
+        self.keep(draft, address if reached else SHARD_ADDRESS, failed, now_ns)
+        if not reached or address in self._state.stopped:
             return
         supervision = self._state.plan_at(address).supervision
         failures = self._state.failures.lately(address, now_ns, supervision.within_s)
@@ -293,20 +393,8 @@ class Handling:
             self.keep(draft, address, AgentStopped(reason=reason), now_ns)
             draft.stopped.append(address)
 
-    def _is_address(self, address: str) -> bool:
-        try:
-            self._state.plan_at(address)
-        except PeerError:
-            return False
-        return True
 
-    def _check_room(self, address: str) -> None:
-        limit = self._state.limits.agents_count_max
-        if len(self._state.agents) >= limit:
-            raise Overloaded(f"{address}: this shard has {limit} agents already; raise agents_count_max or add shards")
-
-
-def decode(agent_plan: AgentPlan, body: Raw) -> Message:
+def decode(agent_plan: AgentPlan, body: bytes) -> Message:
     """Decodes a message for an agent; raises Malformed or UnknownTag with a sentence that says why."""
     try:
         return agent_plan.decode(body)
@@ -316,5 +404,8 @@ def decode(agent_plan: AgentPlan, body: Raw) -> Message:
 
 def describe(error: Exception) -> str:
     """An error as text that is the same in every run: no addresses, no traceback, bounded."""
-    text = _ADDRESS_IN_MEMORY.sub("", f"{type(error).__name__}: {error}")
-    return text[:ERROR_CHARS_MAX]
+    try:
+        text = str(error)
+    except Exception:
+        text = "an error that cannot be shown"
+    return printable(_ADDRESS_IN_MEMORY.sub("", f"{type(error).__name__}: {text}"), REASON_CHARS_MAX)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from msgspec import Raw, Struct
+from msgspec import Struct
 
 from stigmergy.core.commit import SnapshotNote
 
@@ -10,15 +10,15 @@ LOCAL = "local"
 """The source of what the embedding program tells us; it has no sequence, because a call is made once."""
 
 
-ELSEWHERE = Raw(b"\xc0")
-"""Stands, by identity, for an item whose agent lives in another shard: it is passed over, and the mark moves past it."""
+ELSEWHERE = bytes(bytearray(b"elsewhere"))
+"""Stands, by identity, for an item whose agent lives in another shard: it is passed over, the mark moves past it."""
 
 
 class Delivery(Struct, frozen=True):
     """Consecutive inputs of one source. With `sequence` 0 they have no sequence and are taken as they come."""
 
     source: str
-    items: list[tuple[str, Raw]]
+    items: list[tuple[str, bytes]]
     sequence: int = 0
     incarnation: int = 0
     epoch: int = 0
@@ -30,7 +30,7 @@ class Ask(Struct, frozen=True):
 
     agent: str
     command_id: str
-    command: Raw
+    command: bytes
     source: str = LOCAL
 
 
@@ -47,7 +47,7 @@ class EffectSettled(Struct, frozen=True):
 
     sink: str
     sequence: int
-    result: Raw | None = None
+    result: bytes | None = None
 
 
 class SequencesSkipped(Struct, frozen=True):

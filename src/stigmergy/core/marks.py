@@ -33,6 +33,11 @@ class Marks:
         mark = self._marks.get((source, incarnation))
         return 0 if mark is None else mark.sequence
 
+    def epoch(self, source: str, incarnation: int) -> int:
+        """The highest epoch that this source has spoken in; 0 for a source never heard of."""
+        mark = self._marks.get((source, incarnation))
+        return 0 if mark is None else mark.epoch
+
     def admit(self, source: str, incarnation: int, epoch: int, sequence: int) -> int:
         """How many items of a delivery that starts with `sequence` were consumed before; the rest is due now.
 

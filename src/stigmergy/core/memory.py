@@ -5,13 +5,14 @@ Each table is bounded, and each changes only with a commit, so that a replay arr
 
 from __future__ import annotations
 
-from msgspec import Raw, Struct
+from msgspec import Struct
 
 from stigmergy.core.messages import SECOND_NS
 
 ANSWERS_COUNT_MAX = 10_000
 ANSWERS_AGE_NS_MAX = 24 * 3600 * SECOND_NS
 LETTERS_COUNT_MAX = 1_000
+LETTERS_BYTES_MAX = 8 * 1024 * 1024
 FAILURES_COUNT_MAX = 1_000
 
 
@@ -31,7 +32,7 @@ class Letter(Struct, array_like=True, frozen=True):
     agent: str
     source: str
     error: str
-    input: Raw
+    input: bytes
 
 
 class Answers:
@@ -69,17 +70,20 @@ class Answers:
 
 
 class Letters:
-    """The dead letters, oldest first; past the limit the oldest leaves the table (the log still has it)."""
+    """The dead letters, oldest first; past the limits the oldest leave the table (the log still has them)."""
 
-    def __init__(self, count_max: int = LETTERS_COUNT_MAX) -> None:
+    def __init__(self, count_max: int = LETTERS_COUNT_MAX, bytes_max: int = LETTERS_BYTES_MAX) -> None:
         self._letters: dict[str, Letter] = {}
         self._count_max = count_max
+        self._bytes_max = bytes_max
+        self._bytes = 0
 
     def put(self, letter: Letter) -> None:
         """Adds a letter."""
         self._letters[letter.letter] = letter
-        if len(self._letters) > self._count_max:
-            del self._letters[next(iter(self._letters))]
+        self._bytes += len(letter.input)
+        while len(self._letters) > self._count_max or self._bytes > self._bytes_max:
+            self.take(next(iter(self._letters)))
 
     def get(self, letter: str) -> Letter | None:
         """The letter, if it is there."""
@@ -87,7 +91,9 @@ class Letters:
 
     def take(self, letter: str) -> None:
         """Removes a letter that was retried or dropped."""
-        self._letters.pop(letter, None)
+        taken = self._letters.pop(letter, None)
+        if taken is not None:
+            self._bytes -= len(taken.input)
 
     def all(self) -> list[Letter]:
         """Every letter, oldest first."""
@@ -96,6 +102,7 @@ class Letters:
     def restore(self, letters: list[Letter]) -> None:
         """Takes over what a snapshot says."""
         self._letters = {letter.letter: letter for letter in letters}
+        self._bytes = sum(len(letter.input) for letter in letters)
 
 
 class Failures:

@@ -176,14 +176,14 @@ def upcast(convert: _U) -> _U:
     name = getattr(convert, "__qualname__", repr(convert))
     hints = resolve_hints(convert, name)
     new = hints.pop("return", None)
-    old = next(iter(hints.values()), None)
+    old = next(iter(hints.values())) if len(hints) == 1 else None
     if not (isinstance(old, type) and issubclass(old, Message) and isinstance(new, type) and issubclass(new, Message)):
         raise DefinitionError(f"upcast {name}: annotate one message argument and the message it returns")
     before, after = spec_of(old), spec_of(new)
     if before.name != after.name or before.version >= after.version:
         raise DefinitionError(
             f"upcast {name}: goes from {before.tag} to {after.tag}; an upcaster keeps the name and raises the version: "
-            f'declare the old class as {old.__name__}(…, name="{after.name}", version={after.version - 1 or 1})'
+            f'write class {old.__name__}(…, name="{after.name}", version=1) for the old one and version=2 for the new'
         )
     if old in _upcasters and _upcasters[old][1].__qualname__ != name:
         raise DefinitionError(f"upcast {name}: {before.tag} has an upcaster already, {_upcasters[old][1].__qualname__}")
@@ -204,8 +204,17 @@ def older_versions(message: type[Message]) -> list[type[Message]]:
     return found
 
 
+def newer_version(message: type[Message]) -> type[Message] | None:
+    """The class that an upcaster carries this one to, if there is an upcaster."""
+    step = _upcasters.get(message)
+    return None if step is None else step[0]
+
+
 def to_newest(message: Message) -> Message:
-    """Carries a message through its upcasters until there is none."""
+    """Carries a message through its upcasters until there is none. Raises what they raise."""
     while (step := _upcasters.get(type(message))) is not None:
-        message = step[1](message)
+        new, convert = step
+        message = convert(message)
+        if type(message) is not new:
+            raise TypeError(f"{convert.__qualname__} returned {type(message).__name__}, not {new.__name__}")
     return message

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from msgspec import Raw, Struct
+from msgspec import Struct
 
 from stigmergy.core.commit import Owed, Settled
 
@@ -21,7 +21,7 @@ class Pending(Struct, array_like=True, frozen=True):
     agent: str
     sink: str
     sequence: int
-    body: Raw
+    body: bytes
 
 
 class Outbox:

@@ -2,62 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from msgspec import Raw, Struct
+from msgspec import Struct
 
-from stigmergy.core.codec import encode
+from stigmergy.core.codec import canonical_bytes, encode
 from stigmergy.core.commit import Owed
-from stigmergy.core.draft import Draft
-from stigmergy.core.effects import TIMERS, Tell, shard_sink, sink_of
+from stigmergy.core.draft import OVERHEAD_BYTES, Draft
+from stigmergy.core.effects import TIMERS, Tell, WindowClosed, shard_sink, sink_of
 from stigmergy.core.errors import TooLarge
 from stigmergy.core.messages import Effect, Keeping
 from stigmergy.core.plans import AgentPlan, Plan
 from stigmergy.core.state import ShardState, evolve_event, shard_of
 from stigmergy.core.timers import WINDOW_PREFIX, TimerSet, read_timer, timer_body
 
-OVERHEAD_BYTES = 64
-"""Counted for each event and effect beside its body: address, sink, numbers."""
 NO_CAUSE = -1
 """The cause of an effect whose event was transient, and so is not in the log."""
 
-PackedEffect = tuple[str, Raw]
+PackedEffect = tuple[str, bytes]
 """Sink and bytes."""
 
 
 class Outcome(Struct):
     """The events and effects of one input."""
 
-    events: list[tuple[Plan, Any, Raw]]
+    events: list[tuple[Plan, Any, bytes]]
     effects: list[tuple[PackedEffect, int]]
     """Each with the index of the event behind it among `events`, or NO_CAUSE."""
     size_bytes: int = 0
-
-
-def size_of(body: Raw) -> int:
-    """The length of a message's bytes."""
-    return memoryview(body).nbytes
 
 
 def pack_effect(state: ShardState, shards: int, effect: Effect, now_ns: int) -> PackedEffect:
     """Names the sink of an effect and encodes it. Raises for what is no effect or cannot be encoded."""
     if isinstance(effect, Tell):
         state.plan_at(effect.to)
-        return shard_sink(shard_of(effect.to, shards)), Raw(encode((effect.to, effect.message)))
+        return shard_sink(shard_of(effect.to, shards)), encode((effect.to, encode(effect.message)))
     if not isinstance(effect, Effect):
         raise TypeError(f"a @react handler yields effects; {type(effect).__name__} is none")
     sink = sink_of(effect)
     if sink == TIMERS:
         return sink, timer_body(effect, now_ns)
-    return sink, Raw(encode(effect))
+    return sink, encode(effect)
 
 
 def collect(
-    state: ShardState, shards: int, agent_plan: AgentPlan, agent: Any, decided: Sequence[tuple[Any, Raw]], now_ns: int
+    state: ShardState,
+    shards: int,
+    agent_plan: AgentPlan,
+    agent: Any,
+    decided: Sequence[tuple[Any, bytes]],
+    now_ns: int,
+    bytes_max: int,
 ) -> Outcome:
     """Evolves and reacts to each event in turn. The agent changes; on an exception the caller puts its image back."""
     outcome = Outcome(events=[], effects=[])
+    overhead = len(agent.address) + OVERHEAD_BYTES
     for event, body in decided:
         plan = agent_plan.plan_for(type(event))
         evolve_event(plan, agent, event, now_ns)
@@ -65,19 +65,33 @@ def collect(
         if plan.promise is not Keeping.TRANSIENT:
             cause = len(outcome.events)
             outcome.events.append((plan, event, body))
-            outcome.size_bytes += size_of(body) + OVERHEAD_BYTES
-        packed = [pack_effect(state, shards, effect, now_ns) for effect in _reactions(plan, agent, event)]
-        packed += _window_timers(state, agent_plan, plan, agent)
+            outcome.size_bytes += len(body) + overhead
+        reactions = () if plan.react is None else plan.react(agent, event) or ()
+        packed = pack_effects(state, shards, agent, reactions, now_ns, bytes_max - outcome.size_bytes)
+        packed += window_timers(state, agent_plan, plan, agent, event)
         for effect in packed:
             outcome.effects.append((effect, cause))
-            outcome.size_bytes += size_of(effect[1]) + OVERHEAD_BYTES
-    limit = state.limits.bytes_per_decision_max
-    if outcome.size_bytes > limit:
+            outcome.size_bytes += len(effect[1]) + overhead
+    return outcome
+
+
+def pack_effects(
+    state: ShardState, shards: int, agent: Any, effects: Iterable[Effect], now_ns: int, room_bytes: int
+) -> list[PackedEffect]:
+    """The effects with their sinks. Raises TooLarge as soon as they are more than there is room for."""
+    packed: list[PackedEffect] = []
+    overhead = len(agent.address) + OVERHEAD_BYTES
+    for effect in effects:
+        packed.append(pack_effect(state, shards, effect, now_ns))
+        room_bytes -= len(packed[-1][1]) + overhead
+        if room_bytes < 0:
+            break
+    if room_bytes < 0:
         raise TooLarge(
-            f"{outcome.size_bytes} bytes of events and effects from one input, {limit} at most; "
+            f"more than {state.limits.bytes_per_decision_max} bytes of events and effects from one input; "
             "put large payloads into a store and keep a Blob"
         )
-    return outcome
+    return packed
 
 
 def enter(state: ShardState, draft: Draft, address: str, agent: Any, image: Any, outcome: Outcome, now_ns: int) -> None:
@@ -121,21 +135,18 @@ def owe(state: ShardState, draft: Draft, address: str, packed: PackedEffect, cau
     draft.hurry(0)
 
 
-def _reactions(plan: Plan, agent: Any, event: Any) -> list[Effect]:
-    return [] if plan.react is None else list(plan.react(agent, event) or ())
-
-
-def _window_timers(state: ShardState, agent_plan: AgentPlan, plan: Plan, agent: Any) -> list[PackedEffect]:
+def window_timers(state: ShardState, agent_plan: AgentPlan, plan: Plan, agent: Any, event: Any) -> list[PackedEffect]:
     """A tumbling window by our own time is closed by a timer, also when no further event comes."""
     timers: list[PackedEffect] = []
     for name in agent_plan.tumbling:
         window = getattr(agent, name)
-        if name not in plan.windows or window.by or window.end_ns is None:
+        changed = name in plan.windows or (isinstance(event, WindowClosed) and event.window == name)
+        if not changed or window.by or window.end_ns is None:
             continue
         due_ns = window.end_ns + window.late_ns
         known = state.timers.get(agent.address, WINDOW_PREFIX + name)
         if known is None or known.due_ns != due_ns:
-            timers.append((TIMERS, Raw(encode(TimerSet(WINDOW_PREFIX + name, due_ns)))))
+            timers.append((TIMERS, encode(TimerSet(WINDOW_PREFIX + name, due_ns))))
     return timers
 
 
@@ -153,8 +164,12 @@ def _supersede(
     index, first_image = newest
     agent_plan = state.plan_of[type(agent)]
     other = state.new_agent(address, agent_plan) if first_image is None else agent_plan.copy(first_image)
-    evolve_event(plan, other, event, now_ns)
-    if other != agent:
+    try:
+        evolve_event(plan, other, event, now_ns)
+        same = canonical_bytes(other) == canonical_bytes(agent)
+    except Exception:
+        return image
+    if not same:
         return image
     draft.supersede(index)
     return first_image

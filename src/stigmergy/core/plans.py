@@ -5,23 +5,25 @@ Built once per class when a fleet is assembled. What would fail later at run tim
 
 from __future__ import annotations
 
+import copy as copying
 from collections.abc import Callable, Mapping
 from typing import Any, cast, get_args, get_origin
 
 import msgspec
 from blake3 import blake3
-from msgspec import Raw, Struct
+from msgspec import Struct
 
 from stigmergy.core.agent import Agent, Handlers, has_mutable_fields
 from stigmergy.core.annotations import resolve_hints
 from stigmergy.core.codec import canonical_bytes, encode, explain_undecodable, tag_of
-from stigmergy.core.effects import ActionDone, ActionFailed, Effects, Events, WindowClosed, Woken, WorkFailed
+from stigmergy.core.effects import ActionDone, ActionFailed, Effects, Events, WindowClosed, WorkFailed
 from stigmergy.core.errors import DefinitionError
-from stigmergy.core.messages import Command, Keeping, Message, older_versions, spec_of, to_newest
+from stigmergy.core.messages import Command, Event, Keeping, Message, newer_version, older_versions, spec_of, to_newest
+from stigmergy.core.numbers import keep_types
 from stigmergy.core.supervision import FRAMEWORK_EVENTS, GO_ON, SafeAction, Supervise, WhenStale
 from stigmergy.core.windows import Shape, Window
 
-CONFIRMATIONS = frozenset(spec_of(event).tag for event in (ActionDone, ActionFailed, WorkFailed, Woken))
+CONFIRMATIONS = frozenset(spec_of(event).tag for event in (ActionDone, ActionFailed, WorkFailed))
 """What comes back from sinks by itself, so that an agent without a handler for it may ignore it."""
 
 
@@ -50,7 +52,7 @@ class AgentPlan(Struct, frozen=True):
     layout: bytes
     cls: type[Agent]
     plans: dict[type[Message], Plan]
-    decode: Callable[[bytes | Raw], Message]
+    decode: Callable[[bytes], Message]
     known_tags: frozenset[str]
     tumbling: tuple[str, ...]
     stale_rules: tuple[WhenStale, ...]
@@ -64,7 +66,13 @@ class AgentPlan(Struct, frozen=True):
         """The plan of a message type; one without handlers for an event that the agent only yields."""
         plan = self.plans.get(message)
         if plan is None:
-            plan = self.plans[message] = _plan(message, Handlers(), {}, ())
+            plan = _plan(message, Handlers(), {}, ())
+            if plan.tag in self.known_tags:
+                raise DefinitionError(
+                    f"{self.cls.__qualname__}: {message.__module__}.{message.__qualname__} has the tag {plan.tag} of "
+                    "another message that this agent handles; give one of them name=… or version=…"
+                )
+            self.plans[message] = plan
         return plan
 
     def handles(self, message: type[Message]) -> bool:
@@ -72,16 +80,26 @@ class AgentPlan(Struct, frozen=True):
         plan = self.plans.get(message)
         return plan is not None and (plan.decide or plan.evolve or plan.react) is not None
 
-    def explain(self, body: bytes | Raw, error: Exception) -> Exception:
+    def explain(self, body: bytes, error: Exception) -> Exception:
         """The error to report for a message that `decode` could not decode."""
         return explain_undecodable(self.kind, body, self.known_tags, error)
 
-    def may_ignore(self, body: bytes | Raw) -> bool:
+    def may_ignore(self, body: bytes) -> bool:
         """Whether this is a confirmation of the framework that the agent has no handler for."""
         tag = tag_of(body)
         return tag in CONFIRMATIONS and tag not in self.known_tags
 
-    def decode_kept(self, body: Raw) -> Message | None:
+    def written(self, event: Message) -> tuple[Message, bytes]:
+        """The event as a replay will see it, and its bytes. Raises TypeError if it does not survive them."""
+        plan, body = self.plan_for(type(event)), encode(event)
+        if plan.tag not in self.known_tags:
+            return event, body
+        try:
+            return self.decode(body), body
+        except msgspec.ValidationError as error:
+            raise TypeError(f"{type(event).__name__} cannot be read back from its own bytes: {error}") from None
+
+    def decode_kept(self, body: bytes) -> Message | None:
         """Decodes an event from our own log; None for a type that nothing of this agent is for any more."""
         try:
             return self.decode(body)
@@ -93,6 +111,7 @@ class AgentPlan(Struct, frozen=True):
 
 def plan_agent(cls: type[Agent]) -> AgentPlan:
     """Makes an agent class ready to run."""
+    _check_can_be_made(cls)
     windows = _window_fields(cls)
     handled = dict(cls.__agent_handlers__)
     for message in (*FRAMEWORK_EVENTS, *(event for event, _ in windows.values()), *_tumbling_events(cls, windows)):
@@ -100,8 +119,13 @@ def plan_agent(cls: type[Agent]) -> AgentPlan:
     stale_rules = tuple(_declared(cls, WhenStale))
     for rule in stale_rules:
         handled.setdefault(rule.event, Handlers())
+    for message in handled:
+        _check_is_newest(cls, message)
     watched = tuple(rule.event for rule in stale_rules)
-    plans = {message: _plan(message, handlers, windows, watched) for message, handlers in handled.items()}
+    plans = {
+        message: _plan(message, _with_types_kept(cls, message, handlers), windows, watched)
+        for message, handlers in handled.items()
+    }
     decode, known_tags = _decoder(cls, list(plans))
     return AgentPlan(
         kind=cls.__agent_kind__,
@@ -118,6 +142,13 @@ def plan_agent(cls: type[Agent]) -> AgentPlan:
         copy=_deep_copier(cls) if has_mutable_fields(cls) else _shallow_copy(cls),
         restore=_restorer(cls),
     )
+
+
+def _with_types_kept(cls: type[Agent], message: type[Message], handlers: Handlers) -> Handlers:
+    if handlers.evolve is None:
+        return handlers
+    evolve = keep_types(handlers.evolve, cls, message)
+    return Handlers(decide=handlers.decide, evolve=evolve, react=handlers.react)
 
 
 def _plan(
@@ -150,9 +181,7 @@ def _plan(
     )
 
 
-def _decoder(
-    cls: type[Agent], messages: list[type[Message]]
-) -> tuple[Callable[[bytes | Raw], Message], frozenset[str]]:
+def _decoder(cls: type[Agent], messages: list[type[Message]]) -> tuple[Callable[[bytes], Message], frozenset[str]]:
     """A decoder for these messages and their older versions."""
     old = [version for message in messages for version in older_versions(message)]
     members = [*messages, *(version for version in old if version not in messages)]
@@ -167,26 +196,55 @@ def _decoder(
     union: Any = members[0]
     for member in members[1:]:
         union = union | member
-    decode = msgspec.msgpack.Decoder(union).decode
+    try:
+        decode = msgspec.msgpack.Decoder(union).decode
+    except (NameError, TypeError) as error:
+        raise DefinitionError(
+            f"{cls.__qualname__}: its messages cannot be decoded ({error}); "
+            "use types that msgspec knows, and define them at the top of a module"
+        ) from None
     known = frozenset(by_tag)
-    if old:
-        return (lambda body: to_newest(decode(body))), known
-    return decode, known
+    return (_upcasting(decode) if old else decode), known
+
+
+def _upcasting(decode: Callable[[bytes], Message]) -> Callable[[bytes], Message]:
+    """Decodes and carries to the newest version. An upcaster that fails makes the message one that does not decode."""
+
+    def decode_newest(body: bytes) -> Message:
+        message = decode(body)
+        try:
+            return to_newest(message)
+        except Exception as error:
+            raise msgspec.ValidationError(f"its upcaster failed with {type(error).__name__}: {error}") from error
+
+    return decode_newest
+
+
+def _check_is_newest(cls: type[Agent], message: type[Message]) -> None:
+    """A handler for an old version would never see one: what arrives has been carried to the newest before."""
+    newer = newer_version(message)
+    if newer is not None:
+        raise DefinitionError(
+            f"{cls.__qualname__}: handles {spec_of(message).tag}, which an upcaster carries to {spec_of(newer).tag}; "
+            f"handle {newer.__name__} instead"
+        )
 
 
 def _declared(cls: type, wanted: type[Any]) -> list[Any]:
     """The class attributes of this type, base classes first."""
     found: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
-        found.update({name: value for name, value in vars(base).items() if isinstance(value, wanted)})
-    return list(found.values())
+        found.update({name: value for name, value in vars(base).items() if isinstance(value, wanted) or name in found})
+    return [value for value in found.values() if isinstance(value, wanted)]
 
 
 def _window_fields(cls: type[Agent]) -> dict[str, tuple[type[Message], str]]:
     found: dict[str, tuple[type[Message], str]] = {}
     for name, hint in resolve_hints(cls, cls.__qualname__).items():
-        if get_origin(hint) is Window:
-            (event,) = get_args(hint)
+        if name in cls.__struct_fields__ and isinstance(_default(cls, name), Window):
+            (event,) = get_args(hint) if get_origin(hint) is Window else (None,)
+            if not (isinstance(event, type) and issubclass(event, Event)):
+                raise DefinitionError(f"{cls.__qualname__}.{name}: annotate it with Window[…] of one event type")
             by = _default(cls, name).by
             if by and by not in event.__struct_fields__:
                 raise DefinitionError(
@@ -206,6 +264,16 @@ def _default(cls: type[Agent], name: str) -> Any:
     return getattr(cls(), name)
 
 
+def _check_can_be_made(cls: type[Agent]) -> None:
+    try:
+        cls()
+    except Exception as error:
+        raise DefinitionError(
+            f"{cls.__qualname__}() raises {type(error).__name__}: {error}; an agent exists from its first input, "
+            "so give every field a default"
+        ) from None
+
+
 def _layout(cls: type[Agent]) -> bytes:
     """A digest of the names, types and defaults of the state: a snapshot of another layout is not taken as ours."""
     hints = resolve_hints(cls, cls.__qualname__)
@@ -221,7 +289,11 @@ def _deep_copier(cls: type[Agent]) -> Callable[[Any], Any]:
     decode = msgspec.msgpack.Decoder(cls).decode
 
     def copy(agent: Any) -> Any:
-        return decode(encode(agent))
+        try:
+            return decode(encode(agent))
+        except Exception:
+            # A handler has put something into the state that has no bytes. A snapshot says so; a step must go on.
+            return copying.deepcopy(agent)
 
     return copy
 
@@ -230,9 +302,10 @@ def _restorer(cls: type[Agent]) -> Callable[[bytes], Any]:
     try:
         decode = msgspec.msgpack.Decoder(cls).decode
         decode(encode(cls()))
-    except (TypeError, msgspec.ValidationError, NotImplementedError) as error:
+    except (TypeError, NameError, msgspec.ValidationError, NotImplementedError) as error:
         raise DefinitionError(
             f"{cls.__qualname__}: its state cannot be written and read back ({error}); "
-            "use numbers, strings, bytes, booleans, enums, datetimes, tuples, structs of these"
+            "use numbers, strings, bytes, booleans, enums, datetimes, tuples and structs of these, "
+            "and define them at the top of a module"
         ) from None
     return decode

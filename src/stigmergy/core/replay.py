@@ -11,7 +11,6 @@ from itertools import islice
 from typing import Any, Union
 
 import msgspec
-from msgspec import Raw
 
 from stigmergy.core.agent import step_time_ns
 from stigmergy.core.codec import tag_of
@@ -20,8 +19,8 @@ from stigmergy.core.effects import TIMERS
 from stigmergy.core.errors import FoldMismatch, JournalCorrupt
 from stigmergy.core.memory import Remembered
 from stigmergy.core.plans import AgentPlan, Plan
-from stigmergy.core.state import ShardState, evolve_event
-from stigmergy.core.supervision import FRAMEWORK_EVENTS, SHARD_ADDRESS
+from stigmergy.core.state import ShardState, evolve_event, fold_fact
+from stigmergy.core.supervision import FACTS, FRAMEWORK_EVENTS, SHARD_ADDRESS
 from stigmergy.core.timers import read_timer
 
 _framework_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Union[FRAMEWORK_EVENTS])  # noqa: UP007 - made from a tuple
@@ -63,7 +62,7 @@ def _fold_events(state: ShardState, commit: Commit) -> None:
             step_time_ns.reset(token)
 
 
-def _fold_run(state: ShardState, commit: Commit, events: Iterator[tuple[str, Raw]], run: Run) -> None:
+def _fold_run(state: ShardState, commit: Commit, events: Iterator[tuple[str, bytes]], run: Run) -> None:
     agents, plan_of = state.agents, state.plan_of
     now_ns = run.time_ns
     for address, body in islice(events, run.events):
@@ -86,7 +85,7 @@ def _fold_run(state: ShardState, commit: Commit, events: Iterator[tuple[str, Raw
             raise _cannot_fold(commit, address, body, error) from error
 
 
-def _fold_first(state: ShardState, commit: Commit, address: str, body: Raw, now_ns: int) -> None:
+def _fold_first(state: ShardState, commit: Commit, address: str, body: bytes, now_ns: int) -> None:
     """Folds the first event of an agent, or one of the shard itself."""
     try:
         if address == SHARD_ADDRESS:
@@ -104,16 +103,11 @@ def _fold_first(state: ShardState, commit: Commit, address: str, body: Raw, now_
 def _fold_any(
     state: ShardState, address: str, agent_plan: AgentPlan, agent: Any, plan: Plan, event: Any, now_ns: int
 ) -> None:
-    if not isinstance(event, FRAMEWORK_EVENTS):
+    if isinstance(event, FACTS):
+        state.note(address, event, now_ns)
+        state.agents[address] = fold_fact(agent_plan, agent, event, now_ns)
+    else:
         evolve_event(plan, agent, event, now_ns)
-        return
-    state.note(address, event, now_ns)
-    image = agent_plan.copy(agent)
-    try:
-        evolve_event(plan, agent, event, now_ns)
-    except Exception:
-        # When it was made, the agent's handler failed on it as well, and the agent stayed as it was.
-        state.agents[address] = image
 
 
 def _take_on(state: ShardState, commit: Commit) -> None:
@@ -133,7 +127,7 @@ def _take_on(state: ShardState, commit: Commit) -> None:
         next_fired = next(fired, None)
 
 
-def _cannot_fold(commit: Commit, address: str, body: Raw, error: Exception) -> FoldMismatch:
+def _cannot_fold(commit: Commit, address: str, body: bytes, error: Exception) -> FoldMismatch:
     return FoldMismatch(
         f"shard {commit.shard}, position {commit.position}: today's code cannot fold {tag_of(body) or 'an event'} of "
         f"{address or 'the shard'} ({type(error).__name__}: {error}); "

@@ -13,6 +13,10 @@ The rules, in the order in which they bite:
 - What a source repeats is passed over (marks), a command asked again gets the old answer (answers), effects settled
   twice and timers that no longer exist are passed over.
 - Time never goes back.
+
+If a handler is interrupted by what is no `Exception` (KeyboardInterrupt, SystemExit), its agent is as it was before,
+but the input is neither consumed nor given up: the shard is broken and says so to whoever steps or seals it again.
+Nothing of the open draft was written; a restart replays the journal.
 """
 
 from __future__ import annotations
@@ -20,14 +24,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, assert_never
 
-from msgspec import Raw, Struct
+from msgspec import Struct
 
 from stigmergy.core.agent import step_time_ns
-from stigmergy.core.codec import encode
-from stigmergy.core.commit import Commit, MarkMoved, Sealed, Settled, seal
-from stigmergy.core.draft import DRAFT_BYTES_MAX, NEVER_NS, Draft
+from stigmergy.core.codec import encode, printable
+from stigmergy.core.commit import COMMIT_BYTES_MAX, Commit, MarkMoved, Sealed, Settled, seal
+from stigmergy.core.draft import DRAFT_BYTES_MAX, NEVER_NS, OVERHEAD_BYTES, Draft
 from stigmergy.core.effects import Woken, shard_sink
-from stigmergy.core.errors import PeerError
+from stigmergy.core.errors import Bug, Overloaded, PeerError
 from stigmergy.core.handling import Handling
 from stigmergy.core.inputs import (
     Accepted,
@@ -61,6 +65,8 @@ from stigmergy.core.supervision import (
 )
 from stigmergy.core.timers import WINDOW_PREFIX, Timer
 
+COMMAND_ID_CHARS_MAX = 200
+COMMIT_NOTE_BYTES = 96
 MARKS_WAIT_NS = SECOND_NS
 """Marks and settlements alone may wait this long for the disk: a crash before it means that they are repeated."""
 
@@ -101,6 +107,7 @@ class Shard:
         self._handling = Handling(state, shards)
         self._now_ns = state.time_ns
         self._repeats: list[tuple[str, Verdict, int]] = []
+        self._broken = False
 
     @property
     def counters(self) -> Any:
@@ -108,24 +115,42 @@ class Shard:
         return self._handling.counters
 
     def step(self, inputs: Sequence[Input], now_ns: int) -> Stepped:
-        """Takes inputs in order. Returns how long the draft may wait for the disk (None: there is nothing to write)."""
-        draft = self._draft
+        """Takes inputs in order. Returns how long the draft may wait for the disk (None: there is nothing to write).
+
+        Inputs that find no room in the draft come back in `left`: seal, then step them.
+        """
+        self._check_whole()
         self._now_ns = now_ns = max(now_ns, self._now_ns)
         token = step_time_ns.set(now_ns)
         try:
-            for number, one in enumerate(inputs):
-                left: Delivery | None = None
-                if type(one) is Delivery:
-                    left = self._deliver(one, now_ns)
-                else:
-                    self._take(one, now_ns)
-                if left is not None or draft.size_bytes > DRAFT_BYTES_MAX:
-                    rest = list(inputs[number + 1 :])
-                    draft.hurry(0)
-                    return self._stepped(rest if left is None else [left, *rest])
+            return self._stepped(self._take_all(inputs, now_ns))
+        except BaseException:
+            self._broken = True
+            raise
         finally:
             step_time_ns.reset(token)
-        return self._stepped([])
+
+    def _take_all(self, inputs: Sequence[Input], now_ns: int) -> list[Input]:
+        """Takes inputs until the draft is full; returns the rest."""
+        draft = self._draft
+        for number, one in enumerate(inputs):
+            if draft.size_bytes > DRAFT_BYTES_MAX:
+                draft.hurry(0)
+                return list(inputs[number:])
+            if type(one) is Delivery:
+                left = self._deliver(one, now_ns)
+                if left is not None:
+                    draft.hurry(0)
+                    return [left, *inputs[number + 1 :]]
+            else:
+                self._take(one, now_ns)
+        return []
+
+    def _check_whole(self) -> None:
+        if self._broken:
+            raise Bug(
+                f"shard {self.state.shard} was interrupted in the middle of an input; restart it from its journal"
+            )
 
     def _stepped(self, left: list[Input]) -> Stepped:
         repeats, self._repeats = self._repeats, []
@@ -135,11 +160,14 @@ class Shard:
 
     def seal(self) -> Ready | None:
         """Closes the draft; None if there is nothing to write. The host persists the result before anything else."""
+        self._check_whole()
         draft, state = self._draft, self.state
         if draft.empty:
             return None
         commit = draft.close(state.shard, state.epoch, state.digest, self._now_ns)
         sealed = seal(commit)
+        if len(sealed.body) > COMMIT_BYTES_MAX:
+            raise Bug(f"shard {state.shard}: a commit of {len(sealed.body)} bytes, {COMMIT_BYTES_MAX} at most")
         state.position = sealed.position
         state.time_ns = sealed.time_ns
         state.digest = sealed.digest
@@ -168,37 +196,66 @@ class Shard:
 
     def _deliver(self, delivery: Delivery, now_ns: int) -> Delivery | None:
         """Takes a delivery; returns the part of it that has to wait for the next commit."""
-        state, draft, handling = self.state, self._draft, self._handling
+        draft, handling = self._draft, self._handling
         items = delivery.items
         first = delivery.sequence
         if first:
             try:
-                seen = state.marks.admit(delivery.source, delivery.incarnation, delivery.epoch, first)
-            except PeerError as error:
+                seen = self.state.marks.admit(delivery.source, delivery.incarnation, delivery.epoch, first)
+            except (PeerError, Overloaded) as error:
                 handling.counters.count_untaken(error)
                 return None
             if seen:
-                handling.counters.duplicates += min(seen, len(items))
+                self._pass_over(delivery, min(seen, len(items)))
                 items = items[seen:]
                 first += seen
-                if not items:
-                    return None
+        if not items:
+            return None
+        fitting = self._fitting(items, delivery.size_bytes)
+        if not fitting:
+            return delivery if items is delivery.items else self._rest(delivery, items, first)
         draft.begin_run(now_ns, delivery.source)
-        draft.size_bytes += delivery.size_bytes
-        taken = handling.take_items(draft, items, delivery.source, now_ns)
+        taken = handling.take_items(draft, fitting, delivery.source, now_ns)
         if first:
             self._move_mark(delivery.source, delivery.incarnation, delivery.epoch, first + taken - 1)
             if delivery.source == self._own_sink:
                 self._settle(self._own_sink, range(first, first + taken))
-        if taken == len(items):
-            return None
+        return None if taken == len(items) else self._rest(delivery, items[taken:], first and first + taken)
+
+    def _fitting(self, items: list[tuple[str, bytes]], size_bytes: int) -> list[tuple[str, bytes]]:
+        """The items for which the draft has room, and counts their bytes. An empty draft has room for any one."""
+        draft = self._draft
+        room_bytes = DRAFT_BYTES_MAX - draft.size_bytes
+        if 0 < size_bytes <= room_bytes:
+            # As they came they were at least as large as they will be in the commit: no need to look at each.
+            draft.size_bytes += size_bytes
+            return items
+        used_bytes = fitting = 0
+        for address, body in items:
+            used_bytes += len(body) + 4 * len(address) + OVERHEAD_BYTES
+            if used_bytes > room_bytes and (fitting or not draft.empty):
+                break
+            fitting += 1
+            draft.size_bytes += len(body) + 4 * len(address) + OVERHEAD_BYTES
+        return items[:fitting]
+
+    def _rest(self, delivery: Delivery, items: list[tuple[str, bytes]], sequence: int) -> Delivery:
         return Delivery(
             source=delivery.source,
-            items=items[taken:],
-            sequence=first and first + taken,
+            items=items,
+            sequence=sequence,
             incarnation=delivery.incarnation,
             epoch=delivery.epoch,
         )
+
+    def _pass_over(self, delivery: Delivery, count: int) -> None:
+        """The first so many items were consumed before. A new owner who repeats them is an owner all the same."""
+        self._handling.counters.duplicates += count
+        if delivery.epoch > self.state.marks.epoch(delivery.source, delivery.incarnation):
+            consumed = self.state.marks.consumed(delivery.source, delivery.incarnation)
+            self._move_mark(delivery.source, delivery.incarnation, delivery.epoch, consumed)
+        if delivery.source == self._own_sink:
+            self._settle(self._own_sink, range(delivery.sequence, delivery.sequence + count))
 
     def _take(self, one: Input, now_ns: int) -> None:
         """Takes any other input."""
@@ -218,12 +275,14 @@ class Shard:
                 if one.agent in state.stopped:
                     draft.begin_run(now_ns, one.by)
                     handling.keep(draft, one.agent, AgentResumed(by=one.by), now_ns)
+                    handling.close_windows(draft, one.agent, now_ns, now_ns)
             case SafeActionOut():
                 draft.begin_run(now_ns, SHARD_ADDRESS)
                 taken = SafeActionTaken(action=one.action, because=one.because)
-                handling.keep(draft, one.agent, taken, now_ns)
+                handling.keep(draft, self._log_of(one.agent), taken, now_ns)
             case SnapshotStored():
                 draft.snapshots.append(one.note)
+                draft.grow(bodies_bytes=COMMIT_NOTE_BYTES)
                 draft.hurry(MARKS_WAIT_NS)
             case EnrollSigner():
                 draft.begin_run(now_ns, SHARD_ADDRESS)
@@ -240,7 +299,16 @@ class Shard:
             case _:
                 assert_never(one)
 
+    def _log_of(self, address: str) -> str:
+        """Where an event about an agent is kept: with the agent, or with the shard if it is not there or stopped."""
+        there = address in self.state.agents and address not in self.state.stopped
+        return address if there else SHARD_ADDRESS
+
     def _ask(self, ask: Ask, now_ns: int) -> None:
+        if not ask.command_id or ask.command_id != printable(ask.command_id, COMMAND_ID_CHARS_MAX):
+            reason = f"a command needs an id of 1 to {COMMAND_ID_CHARS_MAX} characters; nothing was done"
+            self._repeats.append((ask.command_id, Refused(reason), 0))
+            return
         known = self.state.answers.get(ask.command_id)
         if known is not None:
             self._handling.counters.duplicates += 1
@@ -257,17 +325,17 @@ class Shard:
             handling.counters.duplicates += 1
             return
         draft.begin_run(now_ns, shard_sink(state.shard))
-        draft.fired.append((due.agent, due.name, len(draft.owed)))
+        draft.fire(due.agent, due.name)
         draft.hurry(0)
         state.timers.fire(due.agent, due.name)
         if due.name.startswith(WINDOW_PREFIX):
             handling.close_windows(draft, due.agent, max(now_ns, due.due_ns), now_ns)
         else:
-            handling.take(draft, due.agent, Raw(encode(Woken(name=due.name))), "timer", now_ns)
+            handling.take(draft, due.agent, encode(Woken(name=due.name)), "timer", now_ns)
 
     def _effect_settled(self, settled: EffectSettled, now_ns: int) -> None:
         pending = self.state.outbox.get(settled.sink, settled.sequence)
-        if pending is None:
+        if pending is None or pending.position >= self._draft.position:
             self._handling.counters.duplicates += 1
             return
         self._settle(settled.sink, (settled.sequence,))
@@ -276,12 +344,21 @@ class Shard:
             self._handling.take(self._draft, pending.agent, settled.result, settled.sink, now_ns)
 
     def _settle(self, sink: str, sequences: Sequence[int]) -> None:
-        self.state.outbox.settle(Settled(sink, list(sequences)))
-        self._draft.settled.setdefault(sink, []).extend(sequences)
-        self._draft.hurry(MARKS_WAIT_NS)
+        """Forgets effects that are owed by a commit before this one; nobody can have carried out a later one."""
+        pending = (self.state.outbox.get(sink, sequence) for sequence in sequences)
+        owed = [effect.sequence for effect in pending if effect is not None and effect.position < self._draft.position]
+        if owed:
+            self.state.outbox.settle(Settled(sink, owed))
+            self._draft.settle(sink, owed)
+            self._draft.hurry(MARKS_WAIT_NS)
 
     def _skip(self, skipped: SequencesSkipped, now_ns: int) -> None:
         first = self.state.marks.consumed(skipped.source, skipped.incarnation) + 1
+        try:
+            self.state.marks.admit(skipped.source, skipped.incarnation, skipped.epoch, first)
+        except (PeerError, Overloaded) as error:
+            self._handling.counters.count_untaken(error)
+            return
         if skipped.last < first:
             return
         self._draft.begin_run(now_ns, skipped.source)
@@ -297,12 +374,12 @@ class Shard:
         retried = isinstance(taken, LetterRetried)
         self._draft.begin_run(now_ns, letter.source)
         event = LetterTaken(letter=letter.letter, retried=retried)
-        self._handling.keep(self._draft, letter.agent, event, now_ns)
+        self._handling.keep(self._draft, self._log_of(letter.agent), event, now_ns)
         if retried:
-            self._handling.take_items(self._draft, [(letter.agent, letter.input)], letter.source, now_ns)
+            self._handling.take(self._draft, letter.agent, letter.input, letter.source, now_ns)
 
     def _move_mark(self, source: str, incarnation: int, epoch: int, sequence: int) -> None:
         moved = MarkMoved(source=source, incarnation=incarnation, epoch=epoch, sequence=sequence)
         self.state.marks.move(moved)
-        self._draft.marks[source, incarnation] = moved
+        self._draft.move_mark(moved)
         self._draft.hurry(MARKS_WAIT_NS)

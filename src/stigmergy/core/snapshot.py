@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 from blake3 import blake3
-from msgspec import Raw, Struct
+from msgspec import Struct
 
 from stigmergy.core.codec import canonical_bytes, encode
 from stigmergy.core.commit import HashAlgorithm, MarkMoved, SnapshotNote
@@ -74,7 +74,7 @@ class Header(Struct, array_like=True, frozen=True):
 
 
 _header_decoder = msgspec.msgpack.Decoder(Header)
-_agents_decoder = msgspec.msgpack.Decoder(list[tuple[str, Raw]])
+_agents_decoder = msgspec.msgpack.Decoder(list[tuple[str, bytes]])
 
 
 def tables_of(state: ShardState) -> Tables:
@@ -151,13 +151,13 @@ class SnapshotTaking:
             body, self._header = self._header, None
             return self._count(body)
         agents = self._state.agents
-        taken: list[tuple[str, Raw]] = []
+        taken: list[tuple[str, bytes]] = []
         for address in self._addresses:
             image = self._images.pop(address, _MISSING)
             if image is _MISSING:
                 image = open_images.get(address, _MISSING)
             agent = agents[address] if image is _MISSING else image
-            taken.append((address, Raw(canonical_bytes(agent))))
+            taken.append((address, canonical_bytes(agent)))
             if len(taken) == AGENTS_PER_PART:
                 break
         return self._count(zlib.compress(encode(taken), 1)) if taken else None
@@ -236,7 +236,7 @@ def load_agents(state: ShardState, header: Header, part: bytes) -> None:
             state.agents[address] = _carry_over(plan, old, body)
 
 
-def _carry_over(plan: AgentPlan, old: Kind, body: Raw) -> Any:
+def _carry_over(plan: AgentPlan, old: Kind, body: bytes) -> Any:
     carried = None
     if old.version != plan.version:
         carried = plan.cls.upcast_state(old.version, msgspec.msgpack.decode(body))

@@ -14,7 +14,7 @@ from msgspec import Struct
 from stigmergy.core.agent import Agent
 from stigmergy.core.commit import GENESIS, Head
 from stigmergy.core.effects import WindowClosed
-from stigmergy.core.errors import DefinitionError, UnknownKind
+from stigmergy.core.errors import ConfigError, DefinitionError, UnknownKind
 from stigmergy.core.marks import Marks
 from stigmergy.core.memory import Answers, Failures, Letter, Letters
 from stigmergy.core.messages import Message
@@ -29,8 +29,11 @@ from stigmergy.core.supervision import (
     SignerRevoked,
 )
 from stigmergy.core.timers import Timers
+from stigmergy.core.windows import Window
 
 AGENTS_COUNT_MAX = 1_000_000
+DECISION_BYTES_MAX = 80 * 1024
+"""Events and effects that one input may cause; it holds the largest message, passed on."""
 _ADDRESS = re.compile(r"[A-Za-z0-9_.-]{1,64}/[A-Za-z0-9_.:@=~-]{1,128}", re.ASCII)
 
 
@@ -39,7 +42,14 @@ class Limits(Struct, frozen=True):
 
     agents_count_max: int = AGENTS_COUNT_MAX
     events_per_decision_max: int = 1_000
-    bytes_per_decision_max: int = 128 * 1024
+    bytes_per_decision_max: int = DECISION_BYTES_MAX
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.bytes_per_decision_max <= DECISION_BYTES_MAX:
+            raise ConfigError(
+                f"bytes_per_decision_max={self.bytes_per_decision_max}: give 1 to {DECISION_BYTES_MAX}, "
+                "so that what one input causes fits into a commit"
+            )
 
 
 class Signer(Struct, array_like=True, frozen=True):
@@ -146,9 +156,27 @@ class ShardState:
 
 def evolve_event(plan: Plan, agent: Any, event: Any, now_ns: int) -> None:
     """Folds one event into one agent: its windows first, then its own handler."""
+    _fold_windows(plan, agent, event, now_ns)
+    if plan.evolve is not None:
+        plan.evolve(agent, event)
+
+
+def fold_fact(agent_plan: AgentPlan, agent: Any, event: Message, now_ns: int) -> Any:
+    """Folds an event that stays a fact even if the agent's handler for it fails; returns the agent as it is then."""
+    image = agent_plan.copy(agent)
+    plan = agent_plan.plans[type(event)]
+    try:
+        evolve_event(plan, agent, event, now_ns)
+    except Exception:
+        _fold_windows(plan, image, event, now_ns)
+        return image
+    return agent
+
+
+def _fold_windows(plan: Plan, agent: Any, event: Any, now_ns: int) -> None:
     for name in plan.windows:
         setattr(agent, name, getattr(agent, name).add(now_ns, event))
     if isinstance(event, WindowClosed):
-        setattr(agent, event.window, getattr(agent, event.window).close())
-    if plan.evolve is not None:
-        plan.evolve(agent, event)
+        window = getattr(agent, event.window, None)
+        if isinstance(window, Window):  # or it was taken out of the class since
+            setattr(agent, event.window, window.close())

@@ -9,8 +9,9 @@ journal-before-effect, so that a dead disk does not keep a drone in the air.
 
 from __future__ import annotations
 
-from msgspec import Raw, Struct
+from msgspec import Struct
 
+from stigmergy.core.effects import WindowClosed
 from stigmergy.core.errors import DefinitionError
 from stigmergy.core.messages import Action, Event, Message
 
@@ -38,7 +39,11 @@ class SafeAction(Struct, frozen=True):
 
 
 class Supervise(Struct, frozen=True):
-    """Stops an agent after so many failed inputs within so many seconds; without it an agent goes on for ever."""
+    """Stops an agent after so many failed inputs within so many seconds; without it an agent goes on for ever.
+
+    Only inputs on which a handler of the agent failed count. What never reached a handler (bytes that do not decode,
+    messages the agent does not know) is the sender's fault, and no sender can stop an agent with it.
+    """
 
     stop_after: int
     within_s: float = 60.0
@@ -46,6 +51,8 @@ class Supervise(Struct, frozen=True):
     def __post_init__(self) -> None:
         if self.stop_after < 1:
             raise DefinitionError(f"Supervise(stop_after={self.stop_after}): give at least 1")
+        if not 0 < self.within_s <= 86_400 * 366:
+            raise DefinitionError(f"Supervise(within_s={self.within_s}): give more than 0 and at most a year")
 
 
 GO_ON = Supervise(stop_after=2**31)
@@ -56,13 +63,16 @@ class FrameworkEvent(Event):
 
 
 class InputFailed(FrameworkEvent, name="stigmergy.InputFailed"):
-    """An input raised, or could not be decoded. It is in the dead letters under `letter` until retried or dropped."""
+    """An input raised, or could not be decoded. It is in the dead letters under `letter` until retried or dropped.
+
+    Where a handler raised, it is kept in the log of the agent, otherwise in that of the shard; `to` is the address.
+    """
 
     letter: str
     to: str
     source: str
     error: str
-    input: Raw
+    input: bytes
 
 
 class LetterTaken(FrameworkEvent, name="stigmergy.LetterTaken"):
@@ -129,3 +139,6 @@ FRAMEWORK_EVENTS: tuple[type[Message], ...] = (
     SignerEnrolled,
     SignerRevoked,
 )
+
+FACTS: tuple[type[Message], ...] = (*FRAMEWORK_EVENTS, WindowClosed)
+"""What the framework says itself: nobody else may, and it is kept and folded whatever an agent's handlers do."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Struct
 
 from stigmergy.core.codec import encode
 from stigmergy.core.effects import CancelWake, WakeMe, WakeMeAt
-from stigmergy.core.errors import Bug
+from stigmergy.core.errors import JournalCorrupt
 from stigmergy.core.messages import SECOND_NS, Effect
 
 WINDOW_PREFIX = "window:"
@@ -32,27 +32,32 @@ class Timer(Struct, array_like=True, frozen=True, order=True):
     follows_wall: bool = False
 
 
-def timer_body(effect: Effect, now_ns: int) -> Raw:
+def timer_body(effect: Effect, now_ns: int) -> bytes:
     """The bytes kept for a timer effect; durations become due times here, at the time of the step."""
     match effect:
+        case WakeMe(name=name) | WakeMeAt(name=name) if name.startswith(WINDOW_PREFIX):
+            raise ValueError(f"timer {name!r}: names with {WINDOW_PREFIX!r} belong to windows; choose another")
         case WakeMe(name=name, after_s=after_s):
             if not 0 <= after_s <= 86_400 * 3660:
                 raise ValueError(f"WakeMe(after_s={after_s}): give 0 seconds to ten years")
-            return Raw(encode(TimerSet(name, now_ns + int(after_s * SECOND_NS))))
+            return encode(TimerSet(name, now_ns + int(after_s * SECOND_NS)))
         case WakeMeAt(name=name, at_s=at_s):
-            return Raw(encode(TimerSet(name, int(at_s * SECOND_NS), follows_wall=True)))
+            return encode(TimerSet(name, int(at_s * SECOND_NS), follows_wall=True))
         case CancelWake(name=name):
-            return Raw(encode(TimerSet(name, None)))
+            return encode(TimerSet(name, None))
         case _:
-            raise Bug(f"{type(effect).__name__} is no effect that the framework knows; subclass Action or Work")
+            raise TypeError(f"{type(effect).__name__} is no effect that anybody carries out; subclass Action or Work")
 
 
 _timer_decoder = msgspec.msgpack.Decoder(TimerSet)
 
 
-def read_timer(body: Raw) -> TimerSet:
-    """The bytes of a timer effect, decoded."""
-    return _timer_decoder.decode(body)
+def read_timer(body: bytes) -> TimerSet:
+    """The bytes of a timer effect, decoded. Raises JournalCorrupt."""
+    try:
+        return _timer_decoder.decode(body)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise JournalCorrupt(f"a timer does not decode ({error}); restore from a copy") from None
 
 
 class Timers:

@@ -24,6 +24,7 @@ from stigmergy.core.messages import SECOND_NS, Event
 EventT = TypeVar("EventT", bound=Event)
 
 ENTRIES_COUNT_MAX = 4096
+TIME_NS_MAX = 2**62
 
 
 class Shape(enum.IntEnum):
@@ -54,22 +55,22 @@ class Window(Struct, Generic[EventT], frozen=True, kw_only=True):
     @classmethod
     def last(cls, count: int) -> Window[EventT]:
         """The newest so many."""
-        if not 1 <= count <= ENTRIES_COUNT_MAX:
-            raise DefinitionError(f"Window.last({count}): give 1 to {ENTRIES_COUNT_MAX}")
-        return cls(shape=Shape.LAST, span=count, count_max=count)
+        return cls(shape=Shape.LAST, span=_count(count), count_max=count)
 
     @classmethod
     def sliding(cls, *, seconds: float, by: str = "", count_max: int = ENTRIES_COUNT_MAX) -> Window[EventT]:
         """Those not older than so many seconds before the newest."""
-        return cls(shape=Shape.SLIDING, span=_span(seconds), by=by, count_max=count_max)
+        return cls(shape=Shape.SLIDING, span=_span(seconds), by=by, count_max=_count(count_max))
 
     @classmethod
     def tumbling(
         cls, *, seconds: float, by: str = "", late_s: float = 0.0, count_max: int = ENTRIES_COUNT_MAX
     ) -> Window[EventT]:
         """Buckets of so many seconds, aligned to 1970; `closed` holds the last complete one."""
+        if not 0 <= late_s <= 86_400 * 366:
+            raise DefinitionError(f"Window.tumbling(late_s={late_s}): give 0 to a year of seconds")
         late_ns = int(late_s * SECOND_NS)
-        return cls(shape=Shape.TUMBLING, span=_span(seconds), by=by, late_ns=late_ns, count_max=count_max)
+        return cls(shape=Shape.TUMBLING, span=_span(seconds), by=by, late_ns=late_ns, count_max=_count(count_max))
 
     @property
     def values(self) -> tuple[EventT, ...]:
@@ -125,15 +126,26 @@ class Window(Struct, Generic[EventT], frozen=True, kw_only=True):
         closed = tuple(entry for entry in self.entries if entry[0] < end_ns)
         entries = tuple(entry for entry in self.entries if entry[0] >= end_ns)
         start_ns = min((entry[0] - entry[0] % self.span for entry in entries), default=-1)
-        return replace(self, entries=entries, closed=closed, start_ns=start_ns, seen_ns=max(self.seen_ns, end_ns))
+        # By our own time the bucket ends for good, also when the clock is behind the timer that closed it.
+        seen_ns = max(self.seen_ns, end_ns + self.late_ns)
+        return replace(self, entries=entries, closed=closed, start_ns=start_ns, seen_ns=seen_ns)
 
     def _time_of(self, now_ns: int, event: Any) -> int:
         if not self.by:
             return now_ns
-        return int(getattr(event, self.by) * SECOND_NS)
+        time_ns = int(getattr(event, self.by) * SECOND_NS)
+        if not 0 <= time_ns <= TIME_NS_MAX:
+            raise ValueError(f"{type(event).__name__}.{self.by} is {getattr(event, self.by)}: no seconds since 1970")
+        return time_ns
 
 
 def _span(seconds: float) -> int:
-    if not 0 < seconds <= 86_400 * 366:
+    if not 1e-9 <= seconds <= 86_400 * 366:
         raise DefinitionError(f"a window of {seconds} seconds: give more than 0 and at most a year")
     return int(seconds * SECOND_NS)
+
+
+def _count(count: int) -> int:
+    if not 1 <= count <= ENTRIES_COUNT_MAX:
+        raise DefinitionError(f"a window of {count} entries: give 1 to {ENTRIES_COUNT_MAX}")
+    return count

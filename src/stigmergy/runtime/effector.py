@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Struct
 
 from stigmergy.core.codec import encode, tag_of
 from stigmergy.core.effects import PUBLISH, ActionDone, ActionFailed, Order, WorkFailed
@@ -47,7 +47,7 @@ class _Hand(Struct):
 
     effect: type[Action] | type[Work]
     call: Hand
-    decode: Callable[[Raw], Any]
+    decode: Callable[[bytes], Any]
 
 
 class Effector:
@@ -231,7 +231,7 @@ class Effector:
             wanted = self._wants(pending.agent, ActionDone)
             answer = ActionDone(action=name, key=self._key(shard, pending)) if wanted else None
         self.counters.done += 1
-        body = None if answer is None else Raw(encode(answer))
+        body = None if answer is None else encode(answer)
         self._settle(shard, EffectSettled(pending.sink, pending.sequence, body))
 
     def _failed(self, shard: int, pending: Pending, tag: str, reason: str) -> None:
@@ -243,7 +243,7 @@ class Effector:
             failure = WorkFailed(work=name, key=self._key(shard, pending), reason=reason)
         else:
             failure = ActionFailed(action=name, key=self._key(shard, pending), reason=reason)
-        self._settle(shard, EffectSettled(pending.sink, pending.sequence, Raw(encode(failure))))
+        self._settle(shard, EffectSettled(pending.sink, pending.sequence, encode(failure)))
 
     def _wants(self, agent: str, event: type[Event]) -> bool:
         return self._plans[agent.partition("/")[0]].handles(event)

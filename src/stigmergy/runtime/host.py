@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from msgspec import Raw
 
 from stigmergy.core.effects import shard_sink
 from stigmergy.core.errors import DataLost, NotRunning, WrongKey
@@ -46,7 +45,7 @@ from stigmergy.runtime.staleness import Staleness, safe_actions_of
 SHARD_SINKS = "shard/"
 DRAIN_LOOK_S = 0.002
 """How often a stop looks whether everything is done."""
-_told = msgspec.msgpack.Decoder(tuple[str, Raw])
+_told = msgspec.msgpack.Decoder(tuple[str, bytes])
 
 
 class Settles:

@@ -8,8 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from msgspec import Raw
-
 from stigmergy.core.codec import encode
 from stigmergy.core.errors import NotRunning, Overloaded
 from stigmergy.core.inputs import ELSEWHERE, LOCAL, Ask, Delivery, Input, SequencesSkipped, Verdict
@@ -100,7 +98,7 @@ class Intake:
         self._check_open()
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         body = encode(event)
-        delivery = Delivery(source=LOCAL, items=[(address, Raw(body))], size_bytes=len(body) + 64)
+        delivery = Delivery(source=LOCAL, items=[(address, body)], size_bytes=len(body) + 64)
         letter = Letter(
             shard=self.shard_of(address),
             input=delivery,
@@ -112,11 +110,11 @@ class Intake:
         return future
 
     def ask(
-        self, address: str, command: Command | Raw, command_id: str, source: str = LOCAL
+        self, address: str, command: Command | bytes, command_id: str, source: str = LOCAL
     ) -> asyncio.Future[Verdict]:
         """Takes a command. The future holds the answer, once it is durable."""
         self._check_open()
-        body = command if isinstance(command, Raw) else Raw(encode(command))
+        body = command if isinstance(command, bytes) else encode(command)
         ask = Ask(agent=address, command_id=command_id, command=body, source=source)
         self._mailbox.put_command(Letter(shard=self.shard_of(address), input=ask))
         future: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
@@ -197,9 +195,9 @@ class Intake:
             letter = Letter(shard, delivery, accepted.tickets, len(part), accepted.size_bytes // shards)
             self._mailbox.put_telemetry(letter, policy)
 
-    def _split(self, items: list[tuple[str, Raw]], shards: int) -> list[list[tuple[str, Raw]]]:
+    def _split(self, items: list[tuple[str, bytes]], shards: int) -> list[list[tuple[str, bytes]]]:
         """One list for each shard, of full length: the numbers of a source run through all of them."""
-        parts: list[list[tuple[str, Raw]]] = [[("", ELSEWHERE)] * len(items) for _ in range(shards)]
+        parts: list[list[tuple[str, bytes]]] = [[("", ELSEWHERE)] * len(items) for _ in range(shards)]
         for number, item in enumerate(items):
             parts[self.shard_of(item[0])][number] = item
         return parts

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from msgspec import Raw, msgpack
+from msgspec import msgpack
 
 from stigmergy.core.commit import (
     COMMIT_FORMAT,
@@ -37,7 +37,7 @@ def make_commit(
             epoch=epoch,
             previous=previous,
             runs=[Run(events=1, time_ns=1_000_000 * position, source="test")],
-            events=[(f"agent/{shard}", Raw(msgpack.encode(payload)))],
+            events=[(f"agent/{shard}", msgpack.encode(payload))],
         )
     )
 

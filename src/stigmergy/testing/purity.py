@@ -1,4 +1,4 @@
-"""Watches an agent's handlers while a shard runs them: do they change what they may not, do they give the same twice?
+"""Watches an agent's handlers while a shard runs them: what do they change, and do they give the same twice.
 
 It wraps the handlers of a plan, so that they are watched at their real moment, with their real state and time. What it
 finds is collected, not raised: the shard would take it for a fault of the handler.
@@ -11,7 +11,6 @@ from itertools import islice
 from typing import Any
 
 import msgspec
-from msgspec import Raw
 from msgspec.structs import replace
 
 from stigmergy.core.agent import step_time_ns
@@ -66,7 +65,7 @@ class Watch:
             agent_plan.plans[message] = self._watched(f"{name}, {message.__name__}", agent_plan, plan)
         return agent_plan
 
-    def yielded(self, body: Raw) -> Message | None:
+    def yielded(self, body: bytes) -> Message | None:
         """The message that a handler yielded and that has these bytes."""
         return self._yielded.get(bytes(body))
 
@@ -128,7 +127,7 @@ class Watch:
                 continue
             match message:
                 case Tell(to=to, message=told):
-                    self._yielded[encode((to, told))] = message
+                    self._yielded[encode((to, encode(told)))] = message
                 case WakeMe() | WakeMeAt() | CancelWake():
                     self._yielded[bytes(timer_body(message, now_ns))] = message
                 case _:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Generic, NoReturn, TypeVar
 
-from msgspec import Raw, Struct
+from msgspec import Struct
 
 from stigmergy.core.agent import Agent
 from stigmergy.core.codec import canonical_bytes, encode
@@ -92,7 +92,7 @@ class Scenario(Generic[A]):
             lost = lost_in_encoding(message, self._now_ns)
             if lost is not None:
                 self._fail(lost)
-            body = Raw(encode(message))
+            body = encode(message)
             if isinstance(message, Command):
                 self._asked_count += 1
                 self._take(Ask(agent=self._address, command_id=f"test-{self._asked_count}", command=body))
@@ -111,7 +111,7 @@ class Scenario(Generic[A]):
                 break
             self._now_ns = max(self._now_ns, timers[0].due_ns)
             due = TimerDue(agent=timers[0].agent, name=timers[0].name, due_ns=timers[0].due_ns)
-            self._take(due, Raw(encode(Woken(name=due.name))))
+            self._take(due, encode(Woken(name=due.name)))
         else:
             self._fail(f"more than {FIRINGS_COUNT_MAX} timers went off: the agent wakes itself without end")
         self._now_ns = until_ns
@@ -198,7 +198,7 @@ class Scenario(Generic[A]):
                 self._fail(lost)
             if spec_of(type(event)).keep.promise is Keeping.TRANSIENT:
                 self._fail(f"{event!r} is transient, so it was never kept; give it to when(…)")
-            draft.events.append((self._address, Raw(encode(event))))
+            draft.events.append((self._address, encode(event)))
         commit = draft.close(state.shard, state.epoch, state.digest, self._now_ns)
         self._commits.append((commit, seal(commit).digest))
         apply(state, *self._commits[0])
@@ -210,7 +210,7 @@ class Scenario(Generic[A]):
         self._failures = []
         self._watch.errors.clear()
 
-    def _take(self, one: Input, as_it_is: Raw | None = None) -> None:
+    def _take(self, one: Input, as_it_is: bytes | None = None) -> None:
         """Steps and seals one input, and checks what the framework relies on."""
         __tracebackhide__ = True
         self._shard.step([one], self._now_ns)
@@ -223,7 +223,7 @@ class Scenario(Generic[A]):
             self._note(ready, as_it_is)
             self._check_state()
 
-    def _note(self, ready: Ready, as_it_is: Raw | None) -> None:
+    def _note(self, ready: Ready, as_it_is: bytes | None) -> None:
         """Lists what happened in the order of cause: each event, then its effects."""
         by_cause: dict[int, list[Happened]] = {}
         for owed in ready.commit.owed:
