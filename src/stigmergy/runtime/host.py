@@ -105,6 +105,7 @@ class Host:
         self._staleness = Staleness(declaration.plans)
         self._turn_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
+        self._armed_ns = 0
         self._durable: list[int] = []
         self._repeats: list[tuple[int, int, str, Verdict]] = []
 
@@ -222,8 +223,10 @@ class Host:
         try:
             now_ns, monotonic_ns = self._now_ns(), self.clock.monotonic_ns()
             self._ring(now_ns, monotonic_ns)
-            self._step(now_ns, monotonic_ns)
+            stepped = self._step(now_ns, monotonic_ns)
             self.committer.write(monotonic_ns)
+            if stepped and self.mailbox.waiting and self.committer.room:
+                self._wake()
             self._arm(monotonic_ns)
         except Exception as error:
             self._fail(error)
@@ -239,10 +242,11 @@ class Host:
             self.intake.put_inside(number, due)
         self.intake.post(self.ingress.overdue(monotonic_ns))
 
-    def _step(self, now_ns: int, monotonic_ns: int) -> None:
+    def _step(self, now_ns: int, monotonic_ns: int) -> bool:
+        """Steps what waits, as far as there is room; whether there was anything."""
         room = self.committer.room
         if not room or not self.mailbox.waiting:
-            return
+            return False
         owed = sum(shard.state.outbox.count for shard in self.shards)
         letters = list(self.mailbox.take(room, telemetry=owed < self.settings.owed_count_max))
         left: list[Letter] = []
@@ -253,6 +257,7 @@ class Host:
                 left += self._after_step(shard, stepped, mine, monotonic_ns)
         self.mailbox.put_back(left)
         self.committer.took(sum(letter.items for letter in letters), full=bool(left))
+        return bool(letters)
 
     def _after_step(self, shard: Shard, stepped: Stepped, letters: Sequence[Letter], monotonic_ns: int) -> list[Letter]:
         """Sorts out who waits for what; returns the letters that found no room in this commit."""
@@ -352,15 +357,17 @@ class Host:
     # ------------------------------------------------------------------ time and checks
 
     def _arm(self, monotonic_ns: int) -> None:
-        """Sets the clock for the next turn that nobody else will cause."""
-        if self.mailbox.waiting and self.committer.room:
-            self._wake()
+        """Sets the clock for the next turn that nobody else will cause. One that rings too early does no harm."""
         due = [monotonic_ns + int(self.settings.retention.check_every_s * SECOND_NS)]
         watches = (self._alarms, self._staleness, self.ingress, self.committer)
         due += [at_ns for at_ns in (watch.next_ns for watch in watches) if at_ns is not None]
+        due_ns = min(due)
+        if monotonic_ns < self._armed_ns <= due_ns:
+            return
         if self._timer is not None:
             self._timer.cancel()
-        wait_s = max(0, min(due) - monotonic_ns) / SECOND_NS
+        self._armed_ns = due_ns
+        wait_s = max(0, due_ns - monotonic_ns) / SECOND_NS
         self._timer = asyncio.get_running_loop().call_later(wait_s, self._wake)
 
     def _now_ns(self) -> int:
