@@ -31,7 +31,7 @@ from stigmergy.core.codec import encode, printable
 from stigmergy.core.commit import COMMIT_BYTES_MAX, Commit, MarkMoved, Sealed, Settled, seal
 from stigmergy.core.draft import DRAFT_BYTES_MAX, NEVER_NS, OVERHEAD_BYTES, Draft
 from stigmergy.core.effects import Woken, shard_sink
-from stigmergy.core.errors import Bug, Overloaded, PeerError
+from stigmergy.core.errors import Bug, Overloaded, PeerError, StigmergyError
 from stigmergy.core.handling import Handling
 from stigmergy.core.inputs import (
     Accepted,
@@ -80,6 +80,8 @@ class Stepped(Struct, frozen=True):
     """Commands that were answered before: id, the same answer, and the position that must be durable to give it."""
     fresh: list[tuple[str, type[Message] | None]]
     """Agents with staleness rules that are new (None) or got an event that a rule waits for."""
+    untaken: list[tuple[Input, StigmergyError]] = []
+    """Inputs of which nothing was consumed, and why: nobody may be told that they are durable."""
 
 
 class Ready(Struct, frozen=True):
@@ -107,6 +109,7 @@ class Shard:
         self._handling = Handling(state, shards)
         self._now_ns = state.time_ns
         self._repeats: list[tuple[str, Verdict, int]] = []
+        self._untaken: list[tuple[Input, StigmergyError]] = []
         self._broken = False
 
     @property
@@ -154,15 +157,18 @@ class Shard:
 
     def _stepped(self, left: list[Input]) -> Stepped:
         repeats, self._repeats = self._repeats, []
+        untaken, self._untaken = self._untaken, []
         fresh, self._draft.fresh = self._draft.fresh, []
-        wait_ns = self._draft.wait_ns
-        return Stepped(wait_ns=None if wait_ns == NEVER_NS else wait_ns, left=left, repeats=repeats, fresh=fresh)
+        wait_ns = None if self._draft.wait_ns == NEVER_NS else self._draft.wait_ns
+        return Stepped(wait_ns=wait_ns, left=left, repeats=repeats, fresh=fresh, untaken=untaken)
 
     def seal(self) -> Ready | None:
         """Closes the draft; None if there is nothing to write. The host persists the result before anything else."""
         self._check_whole()
         draft, state = self._draft, self.state
         if draft.empty:
+            # Events that are not kept have counted as well: without a fresh draft they would fill it up for good.
+            self._draft = Draft(state.position + 1)
             return None
         commit = draft.close(state.shard, state.epoch, state.digest, self._now_ns)
         sealed = seal(commit)
@@ -204,6 +210,7 @@ class Shard:
                 seen = self.state.marks.admit(delivery.source, delivery.incarnation, delivery.epoch, first)
             except (PeerError, Overloaded) as error:
                 handling.counters.count_untaken(error)
+                self._untaken.append((delivery, error))
                 return None
             if seen:
                 self._pass_over(delivery, min(seen, len(items)))
@@ -358,6 +365,7 @@ class Shard:
             self.state.marks.admit(skipped.source, skipped.incarnation, skipped.epoch, first)
         except (PeerError, Overloaded) as error:
             self._handling.counters.count_untaken(error)
+            self._untaken.append((skipped, error))
             return
         if skipped.last < first:
             return
