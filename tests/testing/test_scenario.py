@@ -171,6 +171,10 @@ def test_each_when_starts_anew() -> None:
     scenario.then(Land(reason="battery"), Land(reason="battery"))
 
 
+def test_tells_to_kinds_that_the_fleet_does_not_have_fail_if_the_fleet_is_given() -> None:
+    given(Drone, fleet=[Drone]).when(StartMission(mission="M1")).failed("'Tower/T-1' is no address")
+
+
 def test_a_difference_lists_what_was_expected_and_what_happened() -> None:
     text = failure(lambda: given(Drone).when(BatteryMeasured(percent=12)).then(Land(reason="wind")))
     assert text == (

@@ -21,6 +21,11 @@ ENVELOPE_FORMAT = 1
 ENVELOPE_BYTES_MAX = 1024 * 1024
 ENVELOPE_ITEMS_MAX = 10_000
 SOURCE_CHARS_MAX = 256
+NESTING_RESERVE = 100
+"""Levels that reading a message must have left, because a restart may read it from deeper down its stack than the node
+that kept it: what was read once must stay readable."""
+SURELY_FLAT_BYTES = 256
+"""A message of at most so many bytes cannot be nested so deep that reading it fails anywhere."""
 
 _encoder = msgspec.msgpack.Encoder()
 _canonical = msgspec.msgpack.Encoder(order="deterministic")
@@ -38,7 +43,7 @@ class _Tagged(Struct):
 class Envelope(Struct, array_like=True, frozen=True):
     """What travels: consecutive inputs of one source, the first with `sequence`. Its items are (address, message).
 
-    A message is a byte string here and in a commit, not a nested value: whatever is in it, what holds it stays readable.
+    A message is a byte string here and in a commit, no nested value: whatever is in it, what holds it stays readable.
     """
 
     format: int
@@ -51,6 +56,19 @@ class Envelope(Struct, array_like=True, frozen=True):
 
 _tagged_decoder = msgspec.msgpack.Decoder(_Tagged)
 _envelope_decoder = msgspec.msgpack.Decoder(Envelope)
+_raw_decoder = msgspec.msgpack.Decoder(msgspec.Raw)
+_nest = b"\x91" * NESTING_RESERVE
+
+
+def is_sound(body: bytes) -> bool:
+    """Whether these bytes are not too many for a message, one whole value, and not nested too deep."""
+    if len(body) > MESSAGE_BYTES_MAX:
+        return False
+    try:
+        _raw_decoder.decode(_nest + body)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return True
 
 
 def keepable(body: bytes) -> bytes:

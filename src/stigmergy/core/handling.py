@@ -19,7 +19,9 @@ from stigmergy.core.agent import Rejection
 from stigmergy.core.codec import (
     MESSAGE_BYTES_MAX,
     SOURCE_CHARS_MAX,
+    SURELY_FLAT_BYTES,
     encode,
+    is_sound,
     keepable,
     printable,
 )
@@ -27,6 +29,7 @@ from stigmergy.core.commit import Answer
 from stigmergy.core.draft import DRAFT_BYTES_MAX, OVERHEAD_BYTES, Draft
 from stigmergy.core.effects import WindowClosed
 from stigmergy.core.errors import (
+    Malformed,
     Overloaded,
     PeerError,
     SequenceGap,
@@ -113,7 +116,8 @@ class Handling:
         for item in remaining:
             address, body = item
             agent = find(address)
-            if agent is None or (stopped and address in stopped) or len(body) > MESSAGE_BYTES_MAX:
+            unsound = len(body) > SURELY_FLAT_BYTES and not is_sound(body)
+            if agent is None or unsound or (stopped and address in stopped):
                 self.take(draft, address, body, source, now_ns)
                 if draft.size_bytes > DRAFT_BYTES_MAX:
                     break
@@ -143,6 +147,8 @@ class Handling:
                 if not isinstance(error, Exception):
                     raise
                 self._fail(draft, address, body, source, error, now_ns, reached=True)
+                if draft.size_bytes > DRAFT_BYTES_MAX:
+                    break
                 continue
             keep_event(item)
             keep_image(address, before)
@@ -275,6 +281,8 @@ class Handling:
             raise TooLarge(
                 f"a message of {size_bytes} bytes, {MESSAGE_BYTES_MAX} at most; store the payload and send a Blob"
             )
+        if size_bytes > SURELY_FLAT_BYTES and not is_sound(body):
+            raise Malformed("a message that is nested too deep, or not one whole value")
         message = decode(agent_plan, body)
         if isinstance(message, FACTS):
             raise PeerError(f"{type(message).__name__} is said by the framework alone; send an event of your own")
