@@ -1,4 +1,4 @@
-"""`python -m stigmergy.bench`: one benchmark after the other, or the one that is named."""
+"""`python -m stigmergy.bench [interpreted] [--json] [--quick]`: measures, and prints a table or JSON."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import sys
 
 import msgspec
+from rich.console import Console
 
 from stigmergy.bench import interpreted
 
@@ -14,10 +15,13 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs what the command line says."""
     parser = argparse.ArgumentParser(prog="python -m stigmergy.bench", description=__doc__)
     parser.add_argument("benchmark", nargs="?", choices=["interpreted"], default="interpreted")
-    parser.add_argument("--json", action="store_true", help="figures for machines")
     interpreted.add_arguments(parser)
-    figures = interpreted.run(parser.parse_args(arguments))
-    print(msgspec.json.format(msgspec.json.encode(figures), indent=2).decode())
+    options = parser.parse_args(arguments)
+    figures = interpreted.run(options)
+    if options.json:
+        print(msgspec.json.format(msgspec.json.encode(figures), indent=2).decode())
+    else:
+        interpreted.show(figures, Console())
     return 0
 
 

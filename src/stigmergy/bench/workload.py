@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from msgspec import Raw, Struct
+from msgspec import Struct
 
 from stigmergy.core.agent import Agent, evolve, react
 from stigmergy.core.codec import ENVELOPE_FORMAT, Envelope, encode
@@ -96,7 +96,7 @@ class Report(Struct, frozen=True):
     """One event on its way: whose it is, its bytes, and whether it causes an action."""
 
     address: str
-    body: Raw
+    body: bytes
     acts: bool
 
 
@@ -111,10 +111,10 @@ def reports(seed: int, count: int, *, drones: int = DRONES, acting: float = ACTI
     return [_report(chance, chance.randrange(drones), acting) for _ in range(count)]
 
 
-def roll_call(seed: int, drones: int) -> list[Report]:
-    """One event of each drone, in order."""
+def roll_call(seed: int, drones: int, first: int = 0) -> list[Report]:
+    """One event of each of these drones, in order."""
     chance = random.Random(seed)
-    return [_report(chance, drone, ACTING) for drone in range(drones)]
+    return [_report(chance, drone, ACTING) for drone in range(first, first + drones)]
 
 
 class Feed:
@@ -162,4 +162,4 @@ def _report(chance: random.Random, drone: int, acting: float) -> Report:
         event = BatteryMeasured(percent=chance.uniform(low, high))
     else:
         event = OrderAcknowledged(order=chance.randrange(1_000_000))
-    return Report(address_of(drone), Raw(encode(event)), acts)
+    return Report(address_of(drone), encode(event), acts)
