@@ -2,7 +2,7 @@
 
 import pytest
 
-from stigmergy.sim.disk import Fault
+from stigmergy.sim.disk import Fault, SimDisk
 from stigmergy.sim.journal_trial import try_fault_at, try_full_disk, try_power_loss
 
 SEEDS = 150
@@ -34,3 +34,13 @@ def test_full_disk_loses_nothing_and_refuses_cleanly() -> None:
         assert findings == []
         refused += count
     assert refused > 50
+
+
+@pytest.mark.parametrize("seed", [29, 30, 34])
+def test_reopening_without_writing_the_wal_again_would_lose_what_was_shown(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A killed process leaves commits that are visible and not durable; who acts on them must sync them first."""
+    assert try_power_loss(seed) == []
+    monkeypatch.setattr(SimDisk, "rewrite", lambda *_: None)
+    assert try_power_loss(seed) != []

@@ -137,6 +137,25 @@ async def test_older_copy_is_refused_until_it_gets_an_incarnation_of_its_own(pat
     await journal.close()
 
 
+async def test_link_to_a_journal_is_that_journal(path: Path) -> None:
+    await fill(path)
+    link = path.parent / "elsewhere" / "link.db"
+    os.mkdir(link.parent)
+    os.symlink(path, link)
+    journal = open_journal(f"sqlite:{link}", IDENTITY)
+    with pytest.raises(JournalLocked):
+        open_journal(f"sqlite:{path}", IDENTITY)
+    await journal.close()
+    assert os.listdir(link.parent) == ["link.db"]
+
+
+async def test_rollback_journal_of_another_program_is_refused(path: Path) -> None:
+    await fill(path)
+    os.symlink(path, f"{path}-journal")
+    with pytest.raises(JournalCorrupt, match="rollback journal"):
+        open_journal(f"sqlite:{path}", IDENTITY)
+
+
 @pytest.mark.parametrize("url", ["fleet.db", "sqlite:", "sqlite::memory:", "memory:"])
 def test_url_that_names_no_file_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="expected sqlite:"):

@@ -138,11 +138,15 @@ class SqliteJournal:
         self._check_usable()
         files, path = self._opened.files, self._opened.path
         heads, firsts = dict(self._heads), dict(self._firsts)
-        return JournalSize(
-            commits=sum(head.position - firsts.get(shard, 1) + 1 for shard, head in heads.items()),
-            bytes_used=(files.size(path) or 0) + (files.size(path + "-wal") or 0),
-            bytes_free=files.free_bytes(path),
-        )
+        try:
+            # Asks the file system and not SQLite, which may be waiting for a stalled disk.
+            return JournalSize(
+                commits=sum(head.position - firsts.get(shard, 1) + 1 for shard, head in heads.items()),
+                bytes_used=(files.size(path) or 0) + (files.size(path + "-wal") or 0),
+                bytes_free=files.free_bytes(path),
+            )
+        except OSError as error:
+            raise reading_error(error, path) from error
 
     async def close(self) -> None:
         if not self._closed:
@@ -215,8 +219,9 @@ class SqliteJournal:
             with self._lock:
                 self._checkpoint(apsw.SQLITE_CHECKPOINT_PASSIVE)
             self._checkpoint_at_frames = self._wal_frames_max
-        except (apsw.Error, JournalError):
-            # What is acknowledged is in the WAL, and stays there until it has been copied and synced.
+        except Exception:
+            # What is acknowledged is in the WAL, and stays there until it has been copied and synced. Whatever went
+            # wrong, nobody waits for this, and the thread it runs in must live.
             self.checkpoint_failures += 1
             self._checkpoint_at_frames = self._wal_frames + self._wal_frames_max
 

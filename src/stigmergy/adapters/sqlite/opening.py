@@ -49,25 +49,20 @@ def open_journal(
     `read_only` never writes to database or WAL, makes no new journal, and still takes the lock. `inline` does all
     work in the caller's thread; `vfs` and `files` put a simulated disk underneath.
     """
-    path = path_of(url)
-    opening = _Opening(path, vfs, files or OsFiles(), read_only)
-    return SqliteJournal(opening.run(identity), inline=inline, wal_bytes_max=wal_bytes_max)
+    opened = _Opening(url, vfs, files, read_only=read_only).run(identity)
+    return SqliteJournal(opened, inline=inline, wal_bytes_max=wal_bytes_max)
 
 
 def inspect_journal(url: str, *, vfs: str | None = None, files: Files | None = None) -> SqliteJournal:
     """Opens an existing journal of any fleet for reading only."""
-    return SqliteJournal(
-        _Opening(path_of(url), vfs, files or OsFiles(), read_only=True).run(None),
-        inline=True,
-        wal_bytes_max=WAL_BYTES_MAX,
-    )
+    opened = _Opening(url, vfs, files, read_only=True).run(None)
+    return SqliteJournal(opened, inline=True, wal_bytes_max=WAL_BYTES_MAX)
 
 
 def renew_incarnation(url: str, incarnation: int, *, vfs: str | None = None, files: Files | None = None) -> None:
     """Makes a restored copy a journal of its own. Peers then do not mistake it for the original, which knew more."""
     _check_incarnation(incarnation)
-    path = path_of(url)
-    opened = _Opening(path, vfs, files or OsFiles(), read_only=False, heed_mark=False).run(None)
+    opened = _Opening(url, vfs, files, heed_mark=False).run(None)
     try:
         renewed = JournalIdentity(opened.identity.fleet, opened.identity.shards, incarnation)
         opened.connection.execute(
@@ -75,9 +70,9 @@ def renew_incarnation(url: str, incarnation: int, *, vfs: str | None = None, fil
         )
         opened.connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
     except apsw.Error as error:
-        raise opening_error(error, path) from error
+        raise opening_error(error, opened.path) from error
     finally:
-        remove_empty_wal(opened.connection, opened.files, path)
+        remove_empty_wal(opened.connection, opened.files, opened.path)
         opened.connection.close(True)
         opened.claim.close()
 
@@ -93,10 +88,19 @@ def path_of(url: str) -> str:
 class _Opening:
     """One attempt to open a journal."""
 
-    def __init__(self, path: str, vfs: str | None, files: Files, read_only: bool, heed_mark: bool = True) -> None:
-        self._path = path
+    def __init__(
+        self,
+        url: str,
+        vfs: str | None,
+        files: Files | None,
+        *,
+        read_only: bool = False,
+        heed_mark: bool = True,
+    ) -> None:
+        # SQLite keeps the WAL beside the file itself, not beside a link to it.
+        self._path = path_of(url) if files else os.path.realpath(path_of(url))
         self._vfs = vfs
-        self._files = files
+        self._files = files or OsFiles()
         self._read_only = read_only
         self._heed_mark = heed_mark
 
@@ -110,6 +114,10 @@ class _Opening:
             # Somebody may have made it while we had not claimed it yet.
             if not self._look() and wanted is not None:
                 self._make(wanted, decode_mark(claim.read()))
+            if self._files.size(self._path + "-journal"):
+                raise JournalCorrupt(
+                    f"{self._path}: a rollback journal lies beside it, so another program has written to it; {RESTORE}"
+                )
             if self._files.size(self._path + "-wal") is None:
                 undo.callback(self._remove_empty_wal)
             connection = self._connect(self._path, apsw.SQLITE_OPEN_READWRITE)

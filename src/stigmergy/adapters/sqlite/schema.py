@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from stigmergy.adapters.sqlite.errors import RESTORE
 from stigmergy.core.commit import Group, Head, Sealed, Signature
-from stigmergy.core.errors import JournalCorrupt, JournalForeign
+from stigmergy.core.errors import Bug, JournalCorrupt, JournalForeign
 from stigmergy.ports.journal import JournalIdentity, SnapshotPart, StoredCommit
 
 APPLICATION_ID = 0x5354474D
@@ -165,6 +165,8 @@ def commit_rows(group: Group) -> list[Row]:
 
 
 def _commit_row(sealed: Sealed, signature: bytes | None) -> Row:
+    if sealed.position >> POSITION_BITS:
+        raise Bug(f"shard {sealed.shard}: position {sealed.position} does not fit into {POSITION_BITS} bits")
     values = (
         commit_id(sealed.shard, sealed.position),
         sealed.epoch,
