@@ -1,0 +1,222 @@
+"""Makes the fixtures that do not exist yet: `.venv/bin/python -m tests.formats.make_fixtures`. Never replaces one.
+
+A fixture is made once, by the version that publishes the format, and then read for ever. When a format gets a new
+number, add a fixture beside the old one; both are replayed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from stigmergy import Agent
+from stigmergy.adapters import sqlite
+from stigmergy.adapters.sqlite.mark import encode_mark
+from stigmergy.core.codec import canonical_bytes, encode
+from stigmergy.core.commit import Group, Signature, head_of, seal, statement
+from stigmergy.core.effects import ACTUATORS, WORK, ActionDone, shard_sink
+from stigmergy.core.inputs import (
+    Ask,
+    Delivery,
+    EffectSettled,
+    EnrollSigner,
+    Input,
+    LetterRetried,
+    SafeActionOut,
+    SequencesSkipped,
+    SnapshotStored,
+    TimerDue,
+)
+from stigmergy.core.messages import SECOND_NS, Message, spec_of
+from stigmergy.core.shard import Ready, Shard
+from stigmergy.core.snapshot import Header, SnapshotTaking, digest_of_parts, digest_of_state
+from stigmergy.core.state import ShardState, plan_agents, shard_of
+from stigmergy.ports.journal import Journal, SnapshotPart
+from tests.formats import golden
+
+NOON_NS = 1_700_000_000 * SECOND_NS
+
+
+class Owner:
+    """Steps the shards of the golden fleet by hand, so that every run gives the same commits."""
+
+    def __init__(self, journal: Journal) -> None:
+        plans = plan_agents([golden.Drone, golden.Tower])
+        self.journal = journal
+        self.shards = [Shard(ShardState(number, plans), 2) for number in range(2)]
+        self.now_ns = NOON_NS
+        self.changed: list[dict[str, None]] = [{}, {}]
+
+    async def take(self, inputs: Mapping[int, Sequence[Input]]) -> None:
+        """One step of each shard, one group."""
+        self.now_ns += SECOND_NS
+        readies: list[Ready] = []
+        for number, shard in enumerate(self.shards):
+            shard.step(inputs.get(number, []), self.now_ns)
+            ready = shard.seal()
+            if ready is not None:
+                readies.append(ready)
+                self.changed[number].update(dict.fromkeys(ready.touched))
+        heads = [head_of(ready.sealed) for ready in readies]
+        value = golden.SIGNER.sign(statement(heads))
+        signature = Signature(golden.SIGNER.algorithm, golden.SIGNER.public_key, heads, value)
+        await self.journal.append(Group(tuple(ready.sealed for ready in readies), signature))
+
+    async def tell(self, source: str, sequence: int, *items: tuple[str, Message]) -> None:
+        """Observed events and commands of one source, all to agents of one shard."""
+        raw = [(address, encode(message)) for address, message in items]
+        number = shard_of(items[0][0], 2)
+        await self.take({number: [Delivery(source, raw, sequence=sequence, incarnation=1)]})
+
+    async def snapshot(self, number: int, base: int = 0) -> int:
+        """Stores a snapshot of a shard and lets the next commit note it."""
+        shard = self.shards[number]
+        taking = SnapshotTaking(shard.state, base=base, changed=self.changed[number] if base else None)
+        self.changed[number] = {}
+        parts: list[SnapshotPart] = []
+        while (body := taking.next_part(shard.open_images)) is not None:
+            parts.append(SnapshotPart(len(parts), body))
+        await self.journal.put_snapshot(number, taking.position, parts)
+        await self.take({number: [SnapshotStored(taking.note())]})
+        return taking.position
+
+    async def pass_tells_on(self, number: int) -> None:
+        """What a shard owes the other one arrives there, and is settled here."""
+        other = 1 - number
+        owed = [one for one in self.shards[number].state.outbox.owed() if one.sink == shard_sink(other)]
+        if owed:
+            items = [told(one.body) for one in owed]
+            await self.take({other: [Delivery(shard_sink(number), items, sequence=owed[0].sequence)]})
+            await self.take({number: [EffectSettled(one.sink, one.sequence) for one in owed]})
+
+
+def told(body: bytes) -> tuple[str, bytes]:
+    """A stored tell, opened."""
+    return msgspec.msgpack.decode(body, type=tuple[str, bytes])
+
+
+async def live(owner: Owner) -> None:
+    """The life of the golden fleet: something of everything."""
+    drone, other, tower = "Drone/D-1", "Drone/D-2", "Tower/T-1"
+    home = shard_of(drone, 2)
+    await owner.take({0: [EnrollSigner(golden.SIGNER.algorithm, golden.SIGNER.public_key)]})
+    for number, percent in enumerate((80, 75, 70), start=1):
+        await owner.tell("radio/7", number, (drone, golden.BatteryMeasuredV1(percent=percent)))
+    await owner.tell("radio/8", 1, (other, golden.BatteryMeasured(fraction=0.9)))
+    start = encode(golden.StartMission(mission="M1"))
+    await owner.take({home: [Ask(drone, "c-1", start)]})
+    await owner.pass_tells_on(home)
+    planned = encode(golden.RoutePlanned(legs=(1.5, -0.0, 2.25)))
+    await owner.take({home: [EffectSettled(WORK, 1, planned)]})
+    full = [await owner.snapshot(number) for number in range(2)]
+    due_ns = owner.shards[home].state.timers.all()[0].due_ns
+    owner.now_ns = due_ns
+    await owner.take({home: [TimerDue(drone, "check", due_ns)]})
+    await owner.tell("radio/7", 4, (drone, golden.BatteryMeasured(fraction=0.1)))
+    await owner.take({home: [Ask(drone, "c-2", start)]})
+    done = encode(ActionDone(action="Land", key=f"{golden.IDENTITY.incarnation}.0.0.0"))
+    await owner.take({home: [EffectSettled(ACTUATORS, 1, done)]})
+    await owner.tell("radio/7", 5, (drone, golden.BatteryMeasured(fraction=-1.0)))
+    letter = owner.shards[home].state.letters.all()[0].letter
+    await owner.take({home: [LetterRetried(letter)]})
+    skipped = SequencesSkipped("radio/7", 1, 0, 9, "missing: they did not come in time")
+    await owner.take({home: [skipped, SafeActionOut(drone, "Land", "no BatteryMeasured for 5 s")]})
+    await owner.snapshot(home, base=full[home])
+    await owner.tell("radio/7", 10, (drone, golden.BatteryMeasured(fraction=0.12)))
+    await owner.tell("radio/9", 1, (tower, golden.MissionStarted(mission="M3")))
+    await owner.take({number: [Ask(f"{address}", f"c-3-{number}", start)] for number, address in last_words().items()})
+
+
+def last_words() -> dict[int, str]:
+    """An agent of each shard, so that the last group covers the heads of both."""
+    addresses = [f"Drone/L-{number}" for number in range(10)]
+    return {shard_of(address, 2): address for address in reversed(addresses)}
+
+
+async def make_journal(path: Path) -> dict[str, bytes]:
+    """Writes a journal; returns what must come out of it."""
+    journal = sqlite.open_journal(f"sqlite:{path}", golden.IDENTITY)
+    owner = Owner(journal)
+    await live(owner)
+    await journal.close()
+    return {
+        f"shard {number} position {shard.state.position} state": digest_of_state(shard.state)
+        for number, shard in enumerate(owner.shards)
+    }
+
+
+async def make_event_log() -> dict[str, bytes]:
+    """The commits of one drone, written when its events were version 1, and the state that they lead to."""
+    plans = plan_agents([golden.Drone, golden.Tower])
+    shard = Shard(ShardState(0, plans))
+    lines: dict[str, bytes] = {}
+    for position, percent in enumerate((90, 55, 20), start=1):
+        body = encode(golden.BatteryMeasuredV1(percent=percent))
+        shard.step([Delivery("radio/7", [("Drone/D-1", body)], sequence=position)], NOON_NS + position)
+        ready = shard.seal()
+        assert ready is not None
+        lines[f"commit {position}"] = ready.sealed.body
+    lines["state"] = digest_of_state(shard.state)
+    return lines
+
+
+def snapshot_parts(header: Header, agents: Sequence[tuple[str, Agent]]) -> dict[str, bytes]:
+    """The parts of a snapshot as they are stored, and the digest that a commit would note."""
+    listed = [(address, canonical_bytes(agent)) for address, agent in agents]
+    parts = [zlib.compress(encode(header), 1), zlib.compress(encode(listed), 1)]
+    return {"part 0": parts[0], "part 1": parts[1], "digest": digest_of_parts(parts)}
+
+
+def hex_text(title: str, data: bytes) -> str:
+    digits = data.hex()
+    return f"# {title}\n" + "".join(f"{digits[at : at + 96]}\n" for at in range(0, len(digits), 96))
+
+
+def lines_text(title: str, lines: Mapping[str, bytes]) -> str:
+    return f"# {title}\n" + "".join(f"{name} {data.hex()}\n" for name, data in lines.items())
+
+
+def write_new(name: str, content: bytes) -> None:
+    try:
+        with (golden.FOLDER / name).open("xb") as file:
+            file.write(content)
+        print(f"made {name}")
+    except FileExistsError:
+        print(f"kept {name}: a fixture is never replaced", file=sys.stderr)
+
+
+def main() -> None:
+    """Makes what is missing."""
+    tagged = {spec_of(type(message)).tag: encode(message) for message in golden.MESSAGES}
+    texts = {
+        "messages-1.txt": lines_text("one message of each tag", tagged),
+        "envelope-1.hex": hex_text("an envelope", encode(golden.ENVELOPE)),
+        "commit-1.hex": hex_text("a commit with something in every field", seal(golden.COMMIT).body),
+        "statement-1.hex": hex_text("what a signer signs for a group", statement(golden.HEADS)),
+        "signature-1.hex": hex_text("a group signature as it is stored", encode(golden.SIGNATURE)),
+        "mark-1.hex": hex_text("the mark of a SQLite journal", encode_mark(golden.MARK)),
+        "canonical-1.hex": hex_text("the canonical bytes of a value", canonical_bytes(golden.Corner())),
+        "snapshot-full-1.txt": lines_text("a full snapshot", snapshot_parts(golden.FULL, golden.FULL_AGENTS)),
+        "snapshot-incremental-1.txt": lines_text(
+            "an incremental snapshot", snapshot_parts(golden.INCREMENTAL, golden.INCREMENTAL_AGENTS)
+        ),
+        "event-log-1.txt": lines_text("commits with events of version 1", asyncio.run(make_event_log())),
+    }
+    for name, text in texts.items():
+        write_new(name, text.encode("ascii"))
+    if not (golden.FOLDER / "journal-1.sqlite3").exists():
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "golden.db"
+            expected = asyncio.run(make_journal(path))
+            write_new("journal-1.sqlite3", path.read_bytes())
+            write_new("journal-1.txt", lines_text("the states that the journal leads to", expected).encode("ascii"))
+
+
+if __name__ == "__main__":
+    main()

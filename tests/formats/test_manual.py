@@ -1,0 +1,131 @@
+"""The manual and the code say the same: field names and order, limits, contexts, tables, settings and defaults."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from typing import Any
+
+import pytest
+from msgspec import NODEFAULT, Struct
+from msgspec.structs import fields
+
+from stigmergy.adapters.sqlite import schema
+from stigmergy.core import codec, commit, draft, effects, snapshot, supervision
+from stigmergy.core.commit import Answer, Commit, Head, MarkMoved, Owed, Run, Settled, Signature, SnapshotNote
+from stigmergy.core.memory import Letter, Remembered
+from stigmergy.core.messages import Effect, Event, Message, spec_of
+from stigmergy.core.outbox import Pending
+from stigmergy.core.snapshot import Header, Kind, Tables
+from stigmergy.core.state import Limits, Signer
+from stigmergy.core.timers import Timer, TimerSet
+from stigmergy.runtime.settings import Retention, Settings, Snapshots
+from tests.formats.manual import DOCS, fields_of, tables
+
+STRUCTURES: tuple[type[Struct], ...] = (
+    codec.Envelope,
+    Commit,
+    Run,
+    Answer,
+    Owed,
+    MarkMoved,
+    Settled,
+    SnapshotNote,
+    Head,
+    Signature,
+    Header,
+    Kind,
+    Tables,
+    Pending,
+    Timer,
+    TimerSet,
+    Remembered,
+    Letter,
+    Signer,
+)
+MANUAL = (DOCS / "formats.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("structure", STRUCTURES, ids=lambda structure: structure.__name__)
+def test_fields_are_documented_in_their_order(structure: type[Struct]) -> None:
+    assert structure.__struct_config__.array_like
+    assert fields_of(structure.__name__) == list(structure.__struct_fields__)
+
+
+def own_messages() -> dict[str, type[Message]]:
+    """The messages of the framework that people may meet in a log or on a wire."""
+    bases = (Message, Event, Effect)
+    found = [
+        value
+        for module in (effects, supervision)
+        for value in vars(module).values()
+        if inspect.isclass(value) and issubclass(value, bases) and spec_of(value).name.startswith("stigmergy.")
+    ]
+    return {spec_of(message).tag: message for message in found}
+
+
+def test_messages_of_the_framework_are_documented() -> None:
+    rows = {row[0].strip("`"): row[1] for row in tables("formats.md")["The framework's own"] if row[0].startswith("`")}
+    written = {tag: ", ".join(message.__struct_fields__) for tag, message in own_messages().items()}
+    assert rows == written
+
+
+def test_limits_are_documented() -> None:
+    documented = {row[0].strip("`"): int(row[1]) for row in tables("formats.md")["Limits"]}
+    known = {**vars(codec), **vars(commit), **vars(draft), **vars(snapshot)}
+    assert documented == {name: known[name] for name in documented}
+
+
+def test_contexts_and_numbers_are_documented() -> None:
+    for module in ("core.commit", "core.snapshot", "adapters.keyfile"):
+        source = inspect.getsource(importlib.import_module(f"stigmergy.{module}"))
+        contexts = re.findall(r'"(stigmergy 2026 [^"]+)"', source)
+        assert contexts
+        for context in contexts:
+            assert f"derive_key, `{context}`" in MANUAL
+    formats = (codec.ENVELOPE_FORMAT, commit.COMMIT_FORMAT, snapshot.SNAPSHOT_FORMAT, schema.FORMAT)
+    assert formats == (1, 1, 1, 1), "a new number needs its own section in docs/formats.md and its own fixtures"
+
+
+def test_sqlite_tables_are_documented() -> None:
+    (block,) = re.findall(r"```sql\n(.*?)```", MANUAL, re.DOTALL)
+    assert block.strip() == schema.TABLES.strip()
+    assert f"{schema.APPLICATION_ID:#X}".replace("X", "x") in MANUAL
+
+
+# Settings.
+
+
+def shown(value: Any) -> str:
+    """A default as the configuration file would write it."""
+    match value:
+        case None:
+            return "none"
+        case bool():
+            return str(value).lower()
+        case float():
+            return repr(value)
+        case Struct():
+            return "see below"
+        case _:
+            return str(value)
+
+
+def default_of(field: Any) -> Any:
+    return field.default_factory() if field.default is NODEFAULT else field.default
+
+
+@pytest.mark.parametrize(
+    ("section", "structure"),
+    [
+        ("settings", Settings),
+        ("settings.snapshots", Snapshots),
+        ("settings.retention", Retention),
+        ("settings.limits", Limits),
+    ],
+)
+def test_every_setting_is_documented_with_its_default(section: str, structure: type[Struct]) -> None:
+    documented = {row[0].strip("`"): row[1].strip("`").replace("_", "") for row in tables("configuration.md")[section]}
+    assert documented == {field.name: shown(default_of(field)) for field in fields(structure)}
+    assert all(row[2] for row in tables("configuration.md")[section]), "each setting says what it means"
