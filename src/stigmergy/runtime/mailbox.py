@@ -78,7 +78,17 @@ class MailboxCounters(Struct):
 
 
 BLOCKED_COUNT_MAX = 1_000
-"""Senders that may wait for room at the same time; one more is told Overloaded."""
+"""Senders that may wait for room at the same time; one more is told Overloaded. Their bytes have the lane's limit."""
+NOTE_TICKETS_MAX = 1_000
+"""Senders that may wait for one note of what was shed; one more is told Overloaded."""
+SAMPLED_COUNT_MAX = 100_000
+"""Streams whose place in the sampling is remembered; past it all begin anew."""
+
+GONE = -1
+"""The shard of a letter that is not there any more."""
+
+Stream = tuple[int, str, int]
+"""What is numbered together: shard, source, incarnation. A mark belongs to one of these."""
 
 
 class Mailbox:
@@ -94,7 +104,12 @@ class Mailbox:
         self._blocked: deque[Letter] = deque()
         self._items = 0
         self._bytes = 0
-        self._sampled: dict[str, int] = {}
+        self._blocked_bytes = 0
+        self._sampled: dict[Stream, int] = {}
+        self._streams: dict[Stream, deque[Letter]] = {}
+        """What waits of each stream from which something may be shed, in order. Notes of what was shed among it."""
+        self._gone = 0
+        """Letters in the telemetry lane that were merged into later ones; they are passed over."""
         self.counters = MailboxCounters()
 
     def put_inside(self, letter: Letter) -> None:
@@ -119,14 +134,24 @@ class Mailbox:
             if not self._fits(letter):
                 self._shed_newest(letter)
             elif self._items <= self._items_max // 2 or not self._skip(letter, policy):
-                self._add(letter)
-        elif self._fits(letter):
-            self._add(letter)
+                self._add_shedding(letter)
         else:
-            self._drop_oldest(letter)
+            if not self._fits(letter):
+                self._drop_oldest(letter)
+            if self._fits(letter):
+                self._add_shedding(letter)
+            else:
+                self._shed_newest(letter)
+
+    def put_note(self, note: Letter, policy: StreamPolicy) -> None:
+        """A stream's numbers that will not come. It keeps its place among what the same stream has sent."""
+        if policy.overflow is Overflow.BLOCK:
+            self.put_telemetry(note, policy)
+        else:
+            self._add_shedding(note)
 
     def take(self, items_max: int, *, telemetry: bool) -> Iterator[Letter]:
-        """Letters in the order in which they are to be stepped, until so many items are out."""
+        """Letters in the order in which they are to be stepped, until so many items are out. Take all of them."""
         taken = 0
         for lane in (self._inside, self._commands):
             while lane and taken < items_max:
@@ -135,12 +160,16 @@ class Mailbox:
                 yield letter
         while telemetry and self._telemetry and taken < items_max:
             letter = self._telemetry.popleft()
-            self._items -= letter.items
-            self._bytes -= letter.size_bytes
+            if letter.shard == GONE:
+                self._gone -= 1
+                continue
+            self._leave(letter)
             taken += letter.items
             yield letter
         while self._blocked and self._fits(self._blocked[0]):
-            self._add(self._blocked.popleft())
+            letter = self._blocked.popleft()
+            self._blocked_bytes -= letter.size_bytes
+            self._add(letter)
 
     def put_back(self, letters: list[Letter]) -> None:
         """Letters that found no room in the commit: they come first next time."""
@@ -162,107 +191,136 @@ class Mailbox:
         return self._items
 
     def clear(self) -> list[Letter]:
-        """Empties the lanes; the host tells everybody who waits."""
+        """Empties the lanes; the caller tells everybody who waits."""
         letters = [*self._inside, *self._commands, *self._telemetry, *self._blocked]
         self._blocked.clear()
         self._inside.clear()
         self._commands.clear()
         self._telemetry.clear()
-        self._items = self._bytes = 0
+        self._streams.clear()
+        self._items = self._bytes = self._blocked_bytes = self._gone = 0
         return letters
 
     def _fits(self, letter: Letter) -> bool:
-        empty = not self._telemetry
+        empty = self._items == 0 and self._bytes == 0
         return empty or (
             self._items + letter.items <= self._items_max and self._bytes + letter.size_bytes <= self._bytes_max
         )
 
     def _block(self, letter: Letter) -> None:
-        if len(self._blocked) >= BLOCKED_COUNT_MAX:
+        full = self._blocked and self._blocked_bytes + letter.size_bytes > self._bytes_max
+        if full or len(self._blocked) >= BLOCKED_COUNT_MAX:
             self.counters.overloads += 1
-            raise Overloaded(f"{BLOCKED_COUNT_MAX} senders wait for room already; nothing was taken, slow down")
+            raise Overloaded(f"{len(self._blocked)} senders wait for room already; nothing was taken, slow down")
         self.counters.blocked += 1
         self._blocked.append(letter)
+        self._blocked_bytes += letter.size_bytes
 
     def _add(self, letter: Letter) -> None:
         self._telemetry.append(letter)
         self._items += letter.items
         self._bytes += letter.size_bytes
 
+    def _add_shedding(self, letter: Letter) -> None:
+        self._add(letter)
+        self._streams.setdefault(_stream(letter), deque()).append(letter)
+
+    def _leave(self, letter: Letter) -> None:
+        self._items -= letter.items
+        self._bytes -= letter.size_bytes
+        if self._streams:
+            stream = _stream(letter)
+            mine = self._streams.get(stream)
+            if mine is not None and mine[0] is letter:
+                mine.popleft()
+                if not mine:
+                    del self._streams[stream]
+
     def _skip(self, letter: Letter, policy: StreamPolicy) -> bool:
         """Whether sampling leaves this one out."""
-        source = _source(letter)
-        count = self._sampled.get(source, 0)
-        self._sampled[source] = (count + 1) % policy.keep_every
+        stream = _stream(letter)
+        if stream not in self._sampled and len(self._sampled) >= SAMPLED_COUNT_MAX:
+            self._sampled.clear()
+        count = self._sampled.get(stream, 0)
+        self._sampled[stream] = (count + 1) % policy.keep_every
         if count == 0:
             return False
-        self.counters.sampled_items += letter.items
+        items = letter.items
         self._shed_newest(letter)
+        self.counters.sampled_items += items
         return True
 
     def _drop_oldest(self, letter: Letter) -> None:
-        """Makes room by dropping the oldest deliveries of the same source; if that is not enough, this one goes."""
-        source = _source(letter)
-        kept: list[Letter] = []
-        note: Letter | None = None
-        while self._telemetry and not self._fits(letter):
-            oldest = self._telemetry.popleft()
-            if _source(oldest) != source:
-                kept.append(oldest)
-                continue
-            self._items -= oldest.items
-            self._bytes -= oldest.size_bytes
-            shed = self._shed(oldest)
-            if note is None:
-                note = shed
-                if shed is not None:
-                    kept.append(shed)
-            elif shed is not None:
-                _merge(note, shed)
-        self._telemetry.extendleft(reversed(kept))
-        if self._fits(letter):
-            self._add(letter)
-        else:
-            self._shed_newest(letter)
+        """Makes room by dropping the oldest deliveries of the same stream, as far as there are any."""
+        mine = self._streams.get(_stream(letter))
+        while mine and not self._fits(letter):
+            oldest = mine[0]
+            if not isinstance(oldest.input, SequencesSkipped):
+                self._check_room_to_wait(oldest, letter)
+                self._become_note(oldest)
+            elif len(mine) == 1:
+                return
+            else:
+                self._check_room_to_wait(oldest, letter)
+                mine.popleft()
+                self._become_note(mine[0])
+                _merge(oldest, into=mine[0])
+                self._forget(oldest)
 
     def _shed_newest(self, letter: Letter) -> None:
-        """Sheds what just came. Its note goes behind what waits of the same source, merged with one that is there."""
-        shed = self._shed(letter)
-        if shed is None:
-            return
-        if self._telemetry:
-            last = self._telemetry[-1]
-            if isinstance(last.input, SequencesSkipped) and _source(last) == _source(shed) and last.shard == shed.shard:
-                _merge(last, shed)
-                return
-        self._telemetry.append(shed)
+        """Sheds what just came. Its note goes behind what waits of the same stream, merged with one that is there."""
+        mine = self._streams.get(_stream(letter))
+        if mine and isinstance(mine[-1].input, SequencesSkipped):
+            self._check_room_to_wait(mine[-1], letter)
+            self._become_note(letter, waiting=False)
+            _merge(letter, into=mine[-1])
+        else:
+            self._become_note(letter, waiting=False)
+            self._add_shedding(letter)
 
-    def _shed(self, letter: Letter) -> Letter | None:
-        """Counts what goes; a numbered delivery leaves a note, so that its source's mark moves past it."""
+    def _check_room_to_wait(self, note: Letter, letter: Letter) -> None:
+        if len(note.tickets) + len(letter.tickets) > NOTE_TICKETS_MAX:
+            self.counters.overloads += 1
+            raise Overloaded(f"{len(note.tickets)} senders wait for what was shed; nothing was taken, slow down")
+
+    def _become_note(self, letter: Letter, *, waiting: bool = True) -> None:
+        """Counts what is shed and leaves a note in its place, so that its source's mark moves past it."""
+        shed = letter.input
+        if not isinstance(shed, Delivery):
+            return
         self.counters.shed_items += letter.items
-        gone = letter.input
-        if isinstance(gone, SequencesSkipped):
-            return letter
-        if not isinstance(gone, Delivery) or not gone.sequence:
-            for ticket in letter.tickets:
-                ticket.resolve()
-            return None
-        skipped = SequencesSkipped(
-            source=gone.source,
-            incarnation=gone.incarnation,
-            epoch=gone.epoch,
-            last=gone.sequence + len(gone.items) - 1,
+        if waiting:
+            self._items -= letter.items
+            self._bytes -= letter.size_bytes
+        letter.items = letter.size_bytes = 0
+        letter.input = SequencesSkipped(
+            source=shed.source,
+            incarnation=shed.incarnation,
+            epoch=shed.epoch,
+            last=shed.sequence and shed.sequence + len(shed.items) - 1,
             because="shed: more came than could be taken",
         )
-        return Letter(shard=letter.shard, input=skipped, tickets=letter.tickets, items=0)
+
+    def _forget(self, letter: Letter) -> None:
+        """Its place in the lane is empty from now on; when most places are, the lane is made anew."""
+        letter.shard = GONE
+        letter.tickets = ()
+        self._gone += 1
+        if 2 * self._gone > len(self._telemetry):
+            self._telemetry = deque(waiting for waiting in self._telemetry if waiting.shard != GONE)
+            self._gone = 0
 
 
-def _source(letter: Letter) -> str:
+def _stream(letter: Letter) -> Stream:
     one = letter.input
-    return one.source if isinstance(one, Delivery | SequencesSkipped) else ""
+    if isinstance(one, Delivery | SequencesSkipped):
+        return (letter.shard, one.source, one.incarnation)
+    return (letter.shard, "", 0)
 
 
-def _merge(note: Letter, later: Letter) -> None:
-    """One note for both: the later one's end, and everybody who waits for either."""
-    note.input = later.input
-    note.tickets = (*note.tickets, *later.tickets)
+def _merge(note: Letter, into: Letter) -> None:
+    """One note for both, up to the later of their ends: either may be of a repetition."""
+    one, other = into.input, note.input
+    if isinstance(one, SequencesSkipped) and isinstance(other, SequencesSkipped) and other.last > one.last:
+        into.input = other
+    into.tickets = (*into.tickets, *note.tickets)

@@ -1,0 +1,314 @@
+"""The mailbox under load: every policy, what is counted, what bounds it, and that no mark is left behind."""
+
+import random
+
+import pytest
+
+from stigmergy.core.errors import Overloaded
+from stigmergy.core.inputs import Ask, Delivery, SequencesSkipped, TimerDue
+from stigmergy.runtime.mailbox import (
+    BLOCK,
+    BLOCKED_COUNT_MAX,
+    DROP_OLDEST,
+    NOTE_TICKETS_MAX,
+    Letter,
+    Mailbox,
+    StreamPolicy,
+    sample,
+)
+
+ITEM = ("Drone/a", b"x")
+
+
+class Recorder:
+    """A ticket that remembers what became of it."""
+
+    def __init__(self) -> None:
+        self.resolved = 0
+        self.failed = 0
+
+    def resolve(self) -> None:
+        self.resolved += 1
+
+    def fail(self, error: Exception) -> None:
+        self.failed += 1
+
+
+def delivery(
+    sequence: int,
+    items: int = 1,
+    source: str = "s",
+    shard: int = 0,
+    incarnation: int = 0,
+    ticket: Recorder | None = None,
+) -> Letter:
+    one = Delivery(source, [ITEM] * items, sequence=sequence, incarnation=incarnation)
+    return Letter(shard, one, (ticket,) if ticket else (), items, 10 * items)
+
+
+def make(items_max: int = 10, commands_max: int = 3, bytes_max: int = 10_000) -> Mailbox:
+    return Mailbox(commands_max, items_max, bytes_max)
+
+
+def drain(mailbox: Mailbox, items_max: int = 1_000_000) -> list[Letter]:
+    return list(mailbox.take(items_max, telemetry=True))
+
+
+def sequences(letters: list[Letter]) -> list[tuple[str, int]]:
+    told: list[tuple[str, int]] = []
+    for letter in letters:
+        match letter.input:
+            case Delivery(sequence=sequence):
+                told.append(("take", sequence))
+            case SequencesSkipped(last=last):
+                told.append(("skip", last))
+            case _:
+                told.append(("other", 0))
+    return told
+
+
+def consume(letters: list[Letter]) -> dict[tuple[int, str, int], int]:
+    """What the marks would be; fails on a gap, as the marks would."""
+    marks: dict[tuple[int, str, int], int] = {}
+    for letter in letters:
+        match letter.input:
+            case Delivery() as one:
+                key = (letter.shard, one.source, one.incarnation)
+                assert one.sequence <= marks.get(key, 0) + 1, f"gap before {one.sequence} of {key}"
+                marks[key] = max(marks.get(key, 0), one.sequence + len(one.items) - 1)
+            case SequencesSkipped() as one:
+                key = (letter.shard, one.source, one.incarnation)
+                marks[key] = max(marks.get(key, 0), one.last)
+            case _:
+                continue
+    return marks
+
+
+def test_lanes_are_served_inside_first_then_commands_then_telemetry() -> None:
+    mailbox = make()
+    mailbox.put_telemetry(delivery(1), BLOCK)
+    mailbox.put_command(Letter(0, Ask("Drone/a", "c", b"")))
+    mailbox.put_inside(Letter(0, TimerDue("Drone/a", "t", 1)))
+    assert [type(letter.input) for letter in drain(mailbox)] == [TimerDue, Ask, Delivery]
+    assert not mailbox.waiting
+
+
+def test_take_stops_at_its_limit_and_can_leave_telemetry_alone() -> None:
+    mailbox = make()
+    for number in range(1, 6):
+        mailbox.put_telemetry(delivery(number), BLOCK)
+    assert not list(mailbox.take(10, telemetry=False))
+    assert sequences(list(mailbox.take(2, telemetry=True))) == [("take", 1), ("take", 2)]
+    assert mailbox.items == 3
+    assert not mailbox.pressing
+    assert mailbox.waiting
+
+
+def test_what_is_put_back_comes_first_and_in_order() -> None:
+    mailbox = make()
+    mailbox.put_inside(Letter(0, TimerDue("Drone/a", "t", 1)))
+    mailbox.put_back([delivery(1), delivery(2)])
+    assert [type(letter.input) for letter in drain(mailbox)] == [Delivery, Delivery, TimerDue]
+
+
+def test_commands_are_told_when_there_are_too_many_and_are_never_shed_for_telemetry() -> None:
+    mailbox = make(items_max=2, commands_max=3)
+    for number in range(3):
+        mailbox.put_command(Letter(0, Ask("Drone/a", str(number), b"")))
+    for number in range(1, 100):
+        mailbox.put_telemetry(delivery(number), DROP_OLDEST)
+    with pytest.raises(Overloaded, match="3 commands are waiting"):
+        mailbox.put_command(Letter(0, Ask("Drone/a", "one too many", b"")))
+    assert sum(isinstance(letter.input, Ask) for letter in drain(mailbox)) == 3
+    assert mailbox.counters.overloads == 1
+    assert mailbox.counters.shed_items == 97
+
+
+def test_a_full_command_lane_does_not_shut_telemetry_out() -> None:
+    mailbox = make(commands_max=1)
+    mailbox.put_command(Letter(0, Ask("Drone/a", "1", b"")))
+    mailbox.put_telemetry(delivery(1), BLOCK)
+    assert len(drain(mailbox)) == 2
+
+
+class TestBlock:
+    def test_what_finds_no_room_waits_in_line_and_nothing_is_lost(self) -> None:
+        mailbox = make(items_max=2)
+        for number in range(1, 8):
+            mailbox.put_telemetry(delivery(number), BLOCK)
+        assert mailbox.counters.blocked == 5
+        taken: list[Letter] = []
+        while mailbox.waiting:
+            taken += mailbox.take(1, telemetry=True)
+        assert sequences(taken) == [("take", number) for number in range(1, 8)]
+
+    def test_one_that_would_fit_waits_behind_one_that_does_not(self) -> None:
+        mailbox = make(items_max=5)
+        mailbox.put_telemetry(delivery(1, items=4), BLOCK)
+        mailbox.put_telemetry(delivery(5, items=4), BLOCK)
+        mailbox.put_telemetry(delivery(9, items=1), BLOCK)
+        assert sequences(drain(mailbox)) == [("take", 1)]
+        assert sequences(drain(mailbox)) == [("take", 5), ("take", 9)]
+
+    def test_an_envelope_larger_than_the_lane_is_taken_alone(self) -> None:
+        mailbox = make(items_max=2)
+        mailbox.put_telemetry(delivery(1, items=50), BLOCK)
+        mailbox.put_telemetry(delivery(51), BLOCK)
+        assert sequences(drain(mailbox)) == [("take", 1)]
+        assert sequences(drain(mailbox)) == [("take", 51)]
+
+    def test_so_many_senders_may_wait_and_no_more(self) -> None:
+        mailbox = make(items_max=1)
+        for number in range(1, BLOCKED_COUNT_MAX + 2):
+            mailbox.put_telemetry(delivery(number), BLOCK)
+        with pytest.raises(Overloaded, match="nothing was taken"):
+            mailbox.put_telemetry(delivery(BLOCKED_COUNT_MAX + 2), BLOCK)
+
+    def test_so_many_bytes_may_wait_and_no_more(self) -> None:
+        mailbox = make(items_max=1, bytes_max=100)
+        mailbox.put_telemetry(delivery(1), BLOCK)
+        mailbox.put_telemetry(delivery(2, items=8), BLOCK)
+        with pytest.raises(Overloaded):
+            mailbox.put_telemetry(delivery(10, items=8), BLOCK)
+        assert sequences(drain(mailbox)) == [("take", 1)]
+        assert sequences(drain(mailbox)) == [("take", 2)]
+        mailbox.put_telemetry(delivery(10, items=8), BLOCK)
+        assert sequences(drain(mailbox)) == [("take", 10)]
+
+
+class TestDropOldest:
+    def test_the_oldest_of_the_same_stream_goes_and_leaves_one_note(self) -> None:
+        mailbox = make(items_max=3)
+        for number in range(1, 11):
+            mailbox.put_telemetry(delivery(number), DROP_OLDEST)
+        assert sequences(drain(mailbox)) == [("skip", 7), ("take", 8), ("take", 9), ("take", 10)]
+        assert mailbox.counters.shed_items == 7
+
+    def test_other_streams_keep_their_letters_and_their_places(self) -> None:
+        mailbox = make(items_max=4)
+        mailbox.put_telemetry(delivery(1, source="other"), BLOCK)
+        mailbox.put_telemetry(delivery(1), DROP_OLDEST)
+        mailbox.put_telemetry(delivery(2, source="other"), BLOCK)
+        mailbox.put_telemetry(delivery(2), DROP_OLDEST)
+        mailbox.put_telemetry(delivery(3), DROP_OLDEST)
+        assert sequences(drain(mailbox)) == [("take", 1), ("skip", 1), ("take", 2), ("take", 2), ("take", 3)]
+
+    def test_without_one_of_its_own_the_newcomer_goes(self) -> None:
+        mailbox = make(items_max=1)
+        mailbox.put_telemetry(delivery(1, source="other"), BLOCK)
+        for number in range(1, 50):
+            mailbox.put_telemetry(delivery(number), DROP_OLDEST)
+        letters = drain(mailbox)
+        assert consume(letters) == {(0, "other", 0): 1, (0, "s", 0): 49}
+        assert len(letters) == 2
+
+    def test_a_repetition_among_what_is_shed_does_not_turn_the_mark_back(self) -> None:
+        mailbox = make(items_max=3)
+        for number in (1, 2, 3, 1, 4, 2, 5, 6, 7, 8):
+            mailbox.put_telemetry(delivery(number), DROP_OLDEST)
+        assert consume(drain(mailbox))[0, "s", 0] == 8
+
+    def test_shards_and_incarnations_have_marks_of_their_own(self) -> None:
+        mailbox = make(items_max=4)
+        for number in range(1, 20):
+            for shard in range(4):
+                mailbox.put_telemetry(delivery(number, shard=shard), DROP_OLDEST)
+            mailbox.put_telemetry(delivery(number, incarnation=1), DROP_OLDEST)
+        marks = consume(drain(mailbox))
+        assert marks == {(shard, "s", 0): 19 for shard in range(4)} | {(0, "s", 1): 19}
+
+
+class TestSample:
+    def test_of_so_many_one_stays_once_the_lane_is_half_full(self) -> None:
+        mailbox = make(items_max=100)
+        for number in range(1, 151):
+            mailbox.put_telemetry(delivery(number), sample(10))
+        letters = drain(mailbox)
+        taken = [one for what, one in sequences(letters) if what == "take"]
+        assert taken == [*range(1, 53), *range(62, 151, 10)]
+        assert mailbox.counters.sampled_items == mailbox.counters.shed_items == 150 - len(taken)
+        assert consume(letters)[0, "s", 0] == 150
+
+    def test_every_shard_gets_its_share(self) -> None:
+        mailbox = make(items_max=1_000, bytes_max=100_000)
+        mailbox.put_telemetry(delivery(1, items=600, source="load"), BLOCK)
+        for number in range(1, 101):
+            for shard in range(4):
+                mailbox.put_telemetry(delivery(number, shard=shard), sample(10))
+        letters = drain(mailbox)
+        for shard in range(4):
+            assert sum(isinstance(one.input, Delivery) and one.shard == shard for one in letters[1:]) == 10
+        assert all(mark == 100 for key, mark in consume(letters).items() if key[1] == "s")
+
+    def test_sampling_needs_at_least_two(self) -> None:
+        with pytest.raises(ValueError, match="at least 2"):
+            sample(1)
+
+
+@pytest.mark.parametrize("policy", [DROP_OLDEST, sample(3)])
+def test_memory_is_bounded_however_much_comes(policy: StreamPolicy) -> None:
+    mailbox = make(items_max=10)
+    for number in range(1, 5_001):
+        for source in ("a", "b", "c"):
+            mailbox.put_telemetry(delivery(number, source=source), policy)
+    letters = drain(mailbox)
+    assert len(letters) <= 2 * 10 + 2 * 3
+    assert set(consume(letters).values()) == {5_000}
+
+
+@pytest.mark.parametrize("policy", [DROP_OLDEST, sample(3)])
+def test_senders_who_never_wait_are_told_in_the_end(policy: StreamPolicy) -> None:
+    mailbox = make(items_max=2)
+    tickets = [Recorder() for _ in range(3 * NOTE_TICKETS_MAX)]
+    refused = 0
+    for number, ticket in enumerate(tickets, start=1):
+        try:
+            mailbox.put_telemetry(delivery(number, ticket=ticket), policy)
+        except Overloaded:
+            refused += 1
+    held = sum(len(letter.tickets) for letter in drain(mailbox))
+    assert held + refused == len(tickets)
+    assert held <= NOTE_TICKETS_MAX + 10
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_no_ticket_is_lost_and_no_mark_left_behind_whatever_comes(seed: int) -> None:
+    chance = random.Random(seed)
+    policies = {"a": BLOCK, "b": DROP_OLDEST, "c": sample(3), "d": DROP_OLDEST}
+    mailbox = make(items_max=chance.randint(1, 20), bytes_max=chance.choice((50, 10_000)))
+    put: list[Recorder] = []
+    taken: list[Letter] = []
+    ends: dict[tuple[int, str, int], int] = {}
+    for _ in range(400):
+        source, shard = chance.choice("abcd"), chance.randrange(2)
+        key = (shard, source, 0)
+        items = chance.choice((1, 1, 2, 5))
+        again = chance.random() < 0.1
+        first = chance.randint(1, ends.get(key, 0) + 1) if again else ends.get(key, 0) + 1
+        ticket = Recorder()
+        try:
+            mailbox.put_telemetry(delivery(first, items, source, shard, ticket=ticket), policies[source])
+        except Overloaded:
+            continue
+        put.append(ticket)
+        ends[key] = max(ends.get(key, 0), first + items - 1)
+        if chance.random() < 0.2:
+            taken += mailbox.take(chance.randint(1, 10), telemetry=chance.random() < 0.9)
+    while mailbox.waiting:
+        taken += mailbox.take(100, telemetry=True)
+    assert consume(taken) == ends
+    held = [id(ticket) for letter in taken for ticket in letter.tickets]
+    assert sorted(held) == sorted(id(ticket) for ticket in put)
+    assert mailbox.items == 0
+
+
+def test_clear_hands_out_everything_that_waits() -> None:
+    mailbox = make(items_max=1)
+    tickets = [Recorder() for _ in range(4)]
+    mailbox.put_inside(Letter(0, TimerDue("Drone/a", "t", 1)))
+    mailbox.put_command(Letter(0, Ask("Drone/a", "c", b"")))
+    for number, ticket in enumerate(tickets, start=1):
+        mailbox.put_telemetry(delivery(number, ticket=ticket), BLOCK)
+    assert len(mailbox.clear()) == 6
+    assert not mailbox.waiting
+    assert mailbox.items == 0
