@@ -21,6 +21,7 @@ from stigmergy.core.inputs import (
     EffectSettled,
     EnrollSigner,
     SafeActionOut,
+    SequencesSkipped,
     SnapshotStored,
     Verdict,
 )
@@ -223,9 +224,10 @@ class Host:
         try:
             now_ns, monotonic_ns = self._now_ns(), self.clock.monotonic_ns()
             self._ring(now_ns, monotonic_ns)
+            full = not self.committer.room
             stepped = self._step(now_ns, monotonic_ns)
             self.committer.write(monotonic_ns)
-            if stepped and self.mailbox.waiting and self.committer.room:
+            if (stepped or full) and self.mailbox.waiting and self.committer.room:
                 self._wake()
             self._arm(monotonic_ns)
         except Exception as error:
@@ -271,6 +273,7 @@ class Host:
             Letter(number, one, letter.tickets, letter.items, letter.size_bytes)
             for one, letter in zip(stepped.left, letters[taken:], strict=True)
         ]
+        self._refuse(stepped, letters)
         tickets = [ticket for letter in letters[:taken] for ticket in letter.tickets]
         if stepped.wait_ns is not None:
             self.committer.may_wait(monotonic_ns + stepped.wait_ns)
@@ -281,6 +284,17 @@ class Host:
                 self.committer.notify(ticket, written=stepped.wait_ns is not None)
         self._answer_repeats()
         return left
+
+    def _refuse(self, stepped: Stepped, letters: Sequence[Letter]) -> None:
+        """What a shard did not consume is not acknowledged, and its source is measured against the marks again."""
+        for untaken, error in stepped.untaken:
+            for letter in letters:
+                if letter.input is untaken:
+                    tickets, letter.tickets = letter.tickets, ()
+                    for ticket in tickets:
+                        ticket.fail(error)
+            if isinstance(untaken, Delivery | SequencesSkipped):
+                self.ingress.forget(untaken.source, untaken.incarnation)
 
     # ------------------------------------------------------------------ what leaves
 
@@ -300,7 +314,7 @@ class Host:
             number = ready.sealed.shard
             self._durable[number] = ready.sealed.position
             for command_id, verdict in ready.verdicts:
-                self.intake.answer(command_id, verdict)
+                self.intake.answer(number, command_id, verdict)
             for timer, set_at_ns in ready.timers:
                 self._alarms.set(number, timer, set_at_ns, monotonic_ns)
             for address in ready.stopped:
@@ -349,7 +363,7 @@ class Host:
         waiting: list[tuple[int, int, str, Verdict]] = []
         for number, position, command_id, verdict in self._repeats:
             if position <= self._durable[number]:
-                self.intake.answer(command_id, verdict)
+                self.intake.answer(number, command_id, verdict)
             else:
                 waiting.append((number, position, command_id, verdict))
         self._repeats = waiting

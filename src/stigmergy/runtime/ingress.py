@@ -15,6 +15,8 @@ from stigmergy.core.errors import Overloaded, StaleEpoch, StigmergyError
 from stigmergy.runtime.mailbox import Ticket
 
 SHARD_SOURCES = "shard/"
+EXPECTED_COUNT_MAX = 100_000
+"""Sources whose next number is remembered here; the marks know the others, which then may have to wait for a gap."""
 
 
 class IngressCounters(Struct):
@@ -81,11 +83,10 @@ class Ingress:
             expected = self._consumed(*key) + 1
         if envelope.sequence > expected:
             self._hold(key, Early(envelope, size_bytes, tickets, monotonic_ns))
-            self._expected[key] = expected
+            self._expect(key, expected)
             return []
         accepted = [Accept(envelope, size_bytes, tickets)]
-        expected = max(expected, envelope.sequence + len(envelope.items))
-        self._expected[key] = expected
+        self._expect(key, max(expected, envelope.sequence + len(envelope.items)))
         accepted += self._release(key)
         return accepted
 
@@ -100,7 +101,7 @@ class Ingress:
             early = self._pop(key, lowest)
             self.counters.gaps += 1
             accepted.append(Accept(early.envelope, early.size_bytes, early.tickets, skip_to=lowest))
-            self._expected[key] = max(self._expected[key], lowest + len(early.envelope.items))
+            self._expect(key, max(self._expected.get(key, 0), lowest + len(early.envelope.items)))
             accepted += self._release(key)
         return accepted
 
@@ -121,7 +122,20 @@ class Ingress:
         self._early_count = 0
         return tickets
 
+    def _expect(self, key: tuple[str, int], sequence: int) -> None:
+        self._expected[key] = sequence
+        if len(self._expected) > EXPECTED_COUNT_MAX:
+            del self._expected[next(iter(self._expected))]
+
     def _hold(self, key: tuple[str, int], early: Early) -> None:
+        waiting = self._early.get(key, {})
+        before = waiting.get(early.envelope.sequence)
+        if before is not None:
+            # A repetition. The longer one stays, so that everybody who waits gets what they wait for.
+            before.tickets = (*before.tickets, *early.tickets)
+            if len(early.envelope.items) > len(before.envelope.items):
+                before.envelope, before.size_bytes = early.envelope, early.size_bytes
+            return
         if self._early_count >= self._gap_deliveries_max:
             self.counters.refused += 1
             raise Overloaded(
@@ -129,14 +143,8 @@ class Ingress:
                 "such envelopes wait already; send what is missing first"
             )
         self.counters.early += 1
-        waiting = self._early.setdefault(key, {})
-        replaced = waiting.get(early.envelope.sequence)
-        if replaced is not None:
-            early.tickets = (*replaced.tickets, *early.tickets)
-            early.since_ns = replaced.since_ns
-        else:
-            self._early_count += 1
-        waiting[early.envelope.sequence] = early
+        self._early_count += 1
+        self._early.setdefault(key, waiting)[early.envelope.sequence] = early
 
     def _release(self, key: tuple[str, int]) -> list[Accept]:
         """Early ones whose turn has come."""
@@ -146,7 +154,7 @@ class Ingress:
             if lowest > self._expected[key]:
                 break
             early = self._pop(key, lowest)
-            self._expected[key] = max(self._expected[key], lowest + len(early.envelope.items))
+            self._expect(key, max(self._expected[key], lowest + len(early.envelope.items)))
             accepted.append(Accept(early.envelope, early.size_bytes, early.tickets))
         return accepted
 

@@ -64,7 +64,7 @@ class Intake:
         self._ingress = ingress
         self._monotonic_ns = monotonic_ns
         self._wake = wake
-        self._asks: dict[str, list[asyncio.Future[Verdict]]] = {}
+        self._asks: dict[tuple[int, str], list[asyncio.Future[Verdict]]] = {}
         self._shard_of: dict[str, int] = {}
         self._closed: str | None = None
 
@@ -83,13 +83,20 @@ class Intake:
         return future
 
     def post(self, accepted: list[Accept]) -> None:
-        """Puts what the door let through into the mailbox."""
+        """Puts what the door let through into the mailbox. For what finds no room, whoever waits is told."""
+        full: dict[tuple[str, int], Overloaded] = {}
         for one in accepted:
-            try:
-                self._post(one)
-            except Overloaded:
-                self._ingress.forget(one.envelope.source, one.envelope.incarnation)
-                raise
+            key = (one.envelope.source, one.envelope.incarnation)
+            if key not in full:
+                try:
+                    self._post(one)
+                except Overloaded as error:
+                    full[key] = error
+                    self._ingress.forget(*key)
+            if key in full:
+                # What follows it would leave a gap. The sender repeats all of it.
+                for ticket in one.tickets:
+                    ticket.fail(full[key])
         if accepted:
             self._wake()
 
@@ -116,9 +123,10 @@ class Intake:
         self._check_open()
         body = command if isinstance(command, bytes) else encode(command)
         ask = Ask(agent=address, command_id=command_id, command=body, source=source)
-        self._mailbox.put_command(Letter(shard=self.shard_of(address), input=ask))
+        shard = self.shard_of(address)
+        self._mailbox.put_command(Letter(shard=shard, input=ask))
         future: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
-        self._asks.setdefault(command_id, []).append(future)
+        self._asks.setdefault((shard, command_id), []).append(future)
         self._wake()
         return future
 
@@ -135,9 +143,9 @@ class Intake:
         self._wake()
         return future
 
-    def answer(self, command_id: str, verdict: Verdict) -> None:
-        """Tells whoever asked."""
-        for future in self._asks.pop(command_id, ()):
+    def answer(self, shard: int, command_id: str, verdict: Verdict) -> None:
+        """Tells whoever asked. Each shard remembers its own answers: the same id elsewhere is another command."""
+        for future in self._asks.pop((shard, command_id), ()):
             if not future.done():
                 future.set_result(verdict)
 
@@ -183,7 +191,7 @@ class Intake:
                     last=accepted.skip_to - 1,
                     because="missing: they did not come in time",
                 )
-                self._mailbox.put_telemetry(Letter(shard=shard, input=skipped, items=0), BLOCK)
+                self._mailbox.put_note(Letter(shard=shard, input=skipped, items=0), policy)
             delivery = Delivery(
                 source=envelope.source,
                 items=part,
