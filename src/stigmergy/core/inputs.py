@@ -50,6 +50,13 @@ class EffectSettled(Struct, frozen=True):
     result: bytes | None = None
 
 
+class EffectsSettled(Struct, frozen=True):
+    """A sink is done with several effects whose results nobody waits for."""
+
+    sink: str
+    sequences: list[int]
+
+
 class SequencesSkipped(Struct, frozen=True):
     """A source's inputs up to `last` will not come, or were shed: the mark passes them, and the log says so."""
 
@@ -113,6 +120,7 @@ Input = (
     | Ask
     | TimerDue
     | EffectSettled
+    | EffectsSettled
     | SequencesSkipped
     | LetterRetried
     | LetterDropped

@@ -38,6 +38,7 @@ from stigmergy.core.inputs import (
     Ask,
     Delivery,
     EffectSettled,
+    EffectsSettled,
     EnrollSigner,
     Input,
     LetterDropped,
@@ -274,6 +275,9 @@ class Shard:
                 self._timer_due(one, now_ns)
             case EffectSettled():
                 self._effect_settled(one, now_ns)
+            case EffectsSettled():
+                settled = self._settle(one.sink, one.sequences)
+                handling.counters.duplicates += len(one.sequences) - settled
             case SequencesSkipped():
                 self._skip(one, now_ns)
             case LetterRetried() | LetterDropped():
@@ -350,14 +354,18 @@ class Shard:
             self._draft.begin_run(now_ns, settled.sink)
             self._handling.take(self._draft, pending.agent, settled.result, settled.sink, now_ns)
 
-    def _settle(self, sink: str, sequences: Sequence[int]) -> None:
-        """Forgets effects that are owed by a commit before this one; nobody can have carried out a later one."""
+    def _settle(self, sink: str, sequences: Sequence[int]) -> int:
+        """Forgets effects that are owed by a commit before this one; nobody can have carried out a later one.
+
+        Returns how many of them were still owed.
+        """
         pending = (self.state.outbox.get(sink, sequence) for sequence in sequences)
         owed = [effect.sequence for effect in pending if effect is not None and effect.position < self._draft.position]
         if owed:
             self.state.outbox.settle(Settled(sink, owed))
             self._draft.settle(sink, owed)
             self._draft.hurry(MARKS_WAIT_NS)
+        return len(owed)
 
     def _skip(self, skipped: SequencesSkipped, now_ns: int) -> None:
         first = self.state.marks.consumed(skipped.source, skipped.incarnation) + 1

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -19,14 +19,14 @@ from msgspec import Struct
 
 from stigmergy.core.codec import encode, tag_of
 from stigmergy.core.effects import PUBLISH, ActionDone, ActionFailed, Order, WorkFailed
-from stigmergy.core.inputs import EffectSettled
+from stigmergy.core.inputs import EffectSettled, EffectsSettled
 from stigmergy.core.messages import Action, Event, Work, spec_of
 from stigmergy.core.outbox import Pending
 from stigmergy.core.plans import AgentPlan
 from stigmergy.runtime.declaration import Hand, Hands
 from stigmergy.runtime.settings import Settings
 
-Settle = Callable[[int, EffectSettled], None]
+Settle = Callable[[int, EffectSettled | EffectsSettled], None]
 _REASON_CHARS_MAX = 300
 
 
@@ -48,6 +48,8 @@ class _Hand(Struct):
     effect: type[Action] | type[Work]
     call: Hand
     decode: Callable[[bytes], Any]
+    waits: bool
+    """Whether calling it gives something to await."""
 
 
 class Effector:
@@ -57,7 +59,7 @@ class Effector:
         self, hands: Hands, plans: Mapping[str, AgentPlan], settings: Settings, incarnation: int, settle: Settle
     ) -> None:
         self._hands = {
-            tag: _Hand(effect, call, msgspec.msgpack.Decoder(effect).decode)
+            tag: _Hand(effect, call, msgspec.msgpack.Decoder(effect).decode, inspect.iscoroutinefunction(call))
             for tag, (effect, call) in hands.by_tag.items()
         }
         self._plans = plans
@@ -68,6 +70,10 @@ class Effector:
         """Per agent what is still to be done, the first of it under way; only agents that have something."""
         self._waiting: deque[str] = deque()
         """Agents whose first effect waits for a free place."""
+        self._begun: dict[str, Awaitable[Any]] = {}
+        """What an agent's first effect in its lane has already begun, because calling its hand began it."""
+        self._settled: dict[tuple[int, str], list[int]] = {}
+        """Effects that are over and whose results nobody waits for, by shard and sink, until the next turn."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._safe_tasks: dict[int, asyncio.Task[None]] = {}
         self._safe_count = 0
@@ -111,8 +117,8 @@ class Effector:
 
     @property
     def busy(self) -> int:
-        """How many agents have effects under way or waiting."""
-        return len(self._lanes)
+        """How many agents have effects under way or waiting, and sinks something to settle."""
+        return len(self._lanes) + len(self._settled)
 
     async def wait_idle(self, timeout_s: float) -> bool:
         """Waits until nothing is under way, at most so long."""
@@ -134,6 +140,10 @@ class Effector:
                 await task
             except (asyncio.CancelledError, Exception):
                 continue
+        for begun in self._begun.values():
+            if inspect.iscoroutine(begun):
+                begun.close()
+        self._begun.clear()
         self._lanes.clear()
         self._waiting.clear()
 
@@ -141,22 +151,21 @@ class Effector:
         """Settles at once what needs no waiting: nobody to do it, or a plain function that succeeds."""
         if pending.sink == PUBLISH:
             self.counters.unheard += 1
-            self._settle(shard, EffectSettled(pending.sink, pending.sequence))
+            self._settle_quietly(shard, pending)
             return True
         tag = tag_of(pending.body)
         hand = self._hands.get(tag)
         if hand is None:
             self._failed(shard, pending, tag, f"nobody is registered to carry out {tag}")
             return True
-        if inspect.iscoroutinefunction(hand.call):
+        if hand.waits:
             return False
         try:
             result = hand.call(self._order(hand, shard, pending, attempt=1))
         except Exception:
             return False
-        if inspect.isawaitable(result):
-            if inspect.iscoroutine(result):
-                result.close()
+        if result is not None and inspect.isawaitable(result):
+            self._begun[pending.agent] = result
             return False
         self._done(shard, pending, hand, result)
         return True
@@ -197,7 +206,9 @@ class Effector:
                 pause_s *= 2
             try:
                 async with asyncio.timeout(self._settings.effect_within_s):
-                    result = hand.call(self._order(hand, shard, pending, attempt))
+                    result: Any = self._begun.pop(pending.agent, None)
+                    if result is None:
+                        result = hand.call(self._order(hand, shard, pending, attempt))
                     if inspect.isawaitable(result):
                         result = await result
             except TimeoutError:
@@ -231,8 +242,22 @@ class Effector:
             wanted = self._wants(pending.agent, ActionDone)
             answer = ActionDone(action=name, key=self._key(shard, pending)) if wanted else None
         self.counters.done += 1
-        body = None if answer is None else encode(answer)
-        self._settle(shard, EffectSettled(pending.sink, pending.sequence, body))
+        if answer is None:
+            self._settle_quietly(shard, pending)
+        else:
+            self._settle(shard, EffectSettled(pending.sink, pending.sequence, encode(answer)))
+
+    def _settle_quietly(self, shard: int, pending: Pending) -> None:
+        """Settles together what comes together: a busy fleet confirms thousands of actions a second."""
+        key = (shard, pending.sink)
+        if key in self._settled:
+            self._settled[key].append(pending.sequence)
+        else:
+            self._settled[key] = [pending.sequence]
+            asyncio.get_running_loop().call_soon(self._tell_settled, shard, pending.sink)
+
+    def _tell_settled(self, shard: int, sink: str) -> None:
+        self._settle(shard, EffectsSettled(sink, self._settled.pop((shard, sink))))
 
     def _failed(self, shard: int, pending: Pending, tag: str, reason: str) -> None:
         self.counters.failed += 1

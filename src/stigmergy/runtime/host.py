@@ -19,6 +19,7 @@ from stigmergy.core.errors import DataLost, NotRunning, WrongKey
 from stigmergy.core.inputs import (
     Delivery,
     EffectSettled,
+    EffectsSettled,
     EnrollSigner,
     SafeActionOut,
     SequencesSkipped,
@@ -352,7 +353,7 @@ class Host:
                 taken = SafeActionOut(address, type(action).__name__, because)
                 self.intake.put_inside(shard.state.shard, taken)
 
-    def _settle(self, number: int, settled: EffectSettled) -> None:
+    def _settle(self, number: int, settled: EffectSettled | EffectsSettled) -> None:
         if self.failure is None:
             self.intake.put_inside(number, settled)
 
