@@ -4,6 +4,9 @@ The caller releases only what is durable; a safe action is the one exception and
 agent are carried out one after the other, those of different agents side by side, so many at a time. Each is tried a
 bounded number of times with the same key; then it is settled as failed. Settling is an input: the shard hears of it,
 and after a restart only what was not settled is released again.
+
+A safe action waits for nothing, is tried as often, and has a key of its own each time it goes out: a device that
+remembers keys must not take the next silence for a repetition of the last.
 """
 
 from __future__ import annotations
@@ -15,9 +18,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from stigmergy.core.codec import encode, tag_of
+from stigmergy.core.codec import encode, printable, tag_of
 from stigmergy.core.effects import PUBLISH, ActionDone, ActionFailed, Order, WorkFailed
 from stigmergy.core.inputs import EffectSettled, EffectsSettled
 from stigmergy.core.messages import Action, Event, Work, spec_of
@@ -28,6 +31,8 @@ from stigmergy.runtime.settings import Settings
 
 Settle = Callable[[int, EffectSettled | EffectsSettled], None]
 _REASON_CHARS_MAX = 300
+INDEX_BITS = 20
+"""The low bits of a token: where in its commit an effect stands."""
 
 
 class EffectorCounters(Struct):
@@ -40,6 +45,10 @@ class EffectorCounters(Struct):
     safe: int = 0
     safe_failed: int = 0
     unheard: int = 0
+
+
+Begun = Awaitable[Any] | BaseException | None
+"""How far a try has come that was begun: to be awaited, or over."""
 
 
 class _Hand(Struct):
@@ -77,53 +86,65 @@ class Effector:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._safe_tasks: dict[int, asyncio.Task[None]] = {}
         self._safe_count = 0
-        self._closed = False
+        self._halted = False
         self.counters = EffectorCounters()
 
     def release(self, shard: int, pending: Pending) -> None:
         """Has a durable effect carried out, after what the same agent asked for before it."""
-        if self._closed:
+        if self._halted:
             return
         self.counters.released += 1
         lane = self._lanes.get(pending.agent)
         if lane is not None:
             lane.append((shard, pending))
             return
-        if self._try_at_once(shard, pending):
-            return
+        begun: Begun = None
+        if len(self._tasks) < self._settings.effects_in_flight_max:
+            settled, begun = self._try_at_once(shard, pending)
+            if settled:
+                return
         self._lanes[pending.agent] = deque([(shard, pending)])
-        self._start(pending.agent)
+        self._start(pending.agent, begun)
 
-    def release_safe(self, agent: str, action: Action) -> None:
-        """Sends a safe action out now: no disk, no queue, no waiting for what is under way."""
+    def release_safe(self, shard: int, position: int, agent: str, action: Action, moment_ns: int) -> None:
+        """Sends a safe action out now: no disk, no queue, no waiting for what is under way.
+
+        Its token is behind everything up to this position, which is sealed, and before whatever is decided next.
+        """
         self.counters.safe += 1
-        hand = self._hands.get(spec_of(type(action)).tag)
+        tag = spec_of(type(action)).tag
+        hand = self._hands.get(tag)
         if hand is None:
             self.counters.safe_failed += 1
             return
-        key = f"safe/{agent}/{spec_of(type(action)).tag}"
-        order: Order[Any] = Order(agent=agent, effect=action, key=key, token=2**63 - 1, sequence=0)
-        try:
-            result = hand.call(order)
-        except Exception:
-            self.counters.safe_failed += 1
+        order: Order[Any] = Order(
+            agent=agent,
+            effect=action,
+            key=f"{self._incarnation}.{shard}.{position}.safe.{moment_ns}.{agent}.{tag}",
+            token=((position + 1) << INDEX_BITS) - 1,
+            sequence=0,
+        )
+        begun = _call(hand, order)
+        if begun is None:
             return
-        if inspect.isawaitable(result):
-            self._safe_count += 1
-            number = self._safe_count
-            task = asyncio.ensure_future(self._finish_safe(result))
-            self._safe_tasks[number] = task
-            task.add_done_callback(lambda _: self._safe_tasks.pop(number, None))
+        self._safe_count += 1
+        number = self._safe_count
+        self._safe_tasks[number] = asyncio.ensure_future(self._finish_safe(hand, order, begun))
+        self._safe_tasks[number].add_done_callback(lambda _: self._safe_tasks.pop(number, None))
 
     @property
     def busy(self) -> int:
-        """How many agents have effects under way or waiting, and sinks something to settle."""
-        return len(self._lanes) + len(self._settled)
+        """How many agents have effects under way or waiting."""
+        return len(self._lanes)
 
-    async def wait_idle(self, timeout_s: float) -> bool:
-        """Waits until nothing is under way, at most so long."""
+    def halt(self) -> None:
+        """Begins nothing more but safe actions, and tries nothing again. What is under way goes on."""
+        self._halted = True
+
+    async def wait_safe(self, timeout_s: float) -> bool:
+        """Waits until all safe actions are carried out or given up, at most so long."""
         deadline = asyncio.get_running_loop().time() + timeout_s
-        while self._lanes or self._safe_tasks:
+        while self._safe_tasks:
             if asyncio.get_running_loop().time() >= deadline:
                 return False
             await asyncio.sleep(min(0.01, timeout_s))
@@ -131,67 +152,76 @@ class Effector:
 
     async def close(self) -> None:
         """Ends what is under way. What was not settled is released again after the next start."""
-        self._closed = True
+        self._halted = True
         tasks = [*self._tasks.values(), *self._safe_tasks.values()]
         for task in tasks:
             task.cancel()
-        for task in tasks:
-            try:
-                await task
-            except (asyncio.CancelledError, Exception):
-                continue
-        for begun in self._begun.values():
-            if inspect.iscoroutine(begun):
-                begun.close()
-        self._begun.clear()
+        deadline = asyncio.get_running_loop().time() + self._settings.drain_s
+        # A hand that does not let itself be cancelled is left behind.
+        while not all(task.done() for task in tasks) and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0)
+            if not all(task.done() for task in tasks):
+                await asyncio.sleep(0.001)
         self._lanes.clear()
         self._waiting.clear()
 
-    def _try_at_once(self, shard: int, pending: Pending) -> bool:
-        """Settles at once what needs no waiting: nobody to do it, or a plain function that succeeds."""
+    def _try_at_once(self, shard: int, pending: Pending) -> tuple[bool, Begun]:
+        """Settles at once what needs no waiting: nobody to do it, or a plain function that succeeds.
+
+        Otherwise it returns how far the first try has come, if it was begun.
+        """
         if pending.sink == PUBLISH:
             self.counters.unheard += 1
-            self._settle_quietly(shard, pending)
-            return True
+            self._settle(shard, EffectSettled(pending.sink, pending.sequence))
+            return True, None
         tag = tag_of(pending.body)
         hand = self._hands.get(tag)
         if hand is None:
             self._failed(shard, pending, tag, f"nobody is registered to carry out {tag}")
-            return True
-        if hand.waits:
-            return False
+            return True, None
+        if inspect.iscoroutinefunction(hand.call):
+            return False, None
         try:
             result = hand.call(self._order(hand, shard, pending, attempt=1))
-        except Exception:
-            return False
-        if result is not None and inspect.isawaitable(result):
-            self._begun[pending.agent] = result
-            return False
+        except (Exception, asyncio.CancelledError) as error:
+            return False, error
+        if inspect.isawaitable(result):
+            return False, result
         self._done(shard, pending, hand, result)
-        return True
+        return True, None
 
-    def _start(self, agent: str) -> None:
+    def _start(self, agent: str, begun: Begun = None) -> None:
         if len(self._tasks) >= self._settings.effects_in_flight_max:
             self._waiting.append(agent)
             return
-        self._tasks[agent] = asyncio.ensure_future(self._work_off(agent))
+        self._tasks[agent] = asyncio.ensure_future(self._work_off(agent, begun))
 
-    async def _work_off(self, agent: str) -> None:
-        """Carries out an agent's effects until there are none."""
+    async def _work_off(self, agent: str, begun: Begun) -> None:
+        """Carries out an agent's effects until there are none, or others wait for the place."""
         lane = self._lanes[agent]
         try:
-            while lane and not self._closed:
+            while lane and not self._halted:
                 shard, pending = lane[0]
-                await self._carry_out(shard, pending)
+                await self._carry_out(shard, pending, begun)
+                begun = None
                 lane.popleft()
+                if self._waiting:
+                    break
         finally:
             self._tasks.pop(agent, None)
             if not lane:
                 self._lanes.pop(agent, None)
-            if self._waiting and not self._closed:
+            elif not self._halted:
+                self._waiting.append(agent)
+            if self._waiting and not self._halted:
                 self._start(self._waiting.popleft())
 
-    async def _carry_out(self, shard: int, pending: Pending) -> None:
+    async def _carry_out(self, shard: int, pending: Pending, begun: Begun) -> None:
+        """Tries an effect so many times. Halted, it tries no more: it stays owed, and is released after the restart."""
+        if pending.sink == PUBLISH:
+            self.counters.unheard += 1
+            self._settle(shard, EffectSettled(pending.sink, pending.sequence))
+            return
         tag = tag_of(pending.body)
         hand = self._hands.get(tag)
         if hand is None:
@@ -201,31 +231,43 @@ class Effector:
         pause_s = self._settings.effect_pause_s
         for attempt in range(1, self._settings.effect_tries + 1):
             if attempt > 1:
-                self.counters.retries += 1
                 await asyncio.sleep(pause_s)
                 pause_s *= 2
+                if self._halted:
+                    return
+                self.counters.retries += 1
             try:
-                async with asyncio.timeout(self._settings.effect_within_s):
-                    result: Any = self._begun.pop(pending.agent, None)
-                    if result is None:
-                        result = hand.call(self._order(hand, shard, pending, attempt))
-                    if inspect.isawaitable(result):
-                        result = await result
-            except TimeoutError:
-                reason = f"no answer within {self._settings.effect_within_s:g} s"
-            except Exception as error:
-                reason = f"{type(error).__name__}: {error}"[:_REASON_CHARS_MAX]
+                trying: Any = hand.call(self._order(hand, shard, pending, attempt)) if begun is None else begun
+                result = await self._finish(trying)
+            except BaseException as error:
+                reason = _reason(error)
             else:
                 self._done(shard, pending, hand, result)
                 return
+            begun = None
         self._failed(shard, pending, tag, f"{reason}, after {self._settings.effect_tries} tries")
+
+    async def _finish(self, begun: Any) -> Any:
+        """Waits for a try that was begun, within its time; raises what it has raised."""
+        if isinstance(begun, BaseException):
+            raise begun
+        if not inspect.isawaitable(begun):
+            return begun
+        within = asyncio.timeout(self._settings.effect_within_s)
+        try:
+            async with within:
+                return await begun
+        except TimeoutError:
+            if within.expired():
+                raise TimeoutError(f"no answer within {self._settings.effect_within_s:g} s") from None
+            raise
 
     def _order(self, hand: _Hand, shard: int, pending: Pending, attempt: int) -> Order[Any]:
         return Order(
             agent=pending.agent,
             effect=hand.decode(pending.body),
             key=f"{self._incarnation}.{shard}.{pending.position}.{pending.index}",
-            token=(pending.position << 20) + pending.index,
+            token=(pending.position << INDEX_BITS) + pending.index,
             sequence=pending.sequence,
             attempt=attempt,
         )
@@ -276,9 +318,40 @@ class Effector:
     def _key(self, shard: int, pending: Pending) -> str:
         return f"{self._incarnation}.{shard}.{pending.position}.{pending.index}"
 
-    async def _finish_safe(self, result: Any) -> None:
-        try:
-            async with asyncio.timeout(self._settings.effect_within_s):
-                await result
-        except Exception:
-            self.counters.safe_failed += 1
+    async def _finish_safe(self, hand: _Hand, order: Order[Any], begun: Begun) -> None:
+        pause_s = self._settings.effect_pause_s
+        for attempt in range(2, self._settings.effect_tries + 2):
+            try:
+                await self._finish(begun)
+            except BaseException as error:
+                _reason(error)
+            else:
+                return
+            if attempt <= self._settings.effect_tries:
+                await asyncio.sleep(pause_s)
+                pause_s *= 2
+                begun = _call(hand, structs.replace(order, attempt=attempt))
+        self.counters.safe_failed += 1
+
+
+def _call(hand: _Hand, order: Order[Any]) -> Begun:
+    """Begins a try: what is to be awaited, the error that it has raised, or None if it is done."""
+    try:
+        result = hand.call(order)
+    except (Exception, asyncio.CancelledError) as error:
+        return error
+    return result if inspect.isawaitable(result) else None
+
+
+def _reason(error: BaseException) -> str:
+    """What a hand has raised, for people. Raises it again if it was not the hand's: we are to stop."""
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise error
+        return "it was cancelled"
+    if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
+        raise error
+    if isinstance(error, TimeoutError) and error.args:
+        return printable(error, _REASON_CHARS_MAX)
+    return printable(f"{type(error).__name__}: {error}", _REASON_CHARS_MAX)

@@ -26,7 +26,7 @@ from stigmergy.core.inputs import (
     SnapshotStored,
     Verdict,
 )
-from stigmergy.core.messages import SECOND_NS
+from stigmergy.core.messages import SECOND_NS, Action
 from stigmergy.core.outbox import Pending
 from stigmergy.core.shard import Shard, Stepped
 from stigmergy.ports.clock import Clock
@@ -158,6 +158,7 @@ class Host:
                 break
             self._wake()
             await asyncio.sleep(DRAIN_LOOK_S)
+        await self.effector.wait_safe(self.settings.drain_s)
         await self.effector.close()
         # What the last effects have left to write; bounded as well, because a disk may stall.
         while self.failure is None and self._loop_time() < deadline_s + self.settings.drain_s:
@@ -206,10 +207,13 @@ class Host:
         """The journal or we ourselves have failed: agents are made safe without the disk, and nothing more is done."""
         if self.failure is not None:
             return
-        for shard in self.shards:
-            for address in list(shard.state.agents):
-                self._make_safe(shard, address, "", journal=False)
-        self._halt(error)
+        self.effector.halt()
+        try:
+            for shard in self.shards:
+                for address in list(shard.state.agents):
+                    self._make_safe(shard, address, "", journal=False)
+        finally:
+            self._halt(error)
 
     # ------------------------------------------------------------------ turns
 
@@ -238,9 +242,7 @@ class Host:
         """What time brings: stale agents are made safe, timers and gaps that ran out become inputs."""
         for stale in self._staleness.due(monotonic_ns):
             shard = self.shards[self.intake.shard_of(stale.agent)]
-            self.effector.release_safe(stale.agent, stale.rule.then)
-            action = type(stale.rule.then).__name__
-            self.intake.put_inside(shard.state.shard, SafeActionOut(stale.agent, action, stale.because))
+            self._send_safe(shard, stale.agent, stale.rule.then, stale.because, journal=True)
         for number, due in self._alarms.due(now_ns, monotonic_ns):
             self.intake.put_inside(number, due)
         self.intake.post(self.ingress.overdue(monotonic_ns))
@@ -348,10 +350,13 @@ class Host:
         """Sends out an agent's safe actions; they are written down afterwards if the journal lives."""
         plan = shard.state.plans[address.partition("/")[0]]
         for action in safe_actions_of(plan):
-            self.effector.release_safe(address, action)
-            if journal:
-                taken = SafeActionOut(address, type(action).__name__, because)
-                self.intake.put_inside(shard.state.shard, taken)
+            self._send_safe(shard, address, action, because, journal=journal)
+
+    def _send_safe(self, shard: Shard, address: str, action: Action, because: str, *, journal: bool) -> None:
+        state = shard.state
+        self.effector.release_safe(state.shard, state.position, address, action, self.clock.monotonic_ns())
+        if journal:
+            self.intake.put_inside(state.shard, SafeActionOut(address, type(action).__name__, because))
 
     def _settle(self, number: int, settled: EffectSettled | EffectsSettled) -> None:
         if self.failure is None:
