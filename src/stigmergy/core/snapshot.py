@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from stigmergy.core.codec import canonical_bytes, encode
 from stigmergy.core.commit import HashAlgorithm, MarkMoved, SnapshotNote
-from stigmergy.core.errors import FoldMismatch, JournalCorrupt, JournalForeign
+from stigmergy.core.errors import DefinitionError, FoldMismatch, JournalCorrupt, JournalForeign
 from stigmergy.core.memory import Letter, Remembered
 from stigmergy.core.outbox import Pending
 from stigmergy.core.plans import AgentPlan
@@ -28,6 +28,8 @@ from stigmergy.core.timers import Timer
 
 SNAPSHOT_FORMAT = 1
 AGENTS_PER_PART = 1_000
+PART_BYTES = 4 * 1024 * 1024
+"""A part with so many bytes of agents gets no more of them."""
 PART_BYTES_MAX = 64 * 1024 * 1024
 _CONTEXT = "stigmergy 2026 snapshot parts"
 _MISSING = object()
@@ -102,8 +104,20 @@ def digest_of_state(state: ShardState) -> bytes:
     """One digest of everything: equal digests mean equal states, whatever way they were reached."""
     hasher = blake3(canonical_bytes(tables_of(state)))
     for address in sorted(state.agents):
-        hasher.update(canonical_bytes((address, state.agents[address])))
+        hasher.update(encode((address, _bytes_of(state, address, state.agents[address]))))
     return hasher.digest()
+
+
+def _bytes_of(state: ShardState, address: str, agent: Any) -> bytes:
+    """The bytes of an agent as it will be when it is read back: what cannot be read back is not written."""
+    plan = state.plan_of[type(agent)]
+    try:
+        return canonical_bytes(plan.restore(canonical_bytes(agent)))
+    except Exception as error:
+        raise DefinitionError(
+            f"{address}: its state cannot be written and read back ({type(error).__name__}: {error}); "
+            f"some @evolve handler of {plan.cls.__qualname__} assigns what its field is not declared for"
+        ) from None
 
 
 def kinds_of(plans: Mapping[str, AgentPlan]) -> list[Kind]:
@@ -146,19 +160,25 @@ class SnapshotTaking:
             self._images.setdefault(address, image)
 
     def next_part(self, open_images: Mapping[str, Any]) -> bytes | None:
-        """The next part's bytes, None after the last. `open_images` are those of the draft that is not sealed yet."""
+        """The next part's bytes, None after the last. `open_images` are those of the draft that is not sealed yet.
+
+        Raises DefinitionError for an agent whose handlers have made a state that cannot be written: give up this
+        snapshot; the log has everything.
+        """
         if self._header is not None:
             body, self._header = self._header, None
             return self._count(body)
         agents = self._state.agents
         taken: list[tuple[str, bytes]] = []
+        taken_bytes = 0
         for address in self._addresses:
             image = self._images.pop(address, _MISSING)
             if image is _MISSING:
                 image = open_images.get(address, _MISSING)
             agent = agents[address] if image is _MISSING else image
-            taken.append((address, canonical_bytes(agent)))
-            if len(taken) == AGENTS_PER_PART:
+            taken.append((address, _bytes_of(self._state, address, agent)))
+            taken_bytes += len(taken[-1][1])
+            if len(taken) == AGENTS_PER_PART or taken_bytes > PART_BYTES:
                 break
         return self._count(zlib.compress(encode(taken), 1)) if taken else None
 
@@ -189,9 +209,10 @@ def read_header(body: bytes) -> Header:
         header = _header_decoder.decode(_decompress(body))
     except (msgspec.DecodeError, RecursionError) as error:
         raise JournalCorrupt(f"the header of a snapshot does not decode ({error}); an older snapshot is used") from None
-    if header.format != SNAPSHOT_FORMAT:
+    if header.format != SNAPSHOT_FORMAT or header.hash_algorithm != HashAlgorithm.BLAKE3_256:
         raise JournalForeign(
-            f"snapshot format {header.format}, this version reads {SNAPSHOT_FORMAT}; use the version that wrote it"
+            f"snapshot format {header.format} with hash algorithm {header.hash_algorithm}, this version reads format "
+            f"{SNAPSHOT_FORMAT} with {HashAlgorithm.BLAKE3_256}; use the version that wrote it"
         )
     return header
 
@@ -230,21 +251,37 @@ def load_agents(state: ShardState, header: Header, part: bytes) -> None:
         old = written.get(kind)
         if plan is None or old is None:
             raise FoldMismatch(f"the snapshot has agents of kind {kind!r}, which this fleet does not; add the class")
-        if (old.version, old.layout) == (plan.version, plan.layout):
-            state.agents[address] = plan.restore(body)
-        else:
-            state.agents[address] = _carry_over(plan, old, body)
+        try:
+            if (old.version, old.layout) == (plan.version, plan.layout):
+                state.agents[address] = plan.restore(body)
+            else:
+                state.agents[address] = _carry_over(plan, old, address, body)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise FoldMismatch(
+                f"{address}: its state in the snapshot is not one of today's {plan.cls.__qualname__} ({error}); raise "
+                "version= and write upcast_state, or keep the whole log so that it can be replayed"
+            ) from None
 
 
-def _carry_over(plan: AgentPlan, old: Kind, body: bytes) -> Any:
+def _carry_over(plan: AgentPlan, old: Kind, address: str, body: bytes) -> Any:
     carried = None
     if old.version != plan.version:
-        carried = plan.cls.upcast_state(old.version, msgspec.msgpack.decode(body))
+        fields = msgspec.msgpack.decode(body)
+        try:
+            carried = plan.cls.upcast_state(old.version, fields)
+        except Exception as error:
+            raise FoldMismatch(
+                f"{plan.cls.__qualname__}.upcast_state from version {old.version} raises "
+                f"{type(error).__name__}: {error}; mend it, or keep the whole log so that it can be replayed"
+            ) from error
     if carried is None:
         raise FoldMismatch(
             f"{plan.kind} was version {old.version} in the snapshot and is version {plan.version} with another layout "
             "now; raise version= and write upcast_state, or keep the whole log so that it can be replayed"
         )
+    if type(carried) is not plan.cls:
+        raise FoldMismatch(f"{plan.cls.__qualname__}.upcast_state returns {carried!r}, not a {plan.cls.__qualname__}")
+    carried.id = address.partition("/")[2]
     return carried
 
 
