@@ -1,0 +1,100 @@
+"""Enrols and revokes signers on a journal that nobody runs, without the users' classes.
+
+One commit is appended to the log of the signers' shard, signed by a key that may sign there. Before that the whole
+journal is verified: a change of signer is a bad moment to build on a log that does not hold together.
+"""
+
+from __future__ import annotations
+
+from stigmergy.core.codec import encode
+from stigmergy.core.commit import (
+    COMMIT_FORMAT,
+    GENESIS,
+    Commit,
+    Group,
+    HashAlgorithm,
+    Head,
+    Run,
+    Sealed,
+    Signature,
+    head_of,
+    seal,
+    statement,
+)
+from stigmergy.core.errors import JournalCorrupt, WrongKey
+from stigmergy.core.messages import Event
+from stigmergy.core.state import Signer as KnownSigner
+from stigmergy.core.supervision import SHARD_ADDRESS, SignerEnrolled, SignerRevoked
+from stigmergy.ports.clock import Clock
+from stigmergy.ports.journal import Journal
+from stigmergy.ports.trust import Signer, Verifier
+from stigmergy.runtime.signatures import SIGNERS_SHARD, key_name
+from stigmergy.runtime.signers import Key, check_enrolment, check_revocation
+from stigmergy.runtime.verification import Verification
+
+
+class Rotation:
+    """Changes the signers of one journal, which must be open for writing."""
+
+    def __init__(self, journal: Journal, signer: Signer, verifier: Verifier, clock: Clock) -> None:
+        self._journal = journal
+        self._signer = signer
+        self._verifier = verifier
+        self._clock = clock
+        self._signers = self._verified_signers()
+        heads = {head.shard: head for head in journal.heads()}
+        self._head = heads.get(SIGNERS_SHARD, Head(SIGNERS_SHARD, 0, 0, GENESIS))
+
+    async def enrol(self, key: Key) -> int:
+        """Lets another key sign from the next commit on; returns the position that says so."""
+        check_enrolment(self._signers, self._verifier, key)
+        return await self._append(SignerEnrolled(algorithm=key[0], public_key=key[1], cites=self._head.digest))
+
+    async def revoke(self, key: Key, last_position: int | None = None) -> int:
+        """A key's signatures count up to this position, or to the end of the log as it is; returns where it says so."""
+        last = self._head.position if last_position is None else last_position
+        signed_by = (self._signer.algorithm, self._signer.public_key)
+        check_revocation(self._signers, key, signed_by, last, self._head.position)
+        return await self._append(SignerRevoked(algorithm=key[0], public_key=key[1], last_position=last))
+
+    def _verified_signers(self) -> list[KnownSigner]:
+        found = Verification(self._journal, self._verifier).run()
+        if not found.sound:
+            first = found.problems[0]
+            raise JournalCorrupt(
+                f"shard {first.shard}, position {first.position}: {first.what}; nothing was changed: "
+                "see all of it with stigmergy log verify, and restore a copy"
+            )
+        own = (self._signer.algorithm, self._signer.public_key)
+        signers = [KnownSigner(one.algorithm, one.public_key, one.revoked_after) for one in found.signers]
+        if KnownSigner(*own) not in signers:
+            raise WrongKey(f"the key {key_name(own[1])} may not sign this journal; give one that is enrolled")
+        return signers
+
+    async def _append(self, event: Event) -> int:
+        sealed = self._sealed(event)
+        heads = [head_of(sealed)]
+        value = self._signer.sign(statement(heads))
+        signature = Signature(self._signer.algorithm, self._signer.public_key, heads, value)
+        await self._journal.append(Group(commits=(sealed,), signature=signature))
+        self._head = heads[0]
+        return sealed.position
+
+    def _sealed(self, event: Event) -> Sealed:
+        last_ns = max((self._time_ns(head) for head in self._journal.heads()), default=0)
+        time_ns = max(self._clock.wall_ns(), last_ns)
+        return seal(
+            Commit(
+                format=COMMIT_FORMAT,
+                hash_algorithm=HashAlgorithm.BLAKE3_256,
+                shard=SIGNERS_SHARD,
+                position=self._head.position + 1,
+                epoch=self._head.epoch,
+                previous=self._head.digest,
+                runs=[Run(events=1, time_ns=time_ns, source=SHARD_ADDRESS)],
+                events=[(SHARD_ADDRESS, encode(event))],
+            )
+        )
+
+    def _time_ns(self, head: Head) -> int:
+        return max((stored.sealed.time_ns for stored in self._journal.read(head.shard, head.position - 1)), default=0)

@@ -1,0 +1,308 @@
+"""Verifies a whole journal without the users' classes: digests, chains, every signature, signers, snapshots.
+
+The groups of all shards are walked through in the order in which they were written, so that for each signature it is
+known who was enrolled by then. What is wrong is listed with its place, up to PROBLEMS_MAX of it, and reading goes on as
+far as it can. Nothing is folded and nothing is written. That the end of the log was cut off by somebody who also
+controls the device can be seen only by comparing the heads with those noted elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from stigmergy.core.commit import GENESIS, Commit, Head, SnapshotNote, digest_commit, open_commit
+from stigmergy.core.errors import JournalError
+from stigmergy.core.snapshot import digest_of_parts, read_header
+from stigmergy.ports.journal import Journal, StoredCommit
+from stigmergy.ports.trust import Verifier
+from stigmergy.runtime.signatures import SIGNERS_SHARD, covers
+from stigmergy.runtime.signers import SignerHistory, SignerRecord
+
+PROBLEMS_MAX = 100
+"""So many problems are listed; then reading stops, for the journal is beyond being described one by one."""
+
+
+class Problem(Struct, frozen=True):
+    """Something that is not as it was written; position 0 where it concerns the shard or the journal as a whole."""
+
+    shard: int
+    position: int
+    what: str
+
+
+class Verified(Struct):
+    """What a verification found."""
+
+    commits: int = 0
+    events: int = 0
+    signatures: int = 0
+    snapshots: int = 0
+    snapshots_unfinished: int = 0
+    """Stored, but noted by no commit: a snapshot that was being written when the node stopped. Harmless."""
+    firsts: dict[int, int] = {}
+    heads: list[Head] = []
+    signers: list[SignerRecord] = []
+    problems: list[Problem] = []
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
+
+
+class _Enough(Exception):
+    """PROBLEMS_MAX are listed."""
+
+
+class _Lane:
+    """One shard on its way through the log: the next commit, and what came before it."""
+
+    def __init__(self, shard: int, commits: Iterator[StoredCommit], first: int) -> None:
+        self.shard = shard
+        self.first = first
+        self.commits = commits
+        self.next: tuple[StoredCommit, Commit] | None = None
+        self.position = first - 1
+        self.digest: bytes | None = GENESIS if first == 1 else None
+        self.time_ns = 0
+        self.head: Head | None = None
+        self.signed_position = 0
+        self.broken = False
+        self.at_snapshot: dict[int, bytes] = {}
+        """The chain digests at the positions of stored snapshots."""
+        self.notes: dict[int, SnapshotNote] = {}
+
+
+class Verification:
+    """One pass over one journal."""
+
+    def __init__(self, journal: Journal, verifier: Verifier, *, trusted_key: tuple[int, bytes] | None = None) -> None:
+        self._journal = journal
+        self._verifier = verifier
+        self._trusted_key = trusted_key
+        self._found = Verified()
+        self._lanes: list[_Lane] = []
+        self._signers = SignerHistory(self._signer_problem)
+        self._last_signers: dict[int, tuple[int, bytes]] = {}
+
+    def run(self) -> Verified:
+        """Reads everything and says what it found."""
+        found = self._found
+        try:
+            self._open_lanes()
+            self._walk()
+            for lane in self._lanes:
+                self._check_end(lane)
+            self._check_snapshots()
+            self._check_trusted_key()
+        except JournalError as error:
+            self._found.problems.append(Problem(0, 0, f"the journal cannot be read on: {error}"))
+        except _Enough:
+            pass
+        found.heads = [lane.head for lane in self._lanes if lane.head is not None]
+        found.firsts = {lane.shard: lane.first for lane in self._lanes if lane.head is not None}
+        found.signers = self._signers.records
+        return found
+
+    # ------------------------------------------------------------------ walking
+
+    def _open_lanes(self) -> None:
+        journal = self._journal
+        for shard in range(journal.identity.shards):
+            first = journal.first_position(shard)
+            lane = _Lane(shard, iter(journal.read(shard)), first)
+            lane.at_snapshot = dict.fromkeys(journal.snapshots(shard), b"")
+            self._lanes.append(lane)
+        if self._lanes[SIGNERS_SHARD].first > 1:
+            self._adopt_signers()
+        for lane in self._lanes:
+            self._advance(lane)
+
+    def _adopt_signers(self) -> None:
+        """The beginning of the log was dropped: who was enrolled in it is said by the oldest snapshot."""
+        positions = self._journal.snapshots(SIGNERS_SHARD)
+        for part in self._journal.read_snapshot(SIGNERS_SHARD, positions[0]) if positions else ():
+            self._signers.adopt(read_header(part.body).tables.signers)
+            return
+        self._problem(SIGNERS_SHARD, 0, "the beginning of the log was dropped, and no snapshot says who may sign it")
+
+    def _walk(self) -> None:
+        """Takes group after group. The signature of a group is with its last commit and names all the others."""
+        while lanes := [lane for lane in self._lanes if lane.next is not None]:
+            whole = [lane for lane in lanes if self._is_whole(lane)]
+            if whole:
+                self._take_group(min(whole, key=_written_at))
+                continue
+            # A commit whose group's signature is gone, because its place in another shard was dropped or is damaged.
+            lane = min(lanes, key=_written_at)
+            if not any(other.broken or other.first > 1 for other in self._lanes):
+                self._problem(lane.shard, lane.position + 1, "no signature covers this commit")
+            self._take_commit(lane)
+
+    def _is_whole(self, lane: _Lane) -> bool:
+        """Whether the next commit of this shard carries a signature, and all others it names are next as well."""
+        if lane.next is None or (signature := lane.next[0].signature) is None:
+            return False
+        return not any(self._is_ahead(head) for head in signature.heads if head.shard != lane.shard)
+
+    def _is_ahead(self, head: Head) -> bool:
+        if not 0 <= head.shard < len(self._lanes):
+            return False
+        other = self._lanes[head.shard]
+        return other.next is not None and other.position + 1 < head.position
+
+    def _take_group(self, lane: _Lane) -> None:
+        if lane.next is None or (signature := lane.next[0].signature) is None:
+            return
+        self._found.signatures += 1
+        heads = {head.shard: head for head in signature.heads}
+        own = heads.get(lane.shard)
+        position = lane.position + 1
+        members = [one for one in self._lanes if self._belongs(one, lane, heads)]
+        if not covers(self._verifier, signature):
+            self._problem(lane.shard, position, "the signature does not verify: it was made over something else")
+        elif own is None or own.position != position:
+            self._problem(lane.shard, position, "the signature stored here is for another commit")
+        else:
+            self._signers.check(signature, heads.get(SIGNERS_SHARD), lane.shard, position)
+            for member in members:
+                self._last_signers[member.shard] = (signature.algorithm, signature.key)
+                self._check_signed(member, heads[member.shard])
+        for member in members:
+            self._take_commit(member)
+
+    def _belongs(self, one: _Lane, lane: _Lane, heads: dict[int, Head]) -> bool:
+        if one is lane:
+            return True
+        return one.next is not None and one.shard in heads and one.position + 1 == heads[one.shard].position
+
+    def _check_signed(self, lane: _Lane, head: Head) -> None:
+        if lane.next is not None and lane.next[0].sealed.digest != head.digest:
+            self._problem(lane.shard, head.position, "the signature is over another digest than this commit has")
+        lane.signed_position = head.position
+
+    def _take_commit(self, lane: _Lane) -> None:
+        """Takes the next commit into the chain of its shard, and fetches the one behind it."""
+        if lane.next is None:
+            return
+        stored, commit = lane.next
+        sealed = stored.sealed
+        position = sealed.position
+        if lane.digest is not None and commit.previous != lane.digest:
+            self._problem(lane.shard, position, "does not cite the commit before it: the chain is broken")
+        if sealed.time_ns < lane.time_ns:
+            self._problem(lane.shard, position, "is older than the commit before it")
+        if lane.shard == SIGNERS_SHARD:
+            self._signers.take(commit, self._last_signers.get(SIGNERS_SHARD))
+        for note in commit.snapshots:
+            self._check_note(lane, position, note)
+        lane.position = position
+        lane.digest = sealed.digest
+        lane.time_ns = sealed.time_ns
+        lane.head = Head(shard=lane.shard, position=position, epoch=sealed.epoch, digest=sealed.digest)
+        if position in lane.at_snapshot:
+            lane.at_snapshot[position] = sealed.digest
+        self._found.commits += 1
+        self._found.events += sealed.events
+        self._advance(lane)
+
+    def _advance(self, lane: _Lane) -> None:
+        """Reads the next commit of a shard; one that cannot be read ends the shard."""
+        lane.next = None
+        try:
+            stored = next(lane.commits, None)
+            if stored is None:
+                return
+            self._check_bytes(lane.shard, stored)
+            lane.next = (stored, open_commit(stored.sealed.body))
+            self._check_columns(lane, *lane.next)
+        except JournalError as error:
+            lane.broken = True
+            self._problem(lane.shard, lane.position + 1, f"cannot be read, nor what follows it: {error}")
+
+    # ------------------------------------------------------------------ checks
+
+    def _check_bytes(self, shard: int, stored: StoredCommit) -> None:
+        if digest_commit(stored.sealed.body) != stored.sealed.digest:
+            self._problem(shard, stored.sealed.position, "the bytes do not have the digest they were stored with")
+
+    def _check_columns(self, lane: _Lane, stored: StoredCommit, commit: Commit) -> None:
+        """What the journal says of a commit beside its bytes is what the bytes say."""
+        sealed = stored.sealed
+        said = (sealed.shard, sealed.position, sealed.epoch, sealed.events, sealed.time_ns)
+        times_ns = [run.time_ns for run in commit.runs]
+        written = (commit.shard, commit.position, commit.epoch, len(commit.events), times_ns[-1] if times_ns else -1)
+        if said != written:
+            self._problem(lane.shard, sealed.position, f"is stored as {said}, its bytes say {written}")
+        if sum(run.events for run in commit.runs) != len(commit.events) or times_ns != sorted(times_ns):
+            self._problem(lane.shard, sealed.position, "its events and the times they were taken at do not fit")
+
+    def _check_note(self, lane: _Lane, position: int, note: SnapshotNote) -> None:
+        lane.notes[note.position] = note
+        chain = lane.at_snapshot.get(note.position)
+        if chain and chain != note.chain:
+            self._problem(lane.shard, position, f"notes a snapshot of {note.position} on another chain")
+
+    def _check_end(self, lane: _Lane) -> None:
+        if lane.head is not None and not lane.broken and lane.signed_position != lane.position:
+            self._problem(lane.shard, lane.position, "no signature covers the end of the log: it was cut or forged")
+
+    def _check_snapshots(self) -> None:
+        for lane in self._lanes:
+            positions = self._journal.snapshots(lane.shard)
+            for position in positions:
+                note = lane.notes.get(position)
+                if note is None:
+                    self._found.snapshots_unfinished += 1
+                    continue
+                self._found.snapshots += 1
+                try:
+                    self._check_snapshot(lane, position, positions, note)
+                except JournalError as error:
+                    self._problem(lane.shard, position, f"the snapshot: {error}")
+
+    def _check_snapshot(self, lane: _Lane, position: int, positions: list[int], note: SnapshotNote) -> None:
+        header_body = b""
+
+        def bodies() -> Iterator[bytes]:
+            nonlocal header_body
+            for part in self._journal.read_snapshot(lane.shard, position):
+                header_body = header_body or part.body
+                yield part.body
+
+        if digest_of_parts(bodies()) != note.digest:
+            self._problem(lane.shard, position, "the snapshot's bytes are not those that the log notes")
+            return
+        header = read_header(header_body)
+        if (header.tables.shard, header.tables.position) != (lane.shard, position):
+            self._problem(lane.shard, position, f"the snapshot says that it is of {header.tables.position}")
+        if header.tables.digest != note.chain:
+            self._problem(lane.shard, position, "the snapshot is of another chain than the log notes")
+        if header.base and header.base not in positions:
+            self._problem(lane.shard, position, f"the snapshot adds to one at {header.base}, which is not there")
+
+    def _check_trusted_key(self) -> None:
+        """A key that the caller trusts vouches for all if the log began with it, or if it signed every head."""
+        if self._trusted_key is None:
+            return
+        began = self._signers.records[0] if self._signers.records else None
+        if began is not None and (began.algorithm, began.public_key) == self._trusted_key:
+            return
+        ends = [self._last_signers.get(lane.shard) for lane in self._lanes if lane.head is not None]
+        if not ends or any(end != self._trusted_key for end in ends):
+            self._problem(SIGNERS_SHARD, 0, "the key given neither began this log nor signed its end")
+
+    def _signer_problem(self, position: int, what: str) -> None:
+        self._problem(SIGNERS_SHARD, position, what)
+
+    def _problem(self, shard: int, position: int, what: str) -> None:
+        self._found.problems.append(Problem(shard=shard, position=position, what=what))
+        if len(self._found.problems) >= PROBLEMS_MAX:
+            raise _Enough
+
+
+def _written_at(lane: _Lane) -> tuple[int, int]:
+    """The order of groups: the time goes through all shards and never back."""
+    return (lane.next[0].sealed.time_ns if lane.next is not None else 0, lane.shard)
