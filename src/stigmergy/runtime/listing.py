@@ -1,0 +1,254 @@
+"""Lists what a log says, event by event, without the users' classes. Reads only; checks nothing but that it decodes.
+
+A listing is made in small pieces: where a commit has nothing to show, None comes, so that whoever lists a large log
+beside a running node can let the node go on.
+"""
+
+from __future__ import annotations
+
+import base64
+import heapq
+from collections import deque
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from stigmergy.core.codec import tag_of
+from stigmergy.core.commit import Answer, Commit, Owed, open_commit
+from stigmergy.core.effects import TIMERS
+from stigmergy.core.errors import ConfigError
+from stigmergy.core.state import shard_of
+from stigmergy.ports.journal import Journal
+
+ENTRIES_MAX = 100_000
+"""A listing is at most so long; ask for a range of positions to see more."""
+_TAIL_GROWTH = 4
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_told = msgspec.msgpack.Decoder(tuple[str, bytes])
+
+
+class Owing(Struct, frozen=True):
+    """An effect that an event caused: what is asked of which sink. For a tell, `to` is whom it goes to."""
+
+    sink: str
+    sequence: int
+    type: str
+    fields: Any
+    to: str = ""
+
+
+class Cause(Struct, frozen=True):
+    """Where an event came from, as far as the log tells: its source, and the command answered just before it."""
+
+    source: str
+    command: str = ""
+    command_id: str = ""
+
+
+class Entry(Struct, frozen=True):
+    """One line of a listing: an event that was kept (`event`), a command that was answered (`answer`), or an effect of
+    an event that was not kept (`effect`). An answer with a `refused` reason kept no event."""
+
+    kind: str
+    shard: int
+    position: int
+    index: int
+    time: str
+    time_ns: int
+    agent: str
+    type: str
+    fields: Any
+    cause: Cause
+    effects: list[Owing] = []
+    refused: str | None = None
+
+
+class Wanted(Struct, frozen=True):
+    """Which entries to list. Without `first` the last `limit` of them, with it the first from there."""
+
+    agent: str | None = None
+    first: int | None = None
+    last: int | None = None
+    type: str | None = None
+    shard: int | None = None
+    limit: int = 100
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.limit <= ENTRIES_MAX:
+            raise ConfigError(f"limit {self.limit}: give 1 to {ENTRIES_MAX}")
+        if self.first is not None and self.first < 1:
+            raise ConfigError(f"from {self.first}: positions count from 1")
+        if self.first is not None and self.last is not None and self.last < self.first:
+            raise ConfigError(f"from {self.first} to {self.last}: the end comes before the beginning; swap them")
+
+
+def list_log(journal: Journal, wanted: Wanted) -> Iterator[Entry | None]:
+    """The wanted entries in the order in which they were written, with None where nothing is shown yet."""
+    shards = _shards(journal, wanted)
+    if wanted.first is None:
+        yield from _tail(journal, shards, wanted)
+        return
+    count = 0
+    for entry in _merged(journal, dict.fromkeys(shards, wanted.first), wanted):
+        yield entry
+        count += entry is not None
+        if count == wanted.limit:
+            return
+
+
+def readable_time(time_ns: int) -> str:
+    """A time of the log for people: UTC, to the microsecond."""
+    moment = _EPOCH + timedelta(microseconds=time_ns // 1000)
+    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def readable_fields(body: bytes) -> Any:
+    """The fields of a message without its tag; bytes as base64, whatever does not decode as such."""
+    try:
+        value = msgspec.to_builtins(msgspec.msgpack.decode(body), str_keys=True)
+    except (msgspec.DecodeError, TypeError, ValueError, RecursionError):
+        return {"undecodable": base64.b64encode(body).decode()}
+    if isinstance(value, dict):
+        value.pop("type", None)
+    return value
+
+
+def _shards(journal: Journal, wanted: Wanted) -> list[int]:
+    count = journal.identity.shards
+    if wanted.shard is not None and not 0 <= wanted.shard < count:
+        raise ConfigError(f"shard {wanted.shard}: this journal has shards 0 to {count - 1}")
+    if wanted.shard is not None:
+        return [wanted.shard]
+    return list(range(count)) if not wanted.agent else [shard_of(wanted.agent, count)]
+
+
+def _tail(journal: Journal, shards: list[int], wanted: Wanted) -> Iterator[Entry | None]:
+    """Looks at longer and longer ends of the log until enough was found."""
+    ends = {head.shard: head.position for head in journal.heads() if head.shard in shards}
+    if wanted.last is not None:
+        ends = {shard: min(end, wanted.last) for shard, end in ends.items()}
+    window = wanted.limit
+    while True:
+        starts = {shard: max(end - window + 1, journal.first_position(shard)) for shard, end in ends.items()}
+        found: deque[Entry] = deque(maxlen=wanted.limit)
+        for entry in _merged(journal, starts, wanted):
+            if entry is not None:
+                found.append(entry)
+            yield None
+        if len(found) == wanted.limit or all(start <= journal.first_position(s) for s, start in starts.items()):
+            yield from found
+            return
+        window *= _TAIL_GROWTH
+
+
+def _merged(journal: Journal, starts: dict[int, int], wanted: Wanted) -> Iterator[Entry | None]:
+    """The commits of all shards in the order of their time."""
+    lanes = [_commits(journal, shard, start, wanted.last) for shard, start in sorted(starts.items())]
+    for commit in heapq.merge(*lanes, key=lambda commit: (commit.runs[-1].time_ns, commit.shard)):
+        entries = [entry for entry in list_commit(commit) if _is_wanted(entry, wanted)]
+        if entries:
+            yield from entries
+        else:
+            yield None
+
+
+def _commits(journal: Journal, shard: int, start: int, last: int | None) -> Iterator[Commit]:
+    for stored in journal.read(shard, after=start - 1):
+        if last is not None and stored.sealed.position > last:
+            return
+        yield open_commit(stored.sealed.body)
+
+
+def _is_wanted(entry: Entry, wanted: Wanted) -> bool:
+    if wanted.agent and entry.agent != wanted.agent:
+        return False
+    types = [entry.type, *(effect.type for effect in entry.effects)]
+    return wanted.type is None or any(wanted.type in (tag, tag.partition("@")[0]) for tag in types)
+
+
+def list_commit(commit: Commit) -> Iterator[Entry]:
+    """Everything that one commit says about agents, in the order of its events."""
+    effects: dict[int, list[Owed]] = {}
+    for owed in commit.owed:
+        effects.setdefault(owed.cause, []).append(owed)
+    answers = deque(commit.answers)
+    answered: Answer | None = None
+    index = 0
+    for run in commit.runs:
+        for _ in range(run.events):
+            while answers and answers[0].at <= index:
+                answered = answers.popleft()
+                yield _answer_entry(commit, answered, index, run.source)
+            address, body = commit.events[index]
+            causing = answered if answered and not answered.refused and answered.agent == address else None
+            yield Entry(
+                kind="event",
+                shard=commit.shard,
+                position=commit.position,
+                index=index,
+                time=readable_time(run.time_ns),
+                time_ns=run.time_ns,
+                agent=address,
+                type=tag_of(body),
+                fields=readable_fields(body),
+                cause=Cause(run.source, tag_of(causing.command) if causing else "", _id(causing)),
+                effects=[_owing(owed) for owed in effects.pop(index, ())],
+            )
+            index += 1
+        answered = None
+    for answer in answers:
+        yield _answer_entry(commit, answer, index, commit.runs[-1].source)
+    for owed in [one for cause in sorted(effects) for one in effects[cause]]:
+        yield _effect_entry(commit, owed, index)
+
+
+def _answer_entry(commit: Commit, answer: Answer, index: int, source: str) -> Entry:
+    return Entry(
+        kind="answer",
+        shard=commit.shard,
+        position=commit.position,
+        index=index,
+        time=readable_time(answer.time_ns),
+        time_ns=answer.time_ns,
+        agent=answer.agent,
+        type=tag_of(answer.command),
+        fields=readable_fields(answer.command),
+        cause=Cause(source, command_id=answer.command_id),
+        refused=answer.refused,
+    )
+
+
+def _effect_entry(commit: Commit, owed: Owed, index: int) -> Entry:
+    run = commit.runs[-1]
+    effect = _owing(owed)
+    return Entry(
+        kind="effect",
+        shard=commit.shard,
+        position=commit.position,
+        index=index,
+        time=readable_time(run.time_ns),
+        time_ns=run.time_ns,
+        agent=owed.agent,
+        type=effect.type,
+        fields=effect.fields,
+        cause=Cause(run.source),
+        effects=[effect],
+    )
+
+
+def _owing(owed: Owed) -> Owing:
+    if owed.sink.startswith("shard/"):
+        try:
+            to, body = _told.decode(owed.body)
+        except msgspec.DecodeError:
+            return Owing(owed.sink, owed.sequence, "", readable_fields(owed.body))
+        return Owing(owed.sink, owed.sequence, tag_of(body), readable_fields(body), to)
+    kind = "timer" if owed.sink == TIMERS else tag_of(owed.body)
+    return Owing(owed.sink, owed.sequence, kind, readable_fields(owed.body))
+
+
+def _id(answer: Answer | None) -> str:
+    return answer.command_id if answer is not None else ""
