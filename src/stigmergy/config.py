@@ -1,6 +1,7 @@
 """Reads `stigmergy.toml`: where a fleet keeps its journal and its key, and its bounds. No file is needed.
 
     [fleet]
+    module = "drone:fleet"             # MODULE:FLEET, for the command line; imported from the file's folder
     journal = "sqlite:fleet.db"        # sqlite:path · memory:
     key = "fleet.key"
 
@@ -31,6 +32,7 @@ class Place(Struct, frozen=True, forbid_unknown_fields=True):
 
     journal: str | None = None
     key: str | None = None
+    module: str | None = None
 
 
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
@@ -63,4 +65,4 @@ def _beside(place: Place, folder: Path) -> Place:
     journal, key = place.journal, place.key
     if journal is not None and journal.startswith("sqlite:"):
         journal = f"sqlite:{folder / journal.removeprefix('sqlite:')}"
-    return Place(journal=journal, key=None if key is None else str(folder / key))
+    return Place(journal=journal, key=None if key is None else str(folder / key), module=place.module)

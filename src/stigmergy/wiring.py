@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from stigmergy.adapters.control import ControlClient, ControlServer, answers_at
 from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
-from stigmergy.adapters.keyfile import new_private_key, read_private_key, write_private_key
+from stigmergy.adapters.keyfile import (
+    PrivateKey,
+    PublicKey,
+    decode_public_key,
+    encode_public_key,
+    fingerprint,
+    new_private_key,
+    read_private_key,
+    read_public_key,
+    write_private_key,
+)
+from stigmergy.adapters.sqlite import inspect_journal as inspect_sqlite
 from stigmergy.adapters.system import SystemClock, SystemEntropy
 from stigmergy.config import Config, find_config
-from stigmergy.core.errors import ConfigError
+from stigmergy.core.errors import ConfigError, NotRunning
 from stigmergy.ports.journal import Journal, JournalIdentity
-from stigmergy.ports.trust import Signer
+from stigmergy.ports.trust import Signer, Verifier
+from stigmergy.runtime.control import ControlDesk, Node
 from stigmergy.runtime.declaration import Declaration
 from stigmergy.runtime.host import Host
 from stigmergy.runtime.live import Live
+from stigmergy.runtime.rotation import Rotation
 from stigmergy.runtime.settings import Settings
 
 JOURNALS = "stigmergy.journals"
 """The entry point group where adapters register: the name is the scheme of the URL, the value opens it."""
 INCARNATION_BYTES = 6
+SQLITE = "sqlite:"
 
 
 class Fleet(Declaration):
@@ -50,22 +66,24 @@ class Running:
         self, fleet: Declaration, config: Config, journal: str | None, key: Path | None, settings: Settings | None
     ) -> None:
         self._fleet = fleet
-        self._url = journal or config.fleet.journal or f"sqlite:{fleet.name}.db"
-        self._key = key or (Path(config.fleet.key) if config.fleet.key else default_key_path(fleet.name, self._url))
+        self.url = journal or config.fleet.journal or f"sqlite:{fleet.name}.db"
+        self._key = key or (Path(config.fleet.key) if config.fleet.key else default_key_path(fleet.name, self.url))
         self._settings = settings or config.settings
         self._host: Host | None = None
+        self._signer: Signer | None = None
 
     async def __aenter__(self) -> Live:
         entropy = SystemEntropy()
         signer = load_signer(self._key, create=True)
-        journal = open_journal(self._url, self._fleet.name, self._fleet.shards)
+        journal = open_journal(self.url, self._fleet.name, self._fleet.shards)
         try:
-            host = Host(self._fleet, journal, signer, Ed25519Verifier(), SystemClock(), self._settings)
+            host = Host(self._fleet, journal, signer, verifier(), SystemClock(), self._settings)
             recovered = await host.start()
         except BaseException:
             await journal.close()
             raise
         self._host = host
+        self._signer = signer
         return Live(host, entropy, recovered)
 
     async def __aexit__(
@@ -73,6 +91,13 @@ class Running:
     ) -> None:
         if self._host is not None:
             await self._host.stop()
+
+    def control(self, live: Live, path: Path, version: str, stop: Callable[[], None]) -> ControlServer:
+        """The control endpoint of the running fleet, not yet listening; `stop` is called when a client asks for it."""
+        if self._signer is None:
+            raise NotRunning("the fleet does not run yet; enter it first")
+        node = Node(version, self.url, (self._signer.algorithm, self._signer.public_key))
+        return ControlServer(path, ControlDesk(live, verifier(), node, stop))
 
 
 def open_journal(url: str, fleet: str, shards: int, **options: Any) -> Journal:
@@ -88,6 +113,38 @@ def open_journal(url: str, fleet: str, shards: int, **options: Any) -> Journal:
     return journal
 
 
+def inspect_journal(url: str) -> Journal:
+    """Opens an existing journal of any fleet for reading only."""
+    if not url.startswith(SQLITE):
+        raise ConfigError(f"journal {url!r}: only a file can be looked at while nobody runs it, like sqlite:fleet.db")
+    return inspect_sqlite(url)
+
+
+async def open_rotation(url: str, key: Path) -> tuple[Journal, Rotation]:
+    """A journal that nobody runs, opened so that its signers can be changed; the caller closes it."""
+    signer = load_signer(key, create=False)
+    looked_at = inspect_journal(url)
+    identity = looked_at.identity
+    await looked_at.close()
+    journal = open_journal(url, identity.fleet, identity.shards)
+    try:
+        return journal, Rotation(journal, signer, verifier(), SystemClock())
+    except BaseException:
+        await journal.close()
+        raise
+
+
+def verifier() -> Verifier:
+    """Who checks signatures and keys."""
+    return Ed25519Verifier()
+
+
+def control_path(url: str, fleet: str) -> Path:
+    """Where a node listens for control: beside its journal, `fleet.db` and `fleet.db.sock`."""
+    journal = url.removeprefix(SQLITE) if url.startswith(SQLITE) else f"{fleet}.db"
+    return Path(f"{journal}.sock")
+
+
 def default_key_path(fleet: str, url: str) -> Path | None:
     """The key file that belongs to a journal: beside it; none for a journal in memory."""
     if url.startswith("sqlite:"):
@@ -97,9 +154,41 @@ def default_key_path(fleet: str, url: str) -> Path | None:
 
 def load_signer(path: Path | None, *, create: bool) -> Signer:
     """The signer of a node from its key file, made if there is none yet; without a path, a key for this run only."""
-    entropy = SystemEntropy()
     if path is None:
-        return Ed25519Signer(new_private_key(entropy).seed)
+        return Ed25519Signer(new_private_key(SystemEntropy()).seed)
     if create and not path.exists():
-        write_private_key(path, new_private_key(entropy))
+        make_private_key(path)
     return Ed25519Signer(read_private_key(path).seed)
+
+
+def make_private_key(path: Path, comment: str = "") -> PrivateKey:
+    """A fresh key in a file of its own."""
+    private = new_private_key(SystemEntropy(), comment)
+    write_private_key(path, private)
+    return private
+
+
+__all__ = [
+    "JOURNALS",
+    "SQLITE",
+    "ControlClient",
+    "Fleet",
+    "PrivateKey",
+    "PublicKey",
+    "Running",
+    "answers_at",
+    "control_path",
+    "decode_public_key",
+    "default_key_path",
+    "encode_public_key",
+    "fingerprint",
+    "inspect_journal",
+    "load_signer",
+    "make_private_key",
+    "open_journal",
+    "open_rotation",
+    "read_private_key",
+    "read_public_key",
+    "verifier",
+]
+"""What the layers above use; the adapters' functions among it are named here, so that nobody else has to name them."""

@@ -1,0 +1,262 @@
+"""The control endpoint on a Unix socket: the server side for a node, the client side for a program beside it.
+
+The socket's file has mode 0600: who may write to the journal may control the node, nobody else. A file left behind by a
+process that died is replaced; one that somebody answers on is respected. A path too long for the address of a socket
+is reached through its folder. The server carries lines; what they mean is its handler's.
+
+The client blocks and belongs into a program without an event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+from stigmergy.core.errors import ConfigError, JournalLocked, NotRunning, Overloaded, StigmergyError, TooLarge
+
+REQUEST_BYTES_MAX = 256 * 1024
+"""A longer line is refused, and its connection closed."""
+REPLY_BYTES_MAX = 17 * 1024 * 1024
+CONNECTIONS_MAX = 16
+"""One more connection is told so and closed."""
+REQUEST_S_MAX = 60.0
+"""A request that takes longer is given up; a client that does not read its answer for so long is left."""
+IDLE_S_MAX = 300.0
+"""A connection without a request for so long is closed."""
+CLOSING_S_MAX = 5.0
+"""Requests under way when the server is closed get so long to be answered."""
+GIVE_WAY_LINES = 64
+"""After so many lines of a stream the node gets its turn."""
+_ADDRESS_BYTES_MAX = 107
+_PROBE_S = 1.0
+
+
+class Handler(Protocol):
+    """Who answers."""
+
+    async def answer(self, line: bytes) -> Iterator[bytes]:
+        """The lines of the answer, each with its end; an empty one means: nothing yet. Raises nothing."""
+        ...
+
+    def refuse(self, error: StigmergyError) -> bytes:
+        """The line for a request that could not be taken."""
+        ...
+
+
+class ControlServer:
+    """Listens on a socket until it is closed."""
+
+    def __init__(
+        self, path: Path, handler: Handler, *, request_s_max: float = REQUEST_S_MAX, idle_s_max: float = IDLE_S_MAX
+    ) -> None:
+        self._path = path
+        self._handler = handler
+        self._request_s_max = request_s_max
+        self._idle_s_max = idle_s_max
+        self._server: asyncio.Server | None = None
+        self._closing = False
+        self._identity: tuple[int, int] | None = None
+        self._connections: dict[asyncio.Task[None], bool] = {}
+        """Each with whether it has a request under way."""
+
+    async def start(self) -> None:
+        """Binds and listens. Raises JournalLocked if another process answers there, ConfigError if it cannot be."""
+        listening = _bound(self._path)
+        status = os.stat(self._path)
+        self._identity = (status.st_dev, status.st_ino)
+        self._server = await asyncio.start_unix_server(self._serve, sock=listening, limit=REQUEST_BYTES_MAX)
+
+    async def close(self) -> None:
+        """Takes the socket away, lets requests under way end, and leaves who is connected. Nothing new is taken."""
+        if self._server is None:
+            return
+        self._server.close()
+        self._closing = True
+        with contextlib.suppress(OSError):
+            status = os.stat(self._path)
+            if (status.st_dev, status.st_ino) == self._identity:
+                os.unlink(self._path)
+        connections = dict(self._connections)
+        for connection, busy in connections.items():
+            if not busy:
+                connection.cancel()
+        if connections:
+            await asyncio.wait(connections, timeout=CLOSING_S_MAX)
+        for connection in connections:
+            connection.cancel()
+        await asyncio.gather(*connections, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        if task is None:
+            return
+        self._connections[task] = False
+        try:
+            if len(self._connections) > CONNECTIONS_MAX:
+                text = f"{CONNECTIONS_MAX} programs are connected already; try again when one has left"
+                await self._write(writer, self._handler.refuse(Overloaded(text)))
+                return
+            while not self._closing and (line := await self._read(reader, writer)) is not None:
+                self._connections[task] = True
+                if not await self._answer(line, writer):
+                    break
+                self._connections[task] = False
+        except (OSError, TimeoutError, asyncio.CancelledError):
+            pass  # the client has left, or we do: there is nobody to tell
+        finally:
+            self._connections.pop(task, None)
+            writer.close()
+
+    async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes | None:
+        """The next request; None when there is none to come."""
+        try:
+            async with asyncio.timeout(self._idle_s_max):
+                return await reader.readuntil(b"\n")
+        except asyncio.IncompleteReadError:
+            return None
+        except asyncio.LimitOverrunError:
+            text = f"a request of more than {REQUEST_BYTES_MAX} bytes; send less, or large things by reference"
+            await self._write(writer, self._handler.refuse(TooLarge(text)))
+            return None
+
+    async def _answer(self, line: bytes, writer: asyncio.StreamWriter) -> bool:
+        """Answers one request; whether another may follow."""
+        try:
+            async with asyncio.timeout(self._request_s_max):
+                lines = await self._handler.answer(line)
+        except TimeoutError:
+            text = (
+                f"no answer within {self._request_s_max:g} s, and nobody waits any longer; whether a command was taken "
+                "is unknown: send it again with the same command id"
+            )
+            await self._write(writer, self._handler.refuse(Overloaded(text)))
+            return False
+        for number, answer in enumerate(lines, start=1):
+            if answer:
+                await self._write(writer, answer)
+            if not answer or number % GIVE_WAY_LINES == 0:
+                await asyncio.sleep(0)
+        return True
+
+    async def _write(self, writer: asyncio.StreamWriter, line: bytes) -> None:
+        writer.write(line)
+        async with asyncio.timeout(self._request_s_max):
+            await writer.drain()
+
+
+class ControlClient:
+    """One connection to a node."""
+
+    def __init__(self, path: Path, *, timeout_s: float = REQUEST_S_MAX + 5.0) -> None:
+        self._path = path
+        self._socket = _connected(path, timeout_s)
+        self._file = self._socket.makefile("rb")
+
+    def ask(self, request: bytes) -> Iterator[bytes]:
+        """Sends a line; the lines that come back, for as long as the caller takes them. Raises NotRunning."""
+        try:
+            self._socket.sendall(request)
+            while line := self._file.readline(REPLY_BYTES_MAX + 1):
+                if len(line) > REPLY_BYTES_MAX:
+                    raise TooLarge(f"{self._path}: an answer of more than {REPLY_BYTES_MAX} bytes")
+                if not line.endswith(b"\n"):
+                    break
+                yield line
+        except TimeoutError:
+            raise NotRunning(f"{self._path}: the node does not answer; is it stopped or overloaded?") from None
+        except OSError as error:
+            raise NotRunning(f"{self._path}: the connection broke ({_reason(error)}); has the node ended?") from None
+        raise NotRunning(f"{self._path}: the node ended the connection before it had answered")
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._file.close()
+        self._socket.close()
+
+
+def answers_at(path: Path) -> bool:
+    """Whether a process listens on this socket."""
+    try:
+        _connected(path, _PROBE_S).close()
+    except StigmergyError:
+        return False
+    return True
+
+
+def _bound(path: Path) -> socket.socket:
+    """A listening socket at this path, for its owner only."""
+    try:
+        _make_way(path)
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        try:
+            # On Linux the file gets the mode of the socket, so that it is never open to others, not even for a moment.
+            os.fchmod(listening.fileno(), 0o600)
+            with _short(path) as address:
+                listening.bind(address)
+            os.chmod(path, 0o600)
+            listening.listen(CONNECTIONS_MAX)
+        except BaseException:
+            listening.close()
+            raise
+    except OSError as error:
+        raise ConfigError(
+            f"the control socket {str(path)!a} cannot be made ({_reason(error)}); name another place with --socket"
+        ) from None
+    return listening
+
+
+def _make_way(path: Path) -> None:
+    """Removes the socket of a dead process; refuses to take the place of a living one, or of something else."""
+    try:
+        status = os.lstat(path)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(status.st_mode):
+        raise ConfigError(f"{str(path)!a} is there and is no socket; name another place with --socket")
+    if answers_at(path):
+        raise JournalLocked(f"{str(path)!a}: another node answers there; stop it first, or name another --socket")
+    os.unlink(path)
+
+
+def _connected(path: Path, timeout_s: float) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        connection.settimeout(timeout_s)
+        with _short(path) as address:
+            connection.connect(address)
+    except PermissionError:
+        connection.close()
+        raise ConfigError(f"{str(path)!a}: the node belongs to somebody else; run this as its owner") from None
+    except OSError as error:
+        connection.close()
+        raise NotRunning(f"no node answers at {str(path)!a} ({_reason(error)})") from None
+    return connection
+
+
+@contextlib.contextmanager
+def _short(path: Path) -> Iterator[str]:
+    """The path in a form that fits the address of a socket."""
+    if len(os.fsencode(path)) <= _ADDRESS_BYTES_MAX:
+        yield str(path)
+        return
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        address = f"/proc/self/fd/{folder}/{path.name}"
+        if len(os.fsencode(address)) > _ADDRESS_BYTES_MAX:
+            raise ConfigError(
+                f"{path.name!a} is too long a name for a socket; give a shorter one with --socket, "
+                f"{_ADDRESS_BYTES_MAX} bytes at most"
+            )
+        yield address
+    finally:
+        os.close(folder)
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error)

@@ -1,0 +1,272 @@
+"""The control desk of a running node: takes requests of the control protocol, one line each, and answers them.
+
+It knows nothing of sockets. What changes something is answered when it is durable. What takes long, a look back or a
+listing, is done in small pieces, so that the agents go on; only one look back at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, assert_never
+
+import msgspec
+from msgspec import Struct
+
+from stigmergy.core.codec import tag_of
+from stigmergy.core.errors import ConfigError, NotRunning, Overloaded, StigmergyError, TrustError
+from stigmergy.core.inputs import Accepted, EnrollSigner, LetterDropped, LetterRetried, ResumeAgent, RevokeSigner
+from stigmergy.core.memory import Letter
+from stigmergy.core.messages import Command, Event
+from stigmergy.ports.trust import Verifier
+from stigmergy.runtime import protocol
+from stigmergy.runtime.history import History, Moment, Sight, read_moment
+from stigmergy.runtime.listing import Wanted, list_log, readable_fields, readable_time
+from stigmergy.runtime.live import Live
+from stigmergy.runtime.phrasing import phrase
+from stigmergy.runtime.protocol import VERSION, Reply, read_request, write_error, write_reply
+from stigmergy.runtime.recovery import Recovered
+from stigmergy.runtime.signatures import SIGNERS_SHARD
+from stigmergy.runtime.signers import Key, check_enrolment, check_revocation
+
+
+class Node(Struct, frozen=True):
+    """What the desk says of the process around it."""
+
+    version: str
+    journal: str
+    signer: Key
+
+
+class ControlDesk:
+    """Answers requests about one running fleet. `stop` is called when somebody asks for that."""
+
+    def __init__(self, live: Live, verifier: Verifier, node: Node, stop: Callable[[], None]) -> None:
+        self._live = live
+        self._host = live.host
+        self._verifier = verifier
+        self._node = node
+        self._stop = stop
+        self._looking_back = False
+
+    async def answer(self, line: bytes) -> Iterator[bytes]:
+        """The lines that answer this one; an empty one means: not yet, do something else meanwhile."""
+        try:
+            request = read_request(line)
+            if isinstance(request, protocol.Log):
+                return _stream(self._log(request))
+            if isinstance(request, protocol.Letters):
+                return _stream(described_letter(letter) for letter in self._live.dead_letters())
+            return iter((write_reply(Reply(v=VERSION, ok=await self._do(request))),))
+        except Exception as error:
+            return iter((write_error(error),))
+
+    def refuse(self, error: StigmergyError) -> bytes:
+        """The line for a client whose request could not even be taken."""
+        return write_error(error)
+
+    async def _do(self, request: protocol.AnyRequest) -> Any:
+        match request:
+            case protocol.Send():
+                return await self._send(request)
+            case protocol.Observe():
+                plan = self._host.shards[0].state.plan_at(request.agent)
+                event = phrase(plan, Event, request.event, request.fields, request.texts)
+                await self._live.observe(request.agent, event)
+                return {"observed": True}
+            case protocol.State():
+                return await self._state(request)
+            case protocol.Status():
+                return self._status()
+            case protocol.Retry() | protocol.Drop():
+                return await self._take_letter(request)
+            case protocol.Resume():
+                return await self._resume(request)
+            case protocol.Enrol():
+                return await self._enrol(request)
+            case protocol.Revoke():
+                return await self._revoke(request)
+            case protocol.Stop():
+                self._stop()
+                return {"stopping": True}
+            case protocol.Log() | protocol.Letters():
+                return None
+            case _:
+                assert_never(request)
+
+    async def _send(self, request: protocol.Send) -> Any:
+        plan = self._host.shards[0].state.plan_at(request.agent)
+        command = phrase(plan, Command, request.command, request.fields, request.texts)
+        verdict = await self._live.send(request.agent, command, command_id=request.command_id)
+        if isinstance(verdict, Accepted):
+            return {"accepted": True, "position": verdict.position, "reason": None}
+        return {"accepted": False, "position": None, "reason": verdict.reason}
+
+    async def _state(self, request: protocol.State) -> Any:
+        address = request.agent
+        number = self._host.intake.shard_of(address)
+        if request.at is not None:
+            sight = await self._look_back(address, read_moment(request.at))
+        else:
+            agent = self._live.query(address)
+            positions = {head.shard: head.position for head in self._host.journal.heads()}
+            known = self._host.durable_image(address) is not None
+            time_ns = self._host.shards[number].state.time_ns
+            sight = Sight(agent, known, number, positions.get(number, 0), time_ns)
+        stopped = self._host.shards[number].state.stopped.get(address) if request.at is None else None
+        return described_sight(address, sight, stopped)
+
+    async def _look_back(self, address: str, moment: Moment) -> Sight:
+        if self._looking_back:
+            raise Overloaded("somebody looks back already, and that takes one at a time; try again in a moment")
+        self._looking_back = True
+        try:
+            history = History(self._host.journal, self._host.declaration.plans, self._host.settings.limits)
+            for sight in history.look_slowly(address, moment):
+                if sight is not None:
+                    return sight
+                await asyncio.sleep(0)
+            raise NotRunning("the log ended while it was read; ask again")
+        finally:
+            self._looking_back = False
+
+    def _log(self, request: protocol.Log) -> Iterator[Any]:
+        wanted = Wanted(
+            agent=request.agent,
+            first=request.first,
+            last=request.last,
+            type=request.type,
+            shard=request.shard,
+            limit=request.limit,
+        )
+        return list_log(self._host.journal, wanted)
+
+    async def _take_letter(self, request: protocol.Retry | protocol.Drop) -> Any:
+        letter = next((one for one in self._live.dead_letters() if one.letter == request.letter), None)
+        if letter is None:
+            raise ConfigError(f"there is no dead letter {request.letter!r}; stigmergy letters lists those there are")
+        shard = int(letter.letter.partition(".")[0])
+        retried = isinstance(request, protocol.Retry)
+        await self._host.intake.take(shard, LetterRetried(letter.letter) if retried else LetterDropped(letter.letter))
+        # A retry that fails again is a letter again, of the same agent with the same input.
+        again = [one for one in self._live.dead_letters() if (one.agent, one.input) == (letter.agent, letter.input)]
+        failed = retried and any(one.letter != letter.letter for one in again)
+        return {"letter": letter.letter, "agent": letter.agent, "retried": retried, "failed_again": failed}
+
+    async def _resume(self, request: protocol.Resume) -> Any:
+        number = self._host.intake.shard_of(request.agent)
+        state = self._host.shards[number].state
+        state.plan_at(request.agent)
+        if request.agent not in state.stopped:
+            raise ConfigError(f"{request.agent} is not stopped; stigmergy status lists agents that are")
+        await self._host.intake.take(number, ResumeAgent(request.agent, request.by))
+        return {"agent": request.agent, "resumed": True}
+
+    async def _enrol(self, request: protocol.Enrol) -> Any:
+        key = _key(request)
+        state = self._host.shards[SIGNERS_SHARD].state
+        check_enrolment(state.signers, self._verifier, key)
+        await self._host.intake.take(SIGNERS_SHARD, EnrollSigner(*key))
+        return {"public_key": key[1].hex(), "enrolled": True}
+
+    async def _revoke(self, request: protocol.Revoke) -> Any:
+        key = _key(request)
+        state = self._host.shards[SIGNERS_SHARD].state
+        last = state.position if request.last_position is None else request.last_position
+        check_revocation(state.signers, key, self._node.signer, last, state.position)
+        await self._host.intake.take(SIGNERS_SHARD, RevokeSigner(*key, last))
+        return {"public_key": key[1].hex(), "revoked_after": last}
+
+    def _status(self) -> Any:
+        standing = self._live.standing()
+        signers = self._host.shards[SIGNERS_SHARD].state.signers
+        return {
+            "fleet": standing.fleet,
+            "version": self._node.version,
+            "pid": os.getpid(),
+            "journal": self._node.journal,
+            "agents": standing.agents,
+            "events": sum(shard.state.events_count for shard in self._host.shards),
+            "owed": standing.owed,
+            "waiting": standing.waiting,
+            "dead_letters": standing.dead_letters,
+            "stopped": standing.stopped,
+            "journal_bytes": standing.journal_bytes,
+            "heads": [described_head(head) for head in standing.heads],
+            "signers": [
+                {
+                    "algorithm": signer.algorithm,
+                    "public_key": signer.public_key.hex(),
+                    "revoked_after": signer.revoked_after,
+                    "signs_now": (signer.algorithm, signer.public_key) == self._node.signer,
+                }
+                for signer in signers
+            ],
+            "recovered": described_recovery(self._live.recovered),
+            "counters": standing.counters,
+        }
+
+
+def described_sight(address: str, sight: Sight, stopped: str | None = None) -> dict[str, Any]:
+    """The state of an agent as it is told to people and programs."""
+    return {
+        "agent": address,
+        "known": sight.known,
+        "shard": sight.shard,
+        "position": sight.position,
+        "time": readable_time(sight.time_ns) if sight.position else None,
+        "stopped": stopped,
+        "state": msgspec.to_builtins(sight.agent, str_keys=True),
+    }
+
+
+def described_head(head: Any) -> dict[str, Any]:
+    """Where a shard stands."""
+    return {"shard": head.shard, "position": head.position, "epoch": head.epoch, "digest": head.digest.hex()}
+
+
+def described_recovery(recovered: Recovered) -> dict[str, Any]:
+    """What a start found."""
+    return {
+        "commits": recovered.commits,
+        "events": recovered.events,
+        "signatures": recovered.signatures,
+        "snapshots": {str(shard): position for shard, position in sorted(recovered.snapshots.items())},
+        "passed_over": recovered.passed_over,
+    }
+
+
+def described_letter(letter: Letter) -> dict[str, Any]:
+    """A dead letter."""
+    return {
+        "letter": letter.letter,
+        "agent": letter.agent,
+        "source": letter.source,
+        "type": tag_of(letter.input),
+        "fields": readable_fields(letter.input),
+        "error": letter.error,
+    }
+
+
+def _stream(items: Iterable[Any]) -> Iterator[bytes]:
+    """Items as lines, then the end. An error on the way is the last line."""
+    count = 0
+    try:
+        for item in items:
+            if item is None:
+                yield b""
+                continue
+            count += 1
+            yield write_reply(Reply(v=VERSION, item=item))
+    except Exception as error:
+        yield write_error(error)
+        return
+    yield write_reply(Reply(v=VERSION, end={"count": count}))
+
+
+def _key(request: protocol.Enrol | protocol.Revoke) -> Key:
+    try:
+        return (request.algorithm, bytes.fromhex(request.public_key))
+    except ValueError:
+        raise TrustError("a public key is given in hex digits; stigmergy keys show prints it") from None

@@ -1,0 +1,182 @@
+"""The control protocol: what may be asked of a running node, as JSON lines. docs/control.md describes every key.
+
+A request is one line and names its version and what to do: {"v": 1, "do": "status"}. The reply is one line,
+{"v": 1, "ok": {...}} or {"v": 1, "error": "...", "kind": "..."}; for a stream, lines with "item" and then one with
+"end". A key that is not known is refused: a misspelt one must not be passed over.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from stigmergy.core import errors
+from stigmergy.core.errors import Malformed, StigmergyError
+
+VERSION = 1
+REQUEST_BYTES_MAX = 256 * 1024
+"""A line from a client; a longer one is refused and its connection closed."""
+REPLY_BYTES_MAX = 16 * 1024 * 1024
+"""A line from a node. An agent whose state is larger is refused: read it from a stopped journal."""
+
+
+class Request(Struct, tag_field="do", forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """What all requests have."""
+
+    v: int = 0
+
+
+class Send(Request, tag="send"):
+    """Gives an agent a command, and waits for its durable answer. `texts` are read by the types of the fields."""
+
+    agent: str
+    command: str
+    fields: dict[str, Any] = {}
+    texts: dict[str, str] = {}
+    command_id: str | None = None
+
+
+class Observe(Request, tag="observe"):
+    """Tells an agent what was observed."""
+
+    agent: str
+    event: str
+    fields: dict[str, Any] = {}
+    texts: dict[str, str] = {}
+
+
+class State(Request, tag="state"):
+    """An agent's durable state; `at` is a position or a time."""
+
+    agent: str
+    at: str | None = None
+
+
+class Status(Request, tag="status"):
+    """Where the node stands."""
+
+
+class Log(Request, tag="log"):
+    """A stream of what the log says; the keys are those of `stigmergy log show`."""
+
+    agent: str | None = None
+    first: int | None = None
+    last: int | None = None
+    type: str | None = None
+    shard: int | None = None
+    limit: int = 100
+
+
+class Letters(Request, tag="letters"):
+    """A stream of the dead letters, oldest first."""
+
+
+class Retry(Request, tag="retry"):
+    """Gives a dead letter to its agent once more."""
+
+    letter: str
+
+
+class Drop(Request, tag="drop"):
+    """Gives a dead letter up."""
+
+    letter: str
+
+
+class Resume(Request, tag="resume"):
+    """Lets a stopped agent go on; `by` is who says so, for the log."""
+
+    agent: str
+    by: str = "control"
+
+
+class Enrol(Request, tag="enrol"):
+    """Lets another key sign from the next commit on; the key in hex digits."""
+
+    public_key: str
+    algorithm: int = 1
+
+
+class Revoke(Request, tag="revoke"):
+    """A key's signatures count up to a position of shard 0, without one up to now."""
+
+    public_key: str
+    algorithm: int = 1
+    last_position: int | None = None
+
+
+class Stop(Request, tag="stop"):
+    """Drains and ends the node."""
+
+
+AnyRequest = Send | Observe | State | Status | Log | Letters | Retry | Drop | Resume | Enrol | Revoke | Stop
+
+
+class _Opening(Struct):
+    v: int = 0
+
+
+class Reply(Struct, omit_defaults=True, kw_only=True, frozen=True):
+    """One line from the node: exactly one of `ok`, `item`, `end` and `error` is there."""
+
+    v: int
+    ok: Any = None
+    item: Any = None
+    end: Any = None
+    error: str = ""
+    kind: str = ""
+
+
+_opening_decoder = msgspec.json.Decoder(_Opening)
+_request_decoder: msgspec.json.Decoder[AnyRequest] = msgspec.json.Decoder(AnyRequest)
+_reply_decoder = msgspec.json.Decoder(Reply)
+
+
+def read_request(line: bytes) -> AnyRequest:
+    """Reads a request; raises Malformed with what is wrong with it."""
+    try:
+        version = _opening_decoder.decode(line).v
+        if version == VERSION:
+            return _request_decoder.decode(line)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise Malformed(f"not a request: {error}; docs/control.md says what may be asked") from None
+    raise Malformed(f'version {version} of the protocol, this node speaks {VERSION}; write "v": {VERSION}')
+
+
+def write_request(request: AnyRequest) -> bytes:
+    """The line of a request."""
+    return msgspec.json.encode(msgspec.structs.replace(request, v=VERSION)) + b"\n"
+
+
+def write_error(error: Exception) -> bytes:
+    """The line that refuses. An error of ours has its name as kind; anything else is a bug of this node."""
+    kind = type(error).__name__ if isinstance(error, StigmergyError) else "Bug"
+    text = str(error) if isinstance(error, StigmergyError) else f"{type(error).__name__}: {error}"
+    return write_reply(Reply(v=VERSION, error=text or kind, kind=kind))
+
+
+def write_reply(reply: Reply) -> bytes:
+    """The line of a reply; too large a one becomes an error."""
+    line = msgspec.json.encode(reply) + b"\n"
+    if len(line) > REPLY_BYTES_MAX:
+        text = f"the answer has {len(line)} bytes, {REPLY_BYTES_MAX} at most; read it from a copy of the journal"
+        return write_error(errors.TooLarge(text))
+    return line
+
+
+def read_reply(line: bytes) -> Reply:
+    """Reads a reply; raises what the node has refused with, by its kind."""
+    try:
+        reply = _reply_decoder.decode(line)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise Malformed(f"the node's answer does not decode ({error}); is something else listening there?") from None
+    if reply.v != VERSION:
+        raise Malformed(
+            f"the node speaks version {reply.v} of the protocol, this program {VERSION}; update one of them"
+        )
+    if reply.kind:
+        kind = getattr(errors, reply.kind, StigmergyError)
+        raise (kind if isinstance(kind, type) and issubclass(kind, StigmergyError) else StigmergyError)(reply.error)
+    return reply
