@@ -1,0 +1,44 @@
+"""Asks a running node through its socket."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from stigmergy.core.errors import NotRunning, TooLarge
+from stigmergy.runtime.protocol import REQUEST_BYTES_MAX, AnyRequest, read_reply, write_request
+from stigmergy.wiring import ControlClient
+
+
+def ask(path: Path, request: AnyRequest) -> Any:
+    """The one answer to a request; raises what the node refuses with."""
+    client = ControlClient(path)
+    try:
+        for line in client.ask(_line(request)):
+            return read_reply(line).ok
+        raise NotRunning("the node did not answer")
+    finally:
+        client.close()
+
+
+def ask_stream(path: Path, request: AnyRequest) -> Iterator[Any]:
+    """The items that answer a request, as they come."""
+    client = ControlClient(path)
+    try:
+        for line in client.ask(_line(request)):
+            reply = read_reply(line)
+            if reply.end is not None:
+                return
+            yield reply.item
+    finally:
+        client.close()
+
+
+def _line(request: AnyRequest) -> bytes:
+    line = write_request(request)
+    if len(line) > REQUEST_BYTES_MAX:
+        raise TooLarge(
+            f"a request of {len(line)} bytes, {REQUEST_BYTES_MAX} at most; send less, or large things by reference"
+        )
+    return line

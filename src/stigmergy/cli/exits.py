@@ -1,0 +1,50 @@
+"""What an exit code means, and which error ends in which. A script may rely on these numbers."""
+
+from __future__ import annotations
+
+from stigmergy.core.errors import (
+    Bug,
+    ConfigError,
+    DefinitionError,
+    JournalError,
+    JournalLocked,
+    NotRunning,
+    Overloaded,
+    PeerError,
+    RecoveryError,
+    StigmergyError,
+    TrustError,
+)
+
+OK = 0
+REFUSED = 1
+"""A command was refused, a verification found something, or a node had no room."""
+USAGE = 2
+"""The command line, a setting, a module or a message is wrong: mend it and try again."""
+NOT_RUNNING = 3
+"""Nobody runs what is asked for, or somebody else has the journal."""
+DAMAGED = 4
+"""The journal is damaged, foreign, full or failing, or the key is not one of its keys."""
+INTERNAL = 5
+"""A bug of ours."""
+INTERRUPTED = 130
+
+_BY_ERROR: tuple[tuple[type[StigmergyError], int], ...] = (
+    (Bug, INTERNAL),
+    (ConfigError, USAGE),
+    (DefinitionError, USAGE),
+    (PeerError, USAGE),
+    (Overloaded, REFUSED),
+    (NotRunning, NOT_RUNNING),
+    (JournalLocked, NOT_RUNNING),
+    (JournalError, DAMAGED),
+    (RecoveryError, DAMAGED),
+    (TrustError, DAMAGED),
+)
+
+
+def code_of(error: BaseException) -> int:
+    """The exit code for an error."""
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    return next((code for kind, code in _BY_ERROR if isinstance(error, kind)), INTERNAL)

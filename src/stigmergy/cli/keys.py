@@ -1,0 +1,157 @@
+"""`stigmergy keys`: make keys, show their public half, change who signs a journal.
+
+A private key never appears in any output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from stigmergy.cli import exits
+from stigmergy.cli.asking import ask
+from stigmergy.cli.keytext import read_key
+from stigmergy.cli.output import GOOD, NAME, Output
+from stigmergy.cli.places import add_place, config_of, find_journal, find_running
+from stigmergy.core.errors import ConfigError
+from stigmergy.runtime.protocol import Enrol, Revoke
+from stigmergy.wiring import (
+    PublicKey,
+    default_key_path,
+    encode_public_key,
+    fingerprint,
+    make_private_key,
+    open_rotation,
+)
+
+EXAMPLES = """examples:
+  stigmergy keys new north.key --comment "drone 7, north field"
+  stigmergy keys show north.key                   the public line, for others to paste
+  stigmergy keys rotate --old fleet.key --new north.key
+  stigmergy run drone:fleet --key north.key       sign with it from now on
+  stigmergy keys revoke fleet.key --with north.key
+"""
+
+
+def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Adds `keys`."""
+    group = commands.add_parser(
+        "keys",
+        help="make, show, rotate and revoke keys",
+        description="Makes keys, shows their public half, and changes who signs a journal.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    actions = group.add_subparsers(metavar="ACTION", required=True)
+    parser = actions.add_parser("new", parents=[common], help="make a key in a new file")
+    parser.add_argument("file", metavar="FILE", type=Path)
+    parser.add_argument("--comment", default="", help="up to 64 characters that say whose key it is")
+    parser.set_defaults(run=new)
+    parser = actions.add_parser("show", parents=[common], help="print the public line of a key")
+    parser.add_argument("key", metavar="KEY", help="a key file, private or public, a public line or hex digits")
+    parser.set_defaults(run=show)
+    parser = actions.add_parser("fingerprint", parents=[common], help="print the few letters that people compare")
+    parser.add_argument("key", metavar="KEY", help="a key file, private or public, a public line or hex digits")
+    parser.set_defaults(run=show_fingerprint)
+    parser = actions.add_parser("rotate", parents=[common], help="let another key sign a journal")
+    parser.add_argument("--old", metavar="FILE", type=Path, help="a key that may sign now; not needed if a node runs")
+    parser.add_argument("--new", metavar="KEY", required=True, help="the key that may sign from now on")
+    add_place(parser, fleet=False)
+    parser.set_defaults(run=rotate)
+    parser = actions.add_parser("revoke", parents=[common], help="end what a key's signatures count for")
+    parser.add_argument("key", metavar="KEY", help="the key that is to be revoked")
+    parser.add_argument("--with", dest="signing", metavar="FILE", type=Path, help="another key that may sign now")
+    parser.add_argument("--last-position", metavar="P", type=int, help="its last position that counts; else up to now")
+    add_place(parser, fleet=False)
+    parser.set_defaults(run=revoke)
+
+
+def new(arguments: argparse.Namespace, output: Output) -> int:
+    """Makes a key."""
+    public = make_private_key(arguments.file, arguments.comment).public
+    output.document({"file": str(arguments.file), **_described(public)})
+    output.line(("made", GOOD), f" {arguments.file}  ", (fingerprint(public), NAME))
+    output.note("keep it to yourself and keep a copy; others need only what `stigmergy keys show` prints")
+    return exits.OK
+
+
+def show(arguments: argparse.Namespace, output: Output) -> int:
+    """Prints the public line."""
+    public = read_key(arguments.key)
+    output.document(_described(public))
+    output.line(encode_public_key(public))
+    return exits.OK
+
+
+def show_fingerprint(arguments: argparse.Namespace, output: Output) -> int:
+    """Prints the fingerprint."""
+    public = read_key(arguments.key)
+    output.document(_described(public))
+    output.line(fingerprint(public))
+    return exits.OK
+
+
+def rotate(arguments: argparse.Namespace, output: Output) -> int:
+    """Enrols another key."""
+    public = read_key(arguments.new)
+    path = find_running(arguments)
+    if path is not None:
+        ask(path, Enrol(algorithm=public.algorithm, public_key=public.key.hex()))
+    else:
+        asyncio.run(_enrol(find_journal(arguments), _signing_key(arguments, arguments.old, "--old"), public))
+    output.document({"enrolled": True, **_described(public)})
+    output.line(("enrolled", GOOD), "  ", (fingerprint(public), NAME), " may sign from now on")
+    output.note("start with it: stigmergy run … --key FILE; then the old one can be revoked: stigmergy keys revoke")
+    return exits.OK
+
+
+def revoke(arguments: argparse.Namespace, output: Output) -> int:
+    """Revokes a key."""
+    public = read_key(arguments.key)
+    path = find_running(arguments)
+    if path is not None:
+        request = Revoke(algorithm=public.algorithm, public_key=public.key.hex(), last_position=arguments.last_position)
+        ask(path, request)
+    else:
+        signing = _signing_key(arguments, arguments.signing, "--with")
+        asyncio.run(_revoke(find_journal(arguments), signing, public, arguments.last_position))
+    output.document({"revoked": True, **_described(public)})
+    output.line(("revoked", GOOD), "  ", (fingerprint(public), NAME), " signs no longer")
+    return exits.OK
+
+
+async def _enrol(url: str, signing: Path, public: PublicKey) -> None:
+    journal, rotation = await open_rotation(url, signing)
+    try:
+        await rotation.enrol((public.algorithm, public.key))
+    finally:
+        await journal.close()
+
+
+async def _revoke(url: str, signing: Path, public: PublicKey, last_position: int | None) -> None:
+    journal, rotation = await open_rotation(url, signing)
+    try:
+        await rotation.revoke((public.algorithm, public.key), last_position)
+    finally:
+        await journal.close()
+
+
+def _signing_key(arguments: argparse.Namespace, given: Path | None, option: str) -> Path:
+    """The key file that signs the change: the one given, or the one that belongs to the journal."""
+    config = config_of(arguments)
+    path = given or (Path(config.fleet.key) if config.fleet.key else default_key_path("", find_journal(arguments)))
+    if path is None or not path.exists():
+        raise ConfigError(f"nobody runs this journal, so a key that may sign it is needed; give it with {option} FILE")
+    return path
+
+
+def _described(public: PublicKey) -> dict[str, Any]:
+    return {
+        "algorithm": public.algorithm,
+        "public_key": public.key.hex(),
+        "line": encode_public_key(public),
+        "fingerprint": fingerprint(public),
+        "comment": public.comment,
+    }

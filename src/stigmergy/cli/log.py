@@ -1,0 +1,200 @@
+"""`stigmergy log show` and `stigmergy log verify`: what the log says, and whether it is what was written.
+
+Neither needs the user's classes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from stigmergy.cli import exits
+from stigmergy.cli.asking import ask_stream
+from stigmergy.cli.keytext import read_key
+from stigmergy.cli.output import BAD, GOOD, HEADING, NAME, WARN, Cell, Output, shown_fields
+from stigmergy.cli.places import add_place, find_journal, find_running
+from stigmergy.core.commit import SignatureAlgorithm
+from stigmergy.runtime.control import described_head
+from stigmergy.runtime.listing import Wanted, list_log
+from stigmergy.runtime.protocol import Log
+from stigmergy.runtime.verification import Verification, Verified
+from stigmergy.wiring import PublicKey, fingerprint, inspect_journal, verifier
+
+EXAMPLES = """examples:
+  stigmergy log show                                  the last 100 entries
+  stigmergy log show Drone/D-17 --type MissionStarted
+  stigmergy log show --from 1 --limit 20              from the beginning
+  stigmergy log verify                                every digest, signature, signer and snapshot
+  stigmergy log verify --key fleet.pub                and that this key vouches for it
+"""
+
+
+def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Adds `log show` and `log verify`."""
+    group = commands.add_parser(
+        "log",
+        help="show or verify the log",
+        description="Shows what the log says, or verifies that it is what was written.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    actions = group.add_subparsers(metavar="ACTION", required=True)
+    parser = actions.add_parser("show", parents=[common], help="events, answers and effects, in order")
+    parser.add_argument("agent", metavar="KIND/NAME", nargs="?", help="only this agent's")
+    parser.add_argument("--from", dest="first", metavar="P", type=int, help="from this position on")
+    parser.add_argument("--to", dest="last", metavar="P", type=int, help="up to this position")
+    parser.add_argument("--type", metavar="TAG", help="only events, commands or effects of this type")
+    parser.add_argument("--shard", metavar="N", type=int, help="only this shard's")
+    parser.add_argument("--limit", metavar="N", type=int, default=100, help="so many entries (100)")
+    add_place(parser, fleet=False)
+    parser.set_defaults(run=show)
+    parser = actions.add_parser("verify", parents=[common], help="check digests, chain, signatures, snapshots")
+    parser.add_argument(
+        "--key", metavar="PUBLIC", help="a public key, as a file, a line or hex, that must vouch for it"
+    )
+    add_place(parser, fleet=False)
+    parser.set_defaults(run=verify)
+
+
+# ---------------------------------------------------------------------- show
+
+
+def show(arguments: argparse.Namespace, output: Output) -> int:
+    """Lists the log."""
+    wanted = Wanted(
+        agent=arguments.agent,
+        first=arguments.first,
+        last=arguments.last,
+        type=arguments.type,
+        shard=arguments.shard,
+        limit=arguments.limit,
+    )
+    entries = _entries(arguments, wanted)
+    if output.json:
+        for entry in entries:
+            output.document(entry)
+        return exits.OK
+    rows = [row for entry in entries for row in _rows(entry)]
+    if rows:
+        output.table(("POSITION", "TIME", "AGENT", "TYPE", "FIELDS"), rows)
+    else:
+        output.note("nothing in the log is like that")
+    return exits.OK
+
+
+def _entries(arguments: argparse.Namespace, wanted: Wanted) -> Iterator[dict[str, Any]]:
+    path = find_running(arguments)
+    if path is not None:
+        request = Log(**{name: getattr(wanted, name) for name in wanted.__struct_fields__})
+        yield from ask_stream(path, request)
+        return
+    journal = inspect_journal(find_journal(arguments))
+    try:
+        for entry in list_log(journal, wanted):
+            if entry is not None:
+                yield msgspec.to_builtins(entry)
+    finally:
+        asyncio.run(journal.close())
+
+
+def _rows(entry: dict[str, Any]) -> Iterator[list[Cell]]:
+    agent = entry["agent"] or "(shard)"
+    place = f"{entry['position']}.{entry['index']}" if entry["kind"] == "event" else f"{entry['position']}"
+    place = f"{entry['shard']}:{place}" if entry["shard"] else place
+    start: list[Cell] = [(place, HEADING), (entry["time"][:-4].replace("T", " "), HEADING), (agent, NAME)]
+    fields = shown_fields(entry["fields"])
+    if entry["kind"] == "answer":
+        yield [*start, f"? {_short(entry['type'])}", fields]
+        refused = entry["refused"]
+        yield ["", "", "", ("  accepted", GOOD)] if refused is None else ["", "", "", ("  refused", BAD), refused]
+    elif entry["kind"] == "event":
+        yield [*start, _short(entry["type"]), fields]
+    else:
+        yield [*start, (f"  → {_short(entry['type'])}", WARN), fields]
+        return
+    for effect in entry["effects"]:
+        target = f"{effect['to']} " if effect["to"] else ""
+        kind = _short(effect["type"]) or effect["sink"]
+        yield ["", "", "", (f"  → {target}{kind}", WARN), shown_fields(effect["fields"])]
+
+
+def _short(tag: str) -> str:
+    """A tag without the version where it is the first."""
+    return tag.removesuffix("@1")
+
+
+# ---------------------------------------------------------------------- verify
+
+
+def verify(arguments: argparse.Namespace, output: Output) -> int:
+    """Verifies the log."""
+    trusted = None if arguments.key is None else read_key(arguments.key)
+    url = find_journal(arguments)
+    journal = inspect_journal(url)
+    try:
+        key = None if trusted is None else (trusted.algorithm, trusted.key)
+        found = Verification(journal, verifier(), trusted_key=key).run()
+    finally:
+        asyncio.run(journal.close())
+    output.document(_described(url, found))
+    _show_verified(url, found, output)
+    return exits.OK if found.sound else exits.REFUSED
+
+
+def _described(url: str, found: Verified) -> dict[str, Any]:
+    return {
+        "journal": url,
+        "sound": found.sound,
+        "commits": found.commits,
+        "events": found.events,
+        "signatures": found.signatures,
+        "snapshots": found.snapshots,
+        "snapshots_unfinished": found.snapshots_unfinished,
+        "heads": [{**described_head(head), "first": found.firsts.get(head.shard, 1)} for head in found.heads],
+        "signers": [
+            {
+                "algorithm": signer.algorithm,
+                "public_key": signer.public_key.hex(),
+                "fingerprint": _fingerprint(signer.algorithm, signer.public_key),
+                "enrolled_at": signer.enrolled_at,
+                "revoked_after": signer.revoked_after,
+                "signatures": signer.signatures,
+            }
+            for signer in found.signers
+        ],
+        "problems": [{"shard": one.shard, "position": one.position, "what": one.what} for one in found.problems],
+    }
+
+
+def _show_verified(url: str, found: Verified, output: Output) -> None:
+    output.line((url, NAME), "  sound" if found.sound else "")
+    output.fields(
+        [
+            ("commits", f"{found.commits:,}"),
+            ("events", f"{found.events:,}"),
+            ("signatures", f"{found.signatures:,}"),
+            ("snapshots", f"{found.snapshots:,}" + (" and one unfinished" if found.snapshots_unfinished else "")),
+            *(("head", f"shard {head.shard}, position {head.position}, {head.digest.hex()}") for head in found.heads),
+            *(("signer", _signer(signer)) for signer in found.signers),
+        ]
+    )
+    for problem in found.problems:
+        where = f"shard {problem.shard}, position {problem.position}: " if problem.position else ""
+        output.line(("wrong", BAD), f"  {where}{problem.what}")
+    if not found.sound:
+        output.note("the log is not what was written; restore a copy, and keep this one for whoever looks into it")
+
+
+def _signer(signer: Any) -> str:
+    name = _fingerprint(signer.algorithm, signer.public_key)
+    where = f"from position {signer.enrolled_at}" if signer.enrolled_at else "from before the log begins"
+    until = f" to {signer.revoked_after}, revoked" if signer.revoked_after is not None else ""
+    return f"{name}  {where}{until}, {signer.signatures:,} signatures"
+
+
+def _fingerprint(algorithm: int, key: bytes) -> str:
+    return fingerprint(PublicKey(algorithm, key)) if algorithm == SignatureAlgorithm.ED25519 else key.hex()

@@ -1,0 +1,95 @@
+"""The program `stigmergy`: reads the command line, runs one command, and turns what went wrong into one sentence.
+
+No error of a user shows a traceback; --debug shows them all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from stigmergy.cli import bench, exits, keys, log, node, run, send, state
+from stigmergy.cli.output import Output
+from stigmergy.cli.version import version
+from stigmergy.core.errors import ConfigError, StigmergyError
+
+GROUPS = (run, send, state, log, node, keys, bench)
+DESCRIPTION = "A runtime for fleets of autonomous agents that decide locally, on their own durable log."
+EPILOG = """examples:
+  stigmergy run drone:fleet                            run the fleet in drone.py
+  stigmergy send Drone/D-17 StartMission mission=M1    give an agent a command
+  stigmergy state Drone/D-17 --at 2026-11-15T08:00:00Z
+  stigmergy log show Drone/D-17                        what happened to it
+  stigmergy log verify                                 whether the log is what was written
+
+exit codes:
+  0 done   1 refused, or verification failed   2 usage or configuration   3 not running, or the journal is locked
+  4 damaged or foreign data, or a wrong key    5 a bug of ours            130 interrupted
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """Like its base, but an error is an error like any other: one sentence, and JSON if that is asked for."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; see {self.prog} --help")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="JSON on stdout, and only that")
+    common.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show tracebacks")
+    parser = Parser(
+        prog="stigmergy",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        parents=[common],
+    )
+    parser.add_argument("--version", action="version", version=f"stigmergy {version()}")
+    commands: Any = parser.add_subparsers(metavar="COMMAND", title="commands")
+    for group in GROUPS:
+        group.add_commands(commands, common)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs what the command line says; returns the exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    output = Output(json="--json" in given)
+    debug = "--debug" in given
+    try:
+        return _run(given, output)
+    except KeyboardInterrupt as error:
+        output.note("interrupted")
+        return exits.code_of(error)
+    except BrokenPipeError:
+        # Whoever read our output has seen enough. Python would complain once more when it closes stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return exits.OK
+    except StigmergyError as error:
+        if debug:
+            traceback.print_exc()
+        output.error(str(error), type(error).__name__)
+        return exits.code_of(error)
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        text = f"{type(error).__name__}: {error}; this is a bug of ours, please report it (--debug shows where)"
+        output.error(text, "Bug")
+        return exits.INTERNAL
+
+
+def _run(given: list[str], output: Output) -> int:
+    parser = build_parser()
+    parsed = parser.parse_args(given)
+    if not hasattr(parsed, "run"):
+        parser.print_help(sys.stderr if output.json else sys.stdout)
+        return exits.OK if not output.json else exits.USAGE
+    code: int = parsed.run(parsed, output)
+    return code

@@ -1,0 +1,152 @@
+"""`stigmergy status`, `letters`, `resume` and `stop`: what an operator asks of a running node."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import time
+from typing import Any
+
+from stigmergy.cli import exits
+from stigmergy.cli.asking import ask, ask_stream
+from stigmergy.cli.output import BAD, GOOD, HEADING, NAME, WARN, Output, shown_bytes, shown_fields
+from stigmergy.cli.places import add_place, find_socket
+from stigmergy.core.errors import ConfigError, NotRunning
+from stigmergy.runtime.protocol import Drop, Letters, Resume, Retry, Status, Stop
+from stigmergy.wiring import PublicKey, answers_at, fingerprint
+
+STOP_WAIT_S = 30.0
+LETTERS_EXAMPLES = """examples:
+  stigmergy letters                     inputs that failed, oldest first
+  stigmergy letters retry 0.4711.2      give it to its agent once more
+  stigmergy letters drop 0.4711.2       give it up
+"""
+
+
+def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Adds the commands for operators."""
+    parser = commands.add_parser(
+        "status", parents=[common], help="where a node stands", description="Says where a running node stands."
+    )
+    add_place(parser)
+    parser.set_defaults(run=status)
+    parser = commands.add_parser(
+        "letters",
+        parents=[common],
+        help="look at inputs that failed, retry or drop them",
+        description="Lists the dead letters of a running node: inputs on which an agent failed.",
+        epilog=LETTERS_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("action", choices=("list", "retry", "drop"), nargs="?", default="list")
+    parser.add_argument("letter", metavar="ID", nargs="?", help="which letter, as the list says")
+    add_place(parser)
+    parser.set_defaults(run=letters)
+    parser = commands.add_parser(
+        "resume",
+        parents=[common],
+        help="let a stopped agent go on",
+        description="Lets an agent go on that its supervision has stopped.",
+    )
+    parser.add_argument("agent", metavar="KIND/NAME")
+    add_place(parser)
+    parser.set_defaults(run=resume)
+    parser = commands.add_parser(
+        "stop",
+        parents=[common],
+        help="drain and end a node",
+        description="Lets a running node finish what it has taken and end, and waits for that.",
+    )
+    add_place(parser)
+    parser.set_defaults(run=stop)
+
+
+def status(arguments: argparse.Namespace, output: Output) -> int:
+    """Says where a node stands."""
+    found = ask(find_socket(arguments), Status())
+    output.document(found)
+    output.line((found["fleet"], NAME), f"  process {found['pid']}, version {found['version']}")
+    heads = [f"position {head['position']:,}" for head in found["heads"]]
+    output.fields(
+        [
+            ("journal", f"{found['journal']}, {shown_bytes(found['journal_bytes'])}"),
+            ("log", f"{found['events']:,} events, {', '.join(heads[:4])}{' …' if len(heads) > 4 else ''}"),
+            ("agents", f"{found['agents']:,}"),
+            ("owed", f"{found['owed']:,} effects"),
+            ("waiting", f"{found['waiting']:,} observed events"),
+            ("dead letters", (f"{found['dead_letters']:,}", WARN if found["dead_letters"] else "")),
+            *(("signer", _signer(signer)) for signer in found["signers"]),
+        ]
+    )
+    if found["stopped"]:
+        output.table(("STOPPED", "WHY"), [((agent, BAD), why) for agent, why in found["stopped"].items()])
+    counters = {name: count for name, count in found["counters"].items() if count}
+    if counters:
+        output.line(("counters since the start", HEADING))
+        output.fields((name, f"{count:,}") for name, count in counters.items())
+    return exits.OK
+
+
+def letters(arguments: argparse.Namespace, output: Output) -> int:
+    """Lists, retries or drops dead letters."""
+    if (arguments.action == "list") != (arguments.letter is None):
+        raise ConfigError(
+            "give the ID of one letter for retry and drop, and none to list them: stigmergy letters --help"
+        )
+    path = find_socket(arguments)
+    if arguments.action == "list":
+        found = list(ask_stream(path, Letters()))
+        for letter in found:
+            output.document(letter)
+        rows = [
+            (one["letter"], (one["agent"], NAME), (one["error"], BAD), f"{one['type']} {shown_fields(one['fields'])}")
+            for one in found
+        ]
+        output.table(("ID", "AGENT", "ERROR", "INPUT") if rows else (), rows)
+        if not found:
+            output.note("no dead letters: no input has failed, or all were retried or dropped")
+        return exits.OK
+    request = Retry(letter=arguments.letter) if arguments.action == "retry" else Drop(letter=arguments.letter)
+    answer = ask(path, request)
+    output.document(answer)
+    if answer["failed_again"]:
+        output.line(("failed again", BAD), f"  {answer['agent']}; see stigmergy letters")
+        return exits.REFUSED
+    output.line(("retried" if answer["retried"] else "dropped", GOOD), f"  {answer['letter']} of {answer['agent']}")
+    return exits.OK
+
+
+def resume(arguments: argparse.Namespace, output: Output) -> int:
+    """Lets a stopped agent go on."""
+    answer = ask(find_socket(arguments), Resume(agent=arguments.agent, by=_who()))
+    output.document(answer)
+    output.line(("resumed", GOOD), f"  {answer['agent']}")
+    return exits.OK
+
+
+def stop(arguments: argparse.Namespace, output: Output) -> int:
+    """Ends a node, and waits until it has ended."""
+    path = find_socket(arguments)
+    ask(path, Stop())
+    deadline_s = time.monotonic() + STOP_WAIT_S
+    while answers_at(path):
+        if time.monotonic() > deadline_s:
+            raise NotRunning(f"the node has not ended within {STOP_WAIT_S:g} s; it still finishes what it has taken")
+        time.sleep(0.05)
+    output.document({"stopped": True})
+    output.line(("stopped", GOOD))
+    return exits.OK
+
+
+def _signer(signer: dict[str, Any]) -> str:
+    name = fingerprint(PublicKey(signer["algorithm"], bytes.fromhex(signer["public_key"])))
+    if signer["revoked_after"] is not None:
+        return f"{name}, revoked after {signer['revoked_after']}"
+    return f"{name}, signs now" if signer["signs_now"] else name
+
+
+def _who() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return "operator"

@@ -1,0 +1,164 @@
+"""Finds what a command is about: the configuration, the journal, the socket of a running node, the fleet's module.
+
+In the order in which they count: what the command line says, `stigmergy.toml`, the one journal in the current folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+import traceback
+from pathlib import Path
+
+from stigmergy.config import Config, find_config, read_config
+from stigmergy.core.errors import ConfigError, NotRunning, StigmergyError
+from stigmergy.wiring import SQLITE, Fleet, answers_at, control_path
+
+DEFAULT_FLEET = "fleet"
+_NAMES_SHOWN_MAX = 5
+
+
+def add_place(parser: argparse.ArgumentParser, *, fleet: bool = True) -> None:
+    """The options that say which node or journal a command is about."""
+    place = parser.add_argument_group("which node")
+    place.add_argument("--socket", metavar="PATH", type=Path, help="the control socket of a running node")
+    place.add_argument("--journal", metavar="URL", help="the journal, such as sqlite:fleet.db or just fleet.db")
+    place.add_argument("--config", metavar="FILE", type=Path, help="a configuration other than ./stigmergy.toml")
+    if fleet:
+        place.add_argument("--fleet", metavar="MODULE:FLEET", help="where the classes are, such as drone:fleet")
+
+
+def config_of(arguments: argparse.Namespace) -> Config:
+    """The configuration that the command line names, or the one here, or the defaults."""
+    given: Path | None = arguments.config
+    return find_config(Path.cwd()) if given is None else read_config(given)
+
+
+def folder_of(arguments: argparse.Namespace) -> Path:
+    """From where the user's module is imported: the configuration's folder, which is mostly this one."""
+    given: Path | None = arguments.config
+    return Path.cwd() if given is None else given.resolve().parent
+
+
+def url_of(text: str) -> str:
+    """A journal's URL; a bare path means SQLite."""
+    return text if ":" in text else f"{SQLITE}{text}"
+
+
+def find_journal(arguments: argparse.Namespace) -> str:
+    """The URL of the journal that a command is about."""
+    config = config_of(arguments)
+    if given := arguments.journal or config.fleet.journal:
+        return url_of(given)
+    if spec := getattr(arguments, "fleet", None):
+        return f"{SQLITE}{load_fleet(spec, folder_of(arguments)).name}.db"
+    found = sorted(Path().glob("*.db"))
+    if len(found) != 1:
+        raise ConfigError(_which("journal", found, "--journal URL"))
+    return f"{SQLITE}{found[0]}"
+
+
+def find_socket(arguments: argparse.Namespace) -> Path:
+    """Where the node that a command is about listens. Raises NotRunning if there is none."""
+    path = _named_socket(arguments)
+    if path is not None:
+        if not answers_at(path):
+            raise NotRunning(f"no node answers at {str(path)!a}; {start_hint(arguments)}")
+        return path
+    found = [path for path in sorted(Path().glob("*.db.sock")) if answers_at(path)]
+    if len(found) > 1:
+        raise ConfigError(_which("running node", found, "--socket PATH"))
+    if not found:
+        raise NotRunning(f"no node is running here; {start_hint(arguments)}")
+    return found[0]
+
+
+def find_running(arguments: argparse.Namespace) -> Path | None:
+    """The same, or None where nobody runs."""
+    try:
+        return find_socket(arguments)
+    except NotRunning:
+        if arguments.socket is not None:
+            raise
+        return None
+
+
+def find_fleet(arguments: argparse.Namespace) -> Fleet:
+    """The user's fleet: its module is imported."""
+    spec = arguments.fleet or config_of(arguments).fleet.module
+    if spec is None:
+        raise ConfigError(
+            "the classes are needed to read an agent's state from a journal that nobody runs: "
+            'give --fleet MODULE:FLEET, or write module = "drone:fleet" under [fleet] in stigmergy.toml'
+        )
+    return load_fleet(spec, folder_of(arguments))
+
+
+def start_hint(arguments: argparse.Namespace) -> str:
+    """How to start the node."""
+    module = getattr(arguments, "fleet", None)
+    try:
+        run = "stigmergy run" if config_of(arguments).fleet.module else f"stigmergy run {module or 'MODULE:FLEET'}"
+    except ConfigError:
+        run = "stigmergy run MODULE:FLEET"
+    return f"start it: {run}"
+
+
+def load_fleet(spec: str, folder: Path) -> Fleet:
+    """Imports MODULE:FLEET from a folder; says which of the two is wrong."""
+    name, _, attribute = spec.partition(":")
+    attribute = attribute or DEFAULT_FLEET
+    if not all(part.isidentifier() for part in (*name.split("."), attribute)):
+        raise ConfigError(f"{spec!r} is not MODULE:FLEET; write the module's name, not its file, like drone:fleet")
+    module = _import(name, folder)
+    fleet = getattr(module, attribute, None)
+    if isinstance(fleet, Fleet):
+        return fleet
+    fleets = [key for key, value in vars(module).items() if isinstance(value, Fleet)]
+    there = f"it has {', '.join(fleets[:_NAMES_SHOWN_MAX])}" if fleets else "it has none: write fleet = Fleet(…)"
+    if hasattr(module, attribute):
+        raise ConfigError(f"{spec}: {attribute} is a {type(fleet).__name__}, not a Fleet; {there}")
+    raise ConfigError(f"{spec}: {name} has no {attribute!r}; {there}")
+
+
+def _import(name: str, folder: Path) -> object:
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise ConfigError(f"there is no module {name!r} in {folder}; run this where its file is") from None
+        raise _broken(name, error) from error
+    except StigmergyError:
+        raise
+    except Exception as error:
+        raise _broken(name, error) from error
+
+
+def _broken(name: str, error: Exception) -> ConfigError:
+    """Names the user's own line, which is the last one that is not the import machinery."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
+    where = f"{frames[-1].filename}, line {frames[-1].lineno}" if len(frames) > 1 else name
+    if isinstance(error, SyntaxError) and error.filename:
+        where = f"{error.filename}, line {error.lineno}"
+    return ConfigError(f"the module {name!r} cannot be imported: {where}: {type(error).__name__}: {error}")
+
+
+def _named_socket(arguments: argparse.Namespace) -> Path | None:
+    """The socket that the command line or the configuration says, if they say one."""
+    if arguments.socket is not None:
+        return Path(arguments.socket)
+    spec = getattr(arguments, "fleet", None)
+    given = arguments.journal or config_of(arguments).fleet.journal
+    if given is not None and url_of(given).startswith(SQLITE):
+        return control_path(url_of(given), "")
+    return None if spec is None else control_path("", load_fleet(spec, folder_of(arguments)).name)
+
+
+def _which(what: str, found: list[Path], option: str) -> str:
+    if not found:
+        return f"there is no {what} in this folder; name it with {option}"
+    names = ", ".join(str(path) for path in found[:_NAMES_SHOWN_MAX])
+    return f"there is more than one {what} in this folder ({names}); choose with {option}"

@@ -1,0 +1,185 @@
+"""`stigmergy run`: runs a fleet until it is told to stop, and serves its control endpoint meanwhile.
+
+SIGTERM and SIGINT drain: nothing more is taken, what was taken is finished and written. A second signal ends at once,
+which is no worse than a loss of power: everything that was acknowledged is in the journal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from stigmergy.cli import exits
+from stigmergy.cli.output import GOOD, NAME, Output, shown_bytes
+from stigmergy.cli.places import config_of, folder_of, load_fleet, url_of
+from stigmergy.cli.version import version
+from stigmergy.core.errors import ConfigError, NotRunning
+from stigmergy.runtime.control import described_recovery
+from stigmergy.runtime.live import Live
+from stigmergy.wiring import Fleet, Running, control_path
+
+STATUS_EVERY_S = 1.0
+EXAMPLES = """examples:
+  stigmergy run drone:fleet                      the fleet in drone.py, on NAME.db with the key NAME.key
+  stigmergy run drone:fleet --journal north.db   on another journal
+  stigmergy run                                  what stigmergy.toml says: module = "drone:fleet" under [fleet]
+"""
+
+
+def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Adds `run`."""
+    parser = commands.add_parser(
+        "run",
+        parents=[common],
+        help="run a fleet until it is stopped",
+        description="Runs a fleet. Recovers from its journal, listens on a socket beside it, drains on SIGTERM.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("fleet", metavar="MODULE:FLEET", nargs="?", help="the module here, and the fleet in it")
+    parser.add_argument("--journal", metavar="URL", help="where to keep the log, such as sqlite:fleet.db or fleet.db")
+    parser.add_argument("--key", metavar="FILE", type=Path, help="the key to sign with; made if it is not there")
+    parser.add_argument("--config", metavar="FILE", type=Path, help="a configuration other than ./stigmergy.toml")
+    parser.add_argument("--socket", metavar="PATH", type=Path, help="where to listen; else beside the journal")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace, output: Output) -> int:
+    """Runs the fleet."""
+    config = config_of(arguments)
+    spec = arguments.fleet or config.fleet.module
+    if spec is None:
+        raise ConfigError(
+            'which fleet? Give MODULE:FLEET, such as drone:fleet, or write module = "drone:fleet" under [fleet] in '
+            "stigmergy.toml"
+        )
+    fleet = load_fleet(spec, folder_of(arguments))
+    journal = None if arguments.journal is None else url_of(arguments.journal)
+    running = Running(fleet, config, journal, arguments.key, None)
+    path = arguments.socket or control_path(running.url, fleet.name)
+    return asyncio.run(_Node(fleet, running, path, output).live_and_die())
+
+
+class _Node:
+    """One run of a fleet."""
+
+    def __init__(self, fleet: Fleet, running: Running, path: Path, output: Output) -> None:
+        self._fleet = fleet
+        self._running = running
+        self._path = path
+        self._output = output
+        self._stopping = asyncio.Event()
+        self._reason = ""
+        self._status_shown = False
+
+    async def live_and_die(self) -> int:
+        """Everything from recovery to the end."""
+        began_s = time.monotonic()
+        async with self._running as live:
+            self._tell_recovered(live, time.monotonic() - began_s)
+            server = self._running.control(live, self._path, version(), lambda: self._stop("control"))
+            await server.start()
+            try:
+                self._tell_listening()
+                await self._wait(live)
+            finally:
+                self._clear_status()
+                await server.close()
+        if live.failure is not None and not isinstance(live.failure, NotRunning):
+            raise live.failure
+        self._output.document({"event": "stopped", "fleet": self._fleet.name, "reason": self._reason})
+        self._output.line(
+            "stopped ", (self._fleet.name, NAME), f" ({self._reason}); everything taken is in the journal"
+        )
+        return exits.OK
+
+    async def _wait(self, live: Live) -> None:
+        """Until a signal, a client or a failure ends it."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled, number)
+        ends = [asyncio.ensure_future(self._stopping.wait()), asyncio.ensure_future(live.wait_failure())]
+        status = asyncio.ensure_future(self._show_status(live))
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (*ends, status):
+                task.cancel()
+            await asyncio.gather(*ends, status, return_exceptions=True)
+
+    def _signalled(self, number: signal.Signals) -> None:
+        self._stop(number.name)
+        # From here on a second signal does what it does by default: it ends the process at once.
+        loop = asyncio.get_running_loop()
+        for one in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(one)
+        self._clear_status()
+        self._output.note("stopping: finishing what was taken; once more to end at once")
+
+    def _stop(self, reason: str) -> None:
+        self._reason = self._reason or reason
+        self._stopping.set()
+
+    def _tell_recovered(self, live: Live, took_s: float) -> None:
+        found = described_recovery(live.recovered)
+        agents = len(live.agents())
+        self._output.document(
+            {"event": "recovered", "fleet": self._fleet.name, **found, "agents": agents, "seconds": round(took_s, 6)}
+        )
+        name = (self._fleet.name, NAME)
+        if not live.recovered.commits and not live.recovered.snapshots:
+            self._output.line(name, f"  new journal {self._running.url}")
+        else:
+            begun = ", ".join(f"{position}" for position in live.recovered.snapshots.values())
+            snapshot = f"from the snapshot at {begun}" if begun else "from the beginning of the log"
+            self._output.line(
+                name,
+                f"  recovered {agents:,} agents in {took_s:.2f} s: {found['events']:,} events in "
+                f"{found['commits']:,} commits, {snapshot}",
+            )
+        for passed_over in live.recovered.passed_over:
+            self._output.note(f"passed over: {passed_over}", "yellow")
+
+    def _tell_listening(self) -> None:
+        self._output.document(
+            {"event": "listening", "socket": str(self._path), "journal": self._running.url, "fleet": self._fleet.name}
+        )
+        self._output.line(("listening", GOOD), f" on {self._path}")
+
+    async def _show_status(self, live: Live) -> None:
+        """One line at the foot of a terminal, written anew each second."""
+        if self._output.json or not sys.stderr.isatty():
+            return
+        before, before_s = _events(live), time.monotonic()
+        while True:
+            await asyncio.sleep(STATUS_EVERY_S)
+            standing = live.standing()
+            events, now_s = _events(live), time.monotonic()
+            rate = (events - before) / (now_s - before_s)
+            before, before_s = events, now_s
+            parts = [f"{standing.agents:,} agents", f"{events:,} events", f"{rate:,.0f}/s"]
+            parts += [f"{standing.owed:,} owed"] if standing.owed else []
+            parts += [f"{standing.dead_letters:,} dead letters"] if standing.dead_letters else []
+            parts += [f"{len(standing.stopped):,} stopped"] if standing.stopped else []
+            parts.append(shown_bytes(standing.journal_bytes))
+            self._status_shown = True
+            with contextlib.suppress(OSError):
+                sys.stderr.write("\r\x1b[K" + " · ".join(parts))
+                sys.stderr.flush()
+
+    def _clear_status(self) -> None:
+        if self._status_shown:
+            self._status_shown = False
+            with contextlib.suppress(OSError):
+                sys.stderr.write("\r\x1b[K")
+                sys.stderr.flush()
+
+
+def _events(live: Live) -> int:
+    return sum(shard.state.events_count for shard in live.host.shards)

@@ -1,0 +1,123 @@
+"""`stigmergy send` and `stigmergy observe`: give a running agent a command, or tell it what was observed.
+
+The node knows the classes and reads the fields by their types; nothing is imported here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import secrets
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stigmergy.cli import exits
+from stigmergy.cli.asking import ask
+from stigmergy.cli.output import BAD, GOOD, Output
+from stigmergy.cli.places import add_place, find_socket
+from stigmergy.core.errors import ConfigError, NotRunning, Overloaded
+from stigmergy.runtime.protocol import Observe, Send
+
+COMMAND_ID_BYTES = 12
+_FIELD = re.compile(r"(?P<name>[^\W\d]\w*)(?P<sign>:?=)(?P<value>.*)", re.DOTALL)
+SEND_EXAMPLES = """examples:
+  stigmergy send Drone/D-17 StartMission mission=M1
+  stigmergy send Drone/D-17 FlyTo 'waypoints:=[[52.1, 4.3], [52.2, 4.4]]' urgent=true
+  stigmergy send Drone/D-17 StartMission mission=M1 --command-id order-4711    done once, however often it is sent
+
+A value is read as the field's type needs it; name:=VALUE gives JSON. The exit code is 1 if the agent refuses.
+"""
+OBSERVE_EXAMPLES = """example:
+  stigmergy observe Drone/D-17 BatteryMeasured percent=12.5
+"""
+
+
+def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Adds `send` and `observe`."""
+    parser = commands.add_parser(
+        "send",
+        parents=[common],
+        help="give an agent a command and wait for its answer",
+        description="Gives an agent of a running node a command, and waits until the answer is durable.",
+        epilog=SEND_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("agent", metavar="KIND/NAME", help="who gets it, such as Drone/D-17")
+    parser.add_argument("command", metavar="COMMAND", help="which command, such as StartMission")
+    parser.add_argument("fields", metavar="FIELD=VALUE", nargs="*", help="its fields")
+    parser.add_argument("--command-id", metavar="ID", help="the same id again gets the same answer and does nothing")
+    add_place(parser)
+    parser.set_defaults(run=send)
+    parser = commands.add_parser(
+        "observe",
+        parents=[common],
+        help="tell an agent what was observed",
+        description="Tells an agent of a running node an event that was observed; it cannot be refused.",
+        epilog=OBSERVE_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("agent", metavar="KIND/NAME", help="who gets it, such as Drone/D-17")
+    parser.add_argument("event", metavar="EVENT", help="which event, such as BatteryMeasured")
+    parser.add_argument("fields", metavar="FIELD=VALUE", nargs="*", help="its fields")
+    add_place(parser)
+    parser.set_defaults(run=observe)
+
+
+def send(arguments: argparse.Namespace, output: Output) -> int:
+    """Sends a command."""
+    fields, texts = read_fields(arguments.fields)
+    # The id is made here, so that a command whose answer was lost can be sent again.
+    command_id = arguments.command_id or secrets.token_hex(COMMAND_ID_BYTES)
+    path = find_socket(arguments)
+    request = Send(agent=arguments.agent, command=arguments.command, fields=fields, texts=texts, command_id=command_id)
+    answer = _sent(path, request, command_id)
+    output.document({"agent": arguments.agent, "command": arguments.command, "command_id": command_id, **answer})
+    if answer["accepted"]:
+        output.line(("accepted", GOOD), f"  {arguments.agent} at position {answer['position']}")
+        return exits.OK
+    output.line(("refused", BAD), f"  {answer['reason']}")
+    return exits.REFUSED
+
+
+def observe(arguments: argparse.Namespace, output: Output) -> int:
+    """Sends an observed event."""
+    fields, texts = read_fields(arguments.fields)
+    path = find_socket(arguments)
+    ask(path, Observe(agent=arguments.agent, event=arguments.event, fields=fields, texts=texts))
+    output.document({"agent": arguments.agent, "event": arguments.event, "observed": True})
+    output.line(("observed", GOOD), f"  {arguments.agent}")
+    return exits.OK
+
+
+def read_fields(arguments: list[str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Splits FIELD=VALUE and FIELD:=JSON into values and texts."""
+    fields: dict[str, Any] = {}
+    texts: dict[str, str] = {}
+    for argument in arguments:
+        found = _FIELD.fullmatch(argument)
+        if found is None:
+            raise ConfigError(
+                f"{argument!r} is not FIELD=VALUE; write it like mission=M1, or mission:='\"M1\"' as JSON"
+            )
+        name, value = found["name"], found["value"]
+        if name in fields or name in texts:
+            raise ConfigError(f"the field {name!r} is given twice; give it once")
+        if found["sign"] == "=":
+            texts[name] = value
+            continue
+        try:
+            fields[name] = msgspec.json.decode(value)
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"{name}:={value} is not JSON ({error}); for a plain text write {name}=…") from None
+    return fields, texts
+
+
+def _sent(path: Path, request: Send, command_id: str) -> dict[str, Any]:
+    try:
+        answer: dict[str, Any] = ask(path, request)
+        return answer
+    except (NotRunning, Overloaded) as error:
+        text = f"{error}; whether the command was taken is unknown: send it again with --command-id {command_id}"
+        raise type(error)(text) from None

@@ -1,0 +1,78 @@
+"""`stigmergy state`: what an agent's state is, or was at a position or a time.
+
+A running node answers for itself. Otherwise the journal is read, for which the user's classes are needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from typing import Any
+
+from stigmergy.cli import exits
+from stigmergy.cli.asking import ask
+from stigmergy.cli.output import BAD, HEADING, NAME, Output, shown
+from stigmergy.cli.places import add_place, find_fleet, find_journal, find_running
+from stigmergy.core.errors import JournalForeign
+from stigmergy.runtime.control import described_sight
+from stigmergy.runtime.history import History, Moment, read_moment
+from stigmergy.runtime.protocol import State
+from stigmergy.wiring import inspect_journal
+
+EXAMPLES = """examples:
+  stigmergy state Drone/D-17
+  stigmergy state Drone/D-17 --at 4711                      after the commit at this position
+  stigmergy state Drone/D-17 --at 2026-11-15T08:00:00Z      after the last commit by then
+"""
+
+
+def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Adds `state`."""
+    parser = commands.add_parser(
+        "state",
+        parents=[common],
+        help="show an agent's state, now or back then",
+        description="Shows an agent's durable state, of a running node or from the journal of a stopped one.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("agent", metavar="KIND/NAME", help="whose state, such as Drone/D-17")
+    parser.add_argument("--at", metavar="TIME|POSITION", help="as it was then; a time needs its zone, such as Z")
+    add_place(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace, output: Output) -> int:
+    """Shows the state."""
+    moment = Moment() if arguments.at is None else read_moment(arguments.at)
+    path = find_running(arguments)
+    if path is not None:
+        seen = ask(path, State(agent=arguments.agent, at=arguments.at))
+    else:
+        seen = _from_journal(arguments, moment)
+    _show(seen, output)
+    return exits.OK
+
+
+def _from_journal(arguments: argparse.Namespace, moment: Moment) -> dict[str, Any]:
+    fleet = find_fleet(arguments)
+    url = find_journal(arguments)
+    journal = inspect_journal(url)
+    try:
+        if journal.identity.fleet != fleet.name:
+            raise JournalForeign(f"{url} belongs to the fleet {journal.identity.fleet!r}, not to {fleet.name!r}")
+        sight = History(journal, fleet.plans, fleet.settings.limits).look(arguments.agent, moment)
+        return described_sight(arguments.agent, sight)
+    finally:
+        asyncio.run(journal.close())
+
+
+def _show(seen: dict[str, Any], output: Output) -> None:
+    output.document(seen)
+    where = f"  position {seen['position']}" + (f", {seen['time']}" if seen["time"] else "")
+    output.line((seen["agent"], NAME), (where, HEADING))
+    output.fields((name, shown(value)) for name, value in seen["state"].items())
+    if seen["stopped"]:
+        output.line(("stopped", BAD), f"  {seen['stopped']}; go on with: stigmergy resume {seen['agent']}")
+    if not seen["known"]:
+        output.note(f"{seen['agent']} had had no input by then; this is the state it would begin with", "yellow")
