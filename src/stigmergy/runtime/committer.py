@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from msgspec import Struct
 
-from stigmergy.core.commit import Group, Signature, head_of, statement
+from stigmergy.core.commit import Group, Head, Signature, head_of, statement
 from stigmergy.core.errors import JournalFull, NotRunning
 from stigmergy.core.shard import Ready, Shard
 from stigmergy.ports.clock import Clock
@@ -98,7 +98,7 @@ class Committer:
             return
         due = self._flush_ns <= monotonic_ns or self._items >= self._batch_events_max
         due = due or (self.draining and self._flush_ns < NEVER_NS)
-        if not due or (self._housekeeping_next and self._housekeeper.busy):
+        if not due or (self._housekeeping_next and self._housekeeper.has_work(monotonic_ns)):
             self._housekeeping_next = False
             if self._flush_ns == NEVER_NS:
                 self._housekeeper.begin_if_due(monotonic_ns)
@@ -131,10 +131,22 @@ class Committer:
             self._housekeeper.sealed(ready)
         self._housekeeper.begin_if_due(monotonic_ns)
         self.flight = Flight(readies, tickets)
-        heads = [head_of(ready.sealed) for ready in readies]
+        heads = self._heads(readies)
         value = self._signer.sign(statement(heads))
         signature = Signature(self._signer.algorithm, self._signer.public_key, heads, value)
         return Group(commits=tuple(ready.sealed for ready in readies), signature=signature)
+
+    def _heads(self, readies: Sequence[Ready]) -> list[Head]:
+        """What the signature covers: the heads of the group's shards.
+
+        With a snapshot's note it covers the heads of all shards. From then on that shard is read from the snapshot
+        on, and a signature before it, which may be the only one over another shard's head, is not seen any more.
+        """
+        heads = {ready.sealed.shard: head_of(ready.sealed) for ready in readies}
+        if any(ready.commit.snapshots for ready in readies):
+            others = [shard.state.head for shard in self._shards if shard.state.position]
+            heads = {head.shard: head for head in others} | heads
+        return [heads[shard] for shard in sorted(heads)]
 
     async def _append(self, group: Group) -> None:
         try:

@@ -115,17 +115,38 @@ class Host:
 
     async def start(self) -> Recovered:
         """Recovers from the journal and begins to take turns. Raises, with nothing changed, if it cannot be trusted."""
+        try:
+            recovered = self._recover()
+            self._check_signer()
+            self._check_receivers()
+        except Exception as error:
+            self.failure = error
+            self.intake.close(str(error))
+            raise
+        monotonic_ns, now_ns = self.clock.monotonic_ns(), self._now_ns()
+        for shard in self.shards:
+            for timer in shard.state.timers.all():
+                self._alarms.set(shard.state.shard, timer, now_ns, monotonic_ns)
+            for address in shard.state.agents:
+                self._staleness.refresh(address, None, monotonic_ns)
+        self._ring(now_ns, monotonic_ns)
+        for shard in self.shards:
+            self._release(shard.state.shard, list(shard.state.outbox.owed()))
+            for address in shard.state.stopped:
+                # Whether its safe action went out before the node stopped is not known.
+                self._make_safe(shard, address, "stopped by its supervision before this start", journal=True)
+        self._wake()
+        return recovered
+
+    def _recover(self) -> Recovered:
         declaration = self.declaration
         recovery = Recovery(self.journal, declaration.plans, self._verifier, self.settings.limits)
         recovered = recovery.recover()
         self.shards.extend(Shard(state, declaration.shards) for state in recovered.states)
         self._durable = [state.position for state in recovered.states]
-        self._check_signer()
-        self._check_receivers()
-        monotonic_ns = self.clock.monotonic_ns()
         self.housekeeper = Housekeeper(self.shards, self.journal, self.settings, self.clock, self._snapshot_stored)
-        for number in range(declaration.shards):
-            self.housekeeper.adopt(number, self.journal.snapshots(number))
+        for number, basis in enumerate(recovered.bases):
+            self.housekeeper.adopt(number, basis)
         self.committer = Committer(
             self.shards,
             self.journal,
@@ -136,20 +157,13 @@ class Host:
             self._written,
             self._fail,
         )
-        now_ns = self._now_ns()
-        for shard in self.shards:
-            for timer in shard.state.timers.all():
-                self._alarms.set(shard.state.shard, timer, now_ns, monotonic_ns)
-            for address in shard.state.agents:
-                self._staleness.refresh(address, None, monotonic_ns)
-        self._ring(now_ns, monotonic_ns)
-        for shard in self.shards:
-            self._release(shard.state.shard, list(shard.state.outbox.owed()))
-        self._wake()
         return recovered
 
     async def stop(self) -> None:
         """Takes nothing more, finishes what was taken, waits for effects under way, writes it all, and closes."""
+        if not self.shards:  # it never started
+            await self.journal.close()
+            return
         self.intake.close("the node is stopping")
         self.committer.draining = True
         deadline_s = self._loop_time() + self.settings.drain_s

@@ -12,13 +12,14 @@ from typing import Any
 from msgspec import Struct
 
 from stigmergy.core.commit import SnapshotNote
-from stigmergy.core.errors import JournalFull
+from stigmergy.core.errors import DefinitionError, JournalFull
 from stigmergy.core.inputs import SnapshotStored
 from stigmergy.core.messages import SECOND_NS
 from stigmergy.core.shard import Ready, Shard
 from stigmergy.core.snapshot import SnapshotTaking
 from stigmergy.ports.clock import Clock
 from stigmergy.ports.journal import Journal, SnapshotPart
+from stigmergy.runtime.recovery import Basis
 from stigmergy.runtime.settings import Settings
 
 CHAINS_KEPT = 2
@@ -55,6 +56,8 @@ class _ShardRecord(Struct):
     taken_changed: dict[str, None] = {}
     noted: list[tuple[int, int]] = []
     """Finished snapshots, oldest first: position and base."""
+    stands_alone: bool = False
+    """Whether the newest snapshot was made by this run, so that an incremental one may add to it."""
     awaiting_note: tuple[SnapshotNote, int] | None = None
 
 
@@ -78,11 +81,26 @@ class Housekeeper:
         self._last_check_ns = now_ns
         self._obsolete: list[tuple[int, int]] = []
         """Snapshots to drop: shard and position."""
+        self._no_room = False
+        """Even dropping found no room: it is tried again with the next check of retention."""
         self.counters = HousekeepingCounters()
 
-    def adopt(self, shard: int, positions: list[int]) -> None:
-        """After a restart: the snapshots that are stored. The first new one is full, so that it stands on its own."""
-        self._records[shard].noted = [(position, 0) for position in positions]
+    def adopt(self, shard: int, basis: Basis) -> None:
+        """After a restart: what the shard was recovered from. The first new snapshot is full, so that it stands alone.
+
+        A snapshot newer than the one that was used is no snapshot: it was never finished, or is damaged. Nothing may
+        be dropped on account of it. An older one covers less, so it does no harm as the one to fall back on.
+        """
+        record = self._records[shard]
+        record.events, record.tail_bytes = basis.tail_events, basis.tail_bytes
+        record.size_bytes = basis.snapshot_bytes
+        used = basis.chain[-1][0] if basis.chain else 0
+        in_chain = dict(basis.chain)
+        for position in self._journal.snapshots(shard):
+            if position > used:
+                self._obsolete.append((shard, position))
+            else:
+                record.noted.append((position, in_chain.get(position, 0)))
 
     def sealed(self, ready: Ready) -> None:
         """A commit was sealed: counts it, and keeps images for a snapshot under way."""
@@ -114,18 +132,18 @@ class Housekeeper:
         for record in self._records:
             if record.taking is not None:
                 return self._write_part(record)
-        if self._obsolete:
-            shard, position = self._obsolete.pop()
-            return self._journal.drop_snapshot(shard, position)
-        if monotonic_ns - self._last_check_ns >= int(self._settings.retention.check_every_s * SECOND_NS):
+        if self._obsolete and not self._no_room:
+            return self._drop_snapshot()
+        if self._check_due(monotonic_ns):
             self._last_check_ns = monotonic_ns
+            self._no_room = False
             return self._retain(wall_ns)
         return None
 
-    @property
-    def busy(self) -> bool:
-        """Whether a snapshot is under way."""
-        return any(record.taking is not None for record in self._records)
+    def has_work(self, monotonic_ns: int) -> bool:
+        """Whether there is something to write, so that commits and this take turns."""
+        taking = any(record.taking is not None for record in self._records)
+        return taking or (bool(self._obsolete) and not self._no_room) or self._check_due(monotonic_ns)
 
     def durable(self, ready: Ready) -> None:
         """A commit is on disk: a snapshot that it notes counts from now on, and older ones may go."""
@@ -136,15 +154,23 @@ class Housekeeper:
             _, base = record.awaiting_note
             record.awaiting_note = None
             record.noted.append((note.position, base))
+            record.stands_alone = True
             self.counters.snapshots += 1
             self._plan_obsolete(record)
 
     async def make_room(self) -> bool:
-        """The disk is full: drops everything that may be dropped; whether that was anything."""
+        """The disk is full: drops everything that may be dropped; whether that was anything. Raises JournalFull."""
+        for record in self._records:
+            if record.taking is not None:
+                self._give_up(record, record.taking)
+        made_room = bool(self._obsolete)
+        while self._obsolete:
+            await self._journal.drop_snapshot(*self._obsolete[-1])
+            self._obsolete.pop()
         before = self.counters.commits_dropped
         for record in self._records:
             await self._drop(record, self._droppable(record))
-        return self.counters.commits_dropped > before
+        return made_room or self.counters.commits_dropped > before
 
     def _begin(self, record: _ShardRecord, monotonic_ns: int) -> None:
         state = record.shard.state
@@ -156,11 +182,13 @@ class Housekeeper:
             depth += 1
         incremental = (
             bool(record.noted)
-            and self.counters.snapshots > 0
+            and record.stands_alone
             and depth < self._settings.snapshots.incremental_max
             and 2 * len(record.changed) <= len(state.agents)
         )
         base = record.noted[-1][0] if incremental else 0
+        # What was left of an unfinished snapshot of this position is replaced, and must not be dropped any more.
+        self._obsolete = [one for one in self._obsolete if one != (state.shard, state.position)]
         record.taking = SnapshotTaking(state, base=base, changed=record.changed if incremental else None)
         record.taken_changed, record.changed = record.changed, {}
         record.events = record.tail_bytes = 0
@@ -171,17 +199,17 @@ class Housekeeper:
         if taking is None:
             return
         number = taking.parts_count
-        body = taking.next_part(record.shard.open_images)
+        try:
+            body = taking.next_part(record.shard.open_images)
+        except DefinitionError:
+            self._give_up(record, taking)
+            return
         shard = record.shard.state.shard
         if body is not None:
             try:
                 await self._journal.put_snapshot(shard, taking.position, [SnapshotPart(part=number, body=body)])
             except JournalFull:
-                # A snapshot can wait; the log goes on. What it had changed counts for the next one.
-                record.taking = None
-                record.changed = {**record.taken_changed, **record.changed}
-                self.counters.snapshots_given_up += 1
-                self._obsolete.append((shard, taking.position))
+                self._give_up(record, taking)
             return
         note = taking.note()
         record.taking = None
@@ -190,6 +218,26 @@ class Housekeeper:
         record.awaiting_note = (note, taking.base)
         self.counters.snapshot_bytes += taking.size_bytes
         self._tell(shard, SnapshotStored(note=note))
+
+    def _give_up(self, record: _ShardRecord, taking: SnapshotTaking) -> None:
+        """A snapshot can wait; the log goes on. What it had changed counts for the next one."""
+        record.taking = None
+        _merge_changed(record)
+        record.changed = {**record.taken_changed, **record.changed}
+        self.counters.snapshots_given_up += 1
+        self._obsolete.append((record.shard.state.shard, taking.position))
+
+    async def _drop_snapshot(self) -> None:
+        shard, position = self._obsolete[-1]
+        try:
+            await self._journal.drop_snapshot(shard, position)
+        except JournalFull:
+            self._no_room = True
+        else:
+            self._obsolete.remove((shard, position))
+
+    def _check_due(self, monotonic_ns: int) -> bool:
+        return monotonic_ns - self._last_check_ns >= int(self._settings.retention.check_every_s * SECOND_NS)
 
     def _plan_obsolete(self, record: _ShardRecord) -> None:
         """Keeps the newest snapshots with what they add to; the others are dropped when there is time."""
@@ -233,7 +281,11 @@ class Housekeeper:
                 first = self._journal.first_position(record.shard.state.shard)
                 count = record.shard.state.position - first + 1
                 upto = max(upto, first - 1 + int(count * (1 - rule.keep_bytes / size.bytes_used)) + 1)
-            await self._drop(record, min(upto, limit))
+            try:
+                await self._drop(record, min(upto, limit))
+            except JournalFull:
+                # To drop takes a little room as well. Without it the log goes on as long as it can.
+                self._no_room = True
 
     def _last_before(self, record: _ShardRecord, limit: int, time_ns: int) -> int:
         """The last position, up to a limit, whose commit is older than this: found by halving."""

@@ -21,6 +21,16 @@ from stigmergy.ports.trust import Verifier
 from stigmergy.runtime.signatures import SignatureCheck
 
 
+class Basis(Struct, frozen=True):
+    """What a shard was recovered from."""
+
+    chain: tuple[tuple[int, int], ...] = ()
+    """The snapshot and those it adds to, oldest first: position and base. None for a shard replayed from its start."""
+    snapshot_bytes: int = 0
+    tail_events: int = 0
+    tail_bytes: int = 0
+
+
 class Recovered(Struct):
     """What recovery found, for people and for the host."""
 
@@ -30,6 +40,8 @@ class Recovered(Struct):
     signatures: int = 0
     snapshots: dict[int, int] = {}
     """Per shard the position of the snapshot it started from; shards replayed from the beginning are absent."""
+    bases: list[Basis] = []
+    """By shard."""
     passed_over: list[str] = []
     """Snapshots that could not be used, and why."""
 
@@ -90,13 +102,15 @@ class Recovery:
         for position in reversed(self._journal.snapshots(shard)):
             state = ShardState(shard, self._plans, self._limits)
             try:
-                digest = self._load(state, shard, position)
-                self._replay(state, found, note=(position, digest))
+                chain: list[tuple[int, int]] = []
+                digest, size_bytes = self._load(state, shard, position, chain)
+                tail = self._replay(state, found, note=(position, digest))
             except (_NoteMissing, FoldMismatch, JournalCorrupt) as error:
                 self._signatures.forget(shard)
                 found.passed_over.append(f"shard {shard}, snapshot at {position}: {error}")
                 continue
             found.snapshots[shard] = position
+            found.bases.append(Basis(tuple(chain), size_bytes, *tail))
             return state
         if self._journal.first_position(shard) != 1:
             raise FoldMismatch(
@@ -105,11 +119,14 @@ class Recovery:
                 "restore from a copy, or run the version that took the snapshot"
             )
         state = ShardState(shard, self._plans, self._limits)
-        self._replay(state, found, note=None)
+        tail = self._replay(state, found, note=None)
+        found.bases.append(Basis((), 0, *tail))
         return state
 
-    def _load(self, state: ShardState, shard: int, position: int) -> bytes:
-        """Loads a snapshot and those it adds to, base first; returns the digest of its stored parts."""
+    def _load(
+        self, state: ShardState, shard: int, position: int, chain: list[tuple[int, int]] | None = None
+    ) -> tuple[bytes, int]:
+        """Loads a snapshot and those it adds to, base first; returns the digest and size of its stored parts."""
         parts = [part.body for part in self._journal.read_snapshot(shard, position)]
         if not parts:
             raise JournalCorrupt(f"shard {shard}: the snapshot at {position} is not there")
@@ -117,16 +134,19 @@ class Recovery:
         if header.base:
             if header.base >= position:
                 raise JournalCorrupt(f"shard {shard}: the snapshot at {position} adds to a later one")
-            self._load(state, shard, header.base)
+            self._load(state, shard, header.base, chain)
         for part in parts[1:]:
             load_agents(state, header, part)
         load_tables(state, header.tables)
         if header.tables.position != position or header.tables.shard != shard:
             raise JournalCorrupt(f"shard {shard}: the snapshot at {position} says it is of {header.tables.position}")
-        return digest_of_parts(parts)
+        if chain is not None:
+            chain.append((position, header.base))
+        return digest_of_parts(parts), sum(len(part) for part in parts)
 
-    def _replay(self, state: ShardState, found: Recovered, note: tuple[int, bytes] | None) -> None:
-        commits = events = 0
+    def _replay(self, state: ShardState, found: Recovered, note: tuple[int, bytes] | None) -> tuple[int, int]:
+        """Replays what comes behind the state; returns how many events and bytes that were."""
+        commits = events = size_bytes = 0
         noted = note is None
         for stored in self._journal.read(state.shard, after=state.position):
             for said in self._apply(state, stored):
@@ -136,10 +156,12 @@ class Recovery:
                     noted = True
             commits += 1
             events += stored.sealed.events
+            size_bytes += len(stored.sealed.body)
         if not noted:
             raise _NoteMissing("no commit notes it, it was never finished")
         found.commits += commits
         found.events += events
+        return events, size_bytes
 
     def _apply(self, state: ShardState, stored: StoredCommit) -> list[tuple[int, bytes]]:
         sealed = stored.sealed

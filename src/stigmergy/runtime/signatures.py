@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stigmergy.core.commit import Signature, statement
+from stigmergy.core.commit import Head, Signature, statement
 from stigmergy.core.errors import BadSignature, WrongKey
 from stigmergy.core.state import ShardState
 from stigmergy.ports.journal import StoredCommit
@@ -37,8 +37,9 @@ class SignatureCheck:
         self._every_signature = every_signature
         self._last: dict[int, Signature] = {}
         """Per shard the last signature of the current signer's run, not yet verified."""
-        self._claims: dict[int, tuple[int, bytes]] = {}
-        self._verified = 0
+        self._claims: dict[int, tuple[Head, Signature]] = {}
+        """Per shard the highest head that a signature names. It may be kept with a commit of another shard."""
+        self._verified: dict[bytes, None] = {}
 
     def take(self, state: ShardState, stored: StoredCommit) -> None:
         """Takes in the signature of a commit that was just applied, if it has one."""
@@ -52,8 +53,9 @@ class SignatureCheck:
                 f"shard {shard}, position {state.position}: the signature stored here is for another commit"
             )
         for head in signature.heads:
-            if head.position >= self._claims.get(head.shard, (0, b""))[0]:
-                self._claims[head.shard] = (head.position, head.digest)
+            claim = self._claims.get(head.shard)
+            if claim is None or head.position >= claim[0].position:
+                self._claims[head.shard] = (head, signature)
         before = self._last.get(shard)
         if before is not None and (before.algorithm, before.key) != (signature.algorithm, signature.key):
             self._verify(before)
@@ -62,22 +64,26 @@ class SignatureCheck:
             self._verify(signature)
 
     def forget(self, shard: int) -> None:
-        """The shard is read again from elsewhere."""
+        """The shard is read again from elsewhere. What signatures claim stays: other shards hold some of them."""
         self._last.pop(shard, None)
-        self._claims.pop(shard, None)
 
     def finish(self, states: Sequence[ShardState]) -> int:
         """Verifies the last signature of each run, and that one covers every head; returns how many it verified."""
         for shard in sorted(self._last):
             self._verify(self._last[shard])
-        self._check_signers(states[SIGNERS_SHARD])
         for state in states:
-            if state.position and self._claims.get(state.shard) != (state.position, state.digest):
+            if not state.position:
+                continue
+            claim = self._claims.get(state.shard)
+            if claim is None or (claim[0].position, claim[0].digest) != (state.position, state.digest):
                 raise BadSignature(
                     f"shard {state.shard}: no signature covers position {state.position}, the end of its log; "
                     "it was cut or forged: compare with a copy"
                 )
-        return self._verified
+            self._verify(claim[1])
+            self._last[state.shard] = claim[1]
+        self._check_signers(states[SIGNERS_SHARD])
+        return len(self._verified)
 
     def _check_signers(self, signers_state: ShardState) -> None:
         """Each shard's last signer is enrolled, and has not signed past its revocation."""
@@ -101,7 +107,11 @@ class SignatureCheck:
                 )
 
     def _verify(self, signature: Signature) -> None:
-        self._verified += 1
+        # By the signature's own bytes and what they are over: one that was verified need not be verified again.
+        seen = signature.value + statement(signature.heads)
+        if seen in self._verified:
+            return
+        self._verified[seen] = None
         if not covers(self._verifier, signature):
             raise BadSignature(
                 f"the signature by {key_name(signature.key)} over {len(signature.heads)} heads does not verify; "
