@@ -74,7 +74,7 @@ class Intake:
 
     def deliver(self, data: bytes) -> asyncio.Future[None]:
         """Takes an envelope. The future is done when all of it is durable, and fails when it was not taken."""
-        self._check_open()
+        self.check_open()
         envelope = self._ingress.open(data)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiter = Waiter(future)
@@ -102,7 +102,7 @@ class Intake:
 
     def observe(self, address: str, event: Event) -> asyncio.Future[None]:
         """Takes one event from the embedding program. Done when it is kept as its type promises."""
-        self._check_open()
+        self.check_open()
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         body = encode(event)
         delivery = Delivery(source=LOCAL, items=[(address, body)], size_bytes=len(body) + 64)
@@ -120,7 +120,7 @@ class Intake:
         self, address: str, command: Command | bytes, command_id: str, source: str = LOCAL
     ) -> asyncio.Future[Verdict]:
         """Takes a command. The future holds the answer, once it is durable."""
-        self._check_open()
+        self.check_open()
         body = command if isinstance(command, bytes) else encode(command)
         ask = Ask(agent=address, command_id=command_id, command=body, source=source)
         shard = self.shard_of(address)
@@ -137,7 +137,7 @@ class Intake:
 
     def take(self, shard: int, one: Input) -> asyncio.Future[None]:
         """Takes an input of an operator: a retry, an enrolment. Done when what followed from it is durable."""
-        self._check_open()
+        self.check_open()
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._mailbox.put_inside(Letter(shard=shard, input=one, tickets=(Waiter(future),)))
         self._wake()
@@ -210,6 +210,7 @@ class Intake:
             parts[self.shard_of(item[0])][number] = item
         return parts
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raises NotRunning once nothing is taken any more."""
         if self._closed is not None:
             raise NotRunning(f"{self._closed}; nothing was taken")

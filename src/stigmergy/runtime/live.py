@@ -16,7 +16,7 @@ from msgspec import Struct, structs
 from stigmergy.core.agent import Agent
 from stigmergy.core.commit import Head
 from stigmergy.core.errors import UnknownKind
-from stigmergy.core.inputs import EnrollSigner, LetterDropped, LetterRetried, ResumeAgent, RevokeSigner, Verdict
+from stigmergy.core.inputs import EnrollSigner, Input, LetterDropped, LetterRetried, ResumeAgent, RevokeSigner, Verdict
 from stigmergy.core.memory import Letter
 from stigmergy.core.messages import Command, Event
 from stigmergy.ports.clock import Entropy
@@ -88,12 +88,16 @@ class Live:
         return shard.state.new_agent(address, plan) if agent is None else plan.copy(agent)
 
     def agents(self, kind: str | type[Agent] | None = None) -> list[str]:
-        """The addresses of all agents that have had an input, sorted; of one kind, if given."""
+        """The addresses of all agents that are on disk, sorted; of one kind, if given."""
         name = kind if isinstance(kind, str) or kind is None else kind.__agent_kind__
         if name is not None and name not in self._host.declaration.plans:
             raise UnknownKind(f"{name!r} is no agent kind here; there are {', '.join(self._host.declaration.plans)}")
         addresses = [address for shard in self._host.shards for address in shard.state.agents]
-        return sorted(address for address in addresses if name is None or address.startswith(f"{name}/"))
+        return sorted(
+            address
+            for address in addresses
+            if (name is None or address.startswith(f"{name}/")) and self._host.durable_image(address) is not None
+        )
 
     def dead_letters(self) -> list[Letter]:
         """Inputs that failed, oldest first."""
@@ -101,23 +105,27 @@ class Live:
 
     def retry(self, letter: Letter) -> None:
         """Gives a dead letter to its agent once more, as the next input."""
-        self._host.intake.put_inside(_shard_of_letter(letter), LetterRetried(letter.letter))
+        self._put(_shard_of_letter(letter), LetterRetried(letter.letter))
 
     def drop(self, letter: Letter) -> None:
         """Gives a dead letter up."""
-        self._host.intake.put_inside(_shard_of_letter(letter), LetterDropped(letter.letter))
+        self._put(_shard_of_letter(letter), LetterDropped(letter.letter))
 
     def resume(self, address: str, by: str) -> None:
         """Lets an agent go on that its supervision has stopped."""
-        self._host.intake.put_inside(self._host.intake.shard_of(address), ResumeAgent(address, by))
+        self._put(self._host.intake.shard_of(address), ResumeAgent(address, by))
 
     def enroll_signer(self, algorithm: int, public_key: bytes) -> None:
         """Lets another key sign from the next commit on."""
-        self._host.intake.put_inside(0, EnrollSigner(algorithm, public_key))
+        self._put(0, EnrollSigner(algorithm, public_key))
 
     def revoke_signer(self, algorithm: int, public_key: bytes, last_position: int) -> None:
         """A key's signatures count up to this position and no further."""
-        self._host.intake.put_inside(0, RevokeSigner(algorithm, public_key, last_position))
+        self._put(0, RevokeSigner(algorithm, public_key, last_position))
+
+    def _put(self, shard: int, one: Input) -> None:
+        self._host.intake.check_open()
+        self._host.intake.put_inside(shard, one)
 
     def standing(self) -> Standing:
         """Where this node stands."""
