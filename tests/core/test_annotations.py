@@ -1,0 +1,156 @@
+"""Which types can be changed in place, and how annotations are found wherever a class is defined."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import typing
+from collections.abc import Mapping, MutableMapping, MutableSequence, MutableSet, Sequence
+from typing import Annotated, Any, ClassVar
+
+import pytest
+from msgspec import Struct
+
+from stigmergy.core.annotations import first_mutable, parameters_of, resolve_hints, union_members
+from stigmergy.core.errors import DefinitionError
+
+
+class Loose(Struct):
+    a: int = 0
+
+
+class Firm(Struct, frozen=True):
+    a: int = 0
+
+
+class FirmWithList(Struct, frozen=True):
+    items: list[int]
+
+
+class Node(Struct, frozen=True):
+    children: tuple[Node, ...] = ()
+
+
+class Pair(typing.NamedTuple):
+    a: int
+    b: list[int]
+
+
+class Typed(typing.TypedDict):
+    a: int
+
+
+@dataclasses.dataclass
+class LooseData:
+    a: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class FirmData:
+    a: int = 0
+
+
+@pytest.mark.parametrize(
+    ("hint", "found"),
+    [
+        (int, None),
+        (str | None, None),
+        (bytes, None),
+        (tuple[int, ...], None),
+        (frozenset[str], None),
+        (Mapping[str, int], None),
+        (Sequence[int], None),
+        (Firm, None),
+        (FirmData, None),
+        (Node, None),
+        (typing.Literal["a"], None),
+        (Annotated[int, "metres"], None),
+        (ClassVar[list[int]], None),
+        (list[int], "list"),
+        (typing.List[int], "list"),  # noqa: UP006
+        (dict[str, int], "dict"),
+        (set[int], "set"),
+        (bytearray, "bytearray"),
+        (collections.deque[int], "deque"),
+        (collections.defaultdict[str, int], "defaultdict"),
+        (collections.Counter[str], "dict"),
+        (MutableMapping[str, int], "dict"),
+        (MutableSequence[int], "list"),
+        (MutableSet[int], "set"),
+        (tuple[int, list[int]], "list"),
+        (int | list[int], "list"),
+        (Annotated[list[int], "few"], "list"),
+        (Any, "Any"),
+        (object, "Any"),
+        (Loose, "Loose"),
+        (LooseData, "LooseData"),
+        (FirmWithList, "list"),
+        (Pair, "list"),
+        (Typed, "dict"),
+    ],
+)
+def test_what_can_be_changed_in_place(hint: Any, found: str | None) -> None:
+    assert first_mutable(hint) == found
+
+
+def test_hints_of_a_class_inside_a_function() -> None:
+    class Inner(Struct):
+        a: int
+
+    class Outer(Struct):
+        inner: Inner
+        itself: Outer | None = None
+
+    assert resolve_hints(Outer, "Outer") == {"inner": Inner, "itself": Outer | None}
+
+
+def test_the_nearest_function_wins() -> None:
+    Name = int
+
+    def nearer() -> dict[str, Any]:
+        Name = str
+
+        class Holder:
+            value: Name  # type: ignore[valid-type]
+
+        return resolve_hints(Holder, "Holder")
+
+    assert nearer() == {"value": str}
+    assert Name is int
+
+
+def test_a_name_that_is_nowhere() -> None:
+    def handler(self: Any, event: Missing) -> None:  # type: ignore[name-defined]  # noqa: F821
+        pass
+
+    with pytest.raises(DefinitionError, match=r"Drone\.handler: the annotation names 'Missing'"):
+        resolve_hints(handler, "Drone.handler")
+
+
+def test_a_class_at_the_bottom_of_a_deep_stack() -> None:
+    def descend(levels: int) -> None:
+        if levels:
+            descend(levels - 1)
+            return
+
+        class Deep:
+            value: Missing  # type: ignore[name-defined]  # noqa: F821
+
+        resolve_hints(Deep, "Deep")
+
+    with pytest.raises(DefinitionError, match="Missing"):
+        descend(40)
+
+
+def test_members_of_a_union() -> None:
+    assert union_members(int | str) == (int, str)
+    assert union_members(typing.Optional[int]) == (int, type(None))  # noqa: UP045
+    assert union_members(int) == (int,)
+
+
+def test_parameters_of_a_function() -> None:
+    def function(a: int, b: int, *c: int, d: int = 0) -> None:
+        e = a
+        del e
+
+    assert parameters_of(function) == ["a", "b"]
