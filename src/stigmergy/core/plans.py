@@ -66,13 +66,7 @@ class AgentPlan(Struct, frozen=True):
         """The plan of a message type; one without handlers for an event that the agent only yields."""
         plan = self.plans.get(message)
         if plan is None:
-            plan = _plan(message, Handlers(), {}, ())
-            if plan.tag in self.known_tags:
-                raise DefinitionError(
-                    f"{self.cls.__qualname__}: {message.__module__}.{message.__qualname__} has the tag {plan.tag} of "
-                    "another message that this agent handles; give one of them name=… or version=…"
-                )
-            self.plans[message] = plan
+            plan = self.plans[message] = _plan(message, Handlers(), {}, ())
         return plan
 
     def handles(self, message: type[Message]) -> bool:
@@ -91,13 +85,19 @@ class AgentPlan(Struct, frozen=True):
 
     def written(self, event: Message) -> tuple[Message, bytes]:
         """The event as a replay will see it, and its bytes. Raises TypeError if it does not survive them."""
-        plan, body = self.plan_for(type(event)), encode(event)
-        if plan.tag not in self.known_tags:
+        cls, body = type(event), encode(event)
+        if spec_of(cls).tag not in self.known_tags:
             return event, body
         try:
-            return self.decode(body), body
+            again = self.decode(body)
         except msgspec.ValidationError as error:
-            raise TypeError(f"{type(event).__name__} cannot be read back from its own bytes: {error}") from None
+            raise TypeError(f"{cls.__name__} cannot be read back from its own bytes: {error}") from None
+        if type(again) is not cls and newer_version(cls) is None:
+            raise TypeError(
+                f"{cls.__module__}.{cls.__qualname__} has the tag {spec_of(cls).tag} of another message that "
+                f"{self.cls.__qualname__} handles; give one of them name=… or version=…"
+            )
+        return again, body
 
     def decode_kept(self, body: bytes) -> Message | None:
         """Decodes an event from our own log; None for a type that nothing of this agent is for any more."""
@@ -121,6 +121,7 @@ def plan_agent(cls: type[Agent]) -> AgentPlan:
         handled.setdefault(rule.event, Handlers())
     for message in handled:
         _check_is_newest(cls, message)
+    restore = _restorer(cls)
     watched = tuple(rule.event for rule in stale_rules)
     plans = {
         message: _plan(message, _with_types_kept(cls, message, handlers), windows, watched)
@@ -140,7 +141,7 @@ def plan_agent(cls: type[Agent]) -> AgentPlan:
         safe_actions=tuple(_declared(cls, SafeAction)),
         supervision=next(iter(_declared(cls, Supervise)), GO_ON),
         copy=_deep_copier(cls) if has_mutable_fields(cls) else _shallow_copy(cls),
-        restore=_restorer(cls),
+        restore=restore,
     )
 
 

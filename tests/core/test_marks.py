@@ -1,0 +1,66 @@
+"""Marks: nothing is consumed twice, a gap is not passed over, an owner who was replaced is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from stigmergy.core.commit import MarkMoved
+from stigmergy.core.errors import Overloaded, SequenceGap, StaleEpoch
+from stigmergy.core.marks import Marks
+
+
+def at(sequence: int, epoch: int = 0, incarnation: int = 0) -> Marks:
+    marks = Marks()
+    marks.move(MarkMoved("s", incarnation, epoch, sequence))
+    return marks
+
+
+def test_semantics_2_a_source_starts_at_one() -> None:
+    marks = Marks()
+    assert marks.consumed("s", 0) == 0
+    assert marks.epoch("s", 0) == 0
+    assert marks.admit("s", 0, 0, 1) == 0
+
+
+def test_semantics_2_what_was_consumed_is_passed_over() -> None:
+    assert at(5).admit("s", 0, 0, 6) == 0
+    assert at(5).admit("s", 0, 0, 3) == 3
+
+
+def test_semantics_2_a_gap_waits() -> None:
+    with pytest.raises(SequenceGap, match="source 's': expected sequence 6, got 8; send what lies between, or declare"):
+        at(5).admit("s", 0, 0, 8)
+
+
+def test_semantics_2_a_new_incarnation_counts_anew() -> None:
+    assert at(5).admit("s", 1, 0, 1) == 0
+    assert at(5).consumed("s", 1) == 0
+
+
+def test_semantics_4_a_lower_epoch_is_refused() -> None:
+    marks = at(5, epoch=3)
+    assert marks.epoch("s", 0) == 3
+    with pytest.raises(StaleEpoch, match="epoch 2 is over, 3 has begun; stop, another owner has taken over"):
+        marks.admit("s", 0, 2, 6)
+    assert marks.admit("s", 0, 4, 6) == 0
+
+
+def test_a_mark_never_goes_back() -> None:
+    marks = at(5, epoch=3)
+    marks.move(MarkMoved("s", 0, 1, 2))
+    assert (marks.consumed("s", 0), marks.epoch("s", 0)) == (5, 3)
+
+
+def test_sources_are_bounded() -> None:
+    marks = Marks(sources_count_max=1)
+    marks.move(MarkMoved("s", 0, 0, 1))
+    assert marks.admit("s", 0, 0, 2) == 0
+    with pytest.raises(Overloaded, match="source 't': 1 sources are known already; raise sources_count_max"):
+        marks.admit("t", 0, 0, 1)
+
+
+def test_all_marks_come_in_a_fixed_order() -> None:
+    marks = Marks()
+    for source, incarnation in (("b", 0), ("a", 1), ("a", 0)):
+        marks.move(MarkMoved(source, incarnation, 0, 1))
+    assert [(mark.source, mark.incarnation) for mark in marks.all()] == [("a", 0), ("a", 1), ("b", 0)]

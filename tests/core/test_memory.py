@@ -1,0 +1,90 @@
+"""The tables beside the agents: what they remember, for how long, and what leaves first."""
+
+from __future__ import annotations
+
+from stigmergy.core.memory import Answers, Failures, Letter, Letters, Remembered
+from stigmergy.core.messages import SECOND_NS
+
+
+def answer(name: str, time_ns: int = 0) -> Remembered:
+    return Remembered(name, time_ns, position=1, refused=None)
+
+
+def letter(name: str, size: int = 1) -> Letter:
+    return Letter(name, "Drone/a", "s", "error", b"x" * size)
+
+
+def test_answers_are_remembered_until_they_are_too_old() -> None:
+    answers = Answers(age_ns_max=10)
+    answers.put(answer("a", 0))
+    answers.put(answer("b", 5))
+    answers.prune(10)
+    assert answers.get("a") == answer("a")
+    answers.prune(11)
+    assert answers.get("a") is None
+    assert answers.all() == [answer("b", 5)]
+    answers.prune(100)
+    assert answers.all() == []
+
+
+def test_answers_past_the_limit_leave_oldest_first() -> None:
+    answers = Answers(count_max=2)
+    for name in "abc":
+        answers.put(answer(name))
+    answers.prune(0)
+    assert [one.command_id for one in answers.all()] == ["b", "c"]
+    other = Answers()
+    other.restore(answers.all())
+    assert other.all() == answers.all()
+
+
+def test_letters_are_taken_once() -> None:
+    letters = Letters()
+    letters.put(letter("a"))
+    assert letters.get("a") == letter("a")
+    letters.take("a")
+    letters.take("a")
+    assert letters.get("a") is None
+
+
+def test_letters_past_the_limits_leave_oldest_first() -> None:
+    letters = Letters(count_max=2)
+    for name in "abc":
+        letters.put(letter(name))
+    assert [one.letter for one in letters.all()] == ["b", "c"]
+
+
+def test_letters_are_bounded_by_bytes_also_after_a_restart() -> None:
+    letters = Letters(bytes_max=10)
+    for name in "ab":
+        letters.put(letter(name, 5))
+    again = Letters(bytes_max=10)
+    again.restore(letters.all())
+    for table in (letters, again):
+        table.put(letter("c", 4))
+        assert [one.letter for one in table.all()] == ["b", "c"]
+        table.take("c")
+        table.put(letter("d", 5))
+        assert [one.letter for one in table.all()] == ["b", "d"]
+
+
+def test_failures_are_counted_within_their_time() -> None:
+    failures = Failures()
+    for second in (1, 2, 10):
+        failures.add("Drone/a", second * SECOND_NS, within_s=9)
+    assert failures.lately("Drone/a", 10 * SECOND_NS, within_s=9) == 2
+    assert failures.lately("Drone/b", 10 * SECOND_NS, within_s=9) == 0
+    assert failures.all() == [("Drone/a", [2 * SECOND_NS, 10 * SECOND_NS])]
+    other = Failures()
+    other.restore(failures.all())
+    assert other.lately("Drone/a", 10 * SECOND_NS, within_s=1) == 1
+    failures.forget("Drone/a")
+    failures.forget("Drone/a")
+    assert failures.all() == []
+
+
+def test_failures_are_bounded() -> None:
+    failures = Failures()
+    for number in range(1_005):
+        failures.add("Drone/a", number, within_s=60)
+    assert failures.lately("Drone/a", 1_005, within_s=60) == 1_000

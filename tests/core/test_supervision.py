@@ -1,0 +1,38 @@
+"""Declarations about going wrong are checked where they are written."""
+
+import pytest
+
+from stigmergy.core.errors import DefinitionError
+from stigmergy.core.messages import Action, Event
+from stigmergy.core.supervision import FACTS, FRAMEWORK_EVENTS, Supervise, WhenStale
+
+
+class Beat(Event):
+    pass
+
+
+class Land(Action):
+    pass
+
+
+@pytest.mark.parametrize("after_s", [0, -1, 86_401, float("nan")])
+def test_a_staleness_rule_is_bounded(after_s: float) -> None:
+    with pytest.raises(DefinitionError, match=r"WhenStale\(after_s=.*give more than 0 and at most a day of seconds"):
+        WhenStale(Beat, after_s=after_s, then=Land())
+
+
+def test_a_supervision_is_bounded() -> None:
+    assert Supervise(stop_after=1).within_s == 60.0
+    with pytest.raises(DefinitionError, match=r"Supervise\(stop_after=0\): give at least 1"):
+        Supervise(stop_after=0)
+    for within_s in (0, -1, float("nan"), 1e9):
+        with pytest.raises(DefinitionError, match=r"Supervise\(within_s=.*give more than 0 and at most a year"):
+            Supervise(stop_after=1, within_s=within_s)
+
+
+def test_a_staleness_rule_of_an_hour() -> None:
+    assert WhenStale(Beat, after_s=3600, then=Land()).then == Land()
+
+
+def test_every_framework_event_is_a_fact() -> None:
+    assert set(FRAMEWORK_EVENTS) < set(FACTS)

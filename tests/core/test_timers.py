@@ -1,0 +1,78 @@
+"""The table of timers, the order in which they fire, and the bytes they are kept as."""
+
+from __future__ import annotations
+
+import pytest
+
+from stigmergy.core.codec import encode
+from stigmergy.core.effects import CancelWake, WakeMe, WakeMeAt
+from stigmergy.core.errors import JournalCorrupt
+from stigmergy.core.messages import SECOND_NS, Effect
+from stigmergy.core.timers import Timer, Timers, TimerSet, read_timer, timer_body
+
+
+def test_durations_become_due_times() -> None:
+    assert read_timer(timer_body(WakeMe(name="a", after_s=1.5), 10)) == TimerSet("a", 10 + 3 * SECOND_NS // 2)
+    assert read_timer(timer_body(WakeMeAt(name="a", at_s=2), 10)) == TimerSet("a", 2 * SECOND_NS, follows_wall=True)
+    assert read_timer(timer_body(CancelWake(name="a"), 10)) == TimerSet("a", None)
+
+
+@pytest.mark.parametrize("after_s", [-1, float("nan"), float("inf"), 86_400 * 3661])
+def test_a_duration_is_bounded(after_s: float) -> None:
+    with pytest.raises(ValueError, match="give 0 seconds to ten years"):
+        timer_body(WakeMe(name="a", after_s=after_s), 0)
+
+
+@pytest.mark.parametrize("at_s", [float("nan"), float("inf"), 1e300])
+def test_a_moment_is_bounded(at_s: float) -> None:
+    with pytest.raises((ValueError, OverflowError)):
+        timer_body(WakeMeAt(name="a", at_s=at_s), 0)
+
+
+@pytest.mark.parametrize("effect", [WakeMe(name="window:x", after_s=1), WakeMeAt(name="window:x", at_s=1)])
+def test_names_of_windows_are_not_for_agents(effect: Effect) -> None:
+    with pytest.raises(ValueError, match="'window:x': names with 'window:' belong to windows; choose another"):
+        timer_body(effect, 0)
+
+
+def test_an_effect_that_nobody_carries_out() -> None:
+    class Odd(Effect):
+        pass
+
+    with pytest.raises(TypeError, match="Odd is no effect that anybody carries out; subclass Action or Work"):
+        timer_body(Odd(), 0)
+
+
+def test_bytes_that_are_no_timer() -> None:
+    with pytest.raises(JournalCorrupt, match="a timer does not decode"):
+        read_timer(encode("timer"))
+
+
+def test_timers_are_set_replaced_cancelled_and_fired() -> None:
+    timers = Timers()
+    assert timers.put("Drone/a", TimerSet("x", 5)) == Timer(5, "Drone/a", "x")
+    assert timers.put("Drone/a", TimerSet("x", 7, follows_wall=True)) == Timer(7, "Drone/a", "x", True)
+    assert len(timers) == 1
+    assert timers.get("Drone/a", "x") == Timer(7, "Drone/a", "x", True)
+    assert timers.put("Drone/a", TimerSet("x", None)) is None
+    assert timers.get("Drone/a", "x") is None
+    assert timers.put("Drone/a", TimerSet("x", None)) is None
+    timers.put("Drone/a", TimerSet("x", 5))
+    timers.fire("Drone/a", "x")
+    timers.fire("Drone/a", "x")
+    assert len(timers) == 0
+
+
+def test_semantics_7_overdue_timers_fire_in_the_order_of_due_time_and_id() -> None:
+    timers = Timers()
+    for agent, name, due_ns in (("b", "x", 5), ("a", "y", 5), ("a", "x", 5), ("c", "x", 1)):
+        timers.put(agent, TimerSet(name, due_ns))
+    assert [(timer.due_ns, timer.agent, timer.name) for timer in timers.all()] == [
+        (1, "c", "x"),
+        (5, "a", "x"),
+        (5, "a", "y"),
+        (5, "b", "x"),
+    ]
+    other = Timers()
+    other.restore(timers.all())
+    assert other.all() == timers.all()

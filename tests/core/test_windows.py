@@ -1,0 +1,148 @@
+"""Windows forget as they say, count what they lose, and close their buckets once."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stigmergy.core.errors import DefinitionError
+from stigmergy.core.messages import SECOND_NS, Event
+from stigmergy.core.windows import Shape, Window
+
+
+class Sampled(Event):
+    value: float = 0.0
+    at_s: float = 0.0
+
+
+def add(window: Window[Sampled], *times: float) -> Window[Sampled]:
+    for at in times:
+        window = window.add(int(at * SECOND_NS), Sampled(value=at, at_s=at))
+    return window
+
+
+def values(window: Window[Sampled]) -> list[float]:
+    return [event.value for event in window.values]
+
+
+def test_the_last_so_many() -> None:
+    window = add(Window.last(2), 1, 2, 3)
+    assert values(window) == [2, 3]
+    assert (len(window), window.dropped) == (2, 0)
+    assert window.end_ns is None
+    assert not window.due(10**18)
+    assert window.close() is window
+
+
+def test_a_sliding_window_holds_what_is_not_older_than_its_span() -> None:
+    window = add(Window.sliding(seconds=10), 1, 5, 11)
+    assert values(window) == [5, 11]
+
+
+def test_a_sliding_window_past_its_count_drops_the_oldest_and_counts_it() -> None:
+    window = add(Window.sliding(seconds=10, count_max=2), 1, 2, 3, 4)
+    assert values(window) == [3, 4]
+    assert window.dropped == 2
+
+
+def test_a_sliding_window_by_event_time_takes_late_ones_within_its_span() -> None:
+    window = add(Window.sliding(seconds=10, by="at_s"), 20, 15, 9)
+    assert values(window) == [20, 15]
+
+
+def test_a_tumbling_window_closes_bucket_after_bucket() -> None:
+    window = add(Window.tumbling(seconds=10), 12, 19, 23)
+    assert (window.start_ns, window.end_ns) == (10 * SECOND_NS, 20 * SECOND_NS)
+    assert not window.due(20 * SECOND_NS - 1)
+    assert window.due(20 * SECOND_NS), "due exactly at its end"
+    closed = window.close()
+    assert [event.value for event in closed.closed_values] == [12, 19]
+    assert values(closed) == [23]
+    assert closed.end_ns == 30 * SECOND_NS
+    empty = closed.close()
+    assert (len(empty), empty.end_ns) == (0, None)
+
+
+def test_a_tumbling_window_waits_for_late_ones() -> None:
+    window = add(Window.tumbling(seconds=10, late_s=5), 12)
+    assert not window.due(25 * SECOND_NS - 1)
+    assert window.due(25 * SECOND_NS)
+
+
+def test_a_bucket_that_was_closed_stays_closed_though_the_clock_is_behind() -> None:
+    closed = add(Window.tumbling(seconds=10, late_s=5), 12).close()
+    again = closed.add(13 * SECOND_NS, Sampled(value=13))
+    assert again.late == 1
+    assert len(again) == 0
+    assert len(add(closed, 21)) == 1
+
+
+def test_a_window_by_event_time_closes_by_the_events() -> None:
+    window = add(Window.tumbling(seconds=10, by="at_s", late_s=5), 12, 24)
+    assert not window.due(10**18), "our own time does not count"
+    window = add(window, 25)
+    assert window.due(0)
+    window = add(window, 13)
+    assert values(window) == [12, 24, 25, 13], "late, but its bucket is still open"
+    closed = window.close()
+    assert [event.value for event in closed.closed_values] == [12, 13]
+    assert add(closed, 14).late == 1
+    assert add(closed, 21).late == 0
+
+
+def test_an_event_that_opens_an_earlier_bucket() -> None:
+    window = add(Window.tumbling(seconds=10, by="at_s", late_s=20), 25, 12)
+    assert window.start_ns == 10 * SECOND_NS
+
+
+def test_a_tumbling_window_past_its_count_drops_the_oldest() -> None:
+    window = add(Window.tumbling(seconds=10, count_max=2), 11, 12, 13)
+    assert (values(window), window.dropped) == ([12, 13], 1)
+
+
+@pytest.mark.parametrize("at", [-1.0, float("nan"), float("inf"), 1e300, 5e9])
+def test_an_event_time_that_is_none(at: float) -> None:
+    with pytest.raises((ValueError, OverflowError)):
+        Window[Sampled].sliding(seconds=1, by="at_s").add(0, Sampled(at_s=at))
+
+
+@pytest.mark.parametrize("seconds", [0, -1, 86_400 * 367, float("nan"), 1e-10])
+def test_a_span_is_bounded(seconds: float) -> None:
+    with pytest.raises(DefinitionError, match="seconds: give more than 0 and at most a year"):
+        Window.sliding(seconds=seconds)
+    with pytest.raises(DefinitionError, match="give more than 0"):
+        Window.tumbling(seconds=seconds)
+
+
+@pytest.mark.parametrize("count", [0, -1, 4097])
+def test_a_count_is_bounded(count: int) -> None:
+    with pytest.raises(DefinitionError, match="entries: give 1 to 4096"):
+        Window.last(count)
+    with pytest.raises(DefinitionError, match="give 1 to 4096"):
+        Window.sliding(seconds=1, count_max=count)
+    with pytest.raises(DefinitionError, match="give 1 to 4096"):
+        Window.tumbling(seconds=1, count_max=count)
+
+
+@pytest.mark.parametrize("late_s", [-1, float("nan"), 1e12])
+def test_lateness_is_bounded(late_s: float) -> None:
+    with pytest.raises(DefinitionError, match="give 0 to a year of seconds"):
+        Window.tumbling(seconds=1, late_s=late_s)
+
+
+@given(st.lists(st.integers(0, 60), max_size=40), st.integers(0, 9))
+def test_each_event_ends_in_one_bucket_or_is_counted_as_late(times: list[int], late_s: int) -> None:
+    window: Window[Sampled] = Window.tumbling(seconds=5, by="at_s", late_s=late_s)
+    seen: list[float] = []
+    ends: list[int] = []
+    for at in times:
+        window = add(window, at)
+        while window.due(0):
+            ends.append(window.end_ns or 0)
+            window = window.close()
+            seen += [event.value for event in window.closed_values]
+            assert len({event.at_s // 5 for event in window.closed_values}) <= 1
+    assert ends == sorted(set(ends)), "each bucket closes once, in order"
+    assert len(seen) + len(window) + window.late == len(times)
+    assert window.shape is Shape.TUMBLING
