@@ -82,6 +82,7 @@ class _Node:
         """Everything from recovery to the end."""
         began_s = time.monotonic()
         async with self._running as live:
+            self._heed_signals()
             self._tell_recovered(live, time.monotonic() - began_s)
             server = self._running.control(live, self._path, version(), lambda: self._stop("control"))
             await server.start()
@@ -101,9 +102,6 @@ class _Node:
 
     async def _wait(self, live: Live) -> None:
         """Until a signal, a client or a failure ends it."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._signalled, number)
         ends = [asyncio.ensure_future(self._stopping.wait()), asyncio.ensure_future(live.wait_failure())]
         status = asyncio.ensure_future(self._show_status(live))
         try:
@@ -112,6 +110,12 @@ class _Node:
             for task in (*ends, status):
                 task.cancel()
             await asyncio.gather(*ends, status, return_exceptions=True)
+
+    def _heed_signals(self) -> None:
+        """From recovery on a signal drains; before that nothing was taken, and it ends the process as usual."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled, number)
 
     def _signalled(self, number: signal.Signals) -> None:
         self._stop(number.name)

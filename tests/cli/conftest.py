@@ -1,0 +1,218 @@
+"""A folder with a fleet in it, and the program run in that folder as its users run it: as a process of its own."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stigmergy.adapters.control import ControlClient
+
+START_S_MAX = 30
+RUN_S_MAX = 30
+
+DRONE = """
+from stigmergy import (
+    Action, Agent, Command, Effects, Event, Events, Fleet, Order, Settings, Snapshots, Supervise,
+    decide, evolve, react, reject,
+)
+
+
+class StartMission(Command):
+    mission: str
+    priority: int = 0
+
+
+class FlyTo(Command):
+    waypoints: tuple[tuple[float, float], ...]
+    urgent: bool = False
+
+
+class Stumble(Command):
+    pass
+
+
+class MissionStarted(Event):
+    mission: str
+    priority: int
+
+
+class RouteSet(Event):
+    waypoints: tuple[tuple[float, float], ...]
+    urgent: bool
+
+
+class BatteryMeasured(Event):
+    percent: float
+
+
+class Land(Action):
+    reason: str
+
+
+class Drone(Agent):
+    battery: float = 100.0
+    mission: str | None = None
+    route: tuple[tuple[float, float], ...] = ()
+    supervision = Supervise(stop_after=2)
+
+    @decide
+    def start(self, command: StartMission) -> Events:
+        if self.battery < 20:
+            reject(f"battery at {self.battery:.0f} %, 20 % needed")
+        yield MissionStarted(mission=command.mission, priority=command.priority)
+
+    @decide
+    def fly(self, command: FlyTo) -> Events:
+        yield RouteSet(waypoints=command.waypoints, urgent=command.urgent)
+
+    @decide
+    def stumble(self, command: Stumble) -> Events:
+        raise RuntimeError("over its own feet")
+
+    @evolve
+    def started(self, event: MissionStarted) -> None:
+        self.mission = event.mission
+
+    @evolve
+    def routed(self, event: RouteSet) -> None:
+        self.route = event.waypoints
+
+    @evolve
+    def measured(self, event: BatteryMeasured) -> None:
+        self.battery = event.percent
+
+    @react
+    def land_when_low(self, event: BatteryMeasured) -> Effects:
+        if self.battery < 15:
+            yield Land(reason="battery")
+
+
+settings = Settings(snapshots=Snapshots(every_events=4, tail_ratio=0.0))
+fleet = Fleet("delivery", agents=[Drone], settings=settings)
+number = 42
+
+
+@fleet.actuator(Land)
+def land(order: Order[Land]) -> None:
+    with open("landed.txt", "a") as file:
+        file.write(order.agent + "\\n")
+"""
+
+
+class Node:
+    """A running `stigmergy run`."""
+
+    def __init__(self, process: subprocess.Popen[str], began: list[dict[str, Any]]) -> None:
+        self.process = process
+        self.recovered, self.listening = began
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
+        """Signals it and waits; the exit code and what it printed after it had begun."""
+        self.process.send_signal(number)
+        out, _ = self.process.communicate(timeout=START_S_MAX)
+        return self.process.returncode, out
+
+
+class Folder:
+    """A folder in which the program runs."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.nodes: list[Node] = []
+
+    def cli(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Runs a command to its end."""
+        return subprocess.run(
+            [sys.executable, "-m", "stigmergy", *arguments],
+            cwd=self.path,
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            timeout=RUN_S_MAX,
+            check=False,
+        )
+
+    def json(self, *arguments: str, code: int = 0) -> Any:
+        """Runs a command with --json; its one document. Nothing else may be on stdout."""
+        done = self.cli(*arguments, "--json")
+        assert done.returncode == code, (arguments, done)
+        assert "Traceback" not in done.stderr
+        return json.loads(done.stdout)
+
+    def lines(self, *arguments: str, code: int = 0) -> list[Any]:
+        """Runs a command whose --json is a stream; its documents."""
+        done = self.cli(*arguments, "--json")
+        assert done.returncode == code, (arguments, done)
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    def error(self, *arguments: str, code: int) -> str:
+        """Runs a command that must fail: one sentence on stderr, nothing on stdout."""
+        done = self.cli(*arguments)
+        assert done.returncode == code, (arguments, done)
+        assert done.stdout == ""
+        assert done.stderr.startswith("error: "), done.stderr
+        assert done.stderr.count("\n") == 1, done.stderr
+        return done.stderr
+
+    def ask(self, **request: Any) -> Any:
+        """Asks the node here directly, which is quicker than a process for each request."""
+        client = ControlClient(self.path / "delivery.db.sock")
+        try:
+            line = next(client.ask(json.dumps({"v": 1, **request}).encode() + b"\n"))
+            return json.loads(line)["ok"]
+        finally:
+            client.close()
+
+    def start(self, *arguments: str) -> Node:
+        """Starts a node and waits until it listens."""
+        process = subprocess.Popen(
+            [sys.executable, "-m", "stigmergy", "run", *(arguments or ("drone:fleet",)), "--json"],
+            cwd=self.path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None
+        began = [process.stdout.readline() for _ in range(2)]
+        if not all(began):
+            out, err = process.communicate(timeout=START_S_MAX)
+            raise AssertionError(f"the node did not start: {began} {out} {err}")
+        node = Node(process, [json.loads(line) for line in began])
+        self.nodes.append(node)
+        return node
+
+    def close(self) -> None:
+        """Ends what still runs."""
+        for node in self.nodes:
+            with contextlib.suppress(ProcessLookupError):
+                node.process.kill()
+            node.process.communicate(timeout=START_S_MAX)
+
+
+def _folder(path: Path) -> Iterator[Folder]:
+    (path / "drone.py").write_text(DRONE, encoding="utf-8")
+    folder = Folder(path)
+    yield folder
+    folder.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Folder]:
+    """A folder of a test's own."""
+    yield from _folder(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Folder]:
+    """A folder with a running node, for tests that leave it as it is."""
+    for folder in _folder(tmp_path_factory.mktemp("shared")):
+        folder.start()
+        folder.ask(do="send", agent="Drone/D-17", command="StartMission", fields={"mission": "M1"})
+        yield folder

@@ -1,0 +1,154 @@
+"""What users do wrong ends in one sentence, the right exit code, and no traceback."""
+
+from collections.abc import Callable
+
+import pytest
+
+from stigmergy.cli.main import main
+from tests.cli.conftest import Folder
+
+WRONG_MODULES = {
+    "nothere:fleet": "there is no module 'nothere'",
+    "drone:nothere": "drone has no 'nothere'; it has fleet",
+    "drone:number": "number is a int, not a Fleet; it has fleet",
+    "drone.py:fleet": "there is no module 'drone.py'",
+    "./drone": "is not MODULE:FLEET",
+    "broken": "cannot be imported",
+    "lacking": "No module named 'surely_not_installed'",
+    "unfinished": "SyntaxError",
+}
+
+
+@pytest.mark.parametrize("spec", WRONG_MODULES)
+def test_wrong_modules(folder: Folder, spec: str) -> None:
+    (folder.path / "broken.py").write_text("x = 1\nraise ValueError('not today')\n")
+    (folder.path / "lacking.py").write_text("import surely_not_installed\n")
+    (folder.path / "unfinished.py").write_text("def f(:\n")
+    said = folder.error("run", spec, code=2)
+    assert WRONG_MODULES[spec] in said
+
+
+def test_a_broken_module_is_named_with_its_line(folder: Folder) -> None:
+    (folder.path / "broken.py").write_text("x = 1\nraise ValueError('not today')\n")
+    assert "broken.py, line 2: ValueError: not today" in folder.error("run", "broken:fleet", code=2)
+    assert "Traceback" in folder.cli("run", "broken:fleet", "--debug").stderr
+
+
+def test_run_without_a_module(folder: Folder) -> None:
+    assert "which fleet?" in folder.error("run", code=2)
+
+
+def test_a_configuration_with_an_unknown_key(folder: Folder) -> None:
+    (folder.path / "stigmergy.toml").write_text('[fleet]\njurnal = "x"\n')
+    assert "jurnal" in folder.error("run", "drone:fleet", code=2)
+
+
+WRONG_SENDS = {
+    ("Drone/D-17", "Fly"): "Drone has no command 'Fly'; it knows StartMission(mission: str, priority: int = 0), FlyTo(",
+    ("Drone/D-17", "MissionStarted", "mission=M1"): "Drone has no command 'MissionStarted'",
+    ("Bird/1", "StartMission", "mission=M1"): "'Bird/1' is no address of an agent here",
+    ("Drone", "StartMission", "mission=M1"): "'Drone' is no address",
+    ("Drone/D-17", "StartMission"): "'mission' is missing",
+    ("Drone/D-17", "StartMission", "misson=M1"): "has no field 'misson'",
+    ("Drone/D-17", "StartMission", "mission=M1", "priority=high"): "priority=high does not fit, it is of type int",
+    ("Drone/D-17", "StartMission", "mission:=7"): "mission=7 does not fit, it is of type str",
+    ("Drone/D-17", "FlyTo", "waypoints=[[1]]"): "waypoints=[[1]] does not fit",
+    ("Drone/D-17", "StartMission", "M1"): "'M1' is not FIELD=VALUE",
+    ("Drone/D-17", "StartMission", "mission=M1", "mission=M2"): "'mission' is given twice",
+    ("Drone/D-17", "StartMission", "mission:={"): "is not JSON",
+}
+
+
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def refused(shared: Folder, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Refused:
+    """Runs a command beside the shared node, in this process because there are many: the one sentence it ends in."""
+    monkeypatch.chdir(shared.path)
+
+    def run(*arguments: str, code: int) -> str:
+        assert main(arguments) == code
+        out, err = capfd.readouterr()
+        assert out == ""
+        assert err.startswith("error: ")
+        assert err.count("\n") == 1
+        return err
+
+    return run
+
+
+@pytest.mark.parametrize("arguments", WRONG_SENDS)
+def test_wrong_sends(refused: Refused, arguments: tuple[str, ...]) -> None:
+    assert WRONG_SENDS[arguments] in refused("send", *arguments, code=2)
+
+
+WRONG_QUESTIONS = {
+    ("state", "Bird/1"): (2, "is no address of an agent here"),
+    ("state", "Drone/D-17", "--at", "yesterday"): (2, "neither a position nor a time"),
+    ("state", "Drone/D-17", "--at", "2026-11-15T08:00:00"): (2, "has no time zone"),
+    ("state", "Drone/D-17", "--at", "999"): (2, "position 999: the log of shard 0 goes from 0 to"),
+    ("log", "show", "--from", "5", "--to", "2"): (2, "the end comes before the beginning"),
+    ("log", "show", "--limit", "0"): (2, "give 1 to"),
+    ("log", "show", "--shard", "7"): (2, "shards 0 to 0"),
+    ("log", "verify"): (3, "has the journal open"),
+    ("letters", "retry", "0.99.0"): (2, "there is no dead letter '0.99.0'"),
+    ("letters", "retry"): (2, "give the ID"),
+    ("resume", "Drone/D-17"): (2, "is not stopped"),
+    ("status", "--socket", "nothere.sock"): (3, "no node answers at 'nothere.sock'"),
+    ("log", "shout"): (2, "invalid choice"),
+    ("fly",): (2, "invalid choice"),
+    ("bench", "nothing"): (2, "'nothing' is no benchmark; there are: "),
+}
+
+
+@pytest.mark.parametrize("arguments", WRONG_QUESTIONS)
+def test_wrong_questions(refused: Refused, arguments: tuple[str, ...]) -> None:
+    code, text = WRONG_QUESTIONS[arguments]
+    assert text in refused(*arguments, code=code)
+
+
+def test_an_error_in_json(shared: Folder) -> None:
+    assert shared.json("send", "Drone/D-17", "Fly", code=2)["kind"] == "UnknownTag"
+    assert shared.json("log", "shout", code=2)["kind"] == "ConfigError"
+    assert shared.json("log", "verify", code=3)["kind"] == "JournalLocked"
+    assert set(shared.json("letters", "drop", "x", code=2)) == {"error", "kind"}
+
+
+def test_nothing_runs_here(folder: Folder) -> None:
+    for arguments in (("send", "Drone/D-17", "StartMission", "mission=M1"), ("status",), ("letters",)):
+        assert "no node is running here; start it: stigmergy run MODULE:FLEET" in folder.error(*arguments, code=3)
+    assert "there is no journal in this folder" in folder.error("log", "show", code=2)
+
+
+def test_more_than_one_to_choose_from(folder: Folder) -> None:
+    folder.start()
+    folder.start("drone:fleet", "--journal", "other.db", "--key", "other.key")
+    assert "more than one running node in this folder (delivery.db.sock, other.db.sock)" in folder.error(
+        "status", code=2
+    )
+    assert folder.json("status", "--journal", "other.db")["journal"] == "sqlite:other.db"
+
+
+def test_help_and_version(folder: Folder) -> None:
+    alone = folder.cli()
+    assert alone.returncode == 0
+    assert "exit codes:" in alone.stdout
+    assert folder.cli("--version").stdout.startswith("stigmergy ")
+    for command in ("run", "send", "observe", "state", "log", "keys", "letters", "status", "resume", "stop", "bench"):
+        assert command in alone.stdout
+    assert "examples:" in folder.cli("send", "--help").stdout
+
+
+def test_no_colours_where_nobody_sees_them(shared: Folder) -> None:
+    for environment in ({}, {"NO_COLOR": "1"}, {"TERM": "dumb"}):
+        assert "\x1b" not in shared.cli("status", **environment).stdout
+
+
+def test_control_characters_do_not_reach_the_terminal(shared: Folder) -> None:
+    shared.json("send", "Drone/evil", "StartMission", "mission=\x1b[2J\x07M")
+    for arguments in (("state", "Drone/evil"), ("log", "show", "Drone/evil")):
+        said = shared.cli(*arguments).stdout
+        assert "\x1b" not in said
+        assert "\x07" not in said
+        assert "M" in said

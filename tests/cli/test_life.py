@@ -1,0 +1,122 @@
+"""A node from its start to its end: run, use, stop, kill, start again."""
+
+import json
+import signal
+import subprocess
+import sys
+
+from tests.cli.conftest import Folder
+
+
+def test_run_send_state_stop_restart(folder: Folder) -> None:
+    node = folder.start()
+    assert node.recovered["commits"] == 0
+    assert node.listening["socket"] == "delivery.db.sock"
+    answer = folder.json("send", "Drone/D-17", "StartMission", "mission=M1", "priority=3")
+    assert (answer["accepted"], answer["position"], answer["reason"]) == (True, 2, None)
+    folder.json("send", "Drone/D-17", "FlyTo", "waypoints=[[1, 2], [3, 4]]", "urgent=yes", code=2)
+    folder.json("send", "Drone/D-17", "FlyTo", "waypoints=[[1, 2], [3, 4]]", "urgent=true")
+    assert folder.json("observe", "Drone/D-17", "BatteryMeasured", "percent=12")["observed"] is True
+    refused = folder.json("send", "Drone/D-17", "StartMission", "mission=M2", code=1)
+    assert (refused["accepted"], refused["reason"]) == (False, "battery at 12 %, 20 % needed")
+    seen = folder.json("state", "Drone/D-17")
+    assert seen["state"] == {"id": "D-17", "battery": 12.0, "mission": "M1", "route": [[1.0, 2.0], [3.0, 4.0]]}
+    code, out = node.end(signal.SIGTERM)
+    assert code == 0
+    assert json.loads(out) == {"event": "stopped", "fleet": "delivery", "reason": "SIGTERM"}
+    assert not (folder.path / "delivery.db.sock").exists()
+    assert (folder.path / "landed.txt").read_text() == "Drone/D-17\n"
+
+    again = folder.start()
+    assert again.recovered["agents"] == 1
+    assert again.recovered["snapshots"]["0"] > 1
+    assert again.recovered["commits"] > 0
+    assert folder.json("state", "Drone/D-17")["state"] == seen["state"]
+    assert again.end(signal.SIGINT)[0] == 0
+
+
+def test_a_command_id_is_answered_once(folder: Folder) -> None:
+    folder.start()
+    first = folder.json("send", "Drone/D-1", "StartMission", "mission=M1", "--command-id", "order-1")
+    again = folder.json("send", "Drone/D-1", "StartMission", "mission=M1", "--command-id", "order-1")
+    assert first == again
+    answers = [entry for entry in folder.lines("log", "show") if entry["kind"] == "answer"]
+    assert len(answers) == 1
+    assert answers[0]["cause"]["command_id"] == "order-1"
+
+
+def test_killed_and_started_again_on_its_stale_socket(folder: Folder) -> None:
+    node = folder.start()
+    folder.json("send", "Drone/D-17", "StartMission", "mission=M1")
+    assert node.end(signal.SIGKILL)[0] == -signal.SIGKILL
+    assert (folder.path / "delivery.db.sock").exists()
+    assert "start it: stigmergy run" in folder.error("send", "Drone/D-17", "StartMission", "mission=M2", code=3)
+    again = folder.start()
+    assert again.recovered["events"] == 2
+    assert folder.json("state", "Drone/D-17")["state"]["mission"] == "M1"
+    assert (folder.path / "delivery.db.sock").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_second_run_on_one_journal_is_refused(folder: Folder) -> None:
+    node = folder.start()
+    said = folder.error("run", "drone:fleet", code=3)
+    assert f"process {node.process.pid} has the journal open" in said
+    assert folder.json("status")["pid"] == node.process.pid
+    # Another journal, but the same socket: the living one keeps it.
+    done = folder.cli("run", "drone:fleet", "--journal", "other.db", "--socket", "delivery.db.sock")
+    assert done.returncode == 3
+    assert "another node answers there" in done.stderr
+    assert folder.json("status")["pid"] == node.process.pid
+
+
+def test_stop_waits_for_the_end(folder: Folder) -> None:
+    node = folder.start()
+    assert folder.json("stop") == {"stopped": True}
+    assert node.process.wait(timeout=10) == 0
+    folder.error("stop", code=3)
+
+
+def test_configured_by_a_file(folder: Folder) -> None:
+    (folder.path / "data").mkdir()
+    (folder.path / "stigmergy.toml").write_text(
+        '[fleet]\nmodule = "drone:fleet"\njournal = "sqlite:data/north.db"\nkey = "data/north.key"\n'
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "stigmergy", "run", "--json"], cwd=folder.path, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.readline()
+    try:
+        folder.json("send", "Drone/D-17", "StartMission", "mission=M1")
+        assert (folder.path / "data" / "north.db.sock").exists()
+        assert (folder.path / "data" / "north.key").exists()
+    finally:
+        process.terminate()
+        process.communicate(timeout=10)
+    assert folder.json("state", "Drone/D-17")["state"]["mission"] == "M1"
+    assert folder.json("log", "verify")["sound"] is True
+    assert "start it: stigmergy run\n" in folder.error("status", code=3)
+
+
+def test_a_long_path_is_reached_through_its_folder(folder: Folder) -> None:
+    deep = folder.path / ("d" * 60) / ("e" * 60)
+    deep.mkdir(parents=True)
+    folder.start("drone:fleet", "--journal", f"sqlite:{deep}/fleet.db")
+    assert len(str(deep / "fleet.db.sock")) > 107
+    assert folder.json("status", "--journal", f"{deep}/fleet.db")["fleet"] == "delivery"
+
+
+def test_something_else_in_the_place_of_the_socket(folder: Folder) -> None:
+    (folder.path / "delivery.db.sock").write_text("mine")
+    done = folder.cli("run", "drone:fleet")
+    assert done.returncode == 2
+    assert "is no socket" in done.stderr
+    assert (folder.path / "delivery.db.sock").read_text() == "mine"
+
+
+def test_in_memory_with_a_socket_of_its_own(folder: Folder) -> None:
+    folder.start("drone:fleet", "--journal", "memory:")
+    folder.json("send", "Drone/D-17", "StartMission", "mission=M1")
+    assert folder.json("state", "Drone/D-17", "--at", "1")["state"]["mission"] is None
+    assert not (folder.path / "delivery.key").exists()
