@@ -129,3 +129,49 @@ def test_every_setting_is_documented_with_its_default(section: str, structure: t
     documented = {row[0].strip("`"): row[1].strip("`").replace("_", "") for row in tables("configuration.md")[section]}
     assert documented == {field.name: shown(default_of(field)) for field in fields(structure)}
     assert all(row[2] for row in tables("configuration.md")[section]), "each setting says what it means"
+
+
+# ARCHITECTURE.md.
+
+ROOT = DOCS.parent
+ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+
+
+def test_every_file_that_the_architecture_names_exists() -> None:
+    named = set(re.findall(r"`((?:\w+/)+\w+\.py)`", ARCHITECTURE))
+    assert len(named) > 30
+    missing = [
+        name for name in sorted(named) if not any((ROOT / top / name).exists() for top in (".", "src/stigmergy"))
+    ]
+    assert not missing
+
+
+def test_every_test_that_the_architecture_names_exists() -> None:
+    semantics = (ROOT / "tests" / "core" / "test_semantics.py").read_text(encoding="utf-8")
+    prefixes = set(re.findall(r"`(test_\d+_)…`", ARCHITECTURE)) | {"test_1_"}
+    names = set(re.findall(r"`(test_\d+_\w+)`", ARCHITECTURE))
+    assert len(prefixes) > 5
+    for name in sorted(prefixes | names):
+        assert f"def {name}" in semantics, f"{name} is in no test"
+
+
+LINK = re.compile(r"\]\((?!https?:)([^)#]*)(#[^)]*)?\)")
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize(
+    "page",
+    ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", *(str(p.relative_to(ROOT)) for p in sorted(DOCS.rglob("*.md")))],
+)
+def test_links_lead_somewhere(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for target, anchor in LINK.findall(text):
+        path = (ROOT / page).parent / target if target else ROOT / page
+        assert path.exists(), f"{page} links to {target}"
+        if anchor:
+            assert anchor[1:] in anchors(path.read_text(encoding="utf-8")), f"{page} links to {target}{anchor}"
