@@ -63,7 +63,10 @@ class Owner:
             if ready is not None:
                 readies.append(ready)
                 self.changed[number].update(dict.fromkeys(ready.touched))
-        heads = [head_of(ready.sealed) for ready in readies]
+        covered = {ready.sealed.shard: head_of(ready.sealed) for ready in readies}
+        if any(ready.commit.snapshots for ready in readies):
+            covered = {shard.state.shard: shard.state.head for shard in self.shards if shard.state.position}
+        heads = [covered[number] for number in sorted(covered)]
         value = golden.SIGNER.sign(statement(heads))
         signature = Signature(golden.SIGNER.algorithm, golden.SIGNER.public_key, heads, value)
         await self.journal.append(Group(tuple(ready.sealed for ready in readies), signature))

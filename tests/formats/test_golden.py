@@ -29,7 +29,7 @@ from stigmergy.core.commit import Commit, Signature, digest_commit, open_commit,
 from stigmergy.core.effects import Publish
 from stigmergy.core.messages import Message, spec_of, to_newest
 from stigmergy.core.replay import apply
-from stigmergy.core.snapshot import Header, digest_of_parts, digest_of_state, load_agents, read_header
+from stigmergy.core.snapshot import Header, digest_of_parts, digest_of_state, load_agents, read_header, tables_of
 from stigmergy.core.state import Limits, ShardState, plan_agents
 from stigmergy.core.supervision import FRAMEWORK_EVENTS
 from stigmergy.runtime.recovery import Recovery
@@ -249,6 +249,9 @@ def test_a_log_of_old_events_is_folded_through_the_upcaster() -> None:
         apply(state, commit, digest_commit(body))
     assert state.agents["Drone/D-1"].battery == 0.2
     assert digest_of_state(state) == lines["state"]
+    tables = msgspec.msgpack.encode(plain(tables_of(state)))
+    drone = msgspec.msgpack.encode({"id": "D-1", "battery": 0.2, "mission": None, "legs": (), "done": 0})
+    assert blake3(tables + msgspec.msgpack.encode(["Drone/D-1", drone])).digest() == lines["state"], "by the manual"
 
 
 # The SQLite journal.
