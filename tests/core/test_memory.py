@@ -15,7 +15,7 @@ def letter(name: str, size: int = 1) -> Letter:
 
 
 def test_answers_are_remembered_until_they_are_too_old() -> None:
-    answers = Answers(age_ns_max=10)
+    answers = Answers(age_ns_max=10, count_min=0)
     answers.put(answer("a", 0))
     answers.put(answer("b", 5))
     answers.prune(10)
@@ -27,8 +27,16 @@ def test_answers_are_remembered_until_they_are_too_old() -> None:
     assert answers.all() == []
 
 
+def test_a_clock_that_jumps_takes_no_answer_of_the_last_ones_away() -> None:
+    answers = Answers(count_min=2)
+    for name in "abc":
+        answers.put(answer(name, 0))
+    answers.prune(60 * 365 * 24 * 3600 * SECOND_NS)
+    assert [one.command_id for one in answers.all()] == ["b", "c"]
+
+
 def test_answers_past_the_limit_leave_oldest_first() -> None:
-    answers = Answers(count_max=2)
+    answers = Answers(count_max=2, count_min=0)
     for name in "abc":
         answers.put(answer(name))
     answers.prune(0)

@@ -11,6 +11,8 @@ from stigmergy.core.messages import SECOND_NS
 
 ANSWERS_COUNT_MAX = 10_000
 ANSWERS_AGE_NS_MAX = 24 * 3600 * SECOND_NS
+ANSWERS_COUNT_MIN = 1_000
+"""So many answers are kept whatever their age: a clock that jumps from 1970 to today must not make us forget them."""
 LETTERS_COUNT_MAX = 1_000
 LETTERS_BYTES_MAX = 8 * 1024 * 1024
 FAILURES_COUNT_MAX = 1_000
@@ -36,11 +38,20 @@ class Letter(Struct, array_like=True, frozen=True):
 
 
 class Answers:
-    """Answers of the last day, 10,000 at most; an older command sent again would be taken as a new one."""
+    """Answers of the last day, 10,000 at most, the last 1,000 in any case.
 
-    def __init__(self, count_max: int = ANSWERS_COUNT_MAX, age_ns_max: int = ANSWERS_AGE_NS_MAX) -> None:
+    A command sent again after that would be taken as a new one.
+    """
+
+    def __init__(
+        self,
+        count_max: int = ANSWERS_COUNT_MAX,
+        age_ns_max: int = ANSWERS_AGE_NS_MAX,
+        count_min: int = ANSWERS_COUNT_MIN,
+    ) -> None:
         self._answers: dict[str, Remembered] = {}
         self._count_max = count_max
+        self._count_min = count_min
         self._age_ns_max = age_ns_max
 
     def get(self, command_id: str) -> Remembered | None:
@@ -54,7 +65,7 @@ class Answers:
     def prune(self, now_ns: int) -> None:
         """Forgets what is too old or too many, oldest first."""
         answers = self._answers
-        while answers:
+        while len(answers) > self._count_min:
             oldest = next(iter(answers.values()))
             if len(answers) <= self._count_max and now_ns - oldest.time_ns <= self._age_ns_max:
                 break
