@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from stigmergy.core.commit import GENESIS, Commit, Head, SnapshotNote, digest_commit, open_commit
+from stigmergy.core.commit import GENESIS, Commit, Head, Signature, SnapshotNote, digest_commit, open_commit
 from stigmergy.core.errors import JournalError
 from stigmergy.core.snapshot import digest_of_parts, read_header
 from stigmergy.ports.journal import Journal, StoredCommit
@@ -148,10 +148,14 @@ class Verification:
         return not any(self._is_ahead(head) for head in signature.heads if head.shard != lane.shard)
 
     def _is_ahead(self, head: Head) -> bool:
+        """Whether commits of that shard must be taken before the group that names this head."""
         if not 0 <= head.shard < len(self._lanes):
             return False
         other = self._lanes[head.shard]
-        return other.next is not None and other.position + 1 < head.position
+        if other.next is None:
+            return False
+        before = head.position - (1 if other.next[0].signature is None else 0)
+        return other.position < before
 
     def _take_group(self, lane: _Lane) -> None:
         if lane.next is None or (signature := lane.next[0].signature) is None:
@@ -167,21 +171,36 @@ class Verification:
             self._problem(lane.shard, position, "the signature stored here is for another commit")
         else:
             self._signers.check(signature, heads.get(SIGNERS_SHARD), lane.shard, position)
-            for member in members:
-                self._last_signers[member.shard] = (signature.algorithm, signature.key)
-                self._check_signed(member, heads[member.shard])
+            for head in signature.heads:
+                self._check_head(lane, head, signature)
         for member in members:
             self._take_commit(member)
 
+    def _check_head(self, lane: _Lane, head: Head, signature: Signature) -> None:
+        """A signature names commits of its own group, and may name the last one of a shard that is not in it."""
+        if not 0 <= head.shard < len(self._lanes):
+            self._problem(lane.shard, lane.position + 1, f"the signature names shard {head.shard}, which is not ours")
+            return
+        other = self._lanes[head.shard]
+        digest = other.digest if other.position == head.position else None
+        if other.next is not None and other.position + 1 == head.position:
+            digest = other.next[0].sealed.digest
+        if digest is not None:
+            other.signed_position = head.position
+            self._last_signers[head.shard] = (signature.algorithm, signature.key)
+            if digest != head.digest:
+                self._problem(head.shard, head.position, "the signature is over another digest than this commit has")
+        elif other.next is None and not other.broken and other.position < head.position:
+            what = f"is missing, although a signature in shard {lane.shard} names it"
+            self._problem(head.shard, head.position, what)
+
     def _belongs(self, one: _Lane, lane: _Lane, heads: dict[int, Head]) -> bool:
+        """Whether the next commit of `one` is in the group whose signature the next commit of `lane` carries."""
         if one is lane:
             return True
-        return one.next is not None and one.shard in heads and one.position + 1 == heads[one.shard].position
-
-    def _check_signed(self, lane: _Lane, head: Head) -> None:
-        if lane.next is not None and lane.next[0].sealed.digest != head.digest:
-            self._problem(lane.shard, head.position, "the signature is over another digest than this commit has")
-        lane.signed_position = head.position
+        if one.next is None or one.shard not in heads or one.next[0].signature is not None:
+            return False
+        return one.position + 1 == heads[one.shard].position
 
     def _take_commit(self, lane: _Lane) -> None:
         """Takes the next commit into the chain of its shard, and fetches the one behind it."""
