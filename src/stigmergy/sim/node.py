@@ -1,0 +1,201 @@
+"""One simulated machine: the shipping host on a disk that fails, with clocks that jump, on virtual time.
+
+    world = World(seed=7)                                   # inside world.run(...)
+    node = SimNode(world, declare_fleet)
+    live = await node.start()
+    node.disk.fail(node.disk.calls + 5, Fault.POWER_LOSS)
+    await node.lose_power(); await node.start()             # or kill(), or stop()
+
+Nothing of the node survives a crash but its disk and, outside of it, whoever sends to it and carries out its orders.
+Everything that happens is recorded in the world's trace; two runs of one seed have the same hash.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
+from stigmergy.adapters.memory import MemoryJournal, MemoryStore
+from stigmergy.adapters.sqlite import open_journal
+from stigmergy.core.errors import StigmergyError
+from stigmergy.ports.journal import Journal, JournalIdentity
+from stigmergy.runtime.declaration import Declaration
+from stigmergy.runtime.host import Host
+from stigmergy.runtime.live import Live
+from stigmergy.runtime.settings import Settings
+from stigmergy.sim.clock import SimClock, SimEntropy
+from stigmergy.sim.disk import AfterFailedSync, IoCall, SimDisk
+from stigmergy.sim.logbook import Latency, Logbook, WatchedJournal
+from stigmergy.sim.loop import VirtualLoop
+from stigmergy.sim.trace import Trace
+
+T = TypeVar("T")
+URL = "sqlite:fleet.db"
+WAL_BYTES_MAX = 256 << 10
+"""Small, so that a short run goes through checkpoints."""
+
+
+class World:
+    """One run of virtual time, with one trace and one seed for all that is in it."""
+
+    def __init__(
+        self, seed: int, *, shuffle: bool = False, deadline_s: float = 3600.0, keep_from: int | None = None
+    ) -> None:
+        self.seed = seed
+        self.loop = VirtualLoop(seed=seed, shuffle=shuffle, deadline_s=deadline_s)
+        self.trace = Trace(keep_from=keep_from)
+        self._disks: list[SimDisk] = []
+
+    def run(self, main: Coroutine[Any, Any, T]) -> T:
+        """Runs the main coroutine to its end, then takes the disks out of the process. Once."""
+        try:
+            return self.loop.run(main)
+        finally:
+            for disk in self._disks:
+                disk.close()
+
+    def chance(self, stream: str) -> random.Random:
+        """Randomness of its own for each purpose, so that one more draw here changes nothing there."""
+        return random.Random(f"stigmergy.sim/{self.seed}/{stream}")
+
+    def record(self, node: str, what: str, detail: Any = None) -> None:
+        """Notes what happened, at this virtual moment."""
+        self.trace.record(self.loop.time_ns(), node, what, detail)
+
+    def make_disk(self, stream: str, **options: Any) -> SimDisk:
+        """A disk that is taken down with the world."""
+        disk = SimDisk(self.chance(f"{stream}/disk"), **options)
+        self._disks.append(disk)
+        return disk
+
+    def timeline(self, records: int = 60) -> str:
+        """The last records, for people."""
+        return "\n".join(str(record) for record in self.trace.records()[-records:])
+
+
+class SimNode:
+    """A machine with a disk, a clock, a key, and the host when it runs."""
+
+    def __init__(
+        self,
+        world: World,
+        declare: Callable[[SimNode], Declaration],
+        *,
+        name: str = "node",
+        settings: Settings | None = None,
+        in_memory: bool = False,
+        sync_lies: bool = False,
+        after_failed_sync: AfterFailedSync = AfterFailedSync.STALE_CACHE,
+    ) -> None:
+        self.world = world
+        self.name = name
+        self.clock = SimClock(world.loop)
+        self.entropy = SimEntropy(world.seed, name)
+        self.disk = world.make_disk(name, sync_lies=sync_lies, after_failed_sync=after_failed_sync)
+        self.disk.on_call = self._on_disk_call
+        self.latency = Latency()
+        self.signer = Ed25519Signer(SimEntropy(world.seed, f"{name}/key").token(32))
+        self.declaration = declare(self)
+        self.settings = settings or self.declaration.settings
+        self.logbook = Logbook(self.declaration.plans, self.declaration.shards, self.settings.limits)
+        self.lives = 0
+        self.up_since_ns = 0
+        self.on_disk_call: Callable[[IoCall], None] | None = None
+        self._identity = JournalIdentity(fleet=self.declaration.name, shards=self.declaration.shards, incarnation=1)
+        self._store = MemoryStore(self._identity) if in_memory else None
+        self._journal: WatchedJournal | None = None
+        self._live: Live | None = None
+
+    @property
+    def live(self) -> Live | None:
+        """The running fleet; None while the machine is down or has lost its disk's power without knowing."""
+        return None if self.disk.down else self._live
+
+    @property
+    def host(self) -> Host:
+        """The running host. Ask only while it runs."""
+        if self._live is None:
+            raise RuntimeError("the simulated node does not run")
+        return self._live.host
+
+    @property
+    def alive(self) -> bool:
+        """Whether anything can leave the machine."""
+        return not self.disk.down and self._journal is not None
+
+    def record(self, what: str, detail: Any = None) -> None:
+        """Notes what happened on this node."""
+        self.world.record(self.name, what, detail)
+
+    async def start(self) -> Live:
+        """Opens the journal, recovers, runs. Raises what the shipping code raises; then the machine is off again."""
+        self.disk.restart()
+        try:
+            journal = WatchedJournal(self._open(), self.logbook, self.latency, self.world.chance(f"{self.name}/wait"))
+            self._journal = journal
+            self.logbook.resume(journal)
+            host = Host(self.declaration, journal, self.signer, Ed25519Verifier(), self.clock, self.settings)
+            recovered = await host.start()
+        except StigmergyError as error:
+            self.record("does not start", type(error).__name__)
+            await self._die()
+            raise
+        self.lives += 1
+        self.up_since_ns = self.world.loop.time_ns()
+        self.logbook.compare_states(recovered.states, f"life {self.lives}, recovered")
+        self._live = Live(host, self.entropy, recovered)
+        self.record("started", [list(self.logbook.positions), sorted(recovered.snapshots.items())])
+        return self._live
+
+    async def lose_power(self) -> None:
+        """The machine stops in the middle of whatever it does; the disk keeps what was synced, and some of the rest."""
+        if not self.disk.down:
+            self.disk.lose_power()
+        self.record("lost power")
+        await self._die()
+
+    async def kill(self) -> None:
+        """The process ends; what it has written stays in the system's cache."""
+        if not self.disk.down:
+            self.disk.kill()
+        self.record("killed")
+        await self._die()
+
+    async def stop(self) -> None:
+        """Stops as a good program does, and compares what was in memory with what is in the log."""
+        live, self._live = self._live, None
+        if live is not None:
+            await live.host.stop()
+            self.logbook.compare_states([shard.state for shard in live.host.shards], "at the stop")
+        self._journal = None
+        self.disk.kill()
+        self.record("stopped", list(self.logbook.positions))
+
+    def _open(self) -> Journal:
+        if self._store is not None:
+            self._store.owner = None
+            return MemoryJournal(self._store)
+        return open_journal(
+            URL, self._identity, inline=True, wal_bytes_max=WAL_BYTES_MAX, vfs=self.disk.vfs, files=self.disk
+        )
+
+    async def _die(self) -> None:
+        """Ends everything that ran here. The handles of the disk are dead already or die now."""
+        live, self._live = self._live, None
+        journal, self._journal = self._journal, None
+        if not self.disk.down:
+            self.disk.kill()
+        if journal is not None:
+            journal.dead = True
+        if live is not None:
+            await live.host.kill()
+        if journal is not None:
+            with contextlib.suppress(StigmergyError):
+                await journal.close()
+
+    def _on_disk_call(self, call: IoCall) -> None:
+        if self.on_disk_call is not None:
+            self.on_disk_call(call)

@@ -1,0 +1,249 @@
+"""Whoever a node deals with, and who survives its crashes: a receiver of its orders, senders, callers.
+
+The receiver keeps marks: it remembers keys, carries out each order once, and notices an order that it should never have
+got. A sender numbers its inputs and repeats them until they are acknowledged; a caller repeats a command until it is
+answered, and sometimes after that. Between them and the node lies a network that loses, delays and repeats.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+from msgspec import Struct
+
+from stigmergy.core.codec import encode, pack_envelope
+from stigmergy.core.effects import Order
+from stigmergy.core.errors import StigmergyError
+from stigmergy.core.inputs import Accepted, Verdict
+from stigmergy.core.messages import Command, Event, spec_of
+from stigmergy.sim.node import SimNode
+
+SAFE = ".safe."
+"""What the key of a safe action has in it."""
+
+
+class Carried(Struct, frozen=True):
+    """An order that was carried out, the first time."""
+
+    agent: str
+    tag: str
+    body: bytes
+    time_ns: int
+    token: int
+    sequence: int
+
+
+class Temper(Struct):
+    """How a network or a device behaves; changed while the simulation runs."""
+
+    loss: float = 0.0
+    repeat: float = 0.0
+    delay_s: float = 0.0
+    fail: float = 0.0
+
+
+class Receiver:
+    """The devices: each order is carried out once, whatever is repeated."""
+
+    def __init__(self, node: SimNode, chance: random.Random) -> None:
+        self._node = node
+        self._chance = chance
+        self.temper = Temper()
+        self.carried: dict[str, Carried] = {}
+        """By key, in the order of the first time."""
+        self.safe_tried_ns: dict[str, int] = {}
+        """Per agent when a safe action last went out, whether the device took it or not."""
+        self.safe: list[Carried] = []
+        self.repeats = 0
+        self.findings: list[str] = []
+
+    def act(self, order: Order[Any]) -> None:
+        """Carries out an order at once."""
+        if self._node.alive:
+            if SAFE in order.key:
+                self.safe_tried_ns[order.agent] = self._node.world.loop.time_ns()
+            if self._chance.random() < self.temper.fail / 2:
+                raise OSError("the device did not answer")
+            self._carry_out(order)
+            if self._chance.random() < self.temper.fail / 2:
+                raise OSError("the device has acted, but its answer is lost")
+
+    async def act_slowly(self, order: Order[Any]) -> None:
+        """Carries out an order in the course of some time."""
+        await self._take_time()
+        self.act(order)
+        await self._take_time()
+
+    async def _take_time(self) -> None:
+        if self.temper.delay_s:
+            await asyncio.sleep(self._chance.uniform(0, self.temper.delay_s))
+        if not self._node.alive:
+            # The machine is down: whoever called is about to be told so. Nothing leaves it any more.
+            await asyncio.get_running_loop().create_future()
+
+    def _carry_out(self, order: Order[Any]) -> None:
+        body = encode(order.effect)
+        tag = spec_of(type(order.effect)).tag
+        time_ns = self._node.world.loop.time_ns()
+        carried = Carried(order.agent, tag, body, time_ns, order.token, order.sequence)
+        known = self.carried.get(order.key)
+        if known is not None:
+            self.repeats += 1
+            if (known.agent, known.tag, known.body, known.token) != (order.agent, tag, body, order.token):
+                self.findings.append(f"key {order.key}: was {known.tag} of {known.agent}, is {tag} of {order.agent}")
+            return
+        self.carried[order.key] = carried
+        if SAFE in order.key:
+            self.safe.append(carried)
+        else:
+            self._check_is_durable(order, body)
+        self._node.record("carried out", [order.key, order.agent, tag])
+
+    def _check_is_durable(self, order: Order[Any], body: bytes) -> None:
+        """Journal before effect: the commit behind the order must be durable at this very moment."""
+        _, shard, position, index = (int(part) for part in order.key.split("."))
+        commits = self._node.logbook.commits[shard]
+        if position > len(commits):
+            self.findings.append(f"order {order.key} went out, but {len(commits)} commits of shard {shard} are durable")
+            return
+        owed = commits[position - 1].owed
+        if index >= len(owed) or (owed[index].agent, owed[index].body) != (order.agent, body):
+            self.findings.append(f"order {order.key} of {order.agent} is not what the log owes at that place")
+
+
+class Sender:
+    """Sends what is said, in envelopes with numbers, until each is acknowledged."""
+
+    def __init__(self, node: SimNode, source: str, chance: random.Random, temper: Temper) -> None:
+        self._node = node
+        self.source = source
+        self._chance = chance
+        self._temper = temper
+        self.items: list[tuple[str, Event | Command]] = []
+        """The n-th has the number n + 1."""
+        self.acknowledged: dict[int, int] = {}
+        """By number, when."""
+        self.called_ns: dict[str, int] = {}
+        """Per agent when the newest input for it that was taken was first delivered: not before was it fresh."""
+        self._first_called_ns: dict[int, int] = {}
+        self.heard_ns: dict[str, int] = {}
+        """Per agent when a delivery for it was last begun or over."""
+        self.on_its_way: dict[str, int] = {}
+        """Per agent how many deliveries are begun and not over."""
+        self._under_way = 0
+        self._sent: list[asyncio.Future[None]] = []
+        self.repeat_s = 0.7
+        self.items_max = 6
+
+    @property
+    def done(self) -> bool:
+        """Whether everything that was said is acknowledged."""
+        return len(self.acknowledged) == len(self.items)
+
+    def say(self, address: str, message: Event | Command) -> None:
+        """Puts a message at the end of the queue."""
+        self.items.append((address, message))
+
+    async def run(self) -> None:
+        """Sends for ever. Envelopes overtake each other; their limits shift from repetition to repetition."""
+        while True:
+            first = self._first_open()
+            if first > len(self.items) or self._under_way >= 4:
+                await asyncio.sleep(0.05)
+                continue
+            wait_s = self.repeat_s
+            self._sent = [sent for sent in self._sent if not sent.done()]
+            for _ in range(self._chance.choice((1, 1, 2, 3))):
+                last = min(len(self.items), first + self._chance.randrange(self.items_max))
+                if last < first:
+                    break
+                for _ in range(2 if self._chance.random() < self._temper.repeat else 1):
+                    self._sent.append(asyncio.ensure_future(self._transmit(first, last)))
+                first = last + 1
+                wait_s = self._chance.uniform(0.01, self.repeat_s)
+            await asyncio.sleep(wait_s)
+
+    def _first_open(self) -> int:
+        number = 1
+        while number in self.acknowledged:
+            number += 1
+        return number
+
+    async def _transmit(self, first: int, last: int) -> None:
+        items = self.items[first - 1 : last]
+        self._under_way += 1
+        try:
+            if self._temper.delay_s:
+                await asyncio.sleep(self._chance.uniform(0, self._temper.delay_s))
+            live = self._node.live
+            if live is None or self._chance.random() < self._temper.loss:
+                return
+            self._heard(items, 1)
+            for number in range(first, last + 1):
+                self._first_called_ns.setdefault(number, self._node.world.loop.time_ns())
+            try:
+                await live.deliver(pack_envelope(self.source, list(items), sequence=first))
+            except StigmergyError as error:
+                self._node.record("refused", [self.source, first, last, type(error).__name__])
+                return
+            finally:
+                self._heard(items, -1)
+            for number, (address, _) in enumerate(items, start=first):
+                self.called_ns[address] = max(self.called_ns.get(address, 0), self._first_called_ns[number])
+            if self._chance.random() >= self._temper.loss:
+                self._acknowledge(first, last)
+        finally:
+            self._under_way -= 1
+
+    def _acknowledge(self, first: int, last: int) -> None:
+        now_ns = self._node.world.loop.time_ns()
+        for number in range(first, last + 1):
+            self.acknowledged.setdefault(number, now_ns)
+        self._node.record("acknowledged", [self.source, first, last])
+
+    def _heard(self, items: list[tuple[str, Event | Command]], change: int) -> None:
+        now_ns = self._node.world.loop.time_ns()
+        for address, _ in items:
+            self.heard_ns[address] = now_ns
+            self.on_its_way[address] = self.on_its_way.get(address, 0) + change
+
+
+class Caller:
+    """Asks commands with ids, again and again, and keeps every answer."""
+
+    def __init__(self, node: SimNode, name: str, chance: random.Random) -> None:
+        self._node = node
+        self._name = name
+        self._chance = chance
+        self.answers: dict[str, list[tuple[bool, str]]] = {}
+        self.open = 0
+        self._count = 0
+
+    async def ask(self, address: str, command: Command) -> None:
+        """Asks until there is an answer; sometimes once more."""
+        self._count += 1
+        command_id = f"{self._name}-{self._count}"
+        self.open += 1
+        wanted = self._chance.choice((1, 1, 1, 2, 3))
+        while len(self.answers.get(command_id, ())) < wanted:
+            verdict = await self._try(address, command, command_id)
+            if verdict is None:
+                await asyncio.sleep(self._chance.uniform(0.05, 0.5))
+                continue
+            accepted = isinstance(verdict, Accepted)
+            told = str(verdict.position) if isinstance(verdict, Accepted) else verdict.reason
+            self.answers.setdefault(command_id, []).append((accepted, told))
+            self._node.record("answered", [command_id, accepted, told])
+        self.open -= 1
+
+    async def _try(self, address: str, command: Command, command_id: str) -> Verdict | None:
+        live = self._node.live
+        if live is None:
+            return None
+        try:
+            async with asyncio.timeout(self._chance.choice((0.02, 5.0, 30.0))):
+                return await live.send(address, command, command_id=command_id)
+        except (StigmergyError, TimeoutError):
+            return None
