@@ -79,6 +79,12 @@ def test_a_stream_ends_with_its_count(shared: Folder) -> None:
         assert reply["kind"] == "ConfigError"
 
 
+def test_a_running_node_verifies_its_own_journal(shared: Folder) -> None:
+    assert shared.json("log", "verify")["sound"] is True
+    assert shared.json("log", "verify", "--key", "delivery.key")["sound"] is True
+    assert shared.json("log", "verify", "--key", "11" * 32, code=1)["sound"] is False
+
+
 def test_fields_and_texts(shared: Folder) -> None:
     request = {
         "v": 1,

@@ -91,7 +91,6 @@ WRONG_QUESTIONS = {
     ("log", "show", "--from", "5", "--to", "2"): (2, "the end comes before the beginning"),
     ("log", "show", "--limit", "0"): (2, "give 1 to"),
     ("log", "show", "--shard", "7"): (2, "shards 0 to 0"),
-    ("log", "verify"): (3, "has the journal open"),
     ("letters", "retry", "0.99.0"): (2, "there is no dead letter '0.99.0'"),
     ("letters", "retry"): (2, "give the ID"),
     ("resume", "Drone/D-17"): (2, "is not stopped"),
@@ -111,7 +110,7 @@ def test_wrong_questions(refused: Refused, arguments: tuple[str, ...]) -> None:
 def test_an_error_in_json(shared: Folder) -> None:
     assert shared.json("send", "Drone/D-17", "Fly", code=2)["kind"] == "UnknownTag"
     assert shared.json("log", "shout", code=2)["kind"] == "ConfigError"
-    assert shared.json("log", "verify", code=3)["kind"] == "JournalLocked"
+    assert shared.json("status", "--socket", "nothere.sock", code=3)["kind"] == "NotRunning"
     assert set(shared.json("letters", "drop", "x", code=2)) == {"error", "kind"}
 
 

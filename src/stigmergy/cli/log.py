@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,11 +18,10 @@ from stigmergy.cli.asking import ask_stream
 from stigmergy.cli.keytext import read_key
 from stigmergy.cli.output import BAD, GOOD, HEADING, NAME, WARN, Cell, Output, shown_fields
 from stigmergy.cli.places import add_place, find_journal, find_running
-from stigmergy.core.commit import SignatureAlgorithm
-from stigmergy.runtime.control import described_head
+from stigmergy.runtime.control import described_verification
 from stigmergy.runtime.listing import Wanted, list_log
-from stigmergy.runtime.protocol import Log
-from stigmergy.runtime.verification import Verification, Verified
+from stigmergy.runtime.protocol import Log, Verify
+from stigmergy.runtime.verification import Verification
 from stigmergy.wiring import PublicKey, fingerprint, inspect_journal, verifier
 
 EXAMPLES = """examples:
@@ -133,68 +133,60 @@ def _short(tag: str) -> str:
 def verify(arguments: argparse.Namespace, output: Output) -> int:
     """Verifies the log."""
     trusted = None if arguments.key is None else read_key(arguments.key)
+    path = find_running(arguments)
+    found = _from_journal(arguments, trusted) if path is None else _from_node(path, trusted)
+    for signer in found["signers"]:
+        signer["fingerprint"] = fingerprint(PublicKey(signer["algorithm"], bytes.fromhex(signer["public_key"])))
+    output.document(found)
+    _show_verified(found, output)
+    return exits.OK if found["sound"] else exits.REFUSED
+
+
+def _from_journal(arguments: argparse.Namespace, trusted: PublicKey | None) -> dict[str, Any]:
     url = find_journal(arguments)
     journal = inspect_journal(url)
     try:
         key = None if trusted is None else (trusted.algorithm, trusted.key)
-        found = Verification(journal, verifier(), trusted_key=key).run()
+        return described_verification(url, Verification(journal, verifier(), trusted_key=key).run())
     finally:
         asyncio.run(journal.close())
-    output.document(_described(url, found))
-    _show_verified(url, found, output)
-    return exits.OK if found.sound else exits.REFUSED
 
 
-def _described(url: str, found: Verified) -> dict[str, Any]:
-    return {
-        "journal": url,
-        "sound": found.sound,
-        "commits": found.commits,
-        "events": found.events,
-        "signatures": found.signatures,
-        "snapshots": found.snapshots,
-        "snapshots_unfinished": found.snapshots_unfinished,
-        "heads": [{**described_head(head), "first": found.firsts.get(head.shard, 1)} for head in found.heads],
-        "signers": [
-            {
-                "algorithm": signer.algorithm,
-                "public_key": signer.public_key.hex(),
-                "fingerprint": _fingerprint(signer.algorithm, signer.public_key),
-                "enrolled_at": signer.enrolled_at,
-                "revoked_after": signer.revoked_after,
-                "signatures": signer.signatures,
-            }
-            for signer in found.signers
-        ],
-        "problems": [{"shard": one.shard, "position": one.position, "what": one.what} for one in found.problems],
-    }
+def _from_node(path: Path, trusted: PublicKey | None) -> dict[str, Any]:
+    """A running node verifies its own journal; until it is done it says how far it has come."""
+    request = Verify() if trusted is None else Verify(trusted=trusted.key.hex(), algorithm=trusted.algorithm)
+    found: dict[str, Any] = {}
+    for found in ask_stream(path, request):  # noqa: B007 - the last one is the result
+        pass
+    return found
 
 
-def _show_verified(url: str, found: Verified, output: Output) -> None:
-    output.line((url, NAME), "  sound" if found.sound else "")
+def _show_verified(found: dict[str, Any], output: Output) -> None:
+    output.line((found["journal"], NAME), "  ", ("sound", GOOD) if found["sound"] else ("not sound", BAD))
+    unfinished = found["snapshots_unfinished"]
     output.fields(
         [
-            ("commits", f"{found.commits:,}"),
-            ("events", f"{found.events:,}"),
-            ("signatures", f"{found.signatures:,}"),
-            ("snapshots", f"{found.snapshots:,}" + (" and one unfinished" if found.snapshots_unfinished else "")),
-            *(("head", f"shard {head.shard}, position {head.position}, {head.digest.hex()}") for head in found.heads),
-            *(("signer", _signer(signer)) for signer in found.signers),
+            ("commits", f"{found['commits']:,}"),
+            ("events", f"{found['events']:,}"),
+            ("signatures", f"{found['signatures']:,}"),
+            ("snapshots", f"{found['snapshots']:,}" + (f", and {unfinished} unfinished" if unfinished else "")),
+            *(("head", _head(head)) for head in found["heads"]),
+            *(("signer", _signer(signer)) for signer in found["signers"]),
         ]
     )
-    for problem in found.problems:
-        where = f"shard {problem.shard}, position {problem.position}: " if problem.position else ""
-        output.line(("wrong", BAD), f"  {where}{problem.what}")
-    if not found.sound:
+    for problem in found["problems"]:
+        where = f"shard {problem['shard']}, position {problem['position']}: " if problem["position"] else ""
+        output.line(("wrong", BAD), f"  {where}{problem['what']}")
+    if not found["sound"]:
         output.note("the log is not what was written; restore a copy, and keep this one for whoever looks into it")
 
 
-def _signer(signer: Any) -> str:
-    name = _fingerprint(signer.algorithm, signer.public_key)
-    where = f"from position {signer.enrolled_at}" if signer.enrolled_at else "from before the log begins"
-    until = f" to {signer.revoked_after}, revoked" if signer.revoked_after is not None else ""
-    return f"{name}  {where}{until}, {signer.signatures:,} signatures"
+def _head(head: dict[str, Any]) -> str:
+    begins = f" (begins at {head['first']})" if head["first"] > 1 else ""
+    return f"shard {head['shard']}, position {head['position']}{begins}, {head['digest']}"
 
 
-def _fingerprint(algorithm: int, key: bytes) -> str:
-    return fingerprint(PublicKey(algorithm, key)) if algorithm == SignatureAlgorithm.ED25519 else key.hex()
+def _signer(signer: dict[str, Any]) -> str:
+    where = f"from position {signer['enrolled_at']}" if signer["enrolled_at"] else "from before the log begins"
+    until = f" to {signer['revoked_after']}, revoked" if signer["revoked_after"] is not None else ""
+    return f"{signer['fingerprint']}  {where}{until}, {signer['signatures']:,} signatures"

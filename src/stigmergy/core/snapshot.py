@@ -197,10 +197,25 @@ class SnapshotTaking:
 
 def digest_of_parts(parts: Iterable[bytes]) -> bytes:
     """The digest that a note holds, computed from the stored parts."""
-    hasher = blake3(derive_key_context=_CONTEXT)
+    digest = PartsDigest()
     for body in parts:
-        _digest_part(hasher, body)
-    return hasher.digest()
+        digest.add(body)
+    return digest.value()
+
+
+class PartsDigest:
+    """The same, part by part, for who cannot stay away for a whole snapshot."""
+
+    def __init__(self) -> None:
+        self._hasher = blake3(derive_key_context=_CONTEXT)
+
+    def add(self, body: bytes) -> None:
+        """Takes the next part."""
+        _digest_part(self._hasher, body)
+
+    def value(self) -> bytes:
+        """The digest of the parts so far."""
+        return self._hasher.digest()
 
 
 def read_header(body: bytes) -> Header:

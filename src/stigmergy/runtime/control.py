@@ -1,7 +1,7 @@
 """The control desk of a running node: takes requests of the control protocol, one line each, and answers them.
 
 It knows nothing of sockets. What changes something is answered when it is durable. What takes long, a look back or a
-listing, is done in small pieces, so that the agents go on; only one look back at a time.
+listing, is done in small pieces, so that the agents go on; only one look back or verification at a time.
 """
 
 from __future__ import annotations
@@ -29,6 +29,10 @@ from stigmergy.runtime.protocol import VERSION, Reply, read_request, write_error
 from stigmergy.runtime.recovery import Recovered
 from stigmergy.runtime.signatures import SIGNERS_SHARD
 from stigmergy.runtime.signers import Key, check_enrolment, check_revocation
+from stigmergy.runtime.verification import Verification, Verified
+
+VERIFY_TOLD_COMMITS = 1_000
+"""So often a verification says how far it has come, so that its client knows that it goes on."""
 
 
 class Node(Struct, frozen=True):
@@ -48,7 +52,8 @@ class ControlDesk:
         self._verifier = verifier
         self._node = node
         self._stop = stop
-        self._looking_back = False
+        self._long = False
+        """Whether somebody looks back or verifies; one at a time, because each takes from the agents' time."""
 
     async def answer(self, line: bytes) -> Iterator[bytes]:
         """The lines that answer this one; an empty one means: not yet, do something else meanwhile."""
@@ -56,6 +61,8 @@ class ControlDesk:
             request = read_request(line)
             if isinstance(request, protocol.Log):
                 return _stream(self._log(request))
+            if isinstance(request, protocol.Verify):
+                return _stream(self._verify(request))
             if isinstance(request, protocol.Letters):
                 return _stream(described_letter(letter) for letter in self._live.dead_letters())
             return iter((write_reply(Reply(v=VERSION, ok=await self._do(request))),))
@@ -90,7 +97,7 @@ class ControlDesk:
             case protocol.Stop():
                 self._stop()
                 return {"stopping": True}
-            case protocol.Log() | protocol.Letters():
+            case protocol.Log() | protocol.Letters() | protocol.Verify():
                 return None
             case _:
                 assert_never(request)
@@ -118,9 +125,7 @@ class ControlDesk:
         return described_sight(address, sight, stopped)
 
     async def _look_back(self, address: str, moment: Moment) -> Sight:
-        if self._looking_back:
-            raise Overloaded("somebody looks back already, and that takes one at a time; try again in a moment")
-        self._looking_back = True
+        self._begin_long()
         try:
             history = History(self._host.journal, self._host.declaration.plans, self._host.settings.limits)
             for sight in history.look_slowly(address, moment):
@@ -129,7 +134,12 @@ class ControlDesk:
                 await asyncio.sleep(0)
             raise NotRunning("the log ended while it was read; ask again")
         finally:
-            self._looking_back = False
+            self._long = False
+
+    def _begin_long(self) -> None:
+        if self._long:
+            raise Overloaded("somebody looks back or verifies already, and that is one at a time; try again later")
+        self._long = True
 
     def _log(self, request: protocol.Log) -> Iterator[Any]:
         wanted = Wanted(
@@ -141,6 +151,20 @@ class ControlDesk:
             limit=request.limit,
         )
         return list_log(self._host.journal, wanted)
+
+    def _verify(self, request: protocol.Verify) -> Iterator[Any]:
+        """Verifies the journal as it is now, beside the work of the node."""
+        trusted = None if request.trusted is None else _key(request.trusted, request.algorithm)
+        self._begin_long()
+        try:
+            verification = Verification(self._host.journal, self._verifier, trusted_key=trusted)
+            told = 0
+            for commits in verification.run_slowly():
+                yield {"commits": commits} if commits >= told + VERIFY_TOLD_COMMITS else None
+                told = max(told, commits - commits % VERIFY_TOLD_COMMITS)
+            yield described_verification(self._node.journal, verification.found)
+        finally:
+            self._long = False
 
     async def _take_letter(self, request: protocol.Retry | protocol.Drop) -> Any:
         letter = next((one for one in self._live.dead_letters() if one.letter == request.letter), None)
@@ -164,14 +188,14 @@ class ControlDesk:
         return {"agent": request.agent, "resumed": True}
 
     async def _enrol(self, request: protocol.Enrol) -> Any:
-        key = _key(request)
+        key = _key(request.public_key, request.algorithm)
         state = self._host.shards[SIGNERS_SHARD].state
         check_enrolment(state.signers, self._verifier, key)
         await self._host.intake.take(SIGNERS_SHARD, EnrollSigner(*key))
         return {"public_key": key[1].hex(), "enrolled": True}
 
     async def _revoke(self, request: protocol.Revoke) -> Any:
-        key = _key(request)
+        key = _key(request.public_key, request.algorithm)
         state = self._host.shards[SIGNERS_SHARD].state
         last = state.position if request.last_position is None else request.last_position
         check_revocation(state.signers, key, self._node.signer, last, state.position)
@@ -237,6 +261,31 @@ def described_recovery(recovered: Recovered) -> dict[str, Any]:
     }
 
 
+def described_verification(url: str, found: Verified) -> dict[str, Any]:
+    """What a verification found."""
+    return {
+        "journal": url,
+        "sound": found.sound,
+        "commits": found.commits,
+        "events": found.events,
+        "signatures": found.signatures,
+        "snapshots": found.snapshots,
+        "snapshots_unfinished": found.snapshots_unfinished,
+        "heads": [{**described_head(head), "first": found.firsts.get(head.shard, 1)} for head in found.heads],
+        "signers": [
+            {
+                "algorithm": signer.algorithm,
+                "public_key": signer.public_key.hex(),
+                "enrolled_at": signer.enrolled_at,
+                "revoked_after": signer.revoked_after,
+                "signatures": signer.signatures,
+            }
+            for signer in found.signers
+        ],
+        "problems": [{"shard": one.shard, "position": one.position, "what": one.what} for one in found.problems],
+    }
+
+
 def described_letter(letter: Letter) -> dict[str, Any]:
     """A dead letter."""
     return {
@@ -265,8 +314,8 @@ def _stream(items: Iterable[Any]) -> Iterator[bytes]:
     yield write_reply(Reply(v=VERSION, end={"count": count}))
 
 
-def _key(request: protocol.Enrol | protocol.Revoke) -> Key:
+def _key(public_key: str, algorithm: int) -> Key:
     try:
-        return (request.algorithm, bytes.fromhex(request.public_key))
+        return (algorithm, bytes.fromhex(public_key))
     except ValueError:
         raise TrustError("a public key is given in hex digits; stigmergy keys show prints it") from None

@@ -69,6 +69,13 @@ class Log(Request, tag="log"):
     limit: int = 100
 
 
+class Verify(Request, tag="verify"):
+    """A stream: how many commits were verified so far, and at last what was found. `trusted` is a key in hex digits."""
+
+    trusted: str | None = None
+    algorithm: int = 1
+
+
 class Letters(Request, tag="letters"):
     """A stream of the dead letters, oldest first."""
 
@@ -111,7 +118,7 @@ class Stop(Request, tag="stop"):
     """Drains and ends the node."""
 
 
-AnyRequest = Send | Observe | State | Status | Log | Letters | Retry | Drop | Resume | Enrol | Revoke | Stop
+AnyRequest = Send | Observe | State | Status | Log | Verify | Letters | Retry | Drop | Resume | Enrol | Revoke | Stop
 
 
 class _Opening(Struct):

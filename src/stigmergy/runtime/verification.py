@@ -4,17 +4,20 @@ The groups of all shards are walked through in the order in which they were writ
 known who was enrolled by then. What is wrong is listed with its place, up to PROBLEMS_MAX of it, and reading goes on as
 far as it can. Nothing is folded and nothing is written. That the end of the log was cut off by somebody who also
 controls the device can be seen only by comparing the heads with those noted elsewhere.
+
+A running node can verify its own journal: what is there at the start is read, in small pieces.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 from msgspec import Struct
 
 from stigmergy.core.commit import GENESIS, Commit, Head, Signature, SnapshotNote, digest_commit, open_commit
 from stigmergy.core.errors import JournalError
-from stigmergy.core.snapshot import digest_of_parts, read_header
+from stigmergy.core.snapshot import PartsDigest, read_header
 from stigmergy.ports.journal import Journal, StoredCommit
 from stigmergy.ports.trust import Verifier
 from stigmergy.runtime.signatures import SIGNERS_SHARD, covers
@@ -89,13 +92,19 @@ class Verification:
 
     def run(self) -> Verified:
         """Reads everything and says what it found."""
+        for _ in self.run_slowly():
+            pass
+        return self._found
+
+    def run_slowly(self) -> Iterator[int]:
+        """The same in small pieces, each with the number of commits so far; `found` is complete behind the last."""
         found = self._found
         try:
             self._open_lanes()
-            self._walk()
+            yield from self._walk()
             for lane in self._lanes:
                 self._check_end(lane)
-            self._check_snapshots()
+            yield from self._check_snapshots()
             self._check_trusted_key()
         except JournalError as error:
             self._found.problems.append(Problem(0, 0, f"the journal cannot be read on: {error}"))
@@ -104,15 +113,22 @@ class Verification:
         found.heads = [lane.head for lane in self._lanes if lane.head is not None]
         found.firsts = {lane.shard: lane.first for lane in self._lanes if lane.head is not None}
         found.signers = self._signers.records
-        return found
+
+    @property
+    def found(self) -> Verified:
+        """What was found so far."""
+        return self._found
 
     # ------------------------------------------------------------------ walking
 
     def _open_lanes(self) -> None:
         journal = self._journal
+        ends = {head.shard: head.position for head in journal.heads()}
         for shard in range(journal.identity.shards):
             first = journal.first_position(shard)
-            lane = _Lane(shard, iter(journal.read(shard)), first)
+            # Not to its end as it will be by then: groups that are appended meanwhile would be seen in one shard only.
+            count = ends.get(shard, 0) - first + 1
+            lane = _Lane(shard, islice(journal.read(shard), max(0, count)), first)
             lane.at_snapshot = dict.fromkeys(journal.snapshots(shard), b"")
             self._lanes.append(lane)
         if self._lanes[SIGNERS_SHARD].first > 1:
@@ -128,9 +144,10 @@ class Verification:
             return
         self._problem(SIGNERS_SHARD, 0, "the beginning of the log was dropped, and no snapshot says who may sign it")
 
-    def _walk(self) -> None:
+    def _walk(self) -> Iterator[int]:
         """Takes group after group. The signature of a group is with its last commit and names all the others."""
         while lanes := [lane for lane in self._lanes if lane.next is not None]:
+            yield self._found.commits
             whole = [lane for lane in lanes if self._is_whole(lane)]
             if whole:
                 self._take_group(min(whole, key=_written_at))
@@ -268,30 +285,29 @@ class Verification:
         if lane.head is not None and not lane.broken and lane.signed_position != lane.position:
             self._problem(lane.shard, lane.position, "no signature covers the end of the log: it was cut or forged")
 
-    def _check_snapshots(self) -> None:
+    def _check_snapshots(self) -> Iterator[int]:
         for lane in self._lanes:
-            positions = self._journal.snapshots(lane.shard)
-            for position in positions:
+            for position in lane.at_snapshot:
                 note = lane.notes.get(position)
                 if note is None:
                     self._found.snapshots_unfinished += 1
                     continue
-                self._found.snapshots += 1
                 try:
-                    self._check_snapshot(lane, position, positions, note)
+                    yield from self._check_snapshot(lane, position, note)
                 except JournalError as error:
                     self._problem(lane.shard, position, f"the snapshot: {error}")
 
-    def _check_snapshot(self, lane: _Lane, position: int, positions: list[int], note: SnapshotNote) -> None:
+    def _check_snapshot(self, lane: _Lane, position: int, note: SnapshotNote) -> Iterator[int]:
+        digest = PartsDigest()
         header_body = b""
-
-        def bodies() -> Iterator[bytes]:
-            nonlocal header_body
-            for part in self._journal.read_snapshot(lane.shard, position):
-                header_body = header_body or part.body
-                yield part.body
-
-        if digest_of_parts(bodies()) != note.digest:
+        for part in self._journal.read_snapshot(lane.shard, position):
+            header_body = header_body or part.body
+            digest.add(part.body)
+            yield self._found.commits
+        if not header_body:
+            return  # dropped meanwhile by the running node, which keeps the newest ones only
+        self._found.snapshots += 1
+        if digest.value() != note.digest:
             self._problem(lane.shard, position, "the snapshot's bytes are not those that the log notes")
             return
         header = read_header(header_body)
@@ -299,7 +315,7 @@ class Verification:
             self._problem(lane.shard, position, f"the snapshot says that it is of {header.tables.position}")
         if header.tables.digest != note.chain:
             self._problem(lane.shard, position, "the snapshot is of another chain than the log notes")
-        if header.base and header.base not in positions:
+        if header.base and header.base not in lane.at_snapshot:
             self._problem(lane.shard, position, f"the snapshot adds to one at {header.base}, which is not there")
 
     def _check_trusted_key(self) -> None:

@@ -1,0 +1,123 @@
+"""A listing shows what commits say, of one shard and of several, whole or only its end."""
+
+import pytest
+from msgspec import msgpack
+
+from stigmergy.adapters.memory import MemoryJournal, MemoryStore
+from stigmergy.core.commit import COMMIT_FORMAT, GENESIS, Answer, Commit, Group, HashAlgorithm, Owed, Run, head_of, seal
+from stigmergy.core.errors import ConfigError
+from stigmergy.ports.journal import JournalIdentity
+from stigmergy.runtime.listing import Entry, Wanted, list_commit, list_log, readable_fields, readable_time
+from stigmergy.testing.commits import make_group
+
+
+def a_commit(**changes: object) -> Commit:
+    given: dict[str, object] = {
+        "format": COMMIT_FORMAT,
+        "hash_algorithm": HashAlgorithm.BLAKE3_256,
+        "shard": 0,
+        "position": 1,
+        "epoch": 0,
+        "previous": GENESIS,
+        "runs": [Run(events=0, time_ns=1_000_000_000, source="local")],
+        "events": [],
+    }
+    return Commit(**{**given, **changes})  # type: ignore[arg-type]
+
+
+def message(tag: str, **fields: object) -> bytes:
+    return msgpack.encode({"type": tag, **fields})
+
+
+def test_events_answers_effects_and_their_causes() -> None:
+    commit = a_commit(
+        runs=[Run(2, 1_000_000_000, "local"), Run(1, 2_000_000_000, "gps")],
+        events=[("A/1", message("Began@1", n=1)), ("A/2", message("Began@1", n=2)), ("A/1", message("Moved@1"))],
+        answers=[
+            Answer("A/1", "id-1", message("Begin@1"), None, 0, 1_000_000_000),
+            Answer("A/2", "id-2", message("Begin@1"), "no", 3, 2_000_000_000),
+        ],
+        owed=[
+            Owed("A/1", "actuators", 7, 0, message("Land@1", why="x")),
+            Owed("A/1", "shard/1", 3, 2, msgpack.encode(("B/1", message("Go@1")))),
+            Owed("A/1", "timers", 0, 2, msgpack.encode(("tick", 5, False))),
+            Owed("A/3", "actuators", 8, -1, message("Blink@1")),
+        ],
+    )
+    entries = list(list_commit(commit))
+    assert [(entry.kind, entry.agent, entry.type) for entry in entries] == [
+        ("answer", "A/1", "Begin@1"),
+        ("event", "A/1", "Began@1"),
+        ("event", "A/2", "Began@1"),
+        ("event", "A/1", "Moved@1"),
+        ("answer", "A/2", "Begin@1"),
+        ("effect", "A/3", "Blink@1"),
+    ]
+    assert (entries[1].cause.command, entries[1].cause.command_id) == ("Begin@1", "id-1")
+    assert entries[2].cause.command == ""
+    assert (entries[3].cause.source, entries[3].cause.command) == ("gps", "")
+    assert [(effect.sink, effect.to, effect.type) for effect in entries[3].effects] == [
+        ("shard/1", "B/1", "Go@1"),
+        ("timers", "", "timer"),
+    ]
+    assert entries[4].refused == "no"
+    assert entries[3].time == "1970-01-01T00:00:02.000000Z"
+
+
+@pytest.fixture
+async def journal() -> MemoryJournal:
+    """Two shards that took turns, ten commits each, with two events in each."""
+    journal = MemoryJournal(MemoryStore(JournalIdentity(fleet="f", shards=2, incarnation=1)))
+    previous = [GENESIS, GENESIS]
+    for number in range(20):
+        shard, position = number % 2, number // 2 + 1
+        sealed = seal(
+            a_commit(
+                shard=shard,
+                position=position,
+                previous=previous[shard],
+                runs=[Run(2, number * 1_000_000_000, "test")],
+                events=[("A/1", message("Even@1", n=number)), ("A/2", message("Odd@1", n=number))],
+            )
+        )
+        previous[shard] = head_of(sealed).digest
+        group: Group = make_group(sealed)
+        await journal.append(group)
+    return journal
+
+
+def numbers(journal: MemoryJournal, wanted: Wanted) -> list[int]:
+    return [entry.fields["n"] for entry in entries(journal, wanted)]
+
+
+def entries(journal: MemoryJournal, wanted: Wanted) -> list[Entry]:
+    return [entry for entry in list_log(journal, wanted) if entry is not None]
+
+
+async def test_shards_are_merged_by_time(journal: MemoryJournal) -> None:
+    assert numbers(journal, Wanted(type="Even")) == list(range(20))
+    assert numbers(journal, Wanted(type="Even", shard=1)) == list(range(1, 20, 2))
+    assert numbers(journal, Wanted(type="Even", limit=3)) == [17, 18, 19]
+    assert numbers(journal, Wanted(type="Even", limit=3, first=1)) == [0, 1, 2]
+    assert numbers(journal, Wanted(type="Odd@1", first=9, last=9)) == [16, 17]
+    assert numbers(journal, Wanted(type="Even", limit=2, last=5)) == [8, 9]
+    assert entries(journal, Wanted(type="Never")) == []
+
+
+async def test_wishes_that_cannot_be(journal: MemoryJournal) -> None:
+    for wish in ({"limit": 0}, {"limit": 10**9}, {"first": 0}, {"first": 3, "last": 2}):
+        with pytest.raises(ConfigError):
+            Wanted(**wish)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="shards 0 to 1"):
+        list(list_log(journal, Wanted(shard=2)))
+
+
+def test_fields_that_do_not_decode() -> None:
+    assert readable_fields(b"\xc1") == {"undecodable": "wQ=="}
+    assert readable_fields(msgpack.encode({"type": "X@1", "data": b"hi"})) == {"data": "aGk="}
+    assert readable_fields(msgpack.encode([1, 2])) == [1, 2]
+    assert readable_fields(msgpack.encode({1: {2: 3}})) == {"1": {"2": 3}}
+
+
+def test_times() -> None:
+    assert readable_time(1_794_729_600_123_456_789) == "2026-11-15T08:00:00.123456Z"
