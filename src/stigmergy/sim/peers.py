@@ -53,6 +53,8 @@ class Receiver:
         self.temper = Temper()
         self.carried: dict[str, Carried] = {}
         """By key, in the order of the first time."""
+        self.failed_keys: dict[str, None] = {}
+        """Orders that a device has failed at least once."""
         self.safe_tried_ns: dict[str, int] = {}
         """Per agent when a safe action last went out, whether the device took it or not."""
         self.safe: list[Carried] = []
@@ -65,6 +67,7 @@ class Receiver:
             if SAFE in order.key:
                 self.safe_tried_ns[order.agent] = self._node.world.loop.time_ns()
             if self._chance.random() < self.temper.fail / 2:
+                self.failed_keys[order.key] = None
                 raise OSError("the device did not answer")
             self._carry_out(order)
             if self._chance.random() < self.temper.fail / 2:
@@ -125,9 +128,8 @@ class Sender:
         """The n-th has the number n + 1."""
         self.acknowledged: dict[int, int] = {}
         """By number, when."""
-        self.called_ns: dict[str, int] = {}
-        """Per agent when the newest input for it that was taken was first delivered: not before was it fresh."""
-        self._first_called_ns: dict[int, int] = {}
+        self.first_called_ns: dict[int, int] = {}
+        """By number, when it was first delivered."""
         self.heard_ns: dict[str, int] = {}
         """Per agent when a delivery for it was last begun or over."""
         self.on_its_way: dict[str, int] = {}
@@ -182,7 +184,7 @@ class Sender:
                 return
             self._heard(items, 1)
             for number in range(first, last + 1):
-                self._first_called_ns.setdefault(number, self._node.world.loop.time_ns())
+                self.first_called_ns.setdefault(number, self._node.world.loop.time_ns())
             try:
                 await live.deliver(pack_envelope(self.source, list(items), sequence=first))
             except StigmergyError as error:
@@ -190,8 +192,6 @@ class Sender:
                 return
             finally:
                 self._heard(items, -1)
-            for number, (address, _) in enumerate(items, start=first):
-                self.called_ns[address] = max(self.called_ns.get(address, 0), self._first_called_ns[number])
             if self._chance.random() >= self._temper.loss:
                 self._acknowledge(first, last)
         finally:

@@ -14,11 +14,12 @@ import asyncio
 import random
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
-from stigmergy.core.codec import canonical_bytes
+from stigmergy.core.codec import canonical_bytes, tag_of
 from stigmergy.core.errors import JournalError, StigmergyError
-from stigmergy.core.messages import Command, Event
+from stigmergy.core.messages import Command, Event, spec_of
 from stigmergy.runtime.mailbox import BLOCK, DROP_OLDEST, StreamPolicy, sample
 from stigmergy.runtime.settings import Retention, Settings, Snapshots
 from stigmergy.sim import drones
@@ -35,6 +36,7 @@ HEAL_S = 90.0
 TICK_S = 0.3
 """How late a safe action may be, seen from outside: the look-out's own interval and a turn of the host."""
 FINDINGS_MAX = 20
+BEATEN = spec_of(drones.Beaten).tag
 
 
 class TrialResult(Struct, frozen=True):
@@ -114,6 +116,8 @@ class Trial:
         self._background: list[asyncio.Task[None]] = []
         self._findings: list[str] = []
         self._known_since_ns: dict[str, int] = {}
+        self._beats: dict[str, int] = {}
+        self._read_upto: dict[int, int] = {}
         self._local = 0
         self._finished = False
 
@@ -278,8 +282,18 @@ class Trial:
             if live is None or live.failure is not None:
                 continue
             now_ns = self.world.loop.time_ns()
+            self._read_beats()
             for address in self._agents:
                 self._look_at(address, now_ns)
+
+    def _read_beats(self) -> None:
+        """Which beat of each agent is the last in the log: it was not fresh before that one was first delivered."""
+        for shard, commits in enumerate(self.node.logbook.commits):
+            for commit in commits[self._read_upto.get(shard, 0) :]:
+                for address, body in commit.events:
+                    if tag_of(body) == BEATEN:
+                        self._beats[address] = msgspec.msgpack.decode(body, type=drones.Beaten).number
+            self._read_upto[shard] = len(commits)
 
     def _look_at(self, address: str, now_ns: int) -> None:
         states = self.node.logbook.states
@@ -296,7 +310,7 @@ class Trial:
         since_ns = max(known_ns, self.node.up_since_ns)
         fresh_ns = max(since_ns, beat.heard_ns.get(address, 0), self.faults.paused_until_ns)
         late_ns = now_ns - fresh_ns - int((STALE_S + TICK_S) * 1e9)
-        low_ns = max(self.node.up_since_ns, beat.called_ns.get(address, 0))
+        low_ns = max(self.node.up_since_ns, beat.first_called_ns.get(self._beats.get(address, 0), 0))
         if late_ns > 0 and self.receiver.safe_tried_ns.get(address, -1) < low_ns:
             self._findings.append(f"{address}: silent since {fresh_ns / 1e9:g} s, not made safe at {now_ns / 1e9:g} s")
             self.receiver.safe_tried_ns[address] = now_ns
