@@ -92,6 +92,11 @@ class Running:
         if self._host is not None:
             await self._host.stop()
 
+    @property
+    def socket(self) -> Path:
+        """Where the control endpoint is by default: beside the journal."""
+        return control_path(self.url, self._fleet.name)
+
     def control(self, live: Live, path: Path, version: str, stop: Callable[[], None]) -> ControlServer:
         """The control endpoint of the running fleet, not yet listening; `stop` is called when a client asks for it."""
         if self._signer is None:

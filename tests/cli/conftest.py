@@ -170,10 +170,11 @@ class Folder:
         finally:
             client.close()
 
-    def start(self, *arguments: str) -> Node:
-        """Starts a node and waits until it listens."""
+    def start(self, *arguments: str, file_bytes_max: int | None = None) -> Node:
+        """Starts a node and waits until it listens. Past the limit of bytes every write to a file fails."""
+        limit = [] if file_bytes_max is None else ["prlimit", f"--fsize={file_bytes_max}"]
         process = subprocess.Popen(
-            [sys.executable, "-m", "stigmergy", "run", *(arguments or ("drone:fleet",)), "--json"],
+            [*limit, sys.executable, "-m", "stigmergy", "run", *(arguments or ("drone:fleet",)), "--json"],
             cwd=self.path,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -1,5 +1,7 @@
 """What users do wrong ends in one sentence, the right exit code, and no traceback."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -137,6 +139,18 @@ def test_help_and_version(folder: Folder) -> None:
     for command in ("run", "send", "observe", "state", "log", "keys", "letters", "status", "resume", "stop", "bench"):
         assert command in alone.stdout
     assert "examples:" in folder.cli("send", "--help").stdout
+
+
+def test_bench_is_imported_when_it_is_asked_for(folder: Folder) -> None:
+    said = folder.cli("bench", "interpreted", "--help")
+    assert said.returncode == 0
+    assert "usage: stigmergy bench interpreted" in said.stdout
+    assert folder.json("bench", "interpreted", "--nope", code=2)["kind"] == "ConfigError"
+    loaded = subprocess.run(
+        [sys.executable, "-c", "import sys, stigmergy.cli.main; sys.exit('stigmergy.bench' in sys.modules)"],
+        check=False,
+    )
+    assert loaded.returncode == 0
 
 
 def test_no_colours_where_nobody_sees_them(shared: Folder) -> None:

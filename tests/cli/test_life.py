@@ -1,10 +1,12 @@
 """A node from its start to its end: run, use, stop, kill, start again."""
 
+import contextlib
 import json
 import signal
 import subprocess
 import sys
 
+from stigmergy.core.errors import NotRunning
 from tests.cli.conftest import Folder
 
 
@@ -67,6 +69,27 @@ def test_a_second_run_on_one_journal_is_refused(folder: Folder) -> None:
     assert done.returncode == 3
     assert "another node answers there" in done.stderr
     assert folder.json("status")["pid"] == node.process.pid
+
+
+def test_a_journal_that_fails_ends_the_node(folder: Folder) -> None:
+    node = folder.start(file_bytes_max=60_000)
+    acknowledged = 0
+    with contextlib.suppress(KeyError, NotRunning):
+        while acknowledged < 1000:
+            fields = {"mission": "x" * 1000}
+            folder.ask(do="send", agent=f"Drone/D-{acknowledged}", command="StartMission", fields=fields)
+            acknowledged += 1
+    assert 0 < acknowledged < 1000
+    out, _ = node.process.communicate(timeout=20)
+    assert node.process.returncode == 4
+    said = json.loads(out)
+    assert said["kind"] == "JournalUnknown"
+    assert "nobody knows whether it was kept" in said["error"]
+    # Everything acknowledged is there.
+    again = folder.start()
+    assert again.recovered["agents"] >= acknowledged
+    assert again.end()[0] == 0
+    assert folder.json("log", "verify")["sound"] is True
 
 
 def test_stop_waits_for_the_end(folder: Folder) -> None:

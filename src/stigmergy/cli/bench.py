@@ -9,6 +9,7 @@ from typing import Any
 
 from stigmergy.cli import exits
 from stigmergy.cli.output import Output, shown
+from stigmergy.cli.parsing import Parser
 from stigmergy.core.errors import ConfigError
 
 PACKAGE = "stigmergy.bench"
@@ -21,7 +22,6 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         parents=[common],
         help="measure how fast it is here",
         description="Measures on this machine. `stigmergy bench NAME --help` lists the options of a benchmark.",
-        add_help=False,
     )
     parser.add_argument("benchmark", metavar="NAME", nargs="?", help="such as interpreted")
     parser.add_argument("rest", metavar="OPTION", nargs=argparse.REMAINDER, help="options of that benchmark")
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         given = f"{arguments.benchmark!r} is no benchmark" if arguments.benchmark else "which benchmark?"
         raise ConfigError(f"{given}; there are: {', '.join(known) or 'none in this installation'}")
     module = importlib.import_module(f"{PACKAGE}.{arguments.benchmark}")
-    parser = argparse.ArgumentParser(prog=f"stigmergy bench {arguments.benchmark}", description=module.__doc__)
+    parser = Parser(prog=f"stigmergy bench {arguments.benchmark}", description=module.__doc__)
     module.add_arguments(parser)
     figures: dict[str, Any] = module.run(parser.parse_args(rest))
     output.document(figures)

@@ -10,12 +10,13 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from stigmergy.cli import bench, exits, keys, log, node, run, send, state
 from stigmergy.cli.output import Output
+from stigmergy.cli.parsing import Parser
 from stigmergy.cli.version import version
-from stigmergy.core.errors import ConfigError, StigmergyError
+from stigmergy.core.errors import StigmergyError
 
 GROUPS = (run, send, state, log, node, keys, bench)
 DESCRIPTION = "A runtime for fleets of autonomous agents that decide locally, on their own durable log."
@@ -30,13 +31,6 @@ exit codes:
   0 done   1 refused, or verification failed   2 usage or configuration   3 not running, or the journal is locked
   4 damaged or foreign data, or a wrong key    5 a bug of ours            130 interrupted
 """
-
-
-class Parser(argparse.ArgumentParser):
-    """Like its base, but an error is an error like any other: one sentence, and JSON if that is asked for."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message}; see {self.prog} --help")
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import getpass
-import time
+import os
+import select
 from typing import Any
 
 from stigmergy.cli import exits
@@ -13,7 +14,7 @@ from stigmergy.cli.output import BAD, GOOD, HEADING, NAME, WARN, Output, shown_b
 from stigmergy.cli.places import add_place, find_socket
 from stigmergy.core.errors import ConfigError, NotRunning
 from stigmergy.runtime.protocol import Drop, Letters, Resume, Retry, Status, Stop
-from stigmergy.wiring import PublicKey, answers_at, fingerprint
+from stigmergy.wiring import PublicKey, fingerprint
 
 STOP_WAIT_S = 30.0
 LETTERS_EXAMPLES = """examples:
@@ -125,14 +126,16 @@ def resume(arguments: argparse.Namespace, output: Output) -> int:
 
 
 def stop(arguments: argparse.Namespace, output: Output) -> int:
-    """Ends a node, and waits until it has ended."""
+    """Ends a node, and waits until its process has ended and the journal is free."""
     path = find_socket(arguments)
-    ask(path, Stop())
-    deadline_s = time.monotonic() + STOP_WAIT_S
-    while answers_at(path):
-        if time.monotonic() > deadline_s:
-            raise NotRunning(f"the node has not ended within {STOP_WAIT_S:g} s; it still finishes what it has taken")
-        time.sleep(0.05)
+    process = os.pidfd_open(ask(path, Status())["pid"])
+    try:
+        ask(path, Stop())
+        ended, _, _ = select.select([process], [], [], STOP_WAIT_S)
+    finally:
+        os.close(process)
+    if not ended:
+        raise NotRunning(f"the node has not ended within {STOP_WAIT_S:g} s; it still finishes what it has taken")
     output.document({"stopped": True})
     output.line(("stopped", GOOD))
     return exits.OK

@@ -115,6 +115,11 @@ def shown_bytes(count: int) -> str:
     return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
 
 
+def counted(count: int, thing: str) -> str:
+    """A number of things: 1 agent, 1,203 agents."""
+    return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"
+
+
 def printable(text: str) -> str:
     """The text without anything that a terminal would obey."""
     return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from stigmergy.cli import exits
-from stigmergy.cli.output import GOOD, NAME, Output, shown_bytes
+from stigmergy.cli.output import GOOD, NAME, Output, counted, shown_bytes
 from stigmergy.cli.places import config_of, folder_of, load_fleet, url_of
 from stigmergy.cli.version import version
 from stigmergy.core.errors import ConfigError, NotRunning
 from stigmergy.runtime.control import described_recovery
 from stigmergy.runtime.live import Live
-from stigmergy.wiring import Fleet, Running, control_path
+from stigmergy.wiring import Fleet, Running
 
 STATUS_EVERY_S = 1.0
 EXAMPLES = """examples:
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     fleet = load_fleet(spec, folder_of(arguments))
     journal = None if arguments.journal is None else url_of(arguments.journal)
     running = Running(fleet, config, journal, arguments.key, None)
-    path = arguments.socket or control_path(running.url, fleet.name)
+    path = arguments.socket or running.socket
     return asyncio.run(_Node(fleet, running, path, output).live_and_die())
 
 
@@ -144,8 +144,8 @@ class _Node:
             snapshot = f"from the snapshot at {begun}" if begun else "from the beginning of the log"
             self._output.line(
                 name,
-                f"  recovered {agents:,} agents in {took_s:.2f} s: {found['events']:,} events in "
-                f"{found['commits']:,} commits, {snapshot}",
+                f"  recovered {counted(agents, 'agent')} in {took_s:.2f} s: {counted(found['events'], 'event')} in "
+                f"{counted(found['commits'], 'commit')}, {snapshot}",
             )
         for passed_over in live.recovered.passed_over:
             self._output.note(f"passed over: {passed_over}", "yellow")
@@ -167,9 +167,9 @@ class _Node:
             events, now_s = _events(live), time.monotonic()
             rate = (events - before) / (now_s - before_s)
             before, before_s = events, now_s
-            parts = [f"{standing.agents:,} agents", f"{events:,} events", f"{rate:,.0f}/s"]
+            parts = [counted(standing.agents, "agent"), counted(events, "event"), f"{rate:,.0f}/s"]
             parts += [f"{standing.owed:,} owed"] if standing.owed else []
-            parts += [f"{standing.dead_letters:,} dead letters"] if standing.dead_letters else []
+            parts += [counted(standing.dead_letters, "dead letter")] if standing.dead_letters else []
             parts += [f"{len(standing.stopped):,} stopped"] if standing.stopped else []
             parts.append(shown_bytes(standing.journal_bytes))
             self._status_shown = True
