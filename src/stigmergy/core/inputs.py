@@ -115,9 +115,8 @@ class RevokeSigner(Struct, frozen=True):
     last_position: int
 
 
-Input = (
-    Delivery
-    | Ask
+Single = (
+    Ask
     | TimerDue
     | EffectSettled
     | EffectsSettled
@@ -130,6 +129,9 @@ Input = (
     | EnrollSigner
     | RevokeSigner
 )
+"""An input that is one thing: taken, or left for the next commit, as a whole."""
+
+Input = Delivery | Single
 
 
 class Accepted(Struct, frozen=True):

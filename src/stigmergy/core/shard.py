@@ -48,6 +48,7 @@ from stigmergy.core.inputs import (
     RevokeSigner,
     SafeActionOut,
     SequencesSkipped,
+    Single,
     SnapshotStored,
     TimerDue,
     Verdict,
@@ -141,7 +142,7 @@ class Shard:
             if draft.size_bytes > DRAFT_BYTES_MAX:
                 draft.hurry(0)
                 return list(inputs[number:])
-            if type(one) is Delivery:
+            if isinstance(one, Delivery):
                 left = self._deliver(one, now_ns)
                 if left is not None:
                     draft.hurry(0)
@@ -265,7 +266,7 @@ class Shard:
         if delivery.source == self._own_sink:
             self._settle(self._own_sink, range(delivery.sequence, delivery.sequence + count))
 
-    def _take(self, one: Input, now_ns: int) -> None:
+    def _take(self, one: Single, now_ns: int) -> None:
         """Takes any other input."""
         state, draft, handling = self.state, self._draft, self._handling
         match one:
@@ -305,8 +306,6 @@ class Shard:
                     algorithm=one.algorithm, public_key=one.public_key, last_position=one.last_position
                 )
                 handling.keep(draft, SHARD_ADDRESS, revoked, now_ns)
-            case Delivery():
-                self._deliver(one, now_ns)
             case _:
                 assert_never(one)
 

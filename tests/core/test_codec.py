@@ -1,0 +1,135 @@
+"""Envelopes, tags, sizes: what is read, what is refused, and in which words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Struct
+
+from stigmergy.core.codec import (
+    ENVELOPE_BYTES_MAX,
+    ENVELOPE_FORMAT,
+    ENVELOPE_ITEMS_MAX,
+    MESSAGE_BYTES_MAX,
+    Envelope,
+    canonical_bytes,
+    encode,
+    explain_undecodable,
+    is_sound,
+    keepable,
+    open_envelope,
+    pack_envelope,
+    printable,
+    tag_of,
+)
+from stigmergy.core.errors import Malformed, TooLarge, UnknownTag
+from stigmergy.core.messages import Event
+
+
+class Went(Event):
+    n: int
+
+
+def envelope(**changed: Any) -> bytes:
+    fields: dict[str, Any] = {"format": ENVELOPE_FORMAT, "source": "s", "incarnation": 0, "epoch": 0, "sequence": 1}
+    return encode(Envelope(**{**fields, "items": [], **changed}))
+
+
+def test_an_envelope_comes_back() -> None:
+    data = pack_envelope(
+        "gateway", [("Drone/a", Went(n=1)), ("Drone/b", Went(n=2))], sequence=7, incarnation=2, epoch=3
+    )
+    opened = open_envelope(data)
+    assert (opened.source, opened.sequence, opened.incarnation, opened.epoch) == ("gateway", 7, 2, 3)
+    assert opened.items == [("Drone/a", encode(Went(n=1))), ("Drone/b", encode(Went(n=2)))]
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "text"),
+    [
+        (b"", Malformed, "not an envelope"),
+        (b"\xc1", Malformed, "not an envelope"),
+        (b"\x96" * 5_000, Malformed, "not an envelope"),
+        (encode([1, 2]), Malformed, "docs/formats.md describes its bytes"),
+        (envelope(format=2), Malformed, "envelope format 2, this version reads 1; update this node"),
+        (envelope(source=""), Malformed, "an envelope needs a source, a sequence from 1 upward"),
+        (envelope(sequence=0), Malformed, "a sequence from 1 upward"),
+        (envelope(epoch=-1), Malformed, "no negative incarnation or epoch"),
+        (envelope(incarnation=-1), Malformed, "no negative incarnation or epoch"),
+        (envelope(source="s" * 257), TooLarge, "a source name of 257 characters, 256 at most"),
+        (envelope(items=[("", b"")] * (ENVELOPE_ITEMS_MAX + 1)), TooLarge, "10001 items, 10000 at most; send fewer"),
+        (bytes(ENVELOPE_BYTES_MAX + 1), TooLarge, "1048577 bytes, 1048576 at most; send fewer items in one"),
+    ],
+)
+def test_what_is_no_envelope(data: bytes, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        open_envelope(data)
+
+
+def test_tags_are_found_without_knowing_the_type() -> None:
+    assert tag_of(encode(Went(n=1))) == "Went@1"
+    for noise in (b"", b"\xc1", encode(1), encode({"type": 3}), b"\x81" * 9_000):
+        assert tag_of(noise) == ""
+    assert tag_of(encode({"other": 1})) == ""
+
+
+def test_why_a_message_does_not_decode() -> None:
+    known = explain_undecodable("Drone", encode(Went(n=1)), frozenset({"Went@1"}), ValueError("why"))
+    assert isinstance(known, Malformed)
+    assert str(known) == "Went@1 for Drone does not decode: why"
+    unknown = explain_undecodable("Drone", encode(Went(n=1)), frozenset(), ValueError("why"))
+    assert isinstance(unknown, UnknownTag)
+    assert str(unknown) == "Drone has no handler for Went@1; it knows no message"
+
+
+def test_sound_bytes_are_whole_flat_and_not_too_many() -> None:
+    assert is_sound(encode(Went(n=1)))
+    assert not is_sound(encode(Went(n=1))[:-1])
+    assert not is_sound(encode(Went(n=1)) + b"\x00")
+    assert not is_sound(b"\x91" * 1_000 + b"\x00")
+    assert not is_sound(encode("x" * MESSAGE_BYTES_MAX))
+
+
+def test_what_is_too_large_is_not_kept() -> None:
+    assert keepable(b"x" * MESSAGE_BYTES_MAX) == b"x" * MESSAGE_BYTES_MAX
+    assert keepable(b"x" * (MESSAGE_BYTES_MAX + 1)) == b""
+
+
+def test_texts_are_cut_and_have_bytes() -> None:
+    assert printable("abcdef", 3) == "abc"
+    assert printable("a\ud800b", 9) == "a?b"
+    assert printable(12, 9) == "12"
+
+
+class State(Struct):
+    a: float = 0.0
+    b: Mapping[str, Any] = {}
+    c: tuple[Any, ...] = ()
+
+
+FLOATS = st.floats(allow_nan=True) | st.sampled_from([math.nan, -math.nan, 0.0, -0.0, math.inf])
+VALUES = st.recursive(
+    st.none() | st.integers(-(2**63), 2**64 - 1) | FLOATS | st.text() | st.binary() | st.booleans(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(FLOATS, st.dictionaries(st.text(max_size=3), VALUES, max_size=5))
+def test_equal_states_have_equal_bytes(number: float, mapping: dict[str, Any]) -> None:
+    turned = dict(reversed(list(mapping.items())))
+    assert canonical_bytes(State(number, mapping)) == canonical_bytes(State(number, turned))
+    data = canonical_bytes(State(number, mapping, (number, [number])))
+    again = msgspec.msgpack.decode(data, type=State)
+    assert canonical_bytes(again) == data
+
+
+def test_an_infinity_is_no_nan() -> None:
+    assert canonical_bytes(State(math.inf)) != canonical_bytes(State(math.nan))
+    assert msgspec.msgpack.decode(canonical_bytes(State(math.inf)), type=State).a == math.inf

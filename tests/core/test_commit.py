@@ -1,0 +1,77 @@
+"""Commits as bytes: their digest, their chain, and what is said about bytes that are none."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from stigmergy.core.codec import encode
+from stigmergy.core.commit import (
+    COMMIT_FORMAT,
+    GENESIS,
+    Commit,
+    Head,
+    Run,
+    digest_commit,
+    head_of,
+    open_commit,
+    seal,
+    statement,
+)
+from stigmergy.core.errors import JournalCorrupt, JournalForeign
+
+
+def commit(**changed: Any) -> Commit:
+    fields: dict[str, Any] = {
+        "format": COMMIT_FORMAT,
+        "hash_algorithm": 1,
+        "shard": 3,
+        "position": 9,
+        "epoch": 2,
+        "previous": GENESIS,
+        "runs": [Run(1, 50, "s"), Run(0, 70, "")],
+        "events": [("Drone/a", b"x")],
+    }
+    return Commit(**{**fields, **changed})
+
+
+def test_a_commit_comes_back_from_its_bytes() -> None:
+    sealed = seal(commit())
+    assert open_commit(sealed.body) == commit()
+    assert (sealed.shard, sealed.position, sealed.epoch, sealed.time_ns, sealed.events) == (3, 9, 2, 70, 1)
+    assert sealed.digest == digest_commit(sealed.body)
+    assert head_of(sealed) == Head(shard=3, position=9, epoch=2, digest=sealed.digest)
+
+
+def test_any_other_byte_is_another_digest() -> None:
+    body = bytearray(seal(commit()).body)
+    body[-1] ^= 1
+    assert digest_commit(bytes(body)) != seal(commit()).digest
+
+
+def test_what_is_signed_has_a_domain_of_its_own() -> None:
+    assert statement([]).startswith(b"stigmergy.group@1\x00")
+    assert statement([head_of(seal(commit()))]) != statement([head_of(seal(commit(position=10)))])
+
+
+@pytest.mark.parametrize(
+    ("body", "error", "text"),
+    [
+        (b"", JournalCorrupt, "a commit of 0 bytes does not decode"),
+        (b"\x91" * 5_000, JournalCorrupt, "restore from a copy"),
+        (
+            encode(commit(format=2)),
+            JournalForeign,
+            "commit format 2 with hash algorithm 1; this version reads",
+        ),
+        (encode(commit(hash_algorithm=9)), JournalForeign, "use the version that wrote it, or a later one"),
+        (encode(commit(runs=[])), JournalCorrupt, "shard 3, position 9: no runs; restore from a copy"),
+        (encode(commit(runs=[Run(-1, 0, ""), Run(2, 0, "")])), JournalCorrupt, "no runs"),
+        (encode(commit(runs=[Run(2, 0, "")])), JournalCorrupt, "its runs do not add up to its 1 events; restore"),
+    ],
+)
+def test_what_is_no_commit(body: bytes, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=re.escape(text)):
+        open_commit(body)

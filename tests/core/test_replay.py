@@ -1,0 +1,202 @@
+"""Replaying commits: the chain is checked, nothing is decided, and what cannot be folded is named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from stigmergy.core.agent import Agent, decide, evolve, react
+from stigmergy.core.codec import encode
+from stigmergy.core.commit import Commit, digest_commit, open_commit
+from stigmergy.core.effects import CancelWake, Effects, Events, WakeMe, WindowClosed, Woken
+from stigmergy.core.errors import FoldMismatch, JournalCorrupt
+from stigmergy.core.inputs import Ask, TimerDue
+from stigmergy.core.messages import SECOND_NS, Action, Command, Event
+from stigmergy.core.replay import apply
+from stigmergy.core.state import ShardState, plan_agents
+from stigmergy.core.windows import Window
+from tests.core.shards import Probe, observed
+
+
+class Go(Command):
+    pass
+
+
+class Went(Event):
+    n: int = 0
+
+
+class Idle(Event):
+    pass
+
+
+class Told(Event):
+    pass
+
+
+class Move(Action):
+    pass
+
+
+class Rover(Agent):
+    n: int = 0
+    at: float = 0.0
+    naps: int = 0
+    recent: Window[Went] = Window.tumbling(seconds=10)
+
+    @decide
+    def go(self, command: Go) -> Events:
+        yield Told()
+        yield Went(n=1)
+        yield Told()
+
+    @evolve
+    def went(self, event: Went) -> None:
+        self.n += event.n
+        self.at = self.now
+
+    @react
+    def on_went(self, event: Went) -> Effects:
+        if event.n == 2:
+            yield WakeMe(name="a", after_s=1)
+            yield WakeMe(name="b", after_s=1)
+            yield CancelWake(name="b")
+
+    @react
+    def on_idle(self, event: Idle) -> Effects:
+        yield Move()
+
+    @evolve
+    def woken(self, event: Woken) -> None:
+        self.naps += 1
+
+    @react
+    def again(self, event: Woken) -> Effects:
+        if self.naps < 3:
+            yield WakeMe(name=event.name, after_s=0)
+
+
+R = "Rover/r"
+
+
+def opened(probe: Probe, index: int = 0) -> tuple[Commit, bytes]:
+    body = probe.log[index]
+    return open_commit(body), digest_commit(body)
+
+
+def test_a_commit_must_follow_the_one_before() -> None:
+    probe = Probe(Rover)
+    for n in range(3):
+        probe.observe(R, Went(n=n))
+    plans = plan_agents([Rover])
+    first, second = opened(probe, 0), opened(probe, 1)
+    state = ShardState(0, plans)
+    apply(state, *first)
+    for other, wrong in ((ShardState(0, plans), second), (ShardState(1, plans), first), (state, first)):
+        with pytest.raises(JournalCorrupt, match="the chain is broken; restore from a copy"):
+            apply(other, *wrong)
+    with pytest.raises(JournalCorrupt, match=r"after position 1 comes position 2 of shard 0, which cites .*, not"):
+        apply(state, replace(second[0], previous=b"x" * 32), second[1])
+
+
+def test_a_replay_knows_the_time_of_each_step() -> None:
+    probe = Probe(Rover)
+    probe.step(observed(R, Went(n=1)), at=101.0)
+    probe.step(observed(R, Idle()), at=105.0)
+    probe.seal()
+    state = probe.replayed()
+    assert state.agents[R].at == 101.0
+    assert state.time_ns == 105 * SECOND_NS
+
+
+def test_events_that_nothing_handles_make_the_agent_exist() -> None:
+    probe = Probe(Rover)
+    probe.take(Ask(R, "a", encode(Go())))
+    assert probe.replayed().agents[R].n == 1
+
+
+def test_timers_are_set_and_fired_in_the_order_of_the_step() -> None:
+    probe = Probe(Rover)
+    probe.observe(R, Went(n=2))
+    due = TimerDue(R, "a", 101 * SECOND_NS)
+    commit = probe.take(due, TimerDue(R, "a", 101 * SECOND_NS), at=101.0)
+    assert commit.fired == [(R, "a", 0), (R, "a", 1)]
+    assert len(commit.owed) == 2
+    probe.take(due)
+    assert [timer.name for timer in probe.replayed().timers.all()] == ["window:recent"]
+
+
+def test_what_todays_code_cannot_fold_is_named() -> None:
+    class Fragile(Agent, kind="Rover"):
+        @evolve
+        def went(self, event: Went) -> None:
+            raise RuntimeError("changed my mind")
+
+        @evolve
+        def told(self, event: Told) -> None:
+            raise RuntimeError("this as well")
+
+    probe = Probe(Rover)
+    probe.observe(R, Went(n=1))
+    state = ShardState(0, plan_agents([Fragile]))
+    with pytest.raises(FoldMismatch) as caught:
+        apply(state, *opened(probe))
+    assert str(caught.value) == (
+        "shard 0, position 1: today's code cannot fold Went@1 of Rover/r (RuntimeError: changed my mind); "
+        "add an upcaster for it, or run the version that wrote it"
+    )
+    state = ShardState(0, plan_agents([Rover]))
+    apply(state, *opened(probe))
+    probe.take(Ask(R, "a", encode(Go())))
+    other = ShardState(0, plan_agents([Fragile]))
+    other.agents[R] = Fragile(id="r")
+    other.position, other.digest = state.position, state.digest
+    with pytest.raises(FoldMismatch, match="cannot fold Told@1 of Rover/r"):
+        apply(other, *opened(probe, 1))
+
+
+def test_events_of_a_kind_that_is_gone_are_named() -> None:
+    probe = Probe(Rover)
+    probe.observe(R, Went(n=1))
+    with pytest.raises(FoldMismatch, match="cannot fold Went@1 of Rover/r"):
+        apply(ShardState(0, {}), *opened(probe))
+
+
+def test_an_event_of_the_shard_that_is_none() -> None:
+    probe = Probe(Rover)
+    probe.observe(R, Went(n=1))
+    commit, digest = opened(probe)
+    broken = replace(commit, events=[("", b"\xc1")])
+    with pytest.raises(FoldMismatch, match="cannot fold an event of the shard"):
+        apply(ShardState(0, probe.plans), broken, digest)
+
+
+def test_a_timer_that_is_none() -> None:
+    probe = Probe(Rover)
+    probe.observe(R, Went(n=2))
+    commit, digest = opened(probe)
+    broken = replace(commit, owed=[replace(commit.owed[0], body=b"\xc1")])
+    with pytest.raises(JournalCorrupt, match="a timer does not decode"):
+        apply(ShardState(0, probe.plans), broken, digest)
+
+
+def test_a_window_that_was_taken_out_of_the_class_is_passed_over() -> None:
+    class Without(Agent, kind="Rover"):
+        n: int = 0
+        other: Window[Idle] = Window.tumbling(seconds=10)
+
+    class Gone(Agent, kind="Rover"):
+        n: int = 0
+
+    probe = Probe(Rover)
+    probe.observe(R, Went(n=1), at=101.0)
+    probe.take(TimerDue(R, "window:recent", 110 * SECOND_NS), at=110.0)
+    assert open_commit(probe.log[-1]).events[0][1] == encode(WindowClosed(window="recent", start_s=100.0, end_s=110.0))
+    for cls in (Without, Gone):
+        state = ShardState(0, plan_agents([cls]))
+        for index in range(2):
+            apply(state, *opened(probe, index))
+        found: Any = state.agents[R]
+        assert type(found) is cls

@@ -1,0 +1,248 @@
+"""Snapshots: full and incremental, taken while agents go on, and what is said of those that cannot be used."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from msgspec import field
+from msgspec.structs import replace
+
+from stigmergy.core.agent import Agent, evolve
+from stigmergy.core.codec import encode
+from stigmergy.core.commit import digest_commit, open_commit
+from stigmergy.core.errors import DefinitionError, FoldMismatch, JournalCorrupt, JournalForeign
+from stigmergy.core.messages import Event
+from stigmergy.core.replay import apply
+from stigmergy.core.snapshot import (
+    Header,
+    SnapshotTaking,
+    digest_of_parts,
+    digest_of_state,
+    fold_digest,
+    load_agents,
+    load_tables,
+    read_header,
+)
+from stigmergy.core.state import ShardState, plan_agents
+from tests.core.shards import Probe, observed
+
+
+class Went(Event):
+    n: int = 0
+
+
+class Rover(Agent):
+    n: int = 0
+    level: float = 0.0
+    trail: tuple[float, ...] = ()
+
+    @evolve
+    def went(self, event: Went) -> None:
+        self.n = event.n
+        self.trail = (*self.trail[-3:], 0)
+
+
+def parts_of(probe: Probe, **options: Any) -> list[bytes]:
+    taking = SnapshotTaking(probe.state, **options)
+    return list(iter(lambda: taking.next_part({}), None))
+
+
+def loaded(probe: Probe, *snapshots: list[bytes]) -> ShardState:
+    state = ShardState(0, probe.plans)
+    for parts in snapshots:
+        header = read_header(parts[0])
+        for part in parts[1:]:
+            load_agents(state, header, part)
+    load_tables(state, read_header(snapshots[-1][0]).tables)
+    return state
+
+
+def many(count: int = 2_500) -> Probe:
+    probe = Probe(Rover)
+    for start in range(0, count, 500):
+        probe.take(*(observed(f"Rover/{number}", Went(n=number)) for number in range(start, min(start + 500, count))))
+    return probe
+
+
+def test_agents_come_in_portions() -> None:
+    probe = many()
+    parts = parts_of(probe)
+    assert len(parts) == 1 + 3
+    assert read_header(parts[0]).agents_count == 2_500
+    assert digest_of_state(loaded(probe, parts)) == digest_of_state(probe.state)
+
+
+def test_large_agents_make_smaller_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stigmergy.core.snapshot.PART_BYTES", 2_000)
+    probe = many(100)
+    parts = parts_of(probe)
+    assert len(parts) > 3
+    assert digest_of_state(loaded(probe, parts)) == digest_of_state(probe.state)
+
+
+def test_agents_that_go_on_are_taken_as_they_were() -> None:
+    probe = many()
+    lived = digest_of_state(probe.state)
+    taking = SnapshotTaking(probe.state)
+    parts = [taking.next_part({}), taking.next_part({})]
+    probe.step(observed("Rover/1", Went(n=-1)), observed("Rover/2400", Went(n=-1)), observed("Rover/new", Went(n=1)))
+    taking.keep_images(probe.seal().touched)
+    probe.step(observed("Rover/2400", Went(n=-2)))
+    taking.keep_images(probe.seal().touched)
+    probe.step(observed("Rover/2400", Went(n=-3)), observed("Rover/1500", Went(n=-3)))
+    while parts[-1] is not None:
+        parts.append(taking.next_part(probe.shard.open_images))
+    stored = [part for part in parts if part is not None]
+    state = loaded(probe, stored)
+    assert digest_of_state(state) == lived
+    note = taking.note()
+    assert note.digest == digest_of_parts(stored)
+    assert (note.position, note.chain) == (taking.position, digest_commit(probe.log[taking.position - 1]))
+    assert note.fold == fold_digest(probe.plans)
+    assert (taking.parts_count, taking.size_bytes) == (len(stored), sum(map(len, stored)))
+    probe.seal()
+    for body in probe.log[taking.position :]:
+        apply(state, open_commit(body), digest_commit(body))
+    assert digest_of_state(state) == digest_of_state(probe.state)
+
+
+def test_an_incremental_snapshot_adds_to_its_base() -> None:
+    probe = many(50)
+    base = parts_of(probe)
+    position = probe.state.position
+    probe.step(observed("Rover/7", Went(n=-7)), observed("Rover/new", Went(n=1)))
+    ready = probe.seal()
+    added = parts_of(probe, base=position, changed=ready.touched)
+    header = read_header(added[0])
+    assert (header.base, header.agents_count) == (position, 2)
+    assert digest_of_state(loaded(probe, base, added)) == digest_of_state(probe.state)
+
+
+def test_a_state_that_cannot_be_written_is_named() -> None:
+    for wrong in (2**70, "text"):
+        probe = Probe(Rover)
+        probe.step(observed("Rover/r", Went(n=1)))
+        probe.seal()
+        probe.agent("Rover/r").n = wrong
+        taking = SnapshotTaking(probe.state)
+        taking.next_part({})
+        with pytest.raises(DefinitionError, match=r"Rover/r: its state cannot be written and read back .*@evolve"):
+            taking.next_part({})
+
+
+def test_numbers_inside_containers_have_one_form_too() -> None:
+    probe = Probe(Rover)
+    probe.observe("Rover/r", Went(n=1))
+    assert probe.agent("Rover/r").trail == (0,)
+    state = loaded(probe, parts_of(probe))
+    assert type(state.agents["Rover/r"].trail[0]) is float
+    assert digest_of_state(state) == digest_of_state(probe.state)
+
+
+def header_of(probe: Probe, **changed: Any) -> bytes:
+    header = read_header(parts_of(probe)[0])
+    return zlib.compress(encode(replace(header, **changed)))
+
+
+def test_headers_that_are_none() -> None:
+    probe = many(1)
+    good = parts_of(probe)[0]
+    cases: list[tuple[bytes, type[Exception], str]] = [
+        (b"", JournalCorrupt, "is cut or larger than it may be; an older one is used"),
+        (b"x" * 50, JournalCorrupt, "does not decompress"),
+        (good[:-3], JournalCorrupt, "is cut or larger"),
+        (zlib.compress(b"\xc1"), JournalCorrupt, "the header of a snapshot does not decode"),
+        (zlib.compress(b"\x91" * 5_000), JournalCorrupt, "the header of a snapshot does not decode"),
+        (zlib.compress(bytes(65 * 1024 * 1024), 1), JournalCorrupt, "larger than it may be"),
+        (header_of(probe, format=2), JournalForeign, "snapshot format 2 with hash algorithm 1, this version reads"),
+        (header_of(probe, hash_algorithm=2), JournalForeign, "use the version that wrote it"),
+    ]
+    for body, error, text in cases:
+        with pytest.raises(error, match=re.escape(text)):
+            read_header(body)
+
+
+def test_parts_that_are_none() -> None:
+    probe = many(1)
+    header = read_header(parts_of(probe)[0])
+    for body in (zlib.compress(b"\xc1"), zlib.compress(b"\x91" * 5_000)):
+        with pytest.raises(JournalCorrupt, match="a part of a snapshot does not decode"):
+            load_agents(ShardState(0, probe.plans), header, body)
+
+
+def test_a_kind_that_is_gone() -> None:
+    probe = many(1)
+    header, part = parts_of(probe)
+    with pytest.raises(FoldMismatch, match="agents of kind 'Rover', which this fleet does not; add the class"):
+        load_agents(ShardState(0, {}), read_header(header), part)
+    without: Header = replace(read_header(header), kinds=[])
+    with pytest.raises(FoldMismatch, match="add the class"):
+        load_agents(ShardState(0, probe.plans), without, part)
+
+
+def test_a_state_that_is_none_of_this_class() -> None:
+    probe = many(1)
+    header, _ = parts_of(probe)
+    for body in (encode({"id": "0", "n": "x"}), b"\xc1", b"\x81" * 5_000):
+        part = zlib.compress(encode([("Rover/0", body)]))
+        with pytest.raises(FoldMismatch, match=r"Rover/0: its state in the snapshot is not one of today's Rover"):
+            load_agents(ShardState(0, probe.plans), read_header(header), part)
+
+
+def test_another_layout_needs_another_version() -> None:
+    class Changed(Agent, kind="Rover"):
+        n: int = 0
+
+    with pytest.raises(FoldMismatch, match="was version 1 in the snapshot and is version 1 with another layout"):
+        carry(Changed)
+
+
+def test_a_state_is_carried_over_by_its_class() -> None:
+    class Newer(Agent, kind="Rover", version=2):
+        metres: float = 0.0
+        seen: list[int] = field(default_factory=list)
+
+        @classmethod
+        def upcast_state(cls, version: int, fields: Mapping[str, Any]) -> Any:
+            assert version == 1
+            return cls(metres=fields["n"] / 1000)
+
+    agent = carry(Newer)
+    assert (agent.id, agent.metres, agent.seen) == ("r", 1.5, [])
+
+
+def test_an_upcaster_of_states_that_goes_wrong() -> None:
+    class Silent(Agent, kind="Rover", version=2):
+        pass
+
+    class Raises(Agent, kind="Rover", version=2):
+        @classmethod
+        def upcast_state(cls, version: int, fields: Mapping[str, Any]) -> Any:
+            raise KeyError("metres")
+
+    class Returns(Agent, kind="Rover", version=2):
+        @classmethod
+        def upcast_state(cls, version: int, fields: Mapping[str, Any]) -> Any:
+            return {"metres": 1}
+
+    for cls, text in (
+        (Silent, "Rover was version 1 in the snapshot and is version 2 with another layout now; raise version="),
+        (Raises, "upcast_state from version 1 raises KeyError: 'metres'; mend it, or keep the whole log"),
+        (Returns, "upcast_state returns {'metres': 1}, not a"),
+    ):
+        with pytest.raises(FoldMismatch, match=re.escape(text)):
+            carry(cls)
+
+
+def carry(cls: type[Agent]) -> Any:
+    """A rover of today's snapshot in tomorrow's class."""
+    probe = Probe(Rover)
+    probe.observe("Rover/r", Went(n=1500))
+    header, part = parts_of(probe)
+    state = ShardState(0, plan_agents([cls]))
+    load_agents(state, read_header(header), part)
+    return state.agents["Rover/r"]
