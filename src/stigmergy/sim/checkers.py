@@ -68,7 +68,7 @@ Checker = Callable[[Evidence], list[str]]
 
 def nothing_acknowledged_is_lost(evidence: Evidence) -> list[str]:
     """What a sender was told is durable is in the log, once: kept, failed, or declared as skipped."""
-    findings: list[str] = []
+    findings = [finding for sender in evidence.senders for finding in sender.findings]
     for shard in range(evidence.shards):
         kept, failed, skipped = _consumed(evidence, shard)
         for sender in evidence.senders:

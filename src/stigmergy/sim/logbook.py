@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -127,11 +127,19 @@ class Latency(Struct):
 class WatchedJournal:
     """The Journal port around another journal: takes virtual time, and tells the logbook. Dies with its machine."""
 
-    def __init__(self, journal: Journal, logbook: Logbook, latency: Latency, chance: random.Random) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        logbook: Logbook,
+        latency: Latency,
+        chance: random.Random,
+        told: Callable[[Group], None] | None = None,
+    ) -> None:
         self._journal = journal
         self._logbook = logbook
         self._latency = latency
         self._chance = chance
+        self._told = told
         self.dead = False
 
     @property
@@ -157,6 +165,8 @@ class WatchedJournal:
             raise
         if not self.dead:
             self._logbook.durable(group)
+            if self._told is not None:
+                self._told(group)
         await self._wait(self._latency.after_s)
 
     async def put_snapshot(self, shard: int, position: int, parts: Sequence[SnapshotPart]) -> None:

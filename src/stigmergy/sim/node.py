@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
 from stigmergy.adapters.memory import MemoryJournal, MemoryStore
 from stigmergy.adapters.sqlite import open_journal
+from stigmergy.core.commit import Group
 from stigmergy.core.errors import StigmergyError
 from stigmergy.ports.journal import Journal, JournalIdentity
 from stigmergy.runtime.declaration import Declaration
@@ -134,7 +135,8 @@ class SimNode:
         """Opens the journal, recovers, runs. Raises what the shipping code raises; then the machine is off again."""
         self.disk.restart()
         try:
-            journal = WatchedJournal(self._open(), self.logbook, self.latency, self.world.chance(f"{self.name}/wait"))
+            chance = self.world.chance(f"{self.name}/wait")
+            journal = WatchedJournal(self._open(), self.logbook, self.latency, chance, self._durable)
             self._journal = journal
             self.logbook.resume(journal)
             host = Host(self.declaration, journal, self.signer, Ed25519Verifier(), self.clock, self.settings)
@@ -195,6 +197,9 @@ class SimNode:
         if journal is not None:
             with contextlib.suppress(StigmergyError):
                 await journal.close()
+
+    def _durable(self, group: Group) -> None:
+        self.record("durable", [[sealed.shard, sealed.position, sealed.digest] for sealed in group.commits])
 
     def _on_disk_call(self, call: IoCall) -> None:
         if self.on_disk_call is not None:

@@ -136,6 +136,9 @@ class Sender:
         """Per agent how many deliveries are begun and not over."""
         self._under_way = 0
         self._sent: list[asyncio.Future[None]] = []
+        self.findings: list[str] = []
+        self.epoch = 0
+        """Raised when another owner takes over; what the one before has sent may still be on its way."""
         self.repeat_s = 0.7
         self.items_max = 6
 
@@ -174,7 +177,7 @@ class Sender:
         return number
 
     async def _transmit(self, first: int, last: int) -> None:
-        items = self.items[first - 1 : last]
+        items, epoch = self.items[first - 1 : last], self.epoch
         self._under_way += 1
         try:
             if self._temper.delay_s:
@@ -186,7 +189,7 @@ class Sender:
             for number in range(first, last + 1):
                 self.first_called_ns.setdefault(number, self._node.world.loop.time_ns())
             try:
-                await live.deliver(pack_envelope(self.source, list(items), sequence=first))
+                await live.deliver(pack_envelope(self.source, list(items), sequence=first, epoch=epoch))
             except StigmergyError as error:
                 self._node.record("refused", [self.source, first, last, type(error).__name__])
                 return
@@ -199,6 +202,10 @@ class Sender:
 
     def _acknowledge(self, first: int, last: int) -> None:
         now_ns = self._node.world.loop.time_ns()
+        for state in self._node.logbook.states:
+            consumed = state.marks.consumed(self.source, 0)
+            if consumed < last:
+                self.findings.append(f"{self.source} {last} is acknowledged, shard {state.shard} is at {consumed}")
         for number in range(first, last + 1):
             self.acknowledged.setdefault(number, now_ns)
         self._node.record("acknowledged", [self.source, first, last])

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from stigmergy.core.codec import canonical_bytes, tag_of
-from stigmergy.core.errors import JournalError, StigmergyError
+from stigmergy.core.errors import StigmergyError
 from stigmergy.core.messages import Command, Event, spec_of
 from stigmergy.runtime.mailbox import BLOCK, DROP_OLDEST, StreamPolicy, sample
 from stigmergy.runtime.settings import Retention, Settings, Snapshots
@@ -155,7 +155,7 @@ class Trial:
             try:
                 await self.node.start()
                 return
-            except JournalError as error:
+            except StigmergyError as error:
                 if not self.faults.spoilt_the_start():
                     self._findings.append(f"the node does not start: {error!r}")
                     raise
@@ -209,6 +209,7 @@ class Trial:
             self._observe: 2,
             self._query: 4,
             self._operate: 1,
+            self._take_over: 1,
         }
         while self.world.loop.time() < end:
             (action,) = self._chance.choices(list(weights), list(weights.values()))
@@ -261,6 +262,9 @@ class Trial:
         image = live.host.durable_image(address)
         position = self.node.logbook.positions[live.host.intake.shard_of(address)]
         self.evidence.seen.append(Seen(address, None if image is None else canonical_bytes(image), position))
+
+    def _take_over(self) -> None:
+        self._chance.choice(self.senders).epoch += 1
 
     def _operate(self) -> None:
         """What an operator does: retries and drops dead letters, resumes who was stopped."""
