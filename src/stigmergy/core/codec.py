@@ -32,6 +32,9 @@ _canonical = msgspec.msgpack.Encoder(order="deterministic")
 # A float64 whose exponent is all ones: an infinity or a NaN. A rare hit inside other data only costs a second look.
 _maybe_nan = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")
 
+UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for bytes that are not what they should be; for text that is no UTF-8, Python's own error."""
+
 encode = _encoder.encode
 """The bytes of a message or struct."""
 
@@ -66,7 +69,7 @@ def is_sound(body: bytes) -> bool:
         return False
     try:
         _raw_decoder.decode(_nest + body)
-    except (msgspec.DecodeError, RecursionError):
+    except UNDECODABLE:
         return False
     return True
 
@@ -95,7 +98,7 @@ def open_envelope(data: bytes) -> Envelope:
         raise TooLarge(f"an envelope of {len(data)} bytes, {ENVELOPE_BYTES_MAX} at most; send fewer items in one")
     try:
         envelope = _envelope_decoder.decode(data)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise Malformed(f"not an envelope ({error}); docs/formats.md describes its bytes") from None
     if envelope.format != ENVELOPE_FORMAT:
         raise Malformed(f"envelope format {envelope.format}, this version reads {ENVELOPE_FORMAT}; update this node")
@@ -112,7 +115,7 @@ def tag_of(body: bytes) -> str:
     """The tag of a message's bytes, or an empty string if they have none."""
     try:
         return _tagged_decoder.decode(body).type
-    except (msgspec.DecodeError, RecursionError):
+    except UNDECODABLE:
         return ""
 
 

@@ -15,6 +15,7 @@ import msgspec
 from blake3 import blake3
 from msgspec import Struct
 
+from stigmergy.core.codec import UNDECODABLE
 from stigmergy.core.errors import JournalCorrupt, JournalForeign
 
 COMMIT_FORMAT = 1
@@ -176,7 +177,7 @@ def open_commit(body: bytes) -> Commit:
     """Decodes a commit's bytes; says whether they are damaged or of a format this version does not know."""
     try:
         commit = _commit_decoder.decode(body)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise JournalCorrupt(f"a commit of {len(body)} bytes does not decode ({error}); restore from a copy") from None
     if commit.format != COMMIT_FORMAT or commit.hash_algorithm != HashAlgorithm.BLAKE3_256:
         raise JournalForeign(

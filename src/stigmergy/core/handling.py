@@ -12,7 +12,6 @@ from itertools import chain
 from operator import length_hint
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 
 from stigmergy.core.agent import Rejection
@@ -20,6 +19,7 @@ from stigmergy.core.codec import (
     MESSAGE_BYTES_MAX,
     SOURCE_CHARS_MAX,
     SURELY_FLAT_BYTES,
+    UNDECODABLE,
     encode,
     is_sound,
     keepable,
@@ -126,7 +126,7 @@ class Handling:
             try:
                 message = agent_plan.decode(body)
                 plan = agent_plan.plans[message.__class__]
-            except (msgspec.DecodeError, RecursionError):
+            except UNDECODABLE:
                 message, plan = None, NOT_PLAIN
             if not plan.plain:
                 self.take(draft, address, body, source, now_ns)
@@ -221,7 +221,7 @@ class Handling:
             return False
         try:
             return agent_plan.handles(type(agent_plan.decode(body)))
-        except (msgspec.DecodeError, RecursionError):
+        except UNDECODABLE:
             return not agent_plan.may_ignore(body)
 
     def close_windows(self, draft: Draft, address: str, reached_ns: int, now_ns: int) -> None:
@@ -406,7 +406,7 @@ def decode(agent_plan: AgentPlan, body: bytes) -> Message:
     """Decodes a message for an agent; raises Malformed or UnknownTag with a sentence that says why."""
     try:
         return agent_plan.decode(body)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise agent_plan.explain(body, error) from None
 
 

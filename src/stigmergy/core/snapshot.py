@@ -17,7 +17,7 @@ import msgspec
 from blake3 import blake3
 from msgspec import Struct
 
-from stigmergy.core.codec import canonical_bytes, encode
+from stigmergy.core.codec import UNDECODABLE, canonical_bytes, encode
 from stigmergy.core.commit import HashAlgorithm, MarkMoved, SnapshotNote
 from stigmergy.core.errors import DefinitionError, FoldMismatch, JournalCorrupt, JournalForeign
 from stigmergy.core.memory import Letter, Remembered
@@ -222,7 +222,7 @@ def read_header(body: bytes) -> Header:
     """Decodes part 0."""
     try:
         header = _header_decoder.decode(_decompress(body))
-    except (msgspec.DecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise JournalCorrupt(f"the header of a snapshot does not decode ({error}); an older snapshot is used") from None
     if header.format != SNAPSHOT_FORMAT or header.hash_algorithm != HashAlgorithm.BLAKE3_256:
         raise JournalForeign(
@@ -258,7 +258,7 @@ def load_agents(state: ShardState, header: Header, part: bytes) -> None:
     written = {kind.kind: kind for kind in header.kinds}
     try:
         agents = _agents_decoder.decode(_decompress(part))
-    except (msgspec.DecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise JournalCorrupt(f"a part of a snapshot does not decode ({error}); an older one is used") from None
     for address, body in agents:
         kind = address.partition("/")[0]
@@ -271,7 +271,7 @@ def load_agents(state: ShardState, header: Header, part: bytes) -> None:
                 state.agents[address] = plan.restore(body)
             else:
                 state.agents[address] = _carry_over(plan, old, address, body)
-        except (msgspec.DecodeError, RecursionError) as error:
+        except UNDECODABLE as error:
             raise FoldMismatch(
                 f"{address}: its state in the snapshot is not one of today's {plan.cls.__qualname__} ({error}); raise "
                 "version= and write upcast_state, or keep the whole log so that it can be replayed"

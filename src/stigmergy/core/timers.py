@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
-from stigmergy.core.codec import encode
+from stigmergy.core.codec import UNDECODABLE, encode
 from stigmergy.core.effects import CancelWake, WakeMe, WakeMeAt
 from stigmergy.core.errors import JournalCorrupt
 from stigmergy.core.messages import SECOND_NS, Effect
@@ -56,7 +56,7 @@ def read_timer(body: bytes) -> TimerSet:
     """The bytes of a timer effect, decoded. Raises JournalCorrupt."""
     try:
         return _timer_decoder.decode(body)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise JournalCorrupt(f"a timer does not decode ({error}); restore from a copy") from None
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from stigmergy.core.codec import tag_of
+from stigmergy.core.codec import UNDECODABLE, tag_of
 from stigmergy.core.commit import Answer, Commit, Owed, open_commit
 from stigmergy.core.effects import TIMERS
 from stigmergy.core.errors import ConfigError
@@ -243,7 +243,7 @@ def _owing(owed: Owed) -> Owing:
     if owed.sink.startswith("shard/"):
         try:
             to, body = _told.decode(owed.body)
-        except msgspec.DecodeError:
+        except UNDECODABLE:
             return Owing(owed.sink, owed.sequence, "", readable_fields(owed.body))
         return Owing(owed.sink, owed.sequence, tag_of(body), readable_fields(body), to)
     kind = "timer" if owed.sink == TIMERS else tag_of(owed.body)

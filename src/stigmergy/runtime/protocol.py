@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from stigmergy.core import errors
+from stigmergy.core.codec import UNDECODABLE
 from stigmergy.core.errors import Malformed, StigmergyError
 
 VERSION = 1
@@ -147,7 +148,7 @@ def read_request(line: bytes) -> AnyRequest:
         version = _opening_decoder.decode(line).v
         if version == VERSION:
             return _request_decoder.decode(line)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise Malformed(f"not a request: {error}; docs/control.md says what may be asked") from None
     raise Malformed(f'version {version} of the protocol, this node speaks {VERSION}; write "v": {VERSION}')
 
@@ -177,7 +178,7 @@ def read_reply(line: bytes) -> Reply:
     """Reads a reply; raises what the node has refused with, by its kind."""
     try:
         reply = _reply_decoder.decode(line)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise Malformed(f"the node's answer does not decode ({error}); is something else listening there?") from None
     if reply.v != VERSION:
         raise Malformed(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 from msgspec import Struct
 
-from stigmergy.core.codec import tag_of
+from stigmergy.core.codec import UNDECODABLE, tag_of
 from stigmergy.core.commit import Commit, Head, Signature
 from stigmergy.core.errors import ConfigError, TrustError, WrongKey
 from stigmergy.core.messages import spec_of
@@ -108,7 +108,7 @@ class SignerHistory:
         """Takes in the enrolments and revocations of a commit, after its own signature was checked."""
         try:
             changes = signer_changes(commit)
-        except msgspec.DecodeError as error:
+        except UNDECODABLE as error:
             self._problem(commit.position, f"an enrolment or revocation in it does not decode: {error}")
             return
         if commit.position == 1 and not any(_key_of(change) == signed_by for change in changes):
