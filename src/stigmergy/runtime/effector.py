@@ -283,11 +283,16 @@ class Effector:
         else:
             wanted = self._wants(pending.agent, ActionDone)
             answer = ActionDone(action=name, key=self._key(shard, pending)) if wanted else None
+        try:
+            body = None if answer is None else encode(answer)
+        except Exception as error:
+            self._failed(shard, pending, spec_of(hand.effect).tag, f"the result has no bytes: {_reason(error)}")
+            return
         self.counters.done += 1
-        if answer is None:
+        if body is None:
             self._settle_quietly(shard, pending)
         else:
-            self._settle(shard, EffectSettled(pending.sink, pending.sequence, encode(answer)))
+            self._settle(shard, EffectSettled(pending.sink, pending.sequence, body))
 
     def _settle_quietly(self, shard: int, pending: Pending) -> None:
         """Settles together what comes together: a busy fleet confirms thousands of actions a second."""

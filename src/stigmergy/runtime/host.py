@@ -322,6 +322,8 @@ class Host:
             self._after_write(flight)
         except Exception as error:
             self._fail(error)
+            for ticket in flight.tickets:
+                ticket.fail(error)
         self._wake()
 
     def _after_write(self, flight: Flight) -> None:
