@@ -1,6 +1,8 @@
 """What the log says, and whether it is what was written: damage is found and named."""
 
 import shutil
+import subprocess
+import sys
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -64,6 +66,18 @@ def test_show_for_people(copy: Folder) -> None:
     assert "POSITION  TIME" in said
     assert "→ Land" in said
     assert "refused" in said
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_whoever_reads_may_stop_reading(copy: Folder, form: tuple[str, ...]) -> None:
+    program = [sys.executable, "-m", "stigmergy", "log", "show", *form]
+    process = subprocess.Popen(program, cwd=copy.path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    said = process.stderr.read()
+    process.stderr.close()
+    assert (process.wait(timeout=20), said) == (0, b"")
 
 
 def test_state_back_then(copy: Folder) -> None:

@@ -35,15 +35,11 @@ class Output:
 
     @cached_property
     def _console(self) -> Console:
-        from rich.console import Console
-
-        return Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
+        return _make_console(stderr=False)
 
     @cached_property
     def _messages(self) -> Console:
-        from rich.console import Console
-
-        return Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
+        return _make_console(stderr=True)
 
     def document(self, value: Any) -> None:
         """The result as one line of JSON; does nothing for people."""
@@ -123,6 +119,18 @@ def counted(count: int, thing: str) -> str:
 def printable(text: str) -> str:
     """The text without anything that a terminal would obey."""
     return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
+
+
+def _make_console(*, stderr: bool) -> Console:
+    """A console that prints what it is given as it is; imported here because --json needs none."""
+    from rich.console import Console
+
+    class Plain(Console):
+        def on_broken_pipe(self) -> None:
+            # The base would end the program with 1; that somebody has read enough is no failure.
+            raise BrokenPipeError
+
+    return Plain(stderr=stderr, soft_wrap=True, highlight=False, markup=False, emoji=False)
 
 
 def _quoted(value: Any) -> str:
