@@ -1,0 +1,241 @@
+"""Row 7, second half: how many small changes of the core its tests notice. cosmic-ray changes a copy of the checkout.
+
+All possible changes are listed, a sample that fits the time is drawn by seed, and for each the fast tests of the core
+run. A change that no test notices is a survivor; some are equivalent to the original and cannot be noticed, so the
+score is a lower bound. Changes of `|` are left out: nearly all of them are in annotations, which nothing evaluates.
+
+    python -m proofs.mutation --minutes 15 [--seed N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from proofs.mutation_tests import DIGESTS, digests, pytest_command
+from proofs.report import Proof
+
+ROOT = Path(__file__).resolve().parent.parent
+MINUTES = 15.0
+MINUTES_QUICK = 0.75
+SCORE_MIN = 0.80
+"""Below it the proof fails: the tests of the core have lost their grip."""
+MUTANTS_TO_JUDGE = 50
+"""With fewer results there is a score, and no verdict on it."""
+WORKERS = 2
+TEST_S_MAX = 60.0
+COPIED = ("src", "tests", "proofs", "pyproject.toml")
+LEFT_OUT = "%BitOr%"
+CONFIG = """
+[cosmic-ray]
+module-path = "src/stigmergy/core"
+timeout = {timeout}
+excluded-modules = []
+test-command = "{command}"
+
+[cosmic-ray.distributor]
+name = "local"
+"""
+
+
+class Survivor(Struct, frozen=True):
+    """A change that no test noticed."""
+
+    module: str
+    line: int
+    operator: str
+    occurrence: int
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.line} {self.operator} #{self.occurrence}"
+
+
+class Tally(Struct):
+    """What became of the changes."""
+
+    possible: int = 0
+    killed: int = 0
+    survived: int = 0
+    incompetent: int = 0
+    """Changes that do not even import; they count as noticed by nobody and are left out of the score."""
+    survivors: list[Survivor] = []
+
+    @property
+    def score(self) -> float:
+        """The share of changes that were noticed."""
+        tried = self.killed + self.survived
+        return self.killed / tried if tried else 0.0
+
+
+class Copy:
+    """A copy of the checkout with a list of changes to try in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.session = folder / "session.sqlite"
+        folder.mkdir()
+        for name in COPIED:
+            source = ROOT / name
+            if source.is_dir():
+                shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+            elif source.exists():
+                shutil.copy2(source, folder / name)
+        (folder / DIGESTS).write_text(json.dumps(digests(folder)))
+        command = f"{sys.executable} -m proofs.mutation_tests"
+        (folder / "mutation.toml").write_text(CONFIG.format(timeout=TEST_S_MAX, command=command))
+
+    def passes(self) -> bool:
+        """Whether the tests pass as they are."""
+        environment = _environment(self.folder)
+        done = subprocess.run(pytest_command(), cwd=self.folder, env=environment, check=False, capture_output=True)
+        return done.returncode == 0
+
+    def list_changes(self) -> None:
+        """Writes down every change that there could be."""
+        self._cosmic_ray("init", "mutation.toml", self.session.name)
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """Begins to try the changes."""
+        command = [sys.executable, "-m", "cosmic_ray.cli", "exec", "mutation.toml", self.session.name]
+        return subprocess.Popen(
+            command,
+            cwd=self.folder,
+            env=_environment(self.folder),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def _cosmic_ray(self, *arguments: str) -> None:
+        command = [sys.executable, "-m", "cosmic_ray.cli", *arguments]
+        subprocess.run(command, cwd=self.folder, env=_environment(self.folder), check=True, capture_output=True)
+
+
+def run(minutes: float, seed: int, folder: Path) -> Tally:
+    """Tries as many changes as fit into the time, in two copies side by side."""
+    deadline_s = time.monotonic() + minutes * 60
+    first = Copy(folder / "copy-0")
+    if not first.passes():
+        raise RuntimeError("the tests fail without any change; mend that first")
+    first.list_changes()
+    tally = Tally(possible=_draw(first.session, seed))
+    copies = [first]
+    for number in range(1, WORKERS):
+        copy = Copy(folder / f"copy-{number}")
+        shutil.copy2(first.session, copy.session)
+        copies.append(copy)
+    for number, copy in enumerate(copies):
+        _keep_share(copy.session, number, len(copies))
+    running = [copy.start() for copy in copies]
+    while time.monotonic() < deadline_s and any(process.poll() is None for process in running):
+        time.sleep(0.5)
+    for process in running:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    for copy in copies:
+        _count(copy.session, tally)
+    return tally
+
+
+def prove(*, quick: bool = False, minutes: float | None = None, seed: int = 1) -> Proof:
+    """The score of the core's tests."""
+    minutes = minutes or (MINUTES_QUICK if quick else MINUTES)
+    begin_s = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="stigmergy-mutation-") as name:
+        tally = run(minutes, seed, Path(name))
+    tried = tally.killed + tally.survived
+    violations = []
+    if tried >= MUTANTS_TO_JUDGE and tally.score < SCORE_MIN:
+        violations.append(f"only {tally.score:.0%} of {tried} changes were noticed, at least {SCORE_MIN:.0%} must be")
+    return Proof(
+        name="mutation",
+        promise="the tests of the core notice small changes of it",
+        cases=tried,
+        violations=violations,
+        figures={
+            "score": round(tally.score, 3),
+            "noticed": tally.killed,
+            "survived": tally.survived,
+            "incompetent": tally.incompetent,
+            "possible": tally.possible,
+            "survivors": [str(survivor) for survivor in tally.survivors],
+        },
+        seconds=time.monotonic() - begin_s,
+    )
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """The copy's own sources come first; without bytecode, which might be that of the change before."""
+    return {**os.environ, "PYTHONPATH": str(folder / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def _draw(session: Path, seed: int) -> int:
+    """Leaves out what can tell nothing, and puts the rest into an order that the seed decides; how many there are."""
+    with sqlite3.connect(session) as connection:
+        columns = [row[1] for row in connection.execute("PRAGMA table_info(mutation_specs)")]
+        others = ", ".join(name for name in columns if name != "job_id")
+        query = f"SELECT {others} FROM mutation_specs WHERE operator_name NOT LIKE ?"
+        specs = sorted(connection.execute(query, (LEFT_OUT,)), key=str)
+        random.Random(seed).shuffle(specs)
+        connection.execute("DELETE FROM mutation_specs")
+        connection.execute("DELETE FROM work_items")
+        # They are worked through in the order of their names.
+        jobs = [f"{place:06}" for place in range(len(specs))]
+        marks = ", ".join("?" * len(columns))
+        connection.executemany("INSERT INTO work_items (job_id) VALUES (?)", [(job,) for job in jobs])
+        rows = [(*spec, job) for spec, job in zip(specs, jobs, strict=True)]
+        connection.executemany(f"INSERT INTO mutation_specs ({others}, job_id) VALUES ({marks})", rows)
+    return len(specs)
+
+
+def _keep_share(session: Path, number: int, shares: int) -> None:
+    """Leaves every n-th change to this copy."""
+    with sqlite3.connect(session) as connection:
+        for table in ("mutation_specs", "work_items"):
+            connection.execute(f"DELETE FROM {table} WHERE CAST(job_id AS INTEGER) % ? != ?", (shares, number))
+
+
+def _count(session: Path, tally: Tally) -> None:
+    query = (
+        "SELECT module_path, start_pos_row, operator_name, occurrence, test_outcome FROM work_results "
+        "JOIN mutation_specs USING (job_id)"
+    )
+    with sqlite3.connect(session) as connection:
+        for module, line, operator, occurrence, outcome in connection.execute(query):
+            match str(outcome).rpartition(".")[2].lower():
+                case "killed":
+                    tally.killed += 1
+                case "survived":
+                    tally.survived += 1
+                    tally.survivors.append(Survivor(str(module), line, operator.removeprefix("core/"), occurrence))
+                case _:
+                    tally.incompetent += 1
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the proof as a program and prints its outcome as JSON."""
+    parser = argparse.ArgumentParser(prog="python -m proofs.mutation", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=MINUTES)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args(arguments)
+    proof = prove(minutes=options.minutes, seed=options.seed)
+    print(msgspec.json.format(msgspec.json.encode(proof), indent=2).decode())
+    return 0 if proof.holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""The driver of the proofs: it runs, reports, skips loudly, and fails when a promise does not hold."""
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from proofs.__main__ import BY_NAME, Missing, find, main, run_apart, show, show_all
+from proofs.mutation import Survivor, Tally
+from proofs.mutation_tests import digests, pytest_command
+from proofs.report import Proof
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_every_row_has_a_stated_time() -> None:
+    assert all(row.minutes > 0 for row in BY_NAME.values())
+
+
+def test_a_proof_that_is_not_there_is_named() -> None:
+    with pytest.raises(Missing, match=r"proofs/nothing\.py is not there"):
+        find("nothing")
+    with pytest.raises(Missing, match=r"proofs/report\.py has no prove"):
+        find("report")
+
+
+def test_an_unknown_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["kills"])
+    assert "'kills' is no proof; there are kill," in capsys.readouterr().err
+
+
+@pytest.mark.timeout(120)
+def test_one_proof_for_machines() -> None:
+    command = [sys.executable, "-m", "proofs", "kill", "--quick", "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    outcome = json.loads(done.stdout)
+    assert outcome["holds"]
+    assert [proof["name"] for proof in outcome["proofs"]] == ["kill"]
+    assert "kill: holds" in done.stderr
+
+
+def test_a_process_that_ends_without_a_result_is_a_violation() -> None:
+    proof = run_apart("nothing", quick=True)
+    assert not proof.holds
+    assert "without a result" in proof.violations[0]
+
+
+def test_nothing_tried_proves_nothing() -> None:
+    assert not Proof(name="kill", promise="", cases=0).holds
+    assert Proof(name="kill", promise="", cases=1).holds
+    assert not Proof(name="kill", promise="", cases=1, violations=["lost"]).holds
+
+
+def test_a_violation_is_shown() -> None:
+    console = Console(record=True, width=120, file=io.StringIO())
+    bad = Proof(name="kill", promise="nothing is lost", cases=3, violations=["event 7 is lost"], figures={"kills": 3})
+    show(bad, console)
+    show_all([bad], {"fuzz": "proofs/fuzz.py is not there"}, 61.0, console)
+    text = console.export_text()
+    assert "kill: DOES NOT HOLD" in text
+    assert "violation: event 7 is lost" in text
+    assert "does not hold" in text
+    assert "SKIPPED: proofs/fuzz.py is not there" in text
+
+
+def test_the_score_counts_what_was_tried() -> None:
+    tally = Tally(possible=100, killed=9, survived=1, incompetent=5)
+    assert tally.score == 0.9
+    assert Tally().score == 0.0
+    assert str(Survivor("src/x.py", 7, "NumberReplacer", 2)) == "src/x.py:7 NumberReplacer #2"
+
+
+def test_the_tests_of_a_changed_module_come_first(tmp_path: Path) -> None:
+    core = tmp_path / "src" / "stigmergy" / "core"
+    core.mkdir(parents=True)
+    (core / "marks.py").write_text("one")
+    before = digests(tmp_path)
+    (core / "marks.py").write_text("two")
+    assert list(before) == ["marks"]
+    assert digests(tmp_path) != before
+    assert pytest_command("tests/core/test_marks.py")[-3:] == [
+        "tests/core/test_marks.py",
+        "tests/core",
+        "tests/testing",
+    ]
