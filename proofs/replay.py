@@ -1,8 +1,8 @@
 """Row 8: replay from zero, and snapshot + tail, end in the very state that was lived, whatever happened.
 
 Random histories over the agents of the menagerie: commands, refusals, crashes in every handler, tells within and across
-shards, timers, windows, letters retried, agents stopped and resumed, duplicates, gaps, noise, clocks that go back, full
-and incremental snapshots taken in portions while steps go on. After each seal the commit's bytes are applied to a
+shards, timers, windows, letters retried, agents stopped and resumed, duplicates, gaps, noise, restarts, clocks that go
+back, full and incremental snapshots taken in portions while steps go on. After each seal the commit's bytes are applied to a
 second state, and the digests of the two are compared; at the end, so is every snapshot with its tail.
 """
 
@@ -30,7 +30,7 @@ from proofs.menagerie import (
     unknown_fields,
 )
 from stigmergy import ActionDone, ActionFailed, Woken
-from stigmergy.core.codec import encode
+from stigmergy.core.codec import encode, tag_of
 from stigmergy.core.commit import digest_commit, open_commit
 from stigmergy.core.draft import DRAFT_BYTES_MAX
 from stigmergy.core.inputs import (
@@ -50,7 +50,7 @@ from stigmergy.core.inputs import (
     SnapshotStored,
     TimerDue,
 )
-from stigmergy.core.messages import SECOND_NS, Message
+from stigmergy.core.messages import SECOND_NS, Message, spec_of
 from stigmergy.core.outbox import Pending
 from stigmergy.core.replay import apply
 from stigmergy.core.shard import Ready, Shard
@@ -67,6 +67,7 @@ from stigmergy.core.state import Limits, ShardState, plan_agents
 from stigmergy.core.supervision import AgentStopped, InputFailed
 
 STEPS_PER_HISTORY = 24
+FAILED = spec_of(InputFailed).tag
 PLANS = plan_agents(MENAGERIE)
 LIMITS = Limits(agents_count_max=14, events_per_decision_max=50)
 
@@ -102,7 +103,7 @@ def check_histories(count: int, seed: int) -> HistoriesChecked:
         for lived in history.shards:
             commits += len(lived.log)
             events += lived.shard.state.events_count
-            failures += lived.shard.counters.failed
+            failures += lived.failures
             snapshots += len(lived.stored)
     return HistoriesChecked(count, commits, events, failures, snapshots, time.perf_counter() - began)
 
@@ -129,6 +130,7 @@ class LivedShard:
         self.parts: list[bytes] = []
         self.changed: dict[str, None] = {}
         self.waiting: list[Input] = []
+        self.failures = 0
 
     def seal(self) -> Ready | None:
         """Seals, and compares a replay of the commit's bytes with what was lived."""
@@ -137,6 +139,7 @@ class LivedShard:
             return None
         body = ready.sealed.body
         self.log.append(body)
+        self.failures += sum(tag_of(event) == FAILED for _, event in ready.commit.events)
         apply(self.replica, open_commit(body), digest_commit(body))
         lived, replayed = digest_of_state(self.shard.state), digest_of_state(self.replica)
         if lived != replayed:
@@ -146,6 +149,22 @@ class LivedShard:
         if self.taking is not None:
             self.taking.keep_images(ready.touched)
         return ready
+
+    def restart(self, shards: int) -> None:
+        """Goes on from a replay of the log, under a new epoch. A snapshot under way is lost."""
+        state = self.from_zero()
+        self.shard = Shard(state, shards)
+        self.shard.begin_epoch()
+        if self.taking is not None:
+            self.taking = None
+            self.changed = dict.fromkeys(state.agents)
+
+    def from_zero(self) -> ShardState:
+        """The state that a replay of the whole log ends in."""
+        state = ShardState(self.shard.state.shard, PLANS, LIMITS)
+        for body in self.log:
+            apply(state, open_commit(body), digest_commit(body))
+        return state
 
     def begin_snapshot(self, *, incremental: bool) -> None:
         """Begins a snapshot right after a seal."""
@@ -213,7 +232,8 @@ class History:
                 lived.take_part()
             for stored in lived.stored[-2:]:
                 lived.check_snapshot(stored)
-            self._check_from_zero(lived)
+            if digest_of_state(lived.from_zero()) != lived.digests[-1]:
+                raise AssertionError(f"replay from zero: {difference(lived.shard.state, lived.from_zero())}")
 
     def _turn(self, lived: LivedShard) -> None:
         chance = self.random.random
@@ -227,6 +247,8 @@ class History:
             self._seal(lived)
             if chance() < 0.2 and lived.taking is None and lived.log:
                 lived.begin_snapshot(incremental=chance() < 0.6)
+            elif chance() < 0.05:
+                lived.restart(len(self.shards))
         if chance() < 0.7:
             noted = lived.take_part()
             if noted is not None:
@@ -394,13 +416,6 @@ class History:
             timer,
         )
         return self.random.choice(rare)
-
-    def _check_from_zero(self, lived: LivedShard) -> None:
-        state = ShardState(lived.shard.state.shard, PLANS, LIMITS)
-        for body in lived.log:
-            apply(state, open_commit(body), digest_commit(body))
-        if digest_of_state(state) != lived.digests[-1]:
-            raise AssertionError(f"replay from zero: {difference(lived.shard.state, state)}")
 
 
 _INPUTS: tuple[tuple[Callable[[History, LivedShard], Input], int], ...] = (

@@ -33,6 +33,8 @@ class Place(Struct, frozen=True, forbid_unknown_fields=True):
     journal: str | None = None
     key: str | None = None
     module: str | None = None
+    trust: tuple[str, ...] = ()
+    """Public keys, as lines or files, whose end of the log is believed beside our own: after a rotation."""
 
 
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
@@ -65,4 +67,6 @@ def _beside(place: Place, folder: Path) -> Place:
     journal, key = place.journal, place.key
     if journal is not None and journal.startswith("sqlite:"):
         journal = f"sqlite:{folder / journal.removeprefix('sqlite:')}"
-    return Place(journal=journal, key=None if key is None else str(folder / key), module=place.module)
+    return Place(
+        journal=journal, key=None if key is None else str(folder / key), module=place.module, trust=place.trust
+    )

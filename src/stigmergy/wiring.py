@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import TracebackType
@@ -24,7 +25,8 @@ from stigmergy.adapters.keyfile import (
 from stigmergy.adapters.sqlite import inspect_journal as inspect_sqlite
 from stigmergy.adapters.system import SystemClock, SystemEntropy
 from stigmergy.config import Config, find_config
-from stigmergy.core.errors import ConfigError, NotRunning
+from stigmergy.core.commit import SignatureAlgorithm
+from stigmergy.core.errors import ConfigError, NotRunning, TrustError
 from stigmergy.ports.journal import Journal, JournalIdentity
 from stigmergy.ports.trust import Signer, Verifier
 from stigmergy.runtime.control import ControlDesk, Node
@@ -38,6 +40,7 @@ JOURNALS = "stigmergy.journals"
 """The entry point group where adapters register: the name is the scheme of the URL, the value opens it."""
 INCARNATION_BYTES = 6
 SQLITE = "sqlite:"
+_HEX_KEY = re.compile(r"[0-9a-fA-F]{64}")
 
 
 class Fleet(Declaration):
@@ -50,25 +53,38 @@ class Fleet(Declaration):
     """
 
     def running(
-        self, *, journal: str | None = None, key: str | Path | None = None, settings: Settings | None = None
+        self,
+        *,
+        journal: str | None = None,
+        key: str | Path | None = None,
+        settings: Settings | None = None,
+        trust: Sequence[str] = (),
     ) -> Running:
         """Runs the fleet in this program, on a SQLite file and a key beside it unless told otherwise.
 
+        `trust` names public keys (lines or files) whose end of the log is believed beside our own: after a rotation.
         The order of precedence: these arguments, `stigmergy.toml` in the current directory, `NAME.db` and `NAME.key`.
         """
-        return Running(self, find_config(Path.cwd()), journal, None if key is None else Path(key), settings)
+        return Running(self, find_config(Path.cwd()), journal, None if key is None else Path(key), settings, trust)
 
 
 class Running:
     """An async context manager: on entering the fleet recovers and runs, on leaving it drains and closes."""
 
     def __init__(
-        self, fleet: Declaration, config: Config, journal: str | None, key: Path | None, settings: Settings | None
+        self,
+        fleet: Declaration,
+        config: Config,
+        journal: str | None,
+        key: Path | None,
+        settings: Settings | None,
+        trust: Sequence[str] = (),
     ) -> None:
         self._fleet = fleet
         self.url = journal or config.fleet.journal or f"sqlite:{fleet.name}.db"
         self._key = key or (Path(config.fleet.key) if config.fleet.key else default_key_path(fleet.name, self.url))
         self._settings = settings or config.settings
+        self._trust = [read_key(text).key for text in (*config.fleet.trust, *trust)]
         self._host: Host | None = None
         self._signer: Signer | None = None
 
@@ -77,7 +93,7 @@ class Running:
         signer = load_signer(self._key, create=True)
         journal = open_journal(self.url, self._fleet.name, self._fleet.shards)
         try:
-            host = Host(self._fleet, journal, signer, verifier(), SystemClock(), self._settings)
+            host = Host(self._fleet, journal, signer, verifier(), SystemClock(), self._settings, self._trust)
             recovered = await host.start()
         except BaseException:
             await journal.close()
@@ -157,6 +173,32 @@ def default_key_path(fleet: str, url: str) -> Path | None:
     return None if url.startswith("memory:") else Path(f"{fleet}.key")
 
 
+def read_key(text: str) -> PublicKey:
+    """The public key that a text stands for: a key file, private or public, a public line, or hex digits."""
+    if _HEX_KEY.fullmatch(text):
+        return PublicKey(SignatureAlgorithm.ED25519, bytes.fromhex(text))
+    if text.startswith("stigmergy-"):
+        return decode_public_key(text)
+    path = Path(text)
+    if not path.exists():
+        raise ConfigError(
+            f"{text!r} is neither a key file nor a public key; give a file, a public line or 64 hex digits"
+        )
+    try:
+        return read_public_key(path)
+    except TrustError:
+        return read_private_key(path).public
+
+
+def is_private_key(path: Path) -> bool:
+    """Whether this file holds a private key that we may read."""
+    try:
+        read_private_key(path)
+    except (ConfigError, TrustError):
+        return False
+    return True
+
+
 def load_signer(path: Path | None, *, create: bool) -> Signer:
     """The signer of a node from its key file, made if there is none yet; without a path, a key for this run only."""
     if path is None:
@@ -188,10 +230,12 @@ __all__ = [
     "encode_public_key",
     "fingerprint",
     "inspect_journal",
+    "is_private_key",
     "load_signer",
     "make_private_key",
     "open_journal",
     "open_rotation",
+    "read_key",
     "read_private_key",
     "read_public_key",
     "verifier",

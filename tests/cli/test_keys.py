@@ -43,7 +43,7 @@ def test_rotate_and_revoke_a_stopped_journal(folder: Folder) -> None:
     assert "was revoked in this journal" in folder.error("run", "drone:fleet", "--key", "delivery.key", code=4)
     found = folder.json("log", "verify", "--key", "next.key")
     assert found["sound"] is True
-    assert [(signer["enrolled_at"], signer["revoked_after"]) for signer in found["signers"]] == [(1, 3), (2, None)]
+    assert [(signer["enrolled_at"], signer["revoked_after"]) for signer in found["signers"]] == [(1, 4), (2, None)]
     assert folder.json("log", "verify", "--key", "delivery.key")["sound"] is True
     node = folder.start("drone:fleet", "--key", "next.key")
     assert folder.json("state", "Drone/D-17")["state"]["mission"] == "M1"
@@ -56,7 +56,10 @@ def test_rotate_and_revoke_through_a_running_node(folder: Folder) -> None:
     assert "signs this journal now" in folder.error("keys", "revoke", "delivery.key", code=4)
     assert [signer["signs_now"] for signer in folder.json("status")["signers"]] == [True, False]
     node.end()
-    node = folder.start("drone:fleet", "--key", "next.key")
+    said = folder.error("run", "drone:fleet", "--key", "next.key", code=4)
+    assert "the log ends with a signature by" in said
+    assert "--trust" in said
+    node = folder.start("drone:fleet", "--key", "next.key", "--trust", "delivery.key")
     folder.json("keys", "revoke", "delivery.key")
     assert "is revoked already" in folder.error("keys", "revoke", "delivery.key", code=4)
     node.end()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import threading
 import typing
 from collections.abc import Mapping, MutableMapping, MutableSequence, MutableSet, Sequence
 from typing import Annotated, Any, ClassVar
@@ -11,7 +12,7 @@ from typing import Annotated, Any, ClassVar
 import pytest
 from msgspec import Struct
 
-from stigmergy.core.annotations import first_mutable, parameters_of, resolve_hints, union_members
+from stigmergy.core.annotations import first_mutable, parameters_of, plain_name, resolve_hints, union_members
 from stigmergy.core.errors import DefinitionError
 
 
@@ -140,6 +141,41 @@ def test_a_class_at_the_bottom_of_a_deep_stack() -> None:
 
     with pytest.raises(DefinitionError, match="Missing"):
         descend(40)
+
+
+def test_a_class_near_the_end_of_the_stack() -> None:
+    class Near:
+        value: Missing  # type: ignore[name-defined]  # noqa: F821
+
+    errors: list[Exception] = []
+
+    def resolve() -> None:
+        try:
+            resolve_hints(Near, "Near")
+        except DefinitionError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=resolve)
+    thread.start()
+    thread.join()
+    assert "Near: the annotation names 'Missing'" in str(errors[0])
+
+
+@pytest.mark.parametrize(
+    ("hint", "name"),
+    [
+        (int, "int"),
+        (Firm, "Firm"),
+        (tuple[int, ...], "tuple[int, ...]"),
+        (Mapping[str, list[Firm]], "Mapping[str, list[Firm]]"),
+        (str | None, "NoneType | str"),
+        (typing.Optional[str], "NoneType | str"),  # noqa: UP045
+        (typing.Literal["a", 1], "Literal['a', 1]"),
+        (Any, "Any"),
+    ],
+)
+def test_a_hint_as_text_names_no_module(hint: Any, name: str) -> None:
+    assert plain_name(hint) == name
 
 
 def test_members_of_a_union() -> None:

@@ -15,6 +15,7 @@ from stigmergy.core.commit import (
     Head,
     Run,
     digest_commit,
+    genesis_of,
     head_of,
     open_commit,
     seal,
@@ -49,6 +50,11 @@ def test_any_other_byte_is_another_digest() -> None:
     body = bytearray(seal(commit()).body)
     body[-1] ^= 1
     assert digest_commit(bytes(body)) != seal(commit()).digest
+
+
+def test_each_shard_of_each_fleet_begins_somewhere_else() -> None:
+    beginnings = {genesis_of(fleet, shard) for fleet in ("a", "b") for shard in range(3)}
+    assert len(beginnings | {GENESIS}) == 7
 
 
 def test_what_is_signed_has_a_domain_of_its_own() -> None:

@@ -15,11 +15,12 @@ from stigmergy.core.draft import OVERHEAD_BYTES, Draft
 from stigmergy.core.effects import Effects, Events
 from stigmergy.core.inputs import Ask
 from stigmergy.core.messages import SECOND_NS, Action, Command, Event, latest
+from stigmergy.core.state import ShardState
 from tests.core.shards import Probe, events_of, observed
 
 
 def closed(draft: Draft, time_ns: int = 9) -> list[tuple[int, int, str]]:
-    return [(run.events, run.time_ns, run.source) for run in draft.close(0, 0, b"", time_ns).runs]
+    return [(run.events, run.time_ns, run.source) for run in draft.close(ShardState(0, {}), 0, time_ns).runs]
 
 
 def test_a_draft_without_runs_gets_one_that_carries_the_time() -> None:
@@ -82,7 +83,7 @@ def test_what_points_at_events_still_does_after_some_were_dropped() -> None:
     draft.owed += [Owed("b", "k", 1, 2, b""), Owed("b", "k", 2, -1, b"")]
     draft.answers += [Answer("b", "c", b"", None, 2, 1), Answer("b", "d", b"", None, 3, 1)]
     draft.supersede(0)
-    commit = draft.close(0, 0, b"", 1)
+    commit = draft.close(ShardState(0, {}), 0, 1)
     assert commit.events == [("a", b"1"), ("b", b"2")]
     assert [owed.cause for owed in commit.owed] == [1, -1]
     assert [answer.at for answer in commit.answers] == [1, 2]

@@ -7,7 +7,7 @@ from stigmergy.core.messages import SECOND_NS
 
 
 def answer(name: str, time_ns: int = 0) -> Remembered:
-    return Remembered(name, time_ns, position=1, refused=None)
+    return Remembered("Drone/a", name, time_ns, position=1, refused=None)
 
 
 def letter(name: str, size: int = 1) -> Letter:
@@ -19,9 +19,9 @@ def test_answers_are_remembered_until_they_are_too_old() -> None:
     answers.put(answer("a", 0))
     answers.put(answer("b", 5))
     answers.prune(10)
-    assert answers.get("a") == answer("a")
+    assert answers.get("Drone/a", "a") == answer("a")
     answers.prune(11)
-    assert answers.get("a") is None
+    assert answers.get("Drone/a", "a") is None
     assert answers.all() == [answer("b", 5)]
     answers.prune(100)
     assert answers.all() == []

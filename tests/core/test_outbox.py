@@ -9,7 +9,7 @@ from stigmergy.core.outbox import Outbox, Pending
 def owing(*sinks: str) -> Outbox:
     outbox = Outbox()
     for index, sink in enumerate(sinks):
-        outbox.owe(index + 1, 0, Owed("Drone/a", sink, outbox.next_sequence(sink), 0, b"x"))
+        outbox.owe(5, index + 1, 0, Owed("Drone/a", sink, outbox.next_sequence(sink), 0, b"x"))
     return outbox
 
 
@@ -47,7 +47,7 @@ def test_semantics_3_retention_stops_before_the_oldest_that_is_owed() -> None:
 
 def test_what_is_owed_can_be_looked_at() -> None:
     outbox = owing("a")
-    assert outbox.get("a", 1) == Pending(1, 0, "Drone/a", "a", 1, b"x")
+    assert outbox.get("a", 1) == Pending(5, 1, 0, "Drone/a", "a", 1, b"x")
     assert outbox.get("a", 2) is None
     assert outbox.get("b", 1) is None
 

@@ -193,7 +193,7 @@ MESSAGES: Sequence[Message] = (
     AgentResumed(by="ada"),
     SafeActionTaken(action="Land", because="no BatteryMeasured for 5 s"),
     InputsSkipped(source="radio/7", first=11, last=14, because="missing: they did not come in time"),
-    SignerEnrolled(algorithm=1, public_key=SIGNER.public_key, cites=GENESIS),
+    SignerEnrolled(algorithm=1, public_key=SIGNER.public_key, cites=GENESIS, epoch=1),
     SignerRevoked(algorithm=1, public_key=SIGNER.public_key, last_position=1_000_000),
     Woken(name="check"),
     WindowClosed(window="minute", start_s=1_700_000_040.0, end_s=1_700_000_100.0),
@@ -243,7 +243,7 @@ COMMIT = Commit(
     owed=[
         Owed("Drone/D-1", "actuators", 17, 0, encode(Land(reason="battery"))),
         Owed("Drone/D-1", "work", 4, 1, encode(PlanRoute(mission="M1"))),
-        Owed("Drone/D-1", "publish", 9, -1, encode(Publish(topic="checks", event=Woken(name="check")))),
+        Owed("Drone/D-1", "publish", 9, -1, encode(("checks", encode(Woken(name="check"))))),
         Owed("Drone/D-1", "shard/0", 70_000, 1, encode(("Tower/T-1", encode(MissionStarted(mission="M1"))))),
         Owed("Drone/D-1", "timers", 0, 1, encode(TimerSet("check", 1_700_000_060_000_000_000))),
         Owed("Drone/D-1", "timers", 0, 1, encode(TimerSet("noon", 1_700_049_600_000_000_000, follows_wall=True))),
@@ -253,6 +253,7 @@ COMMIT = Commit(
     settled=[Settled("actuators", [14, 16]), Settled("shard/0", [69_998, 69_999])],
     fired=[("Drone/D-1", "check", 0), ("Drone/D-2", "window:minute", 4)],
     snapshots=[SnapshotNote(position=290, digest=b"\x01" * 32, chain=b"\x02" * 32, fold=b"\x03" * 16)],
+    incarnation=4242,
 )
 
 HEADS = [Head(0, 12, 2, b"\xaa" * 32), Head(1, 300, 2, b"\xbb" * 32)]
@@ -268,20 +269,25 @@ TABLES = Tables(
     events_count=123_456,
     marks=[MarkMoved("radio/7", 3, 2, 14)],
     sent={"actuators": 17, "shard/0": 70_000},
-    owed=[Pending(288, 0, "Drone/D-1", "actuators", 17, encode(Land(reason="battery")))],
+    owed=[Pending(9, 288, 0, "Drone/D-1", "actuators", 17, encode(Land(reason="battery")))],
     timers=[Timer(1_700_000_060_000_000_000, "Drone/D-1", "check"), Timer(2**62, "Drone/D-1", "noon", True)],
-    answers=[Remembered("c-1", 1_700_000_000_000_000_000, 280, None), Remembered("c-2", 2, 281, "no")],
+    answers=[
+        Remembered("Drone/D-1", "c-1", 1_700_000_000_000_000_000, 280, None),
+        Remembered("Drone/D-2", "c-2", 2, 281, "no"),
+    ],
     letters=[Letter("1.270.3", "Drone/D-1", "radio/7", "ValueError: no", encode(BatteryMeasured(fraction=-1.0)))],
     failures=[("Drone/D-1", [1_699_999_990_000_000_000, 1_700_000_000_000_000_000])],
     stopped=[("Drone/D-2", "3 failed inputs within 60 s")],
     signers=[Signer(1, b"\x04" * 32, 100), Signer(1, SIGNER.public_key)],
 )
-FULL = Header(1, 1, 0, 2, [Kind("Drone", 1, b"\x05" * 16), Kind("Tower", 3, b"\x06" * 16)], TABLES)
+FULL = Header(1, 1, 0, b"", 2, [Kind("Drone", 1, b"\x05" * 16), Kind("Tower", 3, b"\x06" * 16)], TABLES)
 FULL_AGENTS = [
     ("Drone/D-1", Drone(id="D-1", battery=0.12, mission="M1", legs=(1.5, -0.0), done=1)),
     ("Tower/T-1", Tower(id="T-1", missions=("M1", "M2"))),
 ]
-INCREMENTAL = Header(1, 1, 250, 1, [Kind("Drone", 1, b"\x05" * 16), Kind("Tower", 3, b"\x06" * 16)], TABLES)
+INCREMENTAL = Header(
+    1, 1, 250, b"\x07" * 32, 1, [Kind("Drone", 1, b"\x05" * 16), Kind("Tower", 3, b"\x06" * 16)], TABLES
+)
 INCREMENTAL_AGENTS = [("Drone/D-2", Drone(id="D-2"))]
 
 

@@ -38,6 +38,7 @@ from stigmergy.core.shard import Ready, Shard
 from stigmergy.core.snapshot import Header, SnapshotTaking, digest_of_parts, digest_of_state
 from stigmergy.core.state import ShardState, plan_agents, shard_of
 from stigmergy.ports.journal import Journal, SnapshotPart
+from stigmergy.runtime.recovery import new_state
 from tests.formats import golden
 
 NOON_NS = 1_700_000_000 * SECOND_NS
@@ -49,9 +50,10 @@ class Owner:
     def __init__(self, journal: Journal) -> None:
         plans = plan_agents([golden.Drone, golden.Tower])
         self.journal = journal
-        self.shards = [Shard(ShardState(number, plans), 2) for number in range(2)]
+        self.shards = [Shard(new_state(journal.identity, number, plans), 2) for number in range(2)]
         self.now_ns = NOON_NS
         self.changed: list[dict[str, None]] = [{}, {}]
+        self.digests: dict[int, bytes] = {}
 
     async def take(self, inputs: Mapping[int, Sequence[Input]]) -> None:
         """One step of each shard, one group."""
@@ -80,12 +82,18 @@ class Owner:
     async def snapshot(self, number: int, base: int = 0) -> int:
         """Stores a snapshot of a shard and lets the next commit note it."""
         shard = self.shards[number]
-        taking = SnapshotTaking(shard.state, base=base, changed=self.changed[number] if base else None)
+        taking = SnapshotTaking(
+            shard.state,
+            base=base,
+            base_digest=self.digests[base] if base else b"",
+            changed=self.changed[number] if base else None,
+        )
         self.changed[number] = {}
         parts: list[SnapshotPart] = []
         while (body := taking.next_part(shard.open_images)) is not None:
             parts.append(SnapshotPart(len(parts), body))
         await self.journal.put_snapshot(number, taking.position, parts)
+        self.digests[taking.position] = taking.note().digest
         await self.take({number: [SnapshotStored(taking.note())]})
         return taking.position
 

@@ -54,7 +54,9 @@ def a_store(shards: int) -> MemoryStore:
 async def run(store: MemoryStore, signer: Ed25519Signer, use: Callable[[Live, Host], object] | None = None) -> None:
     """Starts a node, counts in all shards, and stops it."""
     store.owner = None
-    host = Host(a_fleet(store.identity.shards), MemoryJournal(store), signer, Ed25519Verifier(), SystemClock())
+    trusted = (OLD.public_key, NEW.public_key)
+    fleet = a_fleet(store.identity.shards)
+    host = Host(fleet, MemoryJournal(store), signer, Ed25519Verifier(), SystemClock(), trusted=trusted)
     live = Live(host, SystemEntropy(), await host.start())
     for number in range(20):
         # Together, so that one group has commits of several shards, and one signature for all of them.

@@ -12,7 +12,6 @@ from typing import Any
 
 from stigmergy.cli import exits
 from stigmergy.cli.asking import ask
-from stigmergy.cli.keytext import read_key
 from stigmergy.cli.output import GOOD, NAME, Output
 from stigmergy.cli.places import add_place, config_of, find_journal, find_running
 from stigmergy.core.errors import ConfigError
@@ -22,8 +21,11 @@ from stigmergy.wiring import (
     default_key_path,
     encode_public_key,
     fingerprint,
+    is_private_key,
+    load_signer,
     make_private_key,
     open_rotation,
+    read_key,
 )
 
 EXAMPLES = """examples:
@@ -100,10 +102,13 @@ def rotate(arguments: argparse.Namespace, output: Output) -> int:
     if path is not None:
         ask(path, Enrol(algorithm=public.algorithm, public_key=public.key.hex()))
     else:
-        asyncio.run(_enrol(find_journal(arguments), _signing_key(arguments, arguments.old, "--old"), public))
+        old = _signing_key(arguments, arguments.old, "--old")
+        asyncio.run(_enrol(find_journal(arguments), old, public, Path(arguments.new)))
     output.document({"enrolled": True, **_described(public)})
     output.line(("enrolled", GOOD), "  ", (fingerprint(public), NAME), " may sign from now on")
-    output.note("start with it: stigmergy run … --key FILE; then the old one can be revoked: stigmergy keys revoke")
+    output.note(
+        "start with it: stigmergy run … --key FILE, and --trust OLD if it has not signed here yet; then the old one can be revoked: stigmergy keys revoke"
+    )
     return exits.OK
 
 
@@ -122,10 +127,13 @@ def revoke(arguments: argparse.Namespace, output: Output) -> int:
     return exits.OK
 
 
-async def _enrol(url: str, signing: Path, public: PublicKey) -> None:
+async def _enrol(url: str, signing: Path, public: PublicKey, new: Path) -> None:
     journal, rotation = await open_rotation(url, signing)
     try:
         await rotation.enrol((public.algorithm, public.key))
+        # With the private key at hand, it signs the end of the log at once: then its node need trust no other key.
+        if new.exists() and is_private_key(new):
+            await rotation.accept(load_signer(new, create=False))
     finally:
         await journal.close()
 

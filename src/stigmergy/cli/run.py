@@ -45,6 +45,13 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("fleet", metavar="MODULE:FLEET", nargs="?", help="the module here, and the fleet in it")
     parser.add_argument("--journal", metavar="URL", help="where to keep the log, such as sqlite:fleet.db or fleet.db")
     parser.add_argument("--key", metavar="FILE", type=Path, help="the key to sign with; made if it is not there")
+    parser.add_argument(
+        "--trust",
+        metavar="KEY",
+        action="append",
+        default=[],
+        help="believe a log that ends with this key's signature: its file, line or hex digits; after a rotation",
+    )
     parser.add_argument("--config", metavar="FILE", type=Path, help="a configuration other than ./stigmergy.toml")
     parser.add_argument("--socket", metavar="PATH", type=Path, help="where to listen; else beside the journal")
     parser.set_defaults(run=run)
@@ -61,7 +68,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         )
     fleet = load_fleet(spec, folder_of(arguments))
     journal = None if arguments.journal is None else url_of(arguments.journal)
-    running = Running(fleet, config, journal, arguments.key, None)
+    running = Running(fleet, config, journal, arguments.key, None, arguments.trust)
     path = arguments.socket or running.socket
     return asyncio.run(_Node(fleet, running, path, output).live_and_die())
 

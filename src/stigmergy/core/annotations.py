@@ -98,6 +98,20 @@ def _names_of_enclosing_functions(depth_max: int = 16) -> dict[str, Any]:
     return names
 
 
+def plain_name(hint: Any) -> str:
+    """An annotation as text without modules: the same whether a class was imported or run as a script."""
+    arguments = typing.get_args(hint)
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        return " | ".join(sorted(plain_name(member) for member in arguments))
+    if origin is typing.Literal:
+        return f"Literal[{', '.join(repr(value) for value in arguments)}]"
+    name = getattr(origin or hint, "__name__", None) or str(hint)
+    if not arguments:
+        return str(name)
+    return f"{name}[{', '.join('...' if one is Ellipsis else plain_name(one) for one in arguments)}]"
+
+
 def union_members(hint: Any) -> tuple[Any, ...]:
     """The members of a union, or the type alone."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):

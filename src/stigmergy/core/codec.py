@@ -55,6 +55,8 @@ class Envelope(Struct, array_like=True, frozen=True):
     epoch: int
     sequence: int
     items: list[tuple[str, bytes]]
+    lost: int = 0
+    """So many sequences right before the first will never come: the sender has shed or lost them."""
 
 
 _tagged_decoder = msgspec.msgpack.Decoder(_Tagged)
@@ -85,11 +87,17 @@ def printable(text: object, chars_max: int) -> str:
 
 
 def pack_envelope(
-    source: str, items: list[tuple[str, Message]], *, sequence: int, incarnation: int = 0, epoch: int = 0
+    source: str,
+    items: list[tuple[str, Message]],
+    *,
+    sequence: int,
+    incarnation: int = 0,
+    epoch: int = 0,
+    lost: int = 0,
 ) -> bytes:
     """The bytes of an envelope."""
     raw_items = [(address, encode(message)) for address, message in items]
-    return encode(Envelope(ENVELOPE_FORMAT, source, incarnation, epoch, sequence, raw_items))
+    return encode(Envelope(ENVELOPE_FORMAT, source, incarnation, epoch, sequence, raw_items, lost))
 
 
 def open_envelope(data: bytes) -> Envelope:
@@ -104,8 +112,8 @@ def open_envelope(data: bytes) -> Envelope:
         raise Malformed(f"envelope format {envelope.format}, this version reads {ENVELOPE_FORMAT}; update this node")
     if len(envelope.source) > SOURCE_CHARS_MAX:
         raise TooLarge(f"a source name of {len(envelope.source)} characters, {SOURCE_CHARS_MAX} at most")
-    if envelope.sequence < 1 or envelope.incarnation < 0 or envelope.epoch < 0 or not envelope.source:
-        raise Malformed("an envelope needs a source, a sequence from 1 upward, and no negative incarnation or epoch")
+    if envelope.sequence < 1 or min(envelope.incarnation, envelope.epoch, envelope.lost) < 0 or not envelope.source:
+        raise Malformed("an envelope needs a source, a sequence from 1 upward, and no negative number")
     if len(envelope.items) > ENVELOPE_ITEMS_MAX:
         raise TooLarge(f"an envelope of {len(envelope.items)} items, {ENVELOPE_ITEMS_MAX} at most; send fewer in one")
     return envelope

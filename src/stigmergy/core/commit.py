@@ -21,7 +21,8 @@ from stigmergy.core.errors import JournalCorrupt, JournalForeign
 COMMIT_FORMAT = 1
 COMMIT_BYTES_MAX = 512 * 1024
 GENESIS = bytes(32)
-"""What the first commit of a shard cites as the one before it."""
+"""What the first commit of a shard cites as the one before it where no fleet is given: in tests."""
+_GENESIS_CONTEXT = "stigmergy 2026 first commit of a shard"
 
 _COMMIT_CONTEXT = "stigmergy 2026 commit chain"
 _GROUP_DOMAIN = b"stigmergy.group@1\x00"
@@ -111,6 +112,8 @@ class Commit(Struct, array_like=True, frozen=True):
     fired: list[tuple[str, str, int]] = []
     """Timers that went off: agent, name, and how many of `owed` were there before."""
     snapshots: list[SnapshotNote] = []
+    incarnation: int = 0
+    """Of the journal, when the commit was made: effects keep their ids also after a restore from a copy."""
 
 
 class Sealed(Struct, frozen=True):
@@ -152,6 +155,11 @@ class Group(Struct, frozen=True):
 
 _encoder = msgspec.msgpack.Encoder()
 _commit_decoder = msgspec.msgpack.Decoder(Commit)
+
+
+def genesis_of(fleet: str, shard: int) -> bytes:
+    """What the first commit of a fleet's shard cites: so no log can be passed off as that of another fleet or shard."""
+    return blake3(_encoder.encode((fleet, shard)), derive_key_context=_GENESIS_CONTEXT).digest()
 
 
 def digest_commit(body: bytes) -> bytes:

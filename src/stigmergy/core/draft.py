@@ -23,6 +23,7 @@ from stigmergy.core.commit import (
 from stigmergy.core.inputs import Verdict
 from stigmergy.core.messages import Message
 from stigmergy.core.outbox import Pending
+from stigmergy.core.state import ShardState
 from stigmergy.core.timers import Timer
 
 NEVER_NS = 2**62
@@ -51,7 +52,7 @@ class Draft:
         self.snapshots: list[SnapshotNote] = []
         self.pending: list[Pending] = []
         self.timers: list[tuple[Timer, int]] = []
-        self.verdicts: list[tuple[str, Verdict]] = []
+        self.verdicts: list[tuple[str, str, Verdict]] = []
         self.touched: dict[str, Any] = {}
         """Agents as they were before this draft (None: not there); queries see these until it is durable."""
         self.stopped: list[str] = []
@@ -61,8 +62,8 @@ class Draft:
         self.wait_ns = NEVER_NS
         self._runs: list[tuple[int, int, str]] = []
         self._superseded = 0
-        self.newest_events: dict[str, tuple[int, Any]] = {}
-        """Per agent whose last event here is a `latest` one: where it stands, and the agent before it."""
+        self.newest_events: dict[str, tuple[int, str, Any]] = {}
+        """Per agent whose last event here is a `latest` one: where it stands, its tag, the agent before it."""
 
     @property
     def empty(self) -> bool:
@@ -108,12 +109,12 @@ class Draft:
         self.grow(agent, name)
         self.fired.append((agent, name, len(self.owed)))
 
-    def remember_newest(self, agent: str, before: Any) -> None:
+    def remember_newest(self, agent: str, tag: str, before: Any) -> None:
         """The event just added is a `latest` one of this agent, whose state before it was this."""
-        self.newest_events[agent] = (len(self.events) - 1, before)
+        self.newest_events[agent] = (len(self.events) - 1, tag, before)
 
-    def newest(self, agent: str) -> tuple[int, Any] | None:
-        """Where the last event of this agent stands and the state before it, if it was a `latest` one."""
+    def newest(self, agent: str) -> tuple[int, str, Any] | None:
+        """Where the last event of this agent stands, its tag and the state before it, if it was a `latest` one."""
         return self.newest_events.get(agent)
 
     def forget_newest(self, agent: str) -> None:
@@ -125,7 +126,7 @@ class Draft:
         self.events[index] = None
         self._superseded += 1
 
-    def close(self, shard: int, epoch: int, previous: bytes, time_ns: int) -> Commit:
+    def close(self, state: ShardState, epoch: int, time_ns: int) -> Commit:
         """The commit, complete but for its digest. Its last run carries the time up to which it goes."""
         if not self._runs or self._runs[-1][1] != time_ns:
             self.begin_run(time_ns, "")
@@ -143,10 +144,10 @@ class Draft:
         return Commit(
             format=COMMIT_FORMAT,
             hash_algorithm=HashAlgorithm.BLAKE3_256,
-            shard=shard,
+            shard=state.shard,
             position=self.position,
             epoch=epoch,
-            previous=previous,
+            previous=state.digest,
             runs=runs,
             events=events,  # type: ignore[arg-type]  # superseded ones are gone
             answers=answers,
@@ -155,6 +156,7 @@ class Draft:
             settled=[Settled(sink, sequences) for sink, sequences in self.settled.items()],
             fired=self.fired,
             snapshots=self.snapshots,
+            incarnation=state.incarnation,
         )
 
     def _kept_between(self, start: int, end: int) -> int:

@@ -141,7 +141,7 @@ class Handling:
                 if plan.react is not None:
                     reactions = iter(plan.react(agent, message) or ())
                     for first in reactions:
-                        effects = self._pack_all(agent, body, first, reactions, now_ns)
+                        effects = self._pack_all(agent, message, body, first, reactions, now_ns)
             except BaseException as error:
                 agents[address] = before
                 if not isinstance(error, Exception):
@@ -340,10 +340,12 @@ class Handling:
         return decided
 
     def _pack_all(
-        self, agent: Any, body: bytes, first: Effect, others: Iterable[Effect], now_ns: int
+        self, agent: Any, event: Any, body: bytes, first: Effect, others: Iterable[Effect], now_ns: int
     ) -> list[PackedEffect]:
         room_bytes = self._state.limits.bytes_per_decision_max - len(body)
-        return pack_effects(self._state, self._shards, agent, chain((first,), others), now_ns, room_bytes)
+        return pack_effects(
+            self._state, self._shards, agent, chain((first,), others), (event, body), now_ns, room_bytes
+        )
 
     def _owe_all(self, draft: Draft, address: str, effects: list[PackedEffect], now_ns: int) -> None:
         cause = len(draft.events) - 1
@@ -364,9 +366,9 @@ class Handling:
         draft.grow(answer.agent, command_id, refused or "", bodies_bytes=len(answer.command))
         draft.hurry(0)
         if command_id:
-            self._state.answers.put(Remembered(command_id, now_ns, draft.position, refused))
+            self._state.answers.put(Remembered(answer.agent, command_id, now_ns, draft.position, refused))
             verdict = Accepted(draft.position) if refused is None else Refused(refused)
-            draft.verdicts.append((command_id, verdict))
+            draft.verdicts.append((address, command_id, verdict))
 
     def _fail(
         self,

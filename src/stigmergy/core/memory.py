@@ -19,8 +19,12 @@ FAILURES_COUNT_MAX = 1_000
 
 
 class Remembered(Struct, array_like=True, frozen=True):
-    """The answer to a command, so that the same command sent again gets the same answer and does nothing."""
+    """The answer to a command, so that the same command sent again gets the same answer and does nothing.
 
+    An id belongs to the agent that was asked: the same id for another agent is another command.
+    """
+
+    agent: str
     command_id: str
     time_ns: int
     position: int
@@ -49,18 +53,18 @@ class Answers:
         age_ns_max: int = ANSWERS_AGE_NS_MAX,
         count_min: int = ANSWERS_COUNT_MIN,
     ) -> None:
-        self._answers: dict[str, Remembered] = {}
+        self._answers: dict[tuple[str, str], Remembered] = {}
         self._count_max = count_max
         self._count_min = count_min
         self._age_ns_max = age_ns_max
 
-    def get(self, command_id: str) -> Remembered | None:
-        """The answer given to this command, if it is still remembered."""
-        return self._answers.get(command_id)
+    def get(self, agent: str, command_id: str) -> Remembered | None:
+        """The answer that this agent gave to this command, if it is still remembered."""
+        return self._answers.get((agent, command_id))
 
     def put(self, answer: Remembered) -> None:
         """Remembers an answer."""
-        self._answers[answer.command_id] = answer
+        self._answers[answer.agent, answer.command_id] = answer
 
     def prune(self, now_ns: int) -> None:
         """Forgets what is too old or too many, oldest first."""
@@ -69,7 +73,7 @@ class Answers:
             oldest = next(iter(answers.values()))
             if len(answers) <= self._count_max and now_ns - oldest.time_ns <= self._age_ns_max:
                 break
-            del answers[oldest.command_id]
+            del answers[oldest.agent, oldest.command_id]
 
     def all(self) -> list[Remembered]:
         """Every answer, oldest first."""
@@ -77,7 +81,7 @@ class Answers:
 
     def restore(self, answers: list[Remembered]) -> None:
         """Takes over what a snapshot says."""
-        self._answers = {answer.command_id: answer for answer in answers}
+        self._answers = {(answer.agent, answer.command_id): answer for answer in answers}
 
 
 class Letters:

@@ -16,6 +16,7 @@ from stigmergy.core.commit import Owed, Settled
 class Pending(Struct, array_like=True, frozen=True):
     """An effect that is owed: where it stands in the log, and what is to be done."""
 
+    incarnation: int
     position: int
     index: int
     agent: str
@@ -36,9 +37,9 @@ class Outbox:
         """The sequence of the next effect for this sink."""
         return self._sent.get(sink, 0) + 1
 
-    def owe(self, position: int, index: int, owed: Owed) -> Pending:
+    def owe(self, incarnation: int, position: int, index: int, owed: Owed) -> Pending:
         """Takes on an effect."""
-        pending = Pending(position, index, owed.agent, owed.sink, owed.sequence, owed.body)
+        pending = Pending(incarnation, position, index, owed.agent, owed.sink, owed.sequence, owed.body)
         self._sent[owed.sink] = owed.sequence
         self._pending.setdefault(owed.sink, {})[owed.sequence] = pending
         self.count += 1

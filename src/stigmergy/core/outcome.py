@@ -10,7 +10,7 @@ from msgspec import Struct
 from stigmergy.core.codec import canonical_bytes, encode
 from stigmergy.core.commit import Owed
 from stigmergy.core.draft import OVERHEAD_BYTES, Draft
-from stigmergy.core.effects import TIMERS, Tell, WindowClosed, shard_sink, sink_of
+from stigmergy.core.effects import PUBLISH, TIMERS, Publish, Tell, WindowClosed, shard_sink, sink_of
 from stigmergy.core.errors import TooLarge
 from stigmergy.core.messages import Effect, Keeping
 from stigmergy.core.plans import AgentPlan, Plan
@@ -33,11 +33,18 @@ class Outcome(Struct):
     size_bytes: int = 0
 
 
-def pack_effect(state: ShardState, shards: int, effect: Effect, now_ns: int) -> PackedEffect:
-    """Names the sink of an effect and encodes it. Raises for what is no effect or cannot be encoded."""
+def pack_effect(state: ShardState, shards: int, effect: Effect, cause: tuple[Any, bytes], now_ns: int) -> PackedEffect:
+    """Names the sink of an effect and encodes it. Raises for what is no effect or cannot be encoded.
+
+    `cause` is the event behind it with its bytes: whoever passes that event on passes on the bytes as they came.
+    """
     if isinstance(effect, Tell):
         state.plan_at(effect.to)
-        return shard_sink(shard_of(effect.to, shards)), encode((effect.to, encode(effect.message)))
+        message = cause[1] if effect.message is cause[0] else encode(effect.message)
+        return shard_sink(shard_of(effect.to, shards)), encode((effect.to, message))
+    if isinstance(effect, Publish):
+        event = cause[1] if effect.event is cause[0] else encode(effect.event)
+        return PUBLISH, encode((effect.topic, event))
     if not isinstance(effect, Effect):
         raise TypeError(f"a @react handler yields effects; {type(effect).__name__} is none")
     sink = sink_of(effect)
@@ -67,7 +74,8 @@ def collect(
             outcome.events.append((plan, event, body))
             outcome.size_bytes += len(body) + overhead
         reactions = () if plan.react is None else plan.react(agent, event) or ()
-        packed = pack_effects(state, shards, agent, reactions, now_ns, bytes_max - outcome.size_bytes)
+        room_bytes = bytes_max - outcome.size_bytes
+        packed = pack_effects(state, shards, agent, reactions, (event, body), now_ns, room_bytes)
         packed += window_timers(state, agent_plan, plan, agent, event)
         for effect in packed:
             outcome.effects.append((effect, cause))
@@ -76,13 +84,19 @@ def collect(
 
 
 def pack_effects(
-    state: ShardState, shards: int, agent: Any, effects: Iterable[Effect], now_ns: int, room_bytes: int
+    state: ShardState,
+    shards: int,
+    agent: Any,
+    effects: Iterable[Effect],
+    cause: tuple[Any, bytes],
+    now_ns: int,
+    room_bytes: int,
 ) -> list[PackedEffect]:
     """The effects with their sinks. Raises TooLarge as soon as they are more than there is room for."""
     packed: list[PackedEffect] = []
     overhead = len(agent.address) + OVERHEAD_BYTES
     for effect in effects:
-        packed.append(pack_effect(state, shards, effect, now_ns))
+        packed.append(pack_effect(state, shards, effect, cause, now_ns))
         room_bytes -= len(packed[-1][1]) + overhead
         if room_bytes < 0:
             break
@@ -107,7 +121,7 @@ def enter(state: ShardState, draft: Draft, address: str, agent: Any, image: Any,
         if plan.promise is Keeping.LATEST and alone:
             image = _supersede(state, draft, address, agent, image, plan, event, now_ns)
             draft.events.append((address, body))
-            draft.remember_newest(address, image)
+            draft.remember_newest(address, plan.tag, image)
         else:
             draft.events.append((address, body))
             draft.forget_newest(address)
@@ -131,7 +145,7 @@ def owe(state: ShardState, draft: Draft, address: str, packed: PackedEffect, cau
     else:
         owed = Owed(address, sink, state.outbox.next_sequence(sink), cause, body)
         draft.owed.append(owed)
-        draft.pending.append(state.outbox.owe(draft.position, index, owed))
+        draft.pending.append(state.outbox.owe(state.incarnation, draft.position, index, owed))
     draft.hurry(0)
 
 
@@ -159,9 +173,9 @@ def _supersede(
     Returns the image that belongs to the newest event.
     """
     newest = draft.newest(address)
-    if newest is None:
+    if newest is None or newest[1] != plan.tag:
         return image
-    index, first_image = newest
+    index, _, first_image = newest
     agent_plan = state.plan_of[type(agent)]
     other = state.new_agent(address, agent_plan) if first_image is None else agent_plan.copy(first_image)
     try:

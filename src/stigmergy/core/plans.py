@@ -14,7 +14,7 @@ from blake3 import blake3
 from msgspec import Struct
 
 from stigmergy.core.agent import Agent, Handlers, has_mutable_fields
-from stigmergy.core.annotations import resolve_hints
+from stigmergy.core.annotations import plain_name, resolve_hints
 from stigmergy.core.codec import canonical_bytes, encode, explain_undecodable, tag_of
 from stigmergy.core.effects import ActionDone, ActionFailed, Effects, Events, WindowClosed, WorkFailed
 from stigmergy.core.errors import DefinitionError
@@ -278,7 +278,7 @@ def _check_can_be_made(cls: type[Agent]) -> None:
 def _layout(cls: type[Agent]) -> bytes:
     """A digest of the names, types and defaults of the state: a snapshot of another layout is not taken as ours."""
     hints = resolve_hints(cls, cls.__qualname__)
-    fields = [(name, str(hints[name])) for name in cls.__struct_fields__]
+    fields = [(name, plain_name(hints[name])) for name in cls.__struct_fields__]
     return blake3(encode((cls.__agent_kind__, fields, canonical_bytes(cls())))).digest(length=16)
 
 

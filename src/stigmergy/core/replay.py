@@ -43,7 +43,9 @@ def apply(state: ShardState, commit: Commit, digest: bytes) -> None:
     time_ns = commit.runs[-1].time_ns
     for answer in commit.answers:
         if answer.command_id:
-            state.answers.put(Remembered(answer.command_id, answer.time_ns, commit.position, answer.refused))
+            state.answers.put(
+                Remembered(answer.agent, answer.command_id, answer.time_ns, commit.position, answer.refused)
+            )
     state.answers.prune(time_ns)
     state.position = commit.position
     state.digest = digest
@@ -121,7 +123,7 @@ def _take_on(state: ShardState, commit: Commit) -> None:
         if owed.sink == TIMERS:
             state.timers.put(owed.agent, read_timer(owed.body))
         else:
-            state.outbox.owe(commit.position, index, owed)
+            state.outbox.owe(commit.incarnation, commit.position, index, owed)
     while next_fired is not None:
         state.timers.fire(next_fired[0], next_fired[1])
         next_fired = next(fired, None)

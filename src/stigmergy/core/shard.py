@@ -32,7 +32,7 @@ from stigmergy.core.commit import COMMIT_BYTES_MAX, Commit, MarkMoved, Sealed, S
 from stigmergy.core.draft import DRAFT_BYTES_MAX, NEVER_NS, OVERHEAD_BYTES, Draft
 from stigmergy.core.effects import Woken, shard_sink
 from stigmergy.core.errors import Bug, Overloaded, PeerError, StigmergyError
-from stigmergy.core.handling import Handling
+from stigmergy.core.handling import ADDRESS_CHARS_MAX, Handling
 from stigmergy.core.inputs import (
     Accepted,
     Ask,
@@ -78,8 +78,8 @@ class Stepped(Struct, frozen=True):
 
     wait_ns: int | None
     left: list[Input]
-    repeats: list[tuple[str, Verdict, int]]
-    """Commands that were answered before: id, the same answer, and the position that must be durable to give it."""
+    repeats: list[tuple[str, str, Verdict, int]]
+    """Commands answered before: agent, id, the same answer, and the position that must be durable to give it."""
     fresh: list[tuple[str, type[Message] | None]]
     """Agents with staleness rules that are new (None) or got an event that a rule waits for."""
     untaken: list[tuple[Input, StigmergyError]] = []
@@ -91,7 +91,8 @@ class Ready(Struct, frozen=True):
 
     sealed: Sealed
     commit: Commit
-    verdicts: list[tuple[str, Verdict]]
+    verdicts: list[tuple[str, str, Verdict]]
+    """Answers to give: agent, command id, verdict."""
     owed: list[Pending]
     timers: list[tuple[Timer, int]]
     """Timers that were set, each with the time of the step that set it."""
@@ -110,7 +111,9 @@ class Shard:
         self._draft = Draft(state.position + 1)
         self._handling = Handling(state, shards)
         self._now_ns = state.time_ns
-        self._repeats: list[tuple[str, Verdict, int]] = []
+        self.epoch = state.epoch
+        """The owner's; that of the state is the last one journaled."""
+        self._repeats: list[tuple[str, str, Verdict, int]] = []
         self._untaken: list[tuple[Input, StigmergyError]] = []
         self._broken = False
 
@@ -172,13 +175,14 @@ class Shard:
             # Events that are not kept have counted as well: without a fresh draft they would fill it up for good.
             self._draft = Draft(state.position + 1)
             return None
-        commit = draft.close(state.shard, state.epoch, state.digest, self._now_ns)
+        commit = draft.close(state, self.epoch, self._now_ns)
         sealed = seal(commit)
         if len(sealed.body) > COMMIT_BYTES_MAX:
             raise Bug(f"shard {state.shard}: a commit of {len(sealed.body)} bytes, {COMMIT_BYTES_MAX} at most")
         state.position = sealed.position
         state.time_ns = sealed.time_ns
         state.digest = sealed.digest
+        state.epoch = sealed.epoch
         state.events_count += sealed.events
         state.answers.prune(state.time_ns)
         self._draft = Draft(state.position + 1)
@@ -191,6 +195,10 @@ class Shard:
             stopped=draft.stopped,
             touched=draft.touched,
         )
+
+    def begin_epoch(self) -> None:
+        """A new owner has taken over: what it commits and releases carries a higher epoch than all before."""
+        self.epoch = self.state.epoch + 1
 
     @property
     def open_images(self) -> dict[str, Any]:
@@ -298,7 +306,9 @@ class Shard:
                 draft.hurry(MARKS_WAIT_NS)
             case EnrollSigner():
                 draft.begin_run(now_ns, SHARD_ADDRESS)
-                enrolled = SignerEnrolled(algorithm=one.algorithm, public_key=one.public_key, cites=state.digest)
+                enrolled = SignerEnrolled(
+                    algorithm=one.algorithm, public_key=one.public_key, cites=state.digest, epoch=state.epoch
+                )
                 handling.keep(draft, SHARD_ADDRESS, enrolled, now_ns)
             case RevokeSigner():
                 draft.begin_run(now_ns, SHARD_ADDRESS)
@@ -317,13 +327,13 @@ class Shard:
     def _ask(self, ask: Ask, now_ns: int) -> None:
         if not ask.command_id or ask.command_id != printable(ask.command_id, COMMAND_ID_CHARS_MAX):
             reason = f"a command needs an id of 1 to {COMMAND_ID_CHARS_MAX} characters; nothing was done"
-            self._repeats.append((ask.command_id, Refused(reason), 0))
+            self._repeats.append((ask.agent, ask.command_id, Refused(reason), 0))
             return
-        known = self.state.answers.get(ask.command_id)
+        known = self.state.answers.get(printable(ask.agent, ADDRESS_CHARS_MAX), ask.command_id)
         if known is not None:
             self._handling.counters.duplicates += 1
             verdict: Verdict = Accepted(known.position) if known.refused is None else Refused(known.refused)
-            self._repeats.append((ask.command_id, verdict, known.position))
+            self._repeats.append((ask.agent, ask.command_id, verdict, known.position))
             return
         self._draft.begin_run(now_ns, ask.source)
         self._handling.take_command(self._draft, ask.agent, ask.command, ask.command_id, now_ns)

@@ -70,6 +70,8 @@ class Header(Struct, array_like=True, frozen=True):
     hash_algorithm: int
     base: int
     """The position of the snapshot that this one adds to; 0 for a full one."""
+    base_digest: bytes
+    """The digest of that one's parts, so that who vouches for this one vouches for both. Empty for a full one."""
     agents_count: int
     kinds: list[Kind]
     tables: Tables
@@ -133,7 +135,14 @@ def fold_digest(plans: Mapping[str, AgentPlan]) -> bytes:
 class SnapshotTaking:
     """A snapshot under way. Begin it between `seal` and `step`, and give it the images of every commit after."""
 
-    def __init__(self, state: ShardState, *, base: int = 0, changed: Iterable[str] | None = None) -> None:
+    def __init__(
+        self,
+        state: ShardState,
+        *,
+        base: int = 0,
+        base_digest: bytes = b"",
+        changed: Iterable[str] | None = None,
+    ) -> None:
         self._state = state
         self._images: dict[str, Any] = {}
         addresses = list(state.agents) if changed is None else list(changed)
@@ -148,6 +157,7 @@ class SnapshotTaking:
             format=SNAPSHOT_FORMAT,
             hash_algorithm=HashAlgorithm.BLAKE3_256,
             base=base,
+            base_digest=base_digest,
             agents_count=len(addresses),
             kinds=kinds_of(state.plans),
             tables=tables_of(state),

@@ -37,7 +37,7 @@ DECISION_BYTES_MAX = 80 * 1024
 _ADDRESS = re.compile(r"[A-Za-z0-9_.-]{1,64}/[A-Za-z0-9_.:@=~-]{1,128}", re.ASCII)
 
 
-class Limits(Struct, frozen=True):
+class Limits(Struct, frozen=True, forbid_unknown_fields=True):
     """The bounds of a shard. What happens at each is said where it is used."""
 
     agents_count_max: int = AGENTS_COUNT_MAX
@@ -87,7 +87,15 @@ def shard_of(address: str, shards: int) -> int:
 class ShardState:
     """Agents and tables. Changed only by the fold below and by the shard's step."""
 
-    def __init__(self, shard: int, plans: Mapping[str, AgentPlan], limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        shard: int,
+        plans: Mapping[str, AgentPlan],
+        limits: Limits | None = None,
+        *,
+        genesis: bytes = GENESIS,
+        incarnation: int = 0,
+    ) -> None:
         self.shard = shard
         self.plans = dict(plans)
         self.plan_of: dict[type, AgentPlan] = {plan.cls: plan for plan in plans.values()}
@@ -102,7 +110,9 @@ class ShardState:
         self.stopped: dict[str, str] = {}
         self.signers: list[Signer] = []
         self.position = 0
-        self.digest = GENESIS
+        self.digest = genesis
+        self.incarnation = incarnation
+        """The journal's, stamped on every commit; not part of the state that is digested."""
         self.epoch = 0
         self.time_ns = 0
         self.events_count = 0

@@ -116,6 +116,7 @@ class SignerEnrolled(FrameworkEvent, name="stigmergy.SignerEnrolled"):
     algorithm: int
     public_key: bytes
     cites: bytes
+    epoch: int = 0
 
 
 class SignerRevoked(FrameworkEvent, name="stigmergy.SignerRevoked"):

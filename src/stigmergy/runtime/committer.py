@@ -12,7 +12,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from msgspec import Struct
 
 from stigmergy.core.commit import Group, Head, Signature, head_of, statement
-from stigmergy.core.errors import JournalFull, NotRunning
+from stigmergy.core.errors import JournalFull, JournalUnknown, NotRunning
+from stigmergy.core.messages import SECOND_NS
 from stigmergy.core.shard import Ready, Shard
 from stigmergy.ports.clock import Clock
 from stigmergy.ports.journal import Journal
@@ -41,6 +42,7 @@ class Committer:
         clock: Clock,
         housekeeper: Housekeeper,
         batch_events_max: int,
+        write_within_ns: int,
         durable: Callable[[Flight], None],
         failed: Callable[[Exception], None],
     ) -> None:
@@ -50,6 +52,8 @@ class Committer:
         self._clock = clock
         self._housekeeper = housekeeper
         self._batch_events_max = batch_events_max
+        self._write_within_ns = write_within_ns
+        self._write_until_ns = NEVER_NS
         self._durable = durable
         self._failed = failed
         self._writing: asyncio.Future[None] | None = None
@@ -72,8 +76,9 @@ class Committer:
 
     @property
     def next_ns(self) -> int | None:
-        """When the open drafts must be written, unless they wait for a write under way anyhow."""
-        return self._flush_ns if self._writing is None and self._flush_ns < NEVER_NS else None
+        """When to look again: the open drafts must be written, or the write under way must be over."""
+        due_ns = self._flush_ns if self._writing is None else self._write_until_ns
+        return due_ns if due_ns < NEVER_NS else None
 
     def took(self, items: int, *, full: bool) -> None:
         """So many items went into the open drafts; `full`: one of them takes no more."""
@@ -95,6 +100,11 @@ class Committer:
     def write(self, monotonic_ns: int) -> None:
         """Starts the next write if the journal is free: a group that is due, or something of housekeeping."""
         if self._writing is not None:
+            if monotonic_ns >= self._write_until_ns:
+                raise JournalUnknown(
+                    f"the disk has not answered for {self._write_within_ns / SECOND_NS:g} s; whether the last commit "
+                    "is kept is known after a restart"
+                )
             return
         due = self._flush_ns <= monotonic_ns or self._items >= self._batch_events_max
         due = due or (self.draining and self._flush_ns < NEVER_NS)
@@ -104,13 +114,13 @@ class Committer:
                 self._housekeeper.begin_if_due(monotonic_ns)
             chore = self._housekeeper.next_write(self._clock.wall_ns(), monotonic_ns)
             if chore is not None:
-                self._start(chore)
+                self._start(chore, monotonic_ns)
             if chore is not None or not due:
                 return
         self._housekeeping_next = True
         group = self._close_drafts(monotonic_ns)
         if group is not None:
-            self._start(self._append(group))
+            self._start(self._append(group), monotonic_ns)
 
     def abandon(self, error: Exception) -> None:
         """It is over: whoever waits is told."""
@@ -157,7 +167,8 @@ class Committer:
                 raise
             await self._journal.append(group)
 
-    def _start(self, write: Awaitable[None]) -> None:
+    def _start(self, write: Awaitable[None], monotonic_ns: int) -> None:
+        self._write_until_ns = monotonic_ns + self._write_within_ns
         self._writing = asyncio.ensure_future(write)
         self._writing.add_done_callback(self._written)
 

@@ -29,6 +29,8 @@ from stigmergy.core.plans import AgentPlan
 from stigmergy.runtime.declaration import Hand, Hands
 from stigmergy.runtime.settings import Settings
 
+Lane = tuple[str, str]
+"""Sink and agent: what is in one lane is carried out in order. Slow work does not hold up an action."""
 Settle = Callable[[int, EffectSettled | EffectsSettled], None]
 _REASON_CHARS_MAX = 300
 INDEX_BITS = 20
@@ -75,15 +77,13 @@ class Effector:
         self._settings = settings
         self._incarnation = incarnation
         self._settle = settle
-        self._lanes: dict[str, deque[tuple[int, Pending]]] = {}
+        self._lanes: dict[Lane, deque[tuple[int, Pending]]] = {}
         """Per agent what is still to be done, the first of it under way; only agents that have something."""
-        self._waiting: deque[str] = deque()
+        self._waiting: deque[Lane] = deque()
         """Agents whose first effect waits for a free place."""
-        self._begun: dict[str, Awaitable[Any]] = {}
-        """What an agent's first effect in its lane has already begun, because calling its hand began it."""
         self._settled: dict[tuple[int, str], list[int]] = {}
         """Effects that are over and whose results nobody waits for, by shard and sink, until the next turn."""
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._tasks: dict[Lane, asyncio.Task[None]] = {}
         self._safe_tasks: dict[int, asyncio.Task[None]] = {}
         self._safe_count = 0
         self._halted = False
@@ -94,7 +94,8 @@ class Effector:
         if self._halted:
             return
         self.counters.released += 1
-        lane = self._lanes.get(pending.agent)
+        name = (pending.sink, pending.agent)
+        lane = self._lanes.get(name)
         if lane is not None:
             lane.append((shard, pending))
             return
@@ -103,8 +104,8 @@ class Effector:
             settled, begun = self._try_at_once(shard, pending)
             if settled:
                 return
-        self._lanes[pending.agent] = deque([(shard, pending)])
-        self._start(pending.agent, begun)
+        self._lanes[name] = deque([(shard, pending)])
+        self._start(name, begun)
 
     def release_safe(self, shard: int, position: int, agent: str, action: Action, moment_ns: int) -> None:
         """Sends a safe action out now: no disk, no queue, no waiting for what is under way.
@@ -190,15 +191,15 @@ class Effector:
         self._done(shard, pending, hand, result)
         return True, None
 
-    def _start(self, agent: str, begun: Begun = None) -> None:
+    def _start(self, name: Lane, begun: Begun = None) -> None:
         if len(self._tasks) >= self._settings.effects_in_flight_max:
-            self._waiting.append(agent)
+            self._waiting.append(name)
             return
-        self._tasks[agent] = asyncio.ensure_future(self._work_off(agent, begun))
+        self._tasks[name] = asyncio.ensure_future(self._work_off(name, begun))
 
-    async def _work_off(self, agent: str, begun: Begun) -> None:
-        """Carries out an agent's effects until there are none, or others wait for the place."""
-        lane = self._lanes[agent]
+    async def _work_off(self, name: Lane, begun: Begun) -> None:
+        """Carries out a lane's effects until there are none, or others wait for the place."""
+        lane = self._lanes[name]
         try:
             while lane and not self._halted:
                 shard, pending = lane[0]
@@ -208,11 +209,11 @@ class Effector:
                 if self._waiting:
                     break
         finally:
-            self._tasks.pop(agent, None)
+            self._tasks.pop(name, None)
             if not lane:
-                self._lanes.pop(agent, None)
+                self._lanes.pop(name, None)
             elif not self._halted:
-                self._waiting.append(agent)
+                self._waiting.append(name)
             if self._waiting and not self._halted:
                 self._start(self._waiting.popleft())
 
@@ -266,7 +267,7 @@ class Effector:
         return Order(
             agent=pending.agent,
             effect=hand.decode(pending.body),
-            key=f"{self._incarnation}.{shard}.{pending.position}.{pending.index}",
+            key=_key(shard, pending),
             token=(pending.position << INDEX_BITS) + pending.index,
             sequence=pending.sequence,
             attempt=attempt,
@@ -321,7 +322,7 @@ class Effector:
         return self._plans[agent.partition("/")[0]].handles(event)
 
     def _key(self, shard: int, pending: Pending) -> str:
-        return f"{self._incarnation}.{shard}.{pending.position}.{pending.index}"
+        return _key(shard, pending)
 
     async def _finish_safe(self, hand: _Hand, order: Order[Any], begun: Begun) -> None:
         pause_s = self._settings.effect_pause_s
@@ -360,3 +361,8 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, TimeoutError) and error.args:
         return printable(error, _REASON_CHARS_MAX)
     return printable(f"{type(error).__name__}: {error}", _REASON_CHARS_MAX)
+
+
+def _key(shard: int, pending: Pending) -> str:
+    """The same at every repetition, also after a restart or a restore from a copy."""
+    return f"{pending.incarnation}.{shard}.{pending.position}.{pending.index}"

@@ -21,6 +21,7 @@ from stigmergy.core.replay import apply
 from stigmergy.core.snapshot import Header, digest_of_parts, load_agents, load_tables, read_header
 from stigmergy.core.state import Limits, ShardState, shard_of
 from stigmergy.ports.journal import Journal, StoredCommit
+from stigmergy.runtime.recovery import new_state
 
 NOTE_COMMITS_MAX = 1_000
 """So many commits behind a snapshot are searched for the note that makes it count; else the log is folded instead."""
@@ -70,7 +71,7 @@ class History:
     def look_slowly(self, address: str, moment: Moment) -> Iterator[Sight | None]:
         """The same in small pieces: yields None after each commit, and at last what was seen."""
         shard = shard_of(address, self._journal.identity.shards)
-        state = ShardState(shard, self._plans, self._limits)
+        state = new_state(self._journal.identity, shard, self._plans, self._limits)
         plan = state.plan_at(address)
         self._check_reached(shard, moment)
         yield from self._begin(state, address, moment)
@@ -123,7 +124,11 @@ class History:
         header = read_header(parts[0])
         if header.tables.position != position or not 0 <= header.base < position:
             raise JournalCorrupt(f"shard {shard}: the snapshot at {position} is another one")
-        before = self._chain(shard, header.base)[0] if header.base else []
+        before: list[Header] = []
+        if header.base:
+            before, base_digest = self._chain(shard, header.base)
+            if base_digest != header.base_digest:
+                raise JournalCorrupt(f"shard {shard}: the snapshot at {header.base} is not the one it was built on")
         return [*before, header], digest_of_parts(parts)
 
     def _is_noted(self, shard: int, position: int, digest: bytes) -> bool:

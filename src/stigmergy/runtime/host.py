@@ -81,6 +81,7 @@ class Host:
         verifier: Verifier,
         clock: Clock,
         settings: Settings | None = None,
+        trusted: Sequence[bytes] = (),
     ) -> None:
         self.declaration = declaration
         self.settings = settings or declaration.settings
@@ -88,6 +89,8 @@ class Host:
         self.clock = clock
         self._signer = signer
         self._verifier = verifier
+        self._trusted = tuple(trusted)
+        """Other keys whose end of the log we believe; our own signature we always do."""
         self.shards: list[Shard] = []
         self.mailbox = Mailbox(
             self.settings.commands_count_max, self.settings.telemetry_items_max, self.settings.telemetry_bytes_max
@@ -109,7 +112,7 @@ class Host:
         self._timer: asyncio.TimerHandle | None = None
         self._armed_ns = 0
         self._durable: list[int] = []
-        self._repeats: list[tuple[int, int, str, Verdict]] = []
+        self._repeats: list[tuple[int, int, tuple[str, str], Verdict]] = []
 
     # ------------------------------------------------------------------ life
 
@@ -117,7 +120,7 @@ class Host:
         """Recovers from the journal and begins to take turns. Raises, with nothing changed, if it cannot be trusted."""
         try:
             recovered = self._recover()
-            self._check_signer()
+            self._check_signer(recovered)
             self._check_receivers()
         except Exception as error:
             self.failure = error
@@ -125,6 +128,7 @@ class Host:
             raise
         monotonic_ns, now_ns = self.clock.monotonic_ns(), self._now_ns()
         for shard in self.shards:
+            shard.begin_epoch()
             for timer in shard.state.timers.all():
                 self._alarms.set(shard.state.shard, timer, now_ns, monotonic_ns)
             for address in shard.state.agents:
@@ -154,6 +158,7 @@ class Host:
             self.clock,
             self.housekeeper,
             self.settings.batch_events_max,
+            int(self.settings.write_within_s * SECOND_NS),
             self._written,
             self._fail,
         )
@@ -283,8 +288,8 @@ class Host:
         for address, event in stepped.fresh:
             self._staleness.refresh(address, event, monotonic_ns)
         number = shard.state.shard
-        for command_id, verdict, position in stepped.repeats:
-            self._repeats.append((number, position, command_id, verdict))
+        for address, command_id, verdict, position in stepped.repeats:
+            self._repeats.append((number, position, (address, command_id), verdict))
         taken = len(letters) - len(stepped.left)
         left = [
             Letter(number, one, letter.tickets, letter.items, letter.size_bytes)
@@ -332,8 +337,8 @@ class Host:
         for ready in flight.readies:
             number = ready.sealed.shard
             self._durable[number] = ready.sealed.position
-            for command_id, verdict in ready.verdicts:
-                self.intake.answer(number, command_id, verdict)
+            for address, command_id, verdict in ready.verdicts:
+                self.intake.answer((address, command_id), verdict)
             for timer, set_at_ns in ready.timers:
                 self._alarms.set(number, timer, set_at_ns, monotonic_ns)
             for address in ready.stopped:
@@ -356,7 +361,7 @@ class Host:
             target = int(sink.removeprefix(SHARD_SINKS))
             items = [_told.decode(pending.body) for pending in pendings]
             first = pendings[0].sequence
-            delivery = Delivery(shard_sink(number), items, sequence=first, epoch=self.shards[number].state.epoch)
+            delivery = Delivery(shard_sink(number), items, sequence=first, epoch=self.shards[number].epoch)
             tickets: tuple[Ticket, ...] = ()
             if target != number:
                 tickets = (Settles(self, number, sink, first, first + len(items) - 1),)
@@ -382,12 +387,12 @@ class Host:
         self.intake.put_inside(number, stored)
 
     def _answer_repeats(self) -> None:
-        waiting: list[tuple[int, int, str, Verdict]] = []
-        for number, position, command_id, verdict in self._repeats:
+        waiting: list[tuple[int, int, tuple[str, str], Verdict]] = []
+        for number, position, command, verdict in self._repeats:
             if position <= self._durable[number]:
-                self.intake.answer(number, command_id, verdict)
+                self.intake.answer(command, verdict)
             else:
-                waiting.append((number, position, command_id, verdict))
+                waiting.append((number, position, command, verdict))
         self._repeats = waiting
 
     # ------------------------------------------------------------------ time and checks
@@ -417,7 +422,8 @@ class Host:
     def _loop_time(self) -> float:
         return asyncio.get_running_loop().time()
 
-    def _check_signer(self) -> None:
+    def _check_signer(self, recovered: Recovered) -> None:
+        """We may sign here, and the log ends with a signature of ours: all of it is what we, or who we trust, left."""
         state = self.shards[0].state
         key = (self._signer.algorithm, self._signer.public_key)
         if state.position == 0:
@@ -430,6 +436,12 @@ class Host:
                 f"the key {key[1].hex()[:16]}… {what} in this journal; start with the key that signed it last, or "
                 "let that one enrol this one: stigmergy keys rotate"
             )
+        for last in recovered.last_signers:
+            if last != key[1] and last not in self._trusted:
+                raise WrongKey(
+                    f"the log ends with a signature by {last.hex()[:16]}…, not by our key {key[1].hex()[:16]}…; "
+                    "whoever holds that one may have written all of it: start with it, or say that you trust it (--trust)"
+                )
 
     def _check_receivers(self) -> None:
         """A receiver that has confirmed more than we hold means that our log has lost its end."""

@@ -56,6 +56,8 @@ class _ShardRecord(Struct):
     taken_changed: dict[str, None] = {}
     noted: list[tuple[int, int]] = []
     """Finished snapshots, oldest first: position and base."""
+    digest: bytes = b""
+    """Of the last finished one, if it was taken since the start: only such a one can be added to."""
     stands_alone: bool = False
     """Whether the newest snapshot was made by this run, so that an incremental one may add to it."""
     awaiting_note: tuple[SnapshotNote, int] | None = None
@@ -154,6 +156,7 @@ class Housekeeper:
             _, base = record.awaiting_note
             record.awaiting_note = None
             record.noted.append((note.position, base))
+            record.digest = note.digest
             record.stands_alone = True
             self.counters.snapshots += 1
             self._plan_obsolete(record)
@@ -183,13 +186,19 @@ class Housekeeper:
         incremental = (
             bool(record.noted)
             and record.stands_alone
+            and bool(record.digest)
             and depth < self._settings.snapshots.incremental_max
             and 2 * len(record.changed) <= len(state.agents)
         )
         base = record.noted[-1][0] if incremental else 0
         # What was left of an unfinished snapshot of this position is replaced, and must not be dropped any more.
         self._obsolete = [one for one in self._obsolete if one != (state.shard, state.position)]
-        record.taking = SnapshotTaking(state, base=base, changed=record.changed if incremental else None)
+        record.taking = SnapshotTaking(
+            state,
+            base=base,
+            base_digest=record.digest if incremental else b"",
+            changed=record.changed if incremental else None,
+        )
         record.taken_changed, record.changed = record.changed, {}
         record.events = record.tail_bytes = 0
         record.since_ns = monotonic_ns

@@ -81,11 +81,13 @@ class Ingress:
         expected = self._expected.get(key)
         if expected is None:
             expected = self._consumed(*key) + 1
-        if envelope.sequence > expected:
+        if envelope.sequence - envelope.lost > expected:
             self._hold(key, Early(envelope, size_bytes, tickets, monotonic_ns))
             self._expect(key, expected)
             return []
-        accepted = [Accept(envelope, size_bytes, tickets)]
+        skip_to = envelope.sequence if envelope.sequence > expected else 0
+        self.counters.gaps += skip_to > 0
+        accepted = [Accept(envelope, size_bytes, tickets, skip_to)]
         self._expect(key, max(expected, envelope.sequence + len(envelope.items)))
         accepted += self._release(key)
         return accepted
@@ -150,12 +152,13 @@ class Ingress:
         """Early ones whose turn has come."""
         accepted: list[Accept] = []
         while waiting := self._early.get(key):
-            lowest = min(waiting)
-            if lowest > self._expected[key]:
+            lowest, expected = min(waiting), self._expected[key]
+            if lowest - waiting[lowest].envelope.lost > expected:
                 break
             early = self._pop(key, lowest)
-            self._expect(key, max(self._expected[key], lowest + len(early.envelope.items)))
-            accepted.append(Accept(early.envelope, early.size_bytes, early.tickets))
+            self._expect(key, max(expected, lowest + len(early.envelope.items)))
+            skip_to = lowest if lowest > expected else 0
+            accepted.append(Accept(early.envelope, early.size_bytes, early.tickets, skip_to))
         return accepted
 
     def _pop(self, key: tuple[str, int], sequence: int) -> Early:

@@ -64,7 +64,7 @@ class Intake:
         self._ingress = ingress
         self._monotonic_ns = monotonic_ns
         self._wake = wake
-        self._asks: dict[tuple[int, str], list[asyncio.Future[Verdict]]] = {}
+        self._asks: dict[tuple[str, str], list[asyncio.Future[Verdict]]] = {}
         self._shard_of: dict[str, int] = {}
         self._closed: str | None = None
 
@@ -126,7 +126,7 @@ class Intake:
         shard = self.shard_of(address)
         self._mailbox.put_command(Letter(shard=shard, input=ask))
         future: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
-        self._asks.setdefault((shard, command_id), []).append(future)
+        self._asks.setdefault((address, command_id), []).append(future)
         self._wake()
         return future
 
@@ -143,9 +143,9 @@ class Intake:
         self._wake()
         return future
 
-    def answer(self, shard: int, command_id: str, verdict: Verdict) -> None:
-        """Tells whoever asked. Each shard remembers its own answers: the same id elsewhere is another command."""
-        for future in self._asks.pop((shard, command_id), ()):
+    def answer(self, command: tuple[str, str], verdict: Verdict) -> None:
+        """Tells whoever asked this agent with this command id."""
+        for future in self._asks.pop(command, ()):
             if not future.done():
                 future.set_result(verdict)
 

@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from stigmergy.core.codec import UNDECODABLE, tag_of
 from stigmergy.core.commit import Answer, Commit, Owed, open_commit
-from stigmergy.core.effects import TIMERS
+from stigmergy.core.effects import PUBLISH, TIMERS
 from stigmergy.core.errors import ConfigError
 from stigmergy.core.state import shard_of
 from stigmergy.ports.journal import Journal
@@ -31,7 +31,7 @@ _told = msgspec.msgpack.Decoder(tuple[str, bytes])
 
 
 class Owing(Struct, frozen=True):
-    """An effect that an event caused: what is asked of which sink. For a tell, `to` is whom it goes to."""
+    """An effect that an event caused. `to` is whom a tell goes to, or the topic of a publication."""
 
     sink: str
     sequence: int
@@ -240,7 +240,7 @@ def _effect_entry(commit: Commit, owed: Owed, index: int) -> Entry:
 
 
 def _owing(owed: Owed) -> Owing:
-    if owed.sink.startswith("shard/"):
+    if owed.sink.startswith("shard/") or owed.sink == PUBLISH:
         try:
             to, body = _told.decode(owed.body)
         except UNDECODABLE:

@@ -10,13 +10,13 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from stigmergy.core.commit import digest_commit, open_commit
+from stigmergy.core.commit import digest_commit, genesis_of, open_commit
 from stigmergy.core.errors import FoldMismatch, JournalCorrupt, JournalError
 from stigmergy.core.plans import AgentPlan
 from stigmergy.core.replay import apply
 from stigmergy.core.snapshot import digest_of_parts, load_agents, load_tables, read_header
 from stigmergy.core.state import Limits, ShardState
-from stigmergy.ports.journal import Journal, StoredCommit
+from stigmergy.ports.journal import Journal, JournalIdentity, StoredCommit
 from stigmergy.ports.trust import Verifier
 from stigmergy.runtime.signatures import SignatureCheck
 
@@ -38,12 +38,22 @@ class Recovered(Struct):
     commits: int = 0
     events: int = 0
     signatures: int = 0
+    last_signers: list[bytes] = []
+    """The keys that vouch for the ends of the shards' logs."""
     snapshots: dict[int, int] = {}
     """Per shard the position of the snapshot it started from; shards replayed from the beginning are absent."""
     bases: list[Basis] = []
     """By shard."""
     passed_over: list[str] = []
     """Snapshots that could not be used, and why."""
+
+
+def new_state(
+    identity: JournalIdentity, shard: int, plans: Mapping[str, AgentPlan], limits: Limits | None = None
+) -> ShardState:
+    """A shard of this journal before its first commit."""
+    genesis = genesis_of(identity.fleet, shard)
+    return ShardState(shard, plans, limits, genesis=genesis, incarnation=identity.incarnation)
 
 
 class _NoteMissing(Exception):
@@ -73,11 +83,12 @@ class Recovery:
         for shard in range(self._journal.identity.shards):
             found.states.append(self._recover_shard(shard, found))
         found.signatures = self._signatures.finish(found.states)
+        found.last_signers = self._signatures.last_signers
         return found
 
     def replay_from_start(self, shard: int, upto: int | None = None, upto_ns: int | None = None) -> ShardState:
         """A shard as it was at a position or time, from the log alone; for looking back."""
-        state = ShardState(shard, self._plans, self._limits)
+        state = new_state(self._journal.identity, shard, self._plans, self._limits)
         start = self._base_for(shard, upto, upto_ns, state)
         for stored in self._journal.read(shard, after=start):
             sealed = stored.sealed
@@ -100,7 +111,7 @@ class Recovery:
 
     def _recover_shard(self, shard: int, found: Recovered) -> ShardState:
         for position in reversed(self._journal.snapshots(shard)):
-            state = ShardState(shard, self._plans, self._limits)
+            state = new_state(self._journal.identity, shard, self._plans, self._limits)
             try:
                 chain: list[tuple[int, int]] = []
                 digest, size_bytes = self._load(state, shard, position, chain)
@@ -118,7 +129,7 @@ class Recovery:
                 f"covers what was before ({'; '.join(found.passed_over) or 'there is none'}); "
                 "restore from a copy, or run the version that took the snapshot"
             )
-        state = ShardState(shard, self._plans, self._limits)
+        state = new_state(self._journal.identity, shard, self._plans, self._limits)
         tail = self._replay(state, found, note=None)
         found.bases.append(Basis((), 0, *tail))
         return state
@@ -134,7 +145,9 @@ class Recovery:
         if header.base:
             if header.base >= position:
                 raise JournalCorrupt(f"shard {shard}: the snapshot at {position} adds to a later one")
-            self._load(state, shard, header.base, chain)
+            base_digest, _ = self._load(state, shard, header.base, chain)
+            if base_digest != header.base_digest:
+                raise JournalCorrupt(f"shard {shard}: the snapshot at {header.base} is not the one it was built on")
         for part in parts[1:]:
             load_agents(state, header, part)
         load_tables(state, header.tables)

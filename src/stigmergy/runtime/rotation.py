@@ -9,7 +9,6 @@ from __future__ import annotations
 from stigmergy.core.codec import encode
 from stigmergy.core.commit import (
     COMMIT_FORMAT,
-    GENESIS,
     Commit,
     Group,
     HashAlgorithm,
@@ -17,6 +16,7 @@ from stigmergy.core.commit import (
     Run,
     Sealed,
     Signature,
+    genesis_of,
     head_of,
     seal,
     statement,
@@ -43,12 +43,20 @@ class Rotation:
         self._clock = clock
         self._signers = self._verified_signers()
         heads = {head.shard: head for head in journal.heads()}
-        self._head = heads.get(SIGNERS_SHARD, Head(SIGNERS_SHARD, 0, 0, GENESIS))
+        self._head = heads.get(
+            SIGNERS_SHARD, Head(SIGNERS_SHARD, 0, 0, genesis_of(journal.identity.fleet, SIGNERS_SHARD))
+        )
 
     async def enrol(self, key: Key) -> int:
         """Lets another key sign from the next commit on; returns the position that says so."""
         check_enrolment(self._signers, self._verifier, key)
-        return await self._append(SignerEnrolled(algorithm=key[0], public_key=key[1], cites=self._head.digest))
+        return await self._append(
+            SignerEnrolled(algorithm=key[0], public_key=key[1], cites=self._head.digest, epoch=self._head.epoch)
+        )
+
+    async def accept(self, signer: Signer) -> int:
+        """The new key signs the end of the log, in a commit that says nothing else: its node need trust no other."""
+        return await self._append_signed(None, signer)
 
     async def revoke(self, key: Key, last_position: int | None = None) -> int:
         """A key's signatures count up to this position, or to the end of the log as it is; returns where it says so."""
@@ -72,15 +80,18 @@ class Rotation:
         return signers
 
     async def _append(self, event: Event) -> int:
+        return await self._append_signed(event, self._signer)
+
+    async def _append_signed(self, event: Event | None, signer: Signer) -> int:
         sealed = self._sealed(event)
         heads = [head_of(sealed)]
-        value = self._signer.sign(statement(heads))
-        signature = Signature(self._signer.algorithm, self._signer.public_key, heads, value)
+        value = signer.sign(statement(heads))
+        signature = Signature(signer.algorithm, signer.public_key, heads, value)
         await self._journal.append(Group(commits=(sealed,), signature=signature))
         self._head = heads[0]
         return sealed.position
 
-    def _sealed(self, event: Event) -> Sealed:
+    def _sealed(self, event: Event | None) -> Sealed:
         last_ns = max((self._time_ns(head) for head in self._journal.heads()), default=0)
         time_ns = max(self._clock.wall_ns(), last_ns)
         return seal(
@@ -91,8 +102,9 @@ class Rotation:
                 position=self._head.position + 1,
                 epoch=self._head.epoch,
                 previous=self._head.digest,
-                runs=[Run(events=1, time_ns=time_ns, source=SHARD_ADDRESS)],
-                events=[(SHARD_ADDRESS, encode(event))],
+                runs=[Run(events=int(event is not None), time_ns=time_ns, source=SHARD_ADDRESS)],
+                events=[] if event is None else [(SHARD_ADDRESS, encode(event))],
+                incarnation=self._journal.identity.incarnation,
             )
         )
 

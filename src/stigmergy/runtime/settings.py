@@ -11,7 +11,7 @@ KIB = 1024
 MIB = 1024 * KIB
 
 
-class Snapshots(Struct, frozen=True):
+class Snapshots(Struct, frozen=True, forbid_unknown_fields=True):
     """When snapshots are taken: after so many events or seconds, but only once the log behind the last one is so many
     times larger than it was, and never for more than a share of the time; so a large state is not written again and
     again, and under load the interval grows by itself."""
@@ -24,7 +24,7 @@ class Snapshots(Struct, frozen=True):
     """So many incremental snapshots may follow a full one."""
 
 
-class Retention(Struct, frozen=True):
+class Retention(Struct, frozen=True, forbid_unknown_fields=True):
     """What part of the log may go. Never dropped: what no snapshot covers, and what is still owed to a sink."""
 
     keep_s: float | None = None
@@ -34,7 +34,7 @@ class Retention(Struct, frozen=True):
     check_every_s: float = 10.0
 
 
-class Settings(Struct, frozen=True):
+class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     """All of a host's bounds. The defaults suit a small device and a 2-core machine alike."""
 
     batch_events_max: int = 1_000
@@ -57,6 +57,8 @@ class Settings(Struct, frozen=True):
     """One try of an actuator or worker takes at most this long."""
     effect_pause_s: float = 0.1
     """The pause before the second try; it doubles from try to try."""
+    write_within_s: float = 5.0
+    """A write that takes longer counts as a failed disk: safe actions go out, and the node stops."""
     drain_s: float = 10.0
     """How long a stop waits for effects that are under way."""
     snapshots: Snapshots = Snapshots()

@@ -85,6 +85,11 @@ class SignatureCheck:
         self._check_signers(states[SIGNERS_SHARD])
         return len(self._verified)
 
+    @property
+    def last_signers(self) -> list[bytes]:
+        """The keys whose signatures cover the ends of the shards' logs, each once."""
+        return list(dict.fromkeys(self._last[shard].key for shard in sorted(self._last)))
+
     def _check_signers(self, signers_state: ShardState) -> None:
         """Each shard's last signer is enrolled, and has not signed past its revocation."""
         last_position = {

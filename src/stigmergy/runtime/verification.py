@@ -15,7 +15,7 @@ from itertools import islice
 
 from msgspec import Struct
 
-from stigmergy.core.commit import GENESIS, Commit, Head, Signature, SnapshotNote, digest_commit, open_commit
+from stigmergy.core.commit import Commit, Head, Signature, SnapshotNote, digest_commit, genesis_of, open_commit
 from stigmergy.core.errors import JournalError
 from stigmergy.core.snapshot import PartsDigest, read_header
 from stigmergy.ports.journal import Journal, StoredCommit
@@ -62,13 +62,13 @@ class _Enough(Exception):
 class _Lane:
     """One shard on its way through the log: the next commit, and what came before it."""
 
-    def __init__(self, shard: int, commits: Iterator[StoredCommit], first: int) -> None:
+    def __init__(self, shard: int, commits: Iterator[StoredCommit], first: int, genesis: bytes) -> None:
         self.shard = shard
         self.first = first
         self.commits = commits
         self.next: tuple[StoredCommit, Commit] | None = None
         self.position = first - 1
-        self.digest: bytes | None = GENESIS if first == 1 else None
+        self.digest: bytes | None = genesis if first == 1 else None
         self.time_ns = 0
         self.head: Head | None = None
         self.signed_position = 0
@@ -128,7 +128,9 @@ class Verification:
             first = journal.first_position(shard)
             # Not to its end as it will be by then: groups that are appended meanwhile would be seen in one shard only.
             count = ends.get(shard, 0) - first + 1
-            lane = _Lane(shard, islice(journal.read(shard), max(0, count)), first)
+            lane = _Lane(
+                shard, islice(journal.read(shard), max(0, count)), first, genesis_of(journal.identity.fleet, shard)
+            )
             lane.at_snapshot = dict.fromkeys(journal.snapshots(shard), b"")
             self._lanes.append(lane)
         if self._lanes[SIGNERS_SHARD].first > 1:

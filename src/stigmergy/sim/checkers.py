@@ -18,8 +18,9 @@ from stigmergy.core.commit import Commit, statement
 from stigmergy.core.effects import ACTUATORS, WORK, ActionFailed, WorkFailed
 from stigmergy.core.messages import spec_of
 from stigmergy.core.replay import apply
-from stigmergy.core.state import ShardState, shard_of
+from stigmergy.core.state import shard_of
 from stigmergy.core.supervision import SHARD_ADDRESS, InputFailed, InputsSkipped
+from stigmergy.runtime.recovery import new_state
 from stigmergy.sim.drones import Beaten, Garbled, Measured, Passed, Photograph, Positioned, Spotted
 from stigmergy.sim.node import SimNode
 from stigmergy.sim.peers import Caller, Receiver, Sender
@@ -192,7 +193,8 @@ def queries_show_durable_state(evidence: Evidence) -> list[str]:
     for shard in range(evidence.shards):
         wanted = [seen for seen in evidence.seen if shard_of(seen.address, evidence.shards) == shard]
         wanted.sort(key=lambda seen: seen.position)
-        state = ShardState(shard, logbook.states[shard].plans, logbook.states[shard].limits)
+        known = logbook.states[shard]
+        state = new_state(logbook.identity, shard, known.plans, known.limits)
         before: dict[str, bytes | None] = {}
         for seen in wanted:
             while state.position < seen.position:

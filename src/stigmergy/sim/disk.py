@@ -97,6 +97,7 @@ class SimDisk:
         self._folder = Folder()
         self._life = 0
         self.down = False
+        self.power_losses = 0
         self._claims: dict[str, SimFile] = {}
         self._vfs = SimVfs(self)
         self.vfs = self._vfs.name
@@ -122,6 +123,7 @@ class SimDisk:
 
     def lose_power(self) -> None:
         """Unsynced changes are kept, lost or torn. Everything is down until `restart`."""
+        self.power_losses += 1
         self._folder.lose_power(self._chance)
         self._go_down()
 

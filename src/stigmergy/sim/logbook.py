@@ -23,14 +23,17 @@ from stigmergy.core.replay import apply
 from stigmergy.core.snapshot import digest_of_state
 from stigmergy.core.state import Limits, ShardState
 from stigmergy.ports.journal import Journal, JournalIdentity, JournalSize, SnapshotPart, StoredCommit
+from stigmergy.runtime.recovery import new_state
 
 
 class Logbook:
     """What one node's journal must hold, and the state that follows from it."""
 
-    def __init__(self, plans: Mapping[str, AgentPlan], shards: int, limits: Limits | None = None) -> None:
+    def __init__(self, identity: JournalIdentity, plans: Mapping[str, AgentPlan], limits: Limits | None = None) -> None:
+        shards = identity.shards
+        self.identity = identity
         self.commits: list[list[Commit]] = [[] for _ in range(shards)]
-        self.states = [ShardState(shard, plans, limits) for shard in range(shards)]
+        self.states = [new_state(identity, shard, plans, limits) for shard in range(shards)]
         self.signatures: list[Signature] = []
         self.findings: list[str] = []
         self.groups = 0
@@ -75,6 +78,13 @@ class Logbook:
             )
         for sealed in found:
             self._take(sealed)
+
+    def refold(self, plans: Mapping[str, AgentPlan], limits: Limits | None = None) -> None:
+        """Another version of the agents runs from now on: the state is what its fold makes of the same commits."""
+        self.states = [new_state(self.identity, shard, plans, limits) for shard in range(len(self.commits))]
+        for shard, commits in enumerate(self.commits):
+            for commit in commits:
+                apply(self.states[shard], commit, self.digest(shard, commit.position))
 
     def compare_states(self, states: Sequence[ShardState], where: str) -> None:
         """A state that was reached in some other way must be the same as the fold of all commits."""

@@ -101,12 +101,12 @@ class SimNode:
         self.signer = Ed25519Signer(SimEntropy(world.seed, f"{name}/key").token(32))
         self.declaration = declare(self)
         self.settings = settings or self.declaration.settings
-        self.logbook = Logbook(self.declaration.plans, self.declaration.shards, self.settings.limits)
         self.lives = 0
         self.up_since_ns = 0
         self.on_disk_call: Callable[[IoCall], None] | None = None
         self._identity = JournalIdentity(fleet=self.declaration.name, shards=self.declaration.shards, incarnation=1)
-        self._store = MemoryStore(self._identity) if in_memory else None
+        self.logbook = Logbook(self._identity, self.declaration.plans, self.settings.limits)
+        self.store = MemoryStore(self._identity) if in_memory else None
         self._journal: WatchedJournal | None = None
         self._live: Live | None = None
 
@@ -130,6 +130,11 @@ class SimNode:
     def record(self, what: str, detail: Any = None) -> None:
         """Notes what happened on this node."""
         self.world.record(self.name, what, detail)
+
+    def change_declaration(self, declaration: Declaration) -> None:
+        """Another version of the program is installed. Only while the node does not run."""
+        self.declaration = declaration
+        self.logbook.refold(declaration.plans, self.settings.limits)
 
     async def start(self) -> Live:
         """Opens the journal, recovers, runs. Raises what the shipping code raises; then the machine is off again."""
@@ -177,9 +182,9 @@ class SimNode:
         self.record("stopped", list(self.logbook.positions))
 
     def _open(self) -> Journal:
-        if self._store is not None:
-            self._store.owner = None
-            return MemoryJournal(self._store)
+        if self.store is not None:
+            self.store.owner = None
+            return MemoryJournal(self.store)
         return open_journal(
             URL, self._identity, inline=True, wal_bytes_max=WAL_BYTES_MAX, vfs=self.disk.vfs, files=self.disk
         )

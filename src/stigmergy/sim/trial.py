@@ -333,6 +333,7 @@ class Trial:
         """What happened, in figures."""
         return {
             "lives": self.node.lives,
+            "power losses": self.node.disk.power_losses,
             "groups": self.node.logbook.groups,
             "events": sum(state.events_count for state in self.node.logbook.states),
             "acknowledged": sum(len(sender.acknowledged) for sender in self.senders),

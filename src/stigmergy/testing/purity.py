@@ -128,6 +128,8 @@ class Watch:
             match message:
                 case Tell(to=to, message=told):
                     self._yielded[encode((to, encode(told)))] = message
+                case Publish(topic=topic, event=event):
+                    self._yielded[encode((topic, encode(event)))] = message
                 case WakeMe() | WakeMeAt() | CancelWake():
                     self._yielded[bytes(timer_body(message, now_ns))] = message
                 case _:

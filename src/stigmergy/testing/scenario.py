@@ -199,7 +199,7 @@ class Scenario(Generic[A]):
             if spec_of(type(event)).keep.promise is Keeping.TRANSIENT:
                 self._fail(f"{event!r} is transient, so it was never kept; give it to when(…)")
             draft.events.append((self._address, encode(event)))
-        commit = draft.close(state.shard, state.epoch, state.digest, self._now_ns)
+        commit = draft.close(state, state.epoch, self._now_ns)
         self._commits.append((commit, seal(commit).digest))
         apply(state, *self._commits[0])
 
@@ -219,7 +219,7 @@ class Scenario(Generic[A]):
             self._fail("\n".join(self._watch.findings))
         if ready is not None:
             self._commits.append((ready.commit, ready.sealed.digest))
-            self._answers += [verdict for _, verdict in ready.verdicts]
+            self._answers += [verdict for _, _, verdict in ready.verdicts]
             self._note(ready, as_it_is)
             self._check_state()
 
