@@ -1,0 +1,34 @@
+"""A small stage for tests of the runtime: one node in virtual time, and a fleet made for the test."""
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from stigmergy.runtime.declaration import Declaration
+from stigmergy.runtime.settings import Settings
+from stigmergy.sim.node import SimNode, World
+
+T = TypeVar("T")
+
+
+def play(
+    fleet: Declaration,
+    main: Callable[[SimNode], Awaitable[T]],
+    *,
+    settings: Settings | None = None,
+    in_memory: bool = False,
+    seed: int = 1,
+    shuffle: bool = False,
+) -> T:
+    """Runs a scene on a node with this fleet. Afterwards the log must fold into what was in memory."""
+    world = World(seed, shuffle=shuffle)
+    node = SimNode(world, lambda _: fleet, settings=settings, in_memory=in_memory)
+
+    async def scene() -> T:
+        result = await main(node)
+        if node.live is not None:
+            await node.stop()
+        return result
+
+    result = world.run(scene())
+    assert not node.logbook.findings
+    return result

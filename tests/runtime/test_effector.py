@@ -1,0 +1,401 @@
+"""What leaves: order, repetitions with the same key, time limits, results as inputs, and hands of every kind."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from stigmergy.core.agent import Agent, decide, evolve, react
+from stigmergy.core.effects import ActionDone, ActionFailed, Effects, Events, Order, Publish, WorkFailed
+from stigmergy.core.messages import Action, Command, Event, Work
+from stigmergy.runtime.declaration import Declaration
+from stigmergy.runtime.settings import Settings
+from stigmergy.sim.disk import Fault
+from stigmergy.sim.node import SimNode
+from tests.runtime.rig import play
+
+
+class Wanted(Event):
+    number: int
+
+
+class Asked(Event):
+    number: int
+
+
+class Told(Event):
+    number: int
+
+
+class Press(Action):
+    number: int
+
+
+class Compute(Work):
+    number: int
+
+
+class Computed(Event):
+    number: int
+
+
+class Go(Command):
+    count: int
+
+
+class Robot(Agent):
+    done: int = 0
+    failed: tuple[str, ...] = ()
+    computed: tuple[int, ...] = ()
+
+    @decide
+    def go(self, command: Go) -> Events:
+        for number in range(1, command.count + 1):
+            yield Wanted(number=number)
+
+    @react
+    def press(self, event: Wanted) -> Effects:
+        yield Press(number=event.number)
+
+    @react
+    def compute(self, event: Asked) -> Effects:
+        yield Compute(number=event.number)
+
+    @react
+    def publish(self, event: Told) -> Effects:
+        yield Publish("news", event)
+
+    @evolve
+    def pressed(self, event: ActionDone) -> None:
+        self.done += 1
+
+    @evolve
+    def not_pressed(self, event: ActionFailed) -> None:
+        self.failed = (*self.failed, event.reason)
+
+    @evolve
+    def got(self, event: Computed) -> None:
+        self.computed = (*self.computed, event.number)
+
+    @evolve
+    def got_nothing(self, event: WorkFailed) -> None:
+        self.failed = (*self.failed, event.reason)
+
+
+QUICK = Settings(effect_tries=3, effect_within_s=1.0, effect_pause_s=0.1, drain_s=5.0)
+
+
+def declare() -> Declaration:
+    return Declaration("robots", agents=[Robot])
+
+
+async def settled(node: SimNode) -> Any:
+    """Waits until nothing is owed; returns the robot."""
+    live = node.live
+    assert live is not None
+    for _ in range(2_000):
+        await asyncio.sleep(0.01)
+        if not live.standing().owed:
+            await asyncio.sleep(0.01)
+            return live.query("Robot/a")
+    raise AssertionError(f"still owed: {live.standing()}")
+
+
+async def started(node: SimNode, **observed: Event) -> SimNode:
+    live = await node.start()
+    for event in observed.values():
+        await live.observe("Robot/a", event)
+    return node
+
+
+def test_effects_of_one_agent_are_carried_out_in_order_however_long_each_takes() -> None:
+    fleet = declare()
+    carried: list[int] = []
+
+    @fleet.actuator(Press)
+    async def press(order: Order[Press]) -> None:
+        await asyncio.sleep(0.3 if order.effect.number % 2 else 0.001)
+        carried.append(order.effect.number)
+
+    async def main(node: SimNode) -> Any:
+        live = await node.start()
+        await live.send("Robot/a", Go(count=6))
+        await live.send("Robot/a", Go(count=3))
+        return await settled(node)
+
+    robot = play(fleet, main, settings=QUICK)
+    assert carried == [1, 2, 3, 4, 5, 6, 1, 2, 3]
+    assert robot.done == 9
+
+
+def test_effects_of_different_agents_go_side_by_side_up_to_the_limit() -> None:
+    fleet = declare()
+    at_once: list[int] = [0, 0]
+
+    @fleet.actuator(Press)
+    async def press(order: Order[Press]) -> None:
+        at_once[0] += 1
+        at_once[1] = max(at_once)
+        await asyncio.sleep(0.1)
+        at_once[0] -= 1
+
+    async def main(node: SimNode) -> None:
+        live = await node.start()
+        await asyncio.gather(*(live.send(f"Robot/{number}", Go(count=3)) for number in range(10)))
+        await settled(node)
+        assert live.standing().counters["done"] == 30
+
+    limited = Settings(effects_in_flight_max=4, effect_pause_s=0.01, drain_s=5.0)
+    play(fleet, main, settings=limited)
+    assert at_once == [0, 4]
+
+
+def test_a_busy_agent_does_not_keep_the_place_from_those_who_wait() -> None:
+    fleet = declare()
+    carried: list[str] = []
+
+    @fleet.actuator(Press)
+    async def press(order: Order[Press]) -> None:
+        await asyncio.sleep(0.01)
+        carried.append(order.agent)
+
+    async def main(node: SimNode) -> None:
+        live = await node.start()
+        await live.send("Robot/busy", Go(count=50))
+        await live.send("Robot/calm", Go(count=1))
+        await settled(node)
+
+    play(fleet, main, settings=Settings(effects_in_flight_max=1, drain_s=5.0))
+    assert carried.index("Robot/calm") < 5
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+@pytest.mark.parametrize("slow", [False, True])
+def test_what_fails_is_tried_again_with_the_same_key_and_token(failures: int, slow: bool) -> None:
+    fleet = declare()
+    orders: list[Order[Press]] = []
+
+    def act(order: Order[Press]) -> None:
+        orders.append(order)
+        if len(orders) <= failures:
+            raise OSError("no answer")
+
+    async def act_slowly(order: Order[Press]) -> None:
+        await asyncio.sleep(0.01)
+        act(order)
+
+    fleet.actuator(Press)(act_slowly if slow else act)
+
+    async def main(node: SimNode) -> Any:
+        await started(node, event=Wanted(number=1))
+        return await settled(node)
+
+    robot = play(fleet, main, settings=QUICK)
+    assert robot.done == 1
+    assert not robot.failed
+    assert len(orders) == failures + 1
+    assert len({(order.key, order.token, order.sequence) for order in orders}) == 1
+    assert [order.attempt for order in orders] == list(range(1, failures + 2))
+
+
+def test_after_so_many_tries_the_agent_is_told_why() -> None:
+    fleet = declare()
+
+    @fleet.actuator(Press)
+    def press(order: Order[Press]) -> None:
+        raise OSError("jammed")
+
+    async def main(node: SimNode) -> Any:
+        await started(node, event=Wanted(number=1), more=Wanted(number=2))
+        return await settled(node)
+
+    robot = play(fleet, main, settings=QUICK)
+    assert robot.done == 0
+    assert robot.failed == ("OSError: jammed, after 3 tries",) * 2
+
+
+def test_one_that_does_not_answer_is_given_up_after_its_time() -> None:
+    fleet = declare()
+    began: list[float] = []
+
+    @fleet.actuator(Press)
+    async def press(order: Order[Press]) -> None:
+        began.append(asyncio.get_running_loop().time())
+        await asyncio.sleep(3600)
+
+    async def main(node: SimNode) -> Any:
+        await started(node, event=Wanted(number=1))
+        return await settled(node)
+
+    robot = play(fleet, main, settings=QUICK)
+    assert robot.failed == ("no answer within 1 s, after 3 tries",)
+    assert [round(time, 1) for time in began] == [0.0, 1.1, 2.3]
+
+
+def test_without_anybody_to_do_it_the_agent_is_told_at_once() -> None:
+    async def main(node: SimNode) -> Any:
+        await started(node, event=Wanted(number=1), work=Asked(number=1))
+        return await settled(node)
+
+    robot = play(declare(), main)
+    assert robot.failed == (
+        "nobody is registered to carry out Press@1",
+        "nobody is registered to carry out Compute@1",
+    )
+
+
+def test_what_a_worker_returns_comes_back_as_an_input_and_is_kept() -> None:
+    fleet = declare()
+
+    @fleet.worker(Compute)
+    async def compute(order: Order[Compute]) -> Computed:
+        await asyncio.sleep(0.5)
+        return Computed(number=order.effect.number * 2)
+
+    async def main(node: SimNode) -> Any:
+        await started(node, event=Asked(number=21))
+        await settled(node)
+        await node.lose_power()
+        live = await node.start()
+        return live.query("Robot/a")
+
+    assert play(fleet, main).computed == (42,)
+
+
+def test_a_plain_function_may_be_a_worker_too() -> None:
+    fleet = declare()
+
+    @fleet.worker(Compute)
+    def compute(order: Order[Compute]) -> Computed:
+        return Computed(number=order.effect.number + 1)
+
+    async def main(node: SimNode) -> Any:
+        await started(node, event=Asked(number=1), more=Asked(number=2))
+        return await settled(node)
+
+    assert play(fleet, main).computed == (2, 3)
+
+
+@pytest.mark.parametrize("result", [None, 7, "text", Computed(number=2**80)])
+def test_a_worker_that_returns_what_is_no_event_has_failed(result: Any) -> None:
+    fleet = declare()
+
+    @fleet.worker(Compute)
+    def compute(order: Order[Compute]) -> Computed:
+        return result  # type: ignore[no-any-return]
+
+    async def main(node: SimNode) -> Any:
+        await started(node, event=Asked(number=1))
+        return await settled(node)
+
+    robot = play(fleet, main, settings=QUICK)
+    assert robot.computed == ()
+    assert len(robot.failed) == 1
+
+
+def test_publications_nobody_listens_to_are_settled() -> None:
+    async def main(node: SimNode) -> Any:
+        await started(node, event=Told(number=1))
+        await settled(node)
+        assert node.live is not None
+        return node.live.standing().counters["unheard"]
+
+    assert play(declare(), main) == 1
+
+
+def test_a_crash_between_act_and_confirm_repeats_the_order_with_the_same_key() -> None:
+    fleet = declare()
+    keys: list[tuple[str, int, int]] = []
+
+    @fleet.actuator(Press)
+    async def press(order: Order[Press]) -> None:
+        keys.append((order.key, order.token, order.sequence))
+        await asyncio.sleep(0.5)
+
+    async def main(node: SimNode) -> Any:
+        await started(node, event=Wanted(number=1))
+        await asyncio.sleep(0.1)
+        await node.lose_power()
+        await node.start()
+        return await settled(node)
+
+    robot = play(fleet, main)
+    assert robot.done == 1
+    assert len(keys) == 2
+    assert len(set(keys)) == 1
+
+
+def test_a_hand_that_gives_back_a_task_is_called_once() -> None:
+    fleet = declare()
+    calls: list[str] = []
+
+    async def carry_out(order: Order[Press]) -> None:
+        await asyncio.sleep(0.2)
+        calls.append(order.key)
+
+    @fleet.actuator(Press)
+    def press(order: Order[Press]) -> Any:
+        return asyncio.ensure_future(carry_out(order))
+
+    async def main(node: SimNode) -> Any:
+        await started(node, event=Wanted(number=1), more=Wanted(number=2))
+        return await settled(node)
+
+    assert play(fleet, main).done == 2
+    assert len(calls) == 2
+
+
+class Odd(BaseException):
+    """What no program should raise."""
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), Odd("odd"), ValueError("\udcff")])
+@pytest.mark.parametrize("slow", [False, True])
+def test_whatever_a_hand_raises_its_agent_goes_on(error: BaseException, slow: bool) -> None:
+    fleet = declare()
+    calls = 0
+
+    async def press(order: Order[Press]) -> None:
+        nonlocal calls
+        calls += 1
+        if slow:
+            await asyncio.sleep(0.01)
+        if order.effect.number == 1:
+            raise error
+
+    fleet.actuator(Press)(press)
+
+    async def main(node: SimNode) -> Any:
+        await started(node, event=Wanted(number=1), more=Wanted(number=2))
+        return await settled(node)
+
+    robot = play(fleet, main, settings=QUICK)
+    assert len(robot.failed) == 1
+    assert robot.done == 1
+    assert calls == 4
+
+
+def test_when_the_journal_fails_nothing_more_is_begun_and_the_rest_follows_after_the_restart() -> None:
+    fleet = declare()
+    carried: list[int] = []
+
+    @fleet.actuator(Press)
+    async def press(order: Order[Press]) -> None:
+        await asyncio.sleep(0.5)
+        carried.append(order.effect.number)
+
+    async def main(node: SimNode) -> Any:
+        live = await node.start()
+        await live.send("Robot/a", Go(count=4))
+        await asyncio.sleep(0.7)
+        node.disk.fail(node.disk.calls + 1, Fault.EIO)
+        await live.wait_failure()
+        seen = list(carried)
+        await asyncio.sleep(5.0)
+        assert len(carried) - len(seen) <= 1, "only what was under way is finished"
+        await node.kill()
+        await node.start()
+        return await settled(node)
+
+    assert play(fleet, main).done == 4
+    assert sorted(set(carried)) == [1, 2, 3, 4]
