@@ -48,6 +48,8 @@ from proofs.report import Proof
 from stigmergy.core.codec import pack_envelope
 from stigmergy.core.memory import ANSWERS_COUNT_MAX
 
+BUILD = Path(__file__).resolve().parent.parent / "build"
+"""On the disk of the checkout: the folder for temporary files may be memory."""
 KILLS = 1_000
 KILLS_QUICK = 25
 LIFE_S_MAX = 0.06
@@ -298,7 +300,8 @@ def prove(*, quick: bool = False, kills: int | None = None, seed: int = 1) -> Pr
     kills = kills or (KILLS_QUICK if quick else KILLS)
     begin_s = time.monotonic()
     chance = random.Random(seed)
-    with tempfile.TemporaryDirectory(prefix="stigmergy-kill-", dir=Path.cwd()) as name:
+    BUILD.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="stigmergy-kill-", dir=BUILD) as name:
         siege = Siege(Path(name) / "killed.db", seed)
         gc.collect()
         gc.freeze()  # a forked node then shares our memory instead of copying it at its first collection
