@@ -2,8 +2,8 @@
 
 Random histories over the agents of the menagerie: commands, refusals, crashes in every handler, tells within and across
 shards, timers, windows, letters retried, agents stopped and resumed, duplicates, gaps, noise, restarts, clocks that go
-back, full and incremental snapshots taken in portions while steps go on. After each seal the commit's bytes are applied to a
-second state, and the digests of the two are compared; at the end, so is every snapshot with its tail.
+back, full and incremental snapshots taken in portions while steps go on. After each seal the commit's bytes are applied
+to a second state, and the digests of the two are compared; at the end, so is every snapshot with its tail.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from stigmergy.cli.asking import ask
 from stigmergy.cli.output import GOOD, NAME, Output
 from stigmergy.cli.places import add_place, config_of, find_journal, find_running
 from stigmergy.core.errors import ConfigError
+from stigmergy.ports.trust import Signer
 from stigmergy.runtime.protocol import Enrol, Revoke
 from stigmergy.wiring import (
     PublicKey,
@@ -103,11 +104,15 @@ def rotate(arguments: argparse.Namespace, output: Output) -> int:
         ask(path, Enrol(algorithm=public.algorithm, public_key=public.key.hex()))
     else:
         old = _signing_key(arguments, arguments.old, "--old")
-        asyncio.run(_enrol(find_journal(arguments), old, public, Path(arguments.new)))
+        # With the private key at hand, it signs the end of the log at once: then its node need trust no other key.
+        new = Path(arguments.new)
+        accepting = load_signer(new, create=False) if new.exists() and is_private_key(new) else None
+        asyncio.run(_enrol(find_journal(arguments), old, public, accepting))
     output.document({"enrolled": True, **_described(public)})
     output.line(("enrolled", GOOD), "  ", (fingerprint(public), NAME), " may sign from now on")
     output.note(
-        "start with it: stigmergy run … --key FILE, and --trust OLD if it has not signed here yet; then the old one can be revoked: stigmergy keys revoke"
+        "start with it: stigmergy run … --key FILE, and --trust OLD if it has not signed here yet; "
+        "then the old one can be revoked: stigmergy keys revoke"
     )
     return exits.OK
 
@@ -127,13 +132,12 @@ def revoke(arguments: argparse.Namespace, output: Output) -> int:
     return exits.OK
 
 
-async def _enrol(url: str, signing: Path, public: PublicKey, new: Path) -> None:
+async def _enrol(url: str, signing: Path, public: PublicKey, accepting: Signer | None) -> None:
     journal, rotation = await open_rotation(url, signing)
     try:
         await rotation.enrol((public.algorithm, public.key))
-        # With the private key at hand, it signs the end of the log at once: then its node need trust no other key.
-        if new.exists() and is_private_key(new):
-            await rotation.accept(load_signer(new, create=False))
+        if accepting is not None:
+            await rotation.accept(accepting)
     finally:
         await journal.close()
 

@@ -440,7 +440,7 @@ class Host:
             if last != key[1] and last not in self._trusted:
                 raise WrongKey(
                     f"the log ends with a signature by {last.hex()[:16]}…, not by our key {key[1].hex()[:16]}…; "
-                    "whoever holds that one may have written all of it: start with it, or say that you trust it (--trust)"
+                    "whoever holds that one may have written all of it: start with it, or trust it with --trust"
                 )
 
     def _check_receivers(self) -> None:
