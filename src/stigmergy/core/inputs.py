@@ -23,6 +23,8 @@ class Delivery(Struct, frozen=True):
     incarnation: int = 0
     epoch: int = 0
     size_bytes: int = 0
+    """The length of the envelope, if these items are all of it: they cannot take more room in a commit. 0: count them.
+    The shard trusts it, so a figure that is too low makes a commit too large, which stops the node."""
 
 
 class Ask(Struct, frozen=True):

@@ -105,12 +105,12 @@ class Intake:
         self.check_open()
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         body = encode(event)
-        delivery = Delivery(source=LOCAL, items=[(address, body)], size_bytes=len(body) + 64)
+        delivery = Delivery(source=LOCAL, items=[(address, body)])
         letter = Letter(
             shard=self.shard_of(address),
             input=delivery,
             tickets=(Waiter(future, eager=True),),
-            size_bytes=delivery.size_bytes,
+            size_bytes=len(body) + 64,
         )
         self._mailbox.put_telemetry(letter, BLOCK)
         self._wake()
@@ -198,7 +198,8 @@ class Intake:
                 sequence=envelope.sequence,
                 incarnation=envelope.incarnation,
                 epoch=envelope.epoch,
-                size_bytes=accepted.size_bytes // shards,
+                # How much of it is for this shard is not known; all of it may be.
+                size_bytes=accepted.size_bytes if shards == 1 else 0,
             )
             letter = Letter(shard, delivery, accepted.tickets, len(part), accepted.size_bytes // shards)
             self._mailbox.put_telemetry(letter, policy)

@@ -1,0 +1,125 @@
+"""Handling beyond the shard's promises: what the host is told, and what the short path shares with the long one."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from stigmergy.core.agent import Agent, evolve, react
+from stigmergy.core.codec import encode
+from stigmergy.core.draft import DRAFT_BYTES_MAX
+from stigmergy.core.effects import Effects, Publish, Tell, WindowClosed
+from stigmergy.core.errors import Overloaded, SequenceGap, StaleEpoch
+from stigmergy.core.handling import Counters
+from stigmergy.core.inputs import Delivery
+from stigmergy.core.messages import Action, Event, transient
+from stigmergy.core.supervision import WhenStale
+from stigmergy.core.windows import Window
+from tests.core.shards import Probe, events_of, observed
+
+
+class Beat(Event):
+    n: int = 0
+
+
+class Glimpse(Event, keep=transient):
+    pass
+
+
+class Passed(Event):
+    n: int = 0
+
+
+class Land(Action):
+    pad: str = ""
+
+
+class Heart(Agent):
+    n: int = 0
+
+    still = WhenStale(Beat, after_s=1, then=Land())
+    blind = WhenStale(Glimpse, after_s=1, then=Land())
+
+    @evolve
+    def beat(self, event: Beat) -> None:
+        self.n = event.n
+
+    @react
+    def pass_on(self, event: Passed) -> Effects:
+        yield Tell(to="Heart/b", message=event)
+        yield Publish(topic="passed", event=event)
+        yield Publish(topic="new", event=Passed(n=event.n))
+
+
+H = "Heart/a"
+
+
+def test_the_host_is_told_of_new_agents_and_of_what_their_rules_wait_for() -> None:
+    probe = Probe(Heart)
+    assert probe.step(observed(H, Beat())).fresh == [(H, Beat), (H, None), (H, Beat)]
+    assert probe.step(observed(H, Beat())).fresh == [(H, Beat)], "the short path tells it as well"
+    assert probe.step(observed(H, Glimpse())).fresh == [(H, Glimpse)]
+    assert probe.step(observed(H, Passed())).fresh == []
+
+
+def test_who_passes_an_event_on_passes_on_its_bytes() -> None:
+    for first in (Beat(), Passed()):
+        probe = Probe(Heart)
+        probe.observe(H, first)
+        body = msgspec.msgpack.encode({"type": "Passed@1", "n": 3, "colour": "red"})
+        probe.step(Delivery("s", [(H, body)]))
+        told, published, made = probe.seal().owed[-3:]
+        assert msgspec.msgpack.decode(told.body, type=tuple[str, bytes]) == ("Heart/b", body)
+        assert msgspec.msgpack.decode(published.body, type=tuple[str, bytes]) == ("passed", body)
+        assert msgspec.msgpack.decode(made.body, type=tuple[str, bytes]) == ("new", encode(Passed(n=3)))
+
+
+class Loud(Agent):
+    @react
+    def beat(self, event: Beat) -> Effects:
+        yield Land(pad="x" * 30_000)
+
+
+def test_effects_fill_a_draft_too() -> None:
+    probe = Probe(Loud)
+    probe.observe("Loud/a", Beat())
+    delivery = observed("Loud/a", *[Beat()] * 20, sequence=1)
+    (left,) = probe.step(delivery).left
+    assert isinstance(left, Delivery)
+    assert probe.shard.draft_size_bytes > DRAFT_BYTES_MAX
+    assert len(left.items) == 20 - len(probe.seal().commit.events)
+    assert left.sequence == probe.state.marks.consumed("s", 0) + 1
+
+
+class Buckets(Agent):
+    seconds: Window[Beat] = Window.tumbling(seconds=1, by="n", late_s=100)
+    closed: int = 0
+
+    @evolve
+    def closes(self, event: WindowClosed) -> None:
+        self.closed += 1
+
+
+def test_one_input_closes_so_many_buckets_and_the_next_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stigmergy.core.handling.WINDOW_CLOSINGS_MAX", 2)
+    probe = Probe(Buckets)
+    probe.observe("Buckets/b", *[Beat(n=n) for n in (1, 2, 3, 4, 5)])
+    commit = probe.observe("Buckets/b", Beat(n=300))
+    assert [type(event) for event in events_of(probe, commit)] == [Beat, WindowClosed, WindowClosed]
+    probe.observe("Buckets/b", Beat(n=301))
+    assert probe.agent("Buckets/b").closed == 5
+
+
+def test_what_was_not_taken_is_counted_by_its_reason() -> None:
+    counters = Counters()
+    for error in (SequenceGap(""), StaleEpoch(""), Overloaded(""), Overloaded("")):
+        counters.count_untaken(error)
+    assert (counters.gaps, counters.stale_epochs, counters.overloads) == (1, 1, 2)
+
+
+def test_a_new_owner_commits_under_a_higher_epoch() -> None:
+    probe = Probe(Heart)
+    assert probe.observe(H, Beat()).epoch == 0
+    probe.shard.begin_epoch()
+    assert probe.observe(H, Beat()).epoch == 1
+    assert probe.replayed().epoch == probe.state.epoch == 1
