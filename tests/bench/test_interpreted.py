@@ -76,11 +76,15 @@ def test_the_drone_acts_as_the_reports_say() -> None:
 
 def test_the_limit_reads_every_event(tmp_path: Path) -> None:
     limit = Limit(tmp_path / "limit.log")
-    batch = [nested(data) for data in Feed("ground", roll_call(1, DRONES)).envelopes(5)]
+    batch = Feed("ground", roll_call(1, DRONES)).envelopes(5)
     limit.run(batch)
-    limit.close()
-    assert len(limit.state) == DRONES
+    read = dict(limit.state)
+    assert len(read) == DRONES
     assert (tmp_path / "limit.log").read_bytes() == b"".join(batch)
+    limit.state.clear()
+    limit.run_nested([nested(data) for data in batch])
+    limit.close()
+    assert limit.state == read
 
 
 def test_targets_compare_in_the_right_direction() -> None:
