@@ -399,3 +399,36 @@ def test_when_the_journal_fails_nothing_more_is_begun_and_the_rest_follows_after
 
     assert play(fleet, main).done == 4
     assert sorted(set(carried)) == [1, 2, 3, 4]
+
+
+class Button(Agent):
+    pressed: int = 0
+
+    @evolve
+    def wanted(self, event: Wanted) -> None:
+        self.pressed += 1
+
+    @react
+    def press(self, event: Wanted) -> Effects:
+        yield Press(number=event.number)
+
+
+def test_a_stop_writes_down_what_was_carried_out_in_its_last_moment() -> None:
+    """Nobody waits for the result, so that it is told with the next turn, which must still come."""
+    fleet = Declaration("buttons", agents=[Button])
+    keys: list[str] = []
+
+    @fleet.actuator(Press)
+    def press(order: Order[Press]) -> None:
+        keys.append(order.key)
+
+    async def main(node: SimNode) -> None:
+        live = await node.start()
+        await live.observe("Button/a", Wanted(number=1))
+        await node.stop()
+        live = await node.start()
+        assert live.standing().owed == 0
+        await asyncio.sleep(1.0)
+
+    play(fleet, main)
+    assert len(keys) == 1

@@ -135,8 +135,8 @@ class Effector:
 
     @property
     def busy(self) -> int:
-        """How many agents have effects under way or waiting."""
-        return len(self._lanes)
+        """How many lanes have effects under way or waiting, or results that the host has not heard of yet."""
+        return len(self._lanes) + len(self._settled)
 
     def halt(self) -> None:
         """Begins nothing more but safe actions, and tries nothing again. What is under way goes on."""

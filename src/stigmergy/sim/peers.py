@@ -137,6 +137,8 @@ class Sender:
         self._under_way = 0
         self._sent: list[asyncio.Future[None]] = []
         self.findings: list[str] = []
+        self.given_up: dict[int, None] = {}
+        """Numbers that will not be sent any more: the envelope behind them says so."""
         self.epoch = 0
         """Raised when another owner takes over; what the one before has sent may still be on its way."""
         self.repeat_s = 0.7
@@ -144,12 +146,17 @@ class Sender:
 
     @property
     def done(self) -> bool:
-        """Whether everything that was said is acknowledged."""
-        return len(self.acknowledged) == len(self.items)
+        """Whether everything that was said is acknowledged or given up."""
+        return self._first_open() > len(self.items)
 
     def say(self, address: str, message: Event | Command) -> None:
         """Puts a message at the end of the queue."""
         self.items.append((address, message))
+
+    def give_up(self, count: int) -> None:
+        """Loses the next so many of what is not acknowledged, as a sender with a small memory does."""
+        first = self._first_open()
+        self.given_up.update(dict.fromkeys(range(first, min(first + count, len(self.items) + 1))))
 
     async def run(self) -> None:
         """Sends for ever. Envelopes overtake each other; their limits shift from repetition to repetition."""
@@ -172,12 +179,19 @@ class Sender:
 
     def _first_open(self) -> int:
         number = 1
-        while number in self.acknowledged:
+        while number in self.acknowledged or number in self.given_up:
             number += 1
         return number
 
+    def _lost_before(self, first: int) -> int:
+        """How many right before this number were given up."""
+        lost = 0
+        while first - lost - 1 in self.given_up:
+            lost += 1
+        return lost
+
     async def _transmit(self, first: int, last: int) -> None:
-        items, epoch = self.items[first - 1 : last], self.epoch
+        items, epoch, lost = self.items[first - 1 : last], self.epoch, self._lost_before(first)
         self._under_way += 1
         try:
             if self._temper.delay_s:
@@ -189,7 +203,7 @@ class Sender:
             for number in range(first, last + 1):
                 self.first_called_ns.setdefault(number, self._node.world.loop.time_ns())
             try:
-                await live.deliver(pack_envelope(self.source, list(items), sequence=first, epoch=epoch))
+                await live.deliver(pack_envelope(self.source, list(items), sequence=first, epoch=epoch, lost=lost))
             except StigmergyError as error:
                 self._node.record("refused", [self.source, first, last, type(error).__name__])
                 return

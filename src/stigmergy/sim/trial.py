@@ -264,7 +264,10 @@ class Trial:
         self.evidence.seen.append(Seen(address, None if image is None else canonical_bytes(image), position))
 
     def _take_over(self) -> None:
-        self._chance.choice(self.senders).epoch += 1
+        sender = self._chance.choice(self.senders)
+        sender.epoch += 1
+        if self._chance.random() < 0.3:
+            sender.give_up(self._chance.randint(1, 4))
 
     def _operate(self) -> None:
         """What an operator does: retries and drops dead letters, resumes who was stopped."""
