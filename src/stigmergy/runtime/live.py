@@ -15,7 +15,7 @@ from msgspec import Struct, structs
 
 from stigmergy.core.agent import Agent
 from stigmergy.core.commit import Head
-from stigmergy.core.errors import UnknownKind
+from stigmergy.core.errors import StigmergyError, UnknownKind
 from stigmergy.core.inputs import EnrollSigner, Input, LetterDropped, LetterRetried, ResumeAgent, RevokeSigner, Verdict
 from stigmergy.core.memory import Letter
 from stigmergy.core.messages import Command, Event
@@ -143,9 +143,16 @@ class Live:
             waiting=host.mailbox.items,
             dead_letters=len(self.dead_letters()),
             stopped={name: why for shard in host.shards for name, why in shard.state.stopped.items()},
-            journal_bytes=host.journal.size().bytes_used,
+            journal_bytes=self._journal_bytes(),
             counters=counters,
         )
+
+    def _journal_bytes(self) -> int:
+        """What the journal takes; 0 once it cannot be asked any more, which is when people look at everything else."""
+        try:
+            return self._host.journal.size().bytes_used
+        except StigmergyError:
+            return 0
 
     @property
     def failure(self) -> Exception | None:
