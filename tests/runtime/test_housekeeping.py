@@ -322,3 +322,24 @@ def test_a_state_that_cannot_be_written_costs_the_snapshot_and_not_the_node() ->
         await node.kill()
 
     play(Declaration("odd", agents=[Odd]), main, settings=rules())
+
+
+def test_retention_and_old_snapshots_have_their_turn_under_constant_load() -> None:
+    async def main(node: SimNode) -> None:
+        node.latency.before_s = 0.01
+        live = await node.start()
+
+        async def load(lane: int) -> None:
+            for number in range(150):
+                await live.observe(f"Counter/{lane}", Counted(number=number))
+
+        loading = [asyncio.ensure_future(load(lane)) for lane in range(8)]
+        await asyncio.sleep(2.0)
+        assert not any(one.done() for one in loading)
+        counters = live.standing().counters
+        assert counters["snapshots"] >= 2
+        assert counters["commits_dropped"] > 0
+        assert len(live.host.journal.snapshots(0)) <= 12
+        await asyncio.gather(*loading)
+
+    play(declare(), main, settings=rules(retention=Retention(keep_s=0.0, reserve_bytes=0, check_every_s=0.1)))

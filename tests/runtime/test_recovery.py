@@ -238,6 +238,19 @@ def test_a_quiet_shard_is_still_vouched_for_when_the_others_have_snapshots_and_d
     play(declare(shards=4), main, settings=DROPPING)
 
 
+def test_an_end_that_nobody_has_signed_is_refused() -> None:
+    async def main(node: SimNode) -> None:
+        await run_for(node, 5)
+        await node.stop()
+        assert node.store is not None
+        last = node.store.commits[0][-1].sealed
+        node.store.commits[0][-1] = StoredCommit(last, None)
+        with pytest.raises(BadSignature, match="no signature covers"):
+            await node.start()
+
+    play(declare(), main, settings=SETTINGS, in_memory=True)
+
+
 def test_a_forged_end_is_refused_also_if_its_signature_hides_behind_a_later_one() -> None:
     """Only the last signature in a shard was checked; what an older one claims about another shard was believed."""
     fleet = declare(shards=4)
