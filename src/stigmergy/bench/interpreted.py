@@ -93,6 +93,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         "cpu_us_per_event": round(throughput.cpu_us_per_event, 2),
         "limit_cpu_us_per_event": round(throughput.limit_cpu_us_per_event, 2),
         "nested_limit_events_per_s": round(throughput.nested_limit_events_per_s),
+        "nested_ratio": round(throughput.nested_ratio, 3),
         "open_loop_events_per_s": EVENTS_PER_S,
         "open_loop_actions": latency.actions,
         "p50_ms": round(latency.p50_ms, 3),

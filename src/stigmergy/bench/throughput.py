@@ -39,6 +39,8 @@ class Throughput(Struct, frozen=True):
     """Processor time, all threads together: what is left of the difference when the disk is not counted."""
     nested_limit_events_per_s: float
     """The bare loop where one call decodes a whole batch: quicker than anything that keeps events apart."""
+    nested_ratio: float
+    """The host against that one."""
     actions: int
 
 
@@ -151,6 +153,9 @@ async def measure_throughput(folder: Path, windows: int, envelopes: int) -> Thro
         cpu_us_per_event=statistics.median(window.cpu_us_per_event for window in own),
         limit_cpu_us_per_event=statistics.median(window.cpu_us_per_event for window in bare),
         nested_limit_events_per_s=statistics.median(window.events_per_s for window in quickest),
+        nested_ratio=statistics.median(
+            mine.events_per_s / other.events_per_s for mine, other in zip(own, quickest, strict=True)
+        ),
         actions=acted,
     )
 
