@@ -7,10 +7,10 @@ import pytest
 
 from stigmergy.core.agent import Agent, evolve, react
 from stigmergy.core.codec import encode
+from stigmergy.core.counters import Counters
 from stigmergy.core.draft import DRAFT_BYTES_MAX
 from stigmergy.core.effects import Effects, Publish, Tell, WindowClosed
 from stigmergy.core.errors import Overloaded, SequenceGap, StaleEpoch
-from stigmergy.core.handling import Counters
 from stigmergy.core.inputs import Delivery
 from stigmergy.core.messages import Action, Event, transient
 from stigmergy.core.supervision import WhenStale

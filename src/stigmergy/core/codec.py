@@ -21,6 +21,7 @@ ENVELOPE_FORMAT = 1
 ENVELOPE_BYTES_MAX = 1024 * 1024
 ENVELOPE_ITEMS_MAX = 10_000
 SOURCE_CHARS_MAX = 256
+REASON_CHARS_MAX = 500
 NESTING_RESERVE = 100
 """Levels that reading a message must have left, because a restart may read it from deeper down its stack than the node
 that kept it: what was read once must stay readable."""
@@ -29,6 +30,7 @@ SURELY_FLAT_BYTES = 256
 
 _encoder = msgspec.msgpack.Encoder()
 _canonical = msgspec.msgpack.Encoder(order="deterministic")
+_ADDRESS_IN_MEMORY = re.compile(r" at 0x[0-9a-fA-F]+")
 # A float64 whose exponent is all ones: an infinity or a NaN. A rare hit inside other data only costs a second look.
 _maybe_nan = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")
 
@@ -84,6 +86,15 @@ def keepable(body: bytes) -> bytes:
 def printable(text: object, chars_max: int) -> str:
     """A text cut to its limit, without what has no bytes in UTF-8."""
     return str(text)[:chars_max].encode("utf-8", "replace").decode()
+
+
+def describe(error: Exception) -> str:
+    """An error as text that is the same in every run: no addresses, no traceback, bounded."""
+    try:
+        text = str(error)
+    except Exception:
+        text = "an error that cannot be shown"
+    return printable(_ADDRESS_IN_MEMORY.sub("", f"{type(error).__name__}: {text}"), REASON_CHARS_MAX)
 
 
 def pack_envelope(

@@ -92,6 +92,25 @@ class Draft:
         for text in texts:
             self.size_bytes += len(text) if text.isascii() else 4 * len(text)
 
+    def fitting(self, items: list[tuple[str, bytes]], size_bytes: int) -> list[tuple[str, bytes]]:
+        """The items for which there is room, and counts their bytes. An empty draft has room for any one.
+
+        With the length of the envelope that they are all of, none of them is looked at.
+        """
+        room_bytes = DRAFT_BYTES_MAX - self.size_bytes
+        if 0 < size_bytes <= room_bytes:
+            self.size_bytes += size_bytes
+            return items
+        used_bytes = count = 0
+        for address, body in items:
+            item_bytes = len(body) + 4 * len(address) + OVERHEAD_BYTES
+            if used_bytes + item_bytes > room_bytes and (count or not self.empty):
+                break
+            used_bytes += item_bytes
+            count += 1
+        self.size_bytes += used_bytes
+        return items[:count]
+
     def move_mark(self, moved: MarkMoved) -> None:
         """A source has been consumed up to here."""
         key = (moved.source, moved.incarnation)

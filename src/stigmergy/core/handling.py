@@ -6,35 +6,32 @@ that there is nothing to undo but the agent's own state, of which an image is ke
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from itertools import chain
 from operator import length_hint
 from typing import Any
 
-from msgspec import Struct
-
 from stigmergy.core.agent import Rejection
 from stigmergy.core.codec import (
     MESSAGE_BYTES_MAX,
+    REASON_CHARS_MAX,
     SOURCE_CHARS_MAX,
     SURELY_FLAT_BYTES,
     UNDECODABLE,
+    describe,
     encode,
     is_sound,
     keepable,
     printable,
 )
 from stigmergy.core.commit import Answer
+from stigmergy.core.counters import Counters
 from stigmergy.core.draft import DRAFT_BYTES_MAX, OVERHEAD_BYTES, Draft
 from stigmergy.core.effects import WindowClosed
 from stigmergy.core.errors import (
     Malformed,
     Overloaded,
     PeerError,
-    SequenceGap,
-    StaleEpoch,
-    StigmergyError,
     TooLarge,
 )
 from stigmergy.core.inputs import ELSEWHERE, Accepted, Refused
@@ -45,8 +42,6 @@ from stigmergy.core.plans import AgentPlan, Plan
 from stigmergy.core.state import ShardState, fold_fact
 from stigmergy.core.supervision import FACTS, SHARD_ADDRESS, AgentStopped, InputFailed
 
-_ADDRESS_IN_MEMORY = re.compile(r" at 0x[0-9a-fA-F]+")
-REASON_CHARS_MAX = 500
 ADDRESS_CHARS_MAX = 200
 REACTIONS_BYTES_MAX = 16 * 1024
 """Effects that an agent may ask for because of an event of the framework."""
@@ -67,30 +62,6 @@ NOT_PLAIN = Plan(
     plain=False,
 )
 """Stands for the plan of what could not be decoded."""
-
-
-class Counters(Struct):
-    """What became of inputs since the start; for metrics, not part of the state."""
-
-    inputs: int = 0
-    accepted: int = 0
-    refused: int = 0
-    failed: int = 0
-    duplicates: int = 0
-    gaps: int = 0
-    stale_epochs: int = 0
-    overloads: int = 0
-    skipped: int = 0
-
-    def count_untaken(self, error: StigmergyError) -> None:
-        """Counts a delivery that was not taken."""
-        match error:
-            case SequenceGap():
-                self.gaps += 1
-            case StaleEpoch():
-                self.stale_epochs += 1
-            case _:
-                self.overloads += 1
 
 
 class Handling:
@@ -410,12 +381,3 @@ def decode(agent_plan: AgentPlan, body: bytes) -> Message:
         return agent_plan.decode(body)
     except UNDECODABLE as error:
         raise agent_plan.explain(body, error) from None
-
-
-def describe(error: Exception) -> str:
-    """An error as text that is the same in every run: no addresses, no traceback, bounded."""
-    try:
-        text = str(error)
-    except Exception:
-        text = "an error that cannot be shown"
-    return printable(_ADDRESS_IN_MEMORY.sub("", f"{type(error).__name__}: {text}"), REASON_CHARS_MAX)

@@ -29,7 +29,7 @@ from msgspec import Struct
 from stigmergy.core.agent import step_time_ns
 from stigmergy.core.codec import encode, printable
 from stigmergy.core.commit import COMMIT_BYTES_MAX, Commit, MarkMoved, Sealed, Settled, seal
-from stigmergy.core.draft import DRAFT_BYTES_MAX, NEVER_NS, OVERHEAD_BYTES, Draft
+from stigmergy.core.draft import DRAFT_BYTES_MAX, NEVER_NS, Draft
 from stigmergy.core.effects import Woken, shard_sink
 from stigmergy.core.errors import Bug, Overloaded, PeerError, StigmergyError
 from stigmergy.core.handling import ADDRESS_CHARS_MAX, Handling
@@ -228,7 +228,7 @@ class Shard:
                 first += seen
         if not items:
             return None
-        fitting = self._fitting(items, delivery.size_bytes)
+        fitting = draft.fitting(items, delivery.size_bytes)
         if not fitting:
             return delivery if items is delivery.items else self._rest(delivery, items, first)
         draft.begin_run(now_ns, delivery.source)
@@ -238,23 +238,6 @@ class Shard:
             if delivery.source == self._own_sink:
                 self._settle(self._own_sink, range(first, first + taken))
         return None if taken == len(items) else self._rest(delivery, items[taken:], first and first + taken)
-
-    def _fitting(self, items: list[tuple[str, bytes]], size_bytes: int) -> list[tuple[str, bytes]]:
-        """The items for which the draft has room, and counts their bytes. An empty draft has room for any one."""
-        draft = self._draft
-        room_bytes = DRAFT_BYTES_MAX - draft.size_bytes
-        if 0 < size_bytes <= room_bytes:
-            # As they came they were at least as large as they will be in the commit: no need to look at each.
-            draft.size_bytes += size_bytes
-            return items
-        used_bytes = fitting = 0
-        for address, body in items:
-            used_bytes += len(body) + 4 * len(address) + OVERHEAD_BYTES
-            if used_bytes > room_bytes and (fitting or not draft.empty):
-                break
-            fitting += 1
-            draft.size_bytes += len(body) + 4 * len(address) + OVERHEAD_BYTES
-        return items[:fitting]
 
     def _rest(self, delivery: Delivery, items: list[tuple[str, bytes]], sequence: int) -> Delivery:
         return Delivery(

@@ -75,6 +75,8 @@ class Header(Struct, array_like=True, frozen=True):
     agents_count: int
     kinds: list[Kind]
     tables: Tables
+    genesis: bytes
+    """What the first commit of this log cites, so that also without that one it is known whose log it is."""
 
 
 _header_decoder = msgspec.msgpack.Decoder(Header)
@@ -161,6 +163,7 @@ class SnapshotTaking:
             agents_count=len(addresses),
             kinds=kinds_of(state.plans),
             tables=tables_of(state),
+            genesis=state.genesis,
         )
         self._header: bytes | None = zlib.compress(encode(header), 1)
 

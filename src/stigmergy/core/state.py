@@ -110,6 +110,8 @@ class ShardState:
         self.stopped: dict[str, str] = {}
         self.signers: list[Signer] = []
         self.position = 0
+        self.genesis = genesis
+        """What the first commit cites: it stands for the fleet and the shard."""
         self.digest = genesis
         self.incarnation = incarnation
         """The journal's, stamped on every commit; not part of the state that is digested."""

@@ -1,0 +1,164 @@
+"""Every limit of a step, and that no commit is larger than it may be, whatever comes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stigmergy.core.agent import Agent, decide, react
+from stigmergy.core.codec import encode
+from stigmergy.core.commit import COMMIT_BYTES_MAX
+from stigmergy.core.draft import DRAFT_BYTES_MAX
+from stigmergy.core.effects import Effects, Events, Publish, WindowClosed
+from stigmergy.core.errors import Bug
+from stigmergy.core.inputs import (
+    Ask,
+    Delivery,
+    ResumeAgent,
+    SequencesSkipped,
+)
+from stigmergy.core.marks import Marks
+from stigmergy.core.state import Limits
+from stigmergy.core.supervision import (
+    AgentStopped,
+    InputFailed,
+    Supervise,
+)
+from stigmergy.core.windows import Window
+from tests.core.robots import Did, Do, Move, R, Robot, Saw
+from tests.core.shards import Probe, observed
+
+
+def test_the_number_of_agents_is_bounded() -> None:
+    probe = Probe(Robot, limits=Limits(agents_count_max=1))
+    probe.observe("Robot/a", Saw(how="well"))
+    probe.observe("Robot/b", Saw(how="well"))
+    assert probe.letters() == [
+        "Overloaded: Robot/b: this shard has 1 agents already; raise agents_count_max or add shards"
+    ]
+    assert "raise agents_count_max" in probe.ask("Robot/c", Do(how="well")).reason
+    assert list(probe.state.agents) == ["Robot/a"]
+
+
+def test_one_source_too_many_is_not_taken() -> None:
+    probe = Probe(Robot)
+    probe.state.marks = Marks(sources_count_max=1)
+    probe.take(observed(R, Saw(how="well"), sequence=1))
+    probe.step(
+        observed(R, Saw(how="well"), source="t", sequence=1), SequencesSkipped("u", 0, 0, last=3, because="shed")
+    )
+    assert probe.shard.seal() is None
+    assert probe.shard.counters.overloads == 2
+
+
+def test_a_full_draft_leaves_the_rest_and_the_mark_moves_as_far_as_it_was_consumed() -> None:
+    probe = Probe(Robot)
+    saws = [Saw(how=str(number), pad="x" * 20_000) for number in range(30)]
+    delivery = observed(R, *saws, sequence=1)
+    taken = 0
+    for _ in range(10):
+        stepped = probe.step(delivery, observed("Robot/after", Saw(how="after"), source="t", sequence=1))
+        assert stepped.wait_ns == 0 or not stepped.left
+        probe.seal()
+        consumed = probe.state.marks.consumed("s", 0)
+        assert probe.agent(R).count == consumed
+        if not stepped.left:
+            break
+        assert taken < consumed < 30
+        taken = consumed
+        left, after = stepped.left
+        assert isinstance(left, Delivery)
+        assert (left.sequence, len(left.items)) == (consumed + 1, 30 - consumed)
+        assert isinstance(after, Delivery)
+        assert after.source == "t"
+        delivery = left
+    assert probe.state.marks.consumed("s", 0) == 30
+    assert probe.agent("Robot/after").count == 1
+
+
+def test_a_draft_that_is_full_takes_nothing_before_it_is_sealed() -> None:
+    probe = Probe(Robot)
+    full = [observed(R, Saw(how="x", pad="x" * 60_000)) for _ in range(8)]
+    left = probe.step(*full).left
+    assert 0 < len(left) < 8
+    assert probe.step(*left).left == left
+    probe.seal()
+    assert probe.step(*left).left != left
+
+
+HOW = st.sampled_from(["well", "crash", "pads", "endless", "large", "many", "unknown kind"])
+SIZES = st.sampled_from([0, 100, 5_000, 30_000, 65_000])
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), HOW, SIZES, st.integers(1, 25)), min_size=1, max_size=10))
+def test_no_commit_is_larger_than_it_may_be(draws: list[tuple[bool, str, int, int]]) -> None:
+    probe = Probe(Robot, Wide)
+    queue: list[Any] = []
+    for number, (is_command, how, size, count) in enumerate(draws):
+        address = f"{'Robot' if number % 2 else 'Wide'}/{'r' * 128}"
+        message: Any = (Do if is_command else Saw)(how=how, pad="x" * size)
+        queue.append(Delivery("ü" * 256, [(address, encode(message))] * count))
+        queue.append(Ask(address, "c" * 190 + str(number), encode(Do(how=how, pad="x" * size))))
+        queue.append(SequencesSkipped("q" * 200 + str(number), 0, 0, last=1, because="shed"))
+    steps = 0
+    while queue:
+        queue = list(probe.step(*queue, at=probe.now_s + 20).left)
+        ready = probe.shard.seal()
+        assert ready is not None
+        assert len(ready.sealed.body) <= COMMIT_BYTES_MAX
+        steps += 1
+        assert steps < 500
+        for address in list(probe.state.stopped):
+            probe.step(ResumeAgent(address, by="test"))
+
+
+class Wide(Agent):
+    """Asks for as much as it may whenever it can."""
+
+    saws: Window[Saw] = Window.tumbling(seconds=1, count_max=4)
+    supervision = Supervise(stop_after=1, within_s=60)
+
+    @decide
+    def do(self, command: Do) -> Events:
+        if command.how == "crash":
+            raise RuntimeError("x" * 1000)
+        return [Did(how=command.how, pad=command.pad)]
+
+    @react
+    def reacts(self, event: Did | Saw) -> Effects:
+        yield Move(pad=event.pad[:14_000])
+
+    @react
+    def closes(self, event: WindowClosed) -> Effects:
+        for _ in range(200):
+            yield Move(pad="x" * 30)
+
+    @react
+    def fails(self, event: InputFailed | AgentStopped) -> Effects:
+        yield Publish(topic="t" * 15_000, event=Saw(how="failed"))
+
+
+def test_the_room_of_one_input_at_worst_fits_beside_a_full_draft() -> None:
+    probe = Probe(Wide, Robot)
+    address = "Wide/" + "w" * 128
+    probe.observe(address, Saw(how="well"), at=100.5)
+    probe.observe(R, Saw(how="x"))
+    while probe.shard.draft_size_bytes < DRAFT_BYTES_MAX - 1_500:
+        probe.step(observed(R, Saw(how="x", pad="x" * 1000)))
+    assert probe.shard.draft_size_bytes <= DRAFT_BYTES_MAX
+    probe.step(Ask(address, "c" * 200, encode(Do(how="crash", pad="x" * 65_000))), at=200.0)
+    ready = probe.seal()
+    assert DRAFT_BYTES_MAX < len(ready.sealed.body) <= COMMIT_BYTES_MAX
+    assert ready.stopped
+
+
+def test_a_commit_that_came_out_too_large_is_our_own_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stigmergy.core.shard.COMMIT_BYTES_MAX", 10)
+    probe = Probe(Robot)
+    probe.step(observed(R, Saw(how="well")))
+    with pytest.raises(Bug, match="shard 0: a commit of"):
+        probe.shard.seal()
