@@ -21,7 +21,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from stigmergy.bench.rig import make_host, open_file
+from stigmergy.bench.rig import SHARED_LOOP, make_host, open_file
 from stigmergy.bench.sender import Sources, percentile, plan_window
 from stigmergy.core.effects import Order
 from stigmergy.core.messages import SECOND_NS
@@ -108,7 +108,7 @@ async def measure_latency(folder: Path, windows: int, window_s: float, rate: int
     """Runs host and bare windows in turn."""
     events = int(window_s * rate)
     watch = _Watch()
-    host = make_host(open_file(folder / "latency.db"), watch.act)
+    host = make_host(open_file(folder / "latency.db"), watch.act, SHARED_LOOP)
     await host.start()
     sender = _Sender(events, rate)
     file = os.open(folder / "bare.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

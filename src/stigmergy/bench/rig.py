@@ -19,6 +19,8 @@ from stigmergy.runtime.settings import Settings, Snapshots
 FLEET = "bench"
 SEED = bytes(range(32))
 """The key of every run; what is measured does not depend on it."""
+SHARED_LOOP = Settings(write_within_s=60.0)
+"""The defaults, but for the patience with the disk: a window of the bare limit holds up the event loop."""
 NO_SNAPSHOTS = Settings(snapshots=Snapshots(every_events=2**62, every_s=1e9))
 
 

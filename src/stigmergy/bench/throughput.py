@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct
 
-from stigmergy.bench.rig import make_host, open_file
+from stigmergy.bench.rig import SHARED_LOOP, make_host, open_file
 from stigmergy.bench.workload import BATCH_EVENTS, BatteryMeasured, Feed, OrderAcknowledged, Positioned, reports
 from stigmergy.core.codec import encode, open_envelope
 from stigmergy.core.effects import Order
@@ -118,7 +118,7 @@ async def measure_throughput(folder: Path, windows: int, envelopes: int) -> Thro
         nonlocal acted
         acted += 1
 
-    host = make_host(open_file(folder / "throughput.db"), act)
+    host = make_host(open_file(folder / "throughput.db"), act, SHARED_LOOP)
     await host.start()
     limit = Limit(folder / "limit.log")
     warm_up = feed.envelopes(max(10, envelopes // 10))
