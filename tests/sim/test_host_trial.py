@@ -169,4 +169,4 @@ PLANTS: tuple[Callable[[pytest.MonkeyPatch], None], ...] = (
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
 def test_a_planted_bug_is_found(plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
-    assert any(run_trial(seed).violations for seed in range(20, 90))
+    assert any(run_trial(seed).violations for seed in range(60))

@@ -265,7 +265,7 @@ class Trial:
 
     def _take_over(self) -> None:
         sender = self._chance.choice(self.senders)
-        sender.epoch += 1
+        sender.take_over()
         if self._chance.random() < 0.3:
             sender.give_up(self._chance.randint(1, 4))
 
