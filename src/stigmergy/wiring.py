@@ -23,7 +23,7 @@ from stigmergy.adapters.keyfile import (
     write_private_key,
 )
 from stigmergy.adapters.sqlite import inspect_journal as inspect_sqlite
-from stigmergy.adapters.system import SystemClock, SystemEntropy
+from stigmergy.adapters.system import SystemClock, SystemEntropy, make_process_ours
 from stigmergy.config import Config, find_config
 from stigmergy.core.commit import SignatureAlgorithm
 from stigmergy.core.errors import ConfigError, NotRunning, TrustError
@@ -233,6 +233,7 @@ __all__ = [
     "is_private_key",
     "load_signer",
     "make_private_key",
+    "make_process_ours",
     "open_journal",
     "open_rotation",
     "read_key",

@@ -41,6 +41,7 @@ from stigmergy.core.commit import (
     Settled,
     Signature,
     SnapshotNote,
+    genesis_of,
     statement,
 )
 from stigmergy.core.effects import (
@@ -280,14 +281,13 @@ TABLES = Tables(
     stopped=[("Drone/D-2", "3 failed inputs within 60 s")],
     signers=[Signer(1, b"\x04" * 32, 100), Signer(1, SIGNER.public_key)],
 )
-FULL = Header(1, 1, 0, b"", 2, [Kind("Drone", 1, b"\x05" * 16), Kind("Tower", 3, b"\x06" * 16)], TABLES)
+KINDS = [Kind("Drone", 1, b"\x05" * 16), Kind("Tower", 3, b"\x06" * 16)]
+FULL = Header(1, 1, 0, b"", 2, KINDS, TABLES, genesis_of(IDENTITY.fleet, TABLES.shard))
 FULL_AGENTS = [
     ("Drone/D-1", Drone(id="D-1", battery=0.12, mission="M1", legs=(1.5, -0.0), done=1)),
     ("Tower/T-1", Tower(id="T-1", missions=("M1", "M2"))),
 ]
-INCREMENTAL = Header(
-    1, 1, 250, b"\x07" * 32, 1, [Kind("Drone", 1, b"\x05" * 16), Kind("Tower", 3, b"\x06" * 16)], TABLES
-)
+INCREMENTAL = Header(1, 1, 250, b"\x07" * 32, 1, KINDS, TABLES, FULL.genesis)
 INCREMENTAL_AGENTS = [("Drone/D-2", Drone(id="D-2"))]
 
 

@@ -16,6 +16,7 @@ from msgspec import Struct
 from rich.console import Console
 from rich.table import Table
 
+from stigmergy.adapters.system import make_process_ours
 from stigmergy.bench.footprint import Start, fill, recover, snapshot, weigh
 from stigmergy.bench.latency import EVENTS_PER_S, measure_latency
 from stigmergy.bench.throughput import measure_throughput
@@ -79,6 +80,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Measures everything and returns the figures by name."""
     sizes = QUICK if arguments.quick else FULL
     windows = max(5, arguments.windows)
+    make_process_ours()
     with tempfile.TemporaryDirectory(prefix="stigmergy-bench-", dir=arguments.directory) as name:
         folder = Path(name)
         throughput = asyncio.run(measure_throughput(folder, windows, sizes.envelopes))

@@ -22,7 +22,7 @@ from stigmergy.cli.version import version
 from stigmergy.core.errors import ConfigError, NotRunning
 from stigmergy.runtime.control import described_recovery
 from stigmergy.runtime.live import Live
-from stigmergy.wiring import Fleet, Running
+from stigmergy.wiring import Fleet, Running, make_process_ours
 
 STATUS_EVERY_S = 1.0
 EXAMPLES = """examples:
@@ -70,6 +70,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     journal = None if arguments.journal is None else url_of(arguments.journal)
     running = Running(fleet, config, journal, arguments.key, None, arguments.trust)
     path = arguments.socket or running.socket
+    make_process_ours()
     return asyncio.run(_Node(fleet, running, path, output).live_and_die())
 
 

@@ -81,7 +81,9 @@ class AgentMeta(StructMeta):
     ) -> Any:
         check_defaults(class_name, namespace)
         _check_fields(class_name, bases, namespace)
-        cls: Any = super().__new__(mcls, class_name, bases, namespace, kw_only=True, **config)
+        # An agent of immutable values is in no cycle, so the garbage collector need not know of it.
+        collected = _has_mutable_annotations(namespace) or any(_may_be_in_cycles(base) for base in bases)
+        cls: Any = super().__new__(mcls, class_name, bases, namespace, kw_only=True, gc=collected, **config)
         cls.__agent_kind__ = kind or class_name
         cls.__agent_version__ = version
         cls.__agent_handlers__ = collect_handlers(cls)
@@ -94,6 +96,24 @@ class Handlers(Struct, frozen=True):
     decide: Callable[[Any, Any], Events] | None = None
     evolve: Callable[[Any, Any], None] | None = None
     react: Callable[[Any, Any], Effects] | None = None
+
+
+def has_mutable_fields(cls: type) -> bool:
+    """Whether a shallow copy of such an agent shares something that can be changed in place."""
+    return any(first_mutable(hint) is not None for hint in resolve_hints(cls, cls.__qualname__).values())
+
+
+def _may_be_in_cycles(base: Any) -> bool:
+    return base is not Struct and (not isinstance(base, AgentMeta) or base.__struct_config__.gc)
+
+
+def _has_mutable_annotations(namespace: Mapping[str, Any]) -> bool:
+    """Whether a class body declares a field that can be changed in place; read before there is a class."""
+    declared = {"__annotations__": namespace.get("__annotations__", {}), "__module__": namespace.get("__module__")}
+    try:
+        return has_mutable_fields(type("Declared", (), declared))
+    except DefinitionError:
+        return True  # said properly, with its place, once the class is there
 
 
 def _check_fields(class_name: str, bases: tuple[type, ...], namespace: Mapping[str, Any]) -> None:
@@ -246,8 +266,3 @@ class Agent(Struct, metaclass=AgentMeta):
         """Carries a snapshot's state of an older `version` over; return None to have the log replayed instead."""
         del version, fields
         return None
-
-
-def has_mutable_fields(cls: type[Agent]) -> bool:
-    """Whether a shallow copy of such an agent shares something that can be changed in place."""
-    return any(first_mutable(hint) is not None for hint in resolve_hints(cls, cls.__qualname__).values())

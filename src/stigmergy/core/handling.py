@@ -57,6 +57,7 @@ NOT_PLAIN = Plan(
     decide=None,
     evolve=None,
     react=None,
+    yields=False,
     windows=(),
     watched=False,
     plain=False,
@@ -83,6 +84,10 @@ class Handling:
         find, keep_event, keep_image = agents.get, draft.events.append, draft.touched.setdefault
         newest, wait_ns = draft.newest_events, draft.wait_ns
         message: Any
+        kind: type | None = None
+        decode_body: Any = None
+        plans: Any = None
+        copy: Any = None
         remaining = iter(items)
         for item in remaining:
             address, body = item
@@ -93,10 +98,13 @@ class Handling:
                 if draft.size_bytes > DRAFT_BYTES_MAX:
                     break
                 continue
-            agent_plan = plan_of[agent.__class__]
+            if agent.__class__ is not kind:
+                kind = agent.__class__
+                agent_plan = plan_of[kind]
+                decode_body, plans, copy = agent_plan.decode, agent_plan.plans, agent_plan.copy
             try:
-                message = agent_plan.decode(body)
-                plan = agent_plan.plans[message.__class__]
+                message = decode_body(body)
+                plan = plans[message.__class__]
             except UNDECODABLE:
                 message, plan = None, NOT_PLAIN
             if not plan.plain:
@@ -104,13 +112,15 @@ class Handling:
                 if draft.size_bytes > DRAFT_BYTES_MAX:
                     break
                 continue
-            before = agent_plan.copy(agent)
+            before = copy(agent)
             effects: list[PackedEffect] | None = None
             try:
                 if plan.evolve is not None:
                     plan.evolve(agent, message)
                 if plan.react is not None:
-                    reactions = iter(plan.react(agent, message) or ())
+                    reactions = plan.react(agent, message)
+                    if not plan.yields:
+                        reactions = iter(reactions or ())
                     for first in reactions:
                         effects = self._pack_all(agent, message, body, first, reactions, now_ns)
             except BaseException as error:

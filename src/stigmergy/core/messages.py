@@ -84,7 +84,8 @@ class MessageMeta(StructMeta):
             raise DefinitionError(f"{class_name}: name={stable_name!r}; a name has no '@', the version is added to it")
         tag = f"{stable_name}@{version}"
         check_defaults(class_name, namespace)
-        cls: Any = super().__new__(mcls, class_name, bases, namespace, tag=tag, frozen=True, **config)
+        # What holds only immutable values is in no cycle, so the garbage collector need not know of it.
+        cls: Any = super().__new__(mcls, class_name, bases, namespace, tag=tag, frozen=True, gc=False, **config)
         cls.__message__ = MessageSpec(tag=tag, name=stable_name, version=version, keep=keep or durable)
         check_immutable_fields(cls)
         return cls

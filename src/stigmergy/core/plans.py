@@ -6,6 +6,7 @@ Built once per class when a fleet is assembled. What would fail later at run tim
 from __future__ import annotations
 
 import copy as copying
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, cast, get_args, get_origin
 
@@ -37,6 +38,8 @@ class Plan(Struct, frozen=True):
     decide: Callable[[Any, Any], Events] | None
     evolve: Callable[[Any, Any], None] | None
     react: Callable[[Any, Any], Effects] | None
+    yields: bool
+    """Whether `react` is a generator, which is its own iterator."""
     windows: tuple[str, ...]
     watched: bool
     """A staleness rule of the agent waits for it: the host is told when one arrives."""
@@ -171,6 +174,7 @@ def _plan(
         decide=handlers.decide,
         evolve=handlers.evolve,
         react=handlers.react,
+        yields=inspect.isgeneratorfunction(handlers.react),
         windows=fed,
         watched=message in watched,
         plain=not is_command

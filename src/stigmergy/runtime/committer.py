@@ -63,6 +63,8 @@ class Committer:
         self._items = 0
         self.flight: Flight | None = None
         self.draining = False
+        self.covers_all = False
+        """The next signature covers the heads of all shards: some end with that of another key, whom we trust now."""
 
     @property
     def room(self) -> int:
@@ -153,7 +155,8 @@ class Committer:
         on, and a signature before it, which may be the only one over another shard's head, is not seen any more.
         """
         heads = {ready.sealed.shard: head_of(ready.sealed) for ready in readies}
-        if any(ready.commit.snapshots for ready in readies):
+        if self.covers_all or any(ready.commit.snapshots for ready in readies):
+            self.covers_all = False
             others = [shard.state.head for shard in self._shards if shard.state.position]
             heads = {head.shard: head for head in others} | heads
         return [heads[shard] for shard in sorted(heads)]

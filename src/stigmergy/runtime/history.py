@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from stigmergy.core.commit import Commit, Run, digest_commit, open_commit
+from stigmergy.core.commit import Commit, Run, digest_commit, genesis_of, open_commit
 from stigmergy.core.errors import Bug, ConfigError, FoldMismatch, JournalCorrupt
 from stigmergy.core.plans import AgentPlan
 from stigmergy.core.replay import apply
@@ -122,7 +122,8 @@ class History:
         if not parts:
             raise JournalCorrupt(f"shard {shard}: the snapshot at {position} is not there")
         header = read_header(parts[0])
-        if header.tables.position != position or not 0 <= header.base < position:
+        genesis = genesis_of(self._journal.identity.fleet, shard)
+        if header.genesis != genesis or header.tables.position != position or not 0 <= header.base < position:
             raise JournalCorrupt(f"shard {shard}: the snapshot at {position} is another one")
         before: list[Header] = []
         if header.base:

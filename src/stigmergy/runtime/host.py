@@ -9,13 +9,14 @@ the next start finds out by reading what was kept.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from stigmergy.core.effects import shard_sink
-from stigmergy.core.errors import DataLost, NotRunning, WrongKey
+from stigmergy.core.errors import DataLost, NotRunning
 from stigmergy.core.inputs import (
     Delivery,
     EffectSettled,
@@ -42,6 +43,7 @@ from stigmergy.runtime.intake import Intake, Waiter
 from stigmergy.runtime.mailbox import Letter, Mailbox, Ticket
 from stigmergy.runtime.recovery import Recovered, Recovery
 from stigmergy.runtime.settings import Settings
+from stigmergy.runtime.signers import check_ends, check_own_key
 from stigmergy.runtime.staleness import Staleness, safe_actions_of
 
 SHARD_SINKS = "shard/"
@@ -186,7 +188,10 @@ class Host:
             self._wake()
             await asyncio.sleep(DRAIN_LOOK_S)
         self._halt(NotRunning("the node has stopped; what it had not acknowledged is not kept"))
-        await self.journal.close()
+        # A disk that does not answer keeps nobody from ending; what is under way there is in doubt anyhow.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.settings.drain_s):
+                await self.journal.close()
 
     async def kill(self) -> None:
         """Ends at once, as a crash would: nothing more is written, nobody is told. For simulations."""
@@ -429,19 +434,8 @@ class Host:
         if state.position == 0:
             self.intake.put_inside(0, EnrollSigner(*key))
             return
-        known = {(signer.algorithm, signer.public_key): signer.revoked_after for signer in state.signers}
-        if key not in known or known[key] is not None:
-            what = "was revoked" if key in known else "is not enrolled"
-            raise WrongKey(
-                f"the key {key[1].hex()[:16]}… {what} in this journal; start with the key that signed it last, or "
-                "let that one enrol this one: stigmergy keys rotate"
-            )
-        for last in recovered.last_signers:
-            if last != key[1] and last not in self._trusted:
-                raise WrongKey(
-                    f"the log ends with a signature by {last.hex()[:16]}…, not by our key {key[1].hex()[:16]}…; "
-                    "whoever holds that one may have written all of it: start with it, or trust it with --trust"
-                )
+        check_own_key(state.signers, key)
+        self.committer.covers_all = not check_ends(recovered.last_signers, key, self._trusted)
 
     def _check_receivers(self) -> None:
         """A receiver that has confirmed more than we hold means that our log has lost its end."""

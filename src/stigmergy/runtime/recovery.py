@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from stigmergy.core.commit import digest_commit, genesis_of, open_commit
-from stigmergy.core.errors import FoldMismatch, JournalCorrupt, JournalError
+from stigmergy.core.errors import FoldMismatch, JournalCorrupt, JournalError, JournalForeign
 from stigmergy.core.plans import AgentPlan
 from stigmergy.core.replay import apply
 from stigmergy.core.snapshot import digest_of_parts, load_agents, load_tables, read_header
@@ -38,8 +38,8 @@ class Recovered(Struct):
     commits: int = 0
     events: int = 0
     signatures: int = 0
-    last_signers: list[bytes] = []
-    """The keys that vouch for the ends of the shards' logs."""
+    last_signers: list[list[bytes]] = []
+    """For each shard that has a log, the keys that vouch for its end."""
     snapshots: dict[int, int] = {}
     """Per shard the position of the snapshot it started from; shards replayed from the beginning are absent."""
     bases: list[Basis] = []
@@ -142,6 +142,10 @@ class Recovery:
         if not parts:
             raise JournalCorrupt(f"shard {shard}: the snapshot at {position} is not there")
         header = read_header(parts[0])
+        if header.genesis != state.genesis:
+            raise JournalForeign(
+                f"shard {shard}: the snapshot at {position} is of another fleet or shard; name the right one"
+            )
         if header.base:
             if header.base >= position:
                 raise JournalCorrupt(f"shard {shard}: the snapshot at {position} adds to a later one")

@@ -55,7 +55,7 @@ class Rotation:
         )
 
     async def accept(self, signer: Signer) -> int:
-        """The new key signs the end of the log, in a commit that says nothing else: its node need trust no other."""
+        """The new key signs the ends of all shards, in a commit that says nothing: its node need trust no other."""
         return await self._append_signed(None, signer)
 
     async def revoke(self, key: Key, last_position: int | None = None) -> int:
@@ -84,11 +84,13 @@ class Rotation:
 
     async def _append_signed(self, event: Event | None, signer: Signer) -> int:
         sealed = self._sealed(event)
-        heads = [head_of(sealed)]
+        own = head_of(sealed)
+        ends = {head.shard: head for head in self._journal.heads()} | {own.shard: own}
+        heads = [ends[shard] for shard in sorted(ends)]
         value = signer.sign(statement(heads))
         signature = Signature(signer.algorithm, signer.public_key, heads, value)
         await self._journal.append(Group(commits=(sealed,), signature=signature))
-        self._head = heads[0]
+        self._head = own
         return sealed.position
 
     def _sealed(self, event: Event | None) -> Sealed:

@@ -37,8 +37,8 @@ class SignatureCheck:
         self._every_signature = every_signature
         self._last: dict[int, Signature] = {}
         """Per shard the last signature of the current signer's run, not yet verified."""
-        self._claims: dict[int, tuple[Head, Signature]] = {}
-        """Per shard the highest head that a signature names. It may be kept with a commit of another shard."""
+        self._claims: dict[int, tuple[Head, dict[bytes, Signature]]] = {}
+        """Per shard the highest head that signatures name, by key. They may be kept with commits of other shards."""
         self._verified: dict[bytes, None] = {}
 
     def take(self, state: ShardState, stored: StoredCommit) -> None:
@@ -54,8 +54,16 @@ class SignatureCheck:
             )
         for head in signature.heads:
             claim = self._claims.get(head.shard)
-            if claim is None or head.position >= claim[0].position:
-                self._claims[head.shard] = (head, signature)
+            if claim is None or head.position > claim[0].position:
+                self._claims[head.shard] = (head, {signature.key: signature})
+            elif head == claim[0]:
+                # Several keys may vouch for one end: after a rotation the new one signs what the old one has signed.
+                claim[1][signature.key] = signature
+            elif head.position == claim[0].position:
+                raise BadSignature(
+                    f"shard {head.shard}, position {head.position}: two signatures name different commits there; "
+                    "one of them is forged: compare with a copy"
+                )
         before = self._last.get(shard)
         if before is not None and (before.algorithm, before.key) != (signature.algorithm, signature.key):
             self._verify(before)
@@ -80,36 +88,34 @@ class SignatureCheck:
                     f"shard {state.shard}: no signature covers position {state.position}, the end of its log; "
                     "it was cut or forged: compare with a copy"
                 )
-            self._verify(claim[1])
-            self._last[state.shard] = claim[1]
-        self._check_signers(states[SIGNERS_SHARD])
+            for signature in claim[1].values():
+                self._verify(signature)
+                self._check_signer(state.shard, signature, states[SIGNERS_SHARD])
         return len(self._verified)
 
     @property
-    def last_signers(self) -> list[bytes]:
-        """The keys whose signatures cover the ends of the shards' logs, each once."""
-        return list(dict.fromkeys(self._last[shard].key for shard in sorted(self._last)))
+    def last_signers(self) -> list[list[bytes]]:
+        """For each shard that has a log, the keys whose signatures cover its end."""
+        return [list(self._claims[shard][1]) for shard in sorted(self._claims)]
 
-    def _check_signers(self, signers_state: ShardState) -> None:
-        """Each shard's last signer is enrolled, and has not signed past its revocation."""
+    def _check_signer(self, shard: int, signature: Signature, signers_state: ShardState) -> None:
+        """Who signed a shard's end is enrolled, and has not signed past its revocation."""
         last_position = {
             (signer.algorithm, signer.public_key): signer.revoked_after for signer in signers_state.signers
         }
-        for shard in sorted(self._last):
-            signature = self._last[shard]
-            key = (signature.algorithm, signature.key)
-            if key not in last_position:
-                raise WrongKey(
-                    f"shard {shard}: the log ends with a signature by {key_name(signature.key)}, which it never "
-                    "enrolled; somebody else has written it"
-                )
-            revoked_after = last_position[key]
-            signed = max((head.position for head in signature.heads if head.shard == SIGNERS_SHARD), default=0)
-            if revoked_after is not None and signed > revoked_after:
-                raise WrongKey(
-                    f"shard {shard}: the log ends at {signed} with a signature by {key_name(signature.key)}, whose "
-                    f"signatures count up to {revoked_after}; somebody has written with a revoked key: restore a copy"
-                )
+        key = (signature.algorithm, signature.key)
+        if key not in last_position:
+            raise WrongKey(
+                f"shard {shard}: the log ends with a signature by {key_name(signature.key)}, which it never "
+                "enrolled; somebody else has written it"
+            )
+        revoked_after = last_position[key]
+        signed = max((head.position for head in signature.heads if head.shard == SIGNERS_SHARD), default=0)
+        if revoked_after is not None and signed > revoked_after:
+            raise WrongKey(
+                f"shard {shard}: the log ends at {signed} with a signature by {key_name(signature.key)}, whose "
+                f"signatures count up to {revoked_after}; somebody has written with a revoked key: restore a copy"
+            )
 
     def _verify(self, signature: Signature) -> None:
         # By the signature's own bytes and what they are over: one that was verified need not be verified again.

@@ -49,6 +49,36 @@ def check_enrolment(signers: Sequence[Signer], verifier: Verifier, key: Key) -> 
             raise WrongKey(f"the key {key_name(key[1])} {what}")
 
 
+def check_own_key(signers: Sequence[Signer], key: Key) -> None:
+    """Refuses to go on with a log in which our key may not sign."""
+    known = {(signer.algorithm, signer.public_key): signer.revoked_after for signer in signers}
+    if key not in known or known[key] is not None:
+        what = "was revoked" if key in known else "is not enrolled"
+        raise WrongKey(
+            f"the key {key_name(key[1])} {what} in this journal; start with the key that signed it last, or "
+            "let that one enrol this one: stigmergy keys rotate"
+        )
+
+
+def check_ends(ends: Sequence[Sequence[bytes]], key: Key, trusted: Sequence[bytes]) -> bool:
+    """Refuses a log whose end neither we nor anybody we trust have signed; whether we have signed all ends ourselves.
+
+    A log says of itself who may sign it. Only a signature of our own, or of a key that we were told to trust, says that
+    this is the log which we know.
+    """
+    ours = True
+    for keys in ends:
+        if key[1] in keys:
+            continue
+        if not any(one in trusted for one in keys):
+            raise WrongKey(
+                f"the log ends with a signature by {key_name(keys[0])}, not by our key {key_name(key[1])}; "
+                "whoever holds that one may have written all of it: start with it, or trust it with --trust"
+            )
+        ours = False
+    return ours
+
+
 def check_revocation(signers: Sequence[Signer], key: Key, signed_by: Key, last_position: int, head: int) -> None:
     """Refuses a revocation that would leave the log without a valid end."""
     known = {(signer.algorithm, signer.public_key): signer for signer in signers}

@@ -315,6 +315,8 @@ class Verification:
         header = read_header(header_body)
         if (header.tables.shard, header.tables.position) != (lane.shard, position):
             self._problem(lane.shard, position, f"the snapshot says that it is of {header.tables.position}")
+        if header.genesis != genesis_of(self._journal.identity.fleet, lane.shard):
+            self._problem(lane.shard, position, "the snapshot is of another fleet or shard")
         if header.tables.digest != note.chain:
             self._problem(lane.shard, position, "the snapshot is of another chain than the log notes")
         if header.base and header.base not in lane.at_snapshot:

@@ -74,6 +74,7 @@ class Watch:
             plan,
             decide=plan.decide and self._twice(f"@decide of {where}", plan.decide),
             react=plan.react and self._twice(f"@react of {where}", plan.react),
+            yields=False,
             evolve=plan.evolve and self._evolve(f"@evolve of {where}", agent_plan, plan.evolve),
         )
 
