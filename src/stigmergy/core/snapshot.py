@@ -27,7 +27,7 @@ from stigmergy.core.state import ShardState, Signer
 from stigmergy.core.timers import Timer
 
 SNAPSHOT_FORMAT = 1
-AGENTS_PER_PART = 1_000
+AGENTS_PER_PART = 200
 PART_BYTES = 4 * 1024 * 1024
 """A part with so many bytes of agents gets no more of them."""
 PART_BYTES_MAX = 64 * 1024 * 1024
