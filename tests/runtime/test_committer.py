@@ -1,0 +1,196 @@
+"""A disk that does not answer: the node gives up on it in time, and a slow one that answers does no harm."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
+from stigmergy.adapters.memory import MemoryJournal, MemoryStore
+from stigmergy.core.agent import Agent, decide, evolve
+from stigmergy.core.codec import pack_envelope
+from stigmergy.core.commit import Group
+from stigmergy.core.effects import Events, Order
+from stigmergy.core.errors import JournalUnknown, NotRunning
+from stigmergy.core.inputs import Accepted
+from stigmergy.core.messages import Action, Command, Event
+from stigmergy.core.supervision import SafeAction
+from stigmergy.ports.journal import JournalIdentity
+from stigmergy.runtime.declaration import Declaration
+from stigmergy.runtime.host import Host
+from stigmergy.runtime.live import Live
+from stigmergy.runtime.settings import Settings, Snapshots
+from stigmergy.sim.clock import SimClock, SimEntropy
+from stigmergy.sim.node import World
+
+TICK_S = 0.001
+FOREVER_S = 1e9
+
+
+class Add(Command):
+    number: int
+
+
+class Added(Event):
+    number: int
+
+
+class Land(Action):
+    pass
+
+
+class Counter(Agent):
+    count: int = 0
+    safe = SafeAction(then=Land())
+
+    @decide
+    def add(self, command: Add) -> Events:
+        yield Added(number=command.number)
+
+    @evolve
+    def added(self, event: Added) -> None:
+        self.count += 1
+
+
+class StallingJournal(MemoryJournal):
+    """A journal whose writes take as long as the test says. Like a real one it cannot be closed meanwhile."""
+
+    append_s = 0.0
+    snapshot_s = 0.0
+
+    async def append(self, group: Group) -> None:
+        await self._stall(self.append_s)
+        await super().append(group)
+
+    async def put_snapshot(self, shard: int, position: int, parts: Any) -> None:
+        await self._stall(self.snapshot_s)
+        await super().put_snapshot(shard, position, parts)
+
+    async def _stall(self, seconds: float) -> None:
+        self._idle.clear()
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            self._idle.set()
+
+
+class Stage:
+    """A node in virtual time on a disk that stalls."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.world = World(1)
+        self.landed: list[tuple[str, float]] = []
+        self.settings = Settings(write_within_s=2.0, drain_s=1.0, **settings)
+        self.store = MemoryStore(JournalIdentity(fleet="counters", shards=1, incarnation=1))
+        self.journal = StallingJournal(self.store)
+        fleet = Declaration("counters", agents=[Counter])
+
+        @fleet.actuator(Land)
+        def land(order: Order[Land]) -> None:
+            self.landed.append((order.agent, self.world.loop.time()))
+
+        signer, clock = Ed25519Signer(bytes(32)), SimClock(self.world.loop)
+        self.host = Host(fleet, self.journal, signer, Ed25519Verifier(), clock, self.settings)
+
+    async def start(self) -> Live:
+        live = Live(self.host, SimEntropy(1, "ids"), await self.host.start())
+        for name in ("a", "b"):
+            await live.send(f"Counter/{name}", Add(number=0))
+        return live
+
+
+def test_an_append_that_never_returns_lets_safe_actions_out_and_tells_everybody_in_time() -> None:
+    stage = Stage()
+
+    async def main() -> None:
+        live = await stage.start()
+        stage.journal.append_s = FOREVER_S
+        began_s = stage.world.loop.time()
+        waits: list[Any] = [
+            live.send("Counter/a", Add(number=1)),
+            live.send("Counter/b", Add(number=1), command_id="x"),
+            live.observe("Counter/a", Added(number=2)),
+            live.deliver(pack_envelope("s", [("Counter/a", Added(number=3))], sequence=1)),
+            live.deliver(pack_envelope("s", [("Counter/a", Added(number=9))], sequence=9)),
+            live.wait_failure(),
+        ]
+        told = [asyncio.ensure_future(one) for one in waits]
+        await asyncio.sleep(stage.settings.write_within_s - TICK_S)
+        assert not any(one.done() for one in told)
+        assert not stage.landed
+        late = asyncio.ensure_future(live.send("Counter/b", Add(number=4)))
+        await asyncio.sleep(2 * TICK_S)
+        assert all(isinstance(one.exception() or one.result(), JournalUnknown) for one in (*told, late))
+        assert isinstance(live.failure, JournalUnknown)
+        assert [agent for agent, _ in stage.landed] == ["Counter/a", "Counter/b"]
+        limit_s = began_s + stage.settings.write_within_s
+        assert all(limit_s <= moment_s <= limit_s + TICK_S for _, moment_s in stage.landed)
+        with pytest.raises(NotRunning):
+            await live.observe("Counter/a", Added(number=5))
+
+    stage.world.run(main())
+
+
+def test_a_stalled_snapshot_ends_the_node_too() -> None:
+    stage = Stage(snapshots=Snapshots(every_events=1, tail_ratio=0.0, share_max=1000.0))
+
+    async def main() -> None:
+        live = await stage.start()
+        stage.journal.snapshot_s = FOREVER_S
+        asked = live.send("Counter/a", Add(number=1))
+        told = await asyncio.gather(live.wait_failure(), asked, return_exceptions=True)
+        assert isinstance(told[0], JournalUnknown)
+        assert isinstance(told[1], Accepted | JournalUnknown), "written before the snapshot, or waiting behind it"
+        assert len(stage.landed) == 2
+
+    stage.world.run(main())
+
+
+def test_a_write_that_comes_back_after_all_changes_nothing_any_more() -> None:
+    stage = Stage()
+
+    async def main() -> None:
+        live = await stage.start()
+        stage.journal.append_s = 10.0
+        with pytest.raises(JournalUnknown, match="has not answered for 2 s"):
+            await live.send("Counter/a", Add(number=1))
+        await asyncio.sleep(20.0)
+        assert isinstance(live.failure, JournalUnknown)
+        assert len(stage.landed) == 2
+
+    stage.world.run(main())
+
+
+@pytest.mark.parametrize("stall_s", [0.5, 1.9])
+def test_a_slow_write_that_is_finished_does_no_harm(stall_s: float) -> None:
+    stage = Stage()
+
+    async def main() -> None:
+        live = await stage.start()
+        stage.journal.append_s = stall_s
+        for number in range(5):
+            assert isinstance(await live.send("Counter/a", Add(number=number)), Accepted)
+        await asyncio.sleep(60.0)
+        assert live.failure is None
+        assert live.query("Counter/a").count == 6
+        assert not stage.landed
+        stage.journal.append_s = 0.0
+        await stage.host.stop()
+
+    stage.world.run(main())
+
+
+def test_a_node_whose_disk_never_answers_can_be_stopped() -> None:
+    """Closing the journal waited for the write for ever, and with it the process that was to be started again."""
+    stage = Stage()
+
+    async def main() -> None:
+        live = await stage.start()
+        stage.journal.append_s = FOREVER_S
+        with pytest.raises(JournalUnknown):
+            await live.send("Counter/a", Add(number=1))
+        began_s = stage.world.loop.time()
+        await stage.host.stop()
+        assert stage.world.loop.time() - began_s <= 3 * stage.settings.drain_s
+
+    stage.world.run(main())
