@@ -115,8 +115,9 @@ class Rover(Agent):
 
     @decide
     def put(self, command: Put) -> Events:
-        yield Placed(x=command.x)
-        if command.x < 0:
+        if command.x:
+            yield Placed(x=command.x)
+        if command.x <= 0:
             yield Noted()
 
     @evolve
@@ -165,6 +166,13 @@ def test_only_the_newest_latest_is_kept(first: bool) -> None:
 
 def test_another_event_between_keeps_what_it_saw() -> None:
     assert kept(Placed(x=1), Noted(), Placed(x=2), Placed(x=3)) == [1, None, 3]
+
+
+def test_another_event_of_a_decision_keeps_what_it_saw_as_well() -> None:
+    probe = Probe(Rover)
+    probe.step(observed(R, Placed(x=1)), Ask(R, "a", encode(Put(x=0.0))), observed(R, Placed(x=2)))
+    commit = probe.seal().commit
+    assert [getattr(event, "x", None) for event in events_of(probe, commit)] == [1, None, 2]
 
 
 def test_an_event_that_another_needs_is_kept() -> None:

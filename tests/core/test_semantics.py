@@ -279,8 +279,9 @@ def test_3_effects_have_ids_of_shard_position_and_index_and_come_again_until_set
 
 def test_3_nobody_can_have_carried_out_what_is_not_durable() -> None:
     probe = Probe(Counter)
-    probe.step(observed(A, Added(n=1)), EffectSettled("actuators", 1), EffectsSettled("actuators", [1]))
-    probe.seal()
+    early = EffectSettled("actuators", 1, encode(Added(n=5)))
+    commit = probe.take(observed(A, Added(n=1)), early, EffectsSettled("actuators", [1]))
+    assert len(commit.events) == 1
     assert probe.state.outbox.count == 1
 
 
