@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import zlib
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from stigmergy.core.errors import DefinitionError, FoldMismatch, JournalCorrupt,
 from stigmergy.core.messages import Event
 from stigmergy.core.replay import apply
 from stigmergy.core.snapshot import (
+    AGENTS_PER_PART,
     Header,
     SnapshotTaking,
     digest_of_parts,
@@ -71,7 +73,7 @@ def many(count: int = 2_500) -> Probe:
 def test_agents_come_in_portions() -> None:
     probe = many()
     parts = parts_of(probe)
-    assert len(parts) == 1 + 3
+    assert len(parts) == 1 + math.ceil(2_500 / AGENTS_PER_PART)
     assert read_header(parts[0]).agents_count == 2_500
     assert digest_of_state(loaded(probe, parts)) == digest_of_state(probe.state)
 
