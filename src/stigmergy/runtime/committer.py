@@ -22,6 +22,9 @@ from stigmergy.runtime.housekeeping import Housekeeper
 from stigmergy.runtime.mailbox import Ticket
 
 NEVER_NS = 2**62
+HELD_UP_NS = SECOND_NS // 10
+"""Whoever looks later than this after the time for it was held up: a stopped process, a paused machine. Then the disk
+gets so much longer once, because what it has said meanwhile waits in the event loop."""
 
 
 class Flight(Struct):
@@ -54,6 +57,7 @@ class Committer:
         self._batch_events_max = batch_events_max
         self._write_within_ns = write_within_ns
         self._write_until_ns = NEVER_NS
+        self._held_up = False
         self._durable = durable
         self._failed = failed
         self._writing: asyncio.Future[None] | None = None
@@ -103,10 +107,7 @@ class Committer:
         """Starts the next write if the journal is free: a group that is due, or something of housekeeping."""
         if self._writing is not None:
             if monotonic_ns >= self._write_until_ns:
-                raise JournalUnknown(
-                    f"the disk has not answered for {self._write_within_ns / SECOND_NS:g} s; whether the last commit "
-                    "is kept is known after a restart"
-                )
+                self._check_answer(monotonic_ns)
             return
         due = self._flush_ns <= monotonic_ns or self._items >= self._batch_events_max
         due = due or (self.draining and self._flush_ns < NEVER_NS)
@@ -123,6 +124,17 @@ class Committer:
         group = self._close_drafts(monotonic_ns)
         if group is not None:
             self._start(self._append(group), monotonic_ns)
+
+    def _check_answer(self, monotonic_ns: int) -> None:
+        """The write under way should be over. If we were held up ourselves, its end may only not be heard yet."""
+        if monotonic_ns - self._write_until_ns > HELD_UP_NS and not self._held_up:
+            self._held_up = True
+            self._write_until_ns = monotonic_ns + HELD_UP_NS
+            return
+        raise JournalUnknown(
+            f"the disk has not answered for {self._write_within_ns / SECOND_NS:g} s; whether the last commit "
+            "is kept is known after a restart"
+        )
 
     def abandon(self, error: Exception) -> None:
         """It is over: whoever waits is told."""
@@ -172,6 +184,7 @@ class Committer:
 
     def _start(self, write: Awaitable[None], monotonic_ns: int) -> None:
         self._write_until_ns = monotonic_ns + self._write_within_ns
+        self._held_up = False
         self._writing = asyncio.ensure_future(write)
         self._writing.add_done_callback(self._written)
 

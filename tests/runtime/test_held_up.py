@@ -1,0 +1,68 @@
+"""A node that was held up as a whole must not take the disk for dead; one whose disk is dead must still notice."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
+from stigmergy.adapters.memory import open_journal as open_in_memory
+from stigmergy.adapters.sqlite import open_journal
+from stigmergy.adapters.system import SystemClock
+from stigmergy.bench.workload import BATCH_EVENTS, Drone, Feed, reports
+from stigmergy.core.commit import Group
+from stigmergy.core.errors import JournalUnknown
+from stigmergy.ports.journal import Journal, JournalIdentity
+from stigmergy.runtime.declaration import Declaration
+from stigmergy.runtime.host import Host
+from stigmergy.runtime.settings import Settings
+
+IDENTITY = JournalIdentity(fleet="held-up", shards=1, incarnation=1)
+SETTINGS = Settings(write_within_s=0.3)
+
+
+def make_host(journal: Journal) -> Host:
+    fleet = Declaration("held-up", agents=[Drone])
+    return Host(fleet, journal, Ed25519Signer(bytes(32)), Ed25519Verifier(), SystemClock(), SETTINGS)
+
+
+async def hold_up(host: Host, next_envelope: Callable[[], bytes]) -> asyncio.Future[None]:
+    """Stops everything in this process while a write is under way, as a signal or a paused machine does."""
+    delivered = host.intake.deliver(next_envelope())
+    await asyncio.sleep(0)
+    time.sleep(2 * SETTINGS.write_within_s)  # noqa: ASYNC251 - the loop is to be held up
+    return delivered
+
+
+async def test_a_node_that_was_stopped_and_continued_goes_on(tmp_path: Path) -> None:
+    """Found by a benchmark that kept the event loop to itself for too long."""
+    host = make_host(open_journal(f"sqlite:{tmp_path}/held-up.db", IDENTITY))
+    await host.start()
+    feed = Feed("ground", reports(1, BATCH_EVENTS))
+    await host.intake.deliver(feed.envelopes(1)[0])
+    for _ in range(2):
+        await (await hold_up(host, lambda: feed.envelopes(1)[0]))
+    assert host.failure is None
+    await host.stop()
+
+
+async def test_a_dead_disk_is_noticed_also_after_that() -> None:
+    journal = open_in_memory("memory:", IDENTITY)
+
+    async def append(group: Group) -> None:
+        del group
+        await asyncio.Event().wait()
+
+    host = make_host(journal)
+    await host.start()
+    feed = Feed("ground", reports(1, BATCH_EVENTS))
+    await host.intake.deliver(feed.envelopes(1)[0])
+    journal.append = append  # type: ignore[method-assign]
+    delivered = await hold_up(host, lambda: feed.envelopes(1)[0])
+    began_s = time.monotonic()
+    with pytest.raises(JournalUnknown, match=r"has not answered for 0\.3 s"):
+        await delivered
+    assert time.monotonic() - began_s < 5.0
+    await host.kill()
