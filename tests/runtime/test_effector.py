@@ -169,6 +169,69 @@ def test_a_busy_agent_does_not_keep_the_place_from_those_who_wait() -> None:
     assert carried.index("Robot/calm") < 5
 
 
+def test_slow_work_holds_up_no_action_of_the_same_agent_and_each_sink_keeps_its_order() -> None:
+    fleet = declare()
+    carried: list[tuple[str, int, float]] = []
+
+    @fleet.actuator(Press)
+    async def press(order: Order[Press]) -> None:
+        await asyncio.sleep(0.2 if order.effect.number % 2 else 0.01)
+        carried.append(("press", order.effect.number, asyncio.get_running_loop().time()))
+
+    @fleet.worker(Compute)
+    async def compute(order: Order[Compute]) -> Computed:
+        await asyncio.sleep(20.0 if order.effect.number == 1 else 0.1)
+        carried.append(("compute", order.effect.number, asyncio.get_running_loop().time()))
+        return Computed(number=order.effect.number)
+
+    async def main(node: SimNode) -> Any:
+        await started(
+            node, first=Asked(number=1), second=Asked(number=2), third=Wanted(number=1), last=Wanted(number=2)
+        )
+        await asyncio.sleep(1.0)
+        assert [what for what, _, _ in carried] == ["press", "press"]
+        await asyncio.sleep(30.0)
+        return await settled(node)
+
+    robot = play(fleet, main, settings=Settings(effect_within_s=60.0))
+    assert [(what, number) for what, number, _ in carried] == [
+        ("press", 1),
+        ("press", 2),
+        ("compute", 1),
+        ("compute", 2),
+    ]
+    assert carried[1][2] < 1.0
+    assert (robot.done, robot.computed) == (2, (1, 2))
+
+
+def test_slow_work_of_all_agents_takes_no_place_of_an_action() -> None:
+    """A fleet that plans its routes must still be able to land."""
+    fleet = declare()
+    pressed: list[float] = []
+
+    @fleet.actuator(Press)
+    async def press(order: Order[Press]) -> None:
+        pressed.append(asyncio.get_running_loop().time())
+
+    @fleet.worker(Compute)
+    async def compute(order: Order[Compute]) -> Computed:
+        await asyncio.sleep(20.0)
+        return Computed(number=order.effect.number)
+
+    async def main(node: SimNode) -> None:
+        live = await node.start()
+        for number in range(5):
+            await live.observe(f"Robot/{number}", Asked(number=number))
+        await live.observe("Robot/0", Wanted(number=1))
+        await asyncio.sleep(1.0)
+        assert len(pressed) == 1
+        assert pressed[0] < 0.1
+        await asyncio.sleep(100.0)
+        assert live.standing().owed == 0
+
+    play(fleet, main, settings=Settings(effects_in_flight_max=2, effect_within_s=60.0))
+
+
 @pytest.mark.parametrize("failures", [1, 2])
 @pytest.mark.parametrize("slow", [False, True])
 def test_what_fails_is_tried_again_with_the_same_key_and_token(failures: int, slow: bool) -> None:

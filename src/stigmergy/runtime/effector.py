@@ -1,9 +1,10 @@
 """The effector: has effects carried out by actuators and workers, once the commit behind them is durable.
 
-The caller releases only what is durable; a safe action is the one exception and has a door of its own. Effects of one
-agent are carried out one after the other, those of different agents side by side, so many at a time. Each is tried a
-bounded number of times with the same key; then it is settled as failed. Settling is an input: the shard hears of it,
-and after a restart only what was not settled is released again.
+The caller releases only what is durable; a safe action is the one exception and has a door of its own. What one agent
+asks of one sink is carried out in order; different agents, and actions and work of the same one, go side by side, so
+many at a time for each sink: no action waits for slow work. Each is tried a bounded number of times with the same key;
+then it is settled as failed. Settling is an input: the shard hears of it, and after a restart only what was not settled
+is released again.
 
 A safe action waits for nothing, is tried as often, and has a key of its own each time it goes out: a device that
 remembers keys must not take the next silence for a repetition of the last.
@@ -78,19 +79,19 @@ class Effector:
         self._incarnation = incarnation
         self._settle = settle
         self._lanes: dict[Lane, deque[tuple[int, Pending]]] = {}
-        """Per agent what is still to be done, the first of it under way; only agents that have something."""
-        self._waiting: deque[Lane] = deque()
-        """Agents whose first effect waits for a free place."""
+        """Per lane what is still to be done, the first of it under way; only lanes that have something."""
+        self._waiting: dict[str, deque[Lane]] = {}
+        """Per sink the lanes whose first effect waits for a free place. Each sink has places of its own."""
         self._settled: dict[tuple[int, str], list[int]] = {}
         """Effects that are over and whose results nobody waits for, by shard and sink, until the next turn."""
-        self._tasks: dict[Lane, asyncio.Task[None]] = {}
+        self._tasks: dict[str, dict[Lane, asyncio.Task[None]]] = {}
         self._safe_tasks: dict[int, asyncio.Task[None]] = {}
         self._safe_count = 0
         self._halted = False
         self.counters = EffectorCounters()
 
     def release(self, shard: int, pending: Pending) -> None:
-        """Has a durable effect carried out, after what the same agent asked for before it."""
+        """Has a durable effect carried out, after what the same agent asked of the same sink before it."""
         if self._halted:
             return
         self.counters.released += 1
@@ -100,7 +101,7 @@ class Effector:
             lane.append((shard, pending))
             return
         begun: Begun = None
-        if len(self._tasks) < self._settings.effects_in_flight_max:
+        if self._has_room(pending.sink):
             settled, begun = self._try_at_once(shard, pending)
             if settled:
                 return
@@ -154,7 +155,7 @@ class Effector:
     async def close(self) -> None:
         """Ends what is under way. What was not settled is released again after the next start."""
         self._halted = True
-        tasks = [*self._tasks.values(), *self._safe_tasks.values()]
+        tasks = [*(task for running in self._tasks.values() for task in running.values()), *self._safe_tasks.values()]
         for task in tasks:
             task.cancel()
         deadline = asyncio.get_running_loop().time() + self._settings.drain_s
@@ -191,31 +192,36 @@ class Effector:
         self._done(shard, pending, hand, result)
         return True, None
 
+    def _has_room(self, sink: str) -> bool:
+        return len(self._tasks.get(sink, ())) < self._settings.effects_in_flight_max
+
     def _start(self, name: Lane, begun: Begun = None) -> None:
-        if len(self._tasks) >= self._settings.effects_in_flight_max:
-            self._waiting.append(name)
-            return
-        self._tasks[name] = asyncio.ensure_future(self._work_off(name, begun))
+        sink = name[0]
+        if self._has_room(sink):
+            self._tasks.setdefault(sink, {})[name] = asyncio.ensure_future(self._work_off(name, begun))
+        else:
+            self._waiting.setdefault(sink, deque()).append(name)
 
     async def _work_off(self, name: Lane, begun: Begun) -> None:
         """Carries out a lane's effects until there are none, or others wait for the place."""
         lane = self._lanes[name]
+        waiting = self._waiting.setdefault(name[0], deque())
         try:
             while lane and not self._halted:
                 shard, pending = lane[0]
                 await self._carry_out(shard, pending, begun)
                 begun = None
                 lane.popleft()
-                if self._waiting:
+                if waiting:
                     break
         finally:
-            self._tasks.pop(name, None)
+            self._tasks[name[0]].pop(name, None)
             if not lane:
                 self._lanes.pop(name, None)
             elif not self._halted:
-                self._waiting.append(name)
-            if self._waiting and not self._halted:
-                self._start(self._waiting.popleft())
+                waiting.append(name)
+            if waiting and not self._halted:
+                self._start(waiting.popleft())
 
     async def _carry_out(self, shard: int, pending: Pending, begun: Begun) -> None:
         """Tries an effect so many times. Halted, it tries no more: it stays owed, and is released after the restart."""

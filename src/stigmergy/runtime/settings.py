@@ -49,7 +49,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     gap_deliveries_max: int = 1_000
     """Early deliveries waiting, of all sources; one more is refused, and its sender repeats it."""
     effects_in_flight_max: int = 256
-    """Effects with actuators and workers at the same time; the rest waits in the outbox."""
+    """Agents whose actions are under way at the same time, and as many whose work is; the rest waits in the outbox."""
     owed_count_max: int = 100_000
     """Effects owed in all; past it no observed events are taken until sinks have settled some."""
     effect_tries: int = 5
