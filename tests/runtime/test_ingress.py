@@ -31,9 +31,11 @@ def make(consumed: dict[tuple[str, int], int] | None = None, early_max: int = 3)
     )
 
 
-def envelope(sequence: int, items: int = 1, source: str = "s", incarnation: int = 0, epoch: int = 0) -> Envelope:
+def envelope(
+    sequence: int, items: int = 1, source: str = "s", incarnation: int = 0, epoch: int = 0, lost: int = 0
+) -> Envelope:
     bodies = [("Drone/a", b"x")] * items
-    return Envelope(1, source, incarnation, epoch, sequence, bodies)
+    return Envelope(1, source, incarnation, epoch, sequence, bodies, lost)
 
 
 def admit(ingress: Ingress, one: Envelope, now_ns: int = 0, ticket: Recorder | None = None) -> list[Accept]:
@@ -94,6 +96,48 @@ def test_overdue_lets_through_what_follows_without_a_further_gap() -> None:
     assert not admit(ingress, envelope(5, 2))
     assert not admit(ingress, envelope(7))
     assert told(ingress.overdue(5 * SECOND_NS)) == [(5, 5), (7, 0)]
+
+
+def test_a_gap_that_its_sender_declares_is_not_waited_for() -> None:
+    ingress = make({("s", 0): 2})
+    (accepted,) = admit(ingress, envelope(6, 2, lost=3))
+    assert (accepted.skip_to, accepted.declared) == (6, True)
+    assert told(admit(ingress, envelope(8))) == [(8, 0)]
+    assert ingress.counters.gaps == 1
+    assert ingress.next_ns is None
+
+
+def test_more_may_be_declared_lost_than_is_missing() -> None:
+    ingress = make({("s", 0): 2})
+    assert told(admit(ingress, envelope(6, lost=1_000))) == [(6, 6)]
+    assert told(admit(ingress, envelope(7, lost=1_000))) == [(7, 0)], "nothing is missing before it"
+    assert told(admit(ingress, envelope(3, lost=1))) == [(3, 0)], "a repetition: the step passes it over"
+    assert ingress.counters.gaps == 1
+
+
+def test_less_declared_than_is_missing_waits_for_the_rest() -> None:
+    ingress = make()
+    assert not admit(ingress, envelope(6, 2, lost=3))
+    assert not admit(ingress, envelope(9))
+    assert told(admit(ingress, envelope(1, 2))) == [(1, 0), (6, 6)]
+    assert told(admit(ingress, envelope(8))) == [(8, 0), (9, 0)]
+    assert ingress.counters.gaps == 1
+
+
+def test_what_was_declared_too_little_is_given_up_in_the_end_and_not_as_declared() -> None:
+    ingress = make()
+    assert not admit(ingress, envelope(6, lost=3))
+    (accepted,) = ingress.overdue(5 * SECOND_NS)
+    assert (accepted.skip_to, accepted.declared) == (6, False)
+
+
+def test_an_early_one_that_is_repeated_with_more_lost_waits_for_less() -> None:
+    ingress = make()
+    assert not admit(ingress, envelope(6, 2))
+    assert not admit(ingress, envelope(6, 1, lost=3))
+    assert told(admit(ingress, envelope(1, 2))) == [(1, 0), (6, 6)]
+    assert not admit(ingress, envelope(20))
+    assert told(admit(ingress, envelope(20, lost=12))) == [(20, 20), (20, 0)], "the one that waited is a repetition"
 
 
 def test_sources_and_incarnations_do_not_wait_for_each_other() -> None:

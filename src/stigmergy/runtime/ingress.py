@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from stigmergy.core.codec import Envelope, open_envelope
 from stigmergy.core.errors import Overloaded, StaleEpoch, StigmergyError
@@ -45,7 +45,9 @@ class Accept(Struct, frozen=True):
     size_bytes: int
     tickets: tuple[Ticket, ...]
     skip_to: int = 0
-    """When set, sequences before it are declared lost first."""
+    """When set, sequences before it are given up first."""
+    declared: bool = False
+    """Whether their sender said that they are lost; otherwise they did not come in time."""
 
 
 class Ingress:
@@ -85,9 +87,7 @@ class Ingress:
             self._hold(key, Early(envelope, size_bytes, tickets, monotonic_ns))
             self._expect(key, expected)
             return []
-        skip_to = envelope.sequence if envelope.sequence > expected else 0
-        self.counters.gaps += skip_to > 0
-        accepted = [Accept(envelope, size_bytes, tickets, skip_to)]
+        accepted = [self._in_order(envelope, size_bytes, tickets, expected)]
         self._expect(key, max(expected, envelope.sequence + len(envelope.items)))
         accepted += self._release(key)
         return accepted
@@ -135,8 +135,10 @@ class Ingress:
         if before is not None:
             # A repetition. The longer one stays, so that everybody who waits gets what they wait for.
             before.tickets = (*before.tickets, *early.tickets)
+            lost = max(before.envelope.lost, early.envelope.lost)
             if len(early.envelope.items) > len(before.envelope.items):
                 before.envelope, before.size_bytes = early.envelope, early.size_bytes
+            before.envelope = structs.replace(before.envelope, lost=lost)
             return
         if self._early_count >= self._gap_deliveries_max:
             self.counters.refused += 1
@@ -157,9 +159,15 @@ class Ingress:
                 break
             early = self._pop(key, lowest)
             self._expect(key, max(expected, lowest + len(early.envelope.items)))
-            skip_to = lowest if lowest > expected else 0
-            accepted.append(Accept(early.envelope, early.size_bytes, early.tickets, skip_to))
+            accepted.append(self._in_order(early.envelope, early.size_bytes, early.tickets, expected))
         return accepted
+
+    def _in_order(self, envelope: Envelope, size_bytes: int, tickets: tuple[Ticket, ...], expected: int) -> Accept:
+        """One whose turn has come. What is still missing before it is what its sender has declared lost."""
+        if envelope.sequence <= expected:
+            return Accept(envelope, size_bytes, tickets)
+        self.counters.gaps += 1
+        return Accept(envelope, size_bytes, tickets, skip_to=envelope.sequence, declared=True)
 
     def _pop(self, key: tuple[str, int], sequence: int) -> Early:
         waiting = self._early[key]

@@ -19,6 +19,8 @@ from stigmergy.runtime.ingress import Accept, Ingress
 from stigmergy.runtime.mailbox import BLOCK, Letter, Mailbox
 
 SHARD_CACHE_MAX = 1_000_000
+MISSING = "missing: they did not come in time"
+DECLARED = "lost: their sender says so"
 
 
 class Waiter:
@@ -189,7 +191,7 @@ class Intake:
                     incarnation=envelope.incarnation,
                     epoch=envelope.epoch,
                     last=accepted.skip_to - 1,
-                    because="missing: they did not come in time",
+                    because=DECLARED if accepted.declared else MISSING,
                 )
                 self._mailbox.put_note(Letter(shard=shard, input=skipped, items=0), policy)
             delivery = Delivery(
