@@ -4,6 +4,7 @@
     module = "drone:fleet"             # MODULE:FLEET, for the command line; imported from the file's folder
     journal = "sqlite:fleet.db"        # sqlite:path · memory:
     key = "fleet.key"
+    trust = ["old.key"]                # keys whose end of the log is believed beside our own; after a rotation
 
     [settings]
     batch_events_max = 1000
@@ -15,6 +16,7 @@ Relative paths are relative to the file. A key that does not exist here is an er
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -25,6 +27,8 @@ from stigmergy.runtime.settings import Settings
 
 CONFIG_FILE = "stigmergy.toml"
 CONFIG_BYTES_MAX = 1024 * 1024
+_WRITTEN_KEY = re.compile(r"stigmergy-.*|[0-9a-fA-F]{64}")
+"""A public key itself, where any other text is the path of its file."""
 
 
 class Place(Struct, frozen=True, forbid_unknown_fields=True):
@@ -34,7 +38,7 @@ class Place(Struct, frozen=True, forbid_unknown_fields=True):
     key: str | None = None
     module: str | None = None
     trust: tuple[str, ...] = ()
-    """Public keys, as lines or files, whose end of the log is believed beside our own: after a rotation."""
+    """Public keys, as files, lines or hex digits, whose end of the log is believed beside our own: after a rotation."""
 
 
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
@@ -67,6 +71,5 @@ def _beside(place: Place, folder: Path) -> Place:
     journal, key = place.journal, place.key
     if journal is not None and journal.startswith("sqlite:"):
         journal = f"sqlite:{folder / journal.removeprefix('sqlite:')}"
-    return Place(
-        journal=journal, key=None if key is None else str(folder / key), module=place.module, trust=place.trust
-    )
+    trust = tuple(text if _WRITTEN_KEY.fullmatch(text) else str(folder / text) for text in place.trust)
+    return Place(journal=journal, key=None if key is None else str(folder / key), module=place.module, trust=trust)
