@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import types
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -224,6 +228,84 @@ def test_the_layout_tells_states_apart() -> None:
     layouts = {plan_agent(cls).layout for cls in (One, Two, Three)}
     assert len(layouts) == 3
     assert plan_agent(One).layout == plan_agent(One).layout
+
+
+ROVER = """
+from __future__ import annotations
+from typing import Optional, Union
+from msgspec import Struct
+from stigmergy import Agent, Event, Window
+from stigmergy.core.plans import plan_agent
+
+class Felt(Event):
+    n: int = 0
+
+class Pose(Struct, frozen=True):
+    x: float = 0.0
+
+class Rover(Agent):
+    recent: Window[Felt] = Window.last(3)
+    pose: Pose = Pose()
+    before: tuple[Pose, ...] = ()
+    goal: Pose | None = None
+    speed: int | float | str = 0
+
+LAYOUT = plan_agent(Rover).layout.hex()
+if __name__ == "__main__":
+    print(LAYOUT)
+"""
+
+
+def layout_of(text: str, name: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The layout of a rover that is defined in a module of this name."""
+    module = types.ModuleType(name)
+    monkeypatch.setitem(sys.modules, name, module)
+    exec(text, module.__dict__)
+    return str(module.__dict__["LAYOUT"])
+
+
+def test_the_layout_is_the_same_for_a_script_and_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It once held the module's name: a fleet that was tried as a script could not use its snapshots as a module."""
+    script = tmp_path / "rover.py"
+    script.write_text(ROVER)
+    said = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True, timeout=30).stdout
+    assert said.strip() == layout_of(ROVER, "rover", monkeypatch) == layout_of(ROVER, "fleet.rover", monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("Window[Felt]", "Window[Other]"),
+        ("pose: Pose = Pose()", "pose: Pose | None = Pose()"),
+        ("tuple[Pose, ...]", "tuple[Felt, ...]"),
+        ("goal: Pose | None", "goal: Felt | None"),
+        ("int | float | str", "int | float"),
+        ("speed:", "pace:"),
+    ],
+)
+def test_the_layout_is_another_one_when_a_type_inside_changes(
+    before: str, after: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert before in ROVER
+    other = ROVER.replace("class Pose(", "class Other(Event):\n    n: int = 0\n\nclass Pose(").replace(before, after)
+    assert layout_of(other, "rover", monkeypatch) != layout_of(ROVER, "rover", monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("Pose | None", "None | Pose"),
+        ("Pose | None", "Optional[Pose]"),
+        ("int | float | str", "str | int | float"),
+        ("int | float | str", "Union[float, str, int]"),
+    ],
+)
+def test_the_order_in_a_union_is_no_matter_of_the_layout(
+    before: str, after: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    same = ROVER.replace(before, after)
+    assert same != ROVER
+    assert layout_of(same, "rover", monkeypatch) == layout_of(ROVER, "rover", monkeypatch)
 
 
 def test_two_classes_of_one_kind() -> None:

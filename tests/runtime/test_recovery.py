@@ -1,20 +1,24 @@
 """Starting again: from a snapshot or without, with the right key, never from a log that does not hold together."""
 
 import asyncio
+import zlib
 from typing import Any
 
 import pytest
-from msgspec import structs
+from msgspec import msgpack, structs
 
 from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
 from stigmergy.adapters.memory import MemoryJournal, MemoryStore
 from stigmergy.core.agent import Agent, evolve, react
+from stigmergy.core.codec import canonical_bytes, encode
 from stigmergy.core.commit import head_of, open_commit, seal
 from stigmergy.core.effects import ACTUATORS, Effects, Order
-from stigmergy.core.errors import BadSignature, DataLost, FoldMismatch, WrongKey
+from stigmergy.core.errors import BadSignature, ConfigError, DataLost, FoldMismatch, WrongKey
 from stigmergy.core.messages import Action, Event
-from stigmergy.ports.journal import JournalIdentity, SnapshotPart, StoredCommit
+from stigmergy.core.snapshot import read_header
+from stigmergy.ports.journal import Journal, JournalIdentity, SnapshotPart, StoredCommit
 from stigmergy.runtime.declaration import Declaration
+from stigmergy.runtime.history import History, Moment
 from stigmergy.runtime.host import Host
 from stigmergy.runtime.settings import Retention, Settings, Snapshots
 from stigmergy.sim.clock import SimClock
@@ -135,6 +139,56 @@ def test_with_all_snapshots_damaged_the_whole_log_is_replayed() -> None:
         assert not live.recovered.snapshots
 
     play(declare(), main, settings=SETTINGS)
+
+
+@pytest.mark.parametrize("dropped", [False, True], ids=["with the whole log", "with the log dropped"])
+def test_a_base_that_was_exchanged_with_care_is_not_used(dropped: bool) -> None:
+    """Its parts decode and their checksums are right, and only the newest snapshot was compared with its note."""
+    settings = structs.replace(
+        DROPPING if dropped else SETTINGS, snapshots=structs.replace(SETTINGS.snapshots, incremental_max=3)
+    )
+
+    async def main(node: SimNode) -> None:
+        await run_for(node, 20, agents=10)
+        assert node.live is not None
+        for number in range(20, 32):
+            await node.live.observe("Counter/0", Counted(number=number))
+        await asyncio.sleep(2.0)
+        journal = node.live.host.journal
+        headers = [read_header(next(iter(journal.read_snapshot(0, at))).body) for at in journal.snapshots(0)]
+        assert headers[-1].base == headers[-2].tables.position, "the newest adds to one before it"
+        assert (journal.first_position(0) > 1) == dropped
+        for header in headers:
+            if not header.base:
+                await exchange(journal, header.tables.position, "Counter/7", Counter(id="7", count=1_000_000))
+        history = History(journal, declare().plans)
+        if dropped:
+            with pytest.raises(ConfigError, match="no snapshot is left"):
+                history.look("Counter/7", Moment())
+        else:
+            assert history.look("Counter/7", Moment()).agent.count == 2
+        await node.kill()
+        if dropped:
+            with pytest.raises(FoldMismatch, match="is not the one it was built on"):
+                await node.start()
+        else:
+            live = await node.start()
+            assert live.query("Counter/7").count == 2
+            assert not live.recovered.snapshots
+            assert "is not the one it was built on" in live.recovered.passed_over[0]
+
+    play(declare(), main, settings=settings)
+
+
+async def exchange(journal: Journal, position: int, address: str, agent: Agent) -> None:
+    """Stores a snapshot again with another state of one agent, as somebody would who knows the format."""
+    parts = [part.body for part in journal.read_snapshot(0, position)]
+    for number, part in enumerate(parts[1:], start=1):
+        agents = dict(msgpack.decode(zlib.decompress(part), type=list[tuple[str, bytes]]))
+        assert address in agents
+        agents[address] = canonical_bytes(agent)
+        parts[number] = zlib.compress(encode(list(agents.items())), 1)
+    await journal.put_snapshot(0, position, [SnapshotPart(number, body) for number, body in enumerate(parts)])
 
 
 def test_with_the_log_dropped_and_no_snapshot_left_the_node_refuses_to_start() -> None:

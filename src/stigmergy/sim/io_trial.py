@@ -1,4 +1,4 @@
-"""One fault at one I/O call of a short, fixed piece of work: is anything acknowledged that should not be?
+"""One fault at one I/O call of a short, fixed piece of work: nothing may be acknowledged that should not be.
 
 Run it for every call and every fault. The work is always the same, so a call's number names a place in it: making the
 journal, a commit, a snapshot, a checkpoint, a drop. After the fault the node either goes on as if nothing had happened,
