@@ -3,6 +3,7 @@
 from msgspec import field
 
 from stigmergy.core.agent import Agent, decide, evolve, react, reject
+from stigmergy.core.codec import pack_envelope
 from stigmergy.core.effects import (
     ActionDone,
     ActionFailed,
@@ -18,7 +19,7 @@ from stigmergy.core.effects import (
     Woken,
     WorkFailed,
 )
-from stigmergy.core.errors import StigmergyError
+from stigmergy.core.errors import NotRunning, Overloaded, StigmergyError
 from stigmergy.core.inputs import Accepted, Refused
 from stigmergy.core.messages import (
     Action,
@@ -68,7 +69,9 @@ __all__ = [
     "Fleet",
     "InputFailed",
     "Live",
+    "NotRunning",
     "Order",
+    "Overloaded",
     "Publish",
     "Refused",
     "Retention",
@@ -92,6 +95,7 @@ __all__ = [
     "evolve",
     "field",
     "latest",
+    "pack_envelope",
     "react",
     "reject",
     "sample",

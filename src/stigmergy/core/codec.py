@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -99,7 +100,7 @@ def describe(error: Exception) -> str:
 
 def pack_envelope(
     source: str,
-    items: list[tuple[str, Message]],
+    items: Sequence[tuple[str, Message]],
     *,
     sequence: int,
     incarnation: int = 0,
