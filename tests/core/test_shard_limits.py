@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stigmergy.core.agent import Agent, decide, react
+from stigmergy.core.agent import Agent, decide, evolve, react
 from stigmergy.core.codec import encode
 from stigmergy.core.commit import COMMIT_BYTES_MAX
 from stigmergy.core.draft import DRAFT_BYTES_MAX
@@ -21,7 +21,11 @@ from stigmergy.core.inputs import (
     SequencesSkipped,
 )
 from stigmergy.core.marks import Marks
-from stigmergy.core.state import Limits
+from stigmergy.core.memory import Answers
+from stigmergy.core.messages import SECOND_NS
+from stigmergy.core.replay import apply
+from stigmergy.core.snapshot import digest_of_state
+from stigmergy.core.state import Limits, ShardState
 from stigmergy.core.supervision import (
     AgentStopped,
     InputFailed,
@@ -162,3 +166,39 @@ def test_a_commit_that_came_out_too_large_is_our_own_bug(monkeypatch: pytest.Mon
     probe.step(observed(R, Saw(how="well")))
     with pytest.raises(Bug, match="shard 0: a commit of"):
         probe.shard.seal()
+
+
+class Failing(Agent):
+    """Fails on the short path, at length, and is never stopped."""
+
+    @evolve
+    def saw(self, event: Saw) -> None:
+        if event.how != "well":
+            raise RuntimeError("x" * 500)
+
+
+def test_a_flood_of_failures_fills_one_commit_after_the_other() -> None:
+    probe = Probe(Failing)
+    probe.observe("Failing/f", Saw(how="well"))
+    left: list[Any] = [observed("Failing/f", *[Saw(how="not")] * 1_500, sequence=1)]
+    while left:
+        left = list(probe.step(*left).left)
+        assert len(probe.seal().sealed.body) <= COMMIT_BYTES_MAX
+    assert probe.state.marks.consumed("s", 0) == 1_500
+    assert probe.shard.counters.failed == 1_500
+    assert len(probe.log) > 3
+
+
+def test_answers_leave_the_table_alike_in_life_and_in_replay() -> None:
+    probe = Probe(Robot)
+    again = ShardState(0, probe.plans)
+    for state in (probe.state, again):
+        state.answers = Answers(count_max=2, age_ns_max=50 * SECOND_NS, count_min=0)
+    for number, at in enumerate((100.0, 101.0, 102.0, 140.0, 160.0)):
+        probe.step(Ask(R, f"c{number}", encode(Do(how="well"))), at=at)
+        ready = probe.shard.seal()
+        assert ready is not None
+        apply(again, ready.commit, ready.sealed.digest)
+        assert again.answers.all() == probe.state.answers.all()
+    assert [answer.command_id for answer in again.answers.all()] == ["c3", "c4"]
+    assert digest_of_state(again) == digest_of_state(probe.state)
