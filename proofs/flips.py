@@ -46,8 +46,10 @@ SNAPSHOT = "snapshot"
 """Not a file of its own: the places in database and write-ahead log where parts of snapshots lie."""
 STRATA = ((DATABASE, 0.4), (WAL, 0.4), (SNAPSHOT, 0.15), (MARK, 0.03), (KEY, 0.02))
 PIECE_BYTES = 128
-ENVELOPES_PER_LIFE = (100, 45)
-"""In the second life just one snapshot falls due, so that those of the first are still there."""
+ENVELOPES_MIN = (100, 30)
+ENVELOPES_MAX = 2_000
+"""Each life goes on until it has taken a snapshot. The second ends right after its first, so that one of the first
+life is still there."""
 REFUSALS = (JournalError, TrustError, RecoveryError)
 
 
@@ -246,7 +248,9 @@ async def _life(folder: Path, life: int, copies: list[Copy], *, close: bool) -> 
     host = Host(make_fleet(lambda _: None), journal, _signer(folder), Ed25519Verifier(), SystemClock(), SETTINGS)
     await host.start()
     number = 1
-    for envelope in range(ENVELOPES_PER_LIFE[life]):
+    for envelope in range(ENVELOPES_MAX):
+        if envelope >= ENVELOPES_MIN[life] and host.housekeeper.counters.snapshots:
+            break
         events = [(f"Counter/{(number + more) % COUNTERS}", Counted(number=number + more)) for more in range(5)]
         data = pack_envelope(f"sensors-{life}", [*events], sequence=number)
         number += len(events)
@@ -255,8 +259,6 @@ async def _life(folder: Path, life: int, copies: list[Copy], *, close: bool) -> 
         await host.intake.ask(f"Counter/{envelope % COUNTERS}", Take(number=-envelope - 1), command_id)
         if envelope % 10 == 0:
             copies.append(_copy(folder, host))
-    while not host.housekeeper.counters.snapshots:  # noqa: ASYNC110 - the housekeeper counts and tells nobody
-        await asyncio.sleep(0.01)
     parts = [part.body for position in journal.snapshots(0) for part in journal.read_snapshot(0, position) if part.body]
     copies.append(_copy(folder, host))
     if close:
