@@ -21,9 +21,10 @@ from collections import Counter as Tally
 from pathlib import Path
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from proofs.kill_node import COUNTERS, SETTINGS, Counted, Take, make_fleet
+from proofs.kill_node import COUNTERS, Counted, Take, make_fleet
+from proofs.kill_node import SETTINGS as KILLED
 from proofs.report import Proof
 from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
 from stigmergy.adapters.keyfile import new_private_key, read_private_key, write_private_key
@@ -50,6 +51,8 @@ ENVELOPES_MIN = (100, 30)
 ENVELOPES_MAX = 2_000
 """Each life goes on until it has taken a snapshot. The second ends right after its first, so that one of the first
 life is still there."""
+SETTINGS = structs.replace(KILLED, snapshots=structs.replace(KILLED.snapshots, share_max=1_000.0))
+"""Only the number of events says when a snapshot falls due, not how busy the machine is."""
 REFUSALS = (JournalError, TrustError, RecoveryError)
 
 
