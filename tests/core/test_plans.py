@@ -348,6 +348,14 @@ def test_a_field_whose_default_is_missing_after_all() -> None:
         plan_agent(Required)
 
 
+def test_a_field_of_an_unknown_type() -> None:
+    class Unsure(Agent):
+        a: Whatever = 0  # type: ignore[name-defined]  # noqa: F821
+
+    with pytest.raises(DefinitionError, match="Unsure: the annotation names 'Whatever', which is not defined; define"):
+        plan_agent(Unsure)
+
+
 def test_a_window_of_a_transient_event() -> None:
     class Glimpses(Agent):
         seen: Window[Glimpsed] = Window.last(2)
