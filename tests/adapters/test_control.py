@@ -142,4 +142,5 @@ async def test_a_client_is_told_when_the_node_ends_without_an_answer(tmp_path: P
     await server.start()
     with pytest.raises(NotRunning, match="ended the connection"):
         await asyncio.to_thread(ask, tmp_path / "s", b"x" * 10 + b"\n", 1)
+    assert server.failed_requests == 1
     await server.close()

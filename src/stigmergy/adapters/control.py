@@ -63,6 +63,7 @@ class ControlServer:
         self._closing = False
         self._identity: tuple[int, int] | None = None
         self._connections: dict[asyncio.Task[None], bool] = {}
+        self.failed_requests = 0
         """Each with whether it has a request under way."""
 
     async def start(self) -> None:
@@ -109,6 +110,8 @@ class ControlServer:
                 self._connections[task] = False
         except (OSError, TimeoutError, asyncio.CancelledError):
             pass  # the client has left, or we do: there is nobody to tell
+        except Exception:
+            self.failed_requests += 1  # a request that breaks its handler ends its own connection, and nothing else
         finally:
             self._connections.pop(task, None)
             writer.close()
