@@ -29,6 +29,7 @@ REQUEST_S_MAX = 60.0
 """A request that takes longer is given up; a client that does not read its answer for so long is left."""
 IDLE_S_MAX = 300.0
 """A connection without a request for so long is closed."""
+ACCEPTING_ROUNDS = 10
 CLOSING_S_MAX = 5.0
 """Requests under way when the server is closed get so long to be answered."""
 GIVE_WAY_LINES = 64
@@ -63,8 +64,8 @@ class ControlServer:
         self._closing = False
         self._identity: tuple[int, int] | None = None
         self._connections: dict[asyncio.Task[None], bool] = {}
-        self.failed_requests = 0
         """Each with whether it has a request under way."""
+        self.failed_requests = 0
 
     async def start(self) -> None:
         """Binds and listens. Raises JournalLocked if another process answers there, ConfigError if it cannot be."""
@@ -77,8 +78,14 @@ class ControlServer:
         """Takes the socket away, lets requests under way end, and leaves who is connected. Nothing new is taken."""
         if self._server is None:
             return
-        self._server.close()
         self._closing = True
+        # A server that is closed while it accepts somebody leaves that connection open for ever (CPython 3.11). So it
+        # first stops listening, then finishes accepting, which takes a few rounds of the loop, and only then closes.
+        for listening in self._server.sockets:
+            asyncio.get_running_loop().remove_reader(listening.fileno())
+        for _ in range(ACCEPTING_ROUNDS):
+            await asyncio.sleep(0)
+        self._server.close()
         with contextlib.suppress(OSError):
             status = os.stat(self._path)
             if (status.st_dev, status.st_ino) == self._identity:
@@ -113,8 +120,10 @@ class ControlServer:
         except Exception:
             self.failed_requests += 1  # a request that breaks its handler ends its own connection, and nothing else
         finally:
-            self._connections.pop(task, None)
             writer.close()
+            with contextlib.suppress(OSError, asyncio.CancelledError):
+                await writer.wait_closed()
+            self._connections.pop(task, None)
 
     async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes | None:
         """The next request; None when there is none to come."""
