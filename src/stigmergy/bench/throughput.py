@@ -23,7 +23,8 @@ from stigmergy.core.codec import encode, open_envelope
 from stigmergy.core.effects import Order
 from stigmergy.runtime.host import Host
 
-ENVELOPES_IN_FLIGHT = 8
+ENVELOPES_IN_FLIGHT = 3
+"""One on its way to the disk, one stepped, one waiting: more only cools down the caches."""
 STOCK_EVENTS = 50_000
 
 
