@@ -56,7 +56,7 @@ H = "Heart/a"
 
 def test_the_host_is_told_of_new_agents_and_of_what_their_rules_wait_for() -> None:
     probe = Probe(Heart)
-    assert probe.step(observed(H, Beat())).fresh == [(H, Beat), (H, None), (H, Beat)]
+    assert probe.step(observed(H, Beat())).fresh == [(H, None), (H, Beat), (H, Beat)]
     assert probe.step(observed(H, Beat())).fresh == [(H, Beat)], "the short path tells it as well"
     assert probe.step(observed(H, Glimpse())).fresh == [(H, Glimpse)]
     assert probe.step(observed(H, Passed())).fresh == []

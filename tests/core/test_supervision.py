@@ -23,7 +23,7 @@ def test_a_staleness_rule_is_bounded(after_s: float) -> None:
 
 def test_a_supervision_is_bounded() -> None:
     assert Supervise(stop_after=1).within_s == 60.0
-    with pytest.raises(DefinitionError, match=r"Supervise\(stop_after=0\): give at least 1"):
+    with pytest.raises(DefinitionError, match=r"Supervise\(stop_after=0\): give 1 to 1000"):
         Supervise(stop_after=0)
     for within_s in (0, -1, float("nan"), 1e9):
         with pytest.raises(DefinitionError, match=r"Supervise\(within_s=.*give more than 0 and at most a year"):

@@ -21,6 +21,7 @@ MESSAGE_BYTES_MAX = 64 * 1024
 ENVELOPE_FORMAT = 1
 ENVELOPE_BYTES_MAX = 1024 * 1024
 ENVELOPE_ITEMS_MAX = 10_000
+NUMBERS_END = 2**63
 SOURCE_CHARS_MAX = 256
 REASON_CHARS_MAX = 500
 NESTING_RESERVE = 100
@@ -126,6 +127,8 @@ def open_envelope(data: bytes) -> Envelope:
         raise TooLarge(f"a source name of {len(envelope.source)} characters, {SOURCE_CHARS_MAX} at most")
     if envelope.sequence < 1 or min(envelope.incarnation, envelope.epoch, envelope.lost) < 0 or not envelope.source:
         raise Malformed("an envelope needs a source, a sequence from 1 upward, and no negative number")
+    if max(envelope.sequence, envelope.incarnation, envelope.epoch) >= NUMBERS_END - ENVELOPE_ITEMS_MAX:
+        raise Malformed("an envelope's numbers are below 2**63; count from 1")
     if len(envelope.items) > ENVELOPE_ITEMS_MAX:
         raise TooLarge(f"an envelope of {len(envelope.items)} items, {ENVELOPE_ITEMS_MAX} at most; send fewer in one")
     return envelope

@@ -161,10 +161,11 @@ class Handling:
         except (PeerError, Overloaded) as error:
             self._fail(draft, address, body, source, error, now_ns)
             return
-        if agent_plan.plan_for(type(message)).watched:
-            draft.fresh.append((address, type(message)))
         try:
             self._run(draft, address, agent_plan, message, body, now_ns)
+            # Only what an agent could make something of is fresh: a gauge whose every reading fails is a silent one.
+            if agent_plan.plan_for(type(message)).watched:
+                draft.fresh.append((address, type(message)))
         except Rejection as rejection:
             refusal = TypeError(f"an observed event cannot be refused ({rejection.reason}); yield nothing to filter it")
             self._fail(draft, address, body, source, refusal, now_ns, reached=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from stigmergy.core.messages import SECOND_NS
+from stigmergy.core.supervision import FAILURES_COUNT_MAX
 
 ANSWERS_COUNT_MAX = 10_000
 ANSWERS_AGE_NS_MAX = 24 * 3600 * SECOND_NS
@@ -15,7 +16,6 @@ ANSWERS_COUNT_MIN = 1_000
 """So many answers are kept whatever their age: a clock that jumps from 1970 to today must not make us forget them."""
 LETTERS_COUNT_MAX = 1_000
 LETTERS_BYTES_MAX = 8 * 1024 * 1024
-FAILURES_COUNT_MAX = 1_000
 
 
 class Remembered(Struct, array_like=True, frozen=True):

@@ -15,6 +15,11 @@ from stigmergy.core.effects import WindowClosed
 from stigmergy.core.errors import DefinitionError
 from stigmergy.core.messages import Action, Event, Message
 
+NEVER = 2**31
+"""More failures than are counted: such an agent is not stopped."""
+FAILURES_COUNT_MAX = 1_000
+"""So many failures of an agent are remembered."""
+
 
 class WhenStale(Struct, frozen=True):
     """Without a fresh event of this type for `after_s` seconds, the safe action goes out, once per silence.
@@ -49,13 +54,13 @@ class Supervise(Struct, frozen=True):
     within_s: float = 60.0
 
     def __post_init__(self) -> None:
-        if self.stop_after < 1:
-            raise DefinitionError(f"Supervise(stop_after={self.stop_after}): give at least 1")
+        if not 1 <= self.stop_after <= FAILURES_COUNT_MAX and self.stop_after != NEVER:
+            raise DefinitionError(f"Supervise(stop_after={self.stop_after}): give 1 to {FAILURES_COUNT_MAX}")
         if not 0 < self.within_s <= 86_400 * 366:
             raise DefinitionError(f"Supervise(within_s={self.within_s}): give more than 0 and at most a year")
 
 
-GO_ON = Supervise(stop_after=2**31)
+GO_ON = Supervise(stop_after=NEVER)
 
 
 class FrameworkEvent(Event):

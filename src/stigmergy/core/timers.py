@@ -35,7 +35,9 @@ class Timer(Struct, array_like=True, frozen=True, order=True):
 def timer_body(effect: Effect, now_ns: int) -> bytes:
     """The bytes kept for a timer effect; durations become due times here, at the time of the step."""
     match effect:
-        case WakeMe(name=name) | WakeMeAt(name=name) if name.startswith(WINDOW_PREFIX):
+        case WakeMe(name=name) | WakeMeAt(name=name) | CancelWake(name=name) if not isinstance(name, str):
+            raise TypeError(f"a timer's name is a text, not {name!r}")
+        case WakeMe(name=name) | WakeMeAt(name=name) | CancelWake(name=name) if name.startswith(WINDOW_PREFIX):
             raise ValueError(f"timer {name!r}: names with {WINDOW_PREFIX!r} belong to windows; choose another")
         case WakeMe(name=name, after_s=after_s):
             if not 0 <= after_s <= 86_400 * 3660:

@@ -191,7 +191,11 @@ class Committer:
     def _written(self, write: asyncio.Future[None]) -> None:
         self._writing = None
         error = NotRunning("the write was cancelled") if write.cancelled() else write.exception()
-        if isinstance(error, Exception):
+        if error is not None and not isinstance(error, Exception):
+            error = JournalUnknown(
+                f"the write was ended by {type(error).__name__}; a restart tells whether it was kept"
+            )
+        if error is not None:
             self._failed(error)
             return
         # A chore of housekeeping has no flight: groups and chores are never under way together.

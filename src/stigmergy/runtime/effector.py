@@ -362,7 +362,7 @@ def _reason(error: BaseException) -> str:
         if task is None or task.cancelling():
             raise error
         return "it was cancelled"
-    if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
+    if isinstance(error, KeyboardInterrupt | SystemExit):
         raise error
     if isinstance(error, TimeoutError) and error.args:
         return printable(error, _REASON_CHARS_MAX)

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from stigmergy.core.effects import shard_sink
-from stigmergy.core.errors import DataLost, NotRunning
+from stigmergy.core.errors import Bug, NotRunning
 from stigmergy.core.inputs import (
     Delivery,
     EffectSettled,
@@ -41,7 +41,7 @@ from stigmergy.runtime.housekeeping import Housekeeper
 from stigmergy.runtime.ingress import Ingress
 from stigmergy.runtime.intake import Intake, Waiter
 from stigmergy.runtime.mailbox import Letter, Mailbox, Ticket
-from stigmergy.runtime.recovery import Recovered, Recovery
+from stigmergy.runtime.recovery import Recovered, Recovery, check_receivers
 from stigmergy.runtime.settings import Settings
 from stigmergy.runtime.signers import check_ends, check_own_key
 from stigmergy.runtime.staleness import Staleness, safe_actions_of
@@ -90,7 +90,8 @@ class Host:
         self.journal = journal
         self.clock = clock
         self._signer = signer
-        self._verifier = verifier
+        self.verifier = verifier
+        self.key = (signer.algorithm, signer.public_key)
         self._trusted = tuple(trusted)
         """Other keys whose end of the log we believe; our own signature we always do."""
         self.shards: list[Shard] = []
@@ -123,7 +124,7 @@ class Host:
         try:
             recovered = self._recover()
             self._check_signer(recovered)
-            self._check_receivers()
+            check_receivers(self.declaration.receivers, recovered.states)
         except Exception as error:
             self.failure = error
             self.intake.close(str(error))
@@ -146,7 +147,7 @@ class Host:
 
     def _recover(self) -> Recovered:
         declaration = self.declaration
-        recovery = Recovery(self.journal, declaration.plans, self._verifier, self.settings.limits)
+        recovery = Recovery(self.journal, declaration.plans, self.verifier, self.settings.limits)
         recovered = recovery.recover()
         self.shards.extend(Shard(state, declaration.shards) for state in recovered.states)
         self._durable = [state.position for state in recovered.states]
@@ -261,6 +262,10 @@ class Host:
             self._arm(monotonic_ns)
         except Exception as error:
             self._fail(error)
+        except BaseException as error:
+            self._fail(Bug(f"a handler raised {type(error).__name__}, which ends programs; raise an Exception instead"))
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
 
     def _ring(self, now_ns: int, monotonic_ns: int) -> None:
         """What time brings: stale agents are made safe, timers and gaps that ran out become inputs."""
@@ -282,11 +287,21 @@ class Host:
         for number, shard in enumerate(self.shards):
             mine = letters if len(self.shards) == 1 else [letter for letter in letters if letter.shard == number]
             if mine:
-                stepped = shard.step([letter.input for letter in mine], now_ns)
+                try:
+                    stepped = shard.step([letter.input for letter in mine], now_ns)
+                except BaseException as error:
+                    self._tell_untaken(letters, error)
+                    raise
                 left += self._after_step(shard, stepped, mine, monotonic_ns)
         self.mailbox.put_back(left)
         self.committer.took(sum(letter.items for letter in letters), full=bool(left))
         return bool(letters)
+
+    def _tell_untaken(self, letters: Sequence[Letter], error: BaseException) -> None:
+        """The step itself has failed, and with it the host: whoever sent these letters must not wait for ever."""
+        failed = Bug(f"the step failed ({type(error).__name__}: {error}); what was sent is not kept")
+        for ticket in (ticket for letter in letters for ticket in letter.tickets):
+            ticket.fail(failed)
 
     def _after_step(self, shard: Shard, stepped: Stepped, letters: Sequence[Letter], monotonic_ns: int) -> list[Letter]:
         """Sorts out who waits for what; returns the letters that found no room in this commit."""
@@ -322,8 +337,6 @@ class Host:
                         ticket.fail(error)
             if isinstance(untaken, Delivery | SequencesSkipped):
                 self.ingress.forget(untaken.source, untaken.incarnation)
-
-    # ------------------------------------------------------------------ what leaves
 
     def _written(self, flight: Flight) -> None:
         if self.failure is not None:
@@ -400,8 +413,6 @@ class Host:
                 waiting.append((number, position, command, verdict))
         self._repeats = waiting
 
-    # ------------------------------------------------------------------ time and checks
-
     def _arm(self, monotonic_ns: int) -> None:
         """Sets the clock for the next turn that nobody else will cause. One that rings too early does no harm."""
         due = [monotonic_ns + int(self.settings.retention.check_every_s * SECOND_NS)]
@@ -436,15 +447,3 @@ class Host:
             return
         check_own_key(state.signers, key)
         self.committer.covers_all = not check_ends(recovered.last_signers, key, self._trusted)
-
-    def _check_receivers(self) -> None:
-        """A receiver that has confirmed more than we hold means that our log has lost its end."""
-        for sink, confirmed in self.declaration.receivers.items():
-            for shard in self.shards:
-                sent = shard.state.outbox.sent().get(sink, 0)
-                has = confirmed(shard.state.shard)
-                if has > sent:
-                    raise DataLost(
-                        f"shard {shard.state.shard}: the receiver of {sink} has confirmed {has} effects, this journal "
-                        f"knows of {sent}: the end of the log is lost; restore from a newer copy"
-                    )

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 
 from stigmergy.core.codec import encode
-from stigmergy.core.errors import NotRunning, Overloaded
+from stigmergy.core.errors import NotRunning, Overloaded, UnknownKind
 from stigmergy.core.inputs import ELSEWHERE, LOCAL, Ask, Delivery, Input, SequencesSkipped, Verdict
 from stigmergy.core.messages import Command, Event
 from stigmergy.core.shard import Shard
@@ -105,6 +105,7 @@ class Intake:
     def observe(self, address: str, event: Event) -> asyncio.Future[None]:
         """Takes one event from the embedding program. Done when it is kept as its type promises."""
         self.check_open()
+        check_address(address)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         body = encode(event)
         delivery = Delivery(source=LOCAL, items=[(address, body)])
@@ -123,6 +124,7 @@ class Intake:
     ) -> asyncio.Future[Verdict]:
         """Takes a command. The future holds the answer, once it is durable."""
         self.check_open()
+        check_address(address)
         body = command if isinstance(command, bytes) else encode(command)
         ask = Ask(agent=address, command_id=command_id, command=body, source=source)
         shard = self.shard_of(address)
@@ -217,3 +219,9 @@ class Intake:
         """Raises NotRunning once nothing is taken any more."""
         if self._closed is not None:
             raise NotRunning(f"{self._closed}; nothing was taken")
+
+
+def check_address(address: object) -> None:
+    """A program that gives anything but a text as an address is told at once; it must not stop the node."""
+    if not isinstance(address, str):
+        raise UnknownKind(f"{address!r} is no address; give a text such as 'Drone/D-17'")

@@ -14,6 +14,7 @@ from typing import Any, TypeVar, overload
 from msgspec import Struct, structs
 
 from stigmergy.core.agent import Agent
+from stigmergy.core.codec import printable
 from stigmergy.core.commit import Head
 from stigmergy.core.errors import StigmergyError, UnknownKind
 from stigmergy.core.inputs import EnrollSigner, Input, LetterDropped, LetterRetried, ResumeAgent, RevokeSigner, Verdict
@@ -21,9 +22,13 @@ from stigmergy.core.memory import Letter
 from stigmergy.core.messages import Command, Event
 from stigmergy.ports.clock import Entropy
 from stigmergy.runtime.host import Host
+from stigmergy.runtime.intake import check_address
 from stigmergy.runtime.recovery import Recovered
+from stigmergy.runtime.signatures import SIGNERS_SHARD
+from stigmergy.runtime.signers import check_enrolment, check_revocation
 
 COMMAND_ID_BYTES = 12
+BY_CHARS_MAX = 200
 AgentT = TypeVar("AgentT", bound=Agent)
 
 
@@ -112,16 +117,24 @@ class Live:
         self._put(_shard_of_letter(letter), LetterDropped(letter.letter))
 
     def resume(self, address: str, by: str) -> None:
-        """Lets an agent go on that its supervision has stopped."""
-        self._put(self._host.intake.shard_of(address), ResumeAgent(address, by))
+        """Lets an agent go on that its supervision has stopped. `by` says in the log who wanted it."""
+        check_address(address)
+        self._put(self._host.intake.shard_of(address), ResumeAgent(address, printable(by, BY_CHARS_MAX)))
 
     def enroll_signer(self, algorithm: int, public_key: bytes) -> None:
-        """Lets another key sign from the next commit on."""
-        self._put(0, EnrollSigner(algorithm, public_key))
+        """Lets another key sign from the next commit on. Raises TrustError for one that may not."""
+        self._host.intake.check_open()
+        key = (int(algorithm), bytes(public_key))
+        check_enrolment(self._host.shards[SIGNERS_SHARD].state.signers, self._host.verifier, key)
+        self._put(SIGNERS_SHARD, EnrollSigner(*key))
 
     def revoke_signer(self, algorithm: int, public_key: bytes, last_position: int) -> None:
-        """A key's signatures count up to this position and no further."""
-        self._put(0, RevokeSigner(algorithm, public_key, last_position))
+        """A key's signatures count up to this position and no further. Raises WrongKey, also for our own."""
+        self._host.intake.check_open()
+        key, last = (int(algorithm), bytes(public_key)), int(last_position)
+        state = self._host.shards[SIGNERS_SHARD].state
+        check_revocation(state.signers, key, self._host.key, last, state.position)
+        self._put(SIGNERS_SHARD, RevokeSigner(*key, last))
 
     def _put(self, shard: int, one: Input) -> None:
         self._host.intake.check_open()

@@ -6,12 +6,12 @@ if a later commit notes it with the digest of what is stored; otherwise an older
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct
 
 from stigmergy.core.commit import digest_commit, genesis_of, open_commit
-from stigmergy.core.errors import FoldMismatch, JournalCorrupt, JournalError, JournalForeign
+from stigmergy.core.errors import DataLost, FoldMismatch, JournalCorrupt, JournalError, JournalForeign
 from stigmergy.core.plans import AgentPlan
 from stigmergy.core.replay import apply
 from stigmergy.core.snapshot import digest_of_parts, load_agents, load_tables, read_header
@@ -195,3 +195,15 @@ class Recovery:
 
 
 __all__ = ["JournalError", "Recovered", "Recovery"]
+
+
+def check_receivers(receivers: Mapping[str, Callable[[int], int]], states: Sequence[ShardState]) -> None:
+    """A receiver that has confirmed more than we hold means that our log has lost its end."""
+    for sink, confirmed in receivers.items():
+        for state in states:
+            sent, has = state.outbox.sent().get(sink, 0), confirmed(state.shard)
+            if has > sent:
+                raise DataLost(
+                    f"shard {state.shard}: the receiver of {sink} has confirmed {has} effects, this journal knows of "
+                    f"{sent}: the end of the log is lost; restore from a newer copy"
+                )

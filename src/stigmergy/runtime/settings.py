@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from msgspec import Struct
 
 from stigmergy.core.errors import ConfigError
@@ -32,6 +34,19 @@ class Retention(Struct, frozen=True, forbid_unknown_fields=True):
     reserve_bytes: int = 64 * MIB
     """With less than this free on the device, everything that may be dropped is dropped."""
     check_every_s: float = 10.0
+
+
+COUNTS = (
+    "batch_events_max",
+    "commands_count_max",
+    "telemetry_items_max",
+    "telemetry_bytes_max",
+    "gap_deliveries_max",
+    "effects_in_flight_max",
+    "owed_count_max",
+    "effect_tries",
+)
+TIMES = ("gap_wait_s", "effect_within_s", "effect_pause_s", "write_within_s", "drain_s")
 
 
 class Settings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -66,8 +81,12 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     limits: Limits = Limits()
 
     def __post_init__(self) -> None:
-        for name in ("batch_events_max", "commands_count_max", "telemetry_items_max", "effects_in_flight_max"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"settings: {name} = {getattr(self, name)}; give at least 1")
+        for name in COUNTS:
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+                raise ConfigError(f"settings: {name} = {getattr(self, name)!r}; give a whole number from 1 upward")
+        for name in TIMES:
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not 0 < value < math.inf:
+                raise ConfigError(f"settings: {name} = {value!r}; give more than 0 seconds")
         if self.snapshots.every_events < 1 or self.snapshots.every_s <= 0 or self.effect_tries < 1:
             raise ConfigError("settings: snapshots.every_events, snapshots.every_s and effect_tries must be above 0")
