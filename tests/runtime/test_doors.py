@@ -15,9 +15,12 @@ from stigmergy import (
     Effects,
     Event,
     Events,
+    Order,
     Settings,
     Supervise,
     WhenStale,
+    Work,
+    WorkFailed,
     decide,
     evolve,
     pack_envelope,
@@ -170,3 +173,54 @@ def test_supervision_counts_only_so_far() -> None:
 def test_settings_that_would_stall_a_node(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         Settings(**wrong)
+
+
+class Plan(Work):
+    how: str
+
+
+class Asked(Event):
+    how: str
+
+
+class Planned(Event):
+    route: str
+
+
+class Unheard(Event):
+    pass
+
+
+class Planner(Agent):
+    failed_because: str = ""
+
+    @react
+    def ask(self, event: Asked) -> Effects:
+        yield Plan(how=event.how)
+
+    @evolve
+    def planned(self, event: Planned) -> None:
+        pass
+
+    @evolve
+    def failed(self, event: WorkFailed) -> None:
+        self.failed_because = event.reason
+
+
+@pytest.mark.parametrize(("how", "why"), [("large", "bytes"), ("unheard", "no handler"), ("wrong", "does not decode")])
+async def test_a_result_that_its_agent_cannot_read_is_failed_work(how: str, why: str) -> None:
+    running = Fleet("doors", agents=[Planner])
+
+    @running.worker(Plan)
+    async def plan(order: Order[Plan]) -> Event:
+        wrong: Any = 5
+        results = {"large": Planned(route="x" * 70_000), "unheard": Unheard(), "wrong": Planned(route=wrong)}
+        return results[order.effect.how]
+
+    async with running.running(journal="memory:") as live:
+        await live.observe("Planner/a", Asked(how=how))
+        for _ in range(100):
+            if live.query("Planner/a", Planner).failed_because:
+                break
+            await asyncio.sleep(0.01)
+        assert why in live.query("Planner/a", Planner).failed_because

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, structs
 
-from stigmergy.core.codec import encode, printable, tag_of
+from stigmergy.core.codec import MESSAGE_BYTES_MAX, UNDECODABLE, encode, printable, tag_of
 from stigmergy.core.effects import PUBLISH, ActionDone, ActionFailed, Order, WorkFailed
 from stigmergy.core.inputs import EffectSettled, EffectsSettled
 from stigmergy.core.messages import Action, Event, Work, spec_of
@@ -295,11 +295,25 @@ class Effector:
         except Exception as error:
             self._failed(shard, pending, spec_of(hand.effect).tag, f"the result has no bytes: {_reason(error)}")
             return
+        if body is not None and (unreadable := self._unreadable(pending.agent, body)):
+            self._failed(shard, pending, spec_of(hand.effect).tag, unreadable)
+            return
         self.counters.done += 1
         if body is None:
             self._settle_quietly(shard, pending)
         else:
             self._settle(shard, EffectSettled(pending.sink, pending.sequence, body))
+
+    def _unreadable(self, agent: str, body: bytes) -> str:
+        """Why the agent could make nothing of a result, which it would otherwise wait for in vain; empty if it can."""
+        if len(body) > MESSAGE_BYTES_MAX:
+            return f"the result has {len(body)} bytes, {MESSAGE_BYTES_MAX} at most; store it and return a Blob"
+        plan = self._plans[agent.partition("/")[0]]
+        try:
+            plan.decode(body)
+        except UNDECODABLE as error:
+            return printable(plan.explain(body, error), _REASON_CHARS_MAX)
+        return ""
 
     def _settle_quietly(self, shard: int, pending: Pending) -> None:
         """Settles together what comes together: a busy fleet confirms thousands of actions a second."""
