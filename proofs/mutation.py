@@ -32,7 +32,7 @@ from proofs.report import Proof
 ROOT = Path(__file__).resolve().parent.parent
 MINUTES = 15.0
 MINUTES_QUICK = 0.75
-SCORE_MIN = 0.75
+SCORE_MIN = 0.80
 """Below it the proof fails: the tests of the core have lost their grip."""
 MUTANTS_TO_JUDGE = 50
 """With fewer results there is a score, and no verdict on it."""
