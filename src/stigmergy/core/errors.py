@@ -12,6 +12,7 @@ StigmergyError
 │   └── StaleEpoch         an owner that has been replaced still speaks
 ├── Overloaded             a bounded queue is full: slow down and try again
 ├── NotRunning             the node is stopping or stopped: nothing was taken
+├── LinkDown               the link to a broker is down: try again when it is up
 ├── JournalError           the disk's branch
 │   ├── JournalLocked      another process owns the file
 │   ├── JournalForeign     not a journal of ours, or of another fleet or a later format
@@ -75,6 +76,10 @@ class Overloaded(StigmergyError):
 
 class NotRunning(StigmergyError):
     """The node is stopping or stopped; nothing was taken."""
+
+
+class LinkDown(StigmergyError):
+    """The link to a broker is down, or broke under way: what was being sent may or may not have arrived."""
 
 
 class JournalError(StigmergyError):
