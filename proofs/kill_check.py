@@ -15,8 +15,8 @@ from stigmergy.adapters.sqlite import SqliteJournal, inspect_journal
 from stigmergy.core.commit import open_commit
 from stigmergy.core.snapshot import digest_of_state
 from stigmergy.core.state import Limits
+from stigmergy.runtime.audit.verification import Verification
 from stigmergy.runtime.recovery import Recovery
-from stigmergy.runtime.verification import Verification
 
 if TYPE_CHECKING:
     from proofs.kill import World

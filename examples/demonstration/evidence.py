@@ -20,8 +20,8 @@ from stigmergy.core.codec import tag_of
 from stigmergy.core.commit import open_commit
 from stigmergy.core.snapshot import digest_of_state
 from stigmergy.core.state import Limits
+from stigmergy.runtime.audit.verification import Verification
 from stigmergy.runtime.recovery import Recovery
-from stigmergy.runtime.verification import Verification
 
 SLACK_S = 0.5
 """This process and the node share a machine with others: so much later we may hear of something."""

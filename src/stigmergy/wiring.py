@@ -29,11 +29,11 @@ from stigmergy.core.commit import SignatureAlgorithm
 from stigmergy.core.errors import ConfigError, NotRunning, TrustError
 from stigmergy.ports.journal import Journal, JournalIdentity
 from stigmergy.ports.trust import Signer, Verifier
+from stigmergy.runtime.audit.rotation import Rotation
 from stigmergy.runtime.control import ControlDesk, Node
 from stigmergy.runtime.declaration import Declaration
 from stigmergy.runtime.host import Host
 from stigmergy.runtime.live import Live
-from stigmergy.runtime.rotation import Rotation
 from stigmergy.runtime.settings import Settings
 
 JOURNALS = "stigmergy.journals"

@@ -22,12 +22,12 @@ from stigmergy.core.inputs import Delivery
 from stigmergy.core.messages import Action, Event
 from stigmergy.core.state import Limits, shard_of
 from stigmergy.ports.journal import Journal, JournalIdentity
+from stigmergy.runtime.audit.history import History, Moment
+from stigmergy.runtime.audit.verification import Verification
 from stigmergy.runtime.declaration import Declaration
-from stigmergy.runtime.history import History, Moment
 from stigmergy.runtime.host import Host
 from stigmergy.runtime.recovery import Recovery
 from stigmergy.runtime.settings import Retention, Settings, Snapshots
-from stigmergy.runtime.verification import Verification
 from stigmergy.sim.node import SimNode
 from tests.runtime.rig import play
 

@@ -17,8 +17,8 @@ from stigmergy.core.errors import BadSignature, ConfigError, DataLost, FoldMisma
 from stigmergy.core.messages import Action, Event
 from stigmergy.core.snapshot import read_header
 from stigmergy.ports.journal import Journal, JournalIdentity, SnapshotPart, StoredCommit
+from stigmergy.runtime.audit.history import History, Moment
 from stigmergy.runtime.declaration import Declaration
-from stigmergy.runtime.history import History, Moment
 from stigmergy.runtime.host import Host
 from stigmergy.runtime.settings import Retention, Settings, Snapshots
 from stigmergy.sim.clock import SimClock

@@ -17,10 +17,10 @@ from stigmergy.cli import exits
 from stigmergy.cli.asking import ask_stream
 from stigmergy.cli.output import BAD, GOOD, HEADING, NAME, WARN, Cell, Output, shown_fields
 from stigmergy.cli.places import add_place, find_journal, find_running
+from stigmergy.runtime.audit.listing import Wanted, list_log
+from stigmergy.runtime.audit.verification import Verification
 from stigmergy.runtime.control import described_verification
-from stigmergy.runtime.listing import Wanted, list_log
 from stigmergy.runtime.protocol import Log, Verify
-from stigmergy.runtime.verification import Verification
 from stigmergy.wiring import PublicKey, fingerprint, inspect_journal, read_key, verifier
 
 EXAMPLES = """examples:

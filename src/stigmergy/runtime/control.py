@@ -21,15 +21,15 @@ from stigmergy.core.memory import Letter
 from stigmergy.core.messages import Command, Event
 from stigmergy.ports.trust import Verifier
 from stigmergy.runtime import protocol
-from stigmergy.runtime.history import History, Moment, Sight, read_moment
-from stigmergy.runtime.listing import Wanted, list_log, readable_fields, readable_time
+from stigmergy.runtime.audit.history import History, Moment, Sight, read_moment
+from stigmergy.runtime.audit.listing import Wanted, list_log, readable_fields, readable_time
+from stigmergy.runtime.audit.signatures import SIGNERS_SHARD
+from stigmergy.runtime.audit.signers import Key, check_enrolment, check_revocation
+from stigmergy.runtime.audit.verification import Verification, Verified
 from stigmergy.runtime.live import Live
 from stigmergy.runtime.phrasing import phrase
 from stigmergy.runtime.protocol import VERSION, Reply, read_request, write_error, write_reply
 from stigmergy.runtime.recovery import Recovered
-from stigmergy.runtime.signatures import SIGNERS_SHARD
-from stigmergy.runtime.signers import Key, check_enrolment, check_revocation
-from stigmergy.runtime.verification import Verification, Verified
 
 VERIFY_TOLD_COMMITS = 1_000
 """So often a verification says how far it has come, so that its client knows that it goes on."""

@@ -34,6 +34,7 @@ from stigmergy.ports.clock import Clock
 from stigmergy.ports.journal import Journal
 from stigmergy.ports.trust import Signer, Verifier
 from stigmergy.runtime.alarms import Alarms
+from stigmergy.runtime.audit.signers import check_ends, check_own_key
 from stigmergy.runtime.committer import Committer, Flight
 from stigmergy.runtime.declaration import Declaration
 from stigmergy.runtime.effector import Effector
@@ -43,7 +44,6 @@ from stigmergy.runtime.intake import Intake, Waiter
 from stigmergy.runtime.mailbox import Letter, Mailbox, Ticket
 from stigmergy.runtime.recovery import Recovered, Recovery, check_receivers
 from stigmergy.runtime.settings import Settings
-from stigmergy.runtime.signers import check_ends, check_own_key
 from stigmergy.runtime.staleness import Staleness, safe_actions_of
 
 SHARD_SINKS = "shard/"

@@ -21,11 +21,11 @@ from stigmergy.core.inputs import EnrollSigner, Input, LetterDropped, LetterRetr
 from stigmergy.core.memory import Letter
 from stigmergy.core.messages import Command, Event
 from stigmergy.ports.clock import Entropy
+from stigmergy.runtime.audit.signatures import SIGNERS_SHARD
+from stigmergy.runtime.audit.signers import check_enrolment, check_revocation
 from stigmergy.runtime.host import Host
 from stigmergy.runtime.intake import check_address
 from stigmergy.runtime.recovery import Recovered
-from stigmergy.runtime.signatures import SIGNERS_SHARD
-from stigmergy.runtime.signers import check_enrolment, check_revocation
 
 COMMAND_ID_BYTES = 12
 BY_CHARS_MAX = 200

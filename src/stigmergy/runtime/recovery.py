@@ -18,7 +18,7 @@ from stigmergy.core.snapshot import digest_of_parts, load_agents, load_tables, r
 from stigmergy.core.state import Limits, ShardState
 from stigmergy.ports.journal import Journal, JournalIdentity, StoredCommit
 from stigmergy.ports.trust import Verifier
-from stigmergy.runtime.signatures import SignatureCheck
+from stigmergy.runtime.audit.signatures import SignatureCheck
 
 
 class Basis(Struct, frozen=True):

@@ -10,12 +10,12 @@ from stigmergy.core.agent import Agent, evolve
 from stigmergy.core.errors import WrongKey
 from stigmergy.core.messages import Event
 from stigmergy.ports.journal import JournalIdentity
+from stigmergy.runtime.audit.rotation import Rotation
+from stigmergy.runtime.audit.verification import Verification
 from stigmergy.runtime.declaration import Declaration
 from stigmergy.runtime.host import Host
 from stigmergy.runtime.live import Live
-from stigmergy.runtime.rotation import Rotation
 from stigmergy.runtime.settings import Settings, Snapshots
-from stigmergy.runtime.verification import Verification
 from stigmergy.sim.clock import SimClock, SimEntropy
 from stigmergy.sim.node import World
 

@@ -20,8 +20,8 @@ from stigmergy.core.errors import JournalError
 from stigmergy.core.snapshot import PartsDigest, read_header
 from stigmergy.ports.journal import Journal, StoredCommit
 from stigmergy.ports.trust import Verifier
-from stigmergy.runtime.signatures import SIGNERS_SHARD, covers
-from stigmergy.runtime.signers import SignerHistory, SignerRecord
+from stigmergy.runtime.audit.signatures import SIGNERS_SHARD, covers
+from stigmergy.runtime.audit.signers import SignerHistory, SignerRecord
 
 PROBLEMS_MAX = 100
 """So many problems are listed; then reading stops, for the journal is beyond being described one by one."""

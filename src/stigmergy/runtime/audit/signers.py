@@ -18,7 +18,7 @@ from stigmergy.core.messages import spec_of
 from stigmergy.core.state import Signer
 from stigmergy.core.supervision import SHARD_ADDRESS, SignerEnrolled, SignerRevoked
 from stigmergy.ports.trust import Verifier
-from stigmergy.runtime.signatures import SIGNERS_SHARD, key_name
+from stigmergy.runtime.audit.signatures import SIGNERS_SHARD, key_name
 
 _ENROLLED_TAG = spec_of(SignerEnrolled).tag
 _REVOKED_TAG = spec_of(SignerRevoked).tag

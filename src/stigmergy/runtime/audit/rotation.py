@@ -28,9 +28,9 @@ from stigmergy.core.supervision import SHARD_ADDRESS, SignerEnrolled, SignerRevo
 from stigmergy.ports.clock import Clock
 from stigmergy.ports.journal import Journal
 from stigmergy.ports.trust import Signer, Verifier
-from stigmergy.runtime.signatures import SIGNERS_SHARD, key_name
-from stigmergy.runtime.signers import Key, check_enrolment, check_revocation
-from stigmergy.runtime.verification import Verification
+from stigmergy.runtime.audit.signatures import SIGNERS_SHARD, key_name
+from stigmergy.runtime.audit.signers import Key, check_enrolment, check_revocation
+from stigmergy.runtime.audit.verification import Verification
 
 
 class Rotation:

@@ -7,7 +7,7 @@ from stigmergy.adapters.memory import MemoryJournal, MemoryStore
 from stigmergy.core.commit import COMMIT_FORMAT, GENESIS, Answer, Commit, Group, HashAlgorithm, Owed, Run, head_of, seal
 from stigmergy.core.errors import ConfigError
 from stigmergy.ports.journal import JournalIdentity
-from stigmergy.runtime.listing import Entry, Wanted, list_commit, list_log, readable_fields, readable_time
+from stigmergy.runtime.audit.listing import Entry, Wanted, list_commit, list_log, readable_fields, readable_time
 from stigmergy.testing.commits import make_group
 
 

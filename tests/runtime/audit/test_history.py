@@ -10,7 +10,7 @@ from stigmergy.adapters.system import SystemClock, SystemEntropy
 from stigmergy.core.errors import ConfigError, JournalCorrupt, UnknownKind
 from stigmergy.core.state import shard_of
 from stigmergy.ports.journal import JournalIdentity, SnapshotPart, StoredCommit
-from stigmergy.runtime.history import History, Moment, read_moment
+from stigmergy.runtime.audit.history import History, Moment, read_moment
 from stigmergy.runtime.host import Host
 from stigmergy.runtime.live import Live
 from stigmergy.runtime.recovery import Recovery

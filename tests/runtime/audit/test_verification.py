@@ -13,11 +13,11 @@ from stigmergy.adapters.system import SystemClock, SystemEntropy
 from stigmergy.core.commit import Commit, Signature, digest_commit, head_of, open_commit, seal, statement
 from stigmergy.core.errors import BadSignature, JournalCorrupt, StigmergyError, WrongKey
 from stigmergy.ports.journal import JournalIdentity, StoredCommit
+from stigmergy.runtime.audit.rotation import Rotation
+from stigmergy.runtime.audit.verification import PROBLEMS_MAX, Verification, Verified
 from stigmergy.runtime.host import Host
 from stigmergy.runtime.live import Live
 from stigmergy.runtime.recovery import Recovery
-from stigmergy.runtime.rotation import Rotation
-from stigmergy.runtime.verification import PROBLEMS_MAX, Verification, Verified
 
 OLD, NEW, THIEF = (Ed25519Signer(bytes([number]) * 32) for number in (1, 2, 3))
 
