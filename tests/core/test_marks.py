@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stigmergy.core.commit import MarkMoved
+from stigmergy.core.effects import shard_sink
 from stigmergy.core.errors import Overloaded, SequenceGap, StaleEpoch
 from stigmergy.core.marks import Marks
 
@@ -57,6 +58,14 @@ def test_sources_are_bounded() -> None:
     assert marks.admit("s", 0, 0, 2) == 0
     with pytest.raises(Overloaded, match="source 't': 1 sources are known already; raise sources_count_max"):
         marks.admit("t", 0, 0, 1)
+
+
+def test_our_own_shards_are_never_one_source_too_many() -> None:
+    marks = Marks(sources_count_max=1)
+    marks.move(MarkMoved("s", 0, 0, 1))
+    assert marks.admit(shard_sink(3), 0, 1, 1) == 0
+    with pytest.raises(Overloaded):
+        marks.admit("shards", 0, 0, 1)
 
 
 def test_all_marks_come_in_a_fixed_order() -> None:

@@ -12,6 +12,8 @@ from stigmergy.core.commit import MarkMoved
 from stigmergy.core.errors import Overloaded, SequenceGap, StaleEpoch
 
 SOURCES_COUNT_MAX = 100_000
+SHARD_SOURCES = "shard/"
+"""Names of sources that are our own shards. They are as few as a fleet has shards, and no stranger may take one."""
 
 
 class Mark(Struct):
@@ -42,11 +44,12 @@ class Marks:
         """How many items of a delivery that starts with `sequence` were consumed before; the rest is due now.
 
         Raises StaleEpoch for a releaser that has been replaced, SequenceGap for items that come too early (nothing
-        of them may be consumed yet), Overloaded for one source too many.
+        of them may be consumed yet), Overloaded for one source too many. A shard is never one too many: what our own
+        agents tell each other must arrive, however many strangers have spoken.
         """
         mark = self._marks.get((source, incarnation))
         if mark is None:
-            if len(self._marks) >= self._sources_count_max:
+            if len(self._marks) >= self._sources_count_max and not source.startswith(SHARD_SOURCES):
                 raise Overloaded(
                     f"source {source!r}: {self._sources_count_max} sources are known already; raise sources_count_max"
                 )
