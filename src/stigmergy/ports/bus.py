@@ -13,6 +13,8 @@ from msgspec import Struct
 
 TOPIC_BYTES_MAX = 1024
 PAYLOAD_BYTES_MAX = 1024 * 1024
+HANDLED_COUNT_MAX = 256
+"""Messages of one pattern that may be with its handler at the same time, not yet acknowledged."""
 
 
 class BusMessage(Struct, frozen=True):
@@ -43,7 +45,9 @@ class Bus(Protocol):
     Durability: `publish` returns once the broker has taken the message, which is no proof that anybody gets it: a
         broker may drop what its rights do not allow, and say nothing. Who must know asks for an answer.
     Duplication: at least once. What was under way when the link broke may come twice; receivers keep marks.
-    Concurrency: publishes may overlap; handlers of one pattern are called one at a time, in order of arrival.
+    Concurrency: publishes may overlap. A pattern's handler is called in order of arrival, and again before earlier
+        calls are done, at most HANDLED_COUNT_MAX at once: a receiver that waits for its disk takes many with one write.
+        A handler keeps its order before it first waits. The broker is told in order of arrival.
     Offline: while the link is down `publish` raises LinkDown at once and nothing was sent; when it breaks during a
         publish it raises LinkDown too, and whether the broker has it is unknown: publish it again. Subscriptions
         are remembered and made again when the link is back; a session survives, so that the broker holds what comes
