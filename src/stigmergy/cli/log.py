@@ -17,6 +17,7 @@ from stigmergy.cli import exits
 from stigmergy.cli.asking import ask_stream
 from stigmergy.cli.output import BAD, GOOD, HEADING, NAME, WARN, Cell, Output, shown_fields
 from stigmergy.cli.places import add_place, find_journal, find_running
+from stigmergy.cli.progress import Progress
 from stigmergy.runtime.audit.listing import Wanted, list_log
 from stigmergy.runtime.audit.verification import Verification
 from stigmergy.runtime.control import described_verification
@@ -133,7 +134,11 @@ def verify(arguments: argparse.Namespace, output: Output) -> int:
     """Verifies the log."""
     trusted = None if arguments.key is None else read_key(arguments.key)
     path = find_running(arguments)
-    found = _from_journal(arguments, trusted) if path is None else _from_node(path, trusted)
+    with Progress(output, "verifying", "commits") as progress:
+        if path is None:
+            found = _from_journal(arguments, trusted, progress)
+        else:
+            found = _from_node(path, trusted, progress)
     for signer in found["signers"]:
         signer["fingerprint"] = fingerprint(PublicKey(signer["algorithm"], bytes.fromhex(signer["public_key"])))
     output.document(found)
@@ -141,22 +146,26 @@ def verify(arguments: argparse.Namespace, output: Output) -> int:
     return exits.OK if found["sound"] else exits.REFUSED
 
 
-def _from_journal(arguments: argparse.Namespace, trusted: PublicKey | None) -> dict[str, Any]:
+def _from_journal(arguments: argparse.Namespace, trusted: PublicKey | None, progress: Progress) -> dict[str, Any]:
     url = find_journal(arguments)
     journal = inspect_journal(url)
     try:
         key = None if trusted is None else (trusted.algorithm, trusted.key)
-        return described_verification(url, Verification(journal, verifier(), trusted_key=key).run())
+        verification = Verification(journal, verifier(), trusted_key=key)
+        for commits in verification.run_slowly():
+            progress.show(commits, verification.commits_expected)
+        return described_verification(url, verification.found)
     finally:
         asyncio.run(journal.close())
 
 
-def _from_node(path: Path, trusted: PublicKey | None) -> dict[str, Any]:
+def _from_node(path: Path, trusted: PublicKey | None, progress: Progress) -> dict[str, Any]:
     """A running node verifies its own journal; until it is done it says how far it has come."""
     request = Verify() if trusted is None else Verify(trusted=trusted.key.hex(), algorithm=trusted.algorithm)
     found: dict[str, Any] = {}
-    for found in ask_stream(path, request):  # noqa: B007 - the last one is the result
-        pass
+    for found in ask_stream(path, request):
+        if "of" in found:
+            progress.show(found["commits"], found["of"])
     return found
 
 

@@ -38,7 +38,8 @@ class Output:
         return _make_console(stderr=False)
 
     @cached_property
-    def _messages(self) -> Console:
+    def messages(self) -> Console:
+        """The console for what is no result, on stderr."""
         return _make_console(stderr=True)
 
     def document(self, value: Any) -> None:
@@ -76,7 +77,7 @@ class Output:
         """A message beside the result, for people; with --json it is left out."""
         if not self.json:
             sys.stdout.flush()
-            self._messages.print(_text([(text, style)]))
+            self.messages.print(_text([(text, style)]))
 
     def error(self, text: str, kind: str) -> None:
         """Why the command did not do what was asked."""
@@ -84,7 +85,7 @@ class Output:
             self.document({"error": text, "kind": kind})
             return
         sys.stdout.flush()
-        self._messages.print(_text([("error: ", BAD), text]))
+        self.messages.print(_text([("error: ", BAD), text]))
 
 
 def shown(value: Any) -> str:

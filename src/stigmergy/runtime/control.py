@@ -160,7 +160,8 @@ class ControlDesk:
             verification = Verification(self._host.journal, self._verifier, trusted_key=trusted)
             told = 0
             for commits in verification.run_slowly():
-                yield {"commits": commits} if commits >= told + VERIFY_TOLD_COMMITS else None
+                far = commits >= told + VERIFY_TOLD_COMMITS
+                yield {"commits": commits, "of": verification.commits_expected} if far else None
                 told = max(told, commits - commits % VERIFY_TOLD_COMMITS)
             yield described_verification(self._node.journal, verification.found)
         finally:

@@ -89,6 +89,8 @@ class Verification:
         self._lanes: list[_Lane] = []
         self._signers = SignerHistory(self._signer_problem)
         self._last_signers: dict[int, tuple[int, bytes]] = {}
+        self.commits_expected = 0
+        """How many commits there are to verify; known from the first piece on."""
 
     def run(self) -> Verified:
         """Reads everything and says what it found."""
@@ -127,10 +129,9 @@ class Verification:
         for shard in range(journal.identity.shards):
             first = journal.first_position(shard)
             # Not to its end as it will be by then: groups that are appended meanwhile would be seen in one shard only.
-            count = ends.get(shard, 0) - first + 1
-            lane = _Lane(
-                shard, islice(journal.read(shard), max(0, count)), first, genesis_of(journal.identity.fleet, shard)
-            )
+            count = max(0, ends.get(shard, 0) - first + 1)
+            self.commits_expected += count
+            lane = _Lane(shard, islice(journal.read(shard), count), first, genesis_of(journal.identity.fleet, shard))
             lane.at_snapshot = dict.fromkeys(journal.snapshots(shard), b"")
             self._lanes.append(lane)
         if self._lanes[SIGNERS_SHARD].first > 1:
