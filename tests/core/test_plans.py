@@ -232,16 +232,30 @@ def test_the_layout_tells_states_apart() -> None:
 
 ROVER = """
 from __future__ import annotations
-from typing import Optional, Union
+from dataclasses import dataclass
+from typing import NamedTuple, Optional, Union
 from msgspec import Struct
 from stigmergy import Agent, Event, Window
 from stigmergy.core.plans import plan_agent
 
 class Felt(Event):
+    why: str
     n: int = 0
+
+class Angle(Struct, frozen=True):
+    deg: float
 
 class Pose(Struct, frozen=True):
     x: float = 0.0
+    angle: Angle | None = None
+    next: Pose | None = None
+
+@dataclass(frozen=True)
+class Cell:
+    volts: float
+
+class Fix(NamedTuple):
+    east: float
 
 class Rover(Agent):
     recent: Window[Felt] = Window.last(3)
@@ -249,6 +263,8 @@ class Rover(Agent):
     before: tuple[Pose, ...] = ()
     goal: Pose | None = None
     speed: int | float | str = 0
+    cells: tuple[Cell, ...] = ()
+    fix: Fix | None = None
 
 LAYOUT = plan_agent(Rover).layout.hex()
 if __name__ == "__main__":
@@ -281,6 +297,12 @@ def test_the_layout_is_the_same_for_a_script_and_a_module(tmp_path: Path, monkey
         ("goal: Pose | None", "goal: Felt | None"),
         ("int | float | str", "int | float"),
         ("speed:", "pace:"),
+        ("x: float = 0.0", "x: float | None = 0.0"),
+        ("class Pose(Struct, frozen=True)", "class Pose(Struct, frozen=True, tag='P')"),
+        ("    deg: float", "    deg: int"),
+        ("    volts: float", "    amps: float"),
+        ("    east: float", "    east: int"),
+        ("    why: str", "    why: bytes"),
     ],
 )
 def test_the_layout_is_another_one_when_a_type_inside_changes(
@@ -306,6 +328,19 @@ def test_the_order_in_a_union_is_no_matter_of_the_layout(
     same = ROVER.replace(before, after)
     assert same != ROVER
     assert layout_of(same, "rover", monkeypatch) == layout_of(ROVER, "rover", monkeypatch)
+
+
+def test_a_message_inside_a_state_may_get_a_field_with_a_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    wider = ROVER.replace("    n: int = 0", "    n: int = 0\n    at_s: float = 0.0")
+    assert layout_of(wider, "rover", monkeypatch) == layout_of(ROVER, "rover", monkeypatch)
+
+
+def test_the_layout_of_a_state_with_nothing_inside_is_what_it_always_was() -> None:
+    class Flat(Agent):
+        a: int = 0
+        b: tuple[str, ...] = ()
+
+    assert plan_agent(Flat).layout.hex() == "14c4a3a77c37136567dac6639244e7f9"
 
 
 def test_two_classes_of_one_kind() -> None:

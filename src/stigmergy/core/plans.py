@@ -6,6 +6,7 @@ Built once per class when a fleet is assembled. What would fail later at run tim
 from __future__ import annotations
 
 import copy as copying
+import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, cast, get_args, get_origin
@@ -280,10 +281,50 @@ def _check_can_be_made(cls: type[Agent]) -> None:
 
 
 def _layout(cls: type[Agent]) -> bytes:
-    """A digest of the names, types and defaults of the state: a snapshot of another layout is not taken as ours."""
+    """A digest of the names, types and defaults of the state: a snapshot of another layout is not taken as ours.
+
+    What the fields are made of counts as well; where no class is inside another, nothing is added.
+    """
     hints = resolve_hints(cls, cls.__qualname__)
     fields = [(name, plain_name(hints[name])) for name in cls.__struct_fields__]
-    return blake3(encode((cls.__agent_kind__, fields, canonical_bytes(cls())))).digest(length=16)
+    inside: dict[Any, bytes] = {}
+    for name in cls.__struct_fields__:
+        _describe_inside(hints[name], inside)
+    described: tuple[Any, ...] = (cls.__agent_kind__, fields, canonical_bytes(cls()))
+    if inside:
+        described = (*described, sorted(inside.values()))
+    return blake3(encode(described)).digest(length=16)
+
+
+def _describe_inside(hint: Any, inside: dict[Any, bytes]) -> None:
+    """Describes, once each, the structs, dataclasses and named tuples that an annotation is made of."""
+    for argument in get_args(hint):
+        _describe_inside(argument, inside)
+    cls: Any = get_origin(hint) or hint
+    if not isinstance(cls, type) or cls in inside:
+        return
+    if issubclass(cls, Struct):
+        names, form = _fields_that_count(cls), (cls.__struct_config__.array_like, cls.__struct_config__.tag)
+    elif dataclasses.is_dataclass(cls):
+        names, form = tuple(field.name for field in dataclasses.fields(cls)), (False, None)
+    elif issubclass(cls, tuple) and hasattr(cls, "_fields"):
+        names, form = tuple(cls._fields), (True, None)
+    else:
+        return
+    hints = resolve_hints(cls, cls.__qualname__)
+    inside[cls] = encode((cls.__name__, form, [(name, plain_name(hints[name])) for name in names]))
+    for name in names:
+        _describe_inside(hints[name], inside)
+
+
+def _fields_that_count(cls: type[Any]) -> tuple[str, ...]:
+    """All fields of a struct; of a message those without a default, because one with a default may be added."""
+    names: tuple[str, ...] = cls.__struct_fields__
+    if not issubclass(cls, Message):
+        return names
+    required = len(names) - len(cls.__struct_defaults__)
+    given = (msgspec.NODEFAULT,) * required + cls.__struct_defaults__
+    return tuple(name for name, default in zip(names, given, strict=True) if default is msgspec.NODEFAULT)
 
 
 def _shallow_copy(cls: Any) -> Callable[[Any], Any]:
