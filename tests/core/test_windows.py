@@ -91,6 +91,32 @@ def test_a_window_by_event_time_closes_by_the_events() -> None:
     assert add(closed, 21).late == 0
 
 
+YEARS_S = 10 * 366 * 86_400.0
+
+
+@pytest.mark.parametrize("ahead_s", [0.0, 30.0, 300.0])
+def test_an_event_from_the_future_stays_out_and_is_counted(ahead_s: float) -> None:
+    """Otherwise one device with a wrong clock would close every bucket to come, and empty what slides."""
+    sliding: Window[Sampled] = Window.sliding(seconds=10, by="at_s", ahead_s=ahead_s)
+    tumbling: Window[Sampled] = Window.tumbling(seconds=10, by="at_s", ahead_s=ahead_s)
+    for window in (sliding, tumbling):
+        before = add(window, 12, 13)
+        after = before.add(14 * SECOND_NS, Sampled(at_s=YEARS_S))
+        assert after.ahead == 1
+        assert after.entries == before.entries
+        assert not after.due(0)
+        assert values(add(after, 15)) == [12, 13, 15]
+        edge = before.add(14 * SECOND_NS, Sampled(at_s=14 + ahead_s))
+        assert (edge.ahead, edge.seen_ns) == (0, int((14 + ahead_s) * SECOND_NS)), "within what is tolerated"
+        assert before.add(14 * SECOND_NS - 1, Sampled(at_s=14 + ahead_s)).ahead == 1
+
+
+def test_a_window_tolerates_five_minutes_unless_told_otherwise() -> None:
+    for window in (Window[Sampled].sliding(seconds=10, by="at_s"), Window[Sampled].tumbling(seconds=10, by="at_s")):
+        assert window.add(0, Sampled(at_s=300)).ahead == 0
+        assert window.add(0, Sampled(at_s=301)).ahead == 1
+
+
 def test_an_event_that_opens_an_earlier_bucket() -> None:
     window = add(Window.tumbling(seconds=10, by="at_s", late_s=20), 25, 12)
     assert window.start_ns == 10 * SECOND_NS
@@ -129,6 +155,10 @@ def test_a_count_is_bounded(count: int) -> None:
 def test_lateness_is_bounded(late_s: float) -> None:
     with pytest.raises(DefinitionError, match="give 0 to a year of seconds"):
         Window.tumbling(seconds=1, late_s=late_s)
+    with pytest.raises(DefinitionError, match=r"tumbling\(ahead_s=.*give 0 to a year of seconds"):
+        Window.tumbling(seconds=1, ahead_s=late_s)
+    with pytest.raises(DefinitionError, match=r"sliding\(ahead_s=.*give 0 to a year of seconds"):
+        Window.sliding(seconds=1, ahead_s=late_s)
 
 
 @given(st.lists(st.integers(0, 60), max_size=40), st.integers(0, 9))

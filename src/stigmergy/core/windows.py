@@ -6,7 +6,8 @@
 
 The time of an entry is when it was taken, or, with `by="measured_at_s"`, a field of the event in seconds since 1970.
 A window by event time closes a bucket when an event `late_s` younger than its end has been seen; what comes after that
-is too late, is counted in `late`, and stays out. Every window holds at most `count_max` entries; past that the oldest
+is too late, is counted in `late`, and stays out. So does, counted in `ahead`, what is dated more than `ahead_s` after
+our own time: one device whose clock is years ahead must not close every bucket to come. Every window holds at most `count_max` entries; past that the oldest
 goes and is counted in `dropped`.
 """
 
@@ -25,6 +26,8 @@ EventT = TypeVar("EventT", bound=Event)
 
 ENTRIES_COUNT_MAX = 4096
 TIME_NS_MAX = 2**62
+AHEAD_S = 300.0
+"""So far may the clock of a device be ahead of ours, unless the window says otherwise."""
 
 
 class Shape(enum.IntEnum):
@@ -51,6 +54,8 @@ class Window(Struct, Generic[EventT], frozen=True, kw_only=True):
     seen_ns: int = 0
     dropped: int = 0
     late: int = 0
+    ahead_ns: int = int(AHEAD_S * SECOND_NS)
+    ahead: int = 0
 
     @classmethod
     def last(cls, count: int) -> Window[EventT]:
@@ -58,19 +63,32 @@ class Window(Struct, Generic[EventT], frozen=True, kw_only=True):
         return cls(shape=Shape.LAST, span=_count(count), count_max=count)
 
     @classmethod
-    def sliding(cls, *, seconds: float, by: str = "", count_max: int = ENTRIES_COUNT_MAX) -> Window[EventT]:
+    def sliding(
+        cls, *, seconds: float, by: str = "", ahead_s: float = AHEAD_S, count_max: int = ENTRIES_COUNT_MAX
+    ) -> Window[EventT]:
         """Those not older than so many seconds before the newest."""
-        return cls(shape=Shape.SLIDING, span=_span(seconds), by=by, count_max=_count(count_max))
+        ahead_ns = _tolerance("sliding", "ahead_s", ahead_s)
+        return cls(shape=Shape.SLIDING, span=_span(seconds), by=by, ahead_ns=ahead_ns, count_max=_count(count_max))
 
     @classmethod
     def tumbling(
-        cls, *, seconds: float, by: str = "", late_s: float = 0.0, count_max: int = ENTRIES_COUNT_MAX
+        cls,
+        *,
+        seconds: float,
+        by: str = "",
+        late_s: float = 0.0,
+        ahead_s: float = AHEAD_S,
+        count_max: int = ENTRIES_COUNT_MAX,
     ) -> Window[EventT]:
         """Buckets of so many seconds, aligned to 1970; `closed` holds the last complete one."""
-        if not 0 <= late_s <= 86_400 * 366:
-            raise DefinitionError(f"Window.tumbling(late_s={late_s}): give 0 to a year of seconds")
-        late_ns = int(late_s * SECOND_NS)
-        return cls(shape=Shape.TUMBLING, span=_span(seconds), by=by, late_ns=late_ns, count_max=_count(count_max))
+        return cls(
+            shape=Shape.TUMBLING,
+            span=_span(seconds),
+            by=by,
+            late_ns=_tolerance("tumbling", "late_s", late_s),
+            ahead_ns=_tolerance("tumbling", "ahead_s", ahead_s),
+            count_max=_count(count_max),
+        )
 
     @property
     def values(self) -> tuple[EventT, ...]:
@@ -101,6 +119,8 @@ class Window(Struct, Generic[EventT], frozen=True, kw_only=True):
     def add(self, now_ns: int, event: EventT) -> Window[EventT]:
         """The window with one more event."""
         time_ns = self._time_of(now_ns, event)
+        if time_ns > now_ns + self.ahead_ns:
+            return replace(self, ahead=self.ahead + 1)
         seen_ns = max(self.seen_ns, time_ns)
         start_ns = self.start_ns
         entries = (*self.entries, (time_ns, event))
@@ -142,6 +162,12 @@ class Window(Struct, Generic[EventT], frozen=True, kw_only=True):
 def _span(seconds: float) -> int:
     if not 1e-9 <= seconds <= 86_400 * 366:
         raise DefinitionError(f"a window of {seconds} seconds: give more than 0 and at most a year")
+    return int(seconds * SECOND_NS)
+
+
+def _tolerance(shape: str, name: str, seconds: float) -> int:
+    if not 0 <= seconds <= 86_400 * 366:
+        raise DefinitionError(f"Window.{shape}({name}={seconds}): give 0 to a year of seconds")
     return int(seconds * SECOND_NS)
 
 
