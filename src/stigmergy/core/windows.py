@@ -7,8 +7,8 @@
 The time of an entry is when it was taken, or, with `by="measured_at_s"`, a field of the event in seconds since 1970.
 A window by event time closes a bucket when an event `late_s` younger than its end has been seen; what comes after that
 is too late, is counted in `late`, and stays out. So does, counted in `ahead`, what is dated more than `ahead_s` after
-our own time: one device whose clock is years ahead must not close every bucket to come. Every window holds at most `count_max` entries; past that the oldest
-goes and is counted in `dropped`.
+our own time: one device whose clock is years ahead must not close every bucket to come. Every window holds at most
+`count_max` entries; past that the oldest goes and is counted in `dropped`.
 """
 
 from __future__ import annotations
