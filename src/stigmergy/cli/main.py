@@ -12,15 +12,16 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
-from stigmergy.cli import bench, exits, keys, log, node, run, send, state
+from stigmergy.cli import bench, exits, keys, log, new, node, run, send, state
 from stigmergy.cli.output import Output
 from stigmergy.cli.parsing import Parser
 from stigmergy.cli.version import version
 from stigmergy.core.errors import StigmergyError
 
-GROUPS = (run, send, state, log, node, keys, bench)
+GROUPS = (new, run, send, state, log, node, keys, bench)
 DESCRIPTION = "A runtime for fleets of autonomous agents that decide locally, on their own durable log."
 EPILOG = """examples:
+  stigmergy new drone                                  begin: an agent, its test, its settings
   stigmergy run drone:fleet                            run the fleet in drone.py
   stigmergy send Drone/D-17 StartMission mission=M1    give an agent a command
   stigmergy state Drone/D-17 --at 2026-11-15T08:00:00Z

@@ -1,0 +1,1 @@
+"""What `stigmergy new` writes: the files in `template/`, each with a few names filled in."""
