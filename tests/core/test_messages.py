@@ -16,6 +16,7 @@ from stigmergy.core.messages import (
     Keep,
     Keeping,
     Message,
+    category_of,
     durable,
     latest,
     newer_version,
@@ -223,3 +224,17 @@ def wrong_1_to_2(old: WrongV1) -> Wrong:
 def test_an_upcaster_that_returns_something_else() -> None:
     with pytest.raises(TypeError, match="wrong_1_to_2 returned WrongV1, not Wrong"):
         to_newest(WrongV1())
+
+
+def test_a_category_is_declared_and_found_by_its_tag() -> None:
+    class Overheated(Event, category="alert"):
+        severity: str
+
+    assert spec_of(Overheated).category == "alert"
+    assert category_of("Overheated@1") == "alert"
+    assert spec_of(Started).category is None
+    assert category_of("Started@1") is None
+    with pytest.raises(DefinitionError, match="sensor, control, state, alert"):
+
+        class Odd(Event, category="noise"):
+            pass

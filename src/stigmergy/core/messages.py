@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, TypeVar, dataclass_transform
+from typing import Any, ClassVar, Literal, TypeVar, dataclass_transform, get_args
 
 from msgspec import Struct, StructMeta, field
 
@@ -53,6 +53,16 @@ def within(*, seconds: float) -> Keep:
     return Keep(Keeping.WITHIN, wait_ns=int(seconds * SECOND_NS))
 
 
+Category = Literal["sensor", "control", "state", "alert"]
+"""What kind of news an event is, for whoever routes or filters it outside: a reading, an order, a change, a warning."""
+_categories: dict[str, Category] = {}
+
+
+def category_of(tag: str) -> Category | None:
+    """The declared category of the messages with this tag."""
+    return _categories.get(tag)
+
+
 class MessageSpec(Struct, frozen=True):
     """What the class statement of a message said."""
 
@@ -60,6 +70,7 @@ class MessageSpec(Struct, frozen=True):
     name: str
     version: int
     keep: Keep
+    category: Category | None = None
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
@@ -75,6 +86,7 @@ class MessageMeta(StructMeta):
         name: str | None = None,
         version: int = 1,
         keep: Keep | None = None,
+        category: Category | None = None,
         **config: Any,
     ) -> Any:
         stable_name = name or class_name
@@ -82,11 +94,15 @@ class MessageMeta(StructMeta):
             raise DefinitionError(f"{class_name}: version={version}; versions count from 1")
         if "@" in stable_name or not stable_name:
             raise DefinitionError(f"{class_name}: name={stable_name!r}; a name has no '@', the version is added to it")
+        if category is not None and category not in get_args(Category):
+            raise DefinitionError(f"{class_name}: category={category!r}; give one of {', '.join(get_args(Category))}")
         tag = f"{stable_name}@{version}"
         check_defaults(class_name, namespace)
         # What holds only immutable values is in no cycle, so the garbage collector need not know of it.
         cls: Any = super().__new__(mcls, class_name, bases, namespace, tag=tag, frozen=True, gc=False, **config)
-        cls.__message__ = MessageSpec(tag=tag, name=stable_name, version=version, keep=keep or durable)
+        cls.__message__ = MessageSpec(tag, stable_name, version, keep or durable, category)
+        if category is not None:
+            _categories[tag] = category
         check_immutable_fields(cls)
         return cls
 
