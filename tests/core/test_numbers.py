@@ -1,20 +1,23 @@
-"""Numbers keep the type of their field, whatever a handler assigns; a handler that cannot go wrong pays nothing."""
+"""Values keep the type of their field, or the input fails; a handler that cannot go wrong pays nothing."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
 from stigmergy.core.agent import Agent
 from stigmergy.core.messages import Event
-from stigmergy.core.numbers import keep_types, number_fields
+from stigmergy.core.numbers import keep_types, plain_fields
 
 
 class Measured(Event):
     level: float = 0.0
     count: int = 0
     flag: bool = False
+    near: float | None = None
+    legs: tuple[int, ...] = ()
 
 
 class Tank(Agent):
@@ -22,6 +25,9 @@ class Tank(Agent):
     count: int = 0
     height: float | None = None
     name: str = ""
+    mark: str | bytes = ""
+    share: float | str = 0.0
+    legs: tuple[int, ...] = ()
 
     def helped(self) -> None:
         self.level = 1
@@ -32,6 +38,10 @@ def same(self: Tank, event: Measured) -> None:
     if self.level > 3:
         self.count = event.count
     self.name = "x"
+    self.height = event.near
+    self.height = event.level
+    self.legs = event.legs
+    self.mark = "a"
 
 
 def literal(self: Tank, event: Measured) -> None:
@@ -82,9 +92,16 @@ def reads_time(self: Tank, event: Measured) -> None:
     self.name = self.address
 
 
-def test_which_fields_hold_one_number() -> None:
-    assert number_fields(Tank) == {"level": float, "count": int, "height": float}
-    assert number_fields(Measured) == {"level": float, "count": int}
+def test_which_fields_hold_plain_values() -> None:
+    assert plain_fields(Tank) == {
+        "id": (str,),
+        "level": (float,),
+        "count": (int,),
+        "height": (float, type(None)),
+        "name": (str,),
+        "mark": (str, bytes),
+        "share": (float, str),
+    }
 
 
 def test_a_handler_that_takes_over_fields_of_the_same_type_is_left_alone() -> None:
@@ -118,10 +135,51 @@ def test_numbers_have_the_type_of_their_field_afterwards(handler: Any, event: Me
     assert tank.height is None or type(tank.height) is float
 
 
-def test_what_is_no_number_is_left_to_the_snapshot_to_complain_about() -> None:
-    def wrong(self: Tank, event: Measured) -> None:
-        self.level = "high"  # type: ignore[assignment]
+def text_for_a_number(self: Tank, event: Measured) -> None:
+    self.level = "high"  # type: ignore[assignment]
+
+
+def nothing_for_a_number(self: Tank, event: Measured) -> None:
+    self.level = event.near  # type: ignore[assignment]
+
+
+def number_for_a_text(self: Tank, event: Measured) -> None:
+    self.name = event.count  # type: ignore[assignment]
+
+
+def object_in_an_optional_field(self: Tank, event: Measured) -> None:
+    self.height = object()  # type: ignore[assignment]
+
+
+def number_for_text_or_bytes(self: Tank, event: Measured) -> None:
+    self.mark = 5  # type: ignore[assignment]
+
+
+def tuple_for_a_text(self: Tank, event: Measured) -> None:
+    self.name = event.legs  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("handler", "said"),
+    [
+        (text_for_a_number, "Tank.level is declared as float and was given a str"),
+        (nothing_for_a_number, "Tank.level is declared as float and was given a NoneType"),
+        (number_for_a_text, "Tank.name is declared as str and was given a int"),
+        (object_in_an_optional_field, "Tank.height is declared as float | None and was given a object"),
+        (number_for_text_or_bytes, "Tank.mark is declared as str | bytes and was given a int"),
+        (tuple_for_a_text, "Tank.name is declared as str and was given a tuple"),
+    ],
+)
+def test_what_can_be_no_value_of_its_field_fails_the_input(handler: Any, said: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(said)):
+        keep_types(handler, Tank, Measured)(Tank(), Measured())
+
+
+def test_what_is_read_back_as_a_value_of_its_field_is_left_alone() -> None:
+    def alike(self: Tank, event: Measured) -> None:
+        self.mark = bytearray(b"x")  # type: ignore[assignment]
+        self.share = event.count
 
     tank = Tank()
-    keep_types(wrong, Tank, Measured)(tank, Measured())
-    assert tank.level == "high"  # type: ignore[comparison-overlap]
+    keep_types(alike, Tank, Measured)(tank, Measured(count=3))
+    assert (tank.mark, tank.share) == (b"x", 3)

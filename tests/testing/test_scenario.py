@@ -340,18 +340,26 @@ def test_a_window_closes_when_its_time_is_over() -> None:
 
 class Mistyped(Agent):
     height: int = 0
-    count: int = 0
+    legs: tuple[int, ...] = ()
 
     @evolve
     def woken(self, event: Woken) -> None:
         if event.name == "text":
             self.height = "high"  # type: ignore[assignment]
+        elif event.name == "texts":
+            self.legs = ("high",)  # type: ignore[assignment]
         else:
             self.height = 2**70
 
 
+def test_a_value_that_its_field_is_not_declared_for_fails_the_input() -> None:
+    mistyped = given(Mistyped).when(Woken(name="text"))
+    mistyped.failed("Mistyped.height is declared as int and was given a str")
+    mistyped.state(height=0)
+
+
 def test_a_state_that_cannot_be_read_back_is_found() -> None:
-    assert "cannot be written and read back" in failure(lambda: given(Mistyped).when(Woken(name="text")))
+    assert "cannot be written and read back" in failure(lambda: given(Mistyped).when(Woken(name="texts")))
 
 
 def test_a_state_that_cannot_be_written_is_found() -> None:

@@ -1,6 +1,7 @@
-"""Keeps each number of a state in the type of its field: 0.0 where Python let 0 pass for a float, 1 for True.
+"""Keeps each plain value of a state in the type of its field: 0.0 where Python let 0 pass for a float, 1 for True.
 
-Otherwise `self.speed = 0` would be an int until a restart and a float after it, and the two calculate differently. The
+Otherwise `self.speed = 0` would be an int until a restart and a float after it, and the two calculate differently. What
+is no number at all, like a text in a field for numbers, fails the input: no snapshot could be read back with it in. The
 code of a handler is looked at once, when the agent is planned, so that a handler that cannot go wrong pays nothing.
 """
 
@@ -14,22 +15,26 @@ from stigmergy.core.agent import Agent, loads
 from stigmergy.core.annotations import parameters_of, resolve_hints, union_members
 from stigmergy.core.messages import Message
 
-Number = type[int] | type[float]
+Classes = tuple[type, ...]
 Evolve = Callable[[Any, Any], None]
+_PLAIN: Classes = (int, float, str, bytes, bool, type(None))
+"""Types whose values can be told from their class alone."""
+_ALIKE: dict[type, Classes] = {float: (float, int), bytes: (bytes, bytearray, memoryview)}
+"""What is written and read back as such a value as well."""
 
 
-def number_fields(cls: type[Any]) -> dict[str, Number]:
-    """The fields of a class that hold one number, or one number or nothing."""
-    found: dict[str, Number] = {}
+def plain_fields(cls: type[Any]) -> dict[str, Classes]:
+    """The fields of a class that hold plain values only: numbers, texts, bytes, booleans or nothing."""
+    found: dict[str, Classes] = {}
     for name, hint in resolve_hints(cls, cls.__qualname__).items():
-        members = [member for member in union_members(hint) if member is not type(None)]
-        if name in cls.__struct_fields__ and members in ([int], [float]):
-            found[name] = members[0]
+        members = union_members(hint)
+        if name in cls.__struct_fields__ and all(member in _PLAIN for member in members):
+            found[name] = members
     return found
 
 
 def keep_types(evolve: Evolve, cls: type[Agent], message: type[Message]) -> Evolve:
-    """The handler, followed by whatever it takes that each number it may have assigned has the type of its field."""
+    """The handler, followed by whatever it takes that each plain value it may have assigned has a type of its field."""
     doubtful = _doubtful_fields(evolve, cls, message)
     if not doubtful:
         return evolve
@@ -37,34 +42,49 @@ def keep_types(evolve: Evolve, cls: type[Agent], message: type[Message]) -> Evol
 
     def evolve_typed(agent: Any, event: Any) -> None:
         evolve(agent, event)
-        for name, wanted in fields:
+        for name, classes in fields:
             value = getattr(agent, name)
-            if value.__class__ is not wanted and isinstance(value, int | float):
-                setattr(agent, name, wanted(value))
+            if value.__class__ not in classes:
+                setattr(agent, name, _fitting(cls, name, classes, value))
 
     return evolve_typed
 
 
-def _doubtful_fields(evolve: Evolve, cls: type[Agent], message: type[Message]) -> Mapping[str, Number]:
-    """The number fields that this handler may assign with something of another type; all, if it cannot be told."""
-    numbers, given = number_fields(cls), number_fields(message)
+def _fitting(cls: type[Agent], name: str, classes: Classes, value: Any) -> Any:
+    """The value as one of its field's types; raises TypeError where it is none."""
+    numbers = [wanted for wanted in classes if wanted is not type(None)]
+    if numbers in ([int], [float]) and isinstance(value, int | float):
+        return numbers[0](value)
+    if any(isinstance(value, _ALIKE.get(wanted, wanted)) for wanted in classes):
+        return value
+    declared = " | ".join("None" if wanted is type(None) else wanted.__name__ for wanted in classes)
+    raise TypeError(
+        f"{cls.__qualname__}.{name} is declared as {declared} and was given a {type(value).__name__}; "
+        "mend the @evolve handler that assigns it, or declare the field so"
+    )
+
+
+def _doubtful_fields(evolve: Evolve, cls: type[Agent], message: type[Message]) -> Mapping[str, Classes]:
+    """The plain fields that this handler may assign with something of another type; all, if it cannot be told."""
+    plain, given = plain_fields(cls), plain_fields(message)
     known = (*cls.__struct_fields__, "now", "address")
     own, event = parameters_of(evolve)
     code = list(dis.get_instructions(evolve))
-    doubtful: dict[str, Number] = {}
+    doubtful: dict[str, Classes] = {}
     for index, instruction in enumerate(code):
         if not loads(instruction, own):
             if _mentions(instruction, own):
-                return numbers
+                return plain
             continue
         augmented = code[index + 1].opname == "COPY"
         after = code[index + 2] if augmented else code[index + 1]
         if after.opname not in ("LOAD_ATTR", "STORE_ATTR") or after.argval not in known:
-            return numbers
+            return plain
         name = after.argval
-        assigned = augmented or after.opname == "STORE_ATTR"
-        if name in numbers and assigned and not _takes_from(code[: index + 1], event, given, numbers[name]):
-            doubtful[name] = numbers[name]
+        if name not in plain or (after.opname == "LOAD_ATTR" and not augmented):
+            continue
+        if augmented or not _fits(code[: index + 1], event, given, plain[name]):
+            doubtful[name] = plain[name]
     return doubtful
 
 
@@ -74,8 +94,11 @@ def _mentions(instruction: dis.Instruction, name: str) -> bool:
     return instruction.opname not in ("MAKE_CELL", "LOAD_ATTR", "LOAD_CONST", "LOAD_GLOBAL") and name in named
 
 
-def _takes_from(code: list[dis.Instruction], event: str, given: Mapping[str, Number], wanted: Number) -> bool:
-    """Whether the value that was loaded last is a field of the event of just the type that is wanted."""
-    if len(code) < 3 or code[-2].opname != "LOAD_ATTR" or code[-1].is_jump_target:
+def _fits(code: list[dis.Instruction], event: str, given: Mapping[str, Classes], classes: Classes) -> bool:
+    """Whether the value that was loaded last surely has one of these types: a constant, or a field of the event."""
+    if len(code) < 3 or code[-1].is_jump_target:
         return False
-    return loads(code[-3], event) and given.get(code[-2].argval) is wanted
+    if code[-2].opname == "LOAD_CONST":
+        return type(code[-2].argval) in classes
+    taken = given.get(code[-2].argval, (object,)) if code[-2].opname == "LOAD_ATTR" else (object,)
+    return loads(code[-3], event) and all(one in classes for one in taken)
