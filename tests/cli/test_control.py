@@ -142,3 +142,36 @@ def test_a_running_node_for_people(shared: Folder, arguments: tuple[str, ...]) -
     done = shared.cli(*arguments)
     assert done.returncode == 0
     assert "Traceback" not in done.stderr
+
+
+def test_names_of_kinds_messages_and_agents(shared: Folder) -> None:
+    for name in ("D-7", "D-8", "E-1"):
+        shared.ask(do="send", agent=f"Drone/{name}", command="StartMission", fields={"mission": "M1"})
+    names = shared.ask(do="names", prefix="Drone/D-", limit=1000)
+    assert names["kinds"] == {
+        "Drone": {
+            "commands": {"StartMission": ["mission", "priority"], "FlyTo": ["waypoints", "urgent"], "Stumble": []},
+            "events": {
+                "MissionStarted": ["mission", "priority"],
+                "RouteSet": ["waypoints", "urgent"],
+                "BatteryMeasured": ["percent"],
+            },
+        }
+    }
+    assert names["agents"] == sorted(names["agents"])
+    assert {"Drone/D-7", "Drone/D-8", "Drone/D-17"} <= set(names["agents"])
+    assert "Drone/E-1" not in names["agents"]
+    assert shared.ask(do="names", prefix="Drone/D-", limit=1)["agents"] == names["agents"][:1]
+    assert shared.ask(do="names", prefix="Drone/D-7")["agents"] == ["Drone/D-7"]
+    with connected(shared) as connection:
+        for limit in (0, 1001):
+            (reply,) = asked(connection, json.dumps({"v": 1, "do": "names", "limit": limit}).encode() + b"\n")
+            assert reply["kind"] == "ConfigError"
+
+
+def test_status_tells_what_the_process_uses(shared: Folder) -> None:
+    before, after = shared.ask(do="status"), shared.ask(do="status")
+    assert 0 < before["up_s"] <= after["up_s"]
+    assert 0 < before["cpu_s"] <= after["cpu_s"]
+    assert 10_000_000 < after["memory_peak_bytes"] < 1_000_000_000
+    assert after["commits"] == sum(head["position"] for head in after["heads"])

@@ -7,7 +7,9 @@ listing, is done in small pieces, so that the agents go on; only one look back o
 from __future__ import annotations
 
 import asyncio
+import heapq
 import os
+import resource
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, assert_never
 
@@ -18,7 +20,8 @@ from stigmergy.core.codec import tag_of
 from stigmergy.core.errors import ConfigError, NotRunning, Overloaded, StigmergyError, TrustError
 from stigmergy.core.inputs import Accepted, EnrollSigner, LetterDropped, LetterRetried, ResumeAgent, RevokeSigner
 from stigmergy.core.memory import Letter
-from stigmergy.core.messages import Command, Event
+from stigmergy.core.messages import Command, Event, Message
+from stigmergy.core.plans import AgentPlan
 from stigmergy.ports.trust import Verifier
 from stigmergy.runtime import protocol
 from stigmergy.runtime.audit.history import History, Moment, Sight, read_moment
@@ -27,10 +30,12 @@ from stigmergy.runtime.audit.signatures import SIGNERS_SHARD
 from stigmergy.runtime.audit.signers import Key, check_enrolment, check_revocation
 from stigmergy.runtime.audit.verification import Verification, Verified
 from stigmergy.runtime.live import Live
-from stigmergy.runtime.phrasing import phrase
+from stigmergy.runtime.phrasing import messages_of, phrase
 from stigmergy.runtime.protocol import VERSION, Reply, read_request, write_error, write_reply
 from stigmergy.runtime.recovery import Recovered
 
+NAMES_COUNT_MAX = 1_000
+"""So many addresses are named at once; a longer prefix finds others."""
 VERIFY_TOLD_COMMITS = 1_000
 """So often a verification says how far it has come, so that its client knows that it goes on."""
 
@@ -52,6 +57,7 @@ class ControlDesk:
         self._verifier = verifier
         self._node = node
         self._stop = stop
+        self._since_ns = self._host.clock.monotonic_ns()
         self._long = False
         """Whether somebody looks back or verifies; one at a time, because each takes from the agents' time."""
 
@@ -86,6 +92,8 @@ class ControlDesk:
                 return await self._state(request)
             case protocol.Status():
                 return self._status()
+            case protocol.Names():
+                return self._names(request)
             case protocol.Retry() | protocol.Drop():
                 return await self._take_letter(request)
             case protocol.Resume():
@@ -203,16 +211,31 @@ class ControlDesk:
         await self._host.intake.take(SIGNERS_SHARD, RevokeSigner(*key, last))
         return {"public_key": key[1].hex(), "revoked_after": last}
 
+    def _names(self, request: protocol.Names) -> Any:
+        if not 1 <= request.limit <= NAMES_COUNT_MAX:
+            raise ConfigError(f"limit {request.limit}: give 1 to {NAMES_COUNT_MAX}")
+        addresses = (address for shard in self._host.shards for address in shard.state.agents)
+        found = heapq.nsmallest(request.limit, (one for one in addresses if one.startswith(request.prefix)))
+        return {
+            "kinds": {kind: described_kind(plan) for kind, plan in self._host.declaration.plans.items()},
+            "agents": [address for address in found if self._host.durable_image(address) is not None],
+        }
+
     def _status(self) -> Any:
         standing = self._live.standing()
+        used = resource.getrusage(resource.RUSAGE_SELF)
         signers = self._host.shards[SIGNERS_SHARD].state.signers
         return {
             "fleet": standing.fleet,
             "version": self._node.version,
             "pid": os.getpid(),
+            "up_s": round((self._host.clock.monotonic_ns() - self._since_ns) / 1e9, 3),
+            "cpu_s": round(used.ru_utime + used.ru_stime, 3),
+            "memory_peak_bytes": used.ru_maxrss * 1024,
             "journal": self._node.journal,
             "agents": standing.agents,
             "events": sum(shard.state.events_count for shard in self._host.shards),
+            "commits": sum(head.position for head in standing.heads),
             "owed": standing.owed,
             "waiting": standing.waiting,
             "dead_letters": standing.dead_letters,
@@ -243,6 +266,14 @@ def described_sight(address: str, sight: Sight, stopped: str | None = None) -> d
         "time": readable_time(sight.time_ns) if sight.position else None,
         "stopped": stopped,
         "state": msgspec.to_builtins(sight.agent, str_keys=True),
+    }
+
+
+def described_kind(plan: AgentPlan) -> dict[str, Any]:
+    """What may be sent to agents of a kind, and told them: messages with the names of their fields."""
+    return {
+        "commands": {message.__name__: _fields_of(message) for message in messages_of(plan, Command)},
+        "events": {message.__name__: _fields_of(message) for message in messages_of(plan, Event)},
     }
 
 
@@ -313,6 +344,10 @@ def _stream(items: Iterable[Any]) -> Iterator[bytes]:
         yield write_error(error)
         return
     yield write_reply(Reply(v=VERSION, end={"count": count}))
+
+
+def _fields_of(message: type[Message]) -> list[str]:
+    return [field.name for field in msgspec.structs.fields(message)]
 
 
 def _key(public_key: str, algorithm: int) -> Key:

@@ -59,6 +59,13 @@ class Status(Request, tag="status"):
     """Where the node stands."""
 
 
+class Names(Request, tag="names"):
+    """What the node knows: agent kinds with their commands and events, and agents whose address begins like this."""
+
+    prefix: str = ""
+    limit: int = 100
+
+
 class Log(Request, tag="log"):
     """A stream of what the log says; the keys are those of `stigmergy log show`."""
 
@@ -119,7 +126,9 @@ class Stop(Request, tag="stop"):
     """Drains and ends the node."""
 
 
-AnyRequest = Send | Observe | State | Status | Log | Verify | Letters | Retry | Drop | Resume | Enrol | Revoke | Stop
+AnyRequest = (
+    Send | Observe | State | Status | Names | Log | Verify | Letters | Retry | Drop | Resume | Enrol | Revoke | Stop
+)
 
 
 class _Opening(Struct):

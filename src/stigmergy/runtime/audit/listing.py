@@ -130,7 +130,8 @@ def _tail(journal: Journal, shards: list[int], wanted: Wanted) -> Iterator[Entry
     ends = {head.shard: head.position for head in journal.heads() if head.shard in shards}
     if wanted.last is not None:
         ends = {shard: min(end, wanted.last) for shard, end in ends.items()}
-    window = wanted.limit
+    # From one commit on, for it may hold hundreds of entries, and a node must not read ten of them to show ten lines.
+    window = 1
     while True:
         starts = {shard: max(end - window + 1, journal.first_position(shard)) for shard, end in ends.items()}
         found: deque[Entry] = deque(maxlen=wanted.limit)
