@@ -69,3 +69,14 @@ def test_events_that_are_not_kept_never_fill_the_draft_for_good() -> None:
         left = [one for one in shard.step(left, 1).left if isinstance(one, Delivery)]
         assert shard.seal() is None
     assert not left
+
+
+def test_numbers_that_were_never_for_us_are_passed_without_a_word() -> None:
+    shard = make_shard()
+    shard.step([SequencesSkipped("s", 0, 0, 4, ""), delivery(5)], 1)
+    ready = shard.seal()
+    assert ready is not None
+    assert [address for address, _ in ready.commit.events] == ["Counter/a"]
+    assert shard.state.marks.consumed("s", 0) == 5
+    assert shard.counters.skipped == 0
+    assert shard.state.events_count == 1

@@ -60,7 +60,10 @@ class EffectsSettled(Struct, frozen=True):
 
 
 class SequencesSkipped(Struct, frozen=True):
-    """A source's inputs up to `last` will not come, or were shed: the mark passes them, and the log says so."""
+    """A source's inputs up to `last` will not come, or were shed: the mark passes them, and the log says so.
+
+    With `because` empty the source never had inputs with these numbers for us: the mark passes them, that is all.
+    """
 
     source: str
     incarnation: int

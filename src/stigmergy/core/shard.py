@@ -369,10 +369,11 @@ class Shard:
             return
         if skipped.last < first:
             return
-        self._draft.begin_run(now_ns, skipped.source)
-        self._handling.counters.skipped += skipped.last - first + 1
-        event = InputsSkipped(source=skipped.source, first=first, last=skipped.last, because=skipped.because)
-        self._handling.keep(self._draft, SHARD_ADDRESS, event, now_ns)
+        if skipped.because:
+            self._draft.begin_run(now_ns, skipped.source)
+            self._handling.counters.skipped += skipped.last - first + 1
+            event = InputsSkipped(source=skipped.source, first=first, last=skipped.last, because=skipped.because)
+            self._handling.keep(self._draft, SHARD_ADDRESS, event, now_ns)
         self._move_mark(skipped.source, skipped.incarnation, skipped.epoch, skipped.last)
 
     def _take_letter(self, taken: LetterRetried | LetterDropped, now_ns: int) -> None:
