@@ -19,7 +19,7 @@ from stigmergy.core.effects import (
     Woken,
     WorkFailed,
 )
-from stigmergy.core.errors import NotRunning, Overloaded, StigmergyError
+from stigmergy.core.errors import DeviceRefused, NotRunning, Overloaded, StaleOrder, StigmergyError
 from stigmergy.core.inputs import Accepted, Refused
 from stigmergy.core.messages import (
     Action,
@@ -44,7 +44,10 @@ from stigmergy.core.supervision import (
     WhenStale,
 )
 from stigmergy.core.windows import Window
+from stigmergy.ports.device import Feed
+from stigmergy.runtime.fence import Fence
 from stigmergy.runtime.live import Live
+from stigmergy.runtime.loops import SetPoints, Tick
 from stigmergy.runtime.mailbox import BLOCK, DROP_OLDEST, sample
 from stigmergy.runtime.settings import Retention, Settings, Snapshots
 from stigmergy.wiring import Fleet
@@ -62,10 +65,13 @@ __all__ = [
     "Blob",
     "CancelWake",
     "Command",
+    "DeviceRefused",
     "Effect",
     "Effects",
     "Event",
     "Events",
+    "Feed",
+    "Fence",
     "Fleet",
     "InputFailed",
     "Live",
@@ -77,11 +83,14 @@ __all__ = [
     "Retention",
     "SafeAction",
     "SafeActionTaken",
+    "SetPoints",
     "Settings",
     "Snapshots",
+    "StaleOrder",
     "StigmergyError",
     "Supervise",
     "Tell",
+    "Tick",
     "WakeMe",
     "WakeMeAt",
     "WhenStale",

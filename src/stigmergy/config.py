@@ -5,6 +5,7 @@
     journal = "sqlite:fleet.db"        # sqlite:path · memory:
     key = "fleet.key"
     trust = ["old.key"]                # keys whose end of the log is believed beside our own; after a rotation
+    agents = ["Drone/D-17"]            # whom this device carries: sensors and loops are for them
 
     [settings]
     batch_events_max = 1000
@@ -20,7 +21,7 @@ import re
 from pathlib import Path
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from stigmergy.core.errors import ConfigError
 from stigmergy.runtime.settings import Settings
@@ -39,6 +40,8 @@ class Place(Struct, frozen=True, forbid_unknown_fields=True):
     module: str | None = None
     trust: tuple[str, ...] = ()
     """Public keys, as files, lines or hex digits, whose end of the log is believed beside our own: after a rotation."""
+    agents: tuple[str, ...] = ()
+    """Addresses of the agents that this device carries; without any, sensors and loops are for all that are here."""
 
 
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
@@ -68,8 +71,8 @@ def find_config(directory: Path) -> Config:
 
 
 def _beside(place: Place, folder: Path) -> Place:
-    journal, key = place.journal, place.key
+    journal, key = place.journal, None if place.key is None else str(folder / place.key)
     if journal is not None and journal.startswith("sqlite:"):
         journal = f"sqlite:{folder / journal.removeprefix('sqlite:')}"
     trust = tuple(text if _WRITTEN_KEY.fullmatch(text) else str(folder / text) for text in place.trust)
-    return Place(journal=journal, key=None if key is None else str(folder / key), module=place.module, trust=trust)
+    return structs.replace(place, journal=journal, key=key, trust=trust)

@@ -23,7 +23,7 @@ from stigmergy.adapters.keyfile import (
     write_private_key,
 )
 from stigmergy.adapters.sqlite import inspect_journal as inspect_sqlite
-from stigmergy.adapters.system import SystemClock, SystemEntropy, make_process_ours
+from stigmergy.adapters.system import SystemClock, SystemEntropy, SystemThreads, make_process_ours
 from stigmergy.config import Config, find_config
 from stigmergy.core.commit import SignatureAlgorithm
 from stigmergy.core.errors import ConfigError, NotRunning, TrustError
@@ -32,6 +32,7 @@ from stigmergy.ports.trust import Signer, Verifier
 from stigmergy.runtime.audit.rotation import Rotation
 from stigmergy.runtime.control import ControlDesk, Node
 from stigmergy.runtime.declaration import Declaration
+from stigmergy.runtime.devices import Devices
 from stigmergy.runtime.host import Host
 from stigmergy.runtime.live import Live
 from stigmergy.runtime.settings import Settings
@@ -59,13 +60,16 @@ class Fleet(Declaration):
         key: str | Path | None = None,
         settings: Settings | None = None,
         trust: Sequence[str] = (),
+        agents: Sequence[str] = (),
     ) -> Running:
         """Runs the fleet in this program, on a SQLite file and a key beside it unless told otherwise.
 
         `trust` names public keys (lines or files) whose end of the log is believed beside our own: after a rotation.
+        `agents` names those that this device carries ('Drone/D-17'): sensors and loops that name none are for them.
         The order of precedence: these arguments, `stigmergy.toml` in the current directory, `NAME.db` and `NAME.key`.
         """
-        return Running(self, find_config(Path.cwd()), journal, None if key is None else Path(key), settings, trust)
+        place = None if key is None else Path(key)
+        return Running(self, find_config(Path.cwd()), journal, place, settings, trust, agents)
 
 
 class Running:
@@ -79,32 +83,41 @@ class Running:
         key: Path | None,
         settings: Settings | None,
         trust: Sequence[str] = (),
+        agents: Sequence[str] = (),
     ) -> None:
         self._fleet = fleet
         self.url = journal or config.fleet.journal or f"sqlite:{fleet.name}.db"
         self._key = key or (Path(config.fleet.key) if config.fleet.key else default_key_path(fleet.name, self.url))
         self._settings = settings or config.settings
         self._trust = [read_key(text).key for text in (*config.fleet.trust, *trust)]
+        self._agents = tuple(agents) or config.fleet.agents
         self._host: Host | None = None
+        self._devices: Devices | None = None
         self._signer: Signer | None = None
 
     async def __aenter__(self) -> Live:
+        self._fleet.check_safe_actions()
         entropy = SystemEntropy()
         signer = load_signer(self._key, create=True)
         journal = open_journal(self.url, self._fleet.name, self._fleet.shards)
         try:
             host = Host(self._fleet, journal, signer, verifier(), SystemClock(), self._settings, self._trust)
+            devices = Devices(host, SystemThreads(), self._agents)
             recovered = await host.start()
         except BaseException:
             await journal.close()
             raise
         self._host = host
+        self._devices = devices
         self._signer = signer
-        return Live(host, entropy, recovered)
+        devices.start()
+        return Live(host, entropy, recovered, devices)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._devices is not None:
+            await self._devices.stop()
         if self._host is not None:
             await self._host.stop()
 

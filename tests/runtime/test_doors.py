@@ -80,7 +80,9 @@ class Gauge(Agent):
 
 
 def fleet() -> Fleet:
-    return Fleet("doors", agents=[Gauge])
+    doors = Fleet("doors", agents=[Gauge])
+    doors.no_actuator(Land, because="nothing is flown here")
+    return doors
 
 
 async def test_a_timer_without_a_name_fails_the_input_and_keeps_nothing_of_it() -> None:

@@ -1,11 +1,20 @@
-"""The machine's own clocks and entropy: the Clock and Entropy ports over the operating system. Keeps no state."""
+"""The machine's own clocks, entropy and threads: the Clock, Entropy and Threads ports over the operating system."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import gc
+import queue
 import secrets
 import sys
+import threading
 import time
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+THREADS_COUNT_MAX = 32
 
 
 class SystemClock:
@@ -28,6 +37,50 @@ class SystemEntropy:
         return secrets.token_bytes(size_bytes)
 
 
+class SystemThreads:
+    """The Threads port. Threads are made when they are needed, kept, and no reason for a process to live on."""
+
+    def __init__(self, count_max: int = THREADS_COUNT_MAX) -> None:
+        self._count_max = count_max
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any]]] = queue.SimpleQueue()
+        self._count = 0
+        self._busy = 0
+
+    def run(self, call: Callable[[], T], /) -> Awaitable[T]:
+        """Begins a call, or has it wait for a free thread."""
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._busy += 1
+        if self._busy > self._count and self._count < self._count_max:
+            self._count += 1
+            # The interpreter waits for the threads of an executor when it ends, however long they hang.
+            threading.Thread(target=self._work, name=f"stigmergy-{self._count}", daemon=True).start()
+        self._calls.put((call, future))
+        return future
+
+    def _work(self) -> None:
+        while True:
+            call, future = self._calls.get()
+            result, error = None, None
+            try:
+                result = call()
+            except BaseException as raised:
+                error = raised
+            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile: nobody waits
+                future.get_loop().call_soon_threadsafe(self._tell, future, result, error)
+
+    def _tell(self, future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+        self._busy -= 1
+        if future.done():
+            return
+        if error is None:
+            future.set_result(result)
+        elif isinstance(error, Exception) and not isinstance(error, StopIteration):
+            future.set_exception(error)
+        else:
+            # What ends programs and loops must not end ours from a sensor's thread.
+            future.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
+
+
 def make_process_ours() -> None:
     """Sets this process up for a node that is all it does. Not for programs that embed one: they have their own needs.
 
@@ -38,4 +91,4 @@ def make_process_ours() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
-    sys.setswitchinterval(0.0005)
+    sys.setswitchinterval(0.0001)

@@ -13,6 +13,8 @@ StigmergyError
 ├── Overloaded             a bounded queue is full: slow down and try again
 ├── NotRunning             the node is stopping or stopped: nothing was taken
 ├── LinkDown               the link to a broker is down: try again when it is up
+├── DeviceRefused          a device will not do this: trying again is of no use
+│   └── StaleOrder         an older decision than one that was carried out already
 ├── JournalError           the disk's branch
 │   ├── JournalLocked      another process owns the file
 │   ├── JournalForeign     not a journal of ours, or of another fleet or a later format
@@ -80,6 +82,14 @@ class NotRunning(StigmergyError):
 
 class LinkDown(StigmergyError):
     """The link to a broker is down, or broke under way: what was being sent may or may not have arrived."""
+
+
+class DeviceRefused(StigmergyError):
+    """A device will not do what it is asked. Raise it in an actuator: the action is given up without another try."""
+
+
+class StaleOrder(DeviceRefused):
+    """An order with a lower token than one that was carried out: a newer decision overtook it."""
 
 
 class JournalError(StigmergyError):

@@ -23,11 +23,13 @@ from msgspec import Struct, structs
 
 from stigmergy.core.codec import MESSAGE_BYTES_MAX, UNDECODABLE, encode, printable, tag_of
 from stigmergy.core.effects import PUBLISH, ActionDone, ActionFailed, Order, WorkFailed
+from stigmergy.core.errors import DeviceRefused
 from stigmergy.core.inputs import EffectSettled, EffectsSettled
 from stigmergy.core.messages import Action, Event, Work, spec_of
 from stigmergy.core.outbox import Pending
 from stigmergy.core.plans import AgentPlan
-from stigmergy.runtime.declaration import Hand, Hands
+from stigmergy.runtime.actuators import Patience
+from stigmergy.runtime.equipment import Hand, Hands
 from stigmergy.runtime.settings import Settings
 
 Lane = tuple[str, str]
@@ -60,8 +62,9 @@ class _Hand(Struct):
     effect: type[Action] | type[Work]
     call: Hand
     decode: Callable[[bytes], Any]
-    waits: bool
-    """Whether calling it gives something to await."""
+    tries: int
+    within_s: float
+    """How often it is tried, and how long each try may take."""
 
 
 class Effector:
@@ -71,7 +74,7 @@ class Effector:
         self, hands: Hands, plans: Mapping[str, AgentPlan], settings: Settings, incarnation: int, settle: Settle
     ) -> None:
         self._hands = {
-            tag: _Hand(effect, call, msgspec.msgpack.Decoder(effect).decode, inspect.iscoroutinefunction(call))
+            tag: _fitted(effect, call, hands.patience.get(tag, Patience()), settings)
             for tag, (effect, call) in hands.by_tag.items()
         }
         self._plans = plans
@@ -236,7 +239,7 @@ class Effector:
             return
         reason = ""
         pause_s = self._settings.effect_pause_s
-        for attempt in range(1, self._settings.effect_tries + 1):
+        for attempt in range(1, hand.tries + 1):
             if attempt > 1:
                 await asyncio.sleep(pause_s)
                 pause_s *= 2
@@ -245,28 +248,31 @@ class Effector:
                 self.counters.retries += 1
             try:
                 trying: Any = hand.call(self._order(hand, shard, pending, attempt)) if begun is None else begun
-                result = await self._finish(trying)
+                result = await self._finish(trying, hand.within_s)
+            except DeviceRefused as error:
+                self._failed(shard, pending, tag, printable(error, _REASON_CHARS_MAX))
+                return
             except BaseException as error:
                 reason = _reason(error)
             else:
                 self._done(shard, pending, hand, result)
                 return
             begun = None
-        self._failed(shard, pending, tag, f"{reason}, after {self._settings.effect_tries} tries")
+        self._failed(shard, pending, tag, f"{reason}, after {hand.tries} {'try' if hand.tries == 1 else 'tries'}")
 
-    async def _finish(self, begun: Any) -> Any:
+    async def _finish(self, begun: Any, within_s: float) -> Any:
         """Waits for a try that was begun, within its time; raises what it has raised."""
         if isinstance(begun, BaseException):
             raise begun
         if not inspect.isawaitable(begun):
             return begun
-        within = asyncio.timeout(self._settings.effect_within_s)
+        within = asyncio.timeout(within_s)
         try:
             async with within:
                 return await begun
         except TimeoutError:
             if within.expired():
-                raise TimeoutError(f"no answer within {self._settings.effect_within_s:g} s") from None
+                raise TimeoutError(f"no answer within {within_s:g} s") from None
             raise
 
     def _order(self, hand: _Hand, shard: int, pending: Pending, attempt: int) -> Order[Any]:
@@ -346,18 +352,25 @@ class Effector:
 
     async def _finish_safe(self, hand: _Hand, order: Order[Any], begun: Begun) -> None:
         pause_s = self._settings.effect_pause_s
-        for attempt in range(2, self._settings.effect_tries + 2):
+        for attempt in range(2, hand.tries + 2):
             try:
-                await self._finish(begun)
+                await self._finish(begun, hand.within_s)
             except BaseException as error:
                 _reason(error)
             else:
                 return
-            if attempt <= self._settings.effect_tries:
+            if attempt <= hand.tries:
                 await asyncio.sleep(pause_s)
                 pause_s *= 2
                 begun = _call(hand, structs.replace(order, attempt=attempt))
         self.counters.safe_failed += 1
+
+
+def _fitted(effect: type[Action] | type[Work], call: Hand, patience: Patience, settings: Settings) -> _Hand:
+    """A hand with its decoder, and with the patience of the settings where it has none of its own."""
+    decode = msgspec.msgpack.Decoder(effect).decode
+    tries = settings.effect_tries if patience.tries is None else patience.tries
+    return _Hand(effect, call, decode, tries, patience.within_s or settings.effect_within_s)
 
 
 def _call(hand: _Hand, order: Order[Any]) -> Begun:

@@ -102,13 +102,13 @@ class Intake:
         if accepted:
             self._wake()
 
-    def observe(self, address: str, event: Event) -> asyncio.Future[None]:
-        """Takes one event from the embedding program. Done when it is kept as its type promises."""
+    def observe(self, address: str, event: Event, source: str = LOCAL) -> asyncio.Future[None]:
+        """Takes one event from the embedding program or a sensor. Done when it is kept as its type promises."""
         self.check_open()
         check_address(address)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         body = encode(event)
-        delivery = Delivery(source=LOCAL, items=[(address, body)])
+        delivery = Delivery(source=source, items=[(address, body)])
         letter = Letter(
             shard=self.shard_of(address),
             input=delivery,

@@ -23,6 +23,7 @@ from stigmergy.core.messages import Command, Event
 from stigmergy.ports.clock import Entropy
 from stigmergy.runtime.audit.signatures import SIGNERS_SHARD
 from stigmergy.runtime.audit.signers import check_enrolment, check_revocation
+from stigmergy.runtime.devices import Devices, DeviceStanding
 from stigmergy.runtime.host import Host
 from stigmergy.runtime.intake import check_address
 from stigmergy.runtime.recovery import Recovered
@@ -44,13 +45,16 @@ class Standing(Struct, frozen=True):
     stopped: dict[str, str]
     journal_bytes: int
     counters: dict[str, int]
+    troubles: list[str] = []
+    """What does not work at present and does not mend itself, in sentences that say what to do."""
 
 
 class Live:
     """The handle of a running fleet."""
 
-    def __init__(self, host: Host, entropy: Entropy, recovered: Recovered) -> None:
+    def __init__(self, host: Host, entropy: Entropy, recovered: Recovered, devices: Devices | None = None) -> None:
         self._host = host
+        self._devices = devices
         self._entropy = entropy
         self.recovered = recovered
 
@@ -104,6 +108,10 @@ class Live:
             if (name is None or address.startswith(f"{name}/")) and self._host.durable_image(address) is not None
         )
 
+    def devices(self) -> list[DeviceStanding]:
+        """How each sensor and control loop of this node is doing."""
+        return [] if self._devices is None else self._devices.standing()
+
     def dead_letters(self) -> list[Letter]:
         """Inputs that failed, oldest first."""
         return [letter for shard in self._host.shards for letter in shard.state.letters.all()]
@@ -148,6 +156,8 @@ class Live:
         for counted in (*(shard.counters for shard in host.shards), *parts):
             for name, value in structs.asdict(counted).items():
                 counters[name] = counters.get(name, 0) + value
+        if self._devices is not None:
+            counters |= self._devices.counters()
         return Standing(
             fleet=host.declaration.name,
             agents=sum(len(shard.state.agents) for shard in host.shards),
@@ -158,6 +168,7 @@ class Live:
             stopped={name: why for shard in host.shards for name, why in shard.state.stopped.items()},
             journal_bytes=self._journal_bytes(),
             counters=counters,
+            troubles=[why for _, why in sorted(host.housekeeper.troubles.items())],
         )
 
     def _journal_bytes(self) -> int:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
@@ -24,6 +24,7 @@ from stigmergy.core.commit import Group
 from stigmergy.core.errors import StigmergyError
 from stigmergy.ports.journal import Journal, JournalIdentity
 from stigmergy.runtime.declaration import Declaration
+from stigmergy.runtime.devices import Devices, Inline
 from stigmergy.runtime.host import Host
 from stigmergy.runtime.live import Live
 from stigmergy.runtime.settings import Settings
@@ -90,6 +91,7 @@ class SimNode:
         in_memory: bool = False,
         sync_lies: bool = False,
         after_failed_sync: AfterFailedSync = AfterFailedSync.STALE_CACHE,
+        agents: Sequence[str] = (),
     ) -> None:
         self.world = world
         self.name = name
@@ -109,6 +111,8 @@ class SimNode:
         self.store = MemoryStore(self._identity) if in_memory else None
         self._journal: WatchedJournal | None = None
         self._live: Live | None = None
+        self._agents = tuple(agents)
+        self._devices: Devices | None = None
 
     @property
     def live(self) -> Live | None:
@@ -145,6 +149,7 @@ class SimNode:
             self._journal = journal
             self.logbook.resume(journal)
             host = Host(self.declaration, journal, self.signer, Ed25519Verifier(), self.clock, self.settings)
+            devices = Devices(host, Inline(), self._agents)
             recovered = await host.start()
         except StigmergyError as error:
             self.record("does not start", type(error).__name__)
@@ -153,7 +158,9 @@ class SimNode:
         self.lives += 1
         self.up_since_ns = self.world.loop.time_ns()
         self.logbook.compare_states(recovered.states, f"life {self.lives}, recovered")
-        self._live = Live(host, self.entropy, recovered)
+        self._devices = devices
+        devices.start()
+        self._live = Live(host, self.entropy, recovered, devices)
         self.record("started", [list(self.logbook.positions), sorted(recovered.snapshots.items())])
         return self._live
 
@@ -175,6 +182,7 @@ class SimNode:
         """Stops as a good program does, and compares what was in memory with what is in the log."""
         live, self._live = self._live, None
         if live is not None:
+            await self._stop_devices()
             await live.host.stop()
             self.logbook.compare_states([shard.state for shard in live.host.shards], "at the stop")
         self._journal = None
@@ -197,11 +205,17 @@ class SimNode:
             self.disk.kill()
         if journal is not None:
             journal.dead = True
+        await self._stop_devices()
         if live is not None:
             await live.host.kill()
         if journal is not None:
             with contextlib.suppress(StigmergyError):
                 await journal.close()
+
+    async def _stop_devices(self) -> None:
+        devices, self._devices = self._devices, None
+        if devices is not None:
+            await devices.stop()
 
     def _durable(self, group: Group) -> None:
         self.record("durable", [[sealed.shard, sealed.position, sealed.digest] for sealed in group.commits])
