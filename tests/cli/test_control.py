@@ -1,5 +1,6 @@
 """The control endpoint of a real node, spoken to directly: malformed, oversize and too many requests harm nobody."""
 
+import argparse
 import contextlib
 import json
 import os
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 
 from stigmergy.adapters.control import CONNECTIONS_MAX, REQUEST_BYTES_MAX
+from stigmergy.cli.node import status
+from stigmergy.cli.output import Output
 from tests.cli.conftest import Folder
 
 
@@ -58,6 +61,18 @@ def test_malformed_requests_are_refused_one_by_one(shared: Folder) -> None:
             assert text in reply["error"], line
         (reply,) = asked(connection, b'{"v": 1, "do": "status"}\n')
         assert reply["ok"]["fleet"] == "delivery"
+
+
+def test_status_shows_what_does_not_mend_itself(
+    shared: Folder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = shared.json("status")
+    assert found["troubles"] == []
+    found["troubles"] = ["no snapshot of shard 0: Drone/D-17: its field count holds a str; mend it"]
+    monkeypatch.setattr("stigmergy.cli.node.find_socket", lambda arguments: None)
+    monkeypatch.setattr("stigmergy.cli.node.ask", lambda path, request: found)
+    assert status(argparse.Namespace(), Output()) == 0
+    assert "trouble  no snapshot of shard 0: Drone/D-17" in " ".join(capsys.readouterr().out.split("\n"))
 
 
 def test_an_oversize_request_is_refused_and_the_connection_closed(shared: Folder) -> None:

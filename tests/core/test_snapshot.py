@@ -132,8 +132,33 @@ def test_a_state_that_cannot_be_written_is_named() -> None:
         probe.agent("Rover/r").n = wrong
         taking = SnapshotTaking(probe.state)
         taking.next_part({})
-        with pytest.raises(DefinitionError, match=r"Rover/r: its state cannot be written and read back .*@evolve"):
+        said = (
+            rf"Rover/r: its state .* because its field n holds .* a {type(wrong).__name__} .*@evolve handler of Rover"
+        )
+        with pytest.raises(DefinitionError, match=said):
             taking.next_part({})
+
+
+def test_a_state_that_cannot_be_read_back_for_no_field_alone_is_named_all_the_same() -> None:
+    class Pair(Agent):
+        low: int = 0
+        high: int = 0
+
+        def __post_init__(self) -> None:
+            if self.low > self.high >= 1:
+                raise ValueError("low is above high")
+
+        @evolve
+        def went(self, event: Went) -> None:
+            self.low, self.high = 2, 1
+
+    probe = Probe(Pair)
+    probe.step(observed("Pair/p", Went(n=1)))
+    probe.shard.seal()
+    taking = SnapshotTaking(probe.state)
+    taking.next_part({})
+    with pytest.raises(DefinitionError, match=r"Pair/p: its state cannot be written and read back \(.*low is above"):
+        taking.next_part({})
 
 
 def test_numbers_inside_containers_have_one_form_too() -> None:

@@ -319,6 +319,15 @@ def test_a_state_that_cannot_be_written_costs_the_snapshot_and_not_the_node() ->
         await asyncio.sleep(1.0)
         assert live.failure is None
         assert live.standing().counters["snapshots_given_up"] >= 1
+        (trouble,) = live.standing().troubles
+        assert "no snapshot of shard 0: Odd/3: its state cannot be written" in trouble
+        assert "field count holds what it is not declared for, a int" in trouble
+        assert "mend the @evolve handler of Odd" in trouble
+        for number in range(12):
+            await live.observe("Odd/3", Counted(number=4 + number))
+        await asyncio.sleep(1.0)
+        assert live.standing().counters["snapshots"] >= 1
+        assert not live.standing().troubles, "it is over"
         await node.kill()
 
     play(Declaration("odd", agents=[Odd]), main, settings=rules())

@@ -81,6 +81,8 @@ def status(arguments: argparse.Namespace, output: Output) -> int:
     )
     if found["stopped"]:
         output.table(("STOPPED", "WHY"), [((agent, BAD), why) for agent, why in found["stopped"].items()])
+    for trouble in found["troubles"]:
+        output.line(("trouble", BAD), f"  {trouble}")
     counters = {name: count for name, count in found["counters"].items() if count}
     if counters:
         output.line(("counters since the start", HEADING))

@@ -119,9 +119,21 @@ def _bytes_of(state: ShardState, address: str, agent: Any) -> bytes:
         return canonical_bytes(plan.restore(canonical_bytes(agent)))
     except Exception as error:
         raise DefinitionError(
-            f"{address}: its state cannot be written and read back ({type(error).__name__}: {error}); "
-            f"some @evolve handler of {plan.cls.__qualname__} assigns what its field is not declared for"
+            f"{address}: its state cannot be written and read back{_culprit(plan, agent)} "
+            f"({type(error).__name__}: {error}); mend the @evolve handler of {plan.cls.__qualname__} that assigns it "
+            "and start again: the log is kept whole, and a replay makes the state anew"
         ) from None
+
+
+def _culprit(plan: AgentPlan, agent: Any) -> str:
+    """Which field it is, for people: the first that cannot be written and read back on its own."""
+    for name in plan.cls.__struct_fields__:
+        value = getattr(agent, name)
+        try:
+            plan.restore(canonical_bytes(plan.cls(**{name: value})))
+        except Exception:
+            return f", because its field {name} holds what it is not declared for, a {type(value).__name__}"
+    return ""
 
 
 def kinds_of(plans: Mapping[str, AgentPlan]) -> list[Kind]:

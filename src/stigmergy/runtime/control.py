@@ -253,6 +253,7 @@ class ControlDesk:
             ],
             "recovered": described_recovery(self._live.recovered),
             "counters": standing.counters,
+            "troubles": standing.troubles,
         }
 
 

@@ -86,6 +86,8 @@ class Housekeeper:
         self._no_room = False
         """Even dropping found no room: it is tried again with the next check of retention."""
         self.counters = HousekeepingCounters()
+        self.troubles: dict[int, str] = {}
+        """Per shard that cannot be snapshotted at present, why: its log grows, and starts take longer."""
 
     def adopt(self, shard: int, basis: Basis) -> None:
         """After a restart: what the shard was recovered from. The first new snapshot is full, so that it stands alone.
@@ -208,12 +210,13 @@ class Housekeeper:
         if taking is None:
             return
         number = taking.parts_count
+        shard = record.shard.state.shard
         try:
             body = taking.next_part(record.shard.open_images)
-        except DefinitionError:
+        except DefinitionError as error:
+            self.troubles[shard] = f"no snapshot of shard {shard}: {error}"
             self._give_up(record, taking)
             return
-        shard = record.shard.state.shard
         if body is not None:
             try:
                 await self._journal.put_snapshot(shard, taking.position, [SnapshotPart(part=number, body=body)])
@@ -221,6 +224,7 @@ class Housekeeper:
                 self._give_up(record, taking)
             return
         note = taking.note()
+        self.troubles.pop(shard, None)
         record.taking = None
         record.took_ns = self._monotonic_ns() - record.since_ns
         record.size_bytes = taking.size_bytes
