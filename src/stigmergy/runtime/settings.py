@@ -36,6 +36,40 @@ class Retention(Struct, frozen=True, forbid_unknown_fields=True):
     check_every_s: float = 10.0
 
 
+class BusSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """The bounds of a node on a bus."""
+
+    in_flight_max: int = 256
+    """Published messages under way to the broker, of all topics."""
+    in_flight_per_topic_max: int = 64
+    messages_per_s: float = 1_000.0
+    """What each source may send for long; what comes faster is shed and counted, so that the others do not suffer."""
+    burst: int = 50_000
+    """What each source may send at once. As much as a publisher keeps while it is offline, so none of that is shed."""
+    gap_wait_s: float = 60.0
+    """How long a message waits for those before it on its topic; then the gap is declared and kept in the log."""
+    retry_pause_s: float = 1.0
+    """The pause before a publish is tried again that failed although the link is up."""
+    presence_every_s: float = 30.0
+    presence_gone_s: float = 90.0
+    """A member that was not heard for so long is gone."""
+    refusals_per_s: float = 1.0
+    """How many refusals are published; the others are only counted."""
+    binary: bool = False
+    """Attributes of published events as properties instead of in the payload: for MQTT 5 only."""
+
+    def __post_init__(self) -> None:
+        for name in ("in_flight_max", "in_flight_per_topic_max", "burst"):
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+                raise ConfigError(f"settings: bus.{name} = {getattr(self, name)!r}; give a whole number from 1 upward")
+        for name in ("messages_per_s", "gap_wait_s", "retry_pause_s", "presence_every_s", "refusals_per_s"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not 0 < value < math.inf:
+                raise ConfigError(f"settings: bus.{name} = {value!r}; give more than 0")
+        if not self.presence_every_s < self.presence_gone_s < math.inf:
+            raise ConfigError("settings: bus.presence_gone_s must be more than bus.presence_every_s")
+
+
 COUNTS = (
     "batch_events_max",
     "commands_count_max",
@@ -79,6 +113,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     snapshots: Snapshots = Snapshots()
     retention: Retention = Retention()
     limits: Limits = Limits()
+    bus: BusSettings = BusSettings()
 
     def __post_init__(self) -> None:
         for name in COUNTS:

@@ -1,0 +1,373 @@
+"""The publisher: carries out `Publish` effects over a bus. In order per topic, owed until the broker has taken them.
+
+While the link is down nothing is tried and nothing is given up: what is owed lies in the journal, and leaves in order
+when the link is back, also after a restart. Only when more is owed than the bound allows is the oldest shed, settled
+and counted: a long time offline must never stop an agent.
+
+What one topic owes is settled in order. So after a crash everything that is released again comes after everything that
+the broker had, and a receiver that keeps marks takes each message once. Each carries the number that its shard's outbox
+gave it, and, where this run has sent on the topic before, the number of that one before it (`previous`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections import deque
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import msgspec
+from msgspec import Struct
+
+from stigmergy.core.cloudevents import STRUCTURED, CloudEvent, data_of, write_binary, write_structured
+from stigmergy.core.effects import PUBLISH
+from stigmergy.core.errors import LinkDown, NotRunning, StigmergyError
+from stigmergy.core.inputs import EffectsSettled
+from stigmergy.core.messages import category_of
+from stigmergy.core.outbox import Pending
+from stigmergy.ports.bus import Bus, BusMessage
+from stigmergy.runtime.topics import Topics
+
+SETTLED_COUNT_MAX = 1_000
+"""Effects that are settled together."""
+TOPICS_COUNT_MAX = 100_000
+"""Topics whose last number is remembered."""
+DRAIN_LOOK_S = 0.01
+_published = msgspec.msgpack.Decoder(tuple[str, bytes])
+Settle = Callable[[int, EffectsSettled], None]
+Outlet = Callable[[str, str, bytes], tuple[BusMessage, ...] | None]
+"""Given an agent, the topic it named and the event's bytes: what to send instead of a CloudEvent, if a device is to
+hear it; None for everything else."""
+
+
+class PublisherCounters(Struct):
+    """What became of what agents published."""
+
+    published: int = 0
+    publish_retries: int = 0
+    publish_shed: int = 0
+    unpublishable: int = 0
+
+
+class State(enum.Enum):
+    """How far a message has come."""
+
+    WAITING = 0
+    FLYING = 1
+    OVER = 2
+
+
+class _Item:
+    """An owed effect on its way."""
+
+    __slots__ = ("epoch", "lane", "pending", "previous", "sent", "shard", "shed", "state", "time_ns")
+
+    def __init__(self, lane: _Lane, shard: int, epoch: int, pending: Pending, time_ns: int) -> None:
+        self.lane = lane
+        self.shard = shard
+        self.epoch = epoch
+        self.pending = pending
+        self.time_ns = time_ns
+        self.state = State.WAITING
+        self.sent = False
+        self.previous: int | None = None
+        self.shed = 0
+        """So many before it on its topic were given up since the one that was sent last."""
+
+
+class _Lane:
+    """What is owed to one topic, in order."""
+
+    __slots__ = ("failed", "flying", "items", "last", "listed", "shed", "topic", "waiting")
+
+    def __init__(self, topic: str) -> None:
+        self.topic = topic
+        self.items: deque[_Item] = deque()
+        self.waiting: deque[_Item] = deque()
+        """Those of `items` that are not under way."""
+        self.flying = 0
+        self.failed = False
+        self.listed = False
+        """Whether it is in the line of lanes that may send."""
+        self.last: tuple[int, int] | None = None
+        """Incarnation and sequence of the last message sent on the topic by this run."""
+        self.shed = 0
+
+
+class Publisher:
+    """Sends what is owed. `release` takes an effect, `link` says that the link came or went."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        topics: Topics,
+        settle: Settle,
+        wall_ns: Callable[[], int],
+        *,
+        owed_count_max: int,
+        in_flight_max: int = 256,
+        in_flight_per_topic_max: int = 64,
+        retry_pause_s: float = 1.0,
+        binary: bool = False,
+        outlet: Outlet | None = None,
+    ) -> None:
+        self._bus = bus
+        self._topics = topics
+        self._settle = settle
+        self._wall_ns = wall_ns
+        self._owed_count_max = owed_count_max
+        self._in_flight_max = in_flight_max
+        self._in_flight_per_topic_max = in_flight_per_topic_max
+        self._retry_pause_s = retry_pause_s
+        self._binary = binary
+        self._outlet = outlet
+        self._lanes: dict[str, _Lane] = {}
+        self._ready: deque[_Lane] = deque()
+        self._oldest: deque[_Item] = deque()
+        """All items in the order of their release; those that are over are passed when they come to the front."""
+        self._settled: dict[int, list[int]] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._task_number = 0
+        self._paused: asyncio.TimerHandle | None = None
+        self._running = False
+        self._flying = 0
+        self.owed = 0
+        self.counters = PublisherCounters()
+
+    def start(self) -> None:
+        """May send from now on. What was released before waits until then."""
+        self._running = True
+        self._pump()
+
+    def release(self, shard: int, epoch: int, pending: Pending) -> None:
+        """Takes a durable effect. When it was decided is known of those that come after the start."""
+        about, _ = _published.decode(pending.body)
+        topic = self._topics.events(pending.agent, about)
+        lane = self._lanes.get(topic)
+        if lane is None:
+            lane = self._lanes[topic] = _Lane(topic)
+            self._forget_idle_lanes()
+        item = _Item(lane, shard, epoch, pending, self._wall_ns() if self._running else 0)
+        lane.items.append(item)
+        lane.waiting.append(item)
+        self._oldest.append(item)
+        self.owed += 1
+        while self.owed > self._owed_count_max and self._shed_oldest():
+            pass
+        self._list(lane)
+        self._pump()
+
+    def link(self, up: bool) -> None:
+        """The link came up or was lost."""
+        if up and self._paused is not None:
+            self._paused.cancel()
+            self._paused = None
+        self._pump()
+
+    async def wait_idle(self, within_s: float) -> bool:
+        """Waits until the broker has taken everything, as long as the link is up and the time lasts."""
+        deadline = asyncio.get_running_loop().time() + within_s
+        while self.owed and self._bus.is_up:
+            if asyncio.get_running_loop().time() >= deadline:
+                return False
+            await asyncio.sleep(DRAIN_LOOK_S)
+        return not self.owed
+
+    async def stop(self) -> None:
+        """Sends nothing more. What the broker has not taken stays owed."""
+        self._running = False
+        if self._paused is not None:
+            self._paused.cancel()
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for shard in list(self._settled):
+            self._tell_settled(shard)
+
+    # ------------------------------------------------------------------ sending
+
+    def _list(self, lane: _Lane) -> None:
+        if not lane.listed and lane.waiting and not lane.failed and lane.flying < self._in_flight_per_topic_max:
+            lane.listed = True
+            self._ready.append(lane)
+
+    def _pump(self) -> None:
+        """Sends as much as may be under way, one of each topic in turn."""
+        while (
+            self._running
+            and self._paused is None
+            and self._bus.is_up
+            and self._ready
+            and self._flying < self._in_flight_max
+        ):
+            lane = self._ready.popleft()
+            lane.listed = False
+            if lane.waiting and not lane.failed:
+                self._send(lane, lane.waiting.popleft())
+                self._list(lane)
+
+    def _send(self, lane: _Lane, item: _Item) -> None:
+        if not item.sent:
+            item.sent = True
+            incarnation, sequence = item.pending.incarnation, item.pending.sequence
+            if lane.last is not None and lane.last[0] == incarnation:
+                item.previous = lane.last[1]
+            lane.last = (incarnation, sequence)
+        item.shed, lane.shed = item.shed + lane.shed, 0
+        item.state = State.FLYING
+        lane.flying += 1
+        self._flying += 1
+        self._task_number += 1
+        number_of_task = self._task_number
+        self._tasks[number_of_task] = asyncio.ensure_future(self._publish(item))
+        self._tasks[number_of_task].add_done_callback(lambda _: self._tasks.pop(number_of_task, None))
+
+    async def _publish(self, item: _Item) -> None:
+        taken = False
+        try:
+            for message in self._messages(item):
+                await self._bus.publish(message)
+            self.counters.published += 1
+            taken = True
+        except (LinkDown, NotRunning):
+            self.counters.publish_retries += 1
+        except StigmergyError:
+            # Too large, or a topic that is none: no repetition would help.
+            self.counters.unpublishable += 1
+            taken = True
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            # Not one of ours: a driver that fails. It is tried again, because nothing is given up.
+            self.counters.publish_retries += 1
+        finally:
+            self._landed(item, taken)
+
+    def _landed(self, item: _Item, taken: bool) -> None:
+        lane = item.lane
+        lane.flying -= 1
+        self._flying -= 1
+        if taken:
+            self._over(item)
+        else:
+            item.state = State.WAITING
+            lane.failed = True
+        if lane.failed and lane.flying == 0:
+            # All that were under way are back: those that the broker did not take go again, in their order.
+            lane.failed = False
+            lane.waiting = deque(one for one in lane.items if one.state is State.WAITING)
+            self._pause()
+        self._list(lane)
+        self._pump()
+
+    def _pause(self) -> None:
+        """A link that is up and yet takes nothing is not asked again at once."""
+        if self._paused is None and self._running:
+            self._paused = asyncio.get_running_loop().call_later(self._retry_pause_s, self._resume)
+
+    def _resume(self) -> None:
+        self._paused = None
+        self._pump()
+
+    # ------------------------------------------------------------------ what is over
+
+    def _over(self, item: _Item) -> None:
+        item.state = State.OVER
+        self.owed -= 1
+        items = item.lane.items
+        while items and items[0].state is State.OVER:
+            self._settle_soon(items.popleft())
+        while self._oldest and self._oldest[0].state is State.OVER:
+            self._oldest.popleft()
+
+    def _settle_soon(self, item: _Item) -> None:
+        waiting = self._settled.setdefault(item.shard, [])
+        waiting.append(item.pending.sequence)
+        if len(waiting) == 1:
+            asyncio.get_running_loop().call_soon(self._tell_settled, item.shard)
+
+    def _tell_settled(self, shard: int) -> None:
+        sequences = self._settled.pop(shard, [])
+        for first in range(0, len(sequences), SETTLED_COUNT_MAX):
+            self._settle(shard, EffectsSettled(PUBLISH, sequences[first : first + SETTLED_COUNT_MAX]))
+
+    def _shed_oldest(self) -> bool:
+        """Gives up the oldest message that is not under way; False if there is none."""
+        for item in self._oldest:
+            if item.state is State.WAITING:
+                lane = item.lane
+                self.counters.publish_shed += 1
+                lane.shed += 1 + item.shed
+                lane.waiting.remove(item)
+                if item.sent:
+                    # Nobody may wait for it, although what follows it was told that it goes before.
+                    lane.last = None
+                    for other in lane.waiting:
+                        other.previous = None
+                self._over(item)
+                        return True
+        return False
+
+    def _forget_idle_lanes(self) -> None:
+        """Of too many topics those that owe nothing are forgotten; the next message there has no `previous`."""
+        if len(self._lanes) > TOPICS_COUNT_MAX:
+            self._lanes = {topic: lane for topic, lane in self._lanes.items() if lane.items or lane.listed}
+
+    # ------------------------------------------------------------------ messages
+
+    def _messages(self, item: _Item) -> tuple[BusMessage, ...]:
+        about, body = _published.decode(item.pending.body)
+        instead = self._outlet(item.pending.agent, about, body) if self._outlet is not None else None
+        if instead is not None:
+            return instead
+        return (self._cloud_message(item, body),)
+
+    def _cloud_message(self, item: _Item, body: bytes) -> BusMessage:
+        pending, topic = item.pending, item.lane.topic
+        tag, content_type, data = data_of(body)
+        numbers: dict[str, int | None] = {
+            "sequence": pending.sequence,
+            "incarnation": pending.incarnation,
+            "epoch": item.epoch,
+            "previous": item.previous,
+            "shed": item.shed or None,
+        }
+        extensions = {name: str(number) for name, number in numbers.items() if number is not None}
+        event = CloudEvent(
+            id=f"{pending.incarnation}.{item.shard}.{pending.position}.{pending.index}",
+            source=self._topics.source_of(pending.agent),
+            type=tag,
+            subject=pending.agent,
+            time=_time(item.time_ns),
+            datacontenttype=content_type,
+            data=data,
+            extensions=extensions | category_attributes(tag, data),
+        )
+        if self._binary:
+            payload, kind, properties = write_binary(event)
+            return BusMessage(topic, payload, content_type=kind, properties=properties)
+        return BusMessage(topic, write_structured(event), content_type=STRUCTURED)
+
+
+def category_attributes(tag: str, data: object) -> dict[str, str]:
+    """What routers and rules outside may want to know without opening the data: its category, and how bad it is."""
+    category = category_of(tag)
+    if category is None:
+        return {}
+    found = {"category": str(category)}
+    if isinstance(data, dict):
+        for name in ("severity", "confidence", "delta"):
+            value = data.get(name)
+            if isinstance(value, str | int | float) and not isinstance(value, bool):
+                found[name] = str(value)[:100]
+    return found
+
+
+def _time(time_ns: int) -> str:
+    """The moment as CloudEvents write it; empty if it is not known."""
+    if not time_ns:
+        return ""
+    moment = datetime.fromtimestamp(time_ns / 1_000_000_000, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
