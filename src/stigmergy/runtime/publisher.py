@@ -307,7 +307,7 @@ class Publisher:
                     for other in lane.waiting:
                         other.previous = None
                 self._over(item)
-                        return True
+                return True
         return False
 
     def _forget_idle_lanes(self) -> None:
