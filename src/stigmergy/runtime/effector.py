@@ -91,6 +91,8 @@ class Effector:
         self._safe_tasks: dict[int, asyncio.Task[None]] = {}
         self._safe_count = 0
         self._halted = False
+        self.publish: Callable[[int, Pending], None] | None = None
+        """Who publishes, where there is a bus; without one, what is published is unheard."""
         self.counters = EffectorCounters()
 
     def release(self, shard: int, pending: Pending) -> None:
@@ -98,6 +100,9 @@ class Effector:
         if self._halted:
             return
         self.counters.released += 1
+        if pending.sink == PUBLISH and self.publish is not None:
+            self.publish(shard, pending)
+            return
         name = (pending.sink, pending.agent)
         lane = self._lanes.get(name)
         if lane is not None:

@@ -15,6 +15,8 @@ from stigmergy.core.errors import Overloaded, StaleEpoch, StigmergyError
 from stigmergy.runtime.mailbox import Ticket
 
 SHARD_SOURCES = "shard/"
+BUS_SOURCES = "bus/"
+"""What came over a bus has its topic as source; nobody else may speak in its name."""
 EXPECTED_COUNT_MAX = 100_000
 """Sources whose next number is remembered here; the marks know the others, which then may have to wait for a gap."""
 
@@ -48,6 +50,8 @@ class Accept(Struct, frozen=True):
     """When set, sequences before it are given up first."""
     declared: bool = False
     """Whether their sender said that they are lost; otherwise they did not come in time."""
+    sparse: bool = False
+    """Whether they were never for us, so that nothing is lost."""
 
 
 class Ingress:
@@ -69,9 +73,10 @@ class Ingress:
         except StigmergyError:
             self.counters.malformed += 1
             raise
-        if envelope.source.startswith(SHARD_SOURCES):
-            self.counters.refused += 1
-            raise StaleEpoch(f"source {envelope.source!r}: names of shards are for shards; choose another")
+        for reserved, whose in ((SHARD_SOURCES, "shards"), (BUS_SOURCES, "topics")):
+            if envelope.source.startswith(reserved):
+                self.counters.refused += 1
+                raise StaleEpoch(f"source {envelope.source!r}: names of {whose} are for {whose}; choose another")
         self.counters.envelopes += 1
         return envelope
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from stigmergy.core.codec import encode
+from stigmergy.core.codec import Envelope, encode
+from stigmergy.core.draft import OVERHEAD_BYTES
 from stigmergy.core.errors import NotRunning, Overloaded, UnknownKind
 from stigmergy.core.inputs import ELSEWHERE, LOCAL, Ask, Delivery, Input, SequencesSkipped, Verdict
 from stigmergy.core.messages import Command, Event
@@ -82,6 +83,18 @@ class Intake:
         waiter = Waiter(future)
         accepted = self._ingress.admit(envelope, len(data), (waiter,), self._monotonic_ns())
         self.post(accepted)
+        return future
+
+    def take_numbered(self, envelope: Envelope, *, missing: bool) -> asyncio.Future[None]:
+        """Takes an envelope of a source that has numbers for others too, and whose order its caller has kept.
+
+        What lies before it was never for us; with `missing`, something of it was and did not come, which the log says.
+        """
+        self.check_open()
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        size_bytes = sum(len(body) + 4 * len(address) + OVERHEAD_BYTES for address, body in envelope.items)
+        skip_to = envelope.sequence if envelope.sequence > 1 else 0
+        self.post([Accept(envelope, size_bytes, (Waiter(future),), skip_to=skip_to, sparse=not missing)])
         return future
 
     def post(self, accepted: list[Accept]) -> None:
@@ -193,7 +206,7 @@ class Intake:
                     incarnation=envelope.incarnation,
                     epoch=envelope.epoch,
                     last=accepted.skip_to - 1,
-                    because=DECLARED if accepted.declared else MISSING,
+                    because="" if accepted.sparse else DECLARED if accepted.declared else MISSING,
                 )
                 self._mailbox.put_note(Letter(shard=shard, input=skipped, items=0), policy)
             delivery = Delivery(
