@@ -11,8 +11,12 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from stigmergy.core.errors import Malformed, StigmergyError, TooLarge
+
 TOPIC_BYTES_MAX = 1024
 PAYLOAD_BYTES_MAX = 1024 * 1024
+PROPERTIES_BYTES_MAX = 16 * 1024
+"""All names and values of a message's properties, and its content type, together."""
 HANDLED_COUNT_MAX = 256
 """Messages of one pattern that may be with its handler at the same time, not yet acknowledged."""
 
@@ -31,7 +35,12 @@ class BusMessage(Struct, frozen=True):
 
 
 Handler = Callable[[BusMessage], Awaitable[None]]
-"""Takes a message. The broker hears that it was taken only once this returns; if it raises, it comes again."""
+"""Takes a message. The broker hears that it was taken only once this returns; if it raises, it comes again.
+
+What is raised says when. PeerError: never, it was refused for good, and is counted. SequenceGap, although a PeerError:
+after what waits behind it, because something before it is still to come. Any other error: it alone, after a pause;
+see `ports/receiving.py` for the bounds.
+"""
 
 LinkHeard = Callable[[bool], None]
 """Called on the event loop when the link comes up (True) or is lost (False)."""
@@ -41,7 +50,8 @@ class Bus(Protocol):
     """A connection to a broker that mends itself.
 
     Ordering: messages of one publisher on one topic arrive in the order of their `publish` calls; repetitions may
-        lie between them. Between topics there is no order.
+        lie between them. Between topics there is no order. When a link broke, some brokers (NATS is one) give what was
+        under way on it after what is newer: who needs the order then keeps marks and raises SequenceGap.
     Durability: `publish` returns once the broker has taken the message, which is no proof that anybody gets it: a
         broker may drop what its rights do not allow, and say nothing. Who must know asks for an answer.
     Duplication: at least once. What was under way when the link broke may come twice; receivers keep marks.
@@ -60,6 +70,11 @@ class Bus(Protocol):
         """Whether the link is up, as far as is known."""
         ...
 
+    @property
+    def last_error(self) -> StigmergyError | None:
+        """Why the link is not up: ConfigError if somebody must mend something first, else LinkDown. None when it is."""
+        ...
+
     def on_link(self, heard: LinkHeard) -> None:
         """Has this called at every change of the link, from now on. Several may listen."""
         ...
@@ -67,7 +82,8 @@ class Bus(Protocol):
     async def open(self, will: BusMessage | None = None) -> None:
         """Begins to connect and returns at once; from now on the link comes and goes by itself.
 
-        The broker publishes `will` when the link is lost without `close`.
+        The broker publishes `will` when the link is lost without `close`. Subscribe before, or soon after: what the
+        broker has held comes as soon as the link is up.
         """
         ...
 
@@ -82,3 +98,61 @@ class Bus(Protocol):
     async def close(self) -> None:
         """Leaves in order: no will is published. Handlers under way are finished first, within a bound."""
         ...
+
+
+def check_topic(topic: str) -> None:
+    """Raises Malformed or TooLarge unless a message can be published on this topic."""
+    _check_text("topic", topic)
+    if "+" in topic or "#" in topic:
+        raise Malformed(f"topic {topic!r}: + and # are for patterns; publish on one topic")
+
+
+def check_pattern(pattern: str) -> None:
+    """Raises Malformed or TooLarge unless this can be subscribed to."""
+    _check_text("pattern", pattern)
+    levels = pattern.split("/")
+    for number, level in enumerate(levels, start=1):
+        if ("+" in level or "#" in level) and len(level) > 1:
+            raise Malformed(f"pattern {pattern!r}: + and # stand for whole levels; write a/+/c or a/#")
+        if level == "#" and number < len(levels):
+            raise Malformed(f"pattern {pattern!r}: # stands for all that follows and must be the last level")
+
+
+def check_message(message: BusMessage) -> None:
+    """Raises Malformed or TooLarge unless this message can be published."""
+    check_topic(message.topic)
+    if len(message.payload) > PAYLOAD_BYTES_MAX:
+        raise TooLarge(f"{message.topic}: payload of {len(message.payload)} bytes, at most {PAYLOAD_BYTES_MAX}")
+    try:
+        headers = sum(len(text.encode()) for pair in message.properties for text in pair)
+        headers += len(message.content_type.encode())
+    except UnicodeEncodeError as error:
+        raise Malformed(f"{message.topic}: a property is no text in UTF-8: {error}") from None
+    if headers > PROPERTIES_BYTES_MAX:
+        raise TooLarge(f"{message.topic}: properties of {headers} bytes, at most {PROPERTIES_BYTES_MAX}")
+
+
+def matches(pattern: str, topic: str) -> bool:
+    """Whether a topic is one of those that a pattern stands for. Both must be in order."""
+    wanted, found = pattern.split("/"), topic.split("/")
+    for number, level in enumerate(wanted):
+        if level == "#":
+            return True
+        if number == len(found) or level not in ("+", found[number]):
+            return False
+    return len(wanted) == len(found)
+
+
+def _check_text(what: str, text: str) -> None:
+    if not text:
+        raise Malformed(f"empty {what}; name at least one level")
+    if text.startswith("$"):
+        raise Malformed(f"{what} {text!r}: what begins with $ belongs to the broker")
+    if not text.isprintable() and any(ord(sign) < 32 or 127 <= ord(sign) < 160 for sign in text):
+        raise Malformed(f"{what} {text!r}: control characters; escape them")
+    try:
+        size_bytes = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise Malformed(f"{what} {text!r}: no text in UTF-8: {error}") from None
+    if size_bytes > TOPIC_BYTES_MAX:
+        raise TooLarge(f"{what} of {size_bytes} bytes, at most {TOPIC_BYTES_MAX}")

@@ -1,0 +1,280 @@
+"""What every bus does with what it has received: hands it over in order, again if it was not taken.
+
+An adapter has one Reception and gives it every arrival; the Reception calls the handlers of the patterns that match
+and tells the arrival when the broker may forget the message. It knows no technology. The adapter bounds how much it
+gives: what waits here has not been acknowledged, so a broker stops by itself at its window, and the adapter stops
+reading.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from stigmergy.core.errors import Bug, PeerError, SequenceGap, StigmergyError
+from stigmergy.ports.bus import HANDLED_COUNT_MAX, BusMessage, Handler, matches
+
+PAUSE_S_MIN = 0.05
+PAUSE_S_MAX = 5.0
+"""A message that was not taken comes again after a pause, which doubles from the one to the other."""
+TRIES_MAX = 8
+"""An error that is none of ours may be a handler that cannot stand this message: after so many tries it is given up,
+counted, and acknowledged. Errors of ours that are nobody's fault (Overloaded, LinkDown) are tried for ever."""
+EARLY_PAUSE_S = 0.5
+"""A message that came early is offered again when its topic has moved on, and after so long in any case."""
+EARLY_S_MAX = 300.0
+"""After so long something before an early message counts as lost for good, and the early one is refused: a receiver
+that would rather take it with a gap must do so sooner."""
+UNHEARD_S_MAX = 10.0
+"""A broker gives what it has held as soon as the link is up. What no pattern matches waits so long after `open` for its
+subscription to be made; later it is a leftover of an older program, acknowledged and counted."""
+
+
+class Receipts(Struct):
+    """How the messages that came in ended; for people who look whether all is well."""
+
+    taken: int = 0
+    refused: int = 0
+    """By a PeerError, for good."""
+    early: int = 0
+    """Times that a handler raised SequenceGap."""
+    again: int = 0
+    """Times that a message was not taken and waited for the next try."""
+    given_up: int = 0
+    """After TRIES_MAX failures that were no errors of ours."""
+    unheard: int = 0
+    """Acknowledged without a handler: the broker's session has a subscription that this program has not."""
+    repeated: int = 0
+    """Came again while still waiting here, and were put aside."""
+    last_failure: str = ""
+
+
+class Arrival:
+    """A message that came in, and whom to tell when it is dealt with."""
+
+    __slots__ = ("_settled", "early_since_s", "handlers", "message", "tries")
+
+    def __init__(self, message: BusMessage, settled: Callable[[], None]) -> None:
+        self.message = message
+        self.handlers = 0
+        """So many inboxes hold it."""
+        self.tries = 0
+        self.early_since_s: float | None = None
+        self._settled = settled
+
+    def finish(self) -> None:
+        """One handler is done with it; when all are, the broker may forget it."""
+        self.handlers -= 1
+        if self.handlers == 0:
+            self._settled()
+
+    def finish_all(self) -> None:
+        """Nobody wants it."""
+        self._settled()
+
+
+class Reception:
+    """All subscriptions of one bus, and what has come in for them."""
+
+    def __init__(self) -> None:
+        self.receipts = Receipts()
+        self._inboxes: list[Inbox] = []
+        self._unheard: list[Arrival] = []
+        self._patience: asyncio.TimerHandle | None = None
+        self._is_patient = False
+
+    @property
+    def patterns(self) -> list[str]:
+        """What is subscribed to, each pattern once, in the order of subscription."""
+        return list(dict.fromkeys(inbox.pattern for inbox in self._inboxes))
+
+    def begin(self) -> None:
+        """The bus was opened: from now on subscriptions that are still to be made have UNHEARD_S_MAX."""
+        self._is_patient = True
+        self._patience = asyncio.get_running_loop().call_later(UNHEARD_S_MAX, self._lose_patience)
+
+    def subscribe(self, pattern: str, handler: Handler) -> None:
+        """From now on, and for what has come already and nobody wanted."""
+        inbox = Inbox(pattern, handler, self.receipts)
+        self._inboxes.append(inbox)
+        unheard, self._unheard = self._unheard, []
+        for arrival in unheard:
+            self.take(arrival)
+
+    def take(self, arrival: Arrival) -> None:
+        """Gives an arrival to every inbox that wants it."""
+        wanting = [inbox for inbox in self._inboxes if matches(inbox.pattern, arrival.message.topic)]
+        arrival.handlers = len(wanting)
+        for inbox in wanting:
+            inbox.put_nowait(arrival)
+        if not wanting and self._is_patient:
+            self._unheard.append(arrival)
+        elif not wanting:
+            self.receipts.unheard += 1
+            arrival.finish_all()
+
+    async def close(self, within_s: float) -> None:
+        """Lets the handlers that are under way finish, within a bound. What waits stays with the broker."""
+        if self._patience is not None:
+            self._patience.cancel()
+        self._unheard.clear()
+        await asyncio.gather(*(inbox.close(within_s) for inbox in self._inboxes))
+
+    def _lose_patience(self) -> None:
+        self._is_patient = False
+        unheard, self._unheard = self._unheard, []
+        for arrival in unheard:
+            self.take(arrival)
+
+
+class Inbox:
+    """The messages of one subscription, on their way to its handler and back to the broker."""
+
+    def __init__(self, pattern: str, handler: Handler, receipts: Receipts) -> None:
+        self.pattern = pattern
+        self._handler = handler
+        self._receipts = receipts
+        self._waiting: deque[Arrival] = deque()
+        self._early: dict[str, deque[Arrival]] = {}
+        self._unsettled: dict[Arrival, bool] = {}
+        """In order of arrival, and whether each is dealt with: the broker hears it in this order."""
+        self._handling: dict[asyncio.Task[None], None] = {}
+        self._pausing = 0
+        self._wake = asyncio.Event()
+        self._closing = asyncio.Event()
+        self._task = asyncio.get_running_loop().create_task(self._run(), name=f"inbox {pattern}")
+
+    def put_nowait(self, arrival: Arrival) -> None:
+        """Lines it up behind the others."""
+        self._unsettled[arrival] = False
+        self._waiting.append(arrival)
+        self._wake.set()
+
+    async def close(self, within_s: float) -> None:
+        """Lets the handlers that are under way finish, within a bound, and hands nothing more over."""
+        self._closing.set()
+        self._waiting.clear()
+        self._early.clear()
+        self._wake.set()
+        deadline_s = asyncio.get_running_loop().time() + within_s
+        while self._handling and (left_s := deadline_s - asyncio.get_running_loop().time()) > 0:
+            self._wake.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), left_s)
+        ending = [self._task, *self._handling]
+        for task in ending:
+            task.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while not self._closing.is_set():
+            if not self._waiting or self._pausing or len(self._handling) >= HANDLED_COUNT_MAX:
+                await self._wait()
+                continue
+            # The next call begins only once this one has come to its first wait: that is the order promised.
+            began = asyncio.get_running_loop().create_future()
+            task = asyncio.get_running_loop().create_task(
+                self._deal_with(self._waiting.popleft(), began), name=f"handler of {self.pattern}"
+            )
+            self._handling[task] = None
+            task.add_done_callback(self._ended)
+            await began
+
+    async def _wait(self) -> None:
+        self._wake.clear()
+        if not self._early:
+            await self._wake.wait()
+            return
+        try:
+            await asyncio.wait_for(self._wake.wait(), EARLY_PAUSE_S)
+        except TimeoutError:
+            for early in self._early.values():
+                self._waiting.extend(early)
+            self._early.clear()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        del self._handling[task]
+        self._wake.set()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": f"{self.pattern}: dealing with a message failed", "exception": error, "task": task}
+            )
+
+    async def _deal_with(self, arrival: Arrival, began: asyncio.Future[None]) -> None:
+        began.set_result(None)
+        if await self._offer(arrival):
+            self._settle(arrival)
+            self._reoffer(arrival.message.topic)
+
+    def _settle(self, arrival: Arrival) -> None:
+        self._unsettled[arrival] = True
+        while self._unsettled:
+            first = next(iter(self._unsettled))
+            if not self._unsettled[first]:
+                return
+            del self._unsettled[first]
+            first.finish()
+
+    async def _offer(self, arrival: Arrival) -> bool:
+        """Calls the handler until the message is dealt with (True), or put aside or left (False)."""
+        pause_s = PAUSE_S_MIN
+        while True:
+            arrival.tries += 1
+            try:
+                await self._handler(arrival.message)
+            except Exception as error:
+                failure = error
+            else:
+                self._receipts.taken += 1
+                return True
+            self._receipts.last_failure = f"{arrival.message.topic}: {type(failure).__name__}: {failure}"
+            if isinstance(failure, SequenceGap) and self._put_aside(arrival):
+                return False
+            if isinstance(failure, PeerError):
+                self._receipts.refused += 1
+                return True
+            foreign = isinstance(failure, Bug) or not isinstance(failure, StigmergyError)
+            if foreign and arrival.tries >= TRIES_MAX:
+                self._receipts.given_up += 1
+                return True
+            self._receipts.again += 1
+            if await self._pause(pause_s):
+                return False
+            pause_s = min(PAUSE_S_MAX, 2 * pause_s)
+
+    async def _pause(self, pause_s: float) -> bool:
+        """Lets nothing newer begin meanwhile; True when the inbox was closed."""
+        self._pausing += 1
+        try:
+            await asyncio.wait_for(self._closing.wait(), pause_s)
+        except TimeoutError:
+            return False
+        finally:
+            self._pausing -= 1
+            self._wake.set()
+        return True
+
+    def _put_aside(self, arrival: Arrival) -> bool:
+        """Keeps an early message for later; False when it has waited for too long."""
+        now_s = asyncio.get_running_loop().time()
+        if arrival.early_since_s is None:
+            arrival.early_since_s = now_s
+        if now_s - arrival.early_since_s > EARLY_S_MAX or self._closing.is_set():
+            return self._closing.is_set()
+        self._receipts.early += 1
+        self._early.setdefault(arrival.message.topic, deque()).append(arrival)
+        self._wake.set()
+        return True
+
+    def _reoffer(self, topic: str) -> None:
+        """The topic has moved on: the first of its early messages may fit now."""
+        early = self._early.get(topic)
+        if early:
+            self._waiting.appendleft(early.popleft())
+            self._wake.set()
+            if not early:
+                del self._early[topic]
