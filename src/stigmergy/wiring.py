@@ -11,6 +11,7 @@ from typing import Any
 
 from stigmergy.adapters.control import ControlClient, ControlServer, answers_at
 from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
+from stigmergy.adapters.flight import NewFile, open_flight
 from stigmergy.adapters.keyfile import (
     PrivateKey,
     PublicKey,
@@ -41,6 +42,7 @@ JOURNALS = "stigmergy.journals"
 """The entry point group where adapters register: the name is the scheme of the URL, the value opens it."""
 INCARNATION_BYTES = 6
 SQLITE = "sqlite:"
+FLIGHT = "flight:"
 _HEX_KEY = re.compile(r"[0-9a-fA-F]{64}")
 
 
@@ -130,7 +132,7 @@ class Running:
         """The control endpoint of the running fleet, not yet listening; `stop` is called when a client asks for it."""
         if self._signer is None:
             raise NotRunning("the fleet does not run yet; enter it first")
-        node = Node(version, self.url, (self._signer.algorithm, self._signer.public_key))
+        node = Node(version, self.url, (self._signer.algorithm, self._signer.public_key), self._signer)
         return ControlServer(path, ControlDesk(live, verifier(), node, stop))
 
 
@@ -148,7 +150,9 @@ def open_journal(url: str, fleet: str, shards: int, **options: Any) -> Journal:
 
 
 def inspect_journal(url: str) -> Journal:
-    """Opens an existing journal of any fleet for reading only."""
+    """Opens an existing journal of any fleet, or a flight log, for reading only."""
+    if url.startswith(FLIGHT):
+        return open_flight(Path(url.removeprefix(FLIGHT)))
     if not url.startswith(SQLITE):
         raise ConfigError(f"journal {url!r}: only a file can be looked at while nobody runs it, like sqlite:fleet.db")
     return inspect_sqlite(url)
@@ -229,10 +233,12 @@ def make_private_key(path: Path, comment: str = "") -> PrivateKey:
 
 
 __all__ = [
+    "FLIGHT",
     "JOURNALS",
     "SQLITE",
     "ControlClient",
     "Fleet",
+    "NewFile",
     "PrivateKey",
     "PublicKey",
     "Running",
@@ -247,6 +253,7 @@ __all__ = [
     "load_signer",
     "make_private_key",
     "make_process_ours",
+    "open_flight",
     "open_journal",
     "open_rotation",
     "read_key",

@@ -7,6 +7,7 @@ number, add a fixture beside the old one; both are replayed.
 from __future__ import annotations
 
 import asyncio
+import shutil
 import sys
 import tempfile
 import zlib
@@ -38,6 +39,7 @@ from stigmergy.core.shard import Ready, Shard
 from stigmergy.core.snapshot import Header, SnapshotTaking, digest_of_parts, digest_of_state
 from stigmergy.core.state import ShardState, plan_agents, shard_of
 from stigmergy.ports.journal import Journal, SnapshotPart
+from stigmergy.runtime.audit.flight import Cut, make_flight
 from stigmergy.runtime.recovery import new_state
 from tests.formats import golden
 
@@ -184,6 +186,15 @@ def snapshot_parts(header: Header, agents: Sequence[tuple[str, Agent]]) -> dict[
     return {"part 0": parts[0], "part 1": parts[1], "digest": digest_of_parts(parts)}
 
 
+def flight_bytes(journal: Path) -> bytes:
+    """The flight log of a journal, made at noon."""
+    opened = sqlite.inspect_journal(f"sqlite:{journal}")
+    try:
+        return b"".join(make_flight(opened, golden.SIGNER, Cut(reason="golden"), made_ns=NOON_NS))
+    finally:
+        asyncio.run(opened.close())
+
+
 def hex_text(title: str, data: bytes) -> str:
     digits = data.hex()
     return f"# {title}\n" + "".join(f"{digits[at : at + 96]}\n" for at in range(0, len(digits), 96))
@@ -227,6 +238,10 @@ def main() -> None:
             expected = asyncio.run(make_journal(path))
             write_new("journal-1.sqlite3", path.read_bytes())
             write_new("journal-1.txt", lines_text("the states that the journal leads to", expected).encode("ascii"))
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copy(golden.FOLDER / "journal-1.sqlite3", Path(folder) / "golden.db")
+        made = flight_bytes(Path(folder) / "golden.db")
+        write_new("flight-1.hex", hex_text("the flight log of journal-1", made).encode("ascii"))
 
 
 if __name__ == "__main__":

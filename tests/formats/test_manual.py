@@ -12,8 +12,9 @@ from msgspec import NODEFAULT, Struct
 from msgspec.structs import fields
 
 from stigmergy.adapters.sqlite import schema
-from stigmergy.core import codec, commit, draft, effects, snapshot, supervision
+from stigmergy.core import codec, commit, draft, effects, flight, snapshot, supervision
 from stigmergy.core.commit import Answer, Commit, Head, MarkMoved, Owed, Run, Settled, Signature, SnapshotNote
+from stigmergy.core.flight import FlightCommit, FlightManifest, FlightOpening, FlightSeal, FlightSection
 from stigmergy.core.memory import Letter, Remembered
 from stigmergy.core.messages import Effect, Event, Message, spec_of
 from stigmergy.core.outbox import Pending
@@ -43,6 +44,11 @@ STRUCTURES: tuple[type[Struct], ...] = (
     Remembered,
     Letter,
     Signer,
+    FlightOpening,
+    FlightCommit,
+    FlightManifest,
+    FlightSection,
+    FlightSeal,
 )
 MANUAL = (DOCS / "formats.md").read_text(encoding="utf-8")
 
@@ -73,19 +79,25 @@ def test_messages_of_the_framework_are_documented() -> None:
 
 def test_limits_are_documented() -> None:
     documented = {row[0].strip("`"): int(row[1]) for row in tables("formats.md")["Limits"]}
-    known = {**vars(codec), **vars(commit), **vars(draft), **vars(snapshot)}
+    known = {**vars(codec), **vars(commit), **vars(draft), **vars(snapshot), **vars(flight)}
     assert documented == {name: known[name] for name in documented}
 
 
 def test_contexts_and_numbers_are_documented() -> None:
-    for module in ("core.commit", "core.snapshot", "adapters.keyfile"):
+    for module in ("core.commit", "core.snapshot", "core.flight", "adapters.keyfile"):
         source = inspect.getsource(importlib.import_module(f"stigmergy.{module}"))
         contexts = re.findall(r'"(stigmergy 2026 [^"]+)"', source)
         assert contexts
         for context in contexts:
             assert f"derive_key, `{context}`" in MANUAL
-    formats = (codec.ENVELOPE_FORMAT, commit.COMMIT_FORMAT, snapshot.SNAPSHOT_FORMAT, schema.FORMAT)
-    assert formats == (1, 1, 1, 1), "a new number needs its own section in docs/formats.md and its own fixtures"
+    formats = (
+        codec.ENVELOPE_FORMAT,
+        commit.COMMIT_FORMAT,
+        snapshot.SNAPSHOT_FORMAT,
+        schema.FORMAT,
+        flight.FLIGHT_FORMAT,
+    )
+    assert formats == (1, 1, 1, 1, 1), "a new number needs its own section in docs/formats.md and its own fixtures"
 
 
 def test_sqlite_tables_are_documented() -> None:

@@ -1,6 +1,6 @@
-"""`stigmergy log show` and `stigmergy log verify`: what the log says, and whether it is what was written.
+"""`stigmergy log`: what the log says, whether it is what was written, and what is made of it for others.
 
-Neither needs the user's classes.
+Nothing here needs the user's classes. `log export` is in export.py, `log hold` in holding.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from stigmergy.cli import exits
+from stigmergy.cli import exits, export, flights
 from stigmergy.cli.asking import ask_stream
 from stigmergy.cli.output import BAD, GOOD, HEADING, NAME, WARN, Cell, Output, shown_fields
 from stigmergy.cli.places import add_place, find_journal, find_running
@@ -30,15 +30,19 @@ EXAMPLES = """examples:
   stigmergy log show --from 1 --limit 20              from the beginning
   stigmergy log verify                                every digest, signature, signer and snapshot
   stigmergy log verify --key fleet.pub                and that this key vouches for it
+  stigmergy log export Drone/D-17 --since 2026-11-15T08:00:00Z > events.jsonl
+  stigmergy log export --format parquet --to log.parquet
+  stigmergy log export --flight flight-17.log         the commits themselves, sealed
+  stigmergy log verify flight-17.log                  anywhere: without the journal and the fleet
 """
 
 
 def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
-    """Adds `log show` and `log verify`."""
+    """Adds `log`."""
     group = commands.add_parser(
         "log",
-        help="show or verify the log",
-        description="Shows what the log says, or verifies that it is what was written.",
+        help="show, verify or export the log",
+        description="Shows what the log says, verifies that it is what was written, makes something of it for others.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -53,11 +57,13 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     add_place(parser, fleet=False)
     parser.set_defaults(run=show)
     parser = actions.add_parser("verify", parents=[common], help="check digests, chain, signatures, snapshots")
+    parser.add_argument("files", metavar="FILE", nargs="*", type=Path, help="flight logs; without any, the journal")
     parser.add_argument(
         "--key", metavar="PUBLIC", help="a public key, as a file, a line or hex, that must vouch for it"
     )
     add_place(parser, fleet=False)
     parser.set_defaults(run=verify)
+    export.add_action(actions, common)
 
 
 # ---------------------------------------------------------------------- show
@@ -133,6 +139,8 @@ def _short(tag: str) -> str:
 def verify(arguments: argparse.Namespace, output: Output) -> int:
     """Verifies the log."""
     trusted = None if arguments.key is None else read_key(arguments.key)
+    if arguments.files:
+        return flights.verify(arguments.files, trusted, output)
     path = find_running(arguments)
     with Progress(output, "verifying", "commits") as progress:
         if path is None:

@@ -22,12 +22,13 @@ from stigmergy.core.inputs import Accepted, EnrollSigner, LetterDropped, LetterR
 from stigmergy.core.memory import Letter
 from stigmergy.core.messages import Command, Event, Message
 from stigmergy.core.plans import AgentPlan
-from stigmergy.ports.trust import Verifier
+from stigmergy.ports.trust import Signer, Verifier
 from stigmergy.runtime import protocol
 from stigmergy.runtime.audit.history import History, Moment, Sight, read_moment
 from stigmergy.runtime.audit.listing import Wanted, list_log, readable_fields, readable_time
 from stigmergy.runtime.audit.signatures import SIGNERS_SHARD
 from stigmergy.runtime.audit.signers import Key, check_enrolment, check_revocation
+from stigmergy.runtime.audit.streams import export_items, flight_items
 from stigmergy.runtime.audit.verification import Verification, Verified
 from stigmergy.runtime.live import Live
 from stigmergy.runtime.phrasing import messages_of, phrase
@@ -46,6 +47,8 @@ class Node(Struct, frozen=True):
     version: str
     journal: str
     signer: Key
+    sealing: Signer | None = None
+    """What flight logs are sealed with: the node's own key."""
 
 
 class ControlDesk:
@@ -69,6 +72,8 @@ class ControlDesk:
                 return _stream(self._log(request))
             if isinstance(request, protocol.Verify):
                 return _stream(self._verify(request))
+            if isinstance(request, protocol.Export | protocol.Flight):
+                return _stream(self._exported(request))
             if isinstance(request, protocol.Letters):
                 return _stream(described_letter(letter) for letter in self._live.dead_letters())
             return iter((write_reply(Reply(v=VERSION, ok=await self._do(request))),))
@@ -105,7 +110,7 @@ class ControlDesk:
             case protocol.Stop():
                 self._stop()
                 return {"stopping": True}
-            case protocol.Log() | protocol.Letters() | protocol.Verify():
+            case protocol.Log() | protocol.Letters() | protocol.Verify() | protocol.Export() | protocol.Flight():
                 return None
             case _:
                 assert_never(request)
@@ -172,6 +177,20 @@ class ControlDesk:
                 yield {"commits": commits, "of": verification.commits_expected} if far else None
                 told = max(told, commits - commits % VERIFY_TOLD_COMMITS)
             yield described_verification(self._node.journal, verification.found)
+        finally:
+            self._long = False
+
+    def _exported(self, request: protocol.Export | protocol.Flight) -> Iterator[Any]:
+        """What the log says, or the log itself as a flight log, beside the work of the node."""
+        self._begin_long()
+        try:
+            journal = self._host.journal
+            if isinstance(request, protocol.Export):
+                yield from export_items(journal, request)
+                return
+            if self._node.sealing is None:
+                raise NotRunning("this node has no key to seal a flight log with; export from the stopped journal")
+            yield from flight_items(journal, self._node.sealing, request, self._host.clock.wall_ns())
         finally:
             self._long = False
 

@@ -84,6 +84,28 @@ class Verify(Request, tag="verify"):
     algorithm: int = 1
 
 
+class Export(Request, tag="export"):
+    """A stream of all that the log says, for other tools: entries as those of `log`, and in between how many commits
+    were read. The keys are those of `stigmergy log export`, times in ns."""
+
+    agent: str | None = None
+    type: str | None = None
+    shard: int | None = None
+    first: int | None = None
+    last: int | None = None
+    since_ns: int | None = None
+    until_ns: int | None = None
+
+
+class Flight(Request, tag="flight"):
+    """A stream of the bytes of a flight log, sealed with the node's key: `data` in base64, with how far it is."""
+
+    agent: str = ""
+    since_ns: int | None = None
+    until_ns: int | None = None
+    reason: str = ""
+
+
 class Letters(Request, tag="letters"):
     """A stream of the dead letters, oldest first."""
 
@@ -127,7 +149,22 @@ class Stop(Request, tag="stop"):
 
 
 AnyRequest = (
-    Send | Observe | State | Status | Names | Log | Verify | Letters | Retry | Drop | Resume | Enrol | Revoke | Stop
+    Send
+    | Observe
+    | State
+    | Status
+    | Names
+    | Log
+    | Verify
+    | Export
+    | Flight
+    | Letters
+    | Retry
+    | Drop
+    | Resume
+    | Enrol
+    | Revoke
+    | Stop
 )
 
 

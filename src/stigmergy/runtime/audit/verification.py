@@ -10,7 +10,7 @@ A running node can verify its own journal: what is there at the start is read, i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
 from msgspec import Struct
@@ -18,6 +18,7 @@ from msgspec import Struct
 from stigmergy.core.commit import Commit, Head, Signature, SnapshotNote, digest_commit, genesis_of, open_commit
 from stigmergy.core.errors import JournalError
 from stigmergy.core.snapshot import PartsDigest, read_header
+from stigmergy.core.state import Signer
 from stigmergy.ports.journal import Journal, StoredCommit
 from stigmergy.ports.trust import Verifier
 from stigmergy.runtime.audit.signatures import SIGNERS_SHARD, covers
@@ -81,8 +82,20 @@ class _Lane:
 class Verification:
     """One pass over one journal."""
 
-    def __init__(self, journal: Journal, verifier: Verifier, *, trusted_key: tuple[int, bytes] | None = None) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        verifier: Verifier,
+        *,
+        trusted_key: tuple[int, bytes] | None = None,
+        vouched: Mapping[int, Head] | None = None,
+        known_signers: Sequence[Signer] | None = None,
+    ) -> None:
+        """Of a part of a log, `vouched` are the ends that somebody else vouches for, whose signature the caller checks,
+        and `known_signers` those that may sign where it begins."""
         self._journal = journal
+        self._vouched = vouched
+        self._known_signers = known_signers
         self._verifier = verifier
         self._trusted_key = trusted_key
         self._found = Verified()
@@ -134,7 +147,9 @@ class Verification:
             lane = _Lane(shard, islice(journal.read(shard), count), first, genesis_of(journal.identity.fleet, shard))
             lane.at_snapshot = dict.fromkeys(journal.snapshots(shard), b"")
             self._lanes.append(lane)
-        if self._lanes[SIGNERS_SHARD].first > 1:
+        if self._known_signers is not None:
+            self._signers.adopt(self._known_signers)
+        elif self._lanes[SIGNERS_SHARD].first > 1:
             self._adopt_signers()
         for lane in self._lanes:
             self._advance(lane)
@@ -157,7 +172,7 @@ class Verification:
                 continue
             # A commit whose group's signature is gone, because its place in another shard was dropped or is damaged.
             lane = min(lanes, key=_written_at)
-            if not any(other.broken or other.first > 1 for other in self._lanes):
+            if self._vouched is None and not any(other.broken or other.first > 1 for other in self._lanes):
                 self._problem(lane.shard, lane.position + 1, "no signature covers this commit")
             self._take_commit(lane)
 
@@ -210,9 +225,16 @@ class Verification:
             self._last_signers[head.shard] = (signature.algorithm, signature.key)
             if digest != head.digest:
                 self._problem(head.shard, head.position, "the signature is over another digest than this commit has")
-        elif other.next is None and not other.broken and other.position < head.position:
+        elif other.next is None and not other.broken and other.position < head.position and self._is_expected(head):
             what = f"is missing, although a signature in shard {lane.shard} names it"
             self._problem(head.shard, head.position, what)
+
+    def _is_expected(self, head: Head) -> bool:
+        """Whether this part of the log should have that commit; the whole log should have every one."""
+        if self._vouched is None:
+            return True
+        end = self._vouched.get(head.shard)
+        return end is not None and head.position <= end.position
 
     def _belongs(self, one: _Lane, lane: _Lane, heads: dict[int, Head]) -> bool:
         """Whether the next commit of `one` is in the group whose signature the next commit of `lane` carries."""
@@ -285,6 +307,8 @@ class Verification:
             self._problem(lane.shard, position, f"notes a snapshot of {note.position} on another chain")
 
     def _check_end(self, lane: _Lane) -> None:
+        if self._vouched is not None and lane.head == self._vouched.get(lane.shard):
+            return
         if lane.head is not None and not lane.broken and lane.signed_position != lane.position:
             self._problem(lane.shard, lane.position, "no signature covers the end of the log: it was cut or forged")
 

@@ -1,0 +1,276 @@
+"""`stigmergy log export`: what the log says for other tools, or the log itself as a file that proves itself.
+
+JSON lines, CloudEvents and Parquet say what happened; a flight log (`--flight`) is the commits as they are, sealed, for
+`stigmergy log verify FILE`. A file is written whole or not at all. None of it needs the user's classes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from stigmergy.cli import exits
+from stigmergy.cli.asking import ask_stream
+from stigmergy.cli.output import GOOD, NAME, Output, counted, shown_bytes
+from stigmergy.cli.places import add_place, config_of, find_journal, find_running
+from stigmergy.cli.progress import Progress
+from stigmergy.core.cloudevents import JSON, CloudEvent, write_structured
+from stigmergy.core.errors import ConfigError
+from stigmergy.runtime.audit.export import Export, Selection, flat_row
+from stigmergy.runtime.audit.flight import Cut, commits_in, make_flight
+from stigmergy.runtime.audit.history import read_moment
+from stigmergy.runtime.audit.listing import Entry
+from stigmergy.runtime.protocol import Export as ExportRequest
+from stigmergy.runtime.protocol import Flight as FlightRequest
+from stigmergy.wiring import NewFile, default_key_path, inspect_journal, load_signer
+
+FORMATS = ("jsonl", "cloudevents", "parquet")
+ROWS_PER_GROUP = 20_000
+"""So many rows are held in memory before they are written to a Parquet file."""
+
+
+def add_action(actions: Any, common: argparse.ArgumentParser) -> None:
+    """Adds `log export`."""
+    parser = actions.add_parser("export", parents=[common], help="to JSON lines, CloudEvents, Parquet, a flight log")
+    parser.add_argument("agent", metavar="KIND/NAME", nargs="?", help="only this agent's")
+    parser.add_argument("--format", choices=FORMATS, default="jsonl", help="what to write (jsonl)")
+    parser.add_argument("--to", dest="file", metavar="FILE", type=Path, help="where to; else stdout")
+    parser.add_argument("--flight", metavar="FILE", type=Path, help="a sealed flight log instead; see log verify FILE")
+    parser.add_argument(
+        "--key", metavar="KEY", type=Path, help="what to seal a flight log with; else the journal's key"
+    )
+    parser.add_argument("--reason", metavar="TEXT", default="", help="what a flight log is made for; it is in the file")
+    parser.add_argument("--type", metavar="TAG", help="only events and commands of this type")
+    parser.add_argument("--since", metavar="TIME", help="from this time on, such as 2026-11-15T08:00:00Z")
+    parser.add_argument("--until", metavar="TIME", help="up to this time")
+    parser.add_argument("--from", dest="first", metavar="P", type=int, help="from this position on")
+    parser.add_argument("--upto", dest="last", metavar="P", type=int, help="up to this position")
+    parser.add_argument("--shard", metavar="N", type=int, help="only this shard's")
+    add_place(parser, fleet=False)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace, output: Output) -> int:
+    """Exports."""
+    if arguments.flight is not None:
+        return _export_flight(arguments, output)
+    if arguments.file is None and arguments.format == "parquet":
+        raise ConfigError("a Parquet file is not written to a terminal or a pipe; give --to FILE")
+    if arguments.file is None and output.json:
+        raise ConfigError("stdout is either the export or --json; give --to FILE as well")
+    with Progress(output, "exporting", "commits") as progress:
+        entries = _entries(arguments, progress)
+        target: AbstractContextManager[Any] = nullcontext() if arguments.file is None else NewFile(arguments.file)
+        with target as opened:
+            stream = sys.stdout.buffer if opened is None else opened.file
+            count = _WRITERS[arguments.format](entries, stream)
+    if arguments.file is None:
+        sys.stdout.buffer.flush()
+        return exits.OK
+    size = arguments.file.stat().st_size
+    output.document(
+        {"file": str(arguments.file), "format": arguments.format, "entries": count, "bytes": size, "flight": False}
+    )
+    entries_said = "1 entry" if count == 1 else f"{count:,} entries"
+    output.line(("exported", GOOD), f"  {entries_said}  ", _file(arguments.file, size))
+    return exits.OK
+
+
+def _file(path: Path, size: int) -> tuple[str, str]:
+    return (f"{path} ({shown_bytes(size)})", NAME)
+
+
+# ---------------------------------------------------------------------- entries
+
+
+class _Described(msgspec.Struct, frozen=True):
+    """An entry with the journal that it is from."""
+
+    fleet: str
+    incarnation: int
+    entry: Entry
+
+
+def _selection(arguments: argparse.Namespace) -> Selection:
+    return Selection(
+        agent=arguments.agent,
+        type=arguments.type,
+        shard=arguments.shard,
+        first=arguments.first,
+        last=arguments.last,
+        since_ns=_time_ns(arguments.since, "--since"),
+        until_ns=_time_ns(arguments.until, "--until"),
+    )
+
+
+def _time_ns(text: str | None, option: str) -> int | None:
+    if text is None:
+        return None
+    moment = read_moment(text)
+    if moment.time_ns is None:
+        raise ConfigError(f"{option} {text}: give a time, such as 2026-11-15T08:00:00Z; for positions there is --from")
+    return moment.time_ns
+
+
+def _entries(arguments: argparse.Namespace, progress: Progress) -> Iterator[_Described]:
+    selection = _selection(arguments)
+    path = find_running(arguments)
+    if path is not None:
+        request = ExportRequest(**{name: getattr(selection, name) for name in selection.__struct_fields__})
+        whose = ("", 0)
+        for item in ask_stream(path, request):
+            if "of" in item:
+                progress.show(item["commits"], item["of"])
+                whose = (item["fleet"], item["incarnation"])
+            else:
+                yield _Described(*whose, msgspec.convert(item, Entry))
+        return
+    journal = inspect_journal(find_journal(arguments))
+    try:
+        export = Export(journal, selection)
+        for entry in export.entries():
+            progress.show(export.commits_read, export.commits_expected)
+            if entry is not None:
+                yield _Described(journal.identity.fleet, journal.identity.incarnation, entry)
+    finally:
+        asyncio.run(journal.close())
+
+
+def _write_jsonl(entries: Iterable[_Described], stream: BinaryIO) -> int:
+    count = 0
+    for described in entries:
+        stream.write(msgspec.json.encode(described.entry) + b"\n")
+        count += 1
+    return count
+
+
+def _write_cloudevents(entries: Iterable[_Described], stream: BinaryIO) -> int:
+    """Events that were kept, one structured CloudEvent a line. Answers and effects are no events."""
+    count = 0
+    for described in entries:
+        if described.entry.kind == "event":
+            stream.write(write_structured(cloud_event(described)) + b"\n")
+            count += 1
+    return count
+
+
+def cloud_event(described: _Described) -> CloudEvent:
+    """A kept event for others. Its id is its place in the log, the same in every export."""
+    entry = described.entry
+    extensions = {"shard": str(entry.shard), "position": str(entry.position), "commandid": entry.cause.command_id}
+    return CloudEvent(
+        id=f"{described.incarnation}.{entry.shard}.{entry.position}.{entry.index}",
+        source=f"/{described.fleet}/agents/{entry.agent}"
+        if entry.agent
+        else f"/{described.fleet}/shards/{entry.shard}",
+        type=entry.type,
+        subject=entry.agent,
+        time=entry.time,
+        datacontenttype=JSON,
+        data=entry.fields,
+        extensions={name: value for name, value in extensions.items() if value},
+    )
+
+
+def _write_parquet(entries: Iterable[_Described], stream: BinaryIO) -> int:
+    """A table of one row for each entry, in groups of rows, so that memory does not grow with the log."""
+    try:
+        import pyarrow as arrow  # type: ignore[import-untyped,unused-ignore]
+        from pyarrow import parquet
+    except ModuleNotFoundError:
+        raise ConfigError("Parquet needs a package that is not installed: pip install 'stigmergy[parquet]'") from None
+    texts = ("kind", "agent", "type", "fields", "source", "command", "command_id", "effects", "refused")
+    schema = arrow.schema(
+        [
+            *((name, arrow.int64()) for name in ("shard", "position", "index")),
+            ("time", arrow.timestamp("ns", tz="UTC")),
+            *((name, arrow.string()) for name in texts),
+        ]
+    )
+    count = 0
+    rows: list[dict[str, Any]] = []
+    with parquet.ParquetWriter(stream, schema, compression="zstd") as writer:
+        for described in entries:
+            row = flat_row(described.entry, msgspec.json.encode)
+            rows.append({**row, "time": row["time_ns"]})
+            count += 1
+            if len(rows) == ROWS_PER_GROUP:
+                writer.write_table(arrow.Table.from_pylist(rows, schema=schema))
+                rows = []
+        if rows or not count:
+            writer.write_table(arrow.Table.from_pylist(rows, schema=schema))
+    return count
+
+
+_WRITERS: dict[str, Callable[[Iterable[_Described], BinaryIO], int]] = {
+    "jsonl": _write_jsonl,
+    "cloudevents": _write_cloudevents,
+    "parquet": _write_parquet,
+}
+
+
+# ---------------------------------------------------------------------- flight log
+
+
+def _export_flight(arguments: argparse.Namespace, output: Output) -> int:
+    given = [name for name in ("type", "first", "last", "shard", "file") if getattr(arguments, name) is not None]
+    if given:
+        raise ConfigError(
+            "a flight log holds whole commits, so that they can be verified: choose by agent, --since and --until"
+        )
+    cut = Cut(
+        agent=arguments.agent or "",
+        since_ns=_time_ns(arguments.since, "--since"),
+        until_ns=_time_ns(arguments.until, "--until"),
+        reason=arguments.reason,
+    )
+    commits = 0
+    with Progress(output, "exporting", "commits") as progress, NewFile(arguments.flight) as file:
+        for commits, of, piece in _flight_pieces(arguments, cut):
+            file.write(piece)
+            progress.show(commits, of)
+    size = arguments.flight.stat().st_size
+    output.document(
+        {"file": str(arguments.flight), "format": "flight", "entries": commits, "bytes": size, "flight": True}
+    )
+    output.line(("exported", GOOD), f"  {counted(commits, 'commit')}  ", _file(arguments.flight, size))
+    output.note(f"check it anywhere with: stigmergy log verify {arguments.flight}")
+    return exits.OK
+
+
+def _flight_pieces(arguments: argparse.Namespace, cut: Cut) -> Iterator[tuple[int, int, bytes]]:
+    """Commits so far, of how many, and the next bytes."""
+    path = find_running(arguments)
+    if path is not None:
+        if arguments.key is not None:
+            raise ConfigError("a running node seals a flight log with its own key; leave --key out, or stop the node")
+        request = FlightRequest(agent=cut.agent, since_ns=cut.since_ns, until_ns=cut.until_ns, reason=cut.reason)
+        for item in ask_stream(path, request):
+            yield item["commits"], item["of"], base64.b64decode(item["data"])
+        return
+    url = find_journal(arguments)
+    signer = load_signer(_sealing_key(arguments, url), create=False)
+    journal = inspect_journal(url)
+    try:
+        of, pieces = commits_in(journal, cut), make_flight(journal, signer, cut, time.time_ns())
+        for number, piece in enumerate(pieces):
+            yield min(number, of), of, piece
+    finally:
+        asyncio.run(journal.close())
+
+
+def _sealing_key(arguments: argparse.Namespace, url: str) -> Path:
+    config = config_of(arguments)
+    path = arguments.key or (Path(config.fleet.key) if config.fleet.key else default_key_path("", url))
+    if path is None or not path.exists():
+        raise ConfigError("a flight log is sealed, and the key for that is not here; give it with --key FILE")
+    return Path(path)

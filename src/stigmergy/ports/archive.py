@@ -1,0 +1,61 @@
+"""The archive port: where log goes before a node drops it, and the flight logs that are read back from there."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from msgspec import Struct
+
+from stigmergy.core.flight import FlightManifest, FlightOpening, FlightSeal
+from stigmergy.ports.journal import Journal
+
+
+class Flaw(Struct, frozen=True):
+    """Bytes of a flight log that are not those that were written; position 0 where it is not known which commit."""
+
+    shard: int
+    position: int
+    what: str
+
+
+class FlightLog(Journal, Protocol):
+    """A flight log, read as a journal that nobody writes to. It has no snapshots, and every write raises Bug."""
+
+    @property
+    def opening(self) -> FlightOpening:
+        """Whose log it is."""
+        ...
+
+    @property
+    def manifest(self) -> FlightManifest | None:
+        """What should be in it; None where the file was cut off."""
+        ...
+
+    @property
+    def manifest_bytes(self) -> bytes:
+        """The manifest as it was signed."""
+        ...
+
+    @property
+    def seal(self) -> FlightSeal | None:
+        """Who vouches for the manifest."""
+        ...
+
+    @property
+    def flaws(self) -> list[Flaw]:
+        """What the file itself shows to be damaged."""
+        ...
+
+
+class Archive(Protocol):
+    """Keeps flight logs, each written once and never changed.
+
+    Durability: `keep` returns only when the file, read back, has these very bytes and survives loss of power; all of it
+        is there or nothing. A file of that name from an earlier try is replaced.
+    Concurrency: one `keep` at a time.
+    Errors: JournalFull where there is no room, JournalError for anything else. Whoever gets one keeps the log.
+    """
+
+    async def keep(self, name: str, data: bytes) -> None:
+        """Keeps a flight log under this name."""
+        ...

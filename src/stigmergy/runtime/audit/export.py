@@ -1,0 +1,118 @@
+"""Takes entries out of a log for other tools: by agent, type, time and position, in the order of their time.
+
+Nothing is collected: whoever writes them out needs the memory of a few commits per shard. It needs no classes. Where
+nothing is wanted of a commit, None comes, so that a node can go on in between.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+from msgspec import Struct
+
+from stigmergy.core.commit import Commit, open_commit
+from stigmergy.core.errors import ConfigError
+from stigmergy.core.state import shard_of
+from stigmergy.ports.journal import Journal
+from stigmergy.runtime.audit.flight import last_before
+from stigmergy.runtime.audit.listing import Entry, list_commit
+
+
+class Selection(Struct, frozen=True):
+    """Which entries. Positions are those of a shard; times are inclusive; a type is a tag, with or without version."""
+
+    agent: str | None = None
+    type: str | None = None
+    shard: int | None = None
+    first: int | None = None
+    last: int | None = None
+    since_ns: int | None = None
+    until_ns: int | None = None
+
+    def takes(self, entry: Entry) -> bool:
+        """Whether this entry is wanted. An effect is wanted with the event that asked for it."""
+        if self.agent is not None and entry.agent != self.agent:
+            return False
+        if (self.since_ns is not None and entry.time_ns < self.since_ns) or (
+            self.until_ns is not None and entry.time_ns > self.until_ns
+        ):
+            return False
+        return self.type is None or self.type in (entry.type, entry.type.partition("@")[0])
+
+
+class Export:
+    """One export of one journal."""
+
+    def __init__(self, journal: Journal, selection: Selection) -> None:
+        self._journal = journal
+        self._selection = selection
+        self._ranges = self._find_ranges()
+        self.commits_read = 0
+
+    @property
+    def commits_expected(self) -> int:
+        """How many commits will be looked at."""
+        return sum(last - first + 1 for _, first, last in self._ranges)
+
+    def entries(self) -> Iterator[Entry | None]:
+        """The wanted entries, oldest first."""
+        lanes = [self._commits(*one) for one in self._ranges]
+        for commit in heapq.merge(*lanes, key=_written_at):
+            self.commits_read += 1
+            wanted = [entry for entry in list_commit(commit) if self._selection.takes(entry)]
+            if wanted:
+                yield from wanted
+            else:
+                yield None
+
+    def _find_ranges(self) -> list[tuple[int, int, int]]:
+        """Per shard from where to where. Entries are as old as their commit at most, and as young as the one before."""
+        journal, wanted = self._journal, self._selection
+        shards = journal.identity.shards
+        if wanted.shard is not None and not 0 <= wanted.shard < shards:
+            raise ConfigError(f"shard {wanted.shard}: this journal has shards 0 to {shards - 1}")
+        only = wanted.shard if wanted.agent is None else shard_of(wanted.agent, shards)
+        found: list[tuple[int, int, int]] = []
+        for head in journal.heads():
+            if only is not None and head.shard != only:
+                continue
+            first, last = journal.first_position(head.shard), head.position
+            first, last = max(first, wanted.first or 1), min(last, wanted.last or last)
+            if first <= last and wanted.since_ns is not None:
+                first = last_before(journal, head.shard, first, last, wanted.since_ns) + 1
+            if first <= last and wanted.until_ns is not None:
+                # The commit behind the last one by then may have begun before it.
+                last = min(last, last_before(journal, head.shard, first, last, wanted.until_ns + 1) + 1)
+            if first <= last:
+                found.append((head.shard, first, last))
+        return found
+
+    def _commits(self, shard: int, first: int, last: int) -> Iterator[Commit]:
+        for stored in islice(self._journal.read(shard, after=first - 1), last - first + 1):
+            yield open_commit(stored.sealed.body)
+
+
+def _written_at(commit: Commit) -> Any:
+    return (commit.runs[-1].time_ns, commit.shard)
+
+
+def flat_row(entry: Entry, encode_json: Any) -> dict[str, Any]:
+    """An entry as one row of a table: what has parts is JSON in a column of text."""
+    return {
+        "shard": entry.shard,
+        "position": entry.position,
+        "index": entry.index,
+        "kind": entry.kind,
+        "time_ns": entry.time_ns,
+        "agent": entry.agent,
+        "type": entry.type,
+        "fields": encode_json(entry.fields).decode(),
+        "source": entry.cause.source,
+        "command": entry.cause.command,
+        "command_id": entry.cause.command_id,
+        "effects": encode_json(entry.effects).decode(),
+        "refused": entry.refused,
+    }

@@ -1,0 +1,133 @@
+"""The bytes of a flight log: records that check themselves, sections that are dense, and what a reader refuses."""
+
+import pytest
+from msgspec import msgpack
+
+from stigmergy.core.codec import encode
+from stigmergy.core.commit import COMMIT_FORMAT, Commit, HashAlgorithm, Head, Run, Sealed, Signature, seal
+from stigmergy.core.errors import Bug, JournalCorrupt, JournalForeign
+from stigmergy.core.flight import (
+    FLIGHT_FORMAT,
+    FLIGHT_MAGIC,
+    RECORD_BYTES_MAX,
+    RECORD_HEADER_BYTES,
+    FlightCommit,
+    FlightDigest,
+    FlightManifest,
+    FlightOpening,
+    FlightSeal,
+    FlightWriting,
+    RecordKind,
+    checksum_fits,
+    commit_is_intact,
+    flight_statement,
+    frame,
+    read_flight_commit,
+    read_record,
+    read_record_header,
+)
+from stigmergy.core.state import Signer
+
+OPENING = FlightOpening(FLIGHT_FORMAT, 1, "golden", 2, 7, 99, "", "", [Signer(1, b"k" * 32)])
+
+
+def commit(shard: int, position: int, time_ns: int = 5) -> Sealed:
+    return seal(
+        Commit(
+            format=COMMIT_FORMAT,
+            hash_algorithm=HashAlgorithm.BLAKE3_256,
+            shard=shard,
+            position=position,
+            epoch=3,
+            previous=bytes([position]) * 32,
+            runs=[Run(1, time_ns, "radio")],
+            events=[("Drone/D-1", b"\x80")],
+        )
+    )
+
+
+def pieces(data: bytes) -> tuple[bytes, bytes, bytes]:
+    return data[:RECORD_HEADER_BYTES], data[RECORD_HEADER_BYTES:-4], data[-4:]
+
+
+def test_a_record_is_read_back_as_it_was() -> None:
+    for kind, record in (
+        (RecordKind.OPENING, OPENING),
+        (RecordKind.COMMIT, FlightCommit(0, 1, b"d", None, b"body")),
+        (RecordKind.MANIFEST, FlightWriting().manifest()),
+        (RecordKind.SEAL, FlightSeal(1, b"key", b"value")),
+    ):
+        head, body, checksum = pieces(frame(kind, record))
+        assert read_record_header(head) == (kind, len(body))
+        assert checksum_fits(head, body, checksum)
+        assert read_record(kind, body) == record
+
+
+def test_every_flipped_bit_of_a_record_is_noticed() -> None:
+    whole = frame(RecordKind.SEAL, FlightSeal(1, b"key", b"value"))
+    for place in range(len(whole)):
+        for bit in range(8):
+            bad = bytearray(whole)
+            bad[place] ^= 1 << bit
+            assert not checksum_fits(*pieces(bytes(bad)))
+
+
+@pytest.mark.parametrize(
+    "head", [b"", b"\x01\x00\x00", b"\x00\x01\x00\x00\x00", b"\x09\x01\x00\x00\x00", b"\x02\xff\xff\xff\xff"]
+)
+def test_what_cannot_be_a_record_is_refused(head: bytes) -> None:
+    with pytest.raises(JournalCorrupt, match="no record begins here"):
+        read_record_header(head)
+    assert read_record_header(bytes([2]) + RECORD_BYTES_MAX.to_bytes(4, "little")) == (2, RECORD_BYTES_MAX)
+
+
+def test_another_format_is_refused_and_not_guessed_at() -> None:
+    with pytest.raises(JournalCorrupt, match="does not decode"):
+        read_record(RecordKind.OPENING, b"\x90")
+    for number, record in ((2, [2, 1, "f", 1, 1, 1, "", "", []]), (1, [1, 9, "f", 1, 1, 1, "", "", []])):
+        with pytest.raises(JournalForeign, match="use" if number == 2 else "hash algorithm 9"):
+            read_record(RecordKind.OPENING, msgpack.encode(record))
+    with pytest.raises(JournalForeign, match="flight log format 2"):
+        read_record(RecordKind.MANIFEST, encode(FlightManifest(2, [], 0, 0, 0, 0, b"")))
+
+
+def test_a_commit_comes_back_as_a_journal_gives_it() -> None:
+    sealed = commit(1, 4)
+    signature = Signature(1, b"k" * 32, [Head(1, 4, 3, sealed.digest)], b"v" * 64)
+    record = FlightCommit(1, 4, sealed.digest, encode(signature), sealed.body)
+    assert read_flight_commit(record) == (sealed, signature)
+    assert read_flight_commit(FlightCommit(1, 4, sealed.digest, None, sealed.body)) == (sealed, None)
+    assert commit_is_intact(record)
+    assert not commit_is_intact(FlightCommit(1, 4, b"x" * 32, None, sealed.body))
+    with pytest.raises(JournalCorrupt, match="position 4: its signature does not decode"):
+        read_flight_commit(FlightCommit(1, 4, sealed.digest, b"\xc1", sealed.body))
+
+
+def test_the_manifest_names_sections_counts_and_the_bytes_before_it() -> None:
+    writing = FlightWriting()
+    data = writing.open(OPENING)
+    assert data.startswith(FLIGHT_MAGIC)
+    first, second, other = commit(0, 3, 50), commit(0, 4, 60), commit(1, 1, 40)
+    for sealed in (first, second, other):
+        data += writing.add(sealed, None)
+    manifest = writing.manifest()
+    assert [(one.shard, one.first, one.last, one.epoch, one.digest) for one in manifest.sections] == [
+        (0, 3, 4, 3, second.digest),
+        (1, 1, 1, 3, other.digest),
+    ]
+    assert manifest.sections[0].previous == bytes([3]) * 32
+    assert (manifest.commits, manifest.events, manifest.first_ns, manifest.last_ns) == (3, 3, 40, 60)
+    assert writing.commits == 3
+    digest = FlightDigest()
+    digest.add(data)
+    assert manifest.digest == digest.value()
+    assert flight_statement(encode(manifest)).startswith(b"stigmergy.flight@1\x00")
+
+
+def test_a_gap_or_a_shard_out_of_order_is_a_bug_of_the_writer() -> None:
+    writing = FlightWriting()
+    writing.add(commit(1, 3), None)
+    with pytest.raises(Bug, match="position 5 does not follow 3"):
+        writing.add(commit(1, 5), None)
+    with pytest.raises(Bug, match="shard by shard"):
+        writing.add(commit(0, 1), None)
