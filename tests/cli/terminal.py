@@ -57,6 +57,11 @@ class Terminal:
             pass
         return self.process.wait(timeout=WAIT_S_MAX)
 
+    def drain(self) -> None:
+        """Reads what was written by now."""
+        while self._read(time.monotonic() + 0.05):
+            pass
+
     def _read(self, until_s: float) -> bool:
         """Takes what there is; whether more may come."""
         ready, _, _ = select.select([self._descriptor], [], [], max(0.0, until_s - time.monotonic()))

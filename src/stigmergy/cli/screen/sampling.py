@@ -1,0 +1,105 @@
+"""Looks at a running node again and again, through one connection, and works out what changes each second.
+
+A node that is not there, or not any more, is not an error here: a look says so, and the next one tries again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct, structs
+
+from stigmergy.core.errors import StigmergyError
+from stigmergy.runtime.protocol import AnyRequest, Letters, Log, Status, read_reply, write_request
+from stigmergy.wiring import ControlClient
+
+ANSWER_S_MAX = 2.0
+"""A node that takes longer is shown as one that does not answer."""
+
+
+class Seen(Struct, frozen=True):
+    """One look at a node. Without a status it does not run or does not answer, and `why` says more."""
+
+    at_s: float
+    status: dict[str, Any] | None = None
+    why: str = ""
+    events_per_s: float | None = None
+    """None where it is not known yet: rates need two looks at the same process."""
+    commits_per_s: float | None = None
+    cpu_percent: float | None = None
+    counters_per_s: dict[str, float] = {}
+    last: list[dict[str, Any]] = []
+    """The last entries of the log, oldest first."""
+    letters: list[dict[str, Any]] = []
+
+
+class Sampler:
+    """Looks at the node that `find` finds; it raises NotRunning where there is none."""
+
+    def __init__(self, find: Callable[[], Path], now_s: Callable[[], float] = time.monotonic) -> None:
+        self._find = find
+        self._now_s = now_s
+        self._client: ControlClient | None = None
+        self._before: Seen | None = None
+
+    def look(self, *, last: int = 0, letters: bool = False) -> Seen:
+        """Looks once; if asked, with the last entries of the log, and with the dead letters."""
+        try:
+            seen = self._look(last, letters)
+        except StigmergyError as error:
+            self.close()
+            self._before = None
+            return Seen(self._now_s(), why=str(error))
+        self._before = seen
+        return seen
+
+    def close(self) -> None:
+        """Ends the connection; the next look makes another."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def _look(self, last: int, letters: bool) -> Seen:
+        client = self._client
+        if client is None:
+            client = self._client = ControlClient(self._find(), timeout_s=ANSWER_S_MAX)
+        (status,) = _asked(client, Status())
+        seen = _compared(Seen(self._now_s(), status), self._before)
+        return structs.replace(
+            seen,
+            last=_asked(client, Log(limit=last)) if last else [],
+            letters=_asked(client, Letters()) if letters else [],
+        )
+
+
+def _asked(client: ControlClient, request: AnyRequest) -> list[Any]:
+    """The answer to a request, or all the items of one."""
+    items: list[Any] = []
+    for line in client.ask(write_request(request)):
+        reply = read_reply(line)
+        if reply.ok is not None:
+            return [reply.ok]
+        if reply.end is not None:
+            break
+        items.append(reply.item)
+    return items
+
+
+def _compared(seen: Seen, before: Seen | None) -> Seen:
+    """What changed each second since the look before, if that was at the same process."""
+    now, then = seen.status, None if before is None else before.status
+    if now is None or then is None or before is None or now["pid"] != then["pid"] or now["up_s"] <= then["up_s"]:
+        return seen
+    # By the node's own clock: it may have been busy between our asking and its answering.
+    took_s = now["up_s"] - then["up_s"]
+    counters = then["counters"]
+    return structs.replace(
+        seen,
+        events_per_s=(now["events"] - then["events"]) / took_s,
+        commits_per_s=(now["commits"] - then["commits"]) / took_s,
+        cpu_percent=100 * (now["cpu_s"] - then["cpu_s"]) / took_s,
+        counters_per_s={name: (count - counters.get(name, 0)) / took_s for name, count in now["counters"].items()},
+    )

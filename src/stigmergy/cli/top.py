@@ -1,0 +1,134 @@
+"""`stigmergy top`: a running node, live. One frame for scripts, lines of JSON for programs, a screen for people.
+
+It changes nothing, and outlives the node: while that is down it says so, and goes on when it is back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import signal
+import sys
+import time
+from collections import deque
+from typing import Any
+
+import msgspec
+
+from stigmergy.cli import exits
+from stigmergy.cli.output import Output
+from stigmergy.cli.places import add_place, find_socket
+from stigmergy.cli.screen.frame import HISTORY_COUNT_MAX, Page, View, draw, list_lines
+from stigmergy.cli.screen.sampling import Sampler, Seen
+from stigmergy.cli.screen.terminal import Terminal
+from stigmergy.core.errors import ConfigError, NotRunning
+
+EVERY_S = 1.0
+EVERY_S_MIN, EVERY_S_MAX = 0.1, 3600.0
+ONCE_LINES = 40
+EXAMPLES = """examples:
+  stigmergy top                  a screen, written anew each second; q leaves it
+  stigmergy top --once           one frame, for scripts; also where stdout is no terminal
+  stigmergy top --json           one line each second, until it is interrupted
+
+keys: e events, c counters, l dead letters, p pause, q quit
+"""
+
+
+def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Adds `top`."""
+    parser = commands.add_parser(
+        "top",
+        parents=[common],
+        help="watch a node, live",
+        description="Shows what a running node does, live: rates, what waits, what failed, the last events.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--once", action="store_true", help="one look, then the end")
+    parser.add_argument("--every", metavar="S", type=float, default=EVERY_S, help="seconds from look to look (1)")
+    add_place(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace, output: Output) -> int:
+    """Shows the node."""
+    every_s: float = arguments.every
+    if not EVERY_S_MIN <= every_s <= EVERY_S_MAX:
+        raise ConfigError(f"--every {every_s:g}: give {EVERY_S_MIN:g} to {EVERY_S_MAX:g} seconds")
+    try:
+        find_socket(arguments)
+    except NotRunning:
+        if arguments.once:
+            raise
+    sampler = Sampler(lambda: find_socket(arguments))
+    try:
+        if arguments.once or not (output.json or sys.stdout.isatty()):
+            return _once(sampler, every_s, output)
+        return _stream(sampler, every_s, output) if output.json else _live(sampler, every_s)
+    except KeyboardInterrupt:
+        return exits.OK  # the usual way to leave
+    finally:
+        sampler.close()
+
+
+def _once(sampler: Sampler, every_s: float, output: Output) -> int:
+    """Two looks, because a rate needs two, and one frame."""
+    seen = sampler.look()
+    if seen.status is not None:
+        time.sleep(every_s)
+        seen = sampler.look(last=10)
+    if seen.status is None:
+        raise NotRunning(seen.why)
+    output.document(described(seen))
+    size = shutil.get_terminal_size((100, 24))
+    for line in draw(seen, View(size.columns, ONCE_LINES, keys=False)) if not output.json else ():
+        output.line(*line)
+    return exits.OK
+
+
+def _stream(sampler: Sampler, every_s: float, output: Output) -> int:
+    next_s = time.monotonic()
+    while True:
+        output.document(described(sampler.look()))
+        next_s = max(next_s + every_s, time.monotonic())
+        time.sleep(max(0.0, next_s - time.monotonic()))
+
+
+def _live(sampler: Sampler, every_s: float) -> int:
+    rates: deque[float] = deque(maxlen=HISTORY_COUNT_MAX)
+    page, paused = Page.EVENTS, False
+    with Terminal() as terminal:
+        seen, next_s = Seen(0.0, why="looking …"), 0.0
+        while terminal.ended_by is None:
+            view = View(*terminal.size, page, paused, tuple(rates), terminal.has_keys)
+            if time.monotonic() >= next_s and (not paused or next_s == 0.0):
+                seen = sampler.look(last=list_lines(view) if page is Page.EVENTS else 0, letters=page is Page.LETTERS)
+                if seen.events_per_s is not None:
+                    rates.append(seen.events_per_s)
+                view = msgspec.structs.replace(view, rates=tuple(rates))
+                next_s = max(next_s + every_s, time.monotonic())
+            terminal.show(draw(seen, view))
+            keys = terminal.wait(every_s if paused else next_s - time.monotonic())
+            for key in keys.lower():
+                if key == "q":
+                    return exits.OK
+                if key == "p":
+                    paused = not paused
+                if key in list(Page) and key != page:
+                    page, next_s = Page(key), 0.0
+    return exits.OK if terminal.ended_by is signal.SIGINT else 128 + signal.SIGTERM
+
+
+def described(seen: Seen) -> dict[str, Any]:
+    """One look as it is told to programs."""
+    return {
+        "time": time.time(),
+        "running": seen.status is not None,
+        "why": seen.why or None,
+        "events_per_s": seen.events_per_s,
+        "commits_per_s": seen.commits_per_s,
+        "cpu_percent": seen.cpu_percent,
+        "counters_per_s": seen.counters_per_s,
+        "status": seen.status,
+    }
