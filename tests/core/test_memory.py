@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stigmergy.core.memory import Answers, Failures, Letter, Letters, Remembered
+from stigmergy.core.memory import PASTS_COUNT_MAX, Answers, Failures, Letter, Letters, Pasts, Remembered
 from stigmergy.core.messages import SECOND_NS
 
 
@@ -96,3 +96,23 @@ def test_failures_are_bounded() -> None:
     for number in range(1_005):
         failures.add("Drone/a", number, within_s=60)
     assert failures.lately("Drone/a", 1_005, within_s=60) == 1_000
+
+
+def test_a_table_is_shown_as_the_commit_that_is_on_disk_left_it() -> None:
+    pasts: Pasts[list[int]] = Pasts()
+    now: list[int] = []
+    for position in (3, 3, 5, 6):
+        pasts.keep(position, now.copy)
+        now.append(position)
+    assert pasts.at(2, now.copy) == []
+    assert pasts.at(3, now.copy) == pasts.at(4, now.copy) == [3, 3]
+    assert pasts.at(5, now.copy) == [3, 3, 5]
+    assert pasts.at(6, now.copy) == now
+
+
+def test_only_so_many_pasts_are_kept() -> None:
+    pasts: Pasts[int] = Pasts()
+    for position in range(1, PASTS_COUNT_MAX + 2):
+        pasts.keep(position, lambda position=position: position)  # type: ignore[misc]
+    assert pasts.at(0, lambda: 0) == 2
+    assert pasts.at(PASTS_COUNT_MAX, lambda: 0) == PASTS_COUNT_MAX + 1

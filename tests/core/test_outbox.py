@@ -45,6 +45,12 @@ def test_semantics_3_retention_stops_before_the_oldest_that_is_owed() -> None:
     assert outbox.lowest_position() is None
 
 
+def test_what_later_commits_owe_can_be_told_apart() -> None:
+    outbox = owing("a", "b", "a", "a")
+    outbox.settle(Settled("a", [2]))
+    assert [outbox.count_after(position) for position in range(5)] == [3, 2, 1, 1, 0]
+
+
 def test_what_is_owed_can_be_looked_at() -> None:
     outbox = owing("a")
     assert outbox.get("a", 1) == Pending(5, 1, 0, "Drone/a", "a", 1, b"x")

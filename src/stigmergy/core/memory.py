@@ -5,6 +5,9 @@ Each table is bounded, and each changes only with a commit, so that a replay arr
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
 from msgspec import Struct
 
 from stigmergy.core.messages import SECOND_NS
@@ -16,6 +19,9 @@ ANSWERS_COUNT_MIN = 1_000
 """So many answers are kept whatever their age: a clock that jumps from 1970 to today must not make us forget them."""
 LETTERS_COUNT_MAX = 1_000
 LETTERS_BYTES_MAX = 8 * 1024 * 1024
+PASTS_COUNT_MAX = 8
+"""Commits that changed a table and may not be on disk yet: one that is stepped, one on its way, and some to spare."""
+_T = TypeVar("_T")
 
 
 class Remembered(Struct, array_like=True, frozen=True):
@@ -118,6 +124,28 @@ class Letters:
         """Takes over what a snapshot says."""
         self._letters = {letter.letter: letter for letter in letters}
         self._bytes = sum(len(letter.input) for letter in letters)
+
+
+class Pasts(Generic[_T]):
+    """A table as it was before each of the last commits that changed it: as long as those are not on disk, that is
+    what is, and what people are shown."""
+
+    def __init__(self) -> None:
+        self._pasts: dict[int, _T] = {}
+
+    def keep(self, position: int, copy: Callable[[], _T]) -> None:
+        """The table is about to be changed by the commit at this position; later changes by it find it kept."""
+        if position not in self._pasts:
+            self._pasts[position] = copy()
+            if len(self._pasts) > PASTS_COUNT_MAX:
+                del self._pasts[next(iter(self._pasts))]
+
+    def at(self, position: int, now: Callable[[], _T]) -> _T:
+        """The table as the commit at this position left it: as it was before the first change after it, or is now."""
+        for changed_at, past in self._pasts.items():
+            if changed_at > position:
+                return past
+        return now()
 
 
 class Failures:

@@ -7,6 +7,7 @@ everything is settled. After a restart whatever is still owed is released again,
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import takewhile
 
 from msgspec import Struct
 
@@ -69,6 +70,13 @@ class Outbox:
         """Everything still owed, in the order of the log for each sink."""
         for sink in sorted(self._pending):
             yield from self._pending[sink].values()
+
+    def count_after(self, position: int) -> int:
+        """How many of them commits behind this position owe."""
+        return sum(
+            sum(1 for _ in takewhile(lambda pending: pending.position > position, reversed(owed.values())))
+            for owed in self._pending.values()
+        )
 
     def lowest_position(self) -> int | None:
         """The oldest commit that still owes something: retention stops before it."""

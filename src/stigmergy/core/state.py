@@ -16,7 +16,7 @@ from stigmergy.core.commit import GENESIS, Head
 from stigmergy.core.effects import WindowClosed
 from stigmergy.core.errors import ConfigError, DefinitionError, UnknownKind
 from stigmergy.core.marks import Marks
-from stigmergy.core.memory import Answers, Failures, Letter, Letters
+from stigmergy.core.memory import Answers, Failures, Letter, Letters, Pasts
 from stigmergy.core.messages import Message
 from stigmergy.core.outbox import Outbox
 from stigmergy.core.plans import AgentPlan, Plan, plan_agent
@@ -107,7 +107,9 @@ class ShardState:
         self.answers = Answers()
         self.letters = Letters()
         self.failures = Failures()
+        self._past_letters: Pasts[list[Letter]] = Pasts()
         self.stopped: dict[str, str] = {}
+        self._past_stopped: Pasts[dict[str, str]] = Pasts()
         self.signers: list[Signer] = []
         self.position = 0
         self.genesis = genesis
@@ -135,12 +137,25 @@ class ShardState:
             )
         return plan
 
+    def letters_at(self, position: int) -> list[Letter]:
+        """The dead letters as the commit at this position left them, one of the last few."""
+        return self._past_letters.at(position, self.letters.all)
+
+    def stopped_at(self, position: int) -> dict[str, str]:
+        """The stopped agents as the commit at this position left them, one of the last few."""
+        return self._past_stopped.at(position, self.stopped.copy)
+
     def new_agent(self, address: str, plan: AgentPlan) -> Any:
         """An agent in its first state; not yet one of ours."""
         return plan.cls(id=address.partition("/")[2])
 
     def note(self, address: str, event: Message, time_ns: int) -> None:
         """Takes an event of the framework into the tables."""
+        # A draft and a replayed commit are both the one behind the position that the state is at.
+        if isinstance(event, InputFailed | LetterTaken):
+            self._past_letters.keep(self.position + 1, self.letters.all)
+        if isinstance(event, AgentStopped | AgentResumed):
+            self._past_stopped.keep(self.position + 1, self.stopped.copy)
         match event:
             case InputFailed():
                 self.letters.put(Letter(event.letter, event.to, event.source, event.error, event.input))

@@ -134,7 +134,7 @@ class ControlDesk:
             known = self._host.durable_image(address) is not None
             time_ns = self._host.shards[number].state.time_ns
             sight = Sight(agent, known, number, positions.get(number, 0), time_ns)
-        stopped = self._host.shards[number].state.stopped.get(address) if request.at is None else None
+        stopped = self._live.stopped().get(address) if request.at is None else None
         return described_sight(address, sight, stopped)
 
     async def _look_back(self, address: str, moment: Moment) -> Sight:
@@ -253,7 +253,7 @@ class ControlDesk:
             "memory_peak_bytes": used.ru_maxrss * 1024,
             "journal": self._node.journal,
             "agents": standing.agents,
-            "events": sum(shard.state.events_count for shard in self._host.shards),
+            "events": standing.events,
             "commits": sum(head.position for head in standing.heads),
             "owed": standing.owed,
             "waiting": standing.waiting,

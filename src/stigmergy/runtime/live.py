@@ -20,6 +20,7 @@ from stigmergy.core.errors import StigmergyError, UnknownKind
 from stigmergy.core.inputs import EnrollSigner, Input, LetterDropped, LetterRetried, ResumeAgent, RevokeSigner, Verdict
 from stigmergy.core.memory import Letter
 from stigmergy.core.messages import Command, Event
+from stigmergy.core.shard import Shard
 from stigmergy.ports.clock import Entropy
 from stigmergy.runtime.audit.signatures import SIGNERS_SHARD
 from stigmergy.runtime.audit.signers import check_enrolment, check_revocation
@@ -39,6 +40,7 @@ class Standing(Struct, frozen=True):
     fleet: str
     agents: int
     heads: list[Head]
+    events: int
     owed: int
     waiting: int
     dead_letters: int
@@ -113,8 +115,16 @@ class Live:
         return [] if self._devices is None else self._devices.standing()
 
     def dead_letters(self) -> list[Letter]:
-        """Inputs that failed, oldest first."""
-        return [letter for shard in self._host.shards for letter in shard.state.letters.all()]
+        """Inputs that failed, oldest first, as the disk has them."""
+        host = self._host
+        return [letter for shard in host.shards for letter in shard.state.letters_at(self._durable(shard))]
+
+    def stopped(self) -> dict[str, str]:
+        """Agents that their supervision has stopped, and why, as the disk has them."""
+        found: dict[str, str] = {}
+        for shard in self._host.shards:
+            found |= shard.state.stopped_at(self._durable(shard))
+        return found
 
     def retry(self, letter: Letter) -> None:
         """Gives a dead letter to its agent once more, as the next input."""
@@ -148,8 +158,12 @@ class Live:
         self._host.intake.check_open()
         self._host.intake.put_inside(shard, one)
 
+    def _durable(self, shard: Shard) -> int:
+        """The position up to which this shard is on disk."""
+        return self._host._durable[shard.state.shard]
+
     def standing(self) -> Standing:
-        """Where this node stands."""
+        """Where this node stands: what is on disk, and what the counters of this run say beside it."""
         host = self._host
         counters: dict[str, int] = {}
         parts = [host.mailbox.counters, host.ingress.counters, host.effector.counters, host.housekeeper.counters]
@@ -160,16 +174,39 @@ class Live:
             counters |= self._devices.counters()
         return Standing(
             fleet=host.declaration.name,
-            agents=sum(len(shard.state.agents) for shard in host.shards),
-            heads=[shard.state.head for shard in host.shards],
-            owed=sum(shard.state.outbox.count for shard in host.shards),
+            agents=sum(len(shard.state.agents) for shard in host.shards) - self._agents_not_kept_yet(),
+            heads=self._heads(),
+            events=sum(shard.state.events_count for shard in host.shards) - self._events_not_kept_yet(),
+            owed=sum(
+                shard.state.outbox.count - shard.state.outbox.count_after(self._durable(shard)) for shard in host.shards
+            ),
             waiting=host.mailbox.items,
             dead_letters=len(self.dead_letters()),
-            stopped={name: why for shard in host.shards for name, why in shard.state.stopped.items()},
+            stopped=self.stopped(),
             journal_bytes=self._journal_bytes(),
             counters=counters,
             troubles=[why for _, why in sorted(host.housekeeper.troubles.items())],
         )
+
+    def _agents_not_kept_yet(self) -> int:
+        """How many agents have had their first input in a commit that is not on disk yet."""
+        flight = self._host.committer.flight
+        images = [ready.touched for ready in flight.readies] if flight else []
+        images += [shard.open_images for shard in self._host.shards]
+        return sum(1 for touched in images for image in touched.values() if image is None)
+
+    def _events_not_kept_yet(self) -> int:
+        flight = self._host.committer.flight
+        return sum(ready.sealed.events for ready in flight.readies) if flight else 0
+
+    def _heads(self) -> list[Head]:
+        """The heads as the journal has them; once it cannot be asked any more, the last that were made."""
+        states = [shard.state for shard in self._host.shards]
+        try:
+            kept = {head.shard: head for head in self._host.journal.heads()}
+        except StigmergyError:
+            return [state.head for state in states]
+        return [kept.get(state.shard, Head(state.shard, 0, 0, state.genesis)) for state in states]
 
     def _journal_bytes(self) -> int:
         """What the journal takes; 0 once it cannot be asked any more, which is when people look at everything else."""
