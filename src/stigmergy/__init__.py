@@ -34,6 +34,7 @@ from stigmergy.core.messages import (
     upcast,
     within,
 )
+from stigmergy.core.pid import Pid
 from stigmergy.core.supervision import (
     AgentResumed,
     AgentStopped,
@@ -78,6 +79,7 @@ __all__ = [
     "NotRunning",
     "Order",
     "Overloaded",
+    "Pid",
     "Publish",
     "Refused",
     "Retention",

@@ -1,6 +1,6 @@
 """A small stage for tests of the runtime: one node in virtual time, and a fleet made for the test."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from stigmergy.runtime.declaration import Declaration
@@ -18,10 +18,11 @@ def play(
     in_memory: bool = False,
     seed: int = 1,
     shuffle: bool = False,
+    agents: Sequence[str] = (),
 ) -> T:
     """Runs a scene on a node with this fleet. Afterwards the log must fold into what was in memory."""
     world = World(seed, shuffle=shuffle)
-    node = SimNode(world, lambda _: fleet, settings=settings, in_memory=in_memory)
+    node = SimNode(world, lambda _: fleet, settings=settings, in_memory=in_memory, agents=agents)
 
     async def scene() -> T:
         result = await main(node)

@@ -95,6 +95,12 @@ class Devices:
                 await asyncio.sleep(0.001)
         self._tasks.clear()
 
+    async def kill(self) -> None:
+        """Ends all of them as a crash would: nothing is made safe. For simulations."""
+        for loop in self._loops.values():
+            loop.abandon()
+        await self.stop()
+
     def standing(self) -> list[DeviceStanding]:
         """How each sensor and loop is doing, over all its agents."""
         found: list[DeviceStanding] = []

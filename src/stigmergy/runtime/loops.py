@@ -119,6 +119,7 @@ class Loop:
         self._beside = beside
         self._ticker = Ticker(clock, spec.every_s)
         self._driving = False
+        self._abandoned = False
         self.counters = counters
         self.report = Report(f"loop {spec.name} of {address}", clock)
 
@@ -135,6 +136,11 @@ class Loop:
                 await self._turn(dt_s)
         finally:
             await self._make_safe()
+
+    def abandon(self) -> None:
+        """What it drives is left as it is."""
+        self._driving = False
+        self._abandoned = True
 
     async def _turn(self, dt_s: float) -> None:
         points = self._spec.set_points
@@ -156,7 +162,7 @@ class Loop:
             self.counters.turns += 1
 
     async def _make_safe(self) -> None:
-        if not self._driving:
+        if not self._driving or self._abandoned:
             return
         self._driving = False
         if self._spec.safe is None:

@@ -127,11 +127,13 @@ class _Period:
         if self._take == "last":
             return
         for name, value in _numbers(event).items():
-            before, count = self._folded.get(name, (value, 0))
+            if name not in self._folded:
+                self._folded[name] = (value, 1)
+                continue
+            before, count = self._folded[name]
             match self._take:
                 case "mean":
-                    # The running mean stays in the range of what was read, where a sum could leave it.
-                    after = before + (value - before) / (count + 1)
+                    after = before + value
                 case "min":
                     after = min(before, value)
                 case "max":
@@ -142,11 +144,11 @@ class _Period:
 
     def result(self) -> Event:
         whole = _whole_fields(type(self._last))
-        changes: dict[str, Any] = {
-            name: round(value) if name in whole else float(value)
-            for name, (value, _) in self._folded.items()
-            if getattr(self._last, name) is not None
-        }
+        changes: dict[str, Any] = {}
+        for name, (folded, count) in self._folded.items():
+            value = folded / count if self._take == "mean" else folded
+            if math.isfinite(value) and getattr(self._last, name) is not None:
+                changes[name] = round(value) if name in whole else float(value)
         return structs.replace(self._last, **changes) if changes else self._last
 
 

@@ -182,7 +182,8 @@ class SimNode:
         """Stops as a good program does, and compares what was in memory with what is in the log."""
         live, self._live = self._live, None
         if live is not None:
-            await self._stop_devices()
+            if self._devices is not None:
+                await self._devices.stop()
             await live.host.stop()
             self.logbook.compare_states([shard.state for shard in live.host.shards], "at the stop")
         self._journal = None
@@ -201,21 +202,18 @@ class SimNode:
         """Ends everything that ran here. The handles of the disk are dead already or die now."""
         live, self._live = self._live, None
         journal, self._journal = self._journal, None
+        devices, self._devices = self._devices, None
         if not self.disk.down:
             self.disk.kill()
         if journal is not None:
             journal.dead = True
-        await self._stop_devices()
+        if devices is not None:
+            await devices.kill()
         if live is not None:
             await live.host.kill()
         if journal is not None:
             with contextlib.suppress(StigmergyError):
                 await journal.close()
-
-    async def _stop_devices(self) -> None:
-        devices, self._devices = self._devices, None
-        if devices is not None:
-            await devices.stop()
 
     def _durable(self, group: Group) -> None:
         self.record("durable", [[sealed.shard, sealed.position, sealed.digest] for sealed in group.commits])
