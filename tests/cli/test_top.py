@@ -189,8 +189,9 @@ def test_a_stream_for_programs_outlives_the_node(folder: Folder) -> None:
     )
     try:
         assert process.stdout is not None
-        seen = json.loads(process.stdout.readline())
-        assert seen["events_per_s"] is None
+        first = json.loads(process.stdout.readline())
+        assert first["events_per_s"] is None
+        seen: dict[str, Any] = first
         while seen["events_per_s"] is None:
             seen = json.loads(process.stdout.readline())
         assert seen["status"]["pid"] == node.process.pid
