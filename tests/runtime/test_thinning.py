@@ -72,10 +72,10 @@ def test_a_rate_lets_the_first_pass_and_then_the_newest_in_time() -> None:
 
 @given(st.lists(st.floats(0, 20), max_size=100), st.sampled_from([0.3, 1.0, 7.0]))
 def test_a_rate_is_never_exceeded_and_the_last_reading_always_arrives(times: list[float], hertz: float) -> None:
-    readings = [(at, Measured(value=number)) for number, at in enumerate(sorted(times))]
+    readings: list[tuple[float, Event]] = [(at, Measured(value=number)) for number, at in enumerate(sorted(times))]
     out = thin(Thinning(at_most_hz=hertz), readings, 100)
     assert all(after - before >= 1 / hertz - 1e-6 for (before, _), (after, _) in itertools.pairwise(out))
-    assert values_of(out)[-1:] == [event.value for _, event in readings if isinstance(event, Measured)][-1:]
+    assert values_of(out)[-1:] == values_of(readings)[-1:]
 
 
 def test_one_of_so_many() -> None:
