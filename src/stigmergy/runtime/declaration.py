@@ -13,6 +13,7 @@ from stigmergy.core.errors import DefinitionError
 from stigmergy.core.plans import AgentPlan
 from stigmergy.core.state import plan_agents
 from stigmergy.runtime.equipment import Equipment
+from stigmergy.runtime.listening import Listening
 from stigmergy.runtime.mailbox import BLOCK, StreamPolicy
 from stigmergy.runtime.settings import Settings
 
@@ -20,7 +21,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 SHARDS_MAX = 4096
 
 
-class Declaration(Equipment):
+class Declaration(Equipment, Listening):
     """A fleet: a name, agent classes, and who carries out their actions and slow work."""
 
     def __init__(
@@ -38,7 +39,8 @@ class Declaration(Equipment):
             raise DefinitionError(f"fleet {name!r}: shards={shards}; give 1 to {SHARDS_MAX}, once and for all")
         if not agents:
             raise DefinitionError(f"fleet {name!r}: give at least one agent class in agents=[…]")
-        super().__init__()
+        Equipment.__init__(self)
+        Listening.__init__(self)
         self.name = name
         self.shards = shards
         self.settings = settings or Settings()

@@ -1,0 +1,188 @@
+"""A node on a bus: publishing, listening and presence put together, and their life in the right order.
+
+Made before the host starts, because the host then releases what an earlier run still owes; `start` comes after the
+host's. `stop` comes before the host's: nothing more is taken, what is owed leaves if it can, the others hear that this
+node leaves. While the link is down the node is *local-only*: agents decide and keep what they decide, as ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from msgspec import Struct, structs
+
+from stigmergy.core.errors import StigmergyError
+from stigmergy.core.inputs import EffectsSettled
+from stigmergy.core.messages import Event
+from stigmergy.core.outbox import Pending
+from stigmergy.ports.bus import Bus, BusMessage
+from stigmergy.ports.clock import Entropy
+from stigmergy.runtime.host import Host
+from stigmergy.runtime.ingress import BUS_SOURCES
+from stigmergy.runtime.mapping import write_device_order
+from stigmergy.runtime.presence import Member, Presence, describe_node
+from stigmergy.runtime.publisher import Publisher
+from stigmergy.runtime.subscriber import Subscriber
+from stigmergy.runtime.telling import Teller
+from stigmergy.runtime.topics import Topics, check_level_name
+
+RUN_BYTES = 8
+COMMAND_ID_BYTES = 12
+UP = "up"
+LOCAL_ONLY = "local-only"
+NO_BUS = "none"
+
+
+class LinkStanding(Struct, frozen=True):
+    """How a node stands with its bus."""
+
+    link: str = NO_BUS
+    """`up`, `local-only` while the link is down, `none` without a bus."""
+    why: str = ""
+    """What keeps the link down, or that another node has our name."""
+    owed: int = 0
+    """Published messages that the broker has not taken yet."""
+    members: int = 0
+
+
+class BusLink:
+    """The bus's side of a running node."""
+
+    def __init__(
+        self,
+        host: Host,
+        bus: Bus,
+        entropy: Entropy,
+        *,
+        site: str,
+        node: str,
+        version: str = "",
+        agents: tuple[str, ...] = (),
+    ) -> None:
+        declaration, settings, clock = host.declaration, host.settings, host.clock
+        self._host = host
+        self._bus = bus
+        self.node = check_level_name("node", node)
+        self.topics = Topics(declaration.name, check_level_name("site", site))
+        since = datetime.fromtimestamp(clock.wall_ns() / 1_000_000_000, UTC).isoformat(timespec="seconds")
+        run = entropy.token(RUN_BYTES).hex()
+        me = describe_node(node, run, version, since, declaration.plans, declaration.hands.by_tag)
+        self.teller = Teller(bus, self.topics, node, clock.monotonic_ns, refusals_per_s=settings.bus.refusals_per_s)
+        self.publisher = Publisher(
+            bus,
+            self.topics,
+            self._settle,
+            clock.wall_ns,
+            owed_count_max=max(1, settings.owed_count_max // 2),
+            in_flight_max=settings.bus.in_flight_max,
+            in_flight_per_topic_max=settings.bus.in_flight_per_topic_max,
+            retry_pause_s=settings.bus.retry_pause_s,
+            binary=settings.bus.binary,
+            outlet=self._outlet if declaration.device_orders else None,
+        )
+        self.subscriber = Subscriber(
+            bus,
+            self.topics,
+            host,
+            self.teller,
+            settings.bus,
+            _ids(entropy),
+            agents,
+        )
+        self.presence = Presence(
+            bus,
+            self.topics,
+            structs.replace(me, agents=agents),
+            self._tell,
+            clock.monotonic_ns,
+            every_s=settings.bus.presence_every_s,
+            gone_s=settings.bus.presence_gone_s,
+        )
+        host.effector.publish = self._release
+        bus.on_link(self._heard)
+
+    async def start(self) -> None:
+        """Subscribes, connects, and lets leave what is owed. Does not wait for the link."""
+        await self.presence.start()
+        await self.subscriber.start()
+        self.publisher.start()
+        await self._bus.open(self.presence.will)
+
+    async def stop(self) -> None:
+        """Leaves in order."""
+        self.subscriber.close()
+        if self._host.failure is None:
+            await self.publisher.wait_idle(self._host.settings.drain_s)
+        try:
+            async with asyncio.timeout(self._host.settings.drain_s):
+                await self.presence.stop()
+        except TimeoutError:
+            pass  # the broker does not answer; it will publish our will
+        await self.publisher.stop()
+        await self.teller.stop()
+        await self._bus.close()
+
+    async def kill(self) -> None:
+        """Ends at once, as a crash would, without a word. For simulations, which cut the link themselves."""
+        self.subscriber.close()
+        await self.presence.kill()
+        await self.publisher.stop()
+        await self.teller.stop()
+
+    def members(self) -> list[Member]:
+        """Who is in the fleet, as far as is known."""
+        return self.presence.members()
+
+    def standing(self) -> LinkStanding:
+        """How this node stands with its bus."""
+        error = self._bus.last_error
+        return LinkStanding(
+            link=UP if self._bus.is_up else LOCAL_ONLY,
+            why=self.presence.conflict or ("" if error is None else str(error)),
+            owed=self.publisher.owed,
+            members=len(self.presence.members()),
+        )
+
+    def counters(self) -> dict[str, int]:
+        """What was published, taken, refused and shed."""
+        parts = (self.publisher.counters, self.subscriber.counters, self.presence.counters, self.teller.counters)
+        return {name: value for part in parts for name, value in structs.asdict(part).items()}
+
+    # ------------------------------------------------------------------ what the host and the bus say
+
+    def _release(self, shard: int, pending: Pending) -> None:
+        self.publisher.release(shard, self._host.shards[shard].epoch, pending)
+
+    def _settle(self, shard: int, settled: EffectsSettled) -> None:
+        if self._host.failure is None:
+            self._host.intake.put_inside(shard, settled)
+
+    def _heard(self, up: bool) -> None:
+        self.publisher.link(up)
+        self.presence.link(up)
+
+    def _tell(self, event: Event) -> None:
+        """Tells agents who joined or left. Without room they are not told: presence is no fact to stop for."""
+        for address in self._host.declaration.interested:
+            plan = self._host.declaration.plans[address.partition("/")[0]]
+            if plan.handles(type(event)):
+                try:
+                    told = self._host.intake.observe(address, event, source=f"{BUS_SOURCES}presence")
+                except StigmergyError:
+                    continue
+                told.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    def _outlet(self, agent: str, about: str, body: bytes) -> tuple[BusMessage, ...] | None:
+        """What devices hear instead of a CloudEvent on the agent's own topic."""
+        messages: list[BusMessage] = []
+        for order in self._host.declaration.device_orders:
+            message = write_device_order(order, agent, about, body)
+            if message is not None:
+                messages.append(message)
+        return tuple(messages) or None
+
+
+def _ids(entropy: Entropy) -> Callable[[], str]:
+    return lambda: entropy.token(COMMAND_ID_BYTES).hex()

@@ -1,0 +1,271 @@
+"""Presence: who is in the fleet, and what each can do. Joins and leaves reach agents as observed events.
+
+A node says that it is here on a topic of its own, which the broker keeps, again every while; its will says that it is
+gone. Members are known from what nodes say and from nothing else: one that is silent for too long is gone, on our own
+clock, whatever its clock or the broker says. A name that two running nodes use is found and counted.
+
+Nothing here is durable. After a start whoever is here is announced anew; `MembersReset` says so first, so that an agent
+forgets those that left meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from stigmergy.core.cloudevents import JSON, STRUCTURED, CloudEvent, read_event, write_structured
+from stigmergy.core.errors import LinkDown, Malformed, PeerError
+from stigmergy.core.messages import Event, spec_of
+from stigmergy.core.plans import AgentPlan
+from stigmergy.core.supervision import FrameworkEvent
+from stigmergy.ports.bus import Bus, BusMessage
+from stigmergy.runtime.topics import Channel, Topics, parse_topic
+
+SECOND_NS = 1_000_000_000
+MEMBERS_COUNT_MAX = 10_000
+NAMES_COUNT_MAX = 1_000
+"""Kinds, commands or actions that one node may say it has."""
+PRESENT = "stigmergy.NodePresent@1"
+
+
+class Member(Struct, frozen=True):
+    """A node of the fleet, as it says itself."""
+
+    node: str
+    run: str
+    """Another one each time that the node starts."""
+    online: bool = True
+    version: str = ""
+    since: str = ""
+    kinds: tuple[str, ...] = ()
+    commands: Mapping[str, tuple[str, ...]] = {}
+    """The commands that each kind of agent takes."""
+    actions: tuple[str, ...] = ()
+    """What it can carry out."""
+    agents: tuple[str, ...] = ()
+    """The agents that it carries; none named means any."""
+
+
+class MemberJoined(Event, name="stigmergy.MemberJoined"):
+    """A node has joined the fleet, or was found there."""
+
+    node: str
+    kinds: tuple[str, ...] = ()
+    actions: tuple[str, ...] = ()
+    agents: tuple[str, ...] = ()
+
+
+class MemberLeft(Event, name="stigmergy.MemberLeft"):
+    """A node has left, or was not heard of for too long."""
+
+    node: str
+    because: str = ""
+
+
+class MembersReset(Event, name="stigmergy.MembersReset"):
+    """This node has started: whoever is in the fleet is announced anew. Told to those who have a handler for it."""
+
+
+class PresenceCounters(Struct):
+    """What was seen of other nodes."""
+
+    members_joined: int = 0
+    members_left: int = 0
+    name_conflicts: int = 0
+    presence_refused: int = 0
+
+
+Tell = Callable[[Event], None]
+"""Tells every interested agent."""
+
+
+class Presence:
+    """Says that this node is here, and knows who else is."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        topics: Topics,
+        me: Member,
+        tell: Tell,
+        monotonic_ns: Callable[[], int],
+        *,
+        every_s: float,
+        gone_s: float,
+    ) -> None:
+        self._bus = bus
+        self._topics = topics
+        self._me = me
+        self._tell = tell
+        self._monotonic_ns = monotonic_ns
+        self._every_s = every_s
+        self._gone_ns = int(gone_s * SECOND_NS)
+        self._members: dict[str, tuple[Member, int]] = {}
+        """Each with when it was last heard."""
+        self._task: asyncio.Task[None] | None = None
+        self._saying: asyncio.Task[None] | None = None
+        self._twin: tuple[str, int] | None = None
+        """Another run that uses our name, and when it was first heard."""
+        self.conflict: str = ""
+        """What another node with our name says, if there is one."""
+        self.counters = PresenceCounters()
+
+    @property
+    def will(self) -> BusMessage:
+        """What the broker says when we are gone."""
+        return self._message(msgspec.structs.replace(self._me, online=False))
+
+    def members(self) -> list[Member]:
+        """Who is here, ourselves included, by name."""
+        found = {self._me.node: self._me} | {node: member for node, (member, _) in self._members.items()}
+        return [found[node] for node in sorted(found)]
+
+    async def start(self) -> None:
+        """Listens for others, and says that we are here whenever the link is up."""
+        self._tell(MembersReset())
+        await self._bus.subscribe(self._topics.nodes_pattern(Channel.PRESENCE), self._heard)
+        self._task = asyncio.ensure_future(self._beat())
+
+    def link(self, up: bool) -> None:
+        """The link came: our will may have been published meanwhile, so we say that we are here."""
+        if up and (self._saying is None or self._saying.done()):
+            self._saying = asyncio.ensure_future(self._say(self._me))
+
+    async def stop(self) -> None:
+        """Says that we leave."""
+        tasks = [task for task in (self._task, self._saying) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._say(msgspec.structs.replace(self._me, online=False))
+
+    async def kill(self) -> None:
+        """Ends at once and says nothing, as a crash would."""
+        tasks = [task for task in (self._task, self._saying) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(self._every_s)
+            await self._say(self._me)
+            self._expire()
+
+    async def _say(self, member: Member) -> None:
+        if self._bus.is_up:
+            # If the link breaks now, we say it again when it is back.
+            with contextlib.suppress(LinkDown):
+                await self._bus.publish(self._message(member))
+
+    def _message(self, member: Member) -> BusMessage:
+        event = CloudEvent(
+            id=f"{member.run}.{int(member.online)}",
+            source=self._topics.source_of_node(member.node),
+            type=PRESENT,
+            datacontenttype=JSON,
+            data=msgspec.to_builtins(member),
+        )
+        topic = self._topics.of_node(member.node, Channel.PRESENCE)
+        return BusMessage(topic, write_structured(event), content_type=STRUCTURED, retained=True)
+
+    # ------------------------------------------------------------------ others
+
+    async def _heard(self, message: BusMessage) -> None:
+        if not message.payload:  # it was cleared by somebody
+            return
+        try:
+            member = self._read(message)
+        except PeerError:
+            self.counters.presence_refused += 1
+            return
+        if member.node == self._me.node:
+            self._heard_our_name(member)
+        elif member.online:
+            self._here(member)
+        else:
+            self._gone(member.node, "it said so, or its link was lost", member.run)
+
+    def _read(self, message: BusMessage) -> Member:
+        topic = parse_topic(message.topic)
+        event = read_event(message.payload, message.content_type, message.properties)
+        if event.type != PRESENT:
+            raise Malformed(f"{event.type} is no presence")
+        try:
+            member = msgspec.convert(event.data, Member)
+        except msgspec.ValidationError as error:
+            raise Malformed(f"not a presence: {error}") from None
+        if member.node != topic.name:
+            raise Malformed(f"{topic.name} speaks for {member.node}")
+        if max(len(member.kinds), len(member.commands), len(member.actions), len(member.agents)) > NAMES_COUNT_MAX:
+            raise Malformed(f"more than {NAMES_COUNT_MAX} names")
+        return member
+
+    def _here(self, member: Member) -> None:
+        known = self._members.get(member.node)
+        if known is None and len(self._members) >= MEMBERS_COUNT_MAX:
+            self.counters.presence_refused += 1
+            return
+        self._members[member.node] = (member, self._monotonic_ns())
+        if known is None or known[0] != member:
+            self.counters.members_joined += 1
+            self._tell(MemberJoined(node=member.node, kinds=member.kinds, actions=member.actions, agents=member.agents))
+
+    def _gone(self, node: str, because: str, run: str | None = None) -> None:
+        known = self._members.get(node)
+        # A will of an earlier run may come after the next run has said that it is here.
+        if known is not None and run in (None, known[0].run):
+            del self._members[node]
+            self.counters.members_left += 1
+            self._tell(MemberLeft(node=node, because=because))
+
+    def _expire(self) -> None:
+        now_ns = self._monotonic_ns()
+        for node, (_, heard_ns) in list(self._members.items()):
+            if now_ns - heard_ns > self._gone_ns:
+                self._gone(node, f"not heard for {self._gone_ns // SECOND_NS} s")
+
+    def _heard_our_name(self, member: Member) -> None:
+        """Our own words, or what our last run left behind, or somebody's who has our name and is here now.
+
+        What was left behind comes at once and never again; a twin is heard again and again.
+        """
+        if member.run == self._me.run:
+            if not member.online:
+                self.link(True)
+            return
+        now_ns = self._monotonic_ns()
+        if self._twin is None or self._twin[0] != member.run:
+            self._twin = (member.run, now_ns)
+        elif member.online and now_ns - self._twin[1] > self._every_s * SECOND_NS / 2:
+            self.counters.name_conflicts += 1
+            self.conflict = f"another node calls itself {member.node!r} too, here since {member.since}; rename one"
+
+
+def describe_node(
+    node: str, run: str, version: str, since: str, plans: Mapping[str, AgentPlan], actions: Mapping[str, Any]
+) -> Member:
+    """What a node says about itself."""
+    return Member(
+        node=node,
+        run=run,
+        version=version,
+        since=since,
+        kinds=tuple(sorted(plans)),
+        commands={
+            kind: tuple(
+                sorted(
+                    spec_of(message).name
+                    for message, plan in agent.plans.items()
+                    if plan.is_command and not issubclass(message, FrameworkEvent)
+                )
+            )
+            for kind, agent in sorted(plans.items())
+        },
+        actions=tuple(sorted(tag.partition("@")[0] for tag in actions)),
+    )
