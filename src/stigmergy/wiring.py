@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Callable, Sequence
-from importlib.metadata import entry_points
+from importlib.metadata import PackageNotFoundError, entry_points
+from importlib.metadata import version as metadata_version
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+from msgspec import Struct
 
 from stigmergy.adapters.control import ControlClient, ControlServer, answers_at
 from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
@@ -28,6 +32,8 @@ from stigmergy.adapters.system import SystemClock, SystemEntropy, SystemThreads,
 from stigmergy.config import Config, find_config
 from stigmergy.core.commit import SignatureAlgorithm
 from stigmergy.core.errors import ConfigError, NotRunning, TrustError
+from stigmergy.ports.bus import Bus
+from stigmergy.ports.clock import Entropy
 from stigmergy.ports.journal import Journal, JournalIdentity
 from stigmergy.ports.trust import Signer, Verifier
 from stigmergy.runtime.audit.rotation import Rotation
@@ -35,11 +41,15 @@ from stigmergy.runtime.control import ControlDesk, Node
 from stigmergy.runtime.declaration import Declaration
 from stigmergy.runtime.devices import Devices
 from stigmergy.runtime.host import Host
+from stigmergy.runtime.link import BusLink
 from stigmergy.runtime.live import Live
 from stigmergy.runtime.settings import Settings
+from stigmergy.runtime.topics import safe_node_name
 
 JOURNALS = "stigmergy.journals"
 """The entry point group where adapters register: the name is the scheme of the URL, the value opens it."""
+BUSES = "stigmergy.buses"
+"""The entry point group of buses, alike."""
 INCARNATION_BYTES = 6
 SQLITE = "sqlite:"
 FLIGHT = "flight:"
@@ -63,15 +73,20 @@ class Fleet(Declaration):
         settings: Settings | None = None,
         trust: Sequence[str] = (),
         agents: Sequence[str] = (),
+        bus: str | None = None,
+        site: str | None = None,
+        node: str | None = None,
     ) -> Running:
         """Runs the fleet in this program, on a SQLite file and a key beside it unless told otherwise.
 
         `trust` names public keys (lines or files) whose end of the log is believed beside our own: after a rotation.
-        `agents` names those that this device carries ('Drone/D-17'): sensors and loops that name none are for them.
+        `agents` names those that this device carries ('Drone/D-17'): sensors and loops that name none are for them,
+        and commands for others are left to other nodes. `bus` connects the node to others ('mqtt://gateway:1883').
         The order of precedence: these arguments, `stigmergy.toml` in the current directory, `NAME.db` and `NAME.key`.
         """
         place = None if key is None else Path(key)
-        return Running(self, find_config(Path.cwd()), journal, place, settings, trust, agents)
+        where = Bearings(bus, site, node)
+        return Running(self, find_config(Path.cwd()), journal, place, settings, trust, agents, where)
 
 
 class Running:
@@ -86,6 +101,7 @@ class Running:
         settings: Settings | None,
         trust: Sequence[str] = (),
         agents: Sequence[str] = (),
+        bearings: Bearings | None = None,
     ) -> None:
         self._fleet = fleet
         self.url = journal or config.fleet.journal or f"sqlite:{fleet.name}.db"
@@ -93,6 +109,8 @@ class Running:
         self._settings = settings or config.settings
         self._trust = [read_key(text).key for text in (*config.fleet.trust, *trust)]
         self._agents = tuple(agents) or config.fleet.agents
+        self.bearings = find_bearings(bearings or Bearings(), config)
+        self._link: BusLink | None = None
         self._host: Host | None = None
         self._devices: Devices | None = None
         self._signer: Signer | None = None
@@ -100,11 +118,13 @@ class Running:
     async def __aenter__(self) -> Live:
         self._fleet.check_safe_actions()
         entropy = SystemEntropy()
+        bus = open_bus(self.bearings, self._fleet.name, entropy)
         signer = load_signer(self._key, create=True)
         journal = open_journal(self.url, self._fleet.name, self._fleet.shards)
         try:
             host = Host(self._fleet, journal, signer, verifier(), SystemClock(), self._settings, self._trust)
             devices = Devices(host, SystemThreads(), self._agents)
+            link = None if bus is None else make_link(host, bus, entropy, self.bearings, self._agents)
             recovered = await host.start()
         except BaseException:
             await journal.close()
@@ -113,13 +133,23 @@ class Running:
         self._devices = devices
         self._signer = signer
         devices.start()
-        return Live(host, entropy, recovered, devices)
+        live = Live(host, entropy, recovered, devices)
+        if link is not None:
+            self._link = live.link = link
+            try:
+                await link.start()
+            except BaseException:
+                await self.__aexit__(None, None, None)
+                raise
+        return live
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._devices is not None:
             await self._devices.stop()
+        if self._link is not None:
+            await self._link.stop()
         if self._host is not None:
             await self._host.stop()
 
@@ -147,6 +177,54 @@ def open_journal(url: str, fleet: str, shards: int, **options: Any) -> Journal:
     identity = JournalIdentity(fleet=fleet, shards=shards, incarnation=incarnation)
     journal: Journal = found[scheme].load()(url, identity, **options)
     return journal
+
+
+class Bearings(Struct, frozen=True):
+    """Where a node is: the bus it is on, its site, its name."""
+
+    bus: str | None = None
+    site: str | None = None
+    node: str | None = None
+
+
+def find_bearings(given: Bearings, config: Config) -> Bearings:
+    """What was given, else what the configuration says, else the defaults."""
+    place = config.fleet
+    return Bearings(
+        given.bus or place.bus,
+        given.site or place.site or "local",
+        given.node or place.node or safe_node_name(socket.gethostname()),
+    )
+
+
+def open_bus(bearings: Bearings, fleet: str, entropy: Entropy) -> Bus | None:
+    """The bus that a URL names, through the adapter registered for its scheme, not yet connected; None without one."""
+    if bearings.bus is None:
+        return None
+    scheme, colon, _ = bearings.bus.partition(":")
+    found = {entry.name: entry for entry in entry_points(group=BUSES)}
+    if not colon or scheme not in found:
+        known = ", ".join(f"{name}:" for name in sorted(found))
+        raise ConfigError(
+            f"bus {bearings.bus!r}: no adapter for {scheme!r}; there are {known}, for example mqtt://gateway:1883"
+        )
+    client_id = f"{fleet}-{bearings.site}-{bearings.node}"
+    bus: Bus = found[scheme].load()(bearings.bus, client_id, entropy)
+    return bus
+
+
+def make_link(host: Host, bus: Bus, entropy: Entropy, bearings: Bearings, agents: Sequence[str]) -> BusLink:
+    """The node's side of the bus. Before the host starts, because it releases then what is still owed."""
+    site, node = bearings.site or "", bearings.node or ""
+    return BusLink(host, bus, entropy, site=site, node=node, version=installed_version(), agents=tuple(agents))
+
+
+def installed_version() -> str:
+    """The version of this library."""
+    try:
+        return metadata_version("stigmergy")
+    except PackageNotFoundError:
+        return ""
 
 
 def inspect_journal(url: str) -> Journal:
@@ -233,9 +311,11 @@ def make_private_key(path: Path, comment: str = "") -> PrivateKey:
 
 
 __all__ = [
+    "BUSES",
     "FLIGHT",
     "JOURNALS",
     "SQLITE",
+    "Bearings",
     "ControlClient",
     "Fleet",
     "NewFile",

@@ -22,12 +22,13 @@ from stigmergy.cli.version import version
 from stigmergy.core.errors import ConfigError, NotRunning
 from stigmergy.runtime.control import described_recovery
 from stigmergy.runtime.live import Live
-from stigmergy.wiring import Fleet, Running, make_process_ours
+from stigmergy.wiring import Bearings, Fleet, Running, make_process_ours
 
 STATUS_EVERY_S = 1.0
 EXAMPLES = """examples:
   stigmergy run drone:fleet                      the fleet in drone.py, on NAME.db with the key NAME.key
   stigmergy run drone:fleet --journal north.db   on another journal
+  stigmergy run drone:fleet --bus mqtt://gateway:1883    on a bus, where others hear it
   stigmergy run                                  what stigmergy.toml says: module = "drone:fleet" under [fleet]
 """
 
@@ -53,6 +54,9 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         help="believe a log that ends with this key's signature: its file, line or hex digits; after a rotation",
     )
     parser.add_argument("--config", metavar="FILE", type=Path, help="a configuration other than ./stigmergy.toml")
+    parser.add_argument("--bus", metavar="URL", help="the bus to be on, such as mqtt://gateway:1883")
+    parser.add_argument("--site", metavar="NAME", help="where this node is; part of all its topics")
+    parser.add_argument("--node", metavar="NAME", help="what this node is called; else the name of the machine")
     parser.add_argument("--socket", metavar="PATH", type=Path, help="where to listen; else beside the journal")
     parser.set_defaults(run=run)
 
@@ -68,7 +72,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         )
     fleet = load_fleet(spec, folder_of(arguments))
     journal = None if arguments.journal is None else url_of(arguments.journal)
-    running = Running(fleet, config, journal, arguments.key, None, arguments.trust)
+    bearings = Bearings(arguments.bus, arguments.site, arguments.node)
+    running = Running(fleet, config, journal, arguments.key, None, arguments.trust, (), bearings)
     path = arguments.socket or running.socket
     make_process_ours()
     return asyncio.run(_Node(fleet, running, path, output).live_and_die())

@@ -27,6 +27,8 @@ from stigmergy.runtime.audit.signers import check_enrolment, check_revocation
 from stigmergy.runtime.devices import Devices, DeviceStanding
 from stigmergy.runtime.host import Host
 from stigmergy.runtime.intake import check_address
+from stigmergy.runtime.link import BusLink, LinkStanding
+from stigmergy.runtime.presence import Member
 from stigmergy.runtime.recovery import Recovered
 
 COMMAND_ID_BYTES = 12
@@ -47,6 +49,7 @@ class Standing(Struct, frozen=True):
     stopped: dict[str, str]
     journal_bytes: int
     counters: dict[str, int]
+    link: LinkStanding = LinkStanding()
     troubles: list[str] = []
     """What does not work at present and does not mend itself, in sentences that say what to do."""
 
@@ -59,6 +62,8 @@ class Live:
         self._devices = devices
         self._entropy = entropy
         self.recovered = recovered
+        self.link: BusLink | None = None
+        """The node's side of the bus; None without one."""
 
     @property
     def host(self) -> Host:
@@ -113,6 +118,10 @@ class Live:
     def devices(self) -> list[DeviceStanding]:
         """How each sensor and control loop of this node is doing."""
         return [] if self._devices is None else self._devices.standing()
+
+    def members(self) -> list[Member]:
+        """Who is in the fleet, this node included, with what each can do; empty without a bus."""
+        return [] if self.link is None else self.link.members()
 
     def dead_letters(self) -> list[Letter]:
         """Inputs that failed, oldest first, as the disk has them."""
@@ -172,6 +181,8 @@ class Live:
                 counters[name] = counters.get(name, 0) + value
         if self._devices is not None:
             counters |= self._devices.counters()
+        if self.link is not None:
+            counters |= self.link.counters()
         return Standing(
             fleet=host.declaration.name,
             agents=sum(len(shard.state.agents) for shard in host.shards) - self._agents_not_kept_yet(),
@@ -185,6 +196,7 @@ class Live:
             stopped=self.stopped(),
             journal_bytes=self._journal_bytes(),
             counters=counters,
+            link=LinkStanding() if self.link is None else self.link.standing(),
             troubles=[why for _, why in sorted(host.housekeeper.troubles.items())],
         )
 
