@@ -3,8 +3,13 @@
 import pytest
 
 from stigmergy.adapters.memory_bus import MemoryBroker, MemoryBus
+from stigmergy.adapters.mqtt import open_bus
+from stigmergy.adapters.system import SystemEntropy
+from stigmergy.ports.bus import Bus
+from stigmergy.testing.brokers import Broker
 from stigmergy.testing.bus_contract import BusContract
 from stigmergy.testing.bus_rig import BusRig
+from stigmergy.testing.proxy import LinkProxy
 
 
 class MemoryRig:
@@ -15,7 +20,7 @@ class MemoryRig:
     def __init__(self, redeliver_after_s: float | None = None) -> None:
         self.broker = MemoryBroker(redeliver_after_s=redeliver_after_s)
 
-    async def bus(self, client_id: str) -> MemoryBus:
+    async def bus(self, client_id: str) -> Bus:
         return MemoryBus(self.broker, client_id)
 
     async def cut(self, client_id: str) -> None:
@@ -40,3 +45,54 @@ class TestMemoryBusThatGivesTheOldAfterTheNew(BusContract):
     @pytest.fixture
     def rig(self) -> BusRig:
         return MemoryRig(redeliver_after_s=0.1)
+
+
+class MqttRig:
+    """A real broker, and a proxy for each client."""
+
+    def __init__(self, broker: Broker, version: str) -> None:
+        self.has_properties = version == "5"
+        self._broker = broker
+        self._version = version
+        self._proxies: dict[str, LinkProxy] = {}
+
+    async def _proxy(self, client_id: str) -> LinkProxy:
+        if client_id not in self._proxies:
+            self._proxies[client_id] = LinkProxy(self._broker.port)
+            await self._proxies[client_id].start()
+        return self._proxies[client_id]
+
+    async def bus(self, client_id: str) -> Bus:
+        proxy = await self._proxy(client_id)
+        url = f"mqtt://127.0.0.1:{proxy.port}?version={self._version}&reconnect_s_max=0.1"
+        return open_bus(url, client_id, SystemEntropy())
+
+    async def cut(self, client_id: str) -> None:
+        (await self._proxy(client_id)).cut()
+
+    async def restore(self, client_id: str) -> None:
+        (await self._proxy(client_id)).restore()
+
+    async def end(self) -> None:
+        for proxy in self._proxies.values():
+            await proxy.close()
+
+
+class TestMqttBusOnNats(BusContract):
+    """NATS speaks MQTT 3.1.1 only."""
+
+    @pytest.fixture
+    def rig(self, nats: Broker) -> BusRig:
+        return MqttRig(nats, "3.1.1")
+
+
+class TestMqttBusOnMosquitto(BusContract):
+    @pytest.fixture
+    def rig(self, mosquitto: Broker) -> BusRig:
+        return MqttRig(mosquitto, "3.1.1")
+
+
+class TestMqttBusOnMosquittoWithVersion5(BusContract):
+    @pytest.fixture
+    def rig(self, mosquitto: Broker) -> BusRig:
+        return MqttRig(mosquitto, "5")

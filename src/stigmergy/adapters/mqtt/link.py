@@ -1,0 +1,364 @@
+"""One connection to an MQTT broker, from the first byte to its loss: paho-mqtt on the event loop. Never used twice.
+
+Paho reads, writes and keeps the protocol; this module tells it when. Only name lookup, the TCP connect and the TLS
+handshake, which paho does in a blocking way, run in a thread. Nothing is kept for a later link: what a publisher was
+not told about, it publishes again itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import socket
+import ssl
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import paho.mqtt.client as paho
+from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+from paho.mqtt.reasoncodes import ReasonCode
+
+from stigmergy.adapters.mqtt.options import MqttOptions, tls_context
+from stigmergy.core.errors import ConfigError, LinkDown, Malformed, StigmergyError
+from stigmergy.ports.bus import PAYLOAD_BYTES_MAX, PROPERTIES_BYTES_MAX, TOPIC_BYTES_MAX, BusMessage
+
+CONNECT_S_MAX = 10.0
+"""Looking the host up, connecting, shaking hands: each at most so long, and so long for the broker's answer."""
+ANSWER_S_MAX = 30.0
+"""A broker that leaves a publish or subscribe unanswered for so long is not there any more: the link is given up."""
+DISCONNECT_S_MAX = 2.0
+WINDOW_COUNT_MAX = 64
+"""Publishes on their way without an answer; the next ones wait their turn."""
+RECEIVE_COUNT_MAX = 1_000
+"""What a broker of version 5 may send us unacknowledged. A broker of 3.1.1 has a setting for it."""
+PACKET_BYTES_MAX = PAYLOAD_BYTES_MAX + PROPERTIES_BYTES_MAX + TOPIC_BYTES_MAX + 4096
+"""A broker of version 5 is told to keep larger ones to itself."""
+MISC_S = 0.5
+QOS = 1
+_MENDABLE = frozenset({"Server unavailable", "Server busy", "Quota exceeded", "Connection rate exceeded"})
+"""Refusals that may pass by themselves; every other one needs somebody to mend something."""
+_TOPIC_REFUSED = frozenset({"Not authorized", "Topic name invalid"})
+
+
+class Receive(Protocol):
+    """Takes a message with its packet id, its QoS, and whether the broker has sent it before."""
+
+    def __call__(self, message: BusMessage, mid: int, qos: int, again: bool) -> None: ...
+
+
+class Link:
+    """A connection. `connect` it, use it until `lost` is done, throw it away."""
+
+    def __init__(self, options: MqttOptions, client_id: str, will: BusMessage | None, receive: Receive) -> None:
+        self._options = options
+        self._receive = receive
+        self._loop = asyncio.get_running_loop()
+        self.lost: asyncio.Future[StigmergyError] = self._loop.create_future()
+        """Done when the link is gone, with the reason."""
+        self.session_present = False
+        self._connected: asyncio.Future[None] = self._loop.create_future()
+        self._slots = asyncio.Semaphore(WINDOW_COUNT_MAX)
+        self._publishing: dict[int, tuple[asyncio.Future[None], float]] = {}
+        self._subscribing: dict[int, tuple[asyncio.Future[list[ReasonCode]], float]] = {}
+        self._sock: socket.socket | None = None
+        self._is_reading = False
+        self._misc: asyncio.TimerHandle | None = None
+        self._complaint = ""
+        self._client = self._make_client(client_id, will)
+
+    def _make_client(self, client_id: str, will: BusMessage | None) -> paho.Client:
+        options = self._options
+        is_v5 = options.version == "5"
+        client = paho.Client(
+            CallbackAPIVersion.VERSION2,
+            client_id,
+            clean_session=None if is_v5 else False,
+            protocol=paho.MQTTv5 if is_v5 else paho.MQTTv311,
+            reconnect_on_failure=False,
+            manual_ack=True,
+        )
+        client.connect_timeout = CONNECT_S_MAX
+        client.max_inflight_messages_set(0)
+        if options.username:
+            client.username_pw_set(options.username, options.password or None)
+        if options.tls:
+            client.tls_set_context(tls_context(options))
+        if will is not None:
+            client.will_set(
+                will.topic, will.payload, QOS, will.retained, properties=self._properties(will, PacketTypes.WILLMESSAGE)
+            )
+        client.on_connect = self._on_connect
+        client.on_disconnect = self._on_disconnect
+        client.on_message = self._on_message
+        client.on_publish = self._on_publish
+        client.on_subscribe = self._on_subscribe
+        client.on_log = self._on_log
+        return client
+
+    # What the bus does.
+
+    async def connect(self) -> None:
+        """Connects, or raises LinkDown or ConfigError."""
+        connecting = self._loop.run_in_executor(None, self._connect_in_thread)
+        try:
+            await asyncio.shield(connecting)
+        except asyncio.CancelledError:
+            connecting.add_done_callback(lambda _: self._drop_socket())
+            raise
+        except (OSError, ValueError) as error:
+            raise self._connect_error(error) from None
+        sock = self._client.socket()
+        if not isinstance(sock, socket.socket):
+            raise LinkDown(f"{self._options.place}: the link broke while it was made")
+        self._sock = sock
+        self._client.on_socket_close = self._on_socket_close
+        self._client.on_socket_register_write = self._on_socket_register_write
+        self._client.on_socket_unregister_write = self._on_socket_unregister_write
+        self.resume_reading()
+        if self._client.want_write():
+            self._loop.add_writer(sock, self._write)
+        self._misc = self._loop.call_later(MISC_S, self._look_after)
+        try:
+            async with asyncio.timeout(CONNECT_S_MAX):
+                await self._connected
+        except TimeoutError:
+            raise LinkDown(f"{self._options.place}: no answer within {CONNECT_S_MAX:g} s") from None
+
+    async def publish(self, message: BusMessage) -> None:
+        """Returns when the broker has it; raises LinkDown, or Malformed if the broker says that it will not have it."""
+        async with self._slots:
+            if self.lost.done():
+                raise LinkDown(f"{message.topic}: the link is down, nothing was sent; publish it when the link is up")
+            answered: asyncio.Future[None] = self._loop.create_future()
+            properties = self._properties(message, PacketTypes.PUBLISH)
+            sent = self._client.publish(message.topic, message.payload, QOS, message.retained, properties)
+            self._publishing[sent.mid] = (answered, self._loop.time())
+            await answered
+
+    async def subscribe(self, patterns: Sequence[str]) -> dict[str, str]:
+        """Subscribes to all of them; returns those that the broker refuses, and why. Raises LinkDown."""
+        if not patterns:
+            return {}
+        if self.lost.done():
+            raise LinkDown("the link is down")
+        _, mid = self._client.subscribe([(pattern, QOS) for pattern in patterns])
+        answered: asyncio.Future[list[ReasonCode]] = self._loop.create_future()
+        self._subscribing[mid or 0] = (answered, self._loop.time())
+        reasons = await answered
+        return {pattern: str(reason) for pattern, reason in zip(patterns, reasons, strict=False) if reason.is_failure}
+
+    def acknowledge(self, mid: int) -> None:
+        """Tells the broker that a message was taken."""
+        if not self.lost.done():
+            self._client.ack(mid, QOS)
+
+    def pause_reading(self) -> None:
+        """Reads next to nothing more: the broker cannot send on, once the buffers between us are full."""
+        if self._is_reading and self._sock is not None:
+            self._is_reading = False
+            self._loop.remove_reader(self._sock)
+
+    def resume_reading(self) -> None:
+        """Reads again."""
+        if not self._is_reading and self._sock is not None:
+            self._is_reading = True
+            self._loop.add_reader(self._sock, self._read)
+            # What TLS has decrypted already makes no socket readable.
+            self._loop.call_soon(self._read)
+
+    async def disconnect(self) -> None:
+        """Leaves in order, after everything that was written before."""
+        if not self.lost.done():
+            self._client.disconnect()
+            try:
+                async with asyncio.timeout(DISCONNECT_S_MAX):
+                    await asyncio.shield(self.lost)
+            except TimeoutError:
+                pass
+        self.abort(LinkDown("the bus was closed"))
+
+    def abort(self, reason: StigmergyError) -> None:
+        """Ends the link without a word; the broker will publish the will."""
+        self._drop_socket()
+        self._end(reason)
+
+    # What happens in the thread.
+
+    def _connect_in_thread(self) -> None:
+        options = self._options
+        keepalive_s = math.ceil(options.keepalive_s)
+        if options.version != "5":
+            self._client.connect(options.host, options.port, keepalive_s)
+            return
+        properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+        properties.SessionExpiryInterval = math.ceil(options.session_s)
+        properties.ReceiveMaximum = RECEIVE_COUNT_MAX
+        properties.MaximumPacketSize = PACKET_BYTES_MAX
+        self._client.connect(options.host, options.port, keepalive_s, clean_start=False, properties=properties)
+
+    def _connect_error(self, error: Exception) -> StigmergyError:
+        place = self._options.place
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return ConfigError(f"{place}: the broker's certificate is not trusted: {error.verify_message}; check ca=")
+        if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
+            return ConfigError(f"{place}: no TLS with this broker: {error.reason}; check the port and ca=, cert=, key=")
+        return LinkDown(f"{place}: {error}; it is tried again")
+
+    # What paho tells.
+
+    def _on_connect(
+        self, _client: paho.Client, _data: Any, flags: paho.ConnectFlags, reason: ReasonCode, properties: Any
+    ) -> None:
+        if self._connected.done():
+            return
+        if reason.is_failure:
+            self._complaint = ""
+            self._connected.set_exception(self._refusal(str(reason)))
+            return
+        self.session_present = bool(flags.session_present)
+        window = getattr(properties, "ReceiveMaximum", WINDOW_COUNT_MAX)
+        if window < WINDOW_COUNT_MAX:
+            self._slots = asyncio.Semaphore(window)
+        self._connected.set_result(None)
+
+    def _refusal(self, reason: str) -> StigmergyError:
+        place, version = self._options.place, self._options.version
+        if reason in _MENDABLE:
+            return LinkDown(f"{place}: the broker refuses: {reason}; it is tried again")
+        if "protocol" in reason.lower():
+            return ConfigError(f"{place}: the broker does not speak MQTT {version}: {reason}; set version=")
+        return ConfigError(f"{place}: the broker refuses: {reason}; check user, password, certificate and rights")
+
+    def _on_disconnect(
+        self, _client: paho.Client, _data: Any, _flags: Any, reason: ReasonCode, _properties: Any
+    ) -> None:
+        place = self._options.place
+        why = f"{reason}; {self._complaint}" if self._complaint else str(reason)
+        if self._connected.done():
+            self._end(LinkDown(f"{place}: the link is lost: {why}; it is made again"))
+        elif self._options.version == "5":
+            self._end(ConfigError(f"{place}: no answer to MQTT 5 ({why}); a broker of 3.1.1 only? set version=3.1.1"))
+        elif "SSL" in self._complaint and "ALERT" in self._complaint:
+            self._end(ConfigError(f"{place}: the broker refuses our certificate: {why}; check cert= and key="))
+        else:
+            self._end(LinkDown(f"{place}: the broker ended the link before it answered: {why}; it is tried again"))
+
+    def _on_message(self, _client: paho.Client, _data: Any, message: paho.MQTTMessage) -> None:
+        try:
+            topic = message.topic
+        except UnicodeDecodeError:
+            topic = ""
+        given = message.properties
+        received = BusMessage(
+            topic=topic,
+            payload=bytes(message.payload),
+            content_type=getattr(given, "ContentType", ""),
+            properties=tuple(getattr(given, "UserProperty", ())),
+            retained=bool(message.retain),
+        )
+        self._receive(received, message.mid, message.qos, bool(message.dup))
+
+    def _on_publish(self, _client: paho.Client, _data: Any, mid: int, reason: ReasonCode, _properties: Any) -> None:
+        answered, _ = self._publishing.pop(mid, (None, 0.0))
+        if answered is None or answered.done():
+            return
+        if not reason.is_failure:
+            answered.set_result(None)
+        elif str(reason) in _TOPIC_REFUSED:
+            answered.set_exception(Malformed(f"the broker refuses the message: {reason}; check the topic and rights"))
+        else:
+            answered.set_exception(LinkDown(f"the broker did not take the message: {reason}; publish it again"))
+
+    def _on_subscribe(
+        self, _client: paho.Client, _data: Any, mid: int, reasons: list[ReasonCode], _properties: Any
+    ) -> None:
+        answered, _ = self._subscribing.pop(mid, (None, 0.0))
+        if answered is not None and not answered.done():
+            answered.set_result(reasons)
+
+    def _on_log(self, _client: paho.Client, _data: Any, level: int, text: str) -> None:
+        if level == paho.MQTT_LOG_ERR:
+            self._complaint = text
+
+    def _on_socket_close(self, _client: paho.Client, _data: Any, sock: Any) -> None:
+        self._loop.remove_reader(sock)
+        self._loop.remove_writer(sock)
+        self._sock = None
+        self._is_reading = False
+
+    def _on_socket_register_write(self, _client: paho.Client, _data: Any, sock: Any) -> None:
+        self._loop.add_writer(sock, self._write)
+
+    def _on_socket_unregister_write(self, _client: paho.Client, _data: Any, sock: Any) -> None:
+        self._loop.remove_writer(sock)
+
+    # The sockets.
+
+    def _read(self) -> None:
+        while self._is_reading:
+            self._client.loop_read()
+            if not isinstance(self._sock, ssl.SSLSocket) or not self._sock.pending():
+                return
+
+    def _write(self) -> None:
+        self._client.loop_write()
+
+    def _look_after(self) -> None:
+        """Pings when it is time, and notices a broker that does not answer. Not while we do not listen to it."""
+        if self.lost.done():
+            return
+        self._misc = self._loop.call_later(MISC_S, self._look_after)
+        if not self._is_reading:
+            # A trickle, so that answers to what we publish get through: handlers may wait for them.
+            self._client.loop_read()
+            return
+        self._client.loop_misc()
+        since_s = self._loop.time() - ANSWER_S_MAX
+        for waiting in (self._publishing, self._subscribing):
+            for _, sent_s in waiting.values():
+                if sent_s < since_s:
+                    self.abort(
+                        LinkDown(f"{self._options.place}: no answer for {ANSWER_S_MAX:g} s; the link is given up")
+                    )
+                    return
+                break
+
+    def _drop_socket(self) -> None:
+        self._client.on_disconnect = None
+        sock = self._sock or self._client.socket()
+        if sock is not None:
+            if self._sock is not None:
+                self._on_socket_close(self._client, None, sock)
+            sock.close()
+        self._sock = None
+
+    def _end(self, reason: StigmergyError) -> None:
+        if self.lost.done():
+            return
+        if self._misc is not None:
+            self._misc.cancel()
+        self.lost.set_result(reason)
+        if not self._connected.done():
+            self._connected.set_exception(reason)
+            self._connected.exception()
+        unanswered: list[asyncio.Future[Any]] = [answered for answered, _ in self._publishing.values()]
+        unanswered += [answered for answered, _ in self._subscribing.values()]
+        for future in unanswered:
+            if not future.done():
+                future.set_exception(
+                    LinkDown("the link broke under way: whether the broker has it is unknown, publish again")
+                )
+        self._publishing.clear()
+        self._subscribing.clear()
+
+    def _properties(self, message: BusMessage, packet: int) -> Properties | None:
+        if self._options.version != "5" or not (message.content_type or message.properties):
+            return None
+        properties = Properties(packet)  # type: ignore[no-untyped-call]
+        if message.content_type:
+            properties.ContentType = message.content_type
+        for pair in message.properties:
+            properties.UserProperty = pair
+        return properties
