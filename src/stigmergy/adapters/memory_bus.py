@@ -89,6 +89,10 @@ class MemoryBroker:
         if session.client is not None:
             session.client._connect_soon()
 
+    def vanish(self, client_id: str) -> None:
+        """The client's process ends without a word. Its will is published; another client of its id may come."""
+        self._lose(self._session(client_id))
+
     def cut_all(self) -> None:
         """Cuts every link that there is."""
         for client_id in list(self._sessions):

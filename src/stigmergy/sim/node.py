@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
 from stigmergy.adapters.memory import MemoryJournal, MemoryStore
+from stigmergy.adapters.memory_bus import MemoryBroker, MemoryBus
 from stigmergy.adapters.sqlite import open_journal
 from stigmergy.core.commit import Group
 from stigmergy.core.errors import StigmergyError
@@ -26,6 +27,7 @@ from stigmergy.ports.journal import Journal, JournalIdentity
 from stigmergy.runtime.declaration import Declaration
 from stigmergy.runtime.devices import Devices, Inline
 from stigmergy.runtime.host import Host
+from stigmergy.runtime.link import BusLink
 from stigmergy.runtime.live import Live
 from stigmergy.runtime.settings import Settings
 from stigmergy.sim.clock import SimClock, SimEntropy
@@ -92,6 +94,7 @@ class SimNode:
         sync_lies: bool = False,
         after_failed_sync: AfterFailedSync = AfterFailedSync.STALE_CACHE,
         agents: Sequence[str] = (),
+        broker: MemoryBroker | None = None,
     ) -> None:
         self.world = world
         self.name = name
@@ -113,6 +116,9 @@ class SimNode:
         self._live: Live | None = None
         self._agents = tuple(agents)
         self._devices: Devices | None = None
+        self.broker = broker
+        """Whom the node is connected with, under its name; None without a bus."""
+        self._bus: MemoryBus | None = None
 
     @property
     def live(self) -> Live | None:
@@ -150,6 +156,7 @@ class SimNode:
             self.logbook.resume(journal)
             host = Host(self.declaration, journal, self.signer, Ed25519Verifier(), self.clock, self.settings)
             devices = Devices(host, Inline(), self._agents)
+            link = self._make_link(host)
             recovered = await host.start()
         except StigmergyError as error:
             self.record("does not start", type(error).__name__)
@@ -161,6 +168,9 @@ class SimNode:
         self._devices = devices
         devices.start()
         self._live = Live(host, self.entropy, recovered, devices)
+        if link is not None:
+            self._live.link = link
+            await link.start()
         self.record("started", [list(self.logbook.positions), sorted(recovered.snapshots.items())])
         return self._live
 
@@ -184,6 +194,8 @@ class SimNode:
         if live is not None:
             if self._devices is not None:
                 await self._devices.stop()
+            if live.link is not None:
+                await live.link.stop()
             await live.host.stop()
             self.logbook.compare_states([shard.state for shard in live.host.shards], "at the stop")
         self._journal = None
@@ -209,11 +221,28 @@ class SimNode:
             journal.dead = True
         if devices is not None:
             await devices.kill()
+        await self._lose_bus(live)
         if live is not None:
             await live.host.kill()
         if journal is not None:
             with contextlib.suppress(StigmergyError):
                 await journal.close()
+
+    def _make_link(self, host: Host) -> BusLink | None:
+        if self.broker is None:
+            return None
+        self._bus = MemoryBus(self.broker, self.name)
+        return BusLink(host, self._bus, self.entropy, site="local", node=self.name, agents=self._agents)
+
+    async def _lose_bus(self, live: Live | None) -> None:
+        """The broker sees the connection break, and nothing that still runs here can reach it."""
+        bus, self._bus = self._bus, None
+        if bus is None or self.broker is None:
+            return
+        self.broker.vanish(self.name)
+        if live is not None and live.link is not None:
+            await live.link.kill()
+        await bus.close()
 
     def _durable(self, group: Group) -> None:
         self.record("durable", [[sealed.shard, sealed.position, sealed.digest] for sealed in group.commits])
