@@ -84,6 +84,7 @@ class Fleet(Declaration):
         and commands for others are left to other nodes. `bus` connects the node to others ('mqtt://gateway:1883').
         The order of precedence: these arguments, `stigmergy.toml` in the current directory, `NAME.db` and `NAME.key`.
         """
+        _check_arguments(journal, key, settings, trust, agents)
         place = None if key is None else Path(key)
         where = Bearings(bus, site, node)
         return Running(self, find_config(Path.cwd()), journal, place, settings, trust, agents, where)
@@ -164,6 +165,19 @@ class Running:
             raise NotRunning("the fleet does not run yet; enter it first")
         node = Node(version, self.url, (self._signer.algorithm, self._signer.public_key), self._signer)
         return ControlServer(path, ControlDesk(live, verifier(), node, stop))
+
+
+def _check_arguments(journal: object, key: object, settings: object, trust: object, agents: object) -> None:
+    """What a program gives wrongly is said before anything is opened."""
+    if journal is not None and (not isinstance(journal, str) or "\0" in journal):
+        raise ConfigError(f"journal={journal!r}: give a text like 'sqlite:fleet.db'")
+    if key is not None and (not isinstance(key, str | Path) or "\0" in str(key)):
+        raise ConfigError(f"key={key!r}: give the path of the key file")
+    if settings is not None and not isinstance(settings, Settings):
+        raise ConfigError(f"settings={settings!r}: give Settings(…)")
+    for name, texts in (("trust", trust), ("agents", agents)):
+        if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+            raise ConfigError(f"{name}={texts!r}: give a list of texts, also for one alone")
 
 
 def open_journal(url: str, fleet: str, shards: int, **options: Any) -> Journal:

@@ -108,9 +108,15 @@ def pack_envelope(
     epoch: int = 0,
     lost: int = 0,
 ) -> bytes:
-    """The bytes of an envelope."""
-    raw_items = [(address, encode(message)) for address, message in items]
-    return encode(Envelope(ENVELOPE_FORMAT, source, incarnation, epoch, sequence, raw_items, lost))
+    """The bytes of an envelope. Raises Malformed for what has none."""
+    try:
+        raw_items = [(address, encode(message)) for address, message in items]
+        return encode(Envelope(ENVELOPE_FORMAT, source, incarnation, epoch, sequence, raw_items, lost))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise Malformed(
+            f"this cannot be put into an envelope ({error}); give (address, message) pairs whose fields have values of "
+            "their types, and whole numbers of at most 64 bits"
+        ) from None
 
 
 def open_envelope(data: bytes) -> Envelope:

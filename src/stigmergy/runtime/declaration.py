@@ -21,6 +21,16 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 SHARDS_MAX = 4096
 
 
+def _check_declared(name: object, agents: object, shards: object) -> None:
+    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+        raise DefinitionError(f"fleet {name!r}: a name is 1 to 64 letters, digits, '_', '-' and '.'")
+    if not isinstance(shards, int) or not 1 <= shards <= SHARDS_MAX:
+        raise DefinitionError(f"fleet {name!r}: shards={shards}; give 1 to {SHARDS_MAX}, once and for all")
+    given = agents if isinstance(agents, list | tuple) else ()
+    if not given or not all(isinstance(cls, type) and issubclass(cls, Agent) for cls in given):
+        raise DefinitionError(f"fleet {name!r}: give at least one agent class in agents=[…], and nothing else")
+
+
 class Declaration(Equipment, Listening):
     """A fleet: a name, agent classes, and who carries out their actions and slow work."""
 
@@ -33,12 +43,7 @@ class Declaration(Equipment, Listening):
         settings: Settings | None = None,
         streams: Mapping[str, StreamPolicy] | None = None,
     ) -> None:
-        if _NAME.fullmatch(name) is None:
-            raise DefinitionError(f"fleet {name!r}: a name is 1 to 64 letters, digits, '_', '-' and '.'")
-        if not 1 <= shards <= SHARDS_MAX:
-            raise DefinitionError(f"fleet {name!r}: shards={shards}; give 1 to {SHARDS_MAX}, once and for all")
-        if not agents:
-            raise DefinitionError(f"fleet {name!r}: give at least one agent class in agents=[…]")
+        _check_declared(name, agents, shards)
         Equipment.__init__(self)
         Listening.__init__(self)
         self.name = name

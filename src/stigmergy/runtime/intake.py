@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from stigmergy.core.codec import Envelope, encode
+from stigmergy.core.codec import Envelope, encode, printable
 from stigmergy.core.draft import OVERHEAD_BYTES
-from stigmergy.core.errors import NotRunning, Overloaded, UnknownKind
+from stigmergy.core.errors import Malformed, NotRunning, Overloaded, UnknownKind
 from stigmergy.core.inputs import ELSEWHERE, LOCAL, Ask, Delivery, Input, SequencesSkipped, Verdict
 from stigmergy.core.messages import Command, Event
 from stigmergy.core.shard import Shard
@@ -20,6 +20,7 @@ from stigmergy.runtime.ingress import Accept, Ingress
 from stigmergy.runtime.mailbox import BLOCK, Letter, Mailbox
 
 SHARD_CACHE_MAX = 1_000_000
+SHOWN_CHARS_MAX = 200
 MISSING = "missing: they did not come in time"
 DECLARED = "lost: their sender says so"
 
@@ -78,6 +79,8 @@ class Intake:
     def deliver(self, data: bytes) -> asyncio.Future[None]:
         """Takes an envelope. The future is done when all of it is durable, and fails when it was not taken."""
         self.check_open()
+        if not isinstance(data, bytes):
+            raise Malformed(f"{_shown(data)} is no envelope; give the bytes that pack_envelope makes")
         envelope = self._ingress.open(data)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiter = Waiter(future)
@@ -120,7 +123,7 @@ class Intake:
         self.check_open()
         check_address(address)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        body = encode(event)
+        body = written(event, Event)
         delivery = Delivery(source=source, items=[(address, body)])
         letter = Letter(
             shard=self.shard_of(address),
@@ -138,7 +141,9 @@ class Intake:
         """Takes a command. The future holds the answer, once it is durable."""
         self.check_open()
         check_address(address)
-        body = command if isinstance(command, bytes) else encode(command)
+        if not isinstance(command_id, str):
+            raise Malformed(f"{_shown(command_id)} is no command id; give a text, or leave it out")
+        body = command if isinstance(command, bytes) else written(command, Command)
         ask = Ask(agent=address, command_id=command_id, command=body, source=source)
         shard = self.shard_of(address)
         self._mailbox.put_command(Letter(shard=shard, input=ask))
@@ -236,5 +241,29 @@ class Intake:
 
 def check_address(address: object) -> None:
     """A program that gives anything but a text as an address is told at once; it must not stop the node."""
-    if not isinstance(address, str):
-        raise UnknownKind(f"{address!r} is no address; give a text such as 'Drone/D-17'")
+    if not isinstance(address, str) or address != address.encode(errors="replace").decode():
+        raise UnknownKind(f"{_shown(address)} is no address; give a text such as 'Drone/D-17'")
+
+
+def written(message: object, wanted: type[Command] | type[Event]) -> bytes:
+    """The bytes of what a program says to an agent. Raises Malformed for what is no such message or has no bytes."""
+    what = "a command" if wanted is Command else "an event"
+    if not isinstance(message, wanted):
+        if isinstance(message, type) and issubclass(message, wanted):
+            remedy = f"make one: {message.__name__}(…)"
+        elif isinstance(message, Command | Event):
+            remedy = "observe events, send commands"
+        else:
+            remedy = f"give {what}, an instance of a class that subclasses {wanted.__name__}"
+        raise Malformed(f"{_shown(message)} is not {what}; {remedy}")
+    try:
+        return encode(message)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise Malformed(
+            f"{type(message).__name__} cannot be written ({error}); give each field a value of its type, whole numbers "
+            "of at most 64 bits, and texts without halves of surrogate pairs"
+        ) from None
+
+
+def _shown(value: object) -> str:
+    return printable(repr(value), SHOWN_CHARS_MAX)

@@ -9,6 +9,7 @@ Queries ask nobody: they see the state as it is on disk, and never one that a lo
 
 from __future__ import annotations
 
+import re
 from typing import Any, TypeVar, overload
 
 from msgspec import Struct, structs
@@ -16,7 +17,7 @@ from msgspec import Struct, structs
 from stigmergy.core.agent import Agent
 from stigmergy.core.codec import printable
 from stigmergy.core.commit import Head
-from stigmergy.core.errors import StigmergyError, UnknownKind
+from stigmergy.core.errors import ConfigError, StigmergyError, TrustError, UnknownKind
 from stigmergy.core.inputs import EnrollSigner, Input, LetterDropped, LetterRetried, ResumeAgent, RevokeSigner, Verdict
 from stigmergy.core.memory import Letter
 from stigmergy.core.messages import Command, Event
@@ -33,6 +34,7 @@ from stigmergy.runtime.recovery import Recovered
 
 COMMAND_ID_BYTES = 12
 BY_CHARS_MAX = 200
+LETTER_ID = re.compile(r"(\d{1,4})\.\d+\.\d+", re.ASCII)
 AgentT = TypeVar("AgentT", bound=Agent)
 
 
@@ -95,17 +97,18 @@ class Live:
 
         Given the class as well, the type checker knows what comes back.
         """
+        check_address(address)
         host = self._host
         shard = host.shards[host.intake.shard_of(address)]
         plan = shard.state.plan_at(address)
         if kind is not None and plan.cls is not kind:
-            raise UnknownKind(f"{address} is a {plan.kind}, not a {kind.__agent_kind__}; ask for that")
+            raise UnknownKind(f"{address} is a {plan.kind}, not a {_kind_name(kind)}; ask for that")
         agent = host.durable_image(address)
         return shard.state.new_agent(address, plan) if agent is None else plan.copy(agent)
 
     def agents(self, kind: str | type[Agent] | None = None) -> list[str]:
         """The addresses of all agents that are on disk, sorted; of one kind, if given."""
-        name = kind if isinstance(kind, str) or kind is None else kind.__agent_kind__
+        name = None if kind is None else _kind_name(kind)
         if name is not None and name not in self._host.declaration.plans:
             raise UnknownKind(f"{name!r} is no agent kind here; there are {', '.join(self._host.declaration.plans)}")
         addresses = [address for shard in self._host.shards for address in shard.state.agents]
@@ -137,11 +140,11 @@ class Live:
 
     def retry(self, letter: Letter) -> None:
         """Gives a dead letter to its agent once more, as the next input."""
-        self._put(_shard_of_letter(letter), LetterRetried(letter.letter))
+        self._put(self._shard_of_letter(letter), LetterRetried(letter.letter))
 
     def drop(self, letter: Letter) -> None:
         """Gives a dead letter up."""
-        self._put(_shard_of_letter(letter), LetterDropped(letter.letter))
+        self._put(self._shard_of_letter(letter), LetterDropped(letter.letter))
 
     def resume(self, address: str, by: str) -> None:
         """Lets an agent go on that its supervision has stopped. `by` says in the log who wanted it."""
@@ -151,17 +154,25 @@ class Live:
     def enroll_signer(self, algorithm: int, public_key: bytes) -> None:
         """Lets another key sign from the next commit on. Raises TrustError for one that may not."""
         self._host.intake.check_open()
-        key = (int(algorithm), bytes(public_key))
+        key = _key(algorithm, public_key)
         check_enrolment(self._host.shards[SIGNERS_SHARD].state.signers, self._host.verifier, key)
         self._put(SIGNERS_SHARD, EnrollSigner(*key))
 
     def revoke_signer(self, algorithm: int, public_key: bytes, last_position: int) -> None:
         """A key's signatures count up to this position and no further. Raises WrongKey, also for our own."""
         self._host.intake.check_open()
-        key, last = (int(algorithm), bytes(public_key)), int(last_position)
+        key, last = _key(algorithm, public_key), last_position
+        if not isinstance(last, int):
+            raise ConfigError(f"last_position={last!r}: give the number of the last position that counts")
         state = self._host.shards[SIGNERS_SHARD].state
         check_revocation(state.signers, key, self._host.key, last, state.position)
         self._put(SIGNERS_SHARD, RevokeSigner(*key, last))
+
+    def _shard_of_letter(self, letter: object) -> int:
+        found = LETTER_ID.fullmatch(letter.letter) if isinstance(letter, Letter) else None
+        if found is None or int(found[1]) >= len(self._host.shards):
+            raise ConfigError(f"{letter!r} is no dead letter of this node; give one of those that dead_letters() lists")
+        return int(found[1])
 
     def _put(self, shard: int, one: Input) -> None:
         self._host.intake.check_open()
@@ -237,5 +248,11 @@ class Live:
         return await self._host.wait_failure()
 
 
-def _shard_of_letter(letter: Letter) -> int:
-    return int(letter.letter.partition(".")[0])
+def _kind_name(kind: object) -> str:
+    return kind if isinstance(kind, str) else str(getattr(kind, "__agent_kind__", kind))
+
+
+def _key(algorithm: object, public_key: object) -> tuple[int, bytes]:
+    if not (isinstance(algorithm, int) and isinstance(public_key, bytes)):
+        raise TrustError("a signer is named by the number of its algorithm (1 is Ed25519) and the bytes of its key")
+    return int(algorithm), public_key
