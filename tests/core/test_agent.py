@@ -21,6 +21,7 @@ from stigmergy.core.agent import (
 from stigmergy.core.effects import Effects, Events, WindowClosed
 from stigmergy.core.errors import DefinitionError
 from stigmergy.core.messages import Action, Command, Event, transient
+from stigmergy.core.plans import plan_agent
 from stigmergy.core.supervision import InputFailed
 
 
@@ -351,3 +352,14 @@ def test_assigning_something_else_is_fine() -> None:
             yield Started(mission=other.mission)
 
     assert Start in Fine.__agent_handlers__
+
+
+def test_a_handler_may_begin_with_an_empty_tuple() -> None:
+    class Forgetful(Agent):
+        trail: tuple[str, ...] = ()
+
+        @evolve
+        def stopped(self, event: Stopped) -> None:
+            self.trail = ()
+
+    assert plan_agent(Forgetful).handles(Stopped)

@@ -237,8 +237,10 @@ def _assigned_attribute(method: Callable[..., Any], self_name: str) -> str | Non
 
 def loads(instruction: dis.Instruction, name: str) -> bool:
     """Whether the instruction puts this local variable on top of the stack."""
+    if not instruction.opname.startswith(("LOAD_FAST", "LOAD_DEREF")):
+        return False  # what a constant has as its value is no name, and may be an empty tuple
     loaded = instruction.argval[-1] if isinstance(instruction.argval, tuple) else instruction.argval
-    return instruction.opname.startswith(("LOAD_FAST", "LOAD_DEREF")) and loaded == name
+    return bool(loaded == name)
 
 
 class Agent(Struct, metaclass=AgentMeta):
