@@ -191,8 +191,8 @@ def _write_parquet(entries: Iterable[_Described], stream: BinaryIO) -> int:
     texts = ("kind", "agent", "type", "fields", "source", "command", "command_id", "effects", "refused")
     schema = arrow.schema(
         [
-            *((name, arrow.int64()) for name in ("shard", "position", "index")),
-            ("time", arrow.timestamp("ns", tz="UTC")),
+            *((name, arrow.int64()) for name in ("shard", "position", "index", "time_ns")),
+            ("time", arrow.timestamp("us", tz="UTC")),
             *((name, arrow.string()) for name in texts),
         ]
     )
@@ -201,7 +201,7 @@ def _write_parquet(entries: Iterable[_Described], stream: BinaryIO) -> int:
     with parquet.ParquetWriter(stream, schema, compression="zstd") as writer:
         for described in entries:
             row = flat_row(described.entry, msgspec.json.encode)
-            rows.append({**row, "time": row["time_ns"]})
+            rows.append({**row, "time": row["time_ns"] // 1000})
             count += 1
             if len(rows) == ROWS_PER_GROUP:
                 writer.write_table(arrow.Table.from_pylist(rows, schema=schema))

@@ -196,7 +196,7 @@ def list_commit(commit: Commit) -> Iterator[Entry]:
                 type=tag_of(body),
                 fields=readable_fields(body),
                 cause=Cause(run.source, tag_of(causing.command) if causing else "", _id(causing)),
-                effects=[_owing(owed) for owed in effects.pop(index, ())],
+                effects=[owing(owed) for owed in effects.pop(index, ())],
             )
             index += 1
         answered = None
@@ -224,7 +224,7 @@ def _answer_entry(commit: Commit, answer: Answer, index: int, source: str) -> En
 
 def _effect_entry(commit: Commit, owed: Owed, index: int) -> Entry:
     run = commit.runs[-1]
-    effect = _owing(owed)
+    effect = owing(owed)
     return Entry(
         kind="effect",
         shard=commit.shard,
@@ -240,7 +240,8 @@ def _effect_entry(commit: Commit, owed: Owed, index: int) -> Entry:
     )
 
 
-def _owing(owed: Owed) -> Owing:
+def owing(owed: Owed) -> Owing:
+    """An effect as a listing shows it."""
     if owed.sink.startswith("shard/") or owed.sink == PUBLISH:
         try:
             to, body = _told.decode(owed.body)
