@@ -221,9 +221,16 @@ class SimNode:
             journal.dead = True
         if devices is not None:
             await devices.kill()
-        await self._lose_bus(live)
+        bus, self._bus = self._bus, None
+        if bus is not None and self.broker is not None:
+            # The broker sees the connection break; nothing that still runs here reaches it any more.
+            self.broker.vanish(self.name)
         if live is not None:
+            if live.link is not None:
+                await live.link.kill()
             await live.host.kill()
+        if bus is not None:
+            await bus.close()
         if journal is not None:
             with contextlib.suppress(StigmergyError):
                 await journal.close()
@@ -233,16 +240,6 @@ class SimNode:
             return None
         self._bus = MemoryBus(self.broker, self.name)
         return BusLink(host, self._bus, self.entropy, site="local", node=self.name, agents=self._agents)
-
-    async def _lose_bus(self, live: Live | None) -> None:
-        """The broker sees the connection break, and nothing that still runs here can reach it."""
-        bus, self._bus = self._bus, None
-        if bus is None or self.broker is None:
-            return
-        self.broker.vanish(self.name)
-        if live is not None and live.link is not None:
-            await live.link.kill()
-        await bus.close()
 
     def _durable(self, group: Group) -> None:
         self.record("durable", [[sealed.shard, sealed.position, sealed.digest] for sealed in group.commits])
