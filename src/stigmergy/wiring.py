@@ -39,7 +39,7 @@ from stigmergy.ports.trust import Signer, Verifier
 from stigmergy.runtime.audit.rotation import Rotation
 from stigmergy.runtime.control import ControlDesk, Node
 from stigmergy.runtime.declaration import Declaration
-from stigmergy.runtime.devices import Devices
+from stigmergy.runtime.devices import Devices, start_attached
 from stigmergy.runtime.host import Host
 from stigmergy.runtime.link import BusLink
 from stigmergy.runtime.live import Live
@@ -126,7 +126,7 @@ class Running:
             host = Host(self._fleet, journal, signer, verifier(), SystemClock(), self._settings, self._trust)
             devices = Devices(host, SystemThreads(), self._agents)
             link = None if bus is None else make_link(host, bus, entropy, self.bearings, self._agents)
-            recovered = await host.start()
+            recovered = await start_attached(host, devices)
         except BaseException:
             await journal.close()
             raise
@@ -153,6 +153,8 @@ class Running:
             await self._link.stop()
         if self._host is not None:
             await self._host.stop()
+        if self._devices is not None:
+            await self._devices.close()
 
     @property
     def socket(self) -> Path:

@@ -86,6 +86,19 @@ class Actuator(Protocol[ActionT]):
         ...
 
 
+class Attachment(Protocol):
+    """Something that sensors and actuators share: a link to a vehicle, an open bus. `fleet.attach` has it live with
+    the node: opened before the first order can go out, closed after the last safe action."""
+
+    async def open(self) -> None:
+        """Begins. What comes and goes afterwards it mends itself; raises only what makes a start pointless."""
+        ...
+
+    async def close(self) -> None:
+        """Ends."""
+        ...
+
+
 class Threads(Protocol):
     """Runs plain code that may block, away from the event loop.
 

@@ -2,7 +2,8 @@
 
 Which agents: those that the sensor or loop names; else those that the node names as its own; else all of the kind that
 have had an input here, new ones within a second. An agent that supervision has stopped is not read for meanwhile.
-Start it after the host and stop it before: a loop makes its output safe while the node still lives.
+Start it after the host and stop it before: a loop makes its output safe while the node still lives. What they share is
+opened before the host and closed after it, because actuators need it for as long as orders go out.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from msgspec import Struct, structs
 from stigmergy.core.agent import Agent
 from stigmergy.core.errors import ConfigError
 from stigmergy.core.messages import SECOND_NS, Event
-from stigmergy.ports.device import Threads
+from stigmergy.ports.device import Attachment, Threads
 from stigmergy.runtime.host import Host
 from stigmergy.runtime.loops import Beside, Loop, LoopCounters, LoopSpec
-from stigmergy.runtime.sensors import Outlet, Poller, Pusher, SensorCounters, SensorSpec
+from stigmergy.runtime.recovery import Recovered
+from stigmergy.runtime.sensors import Outlet, Poller, Pusher, SensorCounters, SensorSpec, log
 
 T = TypeVar("T")
 LOOK_EVERY_S = 1.0
@@ -63,10 +65,31 @@ class Devices:
         self._loops: dict[tuple[str, str], Loop] = {}
         self._sensor_counters = {name: SensorCounters() for name in host.declaration.sensors}
         self._loop_counters = {name: LoopCounters() for name in host.declaration.loops}
+        self._open: list[Attachment] = []
         self._seen = -1
         self._watch: asyncio.Task[None] | None = None
         self.left_out = 0
         """Agents that are not read because there are too many."""
+
+    async def open(self) -> None:
+        """Opens what sensors and actuators share. Call it before the host starts, which may have orders to repeat."""
+        for attachment in self._host.declaration.attachments:
+            self._open.append(attachment)
+            try:
+                await attachment.open()
+            except BaseException:
+                await self.close()
+                raise
+
+    async def close(self) -> None:
+        """Closes what was opened, the last first. Call it after the host has stopped; what hangs is left behind."""
+        while self._open:
+            attachment = self._open.pop()
+            try:
+                async with asyncio.timeout(self._host.settings.drain_s):
+                    await attachment.close()
+            except Exception as error:
+                log.warning("%s: could not be closed: %s: %s", type(attachment).__name__, type(error).__name__, error)
 
     def start(self) -> None:
         """Begins to read and to turn."""
@@ -196,6 +219,16 @@ class Devices:
     def _now_s(self) -> float:
         last_ns = max(shard.state.time_ns for shard in self._host.shards)
         return max(self._host.clock.wall_ns(), last_ns) / SECOND_NS
+
+
+async def start_attached(host: Host, devices: Devices) -> Recovered:
+    """Starts a host whose actuators find open what they need; it is closed again if the host does not start."""
+    await devices.open()
+    try:
+        return await host.start()
+    except BaseException:
+        await devices.close()
+        raise
 
 
 def _key(spec: SensorSpec | LoopSpec) -> str:

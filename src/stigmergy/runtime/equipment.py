@@ -16,6 +16,7 @@ from stigmergy.core.effects import Order
 from stigmergy.core.errors import ConfigError, DefinitionError
 from stigmergy.core.messages import Action, Event, Work, spec_of
 from stigmergy.core.plans import AgentPlan
+from stigmergy.ports.device import Attachment
 from stigmergy.runtime.actuators import Confirm, Confirmed, Patience
 from stigmergy.runtime.loops import LoopSpec, MakeSafe, SetPoints, Tick
 from stigmergy.runtime.sensors import WITHIN_S_MIN, Polled, Pushed, SensorSpec
@@ -26,6 +27,7 @@ from stigmergy.runtime.ticker import check_every
 ActionT = TypeVar("ActionT", bound=Action)
 WorkT = TypeVar("WorkT", bound=Work)
 AgentT = TypeVar("AgentT", bound=Agent)
+AttachmentT = TypeVar("AttachmentT", bound=Attachment)
 PolledT = TypeVar("PolledT", bound=Polled)
 PushedT = TypeVar("PushedT", bound=Pushed)
 Hand = Callable[[Order[Any]], Awaitable[Event | None] | Event | None]
@@ -50,6 +52,7 @@ class Equipment:
         self._hands: dict[str, tuple[type[Action] | type[Work], Hand]] = {}
         self._patience: dict[str, Patience] = {}
         self._nobody: dict[str, str] = {}
+        self.attachments: list[Attachment] = []
         self.sensors: dict[str, SensorSpec] = {}
         self.loops: dict[str, LoopSpec] = {}
 
@@ -57,6 +60,11 @@ class Equipment:
     def hands(self) -> Hands:
         """The registered actuators and workers."""
         return Hands(dict(self._hands), dict(self._patience))
+
+    def attach(self, attachment: AttachmentT) -> AttachmentT:
+        """Has something that sensors and actuators share opened with each node of this fleet, and closed with it."""
+        self.attachments.append(attachment)
+        return attachment
 
     @overload
     def sensor(

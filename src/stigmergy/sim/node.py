@@ -25,7 +25,7 @@ from stigmergy.core.commit import Group
 from stigmergy.core.errors import StigmergyError
 from stigmergy.ports.journal import Journal, JournalIdentity
 from stigmergy.runtime.declaration import Declaration
-from stigmergy.runtime.devices import Devices, Inline
+from stigmergy.runtime.devices import Devices, Inline, start_attached
 from stigmergy.runtime.host import Host
 from stigmergy.runtime.link import BusLink
 from stigmergy.runtime.live import Live
@@ -157,7 +157,7 @@ class SimNode:
             host = Host(self.declaration, journal, self.signer, Ed25519Verifier(), self.clock, self.settings)
             devices = Devices(host, Inline(), self._agents)
             link = self._make_link(host)
-            recovered = await host.start()
+            recovered = await start_attached(host, devices)
         except StigmergyError as error:
             self.record("does not start", type(error).__name__)
             await self._die()
@@ -197,6 +197,8 @@ class SimNode:
             if live.link is not None:
                 await live.link.stop()
             await live.host.stop()
+            if self._devices is not None:
+                await self._devices.close()
             self.logbook.compare_states([shard.state for shard in live.host.shards], "at the stop")
         self._journal = None
         self.disk.kill()
@@ -229,6 +231,8 @@ class SimNode:
             if live.link is not None:
                 await live.link.kill()
             await live.host.kill()
+        if devices is not None:
+            await devices.close()
         if bus is not None:
             await bus.close()
         if journal is not None:

@@ -1,0 +1,13 @@
+"""MAVLink vehicles: what PX4, ArduPilot and their kin say about themselves, and how they are told what to do.
+
+    vehicle = fleet.attach(Vehicle("udpin://0.0.0.0:14540"))
+
+The protocol is spoken here, in a few small files, and not through pymavlink or MAVSDK: the one takes 107 MB on a
+device and is under the LGPL, the other runs a server of its own beside us. The tests hold our bytes against those of
+pymavlink.
+"""
+
+from stigmergy.adapters.mavlink.messages import Autopilot, Landed, Result
+from stigmergy.adapters.mavlink.vehicle import Battery, Position, Status, Vehicle
+
+__all__ = ["Autopilot", "Battery", "Landed", "Position", "Result", "Status", "Vehicle"]

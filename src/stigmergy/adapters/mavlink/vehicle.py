@@ -1,0 +1,391 @@
+"""A MAVLink vehicle as sensors and actuators see it: what it last said, while that is fresh, and what it can be told.
+
+Readings are of the last `fresh_s` seconds, or None: a lost link is silence, and silence is what `WhenStale` is for.
+A command is sent until it is acknowledged, with a counter that says how often it was sent, a bounded number of times.
+Each asks first whether the vehicle is there already: then it has nothing to do, so that repeating it does no harm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import TypeVar
+
+from msgspec import Struct, structs
+
+from stigmergy.adapters.mavlink.frames import Frame, FrameCounters, Writer
+from stigmergy.adapters.mavlink.link import UdpLink, link_of
+from stigmergy.adapters.mavlink.messages import (
+    ACTIVE,
+    ARMED_FLAG,
+    ONBOARD_COMPUTER,
+    Autopilot,
+    BatteryStatus,
+    CommandAck,
+    CommandInt,
+    CommandLong,
+    ExtendedSysState,
+    GlobalPosition,
+    Heartbeat,
+    Landed,
+    MavMessage,
+    Order,
+    Result,
+    StatusText,
+    SysStatus,
+)
+from stigmergy.core.errors import DeviceRefused, LinkDown, Overloaded
+
+HEARTBEAT_S = 1.0
+FRESH_S = 3.0
+"""Autopilots send a heartbeat each second; three without one, and nothing that was said counts any more."""
+ACK_S = 0.5
+"""How long an acknowledgement is waited for before the command is sent again."""
+SENDS_MAX = 5
+PROGRESS_S = 30.0
+"""A command that is in progress, as the vehicle says, is waited for this long."""
+STREAMS: tuple[tuple[type[MavMessage], float], ...] = (
+    (GlobalPosition, 5.0),
+    (ExtendedSysState, 2.0),
+    (BatteryStatus, 1.0),
+    (SysStatus, 1.0),
+)
+"""What a vehicle is asked to tell when it is heard for the first time or again, and how often in a second."""
+EARTH_M = 6_371_000.0
+MODE_CUSTOM = 1
+COPTER_GUIDED = 4
+"""ArduPilot takes off only in its guided mode."""
+GLOBAL_INT_FRAME = 5
+
+MessageT = TypeVar("MessageT", bound=MavMessage)
+
+
+class Battery(Struct, frozen=True):
+    """How much is left."""
+
+    percent: float
+    volts: float | None
+
+
+class Position(Struct, frozen=True):
+    """Where it is, in degrees and metres."""
+
+    latitude: float
+    longitude: float
+    altitude_m: float
+    """Above the sea."""
+    height_m: float
+    """Above where it started."""
+    climb_m_s: float
+    speed_m_s: float
+
+
+class Status(Struct, frozen=True):
+    """In what state it is."""
+
+    armed: bool
+    landed: Landed
+    autopilot: int
+    mode: int
+
+
+class VehicleCounters(Struct):
+    """What went over the link."""
+
+    heartbeats: int = 0
+    commands: int = 0
+    repeats: int = 0
+    refusals: int = 0
+    strangers: int = 0
+    """Frames of other systems on the same link."""
+
+
+class Vehicle:
+    """One vehicle on one link. `fleet.attach(vehicle)` opens it with the node and closes it with the node."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        system: int | None = None,
+        own_system: int = 250,
+        component: int = 191,
+        fresh_s: float = FRESH_S,
+    ) -> None:
+        self._link = link_of(url, self._heard)
+        self._url = url
+        self._writer = Writer(own_system, component)
+        self._own = (own_system, component)
+        self._target = system
+        """The system that we listen to; unless given, the first autopilot that is heard."""
+        self._component = 1
+        self._fresh_s = fresh_s
+        self._last: dict[type[MavMessage], tuple[MavMessage, float]] = {}
+        self._acks: dict[int, asyncio.Queue[CommandAck]] = {}
+        self._locks: dict[int, asyncio.Lock] = {}
+        self._beating: asyncio.Task[None] | None = None
+        self.counters = VehicleCounters()
+
+    # What it says.
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether it was heard lately."""
+        return self._newest(Heartbeat) is not None
+
+    def battery(self) -> Battery | None:
+        """What is left in its first battery; None if it does not know, or has not said lately."""
+        one, other = self._newest(BatteryStatus), self._newest(SysStatus)
+        percent = -1 if one is None else one.battery_remaining
+        cells = [cell for cell in (() if one is None else one.voltages) if cell != 65535]
+        volts = sum(cells) / 1000 if cells else None
+        if other is not None:
+            percent = other.battery_remaining if percent < 0 else percent
+            volts = other.voltage_battery / 1000 if volts is None and other.voltage_battery != 65535 else volts
+        return Battery(percent=float(percent), volts=volts) if 0 <= percent <= 100 else None
+
+    def position(self) -> Position | None:
+        """Where it is; None if it has not said so lately."""
+        told = self._newest(GlobalPosition)
+        if told is None:
+            return None
+        return Position(
+            latitude=told.lat / 1e7,
+            longitude=told.lon / 1e7,
+            altitude_m=told.alt / 1000,
+            height_m=told.relative_alt / 1000,
+            climb_m_s=-told.vz / 100,
+            speed_m_s=math.hypot(told.vx, told.vy) / 100,
+        )
+
+    def status(self) -> Status | None:
+        """In what state it is; None if it was not heard lately."""
+        beat = self._newest(Heartbeat)
+        if beat is None:
+            return None
+        state = self._newest(ExtendedSysState)
+        landed = state.landed_state if state is not None and state.landed_state in set(Landed) else Landed.UNDEFINED
+        return Status(bool(beat.base_mode & ARMED_FLAG), Landed(landed), beat.autopilot, beat.custom_mode)
+
+    def is_armed(self) -> bool:
+        """Whether its motors may turn; False if that is not known."""
+        status = self.status()
+        return status is not None and status.armed
+
+    def is_landed(self) -> bool:
+        """Whether it stands on the ground; False if that is not known."""
+        status = self.status()
+        return status is not None and status.landed is Landed.ON_GROUND
+
+    def is_flying(self) -> bool:
+        """Whether it is in the air and no longer taking off; False if that is not known."""
+        status = self.status()
+        return status is not None and status.landed is Landed.IN_AIR
+
+    def is_at(self, latitude: float, longitude: float, *, within_m: float = 2.0) -> bool:
+        """Whether it is so near to this place, seen from above; False if that is not known."""
+        here = self.position()
+        if here is None:
+            return False
+        north = math.radians(latitude - here.latitude) * EARTH_M
+        east = math.radians(longitude - here.longitude) * EARTH_M * math.cos(math.radians(latitude))
+        return math.hypot(north, east) <= within_m
+
+    # What it can be told. Each raises LinkDown, Overloaded (not now) or DeviceRefused (not at all).
+
+    async def arm(self) -> None:
+        """Lets the motors turn."""
+        if not self.is_armed():
+            await self._command(Order.ARM, 1.0)
+
+    async def disarm(self) -> None:
+        """Stops the motors. The vehicle refuses in the air."""
+        status = self.status()
+        if status is None or status.armed:
+            await self._command(Order.ARM, 0.0)
+
+    async def take_off(self, height_m: float) -> None:
+        """Climbs to this height above where it stands; it must be armed."""
+        status = self.status()
+        if status is not None and status.landed in (Landed.IN_AIR, Landed.TAKING_OFF):
+            return
+        autopilot = Autopilot.GENERIC if status is None else status.autopilot
+        if autopilot == Autopilot.ARDUPILOT:
+            await self._command(Order.SET_MODE, MODE_CUSTOM, COPTER_GUIDED)
+        height = height_m
+        if autopilot == Autopilot.PX4:  # which counts from the sea
+            height += self._here("take off").altitude_m
+        await self._command(Order.TAKE_OFF, 0.0, 0.0, 0.0, math.nan, math.nan, math.nan, height)
+
+    async def land(self) -> None:
+        """Comes down where it is."""
+        status = self.status()
+        if status is None or status.armed or status.landed is not Landed.ON_GROUND:
+            await self._command(Order.LAND, 0.0, 0.0, 0.0, math.nan, math.nan, math.nan, 0.0)
+
+    async def return_home(self) -> None:
+        """Flies to where it started and lands there."""
+        status = self.status()
+        if status is None or status.armed or status.landed is not Landed.ON_GROUND:
+            await self._command(Order.RETURN_HOME)
+
+    async def go_to(self, latitude: float, longitude: float, height_m: float, *, speed_m_s: float = -1.0) -> None:
+        """Flies to a place, at this height above where it started."""
+        if not (-90 <= latitude <= 90 and -180 <= longitude <= 180 and math.isfinite(height_m)):
+            raise DeviceRefused(f"{latitude}, {longitude} at {height_m} m is no place; give degrees and metres")
+        here = self._here("go anywhere")
+        message = CommandInt(
+            frame=GLOBAL_INT_FRAME,
+            command=Order.REPOSITION,
+            param1=speed_m_s,
+            param2=1.0,  # also if it has to change its mode for that
+            param4=math.nan,
+            x=round(latitude * 1e7),
+            y=round(longitude * 1e7),
+            z=here.altitude_m - here.height_m + height_m,
+        )
+        await self._send_until_acknowledged(message)
+
+    # Its life.
+
+    async def open(self) -> None:
+        """Opens the link and begins to send heartbeats; what comes and goes from then on is the link's business."""
+        await self._link.open()
+        self._beating = asyncio.ensure_future(self._beat())
+
+    async def close(self) -> None:
+        """Closes the link."""
+        if self._beating is not None:
+            self._beating.cancel()
+            await asyncio.gather(self._beating, return_exceptions=True)
+        await self._link.close()
+
+    @property
+    def port(self) -> int:
+        """Where it listens, if it does: useful with port 0."""
+        return self._link.port if isinstance(self._link, UdpLink) else 0
+
+    @property
+    def frames(self) -> FrameCounters:
+        """What the link has brought, good and bad."""
+        return self._link.parser.counters
+
+    async def _beat(self) -> None:
+        beat = Heartbeat(type=ONBOARD_COMPUTER, autopilot=Autopilot.NONE, system_status=ACTIVE)
+        while True:
+            if self._send(beat):
+                self.counters.heartbeats += 1
+            await asyncio.sleep(HEARTBEAT_S)
+
+    def _heard(self, frame: Frame) -> None:
+        message = frame.message
+        if self._target is None and isinstance(message, Heartbeat) and message.autopilot != Autopilot.NONE:
+            self._target, self._component = frame.system, frame.component
+        if frame.system != self._target:
+            self.counters.strangers += 1
+            return
+        if isinstance(message, Heartbeat):
+            if message.autopilot == Autopilot.NONE:
+                return  # a camera or a gimbal of the vehicle, not what flies it
+            self._component = frame.component
+            if not self.is_connected:
+                self._ask_for_streams()
+        elif isinstance(message, BatteryStatus) and message.id != 0:
+            return
+        elif isinstance(message, CommandAck):
+            self._acknowledged(message)
+            return
+        self._last[type(message)] = (message, asyncio.get_running_loop().time())
+
+    def _ask_for_streams(self) -> None:
+        """Asks once, and not until it is acknowledged: most autopilots tell all of it anyhow."""
+        for message, hertz in STREAMS:
+            self._send(
+                CommandLong(
+                    target_system=self._target or 0,
+                    target_component=self._component,
+                    command=Order.SET_MESSAGE_INTERVAL,
+                    param1=message.NUMBER,
+                    param2=1e6 / hertz,
+                )
+            )
+
+    def _acknowledged(self, ack: CommandAck) -> None:
+        ours = ack.target_system in (0, self._own[0]) and ack.target_component in (0, self._own[1])
+        waiting = self._acks.get(ack.command)
+        if ours and waiting is not None and not waiting.full():
+            waiting.put_nowait(ack)
+
+    def _send(self, message: MavMessage) -> bool:
+        try:
+            self._link.send(self._writer.frame(message))
+        except LinkDown:
+            return False
+        return True
+
+    async def _command(self, order: Order, *params: float) -> None:
+        values = {f"param{number}": float(value) for number, value in enumerate(params, start=1)}
+        await self._send_until_acknowledged(structs.replace(CommandLong(command=order), **values))
+
+    async def _send_until_acknowledged(self, message: CommandLong | CommandInt) -> None:
+        number = message.command
+        # An acknowledgement names the command and nothing else, so of each kind one is under way at a time.
+        async with self._locks.setdefault(number, asyncio.Lock()):
+            acks = self._acks[number] = asyncio.Queue(maxsize=16)
+            try:
+                await self._converse(message, acks)
+            finally:
+                del self._acks[number]
+
+    async def _converse(self, message: CommandLong | CommandInt, acks: asyncio.Queue[CommandAck]) -> None:
+        name = Order(message.command).name
+        self.counters.commands += 1
+        asked_s = asyncio.get_running_loop().time()
+        for sent in range(SENDS_MAX):
+            # An old refusal of the same command may still be on its way; ours comes after we asked.
+            message = structs.replace(message, target_system=self._target or 0, target_component=self._component)
+            if isinstance(message, CommandLong):
+                message = structs.replace(message, confirmation=sent)
+            self.counters.repeats += sent > 0
+            self._link.send(self._writer.frame(message))
+            ack = await _wait(acks, ACK_S)
+            while ack is not None and ack.result == Result.IN_PROGRESS:
+                ack = await _wait(acks, PROGRESS_S)
+                if ack is None:
+                    raise LinkDown(f"{name}: begun, but nothing was heard of it for {PROGRESS_S:g} s")
+            if ack is not None:
+                self._judge(name, ack.result, asked_s)
+                return
+        raise LinkDown(f"{name}: sent {SENDS_MAX} times and not acknowledged; the link to {self._url} is lost")
+
+    def _judge(self, name: str, result: int, asked_s: float) -> None:
+        if result == Result.ACCEPTED:
+            return
+        self.counters.refusals += 1
+        said = result if result not in set(Result) else Result(result).name.lower().replace("_", " ")
+        text, at_s = self._last.get(StatusText, (None, 0.0))
+        why = f": {text.text}" if isinstance(text, StatusText) and text.text and at_s >= asked_s else ""
+        if result == Result.TEMPORARILY_REJECTED:
+            raise Overloaded(f"{name} was {said}{why}")
+        raise DeviceRefused(f"{name} was refused ({said}){why}")
+
+    def _newest(self, kind: type[MessageT]) -> MessageT | None:
+        found = self._last.get(kind)
+        if found is None or asyncio.get_running_loop().time() - found[1] > self._fresh_s:
+            return None
+        message = found[0]
+        return message if isinstance(message, kind) else None
+
+    def _here(self, what: str) -> Position:
+        here = self.position()
+        if here is None:
+            raise LinkDown(f"the vehicle at {self._url} has not said lately where it is, and cannot be told to {what}")
+        return here
+
+
+async def _wait(acks: asyncio.Queue[CommandAck], seconds: float) -> CommandAck | None:
+    try:
+        async with asyncio.timeout(seconds):
+            return await acks.get()
+    except TimeoutError:
+        return None
