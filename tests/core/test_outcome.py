@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec import Struct
 
-from stigmergy.core.agent import Agent, decide, evolve
-from stigmergy.core.effects import Events
-from stigmergy.core.messages import Event, latest
+from stigmergy.core.agent import Agent, decide, evolve, react
+from stigmergy.core.effects import Effects, Events, Publish, Tell, WakeMeAt
+from stigmergy.core.messages import Action, Event, Work, latest
 from tests.core.shards import Probe, events_of, observed
 
 
@@ -64,3 +65,101 @@ def test_latest_events_replace_their_own_type_and_no_other(given: list[Any], kep
     probe.observe(R, Began())
     probe.step(*(observed(R, event) for event in given))
     assert events_of(probe, probe.seal().commit) == kept
+
+
+class Asked(Event):
+    how: str
+
+
+class Heard(Event):
+    reason: str = ""
+
+
+class Land(Action):
+    reason: str
+    legs: tuple[int, ...] = ()
+
+
+class Plan(Work):
+    depth: int
+
+
+def wrong(how: str) -> Any:
+    """An effect that no sink could carry out, because it cannot be read back from its bytes."""
+    anything: Any = 3
+    return {
+        "text": Land(reason=anything),
+        "inside": Land(reason="wind", legs=("a",)),  # type: ignore[arg-type]
+        "work": Plan(depth="deep"),  # type: ignore[arg-type]
+        "no bytes": Plan(depth=2**70),
+        "told": Tell(to="Asker/b", message=Heard(reason=anything)),
+        "told a class": Tell(to="Asker/b", message=Heard),  # type: ignore[arg-type]
+        "told an action": Tell(to="Asker/b", message=Land(reason="x")),  # type: ignore[arg-type]
+        "told a text": Tell(to="Asker/b", message="x"),  # type: ignore[arg-type]
+        "published": Publish(topic="t", event=Heard(reason=anything)),
+        "published what is told": Publish(topic="t", event=Land(reason="x")),  # type: ignore[arg-type]
+        "no topic": Publish(topic=anything, event=Heard()),
+        "no moment": WakeMeAt(name="x", at_s="5"),  # type: ignore[arg-type]
+        "no time": WakeMeAt(name="x", at_s=float("nan")),
+    }[how]
+
+
+class Asker(Agent):
+    asked: int = 0
+
+    @evolve
+    def count(self, event: Asked) -> None:
+        self.asked += 1
+
+    @react
+    def ask(self, event: Asked) -> Effects:
+        yield wrong(event.how)
+
+    @react
+    def heard(self, event: Heard) -> Effects:
+        yield Land(reason=event.reason, legs=(1, 2))
+        yield Tell(to="Asker/b", message=Heard(reason="new"))
+        yield Tell(to="Asker/b", message=event)
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("text", "TypeError: Land cannot be read back from its own bytes: Expected `str`, got `int` - at `$.reason`"),
+        ("inside", "Land cannot be read back"),
+        ("work", "Plan cannot be read back"),
+        ("no bytes", "OverflowError"),
+        ("told", "Heard cannot be read back"),
+        ("told a class", "Tell sends messages, made from their classes; Heard is none"),
+        ("told an action", "Tell sends messages, made from their classes; Land is none"),
+        ("told a text", "Tell sends messages, made from their classes; str is none"),
+        ("published", "Heard cannot be read back"),
+        ("published what is told", "Publish sends messages, made from their classes; Land is none"),
+        ("no topic", "Publish(topic=3): a topic is a text"),
+        ("no moment", "WakeMeAt(at_s='5'): give seconds since 1970"),
+        ("no time", "WakeMeAt(at_s=nan): give seconds since 1970"),
+    ],
+)
+def test_an_effect_that_nobody_could_carry_out_fails_its_input(how: str, said: str) -> None:
+    probe = Probe(Asker)
+    probe.observe("Asker/a", Heard(reason="fine"))
+    commit = probe.observe("Asker/a", Asked(how=how))
+    assert not commit.owed
+    assert said in probe.letters()[0]
+    assert probe.agent("Asker/a").asked == 0
+
+
+def test_an_effect_whose_class_cannot_be_decoded_anywhere_is_left_to_its_hand() -> None:
+    class Here(Struct, frozen=True):
+        x: int = 0
+
+    class Local(Action):
+        here: Here = Here()
+
+    class Doer(Agent):
+        @react
+        def ask(self, event: Asked) -> Effects:
+            yield Local()
+
+    probe = Probe(Doer)
+    assert len(probe.observe("Doer/a", Asked(how="")).owed) == 1

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
-from stigmergy.core.codec import canonical_bytes, encode
+from stigmergy.core.codec import UNDECODABLE, canonical_bytes, encode
 from stigmergy.core.commit import Owed
 from stigmergy.core.draft import OVERHEAD_BYTES, Draft
 from stigmergy.core.effects import PUBLISH, TIMERS, Publish, Tell, WindowClosed, shard_sink, sink_of
 from stigmergy.core.errors import TooLarge
-from stigmergy.core.messages import Effect, Keeping
+from stigmergy.core.messages import Command, Effect, Event, Keeping
 from stigmergy.core.plans import AgentPlan, Plan
 from stigmergy.core.state import ShardState, evolve_event, shard_of
 from stigmergy.core.timers import WINDOW_PREFIX, TimerSet, read_timer, timer_body
@@ -34,23 +35,56 @@ class Outcome(Struct):
 
 
 def pack_effect(state: ShardState, shards: int, effect: Effect, cause: tuple[Any, bytes], now_ns: int) -> PackedEffect:
-    """Names the sink of an effect and encodes it. Raises for what is no effect or cannot be encoded.
+    """Names the sink of an effect and encodes it. Raises for what is no effect, or cannot be written and read back:
+    then this input fails, and not, later, whoever is to carry it out.
 
     `cause` is the event behind it with its bytes: whoever passes that event on passes on the bytes as they came.
     """
     if isinstance(effect, Tell):
         state.plan_at(effect.to)
-        message = cause[1] if effect.message is cause[0] else encode(effect.message)
+        message = cause[1] if effect.message is cause[0] else _readable(effect.message, Command | Event, "Tell")
         return shard_sink(shard_of(effect.to, shards)), encode((effect.to, message))
     if isinstance(effect, Publish):
-        event = cause[1] if effect.event is cause[0] else encode(effect.event)
+        event = cause[1] if effect.event is cause[0] else _readable(effect.event, Event, "Publish")
+        if not isinstance(effect.topic, str):
+            raise TypeError(f"Publish(topic={effect.topic!r}): a topic is a text")
         return PUBLISH, encode((effect.topic, event))
     if not isinstance(effect, Effect):
         raise TypeError(f"a @react handler yields effects; {type(effect).__name__} is none")
     sink = sink_of(effect)
     if sink == TIMERS:
         return sink, timer_body(effect, now_ns)
-    return sink, encode(effect)
+    return sink, _readable(effect, Effect, "a @react handler")
+
+
+def _readable(message: Any, wanted: Any, who: str) -> bytes:
+    """The bytes of a message of ours, from which it can be read back; raises TypeError where it cannot."""
+    cls = message.__class__
+    if not isinstance(message, wanted):
+        shown = message.__name__ if isinstance(message, type) else cls.__name__
+        raise TypeError(f"{who} sends messages, made from their classes; {shown} is none that it can send")
+    body = encode(message)
+    decode = _decoders.get(cls)
+    if decode is None:
+        decode = _decoders[cls] = _decoder_of(cls)
+    try:
+        decode(body)
+    except UNDECODABLE as error:
+        raise TypeError(
+            f"{cls.__name__} cannot be read back from its own bytes: {error}; give each field a value of its type"
+        ) from None
+    return body
+
+
+_decoders: dict[type, Callable[[bytes], Any]] = {}
+"""Made once for each class of messages that agents send."""
+
+
+def _decoder_of(cls: type) -> Callable[[bytes], Any]:
+    try:
+        return msgspec.msgpack.Decoder(cls).decode
+    except (NameError, TypeError):
+        return msgspec.msgpack.decode  # defined where its annotations cannot be looked up, so nobody can decode it
 
 
 def collect(

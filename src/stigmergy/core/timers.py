@@ -10,6 +10,8 @@ from stigmergy.core.effects import CancelWake, WakeMe, WakeMeAt
 from stigmergy.core.errors import JournalCorrupt
 from stigmergy.core.messages import SECOND_NS, Effect
 
+MOMENT_S_END = 2**33
+"""Moments lie before the year 2242."""
 WINDOW_PREFIX = "window:"
 """Timers with this prefix belong to the framework: they close tumbling windows."""
 
@@ -44,11 +46,17 @@ def timer_body(effect: Effect, now_ns: int) -> bytes:
                 raise ValueError(f"WakeMe(after_s={after_s}): give 0 seconds to ten years")
             return encode(TimerSet(name, now_ns + int(after_s * SECOND_NS)))
         case WakeMeAt(name=name, at_s=at_s):
-            return encode(TimerSet(name, int(at_s * SECOND_NS), follows_wall=True))
+            return encode(TimerSet(name, _moment_ns(at_s), follows_wall=True))
         case CancelWake(name=name):
             return encode(TimerSet(name, None))
         case _:
             raise TypeError(f"{type(effect).__name__} is no effect that anybody carries out; subclass Action or Work")
+
+
+def _moment_ns(at_s: object) -> int:
+    if not isinstance(at_s, int | float) or not abs(at_s) < MOMENT_S_END:
+        raise ValueError(f"WakeMeAt(at_s={at_s!r:.50}): give seconds since 1970")
+    return int(at_s * SECOND_NS)
 
 
 _timer_decoder = msgspec.msgpack.Decoder(TimerSet)
