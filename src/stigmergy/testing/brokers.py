@@ -62,7 +62,7 @@ class Broker:
     @property
     def url(self) -> str:
         """Where its MQTT listener is."""
-        return f"{'mqtts' if self.tls else 'mqtt'}://{'localhost' if self.tls else LOOPBACK}:{self.port}"
+        return f"{'mqtts' if self.tls else 'mqtt'}://{LOOPBACK}:{self.port}"
 
     @property
     def log(self) -> str:
@@ -238,6 +238,6 @@ def _nats_tls(tls: TlsFiles | None) -> str:
 
 def _mosquitto_hash(password: str) -> str:
     """As its password file wants it: PBKDF2 with SHA-512."""
-    salt, rounds = b"stigmergy-test", 101
+    salt, rounds = b"stigmergy 12", 101
     digest = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, rounds)
     return f"$7${rounds}${base64.b64encode(salt).decode()}${base64.b64encode(digest).decode()}"

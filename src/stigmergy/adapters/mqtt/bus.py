@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import math
 
 from stigmergy.adapters.mqtt.link import Link
 from stigmergy.adapters.mqtt.options import MqttOptions, check_client_id, parse_url, tls_context
@@ -132,21 +133,32 @@ class MqttBus:
     async def _keep_link(self) -> None:
         loop, tries = asyncio.get_running_loop(), 0
         while True:
-            began_s = loop.time()
-            link = Link(self.options, self.client_id, self._will, self._arrive)
-            try:
-                await link.connect()
-                await self._came_up(link)
-                self._went_down(await asyncio.shield(link.lost))
-            except StigmergyError as error:
-                link.abort(error)
-                self._went_down(error)
-            except BaseException:
-                if self._link is None:
-                    link.abort(LinkDown("given up"))
-                raise
-            tries = 1 if loop.time() - began_s >= STEADY_S else tries + 1
+            lasted_s = await self._use_link(loop)
+            tries = 1 if lasted_s >= STEADY_S else tries + 1
             await asyncio.sleep(self._wait_s(tries))
+
+    async def _use_link(self, loop: asyncio.AbstractEventLoop) -> float:
+        """One link from its beginning to its end; returns for how long it was up."""
+        link: Link | None = None
+        up_s = math.inf
+        try:
+            link = Link(self.options, self.client_id, self._will, self._arrive)
+            await link.connect()
+            await self._came_up(link)
+            up_s = loop.time()
+            reason = await asyncio.shield(link.lost)
+        except StigmergyError as error:
+            reason = error
+        except Exception as error:
+            reason = LinkDown(f"{self.options.place}: {type(error).__name__}: {error}; it is tried again")
+        except asyncio.CancelledError:
+            if link is not None and self._link is not link:
+                link.abort(LinkDown("given up"))
+            raise
+        if link is not None:
+            link.abort(reason)
+        self._went_down(reason)
+        return max(0.0, loop.time() - up_s)
 
     def _wait_s(self, tries: int) -> float:
         """Exponential, with full jitter: a fleet whose broker comes back must not come back all at once."""

@@ -11,7 +11,7 @@ import asyncio
 import math
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import paho.mqtt.client as paho
@@ -20,7 +20,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
-from stigmergy.adapters.mqtt.options import MqttOptions, tls_context
+from stigmergy.adapters.mqtt.options import VERSIONS, MqttOptions, tls_context
 from stigmergy.core.errors import ConfigError, LinkDown, Malformed, StigmergyError
 from stigmergy.ports.bus import PAYLOAD_BYTES_MAX, PROPERTIES_BYTES_MAX, TOPIC_BYTES_MAX, BusMessage
 
@@ -66,6 +66,7 @@ class Link:
         self._is_reading = False
         self._misc: asyncio.TimerHandle | None = None
         self._complaint = ""
+        self._tls = tls_context(options) if options.tls else None
         self._client = self._make_client(client_id, will)
 
     def _make_client(self, client_id: str, will: BusMessage | None) -> paho.Client:
@@ -83,8 +84,8 @@ class Link:
         client.max_inflight_messages_set(0)
         if options.username:
             client.username_pw_set(options.username, options.password or None)
-        if options.tls:
-            client.tls_set_context(tls_context(options))
+        if self._tls is not None:
+            client.tls_set_context(self._tls)
         if will is not None:
             client.will_set(
                 will.topic, will.payload, QOS, will.retained, properties=self._properties(will, PacketTypes.WILLMESSAGE)
@@ -103,12 +104,12 @@ class Link:
         """Connects, or raises LinkDown or ConfigError."""
         connecting = self._loop.run_in_executor(None, self._connect_in_thread)
         try:
-            await asyncio.shield(connecting)
+            failure = await asyncio.shield(connecting)
         except asyncio.CancelledError:
-            connecting.add_done_callback(lambda _: self._drop_socket())
+            connecting.add_done_callback(self._drop_late)
             raise
-        except (OSError, ValueError) as error:
-            raise self._connect_error(error) from None
+        if failure is not None:
+            raise failure
         sock = self._client.socket()
         if not isinstance(sock, socket.socket):
             raise LinkDown(f"{self._options.place}: the link broke while it was made")
@@ -186,7 +187,17 @@ class Link:
 
     # What happens in the thread.
 
-    def _connect_in_thread(self) -> None:
+    def _connect_in_thread(self) -> StigmergyError | None:
+        """Returns what went wrong. It lets go of the exception, which would hold the frames and sockets of paho."""
+        try:
+            self._connect_blocking()
+        except (OSError, ValueError) as error:
+            if self._tls is not None and self._tls.last is not None:
+                self._tls.last.close()
+            return self._connect_error(error)
+        return None
+
+    def _connect_blocking(self) -> None:
         options = self._options
         keepalive_s = math.ceil(options.keepalive_s)
         if options.version != "5":
@@ -228,7 +239,8 @@ class Link:
         if reason in _MENDABLE:
             return LinkDown(f"{place}: the broker refuses: {reason}; it is tried again")
         if "protocol" in reason.lower():
-            return ConfigError(f"{place}: the broker does not speak MQTT {version}: {reason}; set version=")
+            other = VERSIONS[0] if version != VERSIONS[0] else VERSIONS[1]
+            return ConfigError(f"{place}: the broker does not speak MQTT {version}: {reason}; try version={other}")
         return ConfigError(f"{place}: the broker refuses: {reason}; check user, password, certificate and rights")
 
     def _on_disconnect(
@@ -298,12 +310,19 @@ class Link:
 
     def _read(self) -> None:
         while self._is_reading:
-            self._client.loop_read()
+            self._drive(self._client.loop_read)
             if not isinstance(self._sock, ssl.SSLSocket) or not self._sock.pending():
                 return
 
     def _write(self) -> None:
-        self._client.loop_write()
+        self._drive(self._client.loop_write)
+
+    def _drive(self, step: Callable[[], object]) -> None:
+        """Lets paho do something. What it cannot make sense of ends the link, and nothing else."""
+        try:
+            step()
+        except Exception as error:
+            self.abort(LinkDown(f"{self._options.place}: {type(error).__name__}: {error}; the link is made again"))
 
     def _look_after(self) -> None:
         """Pings when it is time, and notices a broker that does not answer. Not while we do not listen to it."""
@@ -312,18 +331,18 @@ class Link:
         self._misc = self._loop.call_later(MISC_S, self._look_after)
         if not self._is_reading:
             # A trickle, so that answers to what we publish get through: handlers may wait for them.
-            self._client.loop_read()
+            self._drive(self._client.loop_read)
             return
-        self._client.loop_misc()
-        since_s = self._loop.time() - ANSWER_S_MAX
-        for waiting in (self._publishing, self._subscribing):
-            for _, sent_s in waiting.values():
-                if sent_s < since_s:
-                    self.abort(
-                        LinkDown(f"{self._options.place}: no answer for {ANSWER_S_MAX:g} s; the link is given up")
-                    )
-                    return
-                break
+        self._drive(self._client.loop_misc)
+        sent_s = [sent_s for waiting in (self._publishing, self._subscribing) for _, sent_s in waiting.values()]
+        if sent_s and self._loop.time() - min(sent_s) > ANSWER_S_MAX:
+            self.abort(LinkDown(f"{self._options.place}: no answer for {ANSWER_S_MAX:g} s; the link is given up"))
+
+    def _drop_late(self, connecting: asyncio.Future[StigmergyError | None]) -> None:
+        """A connection that was made after we had given it up."""
+        if not connecting.cancelled():
+            connecting.exception()
+        self._drop_socket()
 
     def _drop_socket(self) -> None:
         self._client.on_disconnect = None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ssl
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from msgspec import Struct
@@ -89,10 +90,24 @@ def parse_url(url: str) -> MqttOptions:
     return options
 
 
-def tls_context(options: MqttOptions) -> ssl.SSLContext:
+class TlsContext(ssl.SSLContext):
+    """Remembers the socket that it wrapped last: paho does not close it when the handshake fails."""
+
+    last: ssl.SSLSocket | None = None
+
+    def wrap_socket(self, *args: Any, **options: Any) -> ssl.SSLSocket:
+        self.last = super().wrap_socket(*args, **options)
+        return self.last
+
+
+def tls_context(options: MqttOptions) -> TlsContext:
     """The TLS settings of a link; host names are always checked. Raises ConfigError for files that cannot be used."""
+    context = TlsContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
-        context = ssl.create_default_context(cafile=options.ca or None)
+        if options.ca:
+            context.load_verify_locations(options.ca)
+        else:
+            context.load_default_certs()
         if options.cert:
             context.load_cert_chain(options.cert, options.key or None)
     except (OSError, ssl.SSLError) as error:
