@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]|\x1b[=>]|\r")
+_BACK = re.compile(r"[^\x08]\x08")
 WAIT_S_MAX = 20.0
 
 
@@ -76,7 +77,10 @@ class Terminal:
 
 
 def plain(written: bytes) -> str:
-    return _CONTROL.sub("", written.decode(errors="replace"))
+    text = _CONTROL.sub("", written.decode(errors="replace"))
+    while (shorter := _BACK.sub("", text)) != text:
+        text = shorter
+    return text
 
 
 @contextlib.contextmanager
@@ -93,13 +97,12 @@ def in_terminal(
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
     known = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "LINES")}
     process = subprocess.Popen(
-        list(program),
+        ["setsid", "--ctty", *program],
         cwd=folder,
         env={**known, "TERM": "xterm-256color", **(environment or {})},
         stdin=its,
         stdout=its,
         stderr=its,
-        start_new_session=True,
     )
     os.close(its)
     try:

@@ -249,7 +249,10 @@ def test_a_terminal_keys_and_size(folder: Folder) -> None:
 def test_leaving_by_a_signal(shared: Folder, ending: signal.Signals) -> None:
     with in_terminal(TOP, shared.path) as terminal:
         terminal.wait_text("delivery  up ")
-        terminal.process.send_signal(ending)
+        if ending is signal.SIGINT:
+            terminal.press("\x03")
+        else:
+            terminal.process.send_signal(ending)
         assert terminal.wait_end() == (0 if ending is signal.SIGINT else 128 + signal.SIGTERM)
         left_clean(terminal)
 
