@@ -36,6 +36,8 @@ Lane = tuple[str, str]
 """Sink and agent: what is in one lane is carried out in order. Slow work does not hold up an action."""
 Settle = Callable[[int, EffectSettled | EffectsSettled], None]
 _REASON_CHARS_MAX = 300
+SAFE_SLICE_S = 0.01
+"""So long plain functions may make agents safe one after the other before everybody else has a turn."""
 INDEX_BITS = 20
 """The low bits of a token: where in its commit an effect stands."""
 
@@ -90,6 +92,9 @@ class Effector:
         self._tasks: dict[str, dict[Lane, asyncio.Task[None]]] = {}
         self._safe_tasks: dict[int, asyncio.Task[None]] = {}
         self._safe_count = 0
+        self._safe_waiting: deque[tuple[_Hand, Order[Any]]] = deque()
+        """Safe actions that plain functions carry out, while others have their turn."""
+        self._slice_end_s: float | None = None
         self._halted = False
         self.publish: Callable[[int, Pending], None] | None = None
         """Who publishes, where there is a bus; without one, what is published is unheard."""
@@ -117,7 +122,8 @@ class Effector:
         self._start(name, begun)
 
     def release_safe(self, shard: int, position: int, agent: str, action: Action, moment_ns: int) -> None:
-        """Sends a safe action out now: no disk, no queue, no waiting for what is under way.
+        """Sends a safe action out now: no disk, no waiting for what is under way. A plain function holds up everybody
+        while it runs, so such ones run in slices: those of other agents that only have to be begun come in between.
 
         Its token is behind everything up to this position, which is sealed, and before whatever is decided next.
         """
@@ -134,6 +140,29 @@ class Effector:
             token=((position + 1) << INDEX_BITS) - 1,
             sequence=0,
         )
+        if inspect.iscoroutinefunction(hand.call):
+            self._begin_safe(hand, order)
+            return
+        self._safe_waiting.append((hand, order))
+        if self._slice_end_s is None:
+            self._next_slice()
+        else:
+            self._use_slice(self._slice_end_s)
+
+    def _next_slice(self) -> None:
+        """Begins a slice of time for plain functions that make agents safe; the next comes when others had a turn."""
+        self._slice_end_s = None
+        if self._safe_waiting:
+            loop = asyncio.get_running_loop()
+            self._slice_end_s = loop.time() + SAFE_SLICE_S
+            loop.call_soon(self._next_slice)
+            self._use_slice(self._slice_end_s)
+
+    def _use_slice(self, end_s: float) -> None:
+        while self._safe_waiting and asyncio.get_running_loop().time() < end_s:
+            self._begin_safe(*self._safe_waiting.popleft())
+
+    def _begin_safe(self, hand: _Hand, order: Order[Any]) -> None:
         begun = _call(hand, order)
         if begun is None:
             return
@@ -154,7 +183,7 @@ class Effector:
     async def wait_safe(self, timeout_s: float) -> bool:
         """Waits until all safe actions are carried out or given up, at most so long."""
         deadline = asyncio.get_running_loop().time() + timeout_s
-        while self._safe_tasks:
+        while self._safe_tasks or self._safe_waiting:
             if asyncio.get_running_loop().time() >= deadline:
                 return False
             await asyncio.sleep(min(0.01, timeout_s))
@@ -163,6 +192,8 @@ class Effector:
     async def close(self) -> None:
         """Ends what is under way. What was not settled is released again after the next start."""
         self._halted = True
+        self.counters.safe_failed += len(self._safe_waiting)
+        self._safe_waiting.clear()
         tasks = [*(task for running in self._tasks.values() for task in running.values()), *self._safe_tasks.values()]
         for task in tasks:
             task.cancel()
