@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from stigmergy.adapters.memory_bus import MemoryBroker
+import asyncio
+from typing import Any
+
+import msgspec
+
+from stigmergy.adapters.memory_bus import MemoryBroker, MemoryBus
 from stigmergy.core.agent import Agent, decide, evolve, react, reject
+from stigmergy.core.cloudevents import CloudEvent, read_event
 from stigmergy.core.effects import Effects, Events, Publish
 from stigmergy.core.messages import Command, Event, within
+from stigmergy.ports.bus import BusMessage
 from stigmergy.runtime.declaration import Declaration
 from stigmergy.runtime.presence import MemberJoined, MemberLeft, MembersReset
 from stigmergy.runtime.settings import Settings
@@ -131,3 +138,39 @@ class Stage:
     def check(self) -> None:
         assert not self.sender.logbook.findings
         assert not self.receiver.logbook.findings
+
+
+class Outsider:
+    """Somebody else on the same broker: sends what a test wants, and hears everything."""
+
+    def __init__(self, broker: MemoryBroker, name: str = "outsider") -> None:
+        self.bus = MemoryBus(broker, name)
+        self.heard: list[BusMessage] = []
+
+    async def start(self, pattern: str = "#") -> Outsider:
+        await self.bus.subscribe(pattern, self._hear)
+        await self.bus.open()
+        await asyncio.sleep(0.01)
+        return self
+
+    async def _hear(self, message: BusMessage) -> None:
+        self.heard.append(message)
+
+    async def send(self, topic: str, payload: bytes | dict[str, Any], **options: Any) -> None:
+        """Publishes, and leaves the receivers time to deal with it."""
+        data = payload if isinstance(payload, bytes) else msgspec.json.encode(payload)
+        await self.bus.publish(BusMessage(topic, data, **options))
+        await asyncio.sleep(1.5)
+
+    def events(self, ending: str) -> list[CloudEvent]:
+        """The CloudEvents heard on topics that end so."""
+        return [
+            read_event(message.payload, message.content_type, message.properties)
+            for message in self.heard
+            if message.topic.endswith(ending)
+        ]
+
+
+def cloud(kind: str, data: Any = None, **attributes: Any) -> dict[str, Any]:
+    """A structured CloudEvent as a stranger might write it."""
+    return {"specversion": "1.0", "id": "1", "source": "/test", "type": kind, "data": data, **attributes}

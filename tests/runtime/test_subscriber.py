@@ -1,0 +1,372 @@
+"""What comes over a bus: commands are answered, events are taken once, and what may not come is refused and told."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from stigmergy.adapters.memory_bus import MemoryBroker
+from stigmergy.core.agent import Agent, decide, evolve, react
+from stigmergy.core.cloudevents import MSGPACK, STRUCTURED
+from stigmergy.core.effects import Effects, Events, Publish
+from stigmergy.runtime.declaration import Declaration
+from stigmergy.runtime.live import Live
+from stigmergy.runtime.settings import BusSettings, Settings
+from stigmergy.sim.node import SimNode, World
+from tests.runtime.fleets import (
+    Dispatcher,
+    Drone,
+    Measured,
+    MissionStarted,
+    Monitor,
+    Outsider,
+    StartMission,
+    cloud,
+    drones,
+    monitors,
+)
+
+COMMANDS = "delivery/local/agents/Drone/1/commands"
+INPUTS = "delivery/local/agents/Drone/1/inputs"
+BATTERY = "delivery/local/agents/Drone/1/events/battery"
+
+
+def play(
+    fleet: Callable[[SimNode], Declaration],
+    main: Callable[[SimNode, Live, Outsider], Awaitable[None]],
+    settings: Settings | None = None,
+    agents: tuple[str, ...] = (),
+) -> None:
+    """Runs a scene with one node and one outsider on a broker."""
+    world = World(1)
+    broker = MemoryBroker()
+    node = SimNode(world, fleet, name="node", in_memory=True, broker=broker, settings=settings, agents=agents)
+
+    async def scene() -> None:
+        outsider = await Outsider(broker).start()
+        live = await node.start()
+        await asyncio.sleep(0.1)
+        await main(node, live, outsider)
+        if node.live is not None:
+            await node.stop()
+        await outsider.bus.close()
+
+    world.run(scene())
+    assert not node.logbook.findings
+
+
+def counter(live: Live, name: str) -> int:
+    return live.standing().counters[name]
+
+
+def test_a_command_is_answered_and_done_once() -> None:
+    async def scene(node: SimNode, live: Live, outsider: Outsider) -> None:
+        command = cloud("StartMission@1", {"mission": "M1"}, id="c-1")
+        await outsider.send(COMMANDS, command)
+        await outsider.send(COMMANDS, command)
+        assert live.query("Drone/1", Drone).mission == "M1"
+        answers = outsider.events("/answers")
+        assert [answer.data["accepted"] for answer in answers] == [True, True]
+        assert answers[0].data == answers[1].data
+        assert (answers[0].data["command"], answers[0].subject) == ("c-1", "Drone/1")
+        assert counter(live, "accepted") == 1
+        # The same command without its version, in binary form, with another id.
+        properties = (("specversion", "1.0"), ("id", "c-2"), ("source", "/x"), ("type", "StartMission"))
+        await outsider.send(COMMANDS, b'{"mission":"M2"}', content_type="application/json", properties=properties)
+        assert live.query("Drone/1", Drone).mission == "M2"
+
+    play(drones, scene)
+
+
+def test_a_command_is_answered_also_when_node_or_link_break() -> None:
+    async def scene(node: SimNode, live: Live, outsider: Outsider) -> None:
+        broker = node.broker
+        assert broker is not None
+        broker.cut("node")
+        await outsider.send(COMMANDS, cloud("StartMission", {"mission": "M1"}, id="c-1"))
+        assert not outsider.events("/answers")
+        await node.kill()
+        await node.start()
+        broker.restore("node")
+        await asyncio.sleep(5)
+        assert [answer.data["accepted"] for answer in outsider.events("/answers")] == [True]
+
+    play(drones, scene)
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        (cloud("StartMission", {"mission": ""}), "no mission without a name"),
+        (cloud("Explode", {}), "has no command 'Explode'"),
+        (cloud("Measured@1", {"number": 1}), "is no command"),
+        (cloud("StartMission", {"mission": 7}), "does not decode"),
+        (cloud("StartMission", {}), "does not decode"),
+        (cloud("StartMission", [1]), "an object of its fields"),
+        (cloud("StartMission", {"mission": "M"}, subject="Drone/2"), "belongs to 'Drone/1'"),
+        (cloud("stigmergy.AgentResumed@1", {"by": "me"}), "by the framework alone"),
+        (cloud("StartMission", {"mission": "x" * 70_000}), "65536 at most"),
+    ],
+)
+def test_a_command_that_cannot_be_taken_is_answered_with_the_reason(command: dict[str, Any], why: str) -> None:
+    async def scene(node: SimNode, live: Live, outsider: Outsider) -> None:
+        await outsider.send(COMMANDS, command)
+        (answer,) = outsider.events("/answers")
+        assert answer.data["accepted"] is False
+        assert why in answer.data["reason"]
+        assert counter(live, "bus_refused") + counter(live, "refused") == 1
+        assert live.agents() == []
+        assert live.dead_letters() == []
+
+    play(drones, scene)
+
+
+def test_an_agent_of_an_unknown_kind_is_refused() -> None:
+    async def scene(node: SimNode, live: Live, outsider: Outsider) -> None:
+        await outsider.send(COMMANDS.replace("Drone", "Robot"), cloud("StartMission", {"mission": "M"}))
+        (answer,) = outsider.events("/answers")
+        assert "Robot/1" in answer.data["reason"]
+
+    play(drones, scene)
+
+
+@pytest.mark.parametrize(
+    ("payload", "why"),
+    [
+        (b"", "not JSON"),
+        (b"{", "not JSON"),
+        (b"\xff\xfe", "utf-8"),
+        (b"[]", "a JSON object"),
+        (b'{"specversion":"1.0","specversion":"1.0"}', "twice"),
+        (json.dumps(cloud("T", specversion="0.3")).encode(), "0.3"),
+        (json.dumps(cloud("T", id="")).encode(), "without 'id'"),
+        (b'{"a":' * 40 + b"1" + b"}" * 40, "deeper"),
+        (b'"' + b"x" * 300_000 + b'"', "at most"),
+        (b'{"specversion":"1.0","id":"1","source":"a","type":"T","data":NaN}', "NaN"),
+    ],
+)
+@pytest.mark.parametrize("topic", [COMMANDS, INPUTS])
+def test_what_is_no_cloudevent_is_refused_and_told_on_the_nodes_topic(topic: str, payload: bytes, why: str) -> None:
+    async def scene(node: SimNode, live: Live, outsider: Outsider) -> None:
+        await outsider.send(topic, payload)
+        assert counter(live, "bus_refused") == 1
+        (refusal,) = outsider.events("nodes/node/refusals")
+        assert refusal.data["topic"] == topic
+        assert why in refusal.data["reason"]
+
+    play(drones, scene)
+
+
+def test_refusals_are_told_within_a_bound_and_counted_without() -> None:
+    async def scene(node: SimNode, live: Live, outsider: Outsider) -> None:
+        await asyncio.gather(*(outsider.send(INPUTS, b"{") for _ in range(500)))
+        assert counter(live, "bus_refused") == 500
+        assert 1 <= len(outsider.events("/refusals")) <= 25
+
+    play(drones, scene)
+
+
+def test_inputs_without_numbers_are_taken_once_per_id() -> None:
+    async def scene(node: SimNode, live: Live, outsider: Outsider) -> None:
+        for identity in ("a", "b", "a", "a"):
+            await outsider.send(INPUTS, cloud("Measured", {"number": 1}, id=identity))
+        assert live.query("Drone/1", Drone).count == 2
+        assert counter(live, "bus_repeated") == 2
+        packed = cloud("Measured", None, id="c", data_base64="gaZudW1iZXIB", datacontenttype=MSGPACK)
+        await outsider.send(INPUTS, packed, content_type=STRUCTURED)
+        assert live.query("Drone/1", Drone).count == 3
+        # What an agent is told about the fleet nobody may make up, nor what is a command.
+        for kind in ("stigmergy.MemberJoined@1", "StartMission", "Nothing"):
+            await outsider.send(INPUTS, cloud(kind, {"mission": "M", "node": "x"}, id=kind))
+        assert counter(live, "bus_refused") == 3
+        assert live.dead_letters() == []
+
+    play(drones, scene)
+
+
+def numbered(number: int, /, **attributes: Any) -> dict[str, Any]:
+    numbers = {"sequence": str(number), "incarnation": "7", "epoch": "1"}
+    return cloud("Measured@1", {"number": number}) | {"id": str(number)} | numbers | attributes
+
+
+def heard(live: Live) -> tuple[int, ...]:
+    return live.query("Monitor/1", Monitor).numbers
+
+
+def test_numbered_events_are_taken_once_and_in_order() -> None:
+    async def scene(node: SimNode, live: Live, outsider: Outsider) -> None:
+        await outsider.send(BATTERY, numbered(5))
+        await outsider.send(BATTERY, numbered(5))
+        await outsider.send(BATTERY, numbered(9, previous="7"))  # 7 is missing: this one waits
+        assert heard(live) == (5,)
+        await outsider.send(BATTERY, numbered(7, previous="5"))
+        assert heard(live) == (5, 7, 9)
+        await outsider.send(BATTERY, numbered(3))
+        assert heard(live) == (5, 7, 9)
+        assert counter(live, "bus_early") >= 1
+        assert counter(live, "skipped") == 0
+        await node.kill()
+        again = await node.start()
+        for sequence in (5, 7, 9):
+            await outsider.send(BATTERY, numbered(sequence))
+        assert heard(again) == (5, 7, 9)
+        await outsider.send(BATTERY, numbered(11, previous="9", shed="3"))
+        assert heard(again) == (5, 7, 9, 11)
+        assert counter(again, "bus_lost_by_senders") == 3
+
+    play(monitors, scene)
+
+
+def test_a_message_that_never_comes_is_waited_for_within_a_bound() -> None:
+    async def scene(node: SimNode, live: Live, outsider: Outsider) -> None:
+        await outsider.send(BATTERY, numbered(1))
+        await outsider.send(BATTERY, numbered(3, previous="2"))
+        await asyncio.sleep(50)
+        assert heard(live) == (1,)
+        await asyncio.sleep(20)
+        assert heard(live) == (1, 3)
+        assert counter(live, "bus_gaps") == 1
+        assert counter(live, "skipped") == 1
+        # Who has left a gap is not waited for again: nobody may hold up the others with numbers.
+        await outsider.send(BATTERY, numbered(9, previous="8"))
+        assert heard(live) == (1, 3, 9)
+
+    play(monitors, scene)
+
+
+def test_a_replaced_owner_and_a_new_incarnation() -> None:
+    async def scene(node: SimNode, live: Live, outsider: Outsider) -> None:
+        await outsider.send(BATTERY, numbered(1, epoch="5"))
+        await outsider.send(BATTERY, numbered(2, epoch="4"))
+        assert heard(live) == (1,)
+        assert counter(live, "bus_refused") == 1
+        await outsider.send(BATTERY, numbered(1, incarnation="8"))
+        assert heard(live) == (1, 1)
+
+    play(monitors, scene)
+
+
+@pytest.mark.parametrize(
+    ("event", "why"),
+    [
+        (numbered(1, subject="Drone/2"), "its subject is 'Drone/2'"),
+        (numbered(1, source="/delivery/local/agents/Drone/2"), "its source is"),
+        (numbered(1, sequence="-1"), "sequence"),
+        (numbered(1, sequence="x"), "sequence"),
+        (numbered(1, sequence=str(2**63)), "sequence"),
+        (numbered(1, type="Secret@1"), "'Secret@1'"),
+        (numbered(1, data={"number": "x"}), "does not decode"),
+    ],
+)
+def test_events_in_anothers_name_or_of_no_use_are_refused(event: dict[str, Any], why: str) -> None:
+    async def scene(node: SimNode, live: Live, outsider: Outsider) -> None:
+        await outsider.send(BATTERY, event)
+        assert live.agents() == []
+        (refusal,) = outsider.events("/refusals")
+        assert why in refusal.data["reason"]
+        # The next one is not held up by the one that was refused.
+        await outsider.send(BATTERY, numbered(2, previous="1"))
+        assert heard(live) == (2,)
+
+    play(monitors, scene)
+
+
+def test_one_that_floods_is_shed_and_the_others_are_not() -> None:
+    settings = Settings(bus=BusSettings(messages_per_s=10, burst=20))
+
+    async def scene(node: SimNode, live: Live, outsider: Outsider) -> None:
+        other = BATTERY.replace("Drone/1", "Drone/2")
+        sends = [outsider.send(BATTERY, numbered(number + 1, previous=str(number))) for number in range(500)]
+        sends += [outsider.send(other, numbered(number + 1)) for number in range(10)]
+        sends += [outsider.send("ground/local/agents/Monitor/1/commands", cloud("Nothing"))]
+        await asyncio.gather(*sends)
+        assert live.query("Monitor/2", Monitor).numbers == tuple(range(1, 11))
+        assert len(heard(live)) == 20
+        assert counter(live, "bus_shed") == 480
+        assert outsider.events("/answers")
+        # And it is taken again when it has calmed down, without waiting for what was shed.
+        await asyncio.sleep(2)
+        await outsider.send(BATTERY, numbered(501, previous="500"))
+        assert heard(live)[-1] == 501
+
+    play(monitors, scene, settings)
+
+
+def test_a_node_takes_commands_only_for_the_agents_it_carries() -> None:
+    async def scene(node: SimNode, live: Live, outsider: Outsider) -> None:
+        for name in ("1", "2"):
+            await outsider.send(COMMANDS.replace("Drone/1", f"Drone/{name}"), cloud("StartMission", {"mission": "M"}))
+        assert live.agents() == ["Drone/1"]
+        assert len(outsider.events("/answers")) == 1
+
+    play(drones, scene, agents=("Drone/1",))
+
+
+def test_overload_waits_and_loses_nothing() -> None:
+    settings = Settings(telemetry_items_max=2, telemetry_bytes_max=1000, batch_events_max=1)
+
+    async def scene(node: SimNode, live: Live, outsider: Outsider) -> None:
+        count = 2000
+        sends = [outsider.send(BATTERY, numbered(number + 1, previous=str(number))) for number in range(count)]
+        await asyncio.gather(*sends)
+        await asyncio.sleep(60)
+        assert heard(live) == tuple(range(1, count + 1))
+
+    play(monitors, scene, settings)
+
+
+class Copter(Agent):
+    level: int = 0
+    mission: str = ""
+
+    @evolve
+    def measured(self, event: Measured) -> None:
+        self.level = event.number
+
+    @decide
+    def start(self, command: StartMission) -> Events:
+        yield MissionStarted(mission=command.mission)
+
+    @evolve
+    def started(self, event: MissionStarted) -> None:
+        self.mission = event.mission
+
+    @react
+    def order(self, event: MissionStarted) -> Effects:
+        yield Publish(topic="orders", event=event)
+
+
+def test_plain_devices_take_part() -> None:
+    def declare(_: SimNode) -> Declaration:
+        fleet = Declaration("seed", agents=[Copter])
+        fleet.device(
+            "agents/{id}/battery", to="Copter/{id}", event=Measured, fields={"number": "level"}, same={"id": "agent_id"}
+        )
+        fleet.device_commands(
+            "pilots/{id}/command", to="Copter/{id}", commands=[StartMission], answers="pilots/{id}/answer"
+        )
+        fleet.device_hears("Copter/{id}/orders", topic="agents/{id}/command", constants={"type": "StartMission"})
+        return fleet
+
+    async def scene(node: SimNode, live: Live, outsider: Outsider) -> None:
+        await outsider.send("agents/drone-001/battery", {"agent_id": "drone-001", "level": 87})
+        await outsider.send("agents/drone-001/battery", {"agent_id": "drone-002", "level": 1})
+        assert live.query("Copter/drone-001", Copter).level == 87
+        assert counter(live, "bus_refused") == 1
+        await outsider.send("pilots/drone-001/command", {"type": "StartMission", "mission": "M1", "id": "7"})
+        await outsider.send("pilots/drone-001/command", {"type": "StartMission", "mission": "M1", "id": "7"})
+        answers = [json.loads(message.payload) for message in outsider.heard if message.topic.endswith("/answer")]
+        assert answers == [{"id": "7", "accepted": True, "reason": None}] * 2
+        orders = [message for message in outsider.heard if message.topic == "agents/drone-001/command"]
+        assert [json.loads(order.payload) for order in orders] == [{"type": "StartMission", "mission": "M1"}]
+
+    play(declare, scene)
+
+
+def test_dispatchers_are_declared_with_handlers() -> None:
+    fleet = monitors()
+    fleet.members(to="Dispatcher/main")
+    assert fleet.interested == ["Dispatcher/main"]
+    assert Dispatcher().here == ()
