@@ -1,0 +1,168 @@
+"""How a host stops, and how it fails."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from stigmergy.core.effects import Order
+from stigmergy.core.errors import (
+    JournalUnknown,
+    NotRunning,
+    StigmergyError,
+)
+from stigmergy.runtime.settings import Settings
+from stigmergy.sim.disk import Fault
+from stigmergy.sim.node import SimNode
+from tests.runtime.counting import (
+    Add,
+    Counted,
+    Land,
+    Sampled,
+    declare,
+    envelope,
+)
+from tests.runtime.rig import play
+
+
+class TestEnd:
+    def test_a_stop_finishes_what_was_taken_and_takes_nothing_more(self) -> None:
+        fleet = declare()
+        landed: list[str] = []
+
+        @fleet.actuator(Land)
+        async def land(order: Order[Land]) -> None:
+            await asyncio.sleep(0.5)
+            landed.append(order.agent)
+
+        async def main(node: SimNode) -> None:
+            node.latency.before_s = 0.2
+            live = await node.start()
+            told = [asyncio.ensure_future(live.observe("Counter/a", Counted(number=n))) for n in range(20)]
+            sampled = asyncio.ensure_future(live.observe("Counter/b", Sampled(number=1)))
+            asked = asyncio.ensure_future(live.send("Counter/a", Add(number=99)))
+            await asyncio.sleep(0)
+            await node.stop()
+            assert all(one.done() and one.exception() is None for one in (*told, sampled, asked))
+            with pytest.raises(NotRunning, match="nothing was taken"):
+                await live.send("Counter/a", Add(number=1))
+            with pytest.raises(NotRunning):
+                await live.observe("Counter/a", Counted(number=1))
+            with pytest.raises(NotRunning):
+                await live.deliver(envelope(1, range(1)))
+            with pytest.raises(NotRunning):
+                live.resume("Counter/a", "me")
+            with pytest.raises(NotRunning):
+                live.enroll_signer(1, bytes(32))
+            live = await node.start()
+            assert sorted(live.query("Counter/a").numbers) == [*range(20), 99]
+            assert live.query("Counter/b").numbers == (1,)
+
+        play(fleet, main)
+
+    def test_a_stop_ends_although_a_gap_is_open_and_an_effect_hangs(self) -> None:
+        fleet = declare()
+
+        @fleet.actuator(Land)
+        async def land(order: Order[Land]) -> None:
+            await asyncio.sleep(1e6)
+
+        async def main(node: SimNode) -> None:
+            live = await node.start()
+            late = asyncio.ensure_future(live.deliver(envelope(9, range(3))))
+            await live.observe("Counter/a", Counted(number=1))
+            began = node.world.loop.time()
+            await node.stop()
+            assert node.world.loop.time() - began < 3 * node.settings.drain_s
+            with pytest.raises(NotRunning):
+                await late
+
+        play(fleet, main, settings=Settings(drain_s=2.0))
+
+    def test_a_kill_tells_everybody_and_writes_nothing_more(self) -> None:
+        async def main(node: SimNode) -> None:
+            node.latency.before_s = 1.0
+            live = await node.start()
+            await live.send("Counter/a", Add(number=1))
+            told = asyncio.ensure_future(live.observe("Counter/a", Counted(number=2)))
+            await asyncio.sleep(0.1)
+            await node.kill()
+            with pytest.raises(NotRunning):
+                await told
+            live = await node.start()
+            assert live.query("Counter/a").numbers == (1,)
+
+        play(declare(), main)
+
+    def test_a_failing_journal_wakes_everybody_who_waits(self) -> None:
+        fleet = declare()
+        landed: list[str] = []
+
+        @fleet.actuator(Land)
+        def land(order: Order[Land]) -> None:
+            landed.append(order.agent)
+
+        async def main(node: SimNode) -> None:
+            live = await node.start()
+            await live.send("Counter/a", Add(number=1))
+            node.disk.fail(node.disk.calls + 1, Fault.EIO)
+            waits: list[Any] = [
+                live.send("Counter/a", Add(number=2)),
+                live.send("Counter/b", Add(number=2), command_id="x"),
+                live.observe("Counter/a", Counted(number=3)),
+                live.deliver(envelope(1, range(3))),
+                live.deliver(envelope(50, range(3))),
+                live.wait_failure(),
+            ]
+            told = await asyncio.gather(*waits, return_exceptions=True)
+            assert all(isinstance(one, JournalUnknown) for one in told), told
+            assert sorted(landed) == ["Counter/a", "Counter/b"]
+            assert isinstance(live.failure, JournalUnknown)
+            assert live.standing().agents == 1, "people want to see it now more than ever, as far as it is kept"
+            with pytest.raises(NotRunning):
+                await live.observe("Counter/a", Counted(number=4))
+            await node.kill()
+
+        play(fleet, main)
+
+    def test_our_own_bug_stops_the_node_safely_too(self) -> None:
+        fleet = declare()
+        landed: list[str] = []
+
+        @fleet.actuator(Land)
+        def land(order: Order[Land]) -> None:
+            landed.append(order.agent)
+
+        async def main(node: SimNode) -> None:
+            live = await node.start()
+            await live.send("Counter/a", Add(number=1))
+            live.host.shards[0]._handling = None  # type: ignore[assignment]
+            with pytest.raises(AttributeError):
+                await live.send("Counter/a", Add(number=2))
+            assert landed == ["Counter/a"]
+            await node.kill()
+            live = await node.start()
+            assert live.query("Counter/a").numbers == (1,)
+
+        play(fleet, main)
+
+    def test_safe_actions_under_way_are_not_cut_short_by_the_stop(self) -> None:
+        fleet = declare()
+        landed: list[str] = []
+
+        @fleet.actuator(Land)
+        async def land(order: Order[Land]) -> None:
+            await asyncio.sleep(1.0)
+            landed.append(order.agent)
+
+        async def main(node: SimNode) -> None:
+            live = await node.start()
+            await live.send("Counter/a", Add(number=1))
+            node.disk.fail(node.disk.calls + 1, Fault.EIO)
+            with pytest.raises(StigmergyError):
+                await live.send("Counter/a", Add(number=2))
+            await live.host.stop()
+            assert landed == ["Counter/a"]
+            await node.kill()
+
+        play(fleet, main)

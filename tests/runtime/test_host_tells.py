@@ -1,0 +1,49 @@
+"""Agents that tell each other something, within a shard and between shards."""
+
+import asyncio
+
+import pytest
+
+from stigmergy.core.errors import (
+    StigmergyError,
+)
+from stigmergy.sim.disk import Fault
+from stigmergy.sim.node import SimNode
+from tests.runtime.counting import (
+    Add,
+    declare,
+)
+from tests.runtime.rig import play
+
+
+class TestTells:
+    @pytest.mark.parametrize("shards", [1, 4])
+    def test_tells_arrive_once_and_in_order_over_crashes(self, shards: int) -> None:
+        async def main(node: SimNode) -> None:
+            live = await node.start()
+            number = 100
+            for _ in range(12):
+                chance = node.world.chance(f"crash {number}")
+                node.disk.fail(node.disk.calls + chance.randint(1, 40), chance.choice((Fault.POWER_LOSS, Fault.KILL)))
+                for _ in range(10):
+                    number += 1
+                    try:
+                        await live.send(f"Counter/{number % 3}", Add(number=number), command_id=str(number))
+                    except StigmergyError:
+                        break
+                await node.lose_power()
+                node.disk.forgive()
+                live = await node.start()
+            await asyncio.sleep(2.0)
+            told = {
+                (f"Counter/{source}", f"Counter/t{target}"): [
+                    n for n in live.query(f"Counter/{source}").numbers if n % 5 == target
+                ]
+                for source in range(3)
+                for target in range(5)
+            }
+            for (source, target), numbers in told.items():
+                assert [n for by, n in live.query(target).greeted if by == source] == numbers
+            assert sum(map(len, told.values())) > 20
+
+        play(declare(shards), main)
