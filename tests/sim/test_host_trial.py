@@ -91,13 +91,14 @@ def test_a_failing_trial_names_its_seed_and_shows_the_end_of_the_timeline(monkey
 
 
 def effects_before_the_journal(patch: pytest.MonkeyPatch) -> None:
-    append = Committer._append
+    start = Committer._start
 
-    async def early(self: Any, group: Any) -> None:
-        self._durable(type(self.flight)(self.flight.readies, []))
-        await append(self, group)
+    def early(self: Any, write: Any, monotonic_ns: int) -> None:
+        if self.flight is not None:
+            self._durable(type(self.flight)(self.flight.readies, []))
+        start(self, write, monotonic_ns)
 
-    patch.setattr(Committer, "_append", early)
+    patch.setattr(Committer, "_start", early)
 
 
 def acknowledged_before_the_journal(patch: pytest.MonkeyPatch) -> None:

@@ -86,7 +86,7 @@ def make_process_ours() -> None:
 
     What is there now is taken out of the garbage collector's rounds, which then come less often: a fleet makes many
     small objects and no cycles. And the journal's thread, which needs the interpreter for moments only, gets it after
-    half a millisecond and not after five, so that the disk works while the next commit is being stepped.
+    a tenth of a millisecond and not after five, so that the disk works while the next commit is being stepped.
     """
     gc.collect()
     gc.freeze()

@@ -87,7 +87,8 @@ def keepable(body: bytes) -> bytes:
 
 def printable(text: object, chars_max: int) -> str:
     """A text cut to its limit, without what has no bytes in UTF-8."""
-    return str(text)[:chars_max].encode("utf-8", "replace").decode()
+    short = str(text)[:chars_max]
+    return short if short.isascii() else short.encode("utf-8", "replace").decode()
 
 
 def describe(error: Exception) -> str:

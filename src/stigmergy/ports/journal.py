@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -71,8 +71,11 @@ class Journal(Protocol):
         """The commits behind a position, in order. Does not check digests or signatures: recovery does."""
         ...
 
-    async def append(self, group: Group) -> None:
-        """Makes a group durable, all or nothing. On return it survives loss of power."""
+    def append(self, group: Group) -> Awaitable[None]:
+        """Makes a group durable, all or nothing. What it returns is done when the group survives loss of power.
+
+        May be an `async def`. One that begins at once, before anybody awaits it, saves the commit a turn of the loop.
+        """
         ...
 
     async def put_snapshot(self, shard: int, position: int, parts: Sequence[SnapshotPart]) -> None:

@@ -32,6 +32,8 @@ class Flight(Struct):
 
     readies: list[Ready]
     tickets: list[Ticket]
+    group: Group | None = None
+    """None for a chore of housekeeping, and once making room for it was tried."""
 
 
 class Committer:
@@ -123,7 +125,7 @@ class Committer:
         self._housekeeping_next = True
         group = self._close_drafts(monotonic_ns)
         if group is not None:
-            self._start(self._append(group), monotonic_ns)
+            self._start(self._journal.append(group), monotonic_ns)
 
     def _check_answer(self, monotonic_ns: int) -> None:
         """The write under way should be over. If we were held up ourselves, its end may only not be heard yet."""
@@ -154,11 +156,12 @@ class Committer:
         for ready in readies:
             self._housekeeper.sealed(ready)
         self._housekeeper.begin_if_due(monotonic_ns)
-        self.flight = Flight(readies, tickets)
         heads = self._heads(readies)
         value = self._signer.sign(statement(heads))
         signature = Signature(self._signer.algorithm, self._signer.public_key, heads, value)
-        return Group(commits=tuple(ready.sealed for ready in readies), signature=signature)
+        group = Group(commits=tuple(ready.sealed for ready in readies), signature=signature)
+        self.flight = Flight(readies, tickets, group)
+        return group
 
     def _heads(self, readies: Sequence[Ready]) -> list[Head]:
         """What the signature covers: the heads of the group's shards.
@@ -173,14 +176,11 @@ class Committer:
             heads = {head.shard: head for head in others} | heads
         return [heads[shard] for shard in sorted(heads)]
 
-    async def _append(self, group: Group) -> None:
-        try:
-            await self._journal.append(group)
-        except JournalFull:
-            # Nothing of the group was kept. Making room is the one thing that may help; then it is tried once more.
-            if not await self._housekeeper.make_room():
-                raise
-            await self._journal.append(group)
+    async def _append_with_room(self, group: Group) -> None:
+        """Nothing of the group was kept, for want of room. Making some is the one thing that may help; once."""
+        if not await self._housekeeper.make_room():
+            raise JournalFull("the disk is full, and nothing may be dropped; make room, then start again")
+        await self._journal.append(group)
 
     def _start(self, write: Awaitable[None], monotonic_ns: int) -> None:
         self._write_until_ns = monotonic_ns + self._write_within_ns
@@ -191,6 +191,11 @@ class Committer:
     def _written(self, write: asyncio.Future[None]) -> None:
         self._writing = None
         error = NotRunning("the write was cancelled") if write.cancelled() else write.exception()
+        flight = self.flight or Flight([], [])
+        if isinstance(error, JournalFull) and flight.group is not None:
+            group, flight.group = flight.group, None
+            self._start(self._append_with_room(group), self._clock.monotonic_ns())
+            return
         if error is not None and not isinstance(error, Exception):
             error = JournalUnknown(
                 f"the write was ended by {type(error).__name__}; a restart tells whether it was kept"
@@ -198,6 +203,13 @@ class Committer:
         if error is not None:
             self._failed(error)
             return
-        # A chore of housekeeping has no flight: groups and chores are never under way together.
-        flight, self.flight = self.flight, None
-        self._durable(Flight([], []) if flight is None else flight)
+        self.flight = None
+        failure: Exception | None = None
+        try:
+            # The disk comes first: while it works on the next group, what is durable by now is told and released.
+            self.write(self._clock.monotonic_ns())
+        except Exception as raised:
+            failure = raised
+        self._durable(flight)
+        if failure is not None:
+            self._failed(failure)

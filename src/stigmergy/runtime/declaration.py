@@ -56,5 +56,7 @@ class Declaration(Equipment, Listening):
 
     def policy_of(self, source: str) -> StreamPolicy:
         """What happens with a source's observed events when the node cannot keep up; the longest prefix decides."""
+        if not self._streams:
+            return BLOCK
         best = max((prefix for prefix in self._streams if source.startswith(prefix)), key=len, default=None)
         return BLOCK if best is None else self._streams[best]

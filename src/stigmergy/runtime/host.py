@@ -13,9 +13,6 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
-from stigmergy.core.effects import shard_sink
 from stigmergy.core.errors import Bug, NotRunning
 from stigmergy.core.inputs import (
     Delivery,
@@ -41,35 +38,14 @@ from stigmergy.runtime.effector import Effector
 from stigmergy.runtime.housekeeping import Housekeeper
 from stigmergy.runtime.ingress import Ingress
 from stigmergy.runtime.intake import Intake, Waiter
-from stigmergy.runtime.mailbox import Letter, Mailbox, Ticket
+from stigmergy.runtime.mailbox import Letter, Mailbox
 from stigmergy.runtime.recovery import Recovered, Recovery, check_receivers
 from stigmergy.runtime.settings import Settings
 from stigmergy.runtime.staleness import Staleness, safe_actions_of
+from stigmergy.runtime.tells import SHARD_SINKS, letter_of
 
-SHARD_SINKS = "shard/"
 DRAIN_LOOK_S = 0.002
 """How often a stop looks whether everything is done."""
-_told = msgspec.msgpack.Decoder(tuple[str, bytes])
-
-
-class Settles:
-    """The ticket of a tell to another shard: once it is durable there, it is settled here."""
-
-    __slots__ = ("_first", "_host", "_last", "_shard", "_sink")
-
-    def __init__(self, host: Host, shard: int, sink: str, first: int, last: int) -> None:
-        self._host = host
-        self._shard = shard
-        self._sink = sink
-        self._first = first
-        self._last = last
-
-    def resolve(self) -> None:
-        for sequence in range(self._first, self._last + 1):
-            self._host.intake.put_inside(self._shard, EffectSettled(self._sink, sequence))
-
-    def fail(self, error: Exception) -> None:
-        del error  # it stays owed, and is released again after the next start
 
 
 class Host:
@@ -114,6 +90,7 @@ class Host:
         self._turn_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
         self._armed_ns = 0
+        self._check_every_ns = int(self.settings.retention.check_every_s * SECOND_NS)
         self._durable: list[int] = []
         self._repeats: list[tuple[int, int, tuple[str, str], Verdict]] = []
 
@@ -165,6 +142,7 @@ class Host:
             self._written,
             self._fail,
         )
+        self._watches = (self._alarms, self._staleness, self.ingress, self.committer)
         return recovered
 
     async def stop(self) -> None:
@@ -376,14 +354,8 @@ class Host:
             else:
                 self.effector.release(number, pending)
         for sink, pendings in tells.items():
-            target = int(sink.removeprefix(SHARD_SINKS))
-            items = [_told.decode(pending.body) for pending in pendings]
-            first = pendings[0].sequence
-            delivery = Delivery(shard_sink(number), items, sequence=first, epoch=self.shards[number].epoch)
-            tickets: tuple[Ticket, ...] = ()
-            if target != number:
-                tickets = (Settles(self, number, sink, first, first + len(items) - 1),)
-            self.mailbox.put_inside(Letter(target, delivery, tickets, len(items)))
+            letter = letter_of(number, self.shards[number].epoch, sink, pendings, self.intake.put_inside)
+            self.mailbox.put_inside(letter)
 
     def _make_safe(self, shard: Shard, address: str, because: str, *, journal: bool) -> None:
         """Sends out an agent's safe actions; they are written down afterwards if the journal lives."""
@@ -415,10 +387,11 @@ class Host:
 
     def _arm(self, monotonic_ns: int) -> None:
         """Sets the clock for the next turn that nobody else will cause. One that rings too early does no harm."""
-        due = [monotonic_ns + int(self.settings.retention.check_every_s * SECOND_NS)]
-        watches = (self._alarms, self._staleness, self.ingress, self.committer)
-        due += [at_ns for at_ns in (watch.next_ns for watch in watches) if at_ns is not None]
-        due_ns = min(due)
+        due_ns = monotonic_ns + self._check_every_ns
+        for watch in self._watches:
+            at_ns = watch.next_ns
+            if at_ns is not None and at_ns < due_ns:
+                due_ns = at_ns
         if monotonic_ns < self._armed_ns <= due_ns:
             return
         if self._timer is not None:

@@ -330,11 +330,11 @@ async def test_recovery_finds_the_signature_of_a_shard_that_has_been_idle(shards
         await live.send(busy, Count(by=number))
     await host.stop()
     assert store.commits[0][-1].signature is None
-    signed_at = max(
+    first_signed_at = min(
         stored.sealed.position
         for stored in store.commits[shards - 1]
         if stored.signature is not None and stored.signature.heads[0].shard == 0
     )
-    assert max(position for shard, position in store.snapshots if shard == shards - 1) > signed_at
+    assert max(position for shard, position in store.snapshots if shard == shards - 1) > first_signed_at
     assert verify(store).sound
     recover(store)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 
 import apsw
@@ -22,10 +22,18 @@ from stigmergy.adapters.sqlite.errors import RESTORE, reading_error, writing_err
 from stigmergy.adapters.sqlite.files import Claim, Files
 from stigmergy.adapters.sqlite.mark import Mark, encode_mark
 from stigmergy.adapters.sqlite.wal import FRAME_HEADER_BYTES
-from stigmergy.adapters.sqlite.writer import InlineWriter, ThreadWriter, Writer
+from stigmergy.adapters.sqlite.writer import InlineWriter, ThreadWriter, Writer, refused_write
 from stigmergy.core.commit import Group, Head
 from stigmergy.core.continuity import advance, check_drop
-from stigmergy.core.errors import Bug, JournalConflict, JournalCorrupt, JournalError, JournalFull, JournalUnknown
+from stigmergy.core.errors import (
+    Bug,
+    JournalConflict,
+    JournalCorrupt,
+    JournalError,
+    JournalFull,
+    JournalUnknown,
+    StigmergyError,
+)
 from stigmergy.ports.journal import JournalIdentity, JournalSize, SnapshotPart, StoredCommit
 
 READ_COMMITS_MAX = 256
@@ -105,10 +113,13 @@ class SqliteJournal:
                 position += 1
                 yield stored
 
-    async def append(self, group: Group) -> None:
-        self._check_writable()
-        moved = advance(self._heads, group, self.identity.shards)
-        await self._writer.run(partial(self._append, group, moved))
+    def append(self, group: Group) -> Awaitable[None]:
+        try:
+            self._check_writable()
+            moved = advance(self._heads, group, self.identity.shards)
+            return self._writer.run(partial(self._append, group, moved))
+        except StigmergyError as error:
+            return refused_write(error)
 
     async def put_snapshot(self, shard: int, position: int, parts: Sequence[SnapshotPart]) -> None:
         self._check_writable()

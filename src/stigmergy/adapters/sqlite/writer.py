@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from queue import SimpleQueue
 from typing import Protocol
 
-from stigmergy.core.errors import Bug
+from stigmergy.core.errors import Bug, StigmergyError
 
 Work = Callable[[], None]
 
@@ -22,8 +22,8 @@ Work = Callable[[], None]
 class Writer(Protocol):
     """Runs work, one piece at a time, and what is to be done after each piece once its caller has been told."""
 
-    async def run(self, work: Work) -> None:
-        """Returns or raises as the work does. Raises Bug while other work is under way."""
+    def run(self, work: Work) -> Awaitable[None]:
+        """Begins the work; what it returns is done, or raises, as the work does. Bug while other work is under way."""
         ...
 
     async def close(self, work: Work) -> None:
@@ -76,12 +76,12 @@ class ThreadWriter:
         # A daemon, because a program that ends without closing its journal must end; nothing acknowledged is at stake.
         threading.Thread(target=self._work_through, name=name, daemon=True).start()
 
-    async def run(self, work: Work) -> None:
+    def run(self, work: Work) -> asyncio.Future[None]:
         _check_idle(not self._busy)
         self._busy = True
         job = _Job(work)
         self._jobs.put(job)
-        await job.future
+        return job.future
 
     async def close(self, work: Work) -> None:
         job = _Job(work)
@@ -110,6 +110,13 @@ class ThreadWriter:
             job.future.set_result(None)
         else:
             job.future.set_exception(job.error)
+
+
+def refused_write(error: StigmergyError) -> asyncio.Future[None]:
+    """A write that was not even begun: whoever awaits it gets the error, as for any other."""
+    refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    refused.set_exception(error)
+    return refused
 
 
 def _check_idle(idle: bool) -> None:
