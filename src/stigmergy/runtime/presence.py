@@ -109,6 +109,7 @@ class Presence:
         """Each with when it was last heard."""
         self._task: asyncio.Task[None] | None = None
         self._saying: asyncio.Task[None] | None = None
+        self._leaving = False
         self._twin: tuple[str, int] | None = None
         """Another run that uses our name, and when it was first heard."""
         self.conflict: str = ""
@@ -133,19 +134,17 @@ class Presence:
 
     def link(self, up: bool) -> None:
         """The link came: our will may have been published meanwhile, so we say that we are here."""
-        if up and (self._saying is None or self._saying.done()):
+        if up and not self._leaving and (self._saying is None or self._saying.done()):
             self._saying = asyncio.ensure_future(self._say(self._me))
 
     async def stop(self) -> None:
         """Says that we leave."""
-        tasks = [task for task in (self._task, self._saying) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.kill()
         await self._say(msgspec.structs.replace(self._me, online=False))
 
     async def kill(self) -> None:
         """Ends at once and says nothing, as a crash would."""
+        self._leaving = True
         tasks = [task for task in (self._task, self._saying) if task is not None]
         for task in tasks:
             task.cancel()

@@ -34,6 +34,7 @@ SETTLED_COUNT_MAX = 1_000
 TOPICS_COUNT_MAX = 100_000
 """Topics whose last number is remembered."""
 DRAIN_LOOK_S = 0.01
+TOLD_CHARS_MAX = 100
 _published = msgspec.msgpack.Decoder(tuple[str, bytes])
 Settle = Callable[[int, EffectsSettled], None]
 Outlet = Callable[[str, str, bytes], tuple[BusMessage, ...] | None]
@@ -343,7 +344,7 @@ class Publisher:
             time=_time(item.time_ns),
             datacontenttype=content_type,
             data=data,
-            extensions=extensions | category_attributes(tag, data),
+            extensions=extensions | category_attributes(tag, body),
         )
         if self._binary:
             payload, kind, properties = write_binary(event)
@@ -351,18 +352,20 @@ class Publisher:
         return BusMessage(topic, write_structured(event), content_type=STRUCTURED)
 
 
-def category_attributes(tag: str, data: object) -> dict[str, str]:
+def category_attributes(tag: str, body: bytes) -> dict[str, str]:
     """What routers and rules outside may want to know without opening the data: its category, and how bad it is."""
     category = category_of(tag)
     if category is None:
         return {}
-    found = {"category": str(category)}
-    if isinstance(data, dict):
-        for name in ("severity", "confidence", "delta"):
-            value = data.get(name)
-            if isinstance(value, str | int | float) and not isinstance(value, bool):
-                found[name] = str(value)[:100]
-    return found
+    fields = msgspec.msgpack.decode(body)
+    found = {name: fields.get(name) for name in ("severity", "confidence", "delta")}
+    texts = {
+        name: str(value)
+        for name, value in found.items()
+        if isinstance(value, str | int | float) and not isinstance(value, bool)
+    }
+    told = {name: text for name, text in texts.items() if text.isprintable() and len(text) <= TOLD_CHARS_MAX}
+    return {"category": str(category), **told}
 
 
 def _time(time_ns: int) -> str:

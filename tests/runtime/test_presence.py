@@ -1,0 +1,208 @@
+"""Who is here: joins, leaves, silences, names that two nodes use; and agents that hear of it."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from stigmergy.adapters.memory_bus import MemoryBroker
+from stigmergy.core.messages import Action
+from stigmergy.runtime.declaration import Declaration
+from stigmergy.runtime.presence import NAMES_COUNT_MAX, PRESENT
+from stigmergy.sim.node import SimNode, World
+from tests.runtime.fleets import Dispatcher, Drone, Monitor, Outsider, cloud
+
+TOPIC = "delivery/local/nodes/twin/presence"
+
+
+class Land(Action):
+    reason: str
+
+
+def flying(_: SimNode) -> Declaration:
+    fleet = Declaration("delivery", agents=[Drone])
+    fleet.actuator(Land)(lambda order: None)
+    return fleet
+
+
+def dispatching(_: SimNode) -> Declaration:
+    fleet = Declaration("delivery", agents=[Dispatcher, Monitor])
+    fleet.members(to="Dispatcher/main")
+    return fleet
+
+
+class Site:
+    """A dispatcher's node and a drone's node at one site."""
+
+    def __init__(self) -> None:
+        self.world = World(1)
+        self.broker = MemoryBroker()
+        self.base = SimNode(self.world, dispatching, name="base", in_memory=True, broker=self.broker)
+        self.drone = SimNode(
+            self.world, flying, name="drone", in_memory=True, broker=self.broker, agents=("Drone/D-17",)
+        )
+
+    def dispatcher(self) -> Dispatcher:
+        assert self.base.live is not None
+        return self.base.live.query("Dispatcher/main", Dispatcher)
+
+    def names(self) -> list[str]:
+        assert self.base.live is not None
+        return [member.node for member in self.base.live.members()]
+
+
+def play(main: Callable[[Site], Awaitable[None]]) -> None:
+    site = Site()
+
+    async def scene() -> None:
+        await main(site)
+        for node in (site.base, site.drone):
+            if node.live is not None:
+                await node.stop()
+
+    site.world.run(scene())
+    assert not site.base.logbook.findings
+    assert not site.drone.logbook.findings
+
+
+def test_a_member_says_what_it_can_do() -> None:
+    async def scene(site: Site) -> None:
+        await site.drone.start()
+        live = await site.base.start()
+        await asyncio.sleep(1)
+        base, drone = live.members()
+        assert (base.node, base.kinds) == ("base", ("Dispatcher", "Monitor"))
+        assert (drone.node, drone.kinds, drone.actions) == ("drone", ("Drone",), ("Land",))
+        assert drone.commands == {"Drone": ("StartMission",)}
+        assert drone.agents == ("Drone/D-17",)
+        assert site.dispatcher().here == ("drone",)
+        assert live.standing().link.members == 2
+
+    play(scene)
+
+
+def test_joins_and_leaves_reach_the_agent_that_wants_them() -> None:
+    async def scene(site: Site) -> None:
+        await site.base.start()
+        await site.drone.start()
+        await asyncio.sleep(1)
+        await site.drone.stop()
+        await asyncio.sleep(1)
+        assert site.dispatcher().trail == ("reset", "+drone", "-drone")
+        await site.drone.start()
+        await asyncio.sleep(1)
+        await site.drone.kill()
+        await asyncio.sleep(1)
+        assert site.dispatcher().trail == ("reset", "+drone", "-drone", "+drone", "-drone")
+        assert site.names() == ["base"]
+
+    play(scene)
+
+
+def test_a_link_that_comes_and_goes() -> None:
+    async def scene(site: Site) -> None:
+        await site.base.start()
+        await site.drone.start()
+        await asyncio.sleep(1)
+        site.broker.cut("drone")
+        await asyncio.sleep(1)
+        assert site.dispatcher().here == ()
+        site.broker.restore("drone")
+        await asyncio.sleep(1)
+        assert site.dispatcher().here == ("drone",)
+        # Heartbeats are no news.
+        await asyncio.sleep(600)
+        assert site.dispatcher().trail == ("reset", "+drone", "-drone", "+drone")
+
+    play(scene)
+
+
+def test_after_a_restart_the_members_are_announced_anew() -> None:
+    async def scene(site: Site) -> None:
+        await site.base.start()
+        await site.drone.start()
+        await asyncio.sleep(1)
+        await site.base.kill()
+        await site.drone.stop()  # nobody is there to hear it
+        await site.base.start()
+        await asyncio.sleep(1)
+        assert site.dispatcher().here == ()
+        assert site.dispatcher().trail == ("reset", "+drone", "reset")
+
+    play(scene)
+
+
+def test_one_that_falls_silent_is_gone_within_a_bound() -> None:
+    async def scene(site: Site) -> None:
+        outsider = await Outsider(site.broker).start("none")
+        member = {"node": "twin", "run": "1", "kinds": ["Drone"]}
+        await outsider.send(TOPIC, cloud(PRESENT, member), retained=True)
+        live = await site.base.start()
+        await asyncio.sleep(60)
+        assert site.names() == ["base", "twin"]
+        await asyncio.sleep(61)
+        assert site.names() == ["base"]
+        assert site.dispatcher().trail == ("reset", "+twin", "-twin")
+        assert live.standing().counters["members_left"] == 1
+        await outsider.bus.close()
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    "presence",
+    [
+        b"{",
+        cloud("Other@1", {"node": "twin", "run": "1"}),
+        cloud(PRESENT, {"node": "other", "run": "1"}),
+        cloud(PRESENT, {"node": "twin"}),
+        cloud(PRESENT, {"node": "twin", "run": "1", "kinds": [f"k{number}" for number in range(NAMES_COUNT_MAX + 1)]}),
+    ],
+)
+def test_what_is_no_presence_is_counted_and_nothing_else(presence: Any) -> None:
+    async def scene(site: Site) -> None:
+        outsider = await Outsider(site.broker).start("none")
+        live = await site.base.start()
+        await asyncio.sleep(0.1)
+        await outsider.send(TOPIC, presence)
+        await outsider.send(TOPIC, b"", retained=True)
+        assert site.names() == ["base"]
+        assert live.standing().counters["presence_refused"] == (0 if presence == b"" else 1)
+        await outsider.bus.close()
+
+    play(scene)
+
+
+def test_a_name_that_two_nodes_use_is_found() -> None:
+    async def scene(site: Site) -> None:
+        live = await site.base.start()
+        outsider = await Outsider(site.broker).start("none")
+        await asyncio.sleep(1)
+        twin = cloud(PRESENT, {"node": "base", "run": "another", "since": "yesterday"})
+        await outsider.send(TOPIC.replace("twin", "base"), twin)
+        assert live.standing().link.why == ""  # it may be what our last run has left behind
+        await asyncio.sleep(30)
+        await outsider.send(TOPIC.replace("twin", "base"), twin)
+        assert "calls itself 'base' too" in live.standing().link.why
+        assert live.standing().counters["name_conflicts"] == 1
+        await outsider.bus.close()
+
+    play(scene)
+
+
+def test_a_crash_and_a_quick_restart_is_no_conflict() -> None:
+    async def scene(site: Site) -> None:
+        await site.base.start()
+        await asyncio.sleep(61)
+        await site.base.kill()
+        live = await site.base.start()
+        await asyncio.sleep(300)
+        assert live.standing().counters["name_conflicts"] == 0
+        assert [member.online for member in live.members()] == [True]
+        outsider = await Outsider(site.broker).start("delivery/#")
+        await asyncio.sleep(1)
+        assert outsider.events("/base/presence")[0].data["online"] is True
+        await outsider.bus.close()
+
+    play(scene)
