@@ -37,6 +37,7 @@ STATUS: dict[str, Any] = {
     "dead_letters": 2,
     "stopped": {f"Drone/D-{number}": "2 failed inputs within 60 s" for number in range(9)},
     "counters": {"inputs": 120, "shed_items": 5, "malformed": 1, "gaps": 0},
+    "link": {"state": "none", "why": "", "owed": 0, "members": 0},
     "troubles": ["no snapshot of shard 0: something"],
 }
 ENTRY: dict[str, Any] = {
@@ -110,10 +111,13 @@ def test_other_pages() -> None:
     assert "DEAD LETTERS\nnone" in nothing
 
 
-def test_links_of_a_node_that_has_some() -> None:
-    links = [{"url": "mqtt://gateway:1883", "up": True}, {"url": "mqtt://far", "up": False, "why": "no route"}]
-    shown = frame(structs.replace(SEEN, status={**STATUS, "links": links}), View(100, 40))
-    assert "link mqtt://gateway:1883 up\nlink mqtt://far down  no route\n" in shown
+def test_the_link_of_a_node_that_has_a_bus() -> None:
+    assert "link" not in frame(SEEN, View(100, 40))
+    up = {"state": "up", "why": "", "owed": 0, "members": 3}
+    assert "\nlink up  3 members\n\n" in frame(structs.replace(SEEN, status={**STATUS, "link": up}), View(100, 40))
+    down = {"state": "local-only", "why": "no route", "owed": 1200, "members": 1}
+    shown = frame(structs.replace(SEEN, status={**STATUS, "link": down}), View(100, 40))
+    assert "\nlink local-only  1 member  1,200 to publish\nlink no route\n\n" in shown
 
 
 def test_a_line_is_cut_where_the_terminal_ends() -> None:
@@ -286,3 +290,15 @@ def test_a_terminal_that_waits_for_its_node(folder: Folder) -> None:
         terminal.press("q")
         assert terminal.wait_end() == 0
         left_clean(terminal)
+
+
+def test_a_broker_that_is_not_there(folder: Folder) -> None:
+    (folder.path / "stigmergy.toml").write_text('[fleet]\nmodule = "drone:fleet"\nbus = "mqtt://127.0.0.1:9"\n')
+    folder.start()
+    link = folder.ask(do="status")["link"]
+    while not link["why"]:
+        link = folder.ask(do="status")["link"]
+    assert link["state"] == "local-only"
+    assert "127.0.0.1:9" in link["why"]
+    assert "link local-only  1 member\nlink mqtt://127.0.0.1:9" in folder.cli("top", "--every", "0.1").stdout
+    assert "local-only, 1 member, 0 to publish; mqtt://127.0.0.1:9" in folder.cli("status").stdout

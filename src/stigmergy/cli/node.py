@@ -10,9 +10,10 @@ from typing import Any
 
 from stigmergy.cli import exits
 from stigmergy.cli.asking import ask, ask_stream
-from stigmergy.cli.output import BAD, GOOD, HEADING, NAME, WARN, Output, shown_bytes, shown_fields
+from stigmergy.cli.output import BAD, GOOD, HEADING, NAME, WARN, Cell, Output, counted, shown_bytes, shown_fields
 from stigmergy.cli.places import add_place, find_socket
 from stigmergy.core.errors import ConfigError, NotRunning
+from stigmergy.runtime.link import NO_BUS, UP
 from stigmergy.runtime.protocol import Drop, Letters, Resume, Retry, Status, Stop
 from stigmergy.wiring import PublicKey, fingerprint
 
@@ -76,6 +77,7 @@ def status(arguments: argparse.Namespace, output: Output) -> int:
             ("owed", f"{found['owed']:,} effects"),
             ("waiting", f"{found['waiting']:,} observed events"),
             ("dead letters", (f"{found['dead_letters']:,}", WARN if found["dead_letters"] else "")),
+            *_link(found["link"]),
             *(("signer", _signer(signer)) for signer in found["signers"]),
         ]
     )
@@ -141,6 +143,14 @@ def stop(arguments: argparse.Namespace, output: Output) -> int:
     output.document({"stopped": True})
     output.line(("stopped", GOOD))
     return exits.OK
+
+
+def _link(link: dict[str, Any]) -> list[tuple[str, Cell]]:
+    """The link to the broker, of a node that has a bus."""
+    if link["state"] == NO_BUS:
+        return []
+    text = f"{link['state']}, {counted(link['members'], 'member')}, {link['owed']:,} to publish"
+    return [("link", (f"{text}; {link['why']}" if link["why"] else text, GOOD if link["state"] == UP else WARN))]
 
 
 def _signer(signer: dict[str, Any]) -> str:

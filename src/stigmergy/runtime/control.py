@@ -30,6 +30,7 @@ from stigmergy.runtime.audit.signatures import SIGNERS_SHARD
 from stigmergy.runtime.audit.signers import Key, check_enrolment, check_revocation
 from stigmergy.runtime.audit.streams import export_items, flight_items
 from stigmergy.runtime.audit.verification import Verification, Verified
+from stigmergy.runtime.link import LinkStanding
 from stigmergy.runtime.live import Live
 from stigmergy.runtime.phrasing import messages_of, phrase
 from stigmergy.runtime.protocol import VERSION, Reply, read_request, write_error, write_reply
@@ -273,6 +274,7 @@ class ControlDesk:
             "recovered": described_recovery(self._live.recovered),
             "counters": standing.counters,
             "troubles": standing.troubles,
+            "link": described_link(standing.link),
         }
 
 
@@ -300,6 +302,11 @@ def described_kind(plan: AgentPlan) -> dict[str, Any]:
 def described_head(head: Any) -> dict[str, Any]:
     """Where a shard stands."""
     return {"shard": head.shard, "position": head.position, "epoch": head.epoch, "digest": head.digest.hex()}
+
+
+def described_link(link: LinkStanding) -> dict[str, Any]:
+    """How a node stands with its bus."""
+    return {"state": link.link, "why": link.why, "owed": link.owed, "members": link.members}
 
 
 def described_recovery(recovered: Recovered) -> dict[str, Any]:

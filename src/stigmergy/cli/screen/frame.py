@@ -8,8 +8,9 @@ from typing import Any, assert_never
 
 from msgspec import Struct
 
-from stigmergy.cli.output import BAD, GOOD, HEADING, NAME, WARN, Cell, printable, shown_bytes, shown_fields
+from stigmergy.cli.output import BAD, GOOD, HEADING, NAME, WARN, Cell, counted, printable, shown_bytes, shown_fields
 from stigmergy.cli.screen.sampling import Seen
+from stigmergy.runtime.link import NO_BUS, UP
 
 CELL_COLUMNS_MIN, CELL_COLUMNS_MAX = 20, 26
 COLUMNS_MIN = 20
@@ -18,8 +19,21 @@ KEYS_COLUMNS = 56
 STOPPED_SHOWN_MAX = 5
 RISING = "▁▂▃▄▅▆▇█"
 HISTORY_COUNT_MAX = 300
-LOST = ("shed_items", "skipped", "gaps", "malformed", "stale_epochs", "overloads")
-"""Counters of what came in and was not taken, or not for good."""
+LOST = (
+    "shed_items",
+    "skipped",
+    "gaps",
+    "malformed",
+    "stale_epochs",
+    "overloads",
+    "publish_shed",
+    "unpublishable",
+    "bus_refused",
+    "bus_shed",
+    "bus_gaps",
+    "bus_lost_by_senders",
+)
+"""Counters of what was not taken, or given up, on its way in or out."""
 
 Line = Sequence[Cell]
 
@@ -95,7 +109,7 @@ def _above(seen: Seen, view: View, columns: int) -> Iterator[Line]:
     up = f"  up {_duration(status['up_s'])}  process {status['pid']}  version {status['version']}"
     yield [*paused, (status["fleet"], NAME), (up, HEADING)]
     yield [(f"{status['journal']}  {shown_bytes(status['journal_bytes'])}", HEADING)]
-    yield from _links(status)
+    yield from _link(status["link"])
     yield []
     yield from _cells(_figures(seen, status), columns)
     if view.rates:
@@ -126,7 +140,7 @@ def _figures(seen: Seen, status: dict[str, Any]) -> list[tuple[str, str, str]]:
         ("waiting", f"{status['waiting']:,}", ""),
         ("dead letters", f"{letters:,}", WARN if letters else ""),
         ("stopped", f"{stopped:,}", BAD if stopped else ""),
-        ("not taken", f"{lost:,}", WARN if lost else ""),
+        ("lost", f"{lost:,}", WARN if lost else ""),
         ("events", _large(status["events"]), ""),
         ("commits", _large(status["commits"]), ""),
         ("cpu", "…" if seen.cpu_percent is None else f"{seen.cpu_percent:.0f} %", ""),
@@ -134,12 +148,15 @@ def _figures(seen: Seen, status: dict[str, Any]) -> list[tuple[str, str, str]]:
     ]
 
 
-def _links(status: dict[str, Any]) -> Iterator[Line]:
-    """The links to brokers, of a node that has any."""
-    for link in status.get("links", ()):
-        state: Cell = ("up", GOOD) if link["up"] else ("down", BAD)
-        why = "" if link["up"] or not link.get("why") else f"  {link['why']}"
-        yield [(f"link {link['url']} ", HEADING), state, why]
+def _link(link: dict[str, Any]) -> Iterator[Line]:
+    """The link to the broker, of a node that has a bus."""
+    if link["state"] == NO_BUS:
+        return
+    owed = f"  {link['owed']:,} to publish" if link["owed"] else ""
+    style = GOOD if link["state"] == UP else WARN
+    yield [("link ", HEADING), (link["state"], style), (f"  {counted(link['members'], 'member')}{owed}", HEADING)]
+    if link["why"]:
+        yield [("link ", HEADING), (link["why"], BAD)]
 
 
 def _cells(figures: Sequence[tuple[str, str, str]], columns: int) -> Iterator[Line]:
