@@ -1,0 +1,5 @@
+"""Real brokers for the tests of whole nodes."""
+
+from tests.adapters.conftest import mosquitto, nats
+
+__all__ = ["mosquitto", "nats"]
