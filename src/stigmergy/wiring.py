@@ -85,6 +85,7 @@ class Fleet(Declaration):
         The order of precedence: these arguments, `stigmergy.toml` in the current directory, `NAME.db` and `NAME.key`.
         """
         _check_arguments(journal, key, settings, trust, agents)
+        _check_texts(bus=bus, site=site, node=node)
         place = None if key is None else Path(key)
         where = Bearings(bus, site, node)
         return Running(self, find_config(Path.cwd()), journal, place, settings, trust, agents, where)
@@ -167,6 +168,12 @@ class Running:
             raise NotRunning("the fleet does not run yet; enter it first")
         node = Node(version, self.url, (self._signer.algorithm, self._signer.public_key), self._signer)
         return ControlServer(path, ControlDesk(live, verifier(), node, stop))
+
+
+def _check_texts(**given: object) -> None:
+    for name, text in given.items():
+        if text is not None and not isinstance(text, str):
+            raise ConfigError(f"{name}={text!r}: give a text, or leave it out")
 
 
 def _check_arguments(journal: object, key: object, settings: object, trust: object, agents: object) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stigmergy import Agent, Command, Event, Events, decide, evolve, pack_envelope
+from stigmergy import Action, Agent, Command, Event, Events, decide, evolve, pack_envelope
 from stigmergy.core.errors import ConfigError, DefinitionError, Malformed, StigmergyError, TrustError, UnknownKind
 from stigmergy.core.inputs import Accepted
 from stigmergy.core.memory import Letter
@@ -23,6 +23,10 @@ class Go(Command):
 class Went(Event):
     steps: int = 1
     note: str = ""
+
+
+class Stop(Action):
+    pass
 
 
 class Rover(Agent):
@@ -104,6 +108,8 @@ async def test_a_running_fleet_says_what_is_wrong_and_goes_on(name: str) -> None
         ({"settings": {}}, "give Settings"),
         ({"trust": "ab"}, "trust='ab': give a list of texts"),
         ({"trust": [5]}, "give a list of texts"),
+        ({"bus": 5}, "bus=5: give a text"),
+        ({"node": b"n"}, "node=b'n': give a text"),
         ({"agents": "Rover/r"}, "agents='Rover/r': give a list of texts"),
     ],
 )
@@ -124,11 +130,28 @@ def test_arguments_of_running(arguments: dict[str, Any], said: str, tmp_path: Pa
         ("x", {"agents": None}),
         ("x", {"agents": [Rover], "shards": "2"}),
         ("x", {"agents": [Rover], "shards": 1.5}),
+        ("x", {"agents": [Rover], "settings": 5}),
+        ("x", {"agents": [Rover], "streams": 5}),
+        ("x", {"agents": [Rover], "streams": {"s": 5}}),
     ],
 )
 def test_arguments_of_a_fleet(name: Any, arguments: dict[str, Any]) -> None:
     with pytest.raises(DefinitionError, match=f"fleet {name!r}"):
         Fleet(name, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("register", "said"),
+    [
+        (lambda wrong: wrong.actuator(5)(print), "name a class that subclasses Action"),
+        (lambda wrong: wrong.actuator(Go)(print), "name a class that subclasses Action"),
+        (lambda wrong: wrong.worker(Go())(print), "name a class that subclasses Work"),
+        (lambda wrong: wrong.actuator(Stop)(5), "5 is no function"),
+    ],
+)
+def test_hands_that_are_none(register: Callable[[Fleet], Any], said: str) -> None:
+    with pytest.raises(DefinitionError, match=said):
+        register(fleet())
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dis
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from types import FunctionType
@@ -18,12 +19,22 @@ from msgspec import Struct, StructMeta, field
 from stigmergy.core.annotations import first_mutable, parameters_of, resolve_hints, union_members
 from stigmergy.core.effects import Effects, Events
 from stigmergy.core.errors import DefinitionError
-from stigmergy.core.messages import SECOND_NS, Command, Event, Keeping, Message, check_defaults, spec_of
+from stigmergy.core.messages import (
+    SECOND_NS,
+    Command,
+    Event,
+    Keeping,
+    Message,
+    check_defaults,
+    check_version,
+    spec_of,
+)
 from stigmergy.core.supervision import FACTS
 
 step_time_ns: ContextVar[int] = ContextVar("step_time_ns", default=0)
 """The time of the step under way. Set by the shard, read by `Agent.now`; so no handler needs a clock."""
 
+_KIND = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 _M = TypeVar("_M")
 _D = TypeVar("_D", bound=Callable[[Any, Any], Events])
 _E = TypeVar("_E", bound=Callable[[Any, Any], None])
@@ -79,6 +90,8 @@ class AgentMeta(StructMeta):
         version: int = 1,
         **config: Any,
     ) -> Any:
+        _check_kind(class_name, kind or class_name)
+        check_version(class_name, version)
         check_defaults(class_name, namespace)
         _check_fields(class_name, bases, namespace)
         # An agent of immutable values is in no cycle, so the garbage collector need not know of it.
@@ -114,6 +127,14 @@ def _has_mutable_annotations(namespace: Mapping[str, Any]) -> bool:
         return has_mutable_fields(type("Declared", (), declared))
     except DefinitionError:
         return True  # said properly, with its place, once the class is there
+
+
+def _check_kind(class_name: str, kind: object) -> None:
+    """The kind is the first half of every address, so it is made of what addresses are made of."""
+    if not isinstance(kind, str) or _KIND.fullmatch(kind) is None:
+        raise DefinitionError(
+            f"{class_name}: {kind!r} is no kind of agent; give kind=… of 1 to 64 letters, digits, '_', '-' and '.'"
+        )
 
 
 def _check_fields(class_name: str, bases: tuple[type, ...], namespace: Mapping[str, Any]) -> None:

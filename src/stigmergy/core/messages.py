@@ -46,9 +46,14 @@ transient = Keep(Keeping.TRANSIENT)
 """Decided and reacted to, never stored; so it may not be evolved."""
 
 
+def is_number(value: object) -> bool:
+    """Whether a program that was not type-checked gave a number."""
+    return isinstance(value, int | float)
+
+
 def within(*, seconds: float) -> Keep:
     """The group commit may wait this long for company. Effects never wait: what causes one is committed at once."""
-    if not 0 < seconds <= 3600:
+    if not is_number(seconds) or not 0 < seconds <= 3600:
         raise DefinitionError(f"within(seconds={seconds}): give more than 0 and at most 3600 seconds")
     return Keep(Keeping.WITHIN, wait_ns=int(seconds * SECOND_NS))
 
@@ -90,12 +95,13 @@ class MessageMeta(StructMeta):
         **config: Any,
     ) -> Any:
         stable_name = name or class_name
-        if version < 1:
-            raise DefinitionError(f"{class_name}: version={version}; versions count from 1")
-        if "@" in stable_name or not stable_name:
+        check_version(class_name, version)
+        if "@" in str(stable_name) or not is_text(stable_name):
             raise DefinitionError(f"{class_name}: name={stable_name!r}; a name has no '@', the version is added to it")
         if category is not None and category not in get_args(Category):
             raise DefinitionError(f"{class_name}: category={category!r}; give one of {', '.join(get_args(Category))}")
+        if keep is not None and not _is_keep(keep):
+            raise DefinitionError(f"{class_name}: keep={keep!r}; give durable, within(seconds=…), latest or transient")
         tag = f"{stable_name}@{version}"
         check_defaults(class_name, namespace)
         # What holds only immutable values is in no cycle, so the garbage collector need not know of it.
@@ -105,6 +111,21 @@ class MessageMeta(StructMeta):
             _categories[tag] = category
         check_immutable_fields(cls)
         return cls
+
+
+def is_text(value: object) -> bool:
+    """Whether a program that was not type-checked gave a text, with something in it."""
+    return isinstance(value, str) and bool(value)
+
+
+def _is_keep(value: object) -> bool:
+    return isinstance(value, Keep)
+
+
+def check_version(class_name: str, version: object) -> None:
+    """Versions are whole numbers from 1 upward."""
+    if not isinstance(version, int) or version < 1:
+        raise DefinitionError(f"{class_name}: version={version!r}; versions count from 1")
 
 
 def check_defaults(class_name: str, namespace: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from stigmergy.core.effects import WindowClosed
 from stigmergy.core.errors import DefinitionError
-from stigmergy.core.messages import Action, Event, Message
+from stigmergy.core.messages import Action, Event, Message, is_number
 
 NEVER = 2**31
 """More failures than are counted: such an agent is not stopped."""
@@ -33,14 +33,30 @@ class WhenStale(Struct, frozen=True):
     then: Action
 
     def __post_init__(self) -> None:
-        if not 0 < self.after_s <= 86_400:
+        _check_waited_for(self.event)
+        if not is_number(self.after_s) or not 0 < self.after_s <= 86_400:
             raise DefinitionError(f"WhenStale(after_s={self.after_s}): give more than 0 and at most a day of seconds")
+        _check_safe("WhenStale", self.then)
 
 
 class SafeAction(Struct, frozen=True):
     """The safe action of an agent that has no staleness rule: when it is stopped and when the journal fails."""
 
     then: Action
+
+    def __post_init__(self) -> None:
+        _check_safe("SafeAction", self.then)
+
+
+def _check_waited_for(event: object) -> None:
+    if not (isinstance(event, type) and issubclass(event, Event)):
+        raise DefinitionError(f"WhenStale({event!r}): name the class of the event that must not stay away")
+
+
+def _check_safe(where: str, then: object) -> None:
+    """Found now, and not when it is to make an agent safe."""
+    if not isinstance(then, Action):
+        raise DefinitionError(f"{where}(then={then!r}): give an action, made from its class: then=Land()")
 
 
 class Supervise(Struct, frozen=True):
@@ -54,9 +70,10 @@ class Supervise(Struct, frozen=True):
     within_s: float = 60.0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.stop_after <= FAILURES_COUNT_MAX and self.stop_after != NEVER:
+        counted = is_number(self.stop_after) and 1 <= self.stop_after <= FAILURES_COUNT_MAX
+        if not counted and self.stop_after != NEVER:
             raise DefinitionError(f"Supervise(stop_after={self.stop_after}): give 1 to {FAILURES_COUNT_MAX}")
-        if not 0 < self.within_s <= 86_400 * 366:
+        if not is_number(self.within_s) or not 0 < self.within_s <= 86_400 * 366:
             raise DefinitionError(f"Supervise(within_s={self.within_s}): give more than 0 and at most a year")
 
 

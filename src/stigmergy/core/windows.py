@@ -20,7 +20,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from stigmergy.core.errors import DefinitionError
-from stigmergy.core.messages import SECOND_NS, Event
+from stigmergy.core.messages import SECOND_NS, Event, is_number
 
 EventT = TypeVar("EventT", bound=Event)
 
@@ -160,18 +160,18 @@ class Window(Struct, Generic[EventT], frozen=True, kw_only=True):
 
 
 def _span(seconds: float) -> int:
-    if not 1e-9 <= seconds <= 86_400 * 366:
+    if not is_number(seconds) or not 1e-9 <= seconds <= 86_400 * 366:
         raise DefinitionError(f"a window of {seconds} seconds: give more than 0 and at most a year")
     return int(seconds * SECOND_NS)
 
 
 def _tolerance(shape: str, name: str, seconds: float) -> int:
-    if not 0 <= seconds <= 86_400 * 366:
+    if not is_number(seconds) or not 0 <= seconds <= 86_400 * 366:
         raise DefinitionError(f"Window.{shape}({name}={seconds}): give 0 to a year of seconds")
     return int(seconds * SECOND_NS)
 
 
-def _count(count: int) -> int:
-    if not 1 <= count <= ENTRIES_COUNT_MAX:
+def _count(count: object) -> int:
+    if not isinstance(count, int) or not 1 <= count <= ENTRIES_COUNT_MAX:
         raise DefinitionError(f"a window of {count} entries: give 1 to {ENTRIES_COUNT_MAX}")
     return count

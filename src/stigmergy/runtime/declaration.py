@@ -31,6 +31,17 @@ def _check_declared(name: object, agents: object, shards: object) -> None:
         raise DefinitionError(f"fleet {name!r}: give at least one agent class in agents=[…], and nothing else")
 
 
+def _check_options(name: str, settings: object, streams: object) -> None:
+    if settings is not None and not isinstance(settings, Settings):
+        raise DefinitionError(f"fleet {name!r}: settings={settings!r}; give Settings(…)")
+    policies = {} if streams is None else streams
+    fit = isinstance(policies, Mapping) and all(
+        isinstance(source, str) and isinstance(policy, StreamPolicy) for source, policy in policies.items()
+    )
+    if not fit:
+        raise DefinitionError(f"fleet {name!r}: streams={streams!r}; give beginnings of source names with their policies")
+
+
 class Declaration(Equipment, Listening):
     """A fleet: a name, agent classes, and who carries out their actions and slow work."""
 
@@ -44,6 +55,7 @@ class Declaration(Equipment, Listening):
         streams: Mapping[str, StreamPolicy] | None = None,
     ) -> None:
         _check_declared(name, agents, shards)
+        _check_options(name, settings, streams)
         Equipment.__init__(self)
         Listening.__init__(self)
         self.name = name

@@ -183,6 +183,7 @@ class Equipment:
 
         def register(hand: Callable[[Order[ActionT]], Awaitable[None] | None]) -> Callable[[Order[ActionT]], Any]:
             seen: Confirm | None = confirm
+            _check_hand("actuator", Action, action, hand)
             self._register(action, hand if seen is None else Confirmed(hand, seen), Patience(tries, within_s))
             return hand
 
@@ -194,6 +195,7 @@ class Equipment:
         """Registers who does slow work. The event it returns comes back to the agent as an observed one."""
 
         def register(hand: Callable[[Order[WorkT]], Awaitable[Event] | Event]) -> Callable[[Order[WorkT]], Any]:
+            _check_hand("worker", Work, work, hand)
             self._register(work, hand, Patience(tries, within_s))
             return hand
 
@@ -228,6 +230,13 @@ class Equipment:
     def _check_kind(self, what: str, kind: type[Agent]) -> None:
         if not any(plan.cls is kind for plan in self.plans.values()):
             raise DefinitionError(f"{what}: {kind.__name__} is no agent class of fleet {self.name!r}; add it there")
+
+
+def _check_hand(what: str, wanted: type, effect: object, hand: object) -> None:
+    if not (isinstance(effect, type) and issubclass(effect, wanted)):
+        raise DefinitionError(f"{what}({effect!r}): name a class that subclasses {wanted.__name__}")
+    if not callable(hand):
+        raise DefinitionError(f"{what}({effect.__name__}): {hand!r} is no function; put it above one")
 
 
 def _names(what: str, kind: type[Agent], agents: Sequence[str] | None) -> tuple[str, ...] | None:
