@@ -67,7 +67,7 @@ def read_config(path: Path) -> Config:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {error}; see docs/configuration.md for what may be set") from None
-    return Config(fleet=_beside(config.fleet, path.parent), settings=config.settings)
+    return Config(fleet=_beside(config.fleet, path.parent), settings=_settings_beside(config.settings, path.parent))
 
 
 def find_config(directory: Path) -> Config:
@@ -82,3 +82,11 @@ def _beside(place: Place, folder: Path) -> Place:
         journal = f"sqlite:{folder / journal.removeprefix('sqlite:')}"
     trust = tuple(text if _WRITTEN_KEY.fullmatch(text) else str(folder / text) for text in place.trust)
     return structs.replace(place, journal=journal, key=key, trust=trust)
+
+
+def _settings_beside(settings: Settings | None, folder: Path) -> Settings | None:
+    """The archive is a folder relative to the file as well."""
+    if settings is None or settings.retention.archive is None:
+        return settings
+    retention = structs.replace(settings.retention, archive=str(folder / settings.retention.archive))
+    return structs.replace(settings, retention=retention)

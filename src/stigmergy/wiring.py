@@ -13,9 +13,9 @@ from typing import Any
 
 from msgspec import Struct
 
+from stigmergy.adapters.archive import FolderArchive, HoldsFile, NewFile, open_flight
 from stigmergy.adapters.control import ControlClient, ControlServer, answers_at
 from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
-from stigmergy.adapters.flight import NewFile, open_flight
 from stigmergy.adapters.keyfile import (
     PrivateKey,
     PublicKey,
@@ -36,7 +36,11 @@ from stigmergy.ports.bus import Bus
 from stigmergy.ports.clock import Entropy
 from stigmergy.ports.journal import Journal, JournalIdentity
 from stigmergy.ports.trust import Signer, Verifier
+from stigmergy.runtime.audit.archiving import Archivist
+from stigmergy.runtime.audit.holds import Holds
 from stigmergy.runtime.audit.rotation import Rotation
+from stigmergy.runtime.audit.safeguards import Safeguards
+from stigmergy.runtime.audit.signatures import SIGNERS_SHARD
 from stigmergy.runtime.control import ControlDesk, Node
 from stigmergy.runtime.declaration import Declaration
 from stigmergy.runtime.devices import Devices, start_attached
@@ -114,6 +118,7 @@ class Running:
         self.bearings = find_bearings(bearings or Bearings(), config)
         self._link: BusLink | None = None
         self._host: Host | None = None
+        self._safeguards: Safeguards | None = None
         self._devices: Devices | None = None
         self._signer: Signer | None = None
 
@@ -128,10 +133,12 @@ class Running:
             devices = Devices(host, SystemThreads(), self._agents)
             link = None if bus is None else make_link(host, bus, entropy, self.bearings, self._agents)
             recovered = await start_attached(host, devices)
+            host.housekeeper.guard(safeguards := make_safeguards(host, self.url, signer))
         except BaseException:
             await journal.close()
             raise
         self._host = host
+        self._safeguards = safeguards
         self._devices = devices
         self._signer = signer
         devices.start()
@@ -152,6 +159,8 @@ class Running:
             await self._devices.stop()
         if self._link is not None:
             await self._link.stop()
+        if self._safeguards is not None:
+            await self._safeguards.close()
         if self._host is not None:
             await self._host.stop()
         if self._devices is not None:
@@ -248,6 +257,23 @@ def installed_version() -> str:
         return metadata_version("stigmergy")
     except PackageNotFoundError:
         return ""
+
+
+def make_safeguards(host: Host, url: str, signer: Signer) -> Safeguards:
+    """What keeps retention from dropping: the holds beside the journal, and the archive that the settings name."""
+    rule = host.settings.retention
+    archivist = None
+    if rule.archive is not None:
+        archive = FolderArchive(Path(rule.archive))
+        archivist = Archivist(
+            host.journal, archive, signer, host.clock.wall_ns, lambda: host.shards[SIGNERS_SHARD].state.signers
+        )
+    return Safeguards(find_holds(url), archivist, archive_or_drop=rule.archive_or_drop)
+
+
+def find_holds(url: str) -> Holds | None:
+    """The holds on a journal, in a file beside it; none for a journal that is no file."""
+    return Holds(HoldsFile(Path(f"{url.removeprefix(SQLITE)}-holds"))) if url.startswith(SQLITE) else None
 
 
 def inspect_journal(url: str) -> Journal:
@@ -350,6 +376,7 @@ __all__ = [
     "decode_public_key",
     "default_key_path",
     "encode_public_key",
+    "find_holds",
     "fingerprint",
     "inspect_journal",
     "is_private_key",

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from stigmergy.cli import exits, export, flights
+from stigmergy.cli import exits, export, flights, holding
 from stigmergy.cli.asking import ask_stream
 from stigmergy.cli.output import BAD, GOOD, HEADING, NAME, WARN, Cell, Output, shown_fields
 from stigmergy.cli.places import add_place, find_journal, find_running
@@ -34,6 +34,7 @@ EXAMPLES = """examples:
   stigmergy log export --format parquet --to log.parquet
   stigmergy log export --flight flight-17.log         the commits themselves, sealed
   stigmergy log verify flight-17.log                  anywhere: without the journal and the fleet
+  stigmergy log hold set Drone/D-17 --reason "incident 7"
 """
 
 
@@ -64,6 +65,7 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     add_place(parser, fleet=False)
     parser.set_defaults(run=verify)
     export.add_action(actions, common)
+    holding.add_action(actions, common)
 
 
 # ---------------------------------------------------------------------- show

@@ -28,7 +28,7 @@ from stigmergy.runtime.audit.history import History, Moment, Sight, read_moment
 from stigmergy.runtime.audit.listing import Wanted, list_log, readable_fields, readable_time
 from stigmergy.runtime.audit.signatures import SIGNERS_SHARD
 from stigmergy.runtime.audit.signers import Key, check_enrolment, check_revocation
-from stigmergy.runtime.audit.streams import export_items, flight_items
+from stigmergy.runtime.audit.streams import answer_hold, export_items, flight_items
 from stigmergy.runtime.audit.verification import Verification, Verified
 from stigmergy.runtime.link import LinkStanding
 from stigmergy.runtime.live import Live
@@ -108,6 +108,8 @@ class ControlDesk:
                 return await self._enrol(request)
             case protocol.Revoke():
                 return await self._revoke(request)
+            case protocol.Holds() | protocol.Hold() | protocol.Unhold():
+                return answer_hold(self._host.housekeeper.safeguards.holds, request, self._host.clock.wall_ns())
             case protocol.Stop():
                 self._stop()
                 return {"stopping": True}

@@ -19,6 +19,8 @@ from stigmergy.core.shard import Ready, Shard
 from stigmergy.core.snapshot import SnapshotTaking
 from stigmergy.ports.clock import Clock
 from stigmergy.ports.journal import Journal, SnapshotPart
+from stigmergy.runtime.audit.archiving import ArchiveCounters
+from stigmergy.runtime.audit.safeguards import Safeguards
 from stigmergy.runtime.recovery import Basis
 from stigmergy.runtime.settings import Settings
 
@@ -30,13 +32,15 @@ CHANGED_LATELY_MAX = 100_000
 """So many names of changed agents are collected before they are merged."""
 
 
-class HousekeepingCounters(Struct):
-    """What was tidied."""
+class HousekeepingCounters(ArchiveCounters):
+    """What was tidied, and archived before."""
 
     snapshots: int = 0
     snapshot_bytes: int = 0
     snapshots_given_up: int = 0
     commits_dropped: int = 0
+    commits_dropped_unarchived: int = 0
+    """On a full device, where that is allowed. They are gone."""
 
 
 class _ShardRecord(Struct):
@@ -86,8 +90,21 @@ class Housekeeper:
         self._no_room = False
         """Even dropping found no room: it is tried again with the next check of retention."""
         self.counters = HousekeepingCounters()
-        self.troubles: dict[int, str] = {}
+        self.safeguards = Safeguards()
+        """Holds, and an archive, that keep retention from dropping."""
+        self._troubles: dict[int, str] = {}
         """Per shard that cannot be snapshotted at present, why: its log grows, and starts take longer."""
+
+    @property
+    def troubles(self) -> dict[int, str]:
+        """What keeps it from tidying, in words: per shard, and with numbers below 0 what concerns them all."""
+        return {-1 - number: why for number, why in enumerate(self.safeguards.troubles)} | self._troubles
+
+    def guard(self, safeguards: Safeguards) -> None:
+        """Sets what retention has to respect. Call it right after the start, before the host takes its first turn."""
+        self.safeguards = safeguards
+        if safeguards.archivist is not None:
+            safeguards.archivist.counters = self.counters
 
     def adopt(self, shard: int, basis: Basis) -> None:
         """After a restart: what the shard was recovered from. The first new snapshot is full, so that it stands alone.
@@ -174,7 +191,7 @@ class Housekeeper:
             self._obsolete.pop()
         before = self.counters.commits_dropped
         for record in self._records:
-            await self._drop(record, self._droppable(record))
+            await self._drop(record, self._droppable(record), full=True)
         return made_room or self.counters.commits_dropped > before
 
     def _begin(self, record: _ShardRecord, monotonic_ns: int) -> None:
@@ -214,7 +231,7 @@ class Housekeeper:
         try:
             body = taking.next_part(record.shard.open_images)
         except DefinitionError as error:
-            self.troubles[shard] = f"no snapshot of shard {shard}: {error}"
+            self._troubles[shard] = f"no snapshot of shard {shard}: {error}"
             self._give_up(record, taking)
             return
         if body is not None:
@@ -224,7 +241,7 @@ class Housekeeper:
                 self._give_up(record, taking)
             return
         note = taking.note()
-        self.troubles.pop(shard, None)
+        self._troubles.pop(shard, None)
         record.taking = None
         record.took_ns = self._monotonic_ns() - record.since_ns
         record.size_bytes = taking.size_bytes
@@ -272,12 +289,13 @@ class Housekeeper:
         record.noted = [(position, base) for position, base in record.noted if position in needed]
 
     def _droppable(self, record: _ShardRecord) -> int:
-        """The highest position that may be dropped: covered by the oldest snapshot kept, and owed to nobody."""
+        """The highest position that may be dropped: covered by the oldest snapshot kept, owed to nobody, not held."""
         if not record.noted:
             return 0
         covered = record.noted[0][0]
         lowest = record.shard.state.outbox.lowest_position()
-        return covered if lowest is None else min(covered, lowest - 1)
+        covered = covered if lowest is None else min(covered, lowest - 1)
+        return self.safeguards.unheld(self._journal, record.shard.state.shard, covered)
 
     async def _retain(self, wall_ns: int) -> None:
         """Drops what the rules of retention let go."""
@@ -313,12 +331,18 @@ class Housekeeper:
                 high = middle - 1
         return low
 
-    async def _drop(self, record: _ShardRecord, upto: int) -> None:
+    async def _drop(self, record: _ShardRecord, upto: int, *, full: bool = False) -> None:
+        """Drops what the archive has; what it has not yet is dropped later, or not at all. `full`: the device is."""
         shard = record.shard.state.shard
         first = self._journal.first_position(shard)
+        if upto < first:
+            return
+        upto = self.safeguards.archived(shard, upto, full=full)
         if upto >= first:
+            unarchived = max(0, upto - max(first - 1, self.safeguards.archived(shard, upto)))
             await self._journal.drop(shard, upto)
             self.counters.commits_dropped += upto - first + 1
+            self.counters.commits_dropped_unarchived += unarchived
 
 
 def _merge_changed(record: _ShardRecord) -> None:

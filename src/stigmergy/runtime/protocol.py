@@ -106,6 +106,27 @@ class Flight(Request, tag="flight"):
     reason: str = ""
 
 
+class Holds(Request, tag="holds"):
+    """The holds on the journal, cleared ones included."""
+
+
+class Hold(Request, tag="hold"):
+    """Holds the log of an agent, or all of it, from a time on: nothing of it is dropped until the hold is cleared."""
+
+    reason: str
+    by: str
+    agent: str = ""
+    since_ns: int = 0
+
+
+class Unhold(Request, tag="unhold"):
+    """Clears a hold; it stays in the record, with who and why."""
+
+    hold: int
+    reason: str
+    by: str
+
+
 class Letters(Request, tag="letters"):
     """A stream of the dead letters, oldest first."""
 
@@ -158,6 +179,9 @@ AnyRequest = (
     | Verify
     | Export
     | Flight
+    | Holds
+    | Hold
+    | Unhold
     | Letters
     | Retry
     | Drop

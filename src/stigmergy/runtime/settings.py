@@ -34,6 +34,10 @@ class Retention(Struct, frozen=True, forbid_unknown_fields=True):
     reserve_bytes: int = 64 * MIB
     """With less than this free on the device, everything that may be dropped is dropped."""
     check_every_s: float = 10.0
+    archive: str | None = None
+    """A folder that must have the log, as flight logs, before it is dropped."""
+    archive_or_drop: bool = False
+    """On a device that is full, drop also what the archive does not have, rather than stop."""
 
 
 class BusSettings(Struct, frozen=True, forbid_unknown_fields=True):

@@ -7,8 +7,9 @@ import pytest
 from msgspec import structs
 
 from stigmergy import Agent, Command, Event, Events, Fleet, decide, evolve
+from stigmergy.adapters.archive import FlightFile, FolderArchive, NewFile, open_flight
+from stigmergy.adapters.archive.flight import INDEX_EVERY
 from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
-from stigmergy.adapters.flight import INDEX_EVERY, FlightFile, FolderArchive, NewFile, open_flight
 from stigmergy.adapters.memory import MemoryJournal, MemoryStore
 from stigmergy.adapters.system import SystemClock, SystemEntropy
 from stigmergy.core.commit import (

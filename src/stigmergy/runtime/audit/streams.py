@@ -1,4 +1,7 @@
-"""What a running node streams of its log to whoever exports it, in small pieces; None lets the node go on."""
+"""What a running node says of its log to whoever exports or holds it.
+
+Streams come in small pieces; None lets the node go on.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,20 @@ import base64
 from collections.abc import Iterator
 from typing import Any
 
+from stigmergy.core.errors import ConfigError
 from stigmergy.ports.journal import Journal
 from stigmergy.ports.trust import Signer
+from stigmergy.runtime import protocol
 from stigmergy.runtime.audit.export import Export, Selection
 from stigmergy.runtime.audit.flight import Cut, commits_in, make_flight
-from stigmergy.runtime.protocol import Export as ExportRequest
-from stigmergy.runtime.protocol import Flight as FlightRequest
+from stigmergy.runtime.audit.holds import Hold, Holds
+from stigmergy.runtime.audit.listing import readable_time
 
 TOLD_COMMITS = 1_000
 """So often an export says how far it has come."""
 
 
-def export_items(journal: Journal, request: ExportRequest) -> Iterator[Any]:
+def export_items(journal: Journal, request: protocol.Export) -> Iterator[Any]:
     """Entries, and before the first and after every so many commits how far it is, and whose log it is."""
     selection = Selection(**{name: getattr(request, name) for name in Selection.__struct_fields__})
     export = Export(journal, selection)
@@ -31,9 +36,39 @@ def export_items(journal: Journal, request: ExportRequest) -> Iterator[Any]:
         yield entry
 
 
-def flight_items(journal: Journal, signer: Signer, request: FlightRequest, made_ns: int) -> Iterator[Any]:
+def flight_items(journal: Journal, signer: Signer, request: protocol.Flight, made_ns: int) -> Iterator[Any]:
     """The bytes of a flight log up to the end that the log has now."""
     asked = Cut(request.agent, request.since_ns, request.until_ns, reason=request.reason)
     of = commits_in(journal, asked)
     for number, piece in enumerate(make_flight(journal, signer, asked, made_ns)):
         yield {"commits": min(number, of), "of": of, "data": base64.b64encode(piece).decode()}
+
+
+def answer_hold(holds: Holds | None, request: protocol.Holds | protocol.Hold | protocol.Unhold, now_ns: int) -> Any:
+    """Does what is asked of the holds; it is durable when this returns."""
+    if holds is None:
+        raise ConfigError("a journal that is no file cannot be held; it is gone with its process")
+    match request:
+        case protocol.Hold():
+            agent, since_ns = request.agent, request.since_ns
+            return described_hold(holds.set(request.reason, request.by, now_ns, agent=agent, since_ns=since_ns))
+        case protocol.Unhold():
+            return described_hold(holds.clear(request.hold, request.reason, request.by, now_ns))
+        case _:
+            return {"holds": [described_hold(hold) for hold in holds.all()]}
+
+
+def described_hold(hold: Hold) -> dict[str, Any]:
+    """A hold as it is told to people and programs."""
+    return {
+        "hold": hold.number,
+        "open": hold.is_open,
+        "agent": hold.agent,
+        "since": readable_time(hold.since_ns) if hold.since_ns else None,
+        "reason": hold.reason,
+        "by": hold.by,
+        "set": readable_time(hold.set_ns),
+        "cleared": readable_time(hold.cleared_ns) if hold.cleared_ns else None,
+        "cleared_by": hold.cleared_by,
+        "cleared_why": hold.cleared_why,
+    }

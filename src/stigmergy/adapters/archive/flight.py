@@ -1,4 +1,4 @@
-"""Flight logs as files: read as a journal that nobody writes to, written whole or not at all, kept in a folder.
+"""A flight log as a file, read as a journal that nobody writes to.
 
 `open_flight` reads the file once from end to end and looks at every record: what is damaged is listed as a flaw with
 its place, and reading goes on where that is possible. It remembers where sections begin, and of every so many commits
@@ -7,17 +7,13 @@ the place, so that memory hardly grows with the file.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import errno
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO, Self
+from typing import BinaryIO
 
 from stigmergy.core.commit import Group, Head
-from stigmergy.core.errors import Bug, ConfigError, JournalCorrupt, JournalError, JournalForeign, JournalFull
+from stigmergy.core.errors import Bug, ConfigError, JournalCorrupt, JournalError, JournalForeign
 from stigmergy.core.flight import (
     FLIGHT_MAGIC,
     RECORD_CHECKSUM_BYTES,
@@ -43,7 +39,6 @@ FLAWS_MAX = 100
 """So many flaws are listed; then reading stops."""
 INDEX_EVERY = 1_000
 """Of every so many commits of a section the place is remembered."""
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class _Section:
@@ -267,84 +262,3 @@ class FlightFile:
 def open_flight(path: Path) -> FlightFile:
     """Opens a flight log, whatever its state; what is wrong with it is in its `flaws`."""
     return FlightFile(path)
-
-
-class NewFile:
-    """Writes a file whole or not at all: under another name first, synced, then renamed. A context manager."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._fresh = path.with_name(f"{path.name}.new")
-        self._file: BinaryIO | None = None
-
-    def __enter__(self) -> Self:
-        with _translating(self._path):
-            self._file = self._fresh.open("wb")
-        return self
-
-    def write(self, data: bytes) -> None:
-        """Adds bytes."""
-        with _translating(self._path):
-            self.file.write(data)
-
-    @property
-    def file(self) -> BinaryIO:
-        """The file itself, for who writes in another way."""
-        if self._file is None:
-            raise Bug("a file that is not open; use it as a context manager")
-        return self._file
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            if kind is None:
-                with _translating(self._path):
-                    self.file.flush()
-                    os.fsync(self.file.fileno())
-                    self.file.close()
-                    os.replace(self._fresh, self._path)
-                    sync_folder(self._path.parent)
-        finally:
-            with contextlib.suppress(OSError):
-                self.file.close()
-            self._fresh.unlink(missing_ok=True)
-
-
-class FolderArchive:
-    """An archive in a folder, made if it is missing. The work is done in a thread: a slow device holds up nobody."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    async def keep(self, name: str, data: bytes) -> None:
-        await asyncio.to_thread(self._keep, name, data)
-
-    def _keep(self, name: str, data: bytes) -> None:
-        path = self._folder / name
-        with _translating(path):
-            self._folder.mkdir(parents=True, exist_ok=True)
-        with NewFile(path) as file:
-            file.write(data)
-        with _translating(path):
-            if path.read_bytes() != data:
-                raise JournalCorrupt(f"{path}: what was written does not read back; is the device failing?")
-
-
-def sync_folder(folder: Path) -> None:
-    """Makes the names in a folder durable."""
-    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
-
-
-@contextlib.contextmanager
-def _translating(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno in NO_ROOM:
-            raise JournalFull(f"{path}: no room; free some, or write elsewhere") from error
-        raise JournalError(f"{path}: cannot be written: {error.strerror}; write elsewhere") from error

@@ -1,0 +1,77 @@
+"""Writes files whole or not at all: under another name first, synced, then renamed. Errors are those of the journal."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Self
+
+from stigmergy.core.errors import Bug, JournalError, JournalFull
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class NewFile:
+    """Writes a file whole or not at all: under another name first, synced, then renamed. A context manager."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fresh = path.with_name(f"{path.name}.new")
+        self._file: BinaryIO | None = None
+
+    def __enter__(self) -> Self:
+        with translating(self._path):
+            self._file = self._fresh.open("wb")
+        return self
+
+    def write(self, data: bytes) -> None:
+        """Adds bytes."""
+        with translating(self._path):
+            self.file.write(data)
+
+    @property
+    def file(self) -> BinaryIO:
+        """The file itself, for who writes in another way."""
+        if self._file is None:
+            raise Bug("a file that is not open; use it as a context manager")
+        return self._file
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                with translating(self._path):
+                    self.file.flush()
+                    os.fsync(self.file.fileno())
+                    self.file.close()
+                    os.replace(self._fresh, self._path)
+                    sync_folder(self._path.parent)
+        finally:
+            with contextlib.suppress(OSError):
+                self.file.close()
+            self._fresh.unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes the names in a folder durable."""
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+@contextlib.contextmanager
+def translating(path: Path) -> Iterator[None]:
+    """Whatever the system says becomes an error of ours that names the file."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            raise JournalFull(f"{path}: no room; free some, or write elsewhere") from error
+        raise JournalError(f"{path}: cannot be written: {error.strerror}; write elsewhere") from error

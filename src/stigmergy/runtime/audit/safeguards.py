@@ -1,0 +1,46 @@
+"""What stands between retention and the log: holds on it, and an archive that must have it first.
+
+Retention asks `limit` how far it may drop; what an archive does not have yet is asked for, and may be dropped later.
+"""
+
+from __future__ import annotations
+
+from stigmergy.ports.journal import Journal
+from stigmergy.runtime.audit.archiving import Archivist
+from stigmergy.runtime.audit.holds import Holds
+
+
+class Safeguards:
+    """Those of one node; without any, retention does as it likes."""
+
+    def __init__(
+        self, holds: Holds | None = None, archivist: Archivist | None = None, *, archive_or_drop: bool = False
+    ) -> None:
+        self.holds = holds
+        self.archivist = archivist
+        self.archive_or_drop = archive_or_drop
+        """On a device that is full, drop also what no archive has, rather than stop. Never what is held."""
+
+    @property
+    def troubles(self) -> list[str]:
+        """Why nothing is dropped at present."""
+        found = [self.holds.trouble if self.holds else "", self.archivist.trouble if self.archivist else ""]
+        return [trouble for trouble in found if trouble]
+
+    def unheld(self, journal: Journal, shard: int, upto: int) -> int:
+        """The highest position up to `upto` on which there is no hold."""
+        return upto if self.holds is None else self.holds.limit(journal, shard, upto)
+
+    def archived(self, shard: int, upto: int, *, full: bool = False) -> int:
+        """The highest position up to `upto` that the archive has. What is missing there is asked for."""
+        if self.archivist is None:
+            return upto
+        allowed = self.archivist.allowed(shard, upto)
+        if allowed < upto:
+            self.archivist.want(shard, upto)
+        return upto if full and self.archive_or_drop else allowed
+
+    async def close(self) -> None:
+        """Ends what the archive has under way."""
+        if self.archivist is not None:
+            await self.archivist.close()
