@@ -39,7 +39,9 @@ def _check_options(name: str, settings: object, streams: object) -> None:
         isinstance(source, str) and isinstance(policy, StreamPolicy) for source, policy in policies.items()
     )
     if not fit:
-        raise DefinitionError(f"fleet {name!r}: streams={streams!r}; give beginnings of source names with their policies")
+        raise DefinitionError(
+            f"fleet {name!r}: streams={streams!r}; give beginnings of source names with their policies"
+        )
 
 
 class Declaration(Equipment, Listening):
