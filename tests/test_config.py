@@ -54,7 +54,7 @@ def test_no_file_is_needed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "section", ["settings", "settings.snapshots", "settings.retention", "settings.limits", "fleet"]
+    "section", ["settings", "settings.snapshots", "settings.retention", "settings.limits", "settings.bus", "fleet"]
 )
 def test_a_key_that_does_not_exist_is_an_error_and_not_a_default(tmp_path: Path, section: str) -> None:
     path = write(tmp_path, f"[{section}]\nbatch_evnts_max = 3\n")

@@ -50,7 +50,8 @@ from stigmergy.runtime.fence import Fence
 from stigmergy.runtime.live import Live
 from stigmergy.runtime.loops import SetPoints, Tick
 from stigmergy.runtime.mailbox import BLOCK, DROP_OLDEST, sample
-from stigmergy.runtime.settings import Retention, Settings, Snapshots
+from stigmergy.runtime.presence import Member, MemberJoined, MemberLeft, MembersReset
+from stigmergy.runtime.settings import BusSettings, Retention, Settings, Snapshots
 from stigmergy.wiring import Fleet
 
 __all__ = [
@@ -64,6 +65,7 @@ __all__ = [
     "AgentResumed",
     "AgentStopped",
     "Blob",
+    "BusSettings",
     "CancelWake",
     "Command",
     "DeviceRefused",
@@ -76,6 +78,10 @@ __all__ = [
     "Fleet",
     "InputFailed",
     "Live",
+    "Member",
+    "MemberJoined",
+    "MemberLeft",
+    "MembersReset",
     "NotRunning",
     "Order",
     "Overloaded",
