@@ -62,9 +62,10 @@ class UdpLink(asyncio.DatagramProtocol):
         loop = asyncio.get_running_loop()
         here, there = (self._place, None) if self._listens else (None, self._place)
         try:
-            await loop.create_datagram_endpoint(lambda: self, local_addr=here, remote_addr=there)
+            opened = await loop.create_datagram_endpoint(lambda: self, local_addr=here, remote_addr=there)
         except OSError as error:
             raise ConfigError(f"vehicle {self._url!r}: cannot be opened: {error}") from None
+        self._transport = opened[0]
 
     @property
     def port(self) -> int:
@@ -82,10 +83,6 @@ class UdpLink(asyncio.DatagramProtocol):
         if self._transport is not None:
             self._transport.close()
             await asyncio.sleep(0)
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.DatagramTransport)
-        self._transport = transport
 
     def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
         now_s = asyncio.get_running_loop().time()
