@@ -14,6 +14,7 @@ from stigmergy.core.errors import ConfigError, DefinitionError, NotRunning, Over
 from stigmergy.core.messages import Action, Command, Event, transient, within
 from stigmergy.core.supervision import InputFailed, Supervise, WhenStale
 from stigmergy.ports.device import Feed
+from stigmergy.runtime import devices as devices_module
 from stigmergy.runtime.declaration import Declaration
 from stigmergy.runtime.settings import Settings
 from stigmergy.sim.node import SimNode
@@ -375,6 +376,23 @@ def test_else_for_all_that_have_had_an_input_also_after_a_restart() -> None:
         assert asked.first() == ["a", "b"]
 
     play(fleet, main)
+
+
+def test_there_are_only_so_many_tasks_and_the_rest_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices_module, "TASKS_COUNT_MAX", 3)
+    fleet, asked = declare(), Asked()
+    fleet.sensor(Gauge, every_s=1, agents=["d", "e"])(asked)
+    fleet.sensor(Gauge, every_s=1, name="other")(asked)
+
+    async def main(node: SimNode) -> int:
+        live = await node.start()
+        for name in "abc":
+            await live.send(f"Gauge/{name}", Hello())
+        await asyncio.sleep(3)
+        return live.standing().counters["devices_left_out"]
+
+    assert play(fleet, main) == 4, "d and e are agents by now as well, and have no place of their own any more"
+    assert asked.first() == ["a", "d", "e"]
 
 
 def test_a_named_agent_exists_from_its_first_reading() -> None:

@@ -96,9 +96,6 @@ class Devices:
         specs = self._specs()
         if not specs:
             return
-        for spec in specs:
-            for name in self._named(spec) or ():
-                self._begin(spec, f"{spec.kind.__agent_kind__}/{name}")
         self._look()
         if any(self._named(spec) is None for spec in specs):
             self._watch = asyncio.ensure_future(self._watch_agents())
@@ -140,7 +137,7 @@ class Devices:
 
     def counters(self) -> dict[str, int]:
         """All counters in one, for `live.standing()`; none where there are no devices."""
-        found: dict[str, int] = {}
+        found: dict[str, int] = {"devices_left_out": self.left_out} if self._specs() else {}
         for prefix, counted in (("sensor", self._sensor_counters), ("loop", self._loop_counters)):
             for one in counted.values():
                 for name, value in structs.asdict(one).items():
@@ -173,13 +170,14 @@ class Devices:
         if count == self._seen:
             return
         self._seen = count
-        addresses = sorted(address for shard in self._host.shards for address in shard.state.agents)
+        self.left_out = 0
+        here = sorted(address for shard in self._host.shards for address in shard.state.agents)
         for spec in self._specs():
-            if self._named(spec) is None:
-                prefix = f"{spec.kind.__agent_kind__}/"
-                for address in addresses:
-                    if address.startswith(prefix):
-                        self._begin(spec, address)
+            prefix, named = f"{spec.kind.__agent_kind__}/", self._named(spec)
+            mine = here if named is None else [f"{prefix}{name}" for name in named]
+            for address in mine:
+                if address.startswith(prefix):
+                    self._begin(spec, address)
 
     def _begin(self, spec: SensorSpec | LoopSpec, address: str) -> None:
         key = (_key(spec), address)
