@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
-from rich.console import Console
-from rich.table import Table
 
 from stigmergy.adapters.system import make_process_ours
 from stigmergy.bench.footprint import Start, fill, recover, snapshot, weigh
 from stigmergy.bench.latency import EVENTS_PER_S, measure_latency
+from stigmergy.bench.targets import Target
 from stigmergy.bench.throughput import measure_throughput
 
 WINDOWS = 5
@@ -40,20 +39,6 @@ FULL = Sizes()
 QUICK = Sizes(envelopes=5, window_s=0.1, agents=2_000, events=10_000, starts=1)
 
 
-class Target(Struct, frozen=True):
-    """What a figure is to reach."""
-
-    figure: str
-    what: str
-    bound: float
-    at_least: bool = False
-
-    def met(self, figures: dict[str, Any]) -> bool:
-        """Whether it does."""
-        value = float(figures[self.figure])
-        return value >= self.bound if self.at_least else value <= self.bound
-
-
 TARGETS = (
     Target("ratio", "throughput of the whole host / bare loop", 0.4, at_least=True),
     Target("p99_over_fdatasync", "p99 event to effect / p99 of append and fdatasync", 3.0),
@@ -66,7 +51,6 @@ TARGETS = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench interpreted`."""
     parser.add_argument("--quick", action="store_true", help="small counts: shows that it runs, not what it reaches")
-    parser.add_argument("--json", action="store_true", help="print the figures for machines")
     parser.add_argument("--windows", type=int, default=WINDOWS, help="windows of each measurement, at least 5")
     parser.add_argument(
         "--directory",
@@ -112,22 +96,6 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         "snapshot_tail_events": restored.events,
         "snapshot_recovery_s": round(restored.seconds, 3),
     }
-
-
-def show(figures: dict[str, Any], console: Console) -> None:
-    """The figures as tables: those with a target, then all."""
-    targets = Table(title="interpreted engine")
-    for column in ("figure", "what", "reached", "target", ""):
-        targets.add_column(column)
-    for target in TARGETS:
-        sign = "≥" if target.at_least else "≤"
-        verdict = "[green]reached[/]" if target.met(figures) else "[red]short[/]"
-        targets.add_row(target.figure, target.what, str(figures[target.figure]), f"{sign} {target.bound:g}", verdict)
-    console.print(targets)
-    everything = Table(show_header=False)
-    for name, value in figures.items():
-        everything.add_row(name, f"{value:,}" if isinstance(value, int) else str(value))
-    console.print(everything)
 
 
 def _recoveries(folder: Path, sizes: Sizes) -> tuple[Start, Start]:

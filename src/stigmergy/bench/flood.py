@@ -1,0 +1,197 @@
+"""What one agent that floods does to the others: 100 times its quota through a real broker, next to a quiet window.
+
+The others send at a steady rate from a process of their own, the flooder from another. What counts is the time from an
+event's sending to its action, which includes the broker, the node's door, its disk and its effector.
+
+`python -m stigmergy.bench.flood URL FIRST COUNT RATE SECONDS` is such a sender: COUNT agents from number FIRST on,
+RATE messages a second in all. It prints how many it has sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import sys
+import time
+from pathlib import Path
+
+from msgspec import Struct
+
+from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
+from stigmergy.adapters.mqtt import open_bus
+from stigmergy.adapters.system import SystemClock, SystemEntropy
+from stigmergy.bench.rig import SEED, open_file
+from stigmergy.bench.sender import percentile
+from stigmergy.core.agent import Agent, evolve, react
+from stigmergy.core.cloudevents import JSON, STRUCTURED, CloudEvent, write_structured
+from stigmergy.core.effects import Effects, Order
+from stigmergy.core.errors import LinkDown
+from stigmergy.core.messages import SECOND_NS, Action, Event, spec_of
+from stigmergy.ports.bus import BusMessage
+from stigmergy.runtime.declaration import Declaration
+from stigmergy.runtime.host import Host
+from stigmergy.runtime.link import BusLink
+from stigmergy.runtime.settings import BusSettings, Settings
+from stigmergy.runtime.topics import Channel, Topics
+
+QUOTA_PER_S = 10
+FLOOD_TIMES = 100
+OTHERS = 20
+OTHERS_PER_S = 100
+IN_FLIGHT_MAX = 200
+CONNECT_S_MAX = 10.0
+MILLISECOND_NS = 1_000_000
+TOPICS = Topics("bench", "site")
+
+
+class Sent(Event):
+    """A message with the moment of its sending, by the clock that all processes of a machine share."""
+
+    at_ns: int
+
+
+class Arrived(Action):
+    """What follows from it."""
+
+    at_ns: int
+
+
+class Gauge(Agent):
+    """Reacts to everything."""
+
+    last_ns: int = 0
+
+    @evolve
+    def sent(self, event: Sent) -> None:
+        self.last_ns = event.at_ns
+
+    @react
+    def arrived(self, event: Sent) -> Effects:
+        yield Arrived(at_ns=event.at_ns)
+
+
+class Flood(Struct, frozen=True):
+    """Medians over the windows."""
+
+    quota_per_s: int
+    sent_per_s: float
+    shed: int
+    baseline_p99_ms: float
+    flooded_p99_ms: float
+    ratio: float
+    ratios: list[float]
+
+
+async def measure_flood(folder: Path, url: str, windows: int, window_s: float) -> Flood:
+    """Runs quiet and flooded windows in turn."""
+    taken_ns: list[int] = []
+    fleet = Declaration("bench", agents=[Gauge])
+
+    @fleet.actuator(Arrived)
+    def act(order: Order[Arrived]) -> None:
+        if order.agent != "Gauge/0":
+            taken_ns.append(time.monotonic_ns() - order.effect.at_ns)
+
+    settings = Settings(bus=BusSettings(messages_per_s=float(QUOTA_PER_S), burst=2 * QUOTA_PER_S))
+    host = Host(fleet, open_file(folder / "flood.db"), Ed25519Signer(SEED), Ed25519Verifier(), SystemClock(), settings)
+    link = BusLink(host, open_bus(url, "receiver", SystemEntropy()), SystemEntropy(), site="site", node="receiver")
+    await host.start()
+    await link.start()
+    quiet_ns: list[int] = []
+    flooded_ns: list[int] = []
+    sent = 0
+    try:
+        await _send(url, window_s / 2, flooded=False)
+        for _ in range(windows):
+            taken_ns.clear()
+            await _send(url, window_s, flooded=False)
+            quiet_ns.append(_p99(taken_ns, window_s))
+            taken_ns.clear()
+            sent += await _send(url, window_s, flooded=True)
+            flooded_ns.append(_p99(taken_ns, window_s))
+        shed = link.subscriber.counters.bus_shed
+    finally:
+        await link.stop()
+        await host.stop()
+    ratios = [flooded / quiet for flooded, quiet in zip(flooded_ns, quiet_ns, strict=True)]
+    return Flood(
+        quota_per_s=QUOTA_PER_S,
+        sent_per_s=sent / windows / window_s,
+        shed=shed,
+        baseline_p99_ms=statistics.median(quiet_ns) / MILLISECOND_NS,
+        flooded_p99_ms=statistics.median(flooded_ns) / MILLISECOND_NS,
+        ratio=statistics.median(ratios),
+        ratios=ratios,
+    )
+
+
+def _p99(taken_ns: list[int], window_s: float) -> int:
+    if len(taken_ns) < OTHERS_PER_S * window_s / 2:
+        raise RuntimeError(f"only {len(taken_ns)} of the others' events came to their action")
+    return percentile(taken_ns, 0.99)
+
+
+async def _send(url: str, seconds: float, *, flooded: bool) -> int:
+    """Runs the senders for a window; how many messages the flooder has sent."""
+    others = await _sender(url, 1, OTHERS, OTHERS_PER_S, seconds)
+    flooder = await _sender(url, 0, 1, QUOTA_PER_S * FLOOD_TIMES, seconds) if flooded else None
+    await others.communicate()
+    if flooder is None:
+        return 0
+    output, _ = await flooder.communicate()
+    return int(output)
+
+
+async def _sender(url: str, first: int, count: int, rate: int, seconds: float) -> asyncio.subprocess.Process:
+    arguments = [str(value) for value in (first, count, rate, seconds)]
+    command = [sys.executable, "-m", "stigmergy.bench.flood", url, *arguments]
+    return await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+
+
+async def _send_window(url: str, first: int, count: int, rate: int, seconds: float) -> int:
+    """Sends at fixed times, whether the broker keeps up or not, up to a bound under way; how many it took."""
+    bus = open_bus(url, f"sender-{first}", SystemEntropy())
+    up = asyncio.Event()
+    bus.on_link(lambda is_up: up.set() if is_up else None)
+    await bus.open()
+    async with asyncio.timeout(CONNECT_S_MAX):
+        await up.wait()
+    tag = spec_of(Sent).tag
+    taken, flying = 0, dict[int, asyncio.Task[None]]()
+
+    async def publish(number: int) -> None:
+        nonlocal taken
+        address = f"Gauge/{first + number % count}"
+        now_ns = time.monotonic_ns()
+        event = CloudEvent(
+            id=f"{now_ns}.{number}", source=f"/bench/{first}", type=tag, datacontenttype=JSON, data={"at_ns": now_ns}
+        )
+        try:
+            topic = TOPICS.of_agent(address, Channel.INPUTS)
+            await bus.publish(BusMessage(topic, write_structured(event), content_type=STRUCTURED))
+            taken += 1
+        except LinkDown:
+            pass
+        finally:
+            flying.pop(number, None)
+
+    start_ns = time.monotonic_ns()
+    number = 0
+    while (now_ns := time.monotonic_ns()) < start_ns + seconds * SECOND_NS:
+        while start_ns + number * SECOND_NS // rate <= now_ns and len(flying) < IN_FLIGHT_MAX:
+            flying[number] = asyncio.ensure_future(publish(number))
+            number += 1
+        await asyncio.sleep(min(0.01, 1 / rate))
+    await asyncio.gather(*flying.values())
+    await bus.close()
+    return taken
+
+
+def main(arguments: list[str]) -> None:
+    """Sends one window."""
+    url, first, count, rate, seconds = arguments
+    print(asyncio.run(_send_window(url, int(first), int(count), int(rate), float(seconds))))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
