@@ -12,13 +12,13 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
-from stigmergy.cli import bench, completion, exits, keys, log, new, node, replay, run, send, state, top
+from stigmergy.cli import bench, completion, doctor, exits, keys, log, new, node, replay, run, send, state, top
 from stigmergy.cli.output import Output
 from stigmergy.cli.parsing import Parser
 from stigmergy.cli.version import version
 from stigmergy.core.errors import StigmergyError
 
-GROUPS = (new, run, send, state, log, replay, node, top, keys, bench, completion)
+GROUPS = (new, run, send, state, log, replay, node, top, doctor, keys, bench, completion)
 DESCRIPTION = "A runtime for fleets of autonomous agents that decide locally, on their own durable log."
 EPILOG = """examples:
   stigmergy new drone                                  begin: an agent, its test, its settings

@@ -1,0 +1,111 @@
+"""`stigmergy doctor`: looks at the machine and the journal before trouble does, and says what to do.
+
+Nothing is changed: a small file is written beside the journal and removed. No secret is shown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stigmergy.cli import exits
+from stigmergy.cli.health.clocks import check_clocks
+from stigmergy.cli.health.disk import check_disk
+from stigmergy.cli.health.finding import FAIL, LEVELS, OK, WARN, Finding, ill
+from stigmergy.cli.health.journals import check_archive, check_journal
+from stigmergy.cli.health.limits import check_limits
+from stigmergy.cli.health.network import check_bus
+from stigmergy.cli.health.versions import check_versions
+from stigmergy.cli.output import BAD, GOOD, HEADING, Cell, Output
+from stigmergy.cli.output import WARN as YELLOW
+from stigmergy.cli.places import add_place, config_of, find_journal
+from stigmergy.config import Config
+from stigmergy.core.errors import ConfigError
+from stigmergy.runtime.settings import Settings
+from stigmergy.wiring import SQLITE, default_key_path
+
+STYLES = {OK: GOOD, WARN: YELLOW, FAIL: BAD}
+EXAMPLES = """examples:
+  stigmergy doctor                    this folder, and what stigmergy.toml says
+  stigmergy doctor --journal north.db
+  stigmergy doctor --json             for a program; the exit code is 1 if something fails
+  stigmergy doctor --strict           also if something is only worth a warning
+"""
+
+
+def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Adds `doctor`."""
+    parser = commands.add_parser(
+        "doctor",
+        parents=[common],
+        help="check disk, clock, versions, keys, ports, journal",
+        description="Looks at the machine and the journal, and says what to do about what is wrong.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--strict", action="store_true", help="fail on warnings too")
+    parser.add_argument("--key", metavar="FILE", type=Path, help="the key that the node signs with; else the journal's")
+    add_place(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace, output: Output) -> int:
+    """Looks at everything, and tells it as it goes."""
+    found: list[Finding] = []
+    for finding in _findings(arguments):
+        found.append(finding)
+        _show(finding, output)
+    worst = max((LEVELS.index(one.level) for one in found), default=0)
+    failed = LEVELS[worst] == FAIL or (arguments.strict and LEVELS[worst] == WARN)
+    counts = {level: sum(1 for one in found if one.level == level) for level in LEVELS}
+    output.document(
+        {
+            "ok": not failed,
+            "worst": LEVELS[worst],
+            "counts": counts,
+            "checks": [msgspec.to_builtins(finding) for finding in found],
+        }
+    )
+    if not output.json:
+        output.note(f"{counts[OK]} ok, {counts[WARN]} to know, {counts[FAIL]} to mend")
+    return exits.REFUSED if failed else exits.OK
+
+
+def _findings(arguments: argparse.Namespace) -> Iterator[Finding]:
+    try:
+        config = config_of(arguments)
+    except ConfigError as error:
+        yield ill("config", str(error), "mend it; see docs/configuration.md")
+        config = Config()
+    settings = config.settings or Settings()
+    try:
+        url = find_journal(arguments)
+    except ConfigError:
+        url = None
+    yield from check_versions()
+    yield from check_clocks()
+    yield from check_limits()
+    folder = Path.cwd() if url is None or not url.startswith(SQLITE) else Path(url.removeprefix(SQLITE)).parent
+    yield from check_disk(folder, settings.retention.reserve_bytes, settings.write_within_s)
+    if settings.retention.archive is not None:
+        yield check_archive(Path(settings.retention.archive))
+    yield from check_bus(config.fleet.bus)
+    if url is not None:
+        key = arguments.key or (Path(config.fleet.key) if config.fleet.key else default_key_path("", url))
+        yield from check_journal(url, key, time.time_ns())
+
+
+def _show(finding: Finding, output: Output) -> None:
+    cells: list[Cell] = [
+        (f"{finding.level:<5}", STYLES[finding.level]),
+        (f"{finding.check:<20} ", HEADING),
+        finding.what,
+    ]
+    output.line(*cells)
+    if finding.remedy:
+        output.line(f"{'':26}→ {finding.remedy}")

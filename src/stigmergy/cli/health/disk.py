@@ -1,0 +1,179 @@
+"""The disk that a journal is on: room, rights, what kind of file system it is, and whether a sync is believable.
+
+A test file is written beside the journal, synced some times, and removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from msgspec import Struct
+
+from stigmergy.cli.health.finding import Finding, ill, well, worry
+from stigmergy.cli.output import shown_bytes
+
+MIB = 1024 * 1024
+FREE_BYTES_MIN = 16 * MIB
+INODES_MIN = 1_000
+SYNCS = 20
+SYNCS_S_MAX = 3.0
+SYNC_BYTES = 4096
+BELIEVABLE_S = 15e-6
+"""No device has been asked if a sync is quicker than this; the quickest with a capacitor need about twice as long."""
+SLOW_S = 0.1
+FORGETFUL = ("tmpfs", "ramfs", "devtmpfs")
+REMOTE = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "sshfs", "virtiofs")
+SIMPLE = ("vfat", "exfat", "msdos", "ntfs", "ntfs3", "fuseblk")
+UNSAFE_OPTIONS = ("nobarrier", "barrier=0", "data=writeback", "nobh")
+MOUNTS = Path("/proc/self/mountinfo")
+
+
+class Mount(Struct, frozen=True):
+    """Where a file system is mounted, and how."""
+
+    point: str
+    kind: str
+    options: tuple[str, ...]
+
+
+def check_disk(folder: Path, reserve_bytes: int, write_within_s: float) -> Iterator[Finding]:
+    """Everything about the folder that the journal is in."""
+    if not folder.is_dir():
+        yield ill("disk.folder", f"{folder} is no folder", f"make it: mkdir -p {folder}")
+        return
+    mount = mount_of(folder.resolve(), read_mounts())
+    if mount is not None:
+        yield check_file_system(mount)
+    yield from check_room(folder, reserve_bytes)
+    yield from check_writing(folder, write_within_s)
+
+
+def check_room(folder: Path, reserve_bytes: int) -> Iterator[Finding]:
+    """Bytes and names that are left."""
+    room = os.statvfs(folder)
+    free = room.f_bavail * room.f_frsize
+    facts = {"free_bytes": free, "reserve_bytes": reserve_bytes}
+    if free < FREE_BYTES_MIN:
+        yield ill("disk.free", f"{shown_bytes(free)} free", "make room; a node stops on a full disk", **facts)
+    elif free < reserve_bytes:
+        what = f"{shown_bytes(free)} free, less than the reserve of {shown_bytes(reserve_bytes)}"
+        yield worry("disk.free", what, "make room, or lower settings.retention.reserve_bytes", **facts)
+    else:
+        yield well("disk.free", f"{shown_bytes(free)} free", **facts)
+    if room.f_files:
+        names = room.f_favail
+        if names < INODES_MIN:
+            yield worry("disk.inodes", f"{names:,} more files can be made", "remove small files", inodes_free=names)
+        else:
+            yield well("disk.inodes", f"{names:,} more files can be made", inodes_free=names)
+
+
+def check_file_system(mount: Mount) -> Finding:
+    """Whether this kind of file system keeps what it is given."""
+    facts = {"mount": mount.point, "type": mount.kind}
+    where = f"{mount.kind} at {mount.point}"
+    unsafe = [option for option in mount.options if option in UNSAFE_OPTIONS]
+    if "ro" in mount.options:
+        return ill("disk.filesystem", f"{where} is read-only", "mount it so that it can be written", **facts)
+    if mount.kind in FORGETFUL:
+        return ill("disk.filesystem", f"{where} is memory: it forgets with the power", "put it on a disk", **facts)
+    if unsafe:
+        what = f"{where} is mounted with {', '.join(unsafe)}: a sync may not reach the device"
+        return ill("disk.filesystem", what, "mount it without that, or accept losing the last seconds", **facts)
+    if mount.kind in REMOTE or mount.kind.startswith("fuse."):
+        what = f"{where} is not local: locks and syncs are as good as the other side"
+        return worry("disk.filesystem", what, "put the journal on a local disk", **facts)
+    if mount.kind == "overlay":
+        what = f"{where} is a container's own layer: it is gone with the container"
+        return worry("disk.filesystem", what, "put the journal on a volume", **facts)
+    if mount.kind in SIMPLE:
+        what = f"{where} has no journal of its own: a power loss may take the folder with it"
+        return worry("disk.filesystem", what, "use ext4, xfs, btrfs or f2fs", **facts)
+    return well("disk.filesystem", where, **facts)
+
+
+def check_writing(folder: Path, write_within_s: float) -> Iterator[Finding]:
+    """Writes and syncs a small file, and says how long that takes."""
+    path = folder / f".stigmergy-doctor-{os.getpid()}"
+    try:
+        taken_s = measure_syncs(path)
+    except OSError as error:
+        yield ill("disk.writable", f"{folder} cannot be written: {error.strerror}", "give this user the right to")
+        return
+    yield well("disk.writable", f"{folder} can be written")
+    yield check_syncs(taken_s, write_within_s)
+
+
+def measure_syncs(path: Path) -> list[float]:
+    """How long each of some syncs took. Raises OSError; the file is gone afterwards."""
+    taken_s: list[float] = []
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        until_s = time.monotonic() + SYNCS_S_MAX
+        for number in range(SYNCS):
+            os.pwrite(file, number.to_bytes(8, "little") * (SYNC_BYTES // 8), number * SYNC_BYTES)
+            began_s = time.perf_counter()
+            os.fdatasync(file)
+            taken_s.append(time.perf_counter() - began_s)
+            if time.monotonic() > until_s:
+                break
+    finally:
+        os.close(file)
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+    return taken_s
+
+
+def check_syncs(taken_s: list[float], write_within_s: float) -> Finding:
+    """Whether these are the times of a device that was really asked, and quick enough."""
+    median_s, worst_s = statistics.median(taken_s), max(taken_s)
+    facts = {"median_s": round(median_s, 7), "worst_s": round(worst_s, 7), "syncs": len(taken_s)}
+    what = f"a sync takes {_shown_s(median_s)}, at worst {_shown_s(worst_s)}"
+    if median_s < BELIEVABLE_S:
+        remedy = "a power loss will take acknowledged events: use a disk whose syncs are real; see its cache settings"
+        return worry("disk.sync", f"{what}: no device is that quick, so it is not asked", remedy, **facts)
+    if worst_s > write_within_s / 2:
+        remedy = "a node takes a disk for failed at settings.write_within_s: use a better disk, or raise it"
+        return ill("disk.sync", what, remedy, **facts)
+    if median_s > SLOW_S:
+        return worry("disk.sync", what, "each durable answer waits that long; use a better disk", **facts)
+    return well("disk.sync", what, **facts)
+
+
+def read_mounts() -> list[Mount]:
+    """What is mounted, as Linux tells; nothing elsewhere."""
+    try:
+        lines = MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    return [mount for mount in map(parse_mount, lines) if mount is not None]
+
+
+def parse_mount(line: str) -> Mount | None:
+    """One line of mountinfo: fields, a dash, then the type, the device and the options of the file system."""
+    left, dash, right = line.partition(" - ")
+    fields, rest = left.split(" "), right.split(" ")
+    if not dash or len(fields) < 6 or len(rest) < 3:
+        return None
+    point = fields[4].replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")
+    return Mount(point, rest[0], tuple(dict.fromkeys([*fields[5].split(","), *rest[2].split(",")])))
+
+
+def mount_of(folder: Path, mounts: list[Mount]) -> Mount | None:
+    """The mount that a folder is on: the longest one above it, and of several at one place the last."""
+    found: Mount | None = None
+    for mount in mounts:
+        if folder.is_relative_to(mount.point) and (found is None or len(mount.point) >= len(found.point)):
+            found = mount
+    return found
+
+
+def _shown_s(seconds: float) -> str:
+    if seconds >= 1:
+        return f"{seconds:.1f} s"
+    return f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} µs"

@@ -1,0 +1,61 @@
+"""Whether the broker can be reached: its name, and a connection to its port. Nothing is said, no password shown."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+from stigmergy.cli.health.finding import Finding, ill, well, worry
+
+CONNECT_S_MAX = 3.0
+PORTS = {"mqtt": 1883, "mqtts": 8883, "nats": 4222, "redis": 6379, "kafka": 9092}
+INSIDE = ("memory",)
+
+
+def check_bus(url: str | None) -> Iterator[Finding]:
+    """The bus of the configuration."""
+    if url is None:
+        yield well("bus.configured", "no bus is configured; agents here need none")
+        return
+    scheme = url.partition(":")[0]
+    if scheme in INSIDE:
+        yield well("bus.configured", f"a bus inside this process ({scheme}:)")
+        return
+    host, port, secret = _target(url, scheme)
+    if not host or port is None:
+        what = f"the URL of the bus ({scheme}:…) names no host and port"
+        yield ill("bus.configured", what, "write it like mqtt://gateway:1883 under [fleet] in stigmergy.toml")
+        return
+    if scheme == "mqtt" and secret and host not in ("localhost", "127.0.0.1", "::1"):
+        what = f"a password goes to {host} as it is, for everybody on the way to read"
+        yield worry("bus.secrecy", what, "use mqtts:// with TLS")
+    yield check_reachable(host, port)
+
+
+def _target(url: str, scheme: str) -> tuple[str | None, int | None, bool]:
+    """Host, port, and whether there is a password in the URL."""
+    try:
+        parts = urlsplit(url)
+        return parts.hostname, parts.port or PORTS.get(scheme), parts.password is not None
+    except ValueError:
+        return None, None, False
+
+
+def check_reachable(host: str, port: int) -> Finding:
+    """Looks the name up and connects."""
+    began_s = time.monotonic()
+    where = f"{host}:{port}"
+    try:
+        with socket.create_connection((host, port), timeout=CONNECT_S_MAX):
+            took_s = time.monotonic() - began_s
+    except socket.gaierror:
+        return ill("bus.reachable", f"{host} has no address here", "mend the name, or the name service", at=where)
+    except TimeoutError:
+        remedy = "look at firewalls and routes; agents go on without it, and what they publish waits"
+        return ill("bus.reachable", f"{where} does not answer within {CONNECT_S_MAX:.0f} s", remedy, at=where)
+    except OSError as error:
+        remedy = "start the broker there, or mend the address; agents go on without it, and what they publish waits"
+        return ill("bus.reachable", f"{where}: {error.strerror or error}", remedy, at=where)
+    return well("bus.reachable", f"{where} answers, in {took_s * 1e3:.0f} ms", at=where, seconds=round(took_s, 4))

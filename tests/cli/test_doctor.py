@@ -1,0 +1,62 @@
+"""`stigmergy doctor`: what it says of a folder, a running node, and of what was broken on purpose."""
+
+import json
+from typing import Any
+
+from tests.cli.conftest import Folder
+
+
+def by_check(found: dict[str, Any]) -> dict[str, str]:
+    return {one["check"]: one["level"] for one in found["checks"]}
+
+
+def doctor(folder: Folder, *arguments: str) -> dict[str, Any]:
+    """What it says. The machine under the tests may have troubles of its own, such as a folder in memory."""
+    done = folder.cli("doctor", "--json", *arguments)
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert done.returncode == (0 if found["ok"] else 1)
+    assert found["ok"] == (found["counts"]["fail"] == 0)
+    return found
+
+
+def test_an_empty_folder_and_a_running_node_and_a_stopped_one(folder: Folder) -> None:
+    empty = doctor(folder)
+    assert by_check(empty)["versions.sqlite"] == by_check(empty)["disk.writable"] == "ok"
+    assert set(empty["checks"][0]) == {"check", "level", "what", "remedy", "facts"}
+    before = sorted(path.name for path in folder.path.iterdir())
+    assert before == ["drone.py"]
+    node = folder.start()
+    folder.ask(do="send", agent="Drone/D-1", command="StartMission", fields={"mission": "M1"})
+    running = by_check(doctor(folder))
+    assert running["journal.node"] == running["keys.journal"] == "ok"
+    node.end()
+    stopped = doctor(folder, "--journal", "delivery.db")
+    assert by_check(stopped)["journal.verifies"] == by_check(stopped)["keys.journal"] == "ok"
+    shown = folder.cli("doctor").stdout
+    assert "disk.sync" in shown
+    strict = folder.cli("doctor", "--strict", "--json").returncode
+    assert strict == (0 if stopped["worst"] == "ok" else 1)
+
+
+def test_what_is_broken_fails_and_says_what_to_do(folder: Folder) -> None:
+    folder.start().end()
+    key, file = folder.path / "delivery.key", folder.path / "delivery.db"
+    secret = key.read_text()
+    key.chmod(0o644)
+    found = folder.json("doctor", code=1)
+    assert by_check(found)["keys.mode"] == "fail"
+    key.chmod(0o600)
+    folder.json("keys", "new", "other.key")
+    assert by_check(folder.json("doctor", "--key", "other.key", code=1))["keys.journal"] == "fail"
+    (folder.path / "stigmergy.toml").write_text('[fleet]\nbus = "mqtt://user:hunter2@127.0.0.1:9"\n')
+    done = folder.cli("doctor")
+    assert done.returncode == 1
+    assert "bus.reachable" in done.stdout
+    assert "→" in done.stdout
+    assert "hunter2" not in done.stdout + done.stderr
+    assert not any(line in done.stdout + done.stderr for line in secret.splitlines() if len(line) > 20)
+    (folder.path / "stigmergy.toml").write_text("[fleet]\nbogus = 1\n")
+    assert by_check(folder.json("doctor", code=1))["config"] == "fail"
+    (folder.path / "stigmergy.toml").unlink()
+    file.write_bytes(file.read_bytes()[:-4096])
+    assert by_check(folder.json("doctor", code=1))["journal.opens"] == "fail"
