@@ -2,9 +2,8 @@
 
     vehicle = fleet.attach(Vehicle("udpin://0.0.0.0:14540"))
 
-The protocol is spoken here, in a few small files, and not through pymavlink or MAVSDK: the one takes 107 MB on a
-device and is under the LGPL, the other runs a server of its own beside us. The tests hold our bytes against those of
-pymavlink.
+The protocol is spoken here, in a few small files, and not through pymavlink (107 MB on a device, blocking, LGPL) or
+MAVSDK (21 MB of native code with threads of its own). The tests hold our bytes against those of pymavlink.
 """
 
 from stigmergy.adapters.mavlink.messages import Autopilot, Landed, Result
