@@ -72,12 +72,14 @@ class OnBoard:
         self._flying: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        self._flying = asyncio.ensure_future(self._fly())
+        if self._flying is None:
+            self._flying = asyncio.ensure_future(self._fly())
 
     async def close(self) -> None:
         if self._flying is not None:
             self._flying.cancel()
             await asyncio.gather(self._flying, return_exceptions=True)
+            self._flying = None
 
     def seen(self) -> Seen | None:
         return None if self.is_silent else self.airframe.seen()

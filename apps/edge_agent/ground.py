@@ -1,6 +1,6 @@
 """The ground station: a pilot for each drone. It gives orders, hears what became of them, and counts what it is told.
 
-    stigmergy run apps.edge_agent.ground:fleet --bus mqtt://gateway:1883 --site field
+    stigmergy run apps.edge_agent.ground:fleet --bus mqtt://gateway:1883
     stigmergy send Pilot/D-17 Watch
     stigmergy send Pilot/D-17 Launch mission=M1 distance_m=60
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stigmergy import Command, Event, latest
 
-SITE = "field"
+SITE = "local"
 """Where both fleets are; part of all topics."""
 
 

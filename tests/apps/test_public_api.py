@@ -1,0 +1,36 @@
+"""Applications use what users have: `stigmergy`, `stigmergy.testing`, and nothing behind them."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+APPS = Path(__file__).resolve().parents[2] / "apps"
+
+
+def imported(text: str) -> list[str]:
+    found: list[str] = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            found.append(node.module or "")
+    return found
+
+
+def private(text: str) -> list[str]:
+    ours = [name for name in imported(text) if name.partition(".")[0] == "stigmergy"]
+    return [name for name in ours if name != "stigmergy" and not f"{name}.".startswith("stigmergy.testing.")]
+
+
+@pytest.mark.parametrize("path", sorted(APPS.rglob("*.py")), ids=lambda path: str(path.relative_to(APPS)))
+def test_only_the_public_api_is_used(path: Path) -> None:
+    assert private(path.read_text(encoding="utf-8")) == []
+
+
+def test_other_imports_are_found() -> None:
+    assert private("import stigmergy.core.codec\nfrom stigmergy.runtime import host\n") == [
+        "stigmergy.core.codec",
+        "stigmergy.runtime",
+    ]
+    assert private("from stigmergy import Agent\nfrom stigmergy.testing.proxy import Proxy\n") == []
