@@ -17,11 +17,11 @@ import os
 import random
 import select
 import signal
-import socket
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import assert_never
 
 import msgspec
 from msgspec import Struct
@@ -31,22 +31,19 @@ from proofs.kill_node import (
     COUNTERS,
     Answered,
     Ask,
-    Broken,
-    Channel,
-    Confirm,
     Counted,
-    Deliver,
-    Delivered,
-    Frame,
+    FromNode,
     Ready,
     Release,
-    Stop,
     Stopped,
+    from_node,
     run_node,
+    to_node,
 )
 from proofs.report import Proof
 from stigmergy.core.codec import pack_envelope
 from stigmergy.core.memory import ANSWERS_COUNT_MAX
+from stigmergy.testing.frames import Broken, Channel, Confirm, Deliver, Delivered, Stop, socket_pair
 
 BUILD = Path(__file__).resolve().parent.parent / "build"
 """On the disk of the checkout: the folder for temporary files may be memory."""
@@ -93,7 +90,7 @@ class Siege:
         self.world = World()
         self._path = path
         self._chance = random.Random(seed)
-        self._channel: Channel | None = None
+        self._channel: Channel[FromNode] | None = None
         self._in_flight: dict[int, None] = {}
         self._asked_now: dict[str, None] = {}
         self._life_commands = 0
@@ -142,8 +139,8 @@ class Siege:
             self._kill(pid)
             channel.close()
 
-    def _fork(self) -> tuple[int, Channel]:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    def _fork(self) -> tuple[int, Channel[FromNode]]:
+        ours, theirs = socket_pair()
         self.ready = None
         self._in_flight.clear()
         self._asked_now.clear()
@@ -151,15 +148,15 @@ class Siege:
         pid = os.fork()
         if pid == 0:
             ours.close()
-            run_node(Channel(theirs), self._path, self.world.done_contiguous)
+            run_node(Channel(theirs, to_node), self._path, self.world.done_contiguous)
         theirs.close()
-        return pid, Channel(ours)
+        return pid, Channel(ours, from_node)
 
     def _kill(self, pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
 
-    def _drain(self, channel: Channel) -> None:
+    def _drain(self, channel: Channel[FromNode]) -> None:
         """What the node said before it died counts: somebody has heard it."""
         try:
             while (frame := channel.receive()) is not None:
@@ -168,7 +165,7 @@ class Siege:
             pass
         channel.close()
 
-    def _turn(self, channel: Channel, until_s: float, *, fresh: bool = True) -> bool:
+    def _turn(self, channel: Channel[FromNode], until_s: float, *, fresh: bool = True) -> bool:
         """Sends what there is room for and takes what has come; False when the node is gone."""
         try:
             if self.ready is not None:
@@ -181,7 +178,7 @@ class Siege:
             return False
         return True
 
-    def _send_envelopes(self, channel: Channel, fresh: bool) -> None:
+    def _send_envelopes(self, channel: Channel[FromNode], fresh: bool) -> None:
         world = self.world
         for last, (_, data) in world.envelopes.items():
             if len(self._in_flight) >= ENVELOPES_IN_FLIGHT:
@@ -205,7 +202,7 @@ class Siege:
             self._in_flight[last] = None
             channel.send(Deliver(last, data))
 
-    def _send_commands(self, channel: Channel, fresh: bool) -> None:
+    def _send_commands(self, channel: Channel[FromNode], fresh: bool) -> None:
         world = self.world
         for command_id, ask in list(world.commands.items()):
             if command_id not in self._asked_now:
@@ -227,8 +224,7 @@ class Siege:
             self._asked_now[command_id] = None
             channel.send(ask)
 
-    def _take(self, channel: Channel, frame: Frame) -> None:
-        world = self.world
+    def _take(self, channel: Channel[FromNode], frame: FromNode) -> None:
         match frame:
             case Ready():
                 self.ready = frame
@@ -239,7 +235,7 @@ class Siege:
             case Release():
                 self._receive_action(frame)
                 try:
-                    channel.send(Confirm(frame.sequence))
+                    channel.send(Confirm(frame.key))
                 except OSError:
                     return
             case Stopped():
@@ -247,7 +243,7 @@ class Siege:
             case Broken():
                 self._note(f"the node broke: {frame.why}")
             case _:
-                world.violations.append(f"the node said {type(frame).__name__}")
+                assert_never(frame)
 
     def _acknowledge(self, last: int) -> None:
         self._in_flight.pop(last, None)

@@ -1,7 +1,7 @@
 """The node that the kill proof kills: a small fleet on a real SQLite file, told what to do over a socket.
 
-It runs in a process that was forked from one with everything imported, so that a start costs milliseconds. Frames on
-the socket are msgpack; the other side is proofs/kill.py, which is the sensors, the operators and the receiver of
+It runs in a process that was forked from one with everything imported, so that a start costs milliseconds. The other
+side of the socket is proofs/kill.py, which is the sensors, the operators and the receiver of
 actions in one.
 """
 
@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import select
-import socket
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -41,9 +39,9 @@ from stigmergy import (
     reject,
 )
 from stigmergy.core.snapshot import digest_of_state
+from stigmergy.testing.frames import Broken, Channel, Confirm, Deliver, Delivered, Stop, ToldNode
 
 COUNTERS = 12
-FRAME_BYTES_MAX = 1 << 16
 SETTINGS = Settings(snapshots=Snapshots(every_events=200, every_s=60.0, tail_ratio=1.0))
 """Snapshots are small and frequent, so that kills hit them as well."""
 
@@ -125,19 +123,6 @@ class Ready(Struct, tag=True, frozen=True):
     passed_over: int
 
 
-class Deliver(Struct, tag=True, frozen=True):
-    """Take this envelope, whose last event has this sequence."""
-
-    last: int
-    envelope: bytes
-
-
-class Delivered(Struct, tag=True, frozen=True):
-    """It is durable up to this sequence."""
-
-    last: int
-
-
 class Ask(Struct, tag=True, frozen=True):
     """Give this command to an agent."""
 
@@ -162,16 +147,6 @@ class Release(Struct, tag=True, frozen=True):
     number: int
 
 
-class Confirm(Struct, tag=True, frozen=True):
-    """It is carried out, now or before."""
-
-    sequence: int
-
-
-class Stop(Struct, tag=True, frozen=True):
-    """Finish, close, and say where you stand."""
-
-
 class Stopped(Struct, tag=True, frozen=True):
     """How the node ended."""
 
@@ -179,66 +154,18 @@ class Stopped(Struct, tag=True, frozen=True):
     duplicates: int
 
 
-class Broken(Struct, tag=True, frozen=True):
-    """The node has stopped by itself: it should not have."""
-
-    why: str
-
-
-Frame = Ready | Deliver | Delivered | Ask | Answered | Release | Confirm | Stop | Stopped | Broken
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Frame).decode
-
-
-class Channel:
-    """One end of the socket between node and proof. Frames arrive whole."""
-
-    def __init__(self, end: socket.socket) -> None:
-        end.setblocking(False)
-        self._end = end
-
-    def send(self, frame: Frame) -> None:
-        """Sends one frame; raises OSError when the other side is gone."""
-        data = _encode(frame)
-        while True:
-            try:
-                self._end.send(data)
-            except BlockingIOError:
-                select.select([], [self._end], [])
-            else:
-                return
-
-    def receive(self) -> Frame | None:
-        """The next frame, None if there is none now; raises EOFError when the other side is gone."""
-        try:
-            data = self._end.recv(FRAME_BYTES_MAX)
-        except BlockingIOError:
-            return None
-        except ConnectionResetError:
-            raise EOFError from None
-        if not data:
-            raise EOFError
-        frame: Frame = _decode(data)
-        return frame
-
-    def fileno(self) -> int:
-        """For select and for the event loop."""
-        return self._end.fileno()
-
-    def close(self) -> None:
-        """Closes this end."""
-        self._end.close()
+FromNode = Ready | Delivered | Answered | Release | Stopped | Broken
+ToNode = Deliver | Ask | Confirm | Stop
+from_node: msgspec.msgpack.Decoder[FromNode] = msgspec.msgpack.Decoder(FromNode)
+to_node: msgspec.msgpack.Decoder[ToNode] = msgspec.msgpack.Decoder(ToNode)
 
 
 class Node:
     """The fleet's side of the conversation."""
 
-    def __init__(self, channel: Channel, confirmed: int) -> None:
+    def __init__(self, channel: Channel[ToNode], confirmed: int) -> None:
         self._channel = channel
-        self._confirmations: dict[int, asyncio.Future[None]] = {}
-        self._stop = asyncio.Event()
-        self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._task_count = 0
+        self._told = ToldNode(channel, self._ask)
         self._live: Live | None = None
         self.fleet = make_fleet(self._carry_out)
         self.fleet.receivers["actuators"] = lambda _: confirmed
@@ -246,53 +173,18 @@ class Node:
     async def run(self, path: Path) -> None:
         """Recovers, then does as it is told until it is told to stop."""
         running = self.fleet.running(journal=f"sqlite:{path}", key=path.with_suffix(".key"), settings=SETTINGS)
-        loop = asyncio.get_running_loop()
         async with running as live:
             self._live = live
             recovered = live.recovered
             self._channel.send(Ready(recovered.events, len(recovered.passed_over)))
-            loop.add_reader(self._channel.fileno(), self._receive)
-            await self._stop.wait()
+            await self._told.attend(live)
             duplicates = live.standing().counters["duplicates"]
             states = recovered.states
-        loop.remove_reader(self._channel.fileno())
         self._channel.send(Stopped(digest_of_state(states[0]), duplicates))
 
-    def _receive(self) -> None:
-        try:
-            while (frame := self._channel.receive()) is not None:
-                self._take(frame)
-        except EOFError:
-            os._exit(0)  # the proof itself was ended
-
-    def _take(self, frame: Frame) -> None:
-        match frame:
-            case Deliver():
-                self._start(self._deliver(frame))
-            case Ask():
-                self._start(self._ask(frame))
-            case Confirm():
-                future = self._confirmations.pop(frame.sequence, None)
-                if future is not None and not future.done():
-                    future.set_result(None)
-            case Stop():
-                self._stop.set()
-            case _:
-                raise TypeError(f"{type(frame).__name__} is not for the node")
-
-    def _start(self, work: Any) -> None:
-        self._task_count += 1
-        number = self._task_count
-        self._tasks[number] = asyncio.ensure_future(work)
-        self._tasks[number].add_done_callback(lambda _: self._tasks.pop(number))
-
-    async def _deliver(self, frame: Deliver) -> None:
+    async def _ask(self, frame: ToNode) -> None:
         assert self._live is not None
-        await self._live.deliver(frame.envelope)
-        self._channel.send(Delivered(frame.last))
-
-    async def _ask(self, frame: Ask) -> None:
-        assert self._live is not None
+        assert isinstance(frame, Ask)
         verdict = await self._live.send(frame.address, Take(number=frame.number), command_id=frame.command_id)
         if isinstance(verdict, Accepted):
             self._channel.send(Answered(frame.command_id, verdict.position, ""))
@@ -300,10 +192,7 @@ class Node:
             self._channel.send(Answered(frame.command_id, 0, verdict.reason))
 
     async def _carry_out(self, order: Order[Act]) -> None:
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._confirmations[order.sequence] = future
-        self._channel.send(Release(order.sequence, order.key, order.effect.number))
-        await future
+        await self._told.wait_confirmed(order.key, Release(order.sequence, order.key, order.effect.number))
 
 
 def make_fleet(act: Callable[[Order[Act]], Any]) -> Fleet:
@@ -313,7 +202,7 @@ def make_fleet(act: Callable[[Order[Act]], Any]) -> Fleet:
     return fleet
 
 
-def run_node(channel: Channel, path: Path, confirmed: int) -> NoReturn:
+def run_node(channel: Channel[ToNode], path: Path, confirmed: int) -> NoReturn:
     """The whole life of a forked process. Never returns."""
     code = 0
     try:

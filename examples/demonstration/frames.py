@@ -1,9 +1,11 @@
-"""What the node and the world around it say to each other: one JSON object per line, over pipes."""
+"""What the node of the demonstration and the world around it say to each other, besides what all such nodes say."""
 
 from __future__ import annotations
 
 import msgspec
 from msgspec import Struct
+
+from stigmergy.testing.frames import Broken, Confirm, Deliver, Delivered, Stop
 
 
 class Ready(Struct, tag=True, frozen=True):
@@ -36,19 +38,6 @@ class Status(Struct, tag=True, frozen=True):
     owed: int
 
 
-class Deliver(Struct, tag=True, frozen=True):
-    """Take this envelope; its last event has this sequence."""
-
-    last: int
-    envelope: bytes
-
-
-class Delivered(Struct, tag=True, frozen=True):
-    """It is durable: whoever sent it may forget it."""
-
-    last: int
-
-
 class Ask(Struct, tag=True, frozen=True):
     """Start a mission."""
 
@@ -75,31 +64,14 @@ class Ordered(Struct, tag=True, frozen=True):
     detail: str
 
 
-class Confirm(Struct, tag=True, frozen=True):
-    """The receiver has carried it out, now or before."""
-
-    key: str
-
-
-class Stop(Struct, tag=True, frozen=True):
-    """Finish what you have, close, and say in which state."""
-
-
 class Stopped(Struct, tag=True, frozen=True):
     """The digest of the state that the node leaves."""
 
     digest: bytes
 
 
-class Broken(Struct, tag=True, frozen=True):
-    """The node cannot go on."""
-
-    why: str
-
-
 FromNode = Ready | Status | Delivered | Answered | Ordered | Stopped | Broken
 ToNode = Deliver | Ask | Confirm | Stop
 
-encode = msgspec.json.Encoder().encode
-decode_from_node: msgspec.json.Decoder[FromNode] = msgspec.json.Decoder(FromNode)
-decode_to_node: msgspec.json.Decoder[ToNode] = msgspec.json.Decoder(ToNode)
+from_node: msgspec.msgpack.Decoder[FromNode] = msgspec.msgpack.Decoder(FromNode)
+to_node: msgspec.msgpack.Decoder[ToNode] = msgspec.msgpack.Decoder(ToNode)

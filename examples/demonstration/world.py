@@ -5,7 +5,6 @@ It remembers every acknowledgement and every action, because afterwards the jour
 
 from __future__ import annotations
 
-import os
 import select
 import signal
 import subprocess
@@ -18,23 +17,18 @@ from msgspec import Struct
 from examples.demonstration.frames import (
     Answered,
     Ask,
-    Broken,
-    Confirm,
-    Deliver,
-    Delivered,
     FromNode,
     Ordered,
     Ready,
     Status,
-    Stop,
     Stopped,
     ToNode,
-    decode_from_node,
-    encode,
+    from_node,
 )
 from examples.demonstration.patrol import DRONES, BatteryMeasured, ProgressMeasured
 from stigmergy import Event
 from stigmergy.core.codec import pack_envelope
+from stigmergy.testing.frames import Broken, Channel, Confirm, Deliver, Delivered, Stop, socket_pair
 
 TICK_S = 0.1
 SILENT_DRONE = "D-7"
@@ -43,7 +37,6 @@ WEAK_DRONE = "D-3"
 PROGRESS_PER_S = 7.5
 CONFIRM_AFTER_S = 0.5
 """A device takes its time; so a kill finds actions that are carried out and not confirmed yet."""
-CHUNK_BYTES = 1 << 16
 
 
 class Flight(Struct):
@@ -70,7 +63,7 @@ class World:
         self._pace = pace
         """How many times faster than usual everybody flies."""
         self._process: subprocess.Popen[bytes] | None = None
-        self._buffer = b""
+        self._channel: Channel[FromNode] | None = None
         self._began_s = time.monotonic()
         self._sequence = 0
         self._unacknowledged: dict[int, bytes] = {}
@@ -115,9 +108,12 @@ class World:
         confirmed = 0
         while confirmed + 1 in self.done:
             confirmed += 1
-        command = [sys.executable, "-m", "examples.demonstration.node", str(self._path), str(confirmed)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self._buffer = b""
+        ours, theirs = socket_pair()
+        number = theirs.fileno()
+        node = ("-m", "examples.demonstration.node", str(self._path), str(confirmed), str(number))
+        self._process = subprocess.Popen([sys.executable, *node], pass_fds=[number])
+        theirs.close()
+        self._channel = Channel(ours, from_node)
         self._confirmations.clear()
         self.ready = None
         self._await_ready()
@@ -136,8 +132,7 @@ class World:
         assert self._process is not None
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
-        while self._read():
-            pass
+        self._read()
         self._close()
 
     def stop_node(self) -> None:
@@ -173,9 +168,8 @@ class World:
         deadline_s = time.monotonic() + seconds
         self._confirm()
         while (wait_s := deadline_s - time.monotonic()) > 0:
-            assert self._process is not None
-            assert self._process.stdout is not None
-            readable, _, _ = select.select([self._process.stdout], [], [], wait_s)
+            assert self._channel is not None
+            readable, _, _ = select.select([self._channel], [], [], wait_s)
             if readable and not self._read():
                 if self.stopped is None:
                     self.broken = self.broken or "the node ended by itself"
@@ -195,23 +189,21 @@ class World:
         self._send(Deliver(self._sequence, envelope))
 
     def _send(self, frame: ToNode) -> None:
-        assert self._process is not None
-        assert self._process.stdin is not None
+        assert self._channel is not None
         try:
-            self._process.stdin.write(encode(frame) + b"\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
+            self._channel.send(frame)
+        except (BrokenPipeError, ConnectionResetError):
             self.broken = self.broken or "the node ended by itself"
 
     def _read(self) -> bool:
         """Takes what the node has said; False when it will say nothing more."""
-        assert self._process is not None
-        assert self._process.stdout is not None
-        data = os.read(self._process.stdout.fileno(), CHUNK_BYTES)
-        *lines, self._buffer = (self._buffer + data).split(b"\n")
-        for line in lines:
-            self._take(decode_from_node.decode(line))
-        return bool(data)
+        assert self._channel is not None
+        try:
+            while (frame := self._channel.receive()) is not None:
+                self._take(frame)
+        except EOFError:
+            return False
+        return True
 
     def _take(self, frame: FromNode) -> None:
         match frame:
@@ -258,10 +250,5 @@ class World:
             self._send(Confirm(key))
 
     def _close(self) -> None:
-        assert self._process is not None
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                try:
-                    pipe.close()
-                except BrokenPipeError:
-                    continue
+        assert self._channel is not None
+        self._channel.close()
