@@ -59,7 +59,9 @@ class TestTheWorldNotices:
     def test_a_journal_that_has_less_than_was_acknowledged(self, tmp_path: Path) -> None:
         script = (
             "import sys; from pathlib import Path; from proofs.kill import Siege; from proofs.kill_check import *\n"
-            "siege = Siege(Path(sys.argv[1]), 3); siege.live(0.05, count_from_ready=True); siege.finish()\n"
+            "siege = Siege(Path(sys.argv[1]), 3)\n"
+            "while siege.world.next_number < 500: siege.live(0.05, count_from_ready=True)\n"  # for a snapshot
+            "siege.finish()\n"
             "world = siege.world; check_journal(Path(sys.argv[1]), world, siege.stopped)\n"
             "assert world.violations == [], world.violations\n"
             "world.acknowledged += 1\n"
