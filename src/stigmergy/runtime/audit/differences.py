@@ -62,9 +62,9 @@ class Compared(Struct):
     differences_count: int = 0
     differences_max: int = 1_000
     observed: dict[str, None] = {}
-    """Tags of events that came as inputs, at some place in the log."""
+    """Names of events that came as inputs, at some place in the log."""
     maybe: list[tuple[str, Difference]] = []
-    """Differences only if an event of this tag was never an input; bounded like the others."""
+    """Differences only if an event of this name was never an input; bounded like the others."""
 
     @property
     def same(self) -> bool:
@@ -80,12 +80,12 @@ class Compared(Struct):
     def add_if_never_observed(self, body: bytes, difference: Difference) -> None:
         """A difference, unless events of this type turn out to come as inputs too. Decided by `settle`."""
         if len(self.maybe) < self.differences_max:
-            self.maybe.append((tag_of(body), difference))
+            self.maybe.append((name_of(body), difference))
 
     def settle(self) -> None:
         """The whole log was seen: decides what is a difference among what may have been one."""
-        for tag, difference in self.maybe:
-            if tag in self.observed:
+        for name, difference in self.maybe:
+            if name in self.observed:
                 self.skip("events behind a command that may have been inputs of their own")
             else:
                 self.add(difference)
@@ -94,6 +94,11 @@ class Compared(Struct):
     def skip(self, why: str, count: int = 1) -> None:
         """Counts what could not be compared."""
         self.not_compared[why] = self.not_compared.get(why, 0) + count
+
+
+def name_of(body: bytes) -> str:
+    """The name of a message without its version."""
+    return tag_of(body).partition("@")[0]
 
 
 def message_differences(old: bytes, new: bytes) -> Iterator[tuple[str, Any, Any]]:

@@ -14,7 +14,7 @@ from stigmergy.core.codec import REASON_CHARS_MAX, describe, printable, tag_of
 from stigmergy.core.commit import Answer, Commit, Owed, Run
 from stigmergy.core.effects import TIMERS, WindowClosed
 from stigmergy.core.errors import PeerError, TooLarge, UnknownKind
-from stigmergy.core.handling import decode
+from stigmergy.core.handling import REACTIONS_BYTES_MAX, decode
 from stigmergy.core.messages import Command, Event, Keeping, Message
 from stigmergy.core.outcome import collect, pack_effects
 from stigmergy.core.plans import AgentPlan
@@ -27,6 +27,7 @@ from stigmergy.runtime.audit.differences import (
     Difference,
     effect_differences,
     message_differences,
+    name_of,
     shown_effect,
 )
 
@@ -94,7 +95,7 @@ class Redeciding:
             self._compare_effects(index, address, body, [])
             return
         if index not in self._claimed:
-            self._found.observed[tag_of(body)] = None
+            self._found.observed[name_of(body)] = None
         if isinstance(event, InputFailed):
             self._failure(index, address, agent_plan, agent, event, run.time_ns)
         elif isinstance(event, AgentStopped):
@@ -109,27 +110,36 @@ class Redeciding:
         plan = agent_plan.plan_for(type(event))
         if plan.decide is not None and not isinstance(event, FACTS):
             self._found.skip("decisions about observed events, of which only the result is kept")
-        is_fact = isinstance(event, FACTS)
-        before = agent_plan.copy(agent) if is_fact else None
+        if isinstance(event, FACTS):
+            # What the framework says stays said, whatever a handler makes of it: then it asks for nothing.
+            before = agent_plan.copy(agent)
+            try:
+                evolve_event(plan, agent, event, now_ns)
+                packed = self._reactions(agent_plan, agent, event, body, now_ns, len(body) + REACTIONS_BYTES_MAX)
+            except Exception:
+                packed = []
+            self._agents[address] = fold_fact(agent_plan, before, event, now_ns)
+            self._compare_effects(index, address, body, packed)
+            return
         try:
             evolve_event(plan, agent, event, now_ns)
         except Exception as error:
-            if before is None:
-                self._lose(index, address, body, error)
-                return
+            self._lose(index, address, body, error)
+            return
         try:
-            reactions = () if plan.react is None else plan.react(agent, event) or ()
             room_bytes = self._state.limits.bytes_per_decision_max
-            packed = pack_effects(self._state, self._shards, agent, reactions, (event, body), now_ns, room_bytes)
+            packed = self._reactions(agent_plan, agent, event, body, now_ns, room_bytes)
         except Exception as error:
-            if before is None:
-                self._differ("effect", index, address, tag_of(body), "", self._shown_owed(index), describe(error))
-                return
-            packed = []
-        if before is not None:
-            # What the framework says stays said, whatever a handler makes of it: the same fold as in recovery.
-            self._agents[address] = fold_fact(agent_plan, before, event, now_ns)
+            self._differ("effect", index, address, tag_of(body), "", self._shown_owed(index), describe(error))
+            return
         self._compare_effects(index, address, body, packed)
+
+    def _reactions(
+        self, agent_plan: AgentPlan, agent: Any, event: Message, body: bytes, now_ns: int, room_bytes: int
+    ) -> list[tuple[str, bytes]]:
+        react = agent_plan.plan_for(type(event)).react
+        effects = () if react is None else react(agent, event) or ()
+        return pack_effects(self._state, self._shards, agent, effects, (event, body), now_ns, room_bytes)
 
     def _compare_effects(self, index: int, address: str, body: bytes, packed: list[tuple[str, bytes]]) -> None:
         recorded = self._owed.get(index, [])

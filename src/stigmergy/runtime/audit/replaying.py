@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from stigmergy.core.codec import canonical_bytes
+from stigmergy.core.codec import canonical_bytes, describe
 from stigmergy.core.commit import Commit, Run, digest_commit, open_commit
 from stigmergy.core.errors import FoldMismatch, JournalCorrupt, JournalError, RecoveryError
 from stigmergy.core.plans import AgentPlan
@@ -174,6 +174,13 @@ class _ShardReplay:
             return
         if new is None:
             yield self._difference("state", state.position, address, "the agent", "", "there", "not there")
+            return
+        try:
+            # As it would be when it is read back: that is how the old one was written.
+            new = state.plan_of[type(new)].restore(canonical_bytes(new))
+        except Exception as error:
+            what = f"cannot be written and read back ({describe(error)})"
+            yield self._difference("state", state.position, address, "the state", "", "written", what)
             return
         for field in type(new).__struct_fields__:
             before, after = getattr(old, field), getattr(new, field)
