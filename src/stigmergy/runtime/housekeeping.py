@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from stigmergy.core.commit import SnapshotNote
 from stigmergy.core.errors import DefinitionError, JournalFull
@@ -21,15 +21,12 @@ from stigmergy.ports.clock import Clock
 from stigmergy.ports.journal import Journal, SnapshotPart
 from stigmergy.runtime.audit.archiving import ArchiveCounters
 from stigmergy.runtime.audit.safeguards import Safeguards
+from stigmergy.runtime.changes import Changes
 from stigmergy.runtime.recovery import Basis
 from stigmergy.runtime.settings import Settings
 
 CHAINS_KEPT = 2
 """The newest snapshot and the one before it, each with what it adds to: if one is damaged, the other still serves."""
-
-
-CHANGED_LATELY_MAX = 100_000
-"""So many names of changed agents are collected before they are merged."""
 
 
 class HousekeepingCounters(ArchiveCounters):
@@ -52,12 +49,11 @@ class _ShardRecord(Struct):
     since_ns: int = 0
     took_ns: int = 0
     size_bytes: int = 0
-    changed: dict[str, None] = {}
-    changed_lately: list[list[str]] = []
-    """The agents of the last commits, not yet merged into `changed`: merging in bulk is cheaper."""
-    changed_lately_count: int = 0
+    changes: Changes = field(default_factory=Changes)
+    """Since the last snapshot."""
     taking: SnapshotTaking | None = None
-    taken_changed: dict[str, None] = {}
+    taken_changes: Changes = field(default_factory=Changes)
+    """Those that the snapshot under way holds."""
     noted: list[tuple[int, int]] = []
     """Finished snapshots, oldest first: position and base."""
     digest: bytes = b""
@@ -128,10 +124,7 @@ class Housekeeper:
         record = self._records[ready.sealed.shard]
         record.events += ready.sealed.events
         record.tail_bytes += len(ready.sealed.body)
-        record.changed_lately.append(list(ready.touched))
-        record.changed_lately_count += len(ready.touched)
-        if record.changed_lately_count > CHANGED_LATELY_MAX:
-            _merge_changed(record)
+        record.changes.note(ready.touched, len(record.shard.state.agents))
         if record.taking is not None:
             record.taking.keep_images(ready.touched)
 
@@ -191,12 +184,12 @@ class Housekeeper:
             self._obsolete.pop()
         before = self.counters.commits_dropped
         for record in self._records:
-            await self._drop(record, self._droppable(record), full=True)
+            await self._drop(record, self._droppable(record, full=True), full=True)
         return made_room or self.counters.commits_dropped > before
 
     def _begin(self, record: _ShardRecord, monotonic_ns: int) -> None:
         state = record.shard.state
-        _merge_changed(record)
+        changed = record.changes.few(len(state.agents))
         depth = 0
         for _, base in reversed(record.noted):
             if not base:
@@ -207,7 +200,7 @@ class Housekeeper:
             and record.stands_alone
             and bool(record.digest)
             and depth < self._settings.snapshots.incremental_max
-            and 2 * len(record.changed) <= len(state.agents)
+            and changed is not None
         )
         base = record.noted[-1][0] if incremental else 0
         # What was left of an unfinished snapshot of this position is replaced, and must not be dropped any more.
@@ -216,9 +209,9 @@ class Housekeeper:
             state,
             base=base,
             base_digest=record.digest if incremental else b"",
-            changed=record.changed if incremental else None,
+            changed=changed if incremental else None,
         )
-        record.taken_changed, record.changed = record.changed, {}
+        record.taken_changes, record.changes = record.changes, Changes()
         record.events = record.tail_bytes = 0
         record.since_ns = monotonic_ns
 
@@ -252,8 +245,7 @@ class Housekeeper:
     def _give_up(self, record: _ShardRecord, taking: SnapshotTaking) -> None:
         """A snapshot can wait; the log goes on. What it had changed counts for the next one."""
         record.taking = None
-        _merge_changed(record)
-        record.changed = {**record.taken_changed, **record.changed}
+        record.changes.add(record.taken_changes)
         self.counters.snapshots_given_up += 1
         self._obsolete.append((record.shard.state.shard, taking.position))
 
@@ -288,14 +280,14 @@ class Housekeeper:
         self._obsolete += [(shard, position) for position, _ in record.noted if position not in needed]
         record.noted = [(position, base) for position, base in record.noted if position in needed]
 
-    def _droppable(self, record: _ShardRecord) -> int:
+    def _droppable(self, record: _ShardRecord, *, full: bool = False) -> int:
         """The highest position that may be dropped: covered by the oldest snapshot kept, owed to nobody, not held."""
         if not record.noted:
             return 0
         covered = record.noted[0][0]
         lowest = record.shard.state.outbox.lowest_position()
         covered = covered if lowest is None else min(covered, lowest - 1)
-        return self.safeguards.unheld(self._journal, record.shard.state.shard, covered)
+        return self.safeguards.unheld(self._journal, record.shard.state.shard, covered, full=full)
 
     async def _retain(self, wall_ns: int) -> None:
         """Drops what the rules of retention let go."""
@@ -343,10 +335,3 @@ class Housekeeper:
             await self._journal.drop(shard, upto)
             self.counters.commits_dropped += upto - first + 1
             self.counters.commits_dropped_unarchived += unarchived
-
-
-def _merge_changed(record: _ShardRecord) -> None:
-    for addresses in record.changed_lately:
-        record.changed.update(dict.fromkeys(addresses))
-    record.changed_lately = []
-    record.changed_lately_count = 0
