@@ -36,7 +36,7 @@ from stigmergy.core.errors import (
 )
 from stigmergy.core.inputs import ELSEWHERE, Accepted, Refused
 from stigmergy.core.memory import Remembered
-from stigmergy.core.messages import SECOND_NS, Command, Effect, Event, Keeping, Message
+from stigmergy.core.messages import SECOND_NS, Command, Effect, Event, Message
 from stigmergy.core.outcome import Outcome, PackedEffect, collect, enter, owe, pack_effects, window_timers
 from stigmergy.core.plans import AgentPlan, Plan
 from stigmergy.core.state import ShardState, fold_fact
@@ -47,22 +47,6 @@ REACTIONS_BYTES_MAX = 16 * 1024
 """Effects that an agent may ask for because of an event of the framework."""
 WINDOW_CLOSINGS_MAX = 1_000
 """Buckets of one window that one input may close; the rest waits for the next input."""
-
-
-NOT_PLAIN = Plan(
-    tag="",
-    is_command=False,
-    promise=Keeping.DURABLE,
-    wait_ns=0,
-    decide=None,
-    evolve=None,
-    react=None,
-    yields=False,
-    windows=(),
-    watched=False,
-    plain=False,
-)
-"""Stands for the plan of what could not be decoded."""
 
 
 class Handling:
@@ -86,7 +70,7 @@ class Handling:
         message: Any
         kind: type | None = None
         decode_body: Any = None
-        plans: Any = None
+        find_short: Any = None
         copy: Any = None
         remaining = iter(items)
         for item in remaining:
@@ -101,25 +85,26 @@ class Handling:
             if agent.__class__ is not kind:
                 kind = agent.__class__
                 agent_plan = plan_of[kind]
-                decode_body, plans, copy = agent_plan.decode, agent_plan.plans, agent_plan.copy
+                decode_body, find_short, copy = agent_plan.decode, agent_plan.shorts.get, agent_plan.copy
             try:
                 message = decode_body(body)
-                plan = plans[message.__class__]
+                short = find_short(message.__class__)
             except UNDECODABLE:
-                message, plan = None, NOT_PLAIN
-            if not plan.plain:
+                short = None
+            if short is None:
                 self.take(draft, address, body, source, now_ns)
                 if draft.size_bytes > DRAFT_BYTES_MAX:
                     break
                 continue
+            evolve, react, yields, kept_wait_ns, watched = short
             before = copy(agent)
             effects: list[PackedEffect] | None = None
             try:
-                if plan.evolve is not None:
-                    plan.evolve(agent, message)
-                if plan.react is not None:
-                    reactions = plan.react(agent, message)
-                    if not plan.yields:
+                if evolve is not None:
+                    evolve(agent, message)
+                if react is not None:
+                    reactions = react(agent, message)
+                    if not yields:
                         reactions = iter(reactions or ())
                     for first in reactions:
                         effects = self._pack_all(agent, message, body, first, reactions, now_ns)
@@ -133,12 +118,12 @@ class Handling:
                 continue
             keep_event(item)
             keep_image(address, before)
-            if plan.wait_ns < wait_ns:
-                wait_ns = plan.wait_ns
+            if kept_wait_ns < wait_ns:
+                wait_ns = kept_wait_ns
                 draft.hurry(wait_ns)
             if newest:
                 newest.pop(address, None)
-            if plan.watched:
+            if watched:
                 draft.fresh.append((address, message.__class__))
             if effects is not None:
                 self._owe_all(draft, address, effects, now_ns)

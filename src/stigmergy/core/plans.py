@@ -48,6 +48,10 @@ class Plan(Struct, frozen=True):
     """An observed event that is kept as it is and touches no window: the shard's short path."""
 
 
+Short = tuple[Callable[[Any, Any], None] | None, Callable[[Any, Any], Effects] | None, bool, int, bool]
+"""Of a plain plan what the shard's short path needs, taken apart in one go: evolve, react, yields, wait_ns, watched."""
+
+
 class AgentPlan(Struct, frozen=True):
     """An agent class made ready to run."""
 
@@ -56,6 +60,8 @@ class AgentPlan(Struct, frozen=True):
     layout: bytes
     cls: type[Agent]
     plans: dict[type[Message], Plan]
+    shorts: dict[type[Message], Short]
+    """Only the plain ones."""
     decode: Callable[[bytes], Message]
     known_tags: frozenset[str]
     tumbling: tuple[str, ...]
@@ -138,6 +144,7 @@ def plan_agent(cls: type[Agent]) -> AgentPlan:
         layout=_layout(cls),
         cls=cls,
         plans=plans,
+        shorts={message: _short(plan) for message, plan in plans.items() if plan.plain},
         decode=decode,
         known_tags=known_tags,
         tumbling=tuple(name for name in windows if _default(cls, name).shape is Shape.TUMBLING),
@@ -154,6 +161,10 @@ def _with_types_kept(cls: type[Agent], message: type[Message], handlers: Handler
         return handlers
     evolve = keep_types(handlers.evolve, cls, message)
     return Handlers(decide=handlers.decide, evolve=evolve, react=handlers.react)
+
+
+def _short(plan: Plan) -> Short:
+    return (plan.evolve, plan.react, plan.yields, plan.wait_ns, plan.watched)
 
 
 def _plan(
