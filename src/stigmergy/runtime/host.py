@@ -177,6 +177,10 @@ class Host:
         self._halt(NotRunning("the node was killed"))
         await self.effector.close()
 
+    def durable_position(self, shard: int) -> int:
+        """The position up to which a shard is on disk."""
+        return self._durable[shard]
+
     def durable_image(self, address: str) -> Any:
         """An agent as it is on disk; None for one that is not there yet."""
         number = self.intake.shard_of(address)

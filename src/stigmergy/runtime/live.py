@@ -180,7 +180,7 @@ class Live:
 
     def _durable(self, shard: Shard) -> int:
         """The position up to which this shard is on disk."""
-        return self._host._durable[shard.state.shard]
+        return self._host.durable_position(shard.state.shard)
 
     def standing(self) -> Standing:
         """Where this node stands: what is on disk, and what the counters of this run say beside it."""
