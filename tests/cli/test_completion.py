@@ -58,6 +58,8 @@ LINES = {
     "stigmergy keys new ": [":files"],
     "stigmergy status --socket ": [":files"],
     "stigmergy status --socket=de": [":files"],
+    "stigmergy status --journal ": [":files"],
+    "stigmergy run --bus ": [],
     "stigmergy new x --dir ": [":folders"],
     "stigmergy bench inter": ["interpreted"],
     "stigmergy bench interpreted ": [],

@@ -10,7 +10,6 @@ import argparse
 import shlex
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from msgspec import Struct
 
@@ -155,5 +154,5 @@ def _values(line: _Line, action: argparse.Action, current: str, names: Names) ->
         return [Word(text, about) for text, about in known]
     if metavar in _FOLDERS:
         return [Word(FOLDERS)]
-    wants_file: Any = action.type is Path or metavar in ("FILE", "PATH", "KEY", "URL", "PUBLIC")
+    wants_file = action.type is Path or action.dest == "journal" or metavar in ("KEY", "PUBLIC")
     return [Word(FILES)] if wants_file else ()
