@@ -57,8 +57,29 @@ async def test_what_a_vehicle_says_about_itself() -> None:
         assert (status.armed, status.autopilot) == (False, Autopilot.PX4)
         await until(vehicle.is_landed)
         await until(lambda: simulated.partner_heartbeats > 0, 3.0)
-        streams = [one for one in simulated.heard if one.command == Order.SET_MESSAGE_INTERVAL]  # type: ignore[attr-defined]
-        assert len(streams) == 4
+
+
+async def test_what_a_vehicle_does_not_tell_by_itself_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vehicle_module, "HEARTBEAT_S", 0.05)
+    async with pair(taciturn=True) as (vehicle, simulated):
+        simulated.deaf_for[Order.SET_MESSAGE_INTERVAL] = 5
+        await until(vehicle.is_landed)
+        asked = [one for one in simulated.heard if isinstance(one, CommandLong)]
+        assert {one.param1 for one in asked} == {33.0, 245.0, 147.0, 1.0}
+        await asyncio.sleep(0.3)
+        settled = len(simulated.heard)
+        await asyncio.sleep(0.3)
+        assert len(simulated.heard) == settled, "nobody asks for what is told"
+
+
+async def test_a_vehicle_that_does_not_say_whether_it_stands_is_down_when_disarmed() -> None:
+    async with pair() as (vehicle, simulated):
+        simulated.landed = Landed.UNDEFINED
+        await until(lambda: (status := vehicle.status()) is not None and status.landed is Landed.UNDEFINED)
+        assert vehicle.is_landed()
+        await vehicle.arm()
+        await until(vehicle.is_armed)
+        assert not vehicle.is_landed()
 
 
 @pytest.mark.parametrize("autopilot", [Autopilot.PX4, Autopilot.ARDUPILOT, Autopilot.GENERIC])

@@ -15,6 +15,7 @@ from stigmergy.core.messages import Action, Command, Event, transient, within
 from stigmergy.core.supervision import InputFailed, Supervise, WhenStale
 from stigmergy.ports.device import Feed
 from stigmergy.runtime import devices as devices_module
+from stigmergy.runtime import mailbox as mailbox_module
 from stigmergy.runtime.declaration import Declaration
 from stigmergy.runtime.settings import Settings
 from stigmergy.sim.node import SimNode
@@ -304,6 +305,7 @@ def test_a_stopped_agent_is_not_read_for_and_its_letters_do_not_pile_up() -> Non
         await asyncio.sleep(10.0)
         assert list(live.standing().stopped) == ["Gauge/a"]
         assert len(live.dead_letters()) <= 5
+        assert counters_of(node)["withheld"] > 50
         bad = False
         live.resume("Gauge/a", by="ada")
         await asyncio.sleep(3.0)
@@ -568,28 +570,33 @@ def test_a_sensor_that_does_not_let_itself_be_cancelled_does_not_hold_up_the_sto
     assert play(fleet, main, agents=["Gauge/a"], settings=Settings(drain_s=3.0)) < 10
 
 
-def test_a_full_node_makes_a_reading_fail_and_not_the_sensor() -> None:
+def test_a_full_node_makes_a_reading_fail_and_not_the_sensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mailbox_module, "BLOCKED_COUNT_MAX", 1)
     fleet = declare()
 
     @fleet.sensor(Gauge, every_s=0.5)
-    async def battery(gauge: str) -> Measured:
-        return Measured(percent=1)
+    async def battery(gauge: str) -> Pressed | None:
+        return Pressed(number=1) if now_s() > 0.3 else None
 
-    async def main(node: SimNode) -> dict[str, int]:
-        await node.start()
-
-        def full(address: str, event: Event, source: str = "") -> asyncio.Future[None]:
-            raise Overloaded("full")
-
-        real = node.host.intake.observe
-        node.host.intake.observe = full  # type: ignore[method-assign]
-        await asyncio.sleep(2.1)
-        assert counters_of(node)["failed"] == 5
-        node.host.intake.observe = real  # type: ignore[method-assign]
+    async def main(node: SimNode) -> tuple[int, int]:
+        live = await node.start()
+        node.latency.jitter = False
+        node.latency.before_s = 3.0  # the disk stalls, and everybody waits
+        told = [asyncio.ensure_future(live.observe("Gauge/b", Pressed(number=number))) for number in range(10)]
+        await asyncio.sleep(1.0)
+        failed = counters_of(node)["failed"]
+        results = await asyncio.gather(*told, return_exceptions=True)
+        assert any(isinstance(result, Overloaded) for result in results)
+        node.latency.before_s = 0.0
+        await asyncio.sleep(5.0)
+        taken = counters_of(node)["taken"]
         await asyncio.sleep(2.0)
-        return counters_of(node)
+        return failed, counters_of(node)["taken"] - taken
 
-    assert play(fleet, main, agents=["Gauge/a"])["taken"] == 4
+    tight = Settings(telemetry_items_max=1, batch_events_max=1)
+    failed, taken = play(fleet, main, agents=["Gauge/a"], settings=tight)
+    assert failed > 0
+    assert taken == 4
 
 
 def test_one_seed_gives_one_order() -> None:

@@ -40,26 +40,23 @@ class Patience(Struct, frozen=True):
             raise DefinitionError(f"{what}: within_s={self.within_s}; give more than 0 and at most a day of seconds")
 
 
-class Confirmed:
-    """An actuator and how its effect is seen, as one hand. A try takes at most `within_s`, confirmation included.
+def confirmed(act: Act, confirm: Confirm) -> Callable[[Order[Any]], Awaitable[None]]:
+    """An actuator and how its effect is seen, as one hand. It runs until it is so: the caller has the deadline.
 
     A safe action is not asked about before it is carried out: what makes safe does not wait for an answer.
     """
 
-    def __init__(self, act: Act, confirm: Confirm) -> None:
-        self._act = act
-        self._confirm = confirm
+    async def is_so(order: Order[Any]) -> bool:
+        answer = confirm(order)
+        return bool(await answer if inspect.isawaitable(answer) else answer)
 
-    async def __call__(self, order: Order[Any]) -> None:
-        """Carries out one order until it is seen to be done. Runs until then: the caller has the deadline."""
-        if order.sequence and await self._is_so(order):
+    async def carry_out(order: Order[Any]) -> None:
+        if order.sequence and await is_so(order):
             return
-        acted = self._act(order)
+        acted = act(order)
         if inspect.isawaitable(acted):
             await acted
-        while not await self._is_so(order):  # noqa: ASYNC110 - the world sets no events
+        while not await is_so(order):  # noqa: ASYNC110 - the world sets no events
             await asyncio.sleep(CONFIRM_EVERY_S)
 
-    async def _is_so(self, order: Order[Any]) -> bool:
-        answer = self._confirm(order)
-        return bool(await answer if inspect.isawaitable(answer) else answer)
+    return carry_out

@@ -16,7 +16,7 @@ from msgspec import Struct, structs
 
 from stigmergy.core.agent import Agent
 from stigmergy.core.errors import ConfigError
-from stigmergy.core.messages import SECOND_NS, Event
+from stigmergy.core.messages import SECOND_NS
 from stigmergy.ports.device import Attachment, Threads
 from stigmergy.runtime.host import Host
 from stigmergy.runtime.loops import Beside, Loop, LoopCounters, LoopSpec
@@ -192,18 +192,11 @@ class Devices:
             loop = self._loops[key] = Loop(spec, address, beside, clock, self._loop_counters[spec.name])
             self._tasks[key] = asyncio.ensure_future(loop.run())
             return
-        outlet = Outlet(spec, address, self._observe, clock, self._sensor_counters[spec.name])
+        counters = self._sensor_counters[spec.name]
+        outlet = Outlet(spec, address, self._host.intake.observe, self._is_stopped, clock, counters)
         self._outlets[key] = outlet
         runner: Any = Pusher(spec, outlet) if spec.every_s is None else Poller(spec, outlet, clock, self._threads)
         self._tasks[key] = asyncio.ensure_future(runner.run())
-
-    def _observe(self, address: str, event: Event, source: str) -> asyncio.Future[None]:
-        if self._is_stopped(address):
-            # A stopped agent's events would fill the dead letters; when it goes on it needs new ones anyhow.
-            passed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            passed.set_result(None)
-            return passed
-        return self._host.intake.observe(address, event, source)
 
     def _image(self, address: str) -> Agent | None:
         if self._host.failure is not None or self._is_stopped(address):

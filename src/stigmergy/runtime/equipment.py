@@ -17,7 +17,7 @@ from stigmergy.core.errors import ConfigError, DefinitionError
 from stigmergy.core.messages import Action, Event, Work, spec_of
 from stigmergy.core.plans import AgentPlan
 from stigmergy.ports.device import Attachment
-from stigmergy.runtime.actuators import Confirm, Confirmed, Patience
+from stigmergy.runtime.actuators import Confirm, Patience, confirmed
 from stigmergy.runtime.loops import LoopSpec, MakeSafe, SetPoints, Tick
 from stigmergy.runtime.sensors import WITHIN_S_MIN, Polled, Pushed, SensorSpec
 from stigmergy.runtime.staleness import safe_actions_of
@@ -184,7 +184,7 @@ class Equipment:
         def register(hand: Callable[[Order[ActionT]], Awaitable[None] | None]) -> Callable[[Order[ActionT]], Any]:
             seen: Confirm | None = confirm
             _check_hand("actuator", Action, action, hand)
-            self._register(action, hand if seen is None else Confirmed(hand, seen), Patience(tries, within_s))
+            self._register(action, hand if seen is None else confirmed(hand, seen), Patience(tries, within_s))
             return hand
 
         return register

@@ -71,6 +71,8 @@ class SensorCounters(Struct):
     taken: int = 0
     """Readings that reached their agent."""
     thinned: int = 0
+    withheld: int = 0
+    """Readings for an agent that supervision has stopped: they would fill its dead letters."""
     superseded: int = 0
     """Readings that a newer one replaced while they waited to be taken."""
     overruns: int = 0
@@ -106,11 +108,18 @@ class Outlet:
     """From one sensor to one agent: thins, keeps at most one reading waiting, and hands over one at a time."""
 
     def __init__(
-        self, spec: SensorSpec, address: str, observe: Observe, clock: Clock, counters: SensorCounters
+        self,
+        spec: SensorSpec,
+        address: str,
+        observe: Observe,
+        is_stopped: Callable[[str], bool],
+        clock: Clock,
+        counters: SensorCounters,
     ) -> None:
         self._spec = spec
         self._address = address
         self._observe = observe
+        self._is_stopped = is_stopped
         self._clock = clock
         self._thinner = Thinner(spec.thinning)
         self._waiting: Event | None = None
@@ -171,6 +180,9 @@ class Outlet:
             self._timer = asyncio.get_running_loop().call_later(wait_s, self._pass_on)
 
     def _hand_over(self, event: Event) -> None:
+        if self._is_stopped(self._address):
+            self.counters.withheld += 1
+            return
         if self._under_way is not None:
             if self._waiting is not None:
                 self.counters.superseded += 1

@@ -71,11 +71,14 @@ class SimulatedVehicle:
         drain_percent_s: float = 0.05,
         home: tuple[float, float, float] = (47.3977, 8.5456, 488.0),
         seed: int = 1,
+        taciturn: bool = False,
     ) -> None:
         self._place = (host, port)
         self._pace = pace
         self._autopilot = autopilot
         self._drain_percent_s = drain_percent_s
+        self._asked: set[int] | None = {Heartbeat.NUMBER} if taciturn else None
+        """Messages that it was asked for; None: it tells all of them anyhow."""
         self._home = home
         self._writer = Writer(system, 1)
         self._chance = random.Random(f"stigmergy.testing.vehicle/{seed}")
@@ -197,8 +200,9 @@ class SimulatedVehicle:
                 self._target, self._lands_there = (message.x / 1e7, message.y / 1e7, height), False
             case Order.SET_MODE if isinstance(message, CommandLong):
                 self.mode = int(message.param2)
-            case Order.SET_MESSAGE_INTERVAL:
-                pass
+            case Order.SET_MESSAGE_INTERVAL if isinstance(message, CommandLong):
+                if self._asked is not None:
+                    self._asked.add(int(message.param1))
             case _:
                 return Result.UNSUPPORTED
         return Result.ACCEPTED
@@ -265,11 +269,11 @@ class SimulatedVehicle:
         if tick % 10 == 0:
             mode = ARMED_FLAG if self.armed else 0
             state = ACTIVE if self.armed else STANDBY
-            self._send(Heartbeat(QUADROTOR, self._autopilot, mode, self.mode, state))
+            self._tell_of(Heartbeat(QUADROTOR, self._autopilot, mode, self.mode, state))
         if tick % 5 == 1:
-            self._send(ExtendedSysState(landed_state=self.landed))
+            self._tell_of(ExtendedSysState(landed_state=self.landed))
         if tick % 5 == 2:
-            self._send(
+            self._tell_of(
                 GlobalPosition(
                     time_boot_ms=int(self._time_s * 1000) % 2**32,
                     lat=round(self.latitude * 1e7),
@@ -280,8 +284,12 @@ class SimulatedVehicle:
             )
         if tick % 10 == 3:
             remaining = int(self.battery_percent)
-            self._send(SysStatus(voltage_battery=12_400, battery_remaining=remaining))
-            self._send(BatteryStatus(voltages=(4_150, 4_140, 4_130, *(65535,) * 7), battery_remaining=remaining))
+            self._tell_of(SysStatus(voltage_battery=12_400, battery_remaining=remaining))
+            self._tell_of(BatteryStatus(voltages=(4_150, 4_140, 4_130, *(65535,) * 7), battery_remaining=remaining))
+
+    def _tell_of(self, message: MavMessage) -> None:
+        if self._asked is None or message.NUMBER in self._asked:
+            self._send(message)
 
 
 class _Radio(asyncio.DatagramProtocol):

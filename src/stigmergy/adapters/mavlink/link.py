@@ -113,6 +113,7 @@ class SerialLink:
             raise ConfigError(f"vehicle {url!r}: {baud} baud is no speed of a serial line here; 57600 is usual")
 
     async def open(self) -> None:
+        self._closed = False
         self._open()
 
     def send(self, data: bytes) -> None:

@@ -50,7 +50,7 @@ STREAMS: tuple[tuple[type[MavMessage], float], ...] = (
     (BatteryStatus, 1.0),
     (SysStatus, 1.0),
 )
-"""What a vehicle is asked to tell when it is heard for the first time or again, and how often in a second."""
+"""What a vehicle is asked to tell, if it does not do so anyhow, and how often in a second."""
 EARTH_M = 6_371_000.0
 MODE_CUSTOM = 1
 COPTER_GUIDED = 4
@@ -173,9 +173,14 @@ class Vehicle:
         return status is not None and status.armed
 
     def is_landed(self) -> bool:
-        """Whether it stands on the ground; False if that is not known."""
+        """Whether it stands on the ground; False if that is not known.
+
+        One that does not say so is down when its motors may not turn: autopilots disarm after landing.
+        """
         status = self.status()
-        return status is not None and status.landed is Landed.ON_GROUND
+        if status is None:
+            return False
+        return status.landed is Landed.ON_GROUND or (status.landed is Landed.UNDEFINED and not status.armed)
 
     def is_flying(self) -> bool:
         """Whether it is in the air and no longer taking off; False if that is not known."""
@@ -275,6 +280,8 @@ class Vehicle:
         while True:
             if self._send(beat):
                 self.counters.heartbeats += 1
+            if self.is_connected:
+                self._ask_for_streams()
             await asyncio.sleep(HEARTBEAT_S)
 
     def _heard(self, frame: Frame) -> None:
@@ -288,8 +295,6 @@ class Vehicle:
             if message.autopilot == Autopilot.NONE:
                 return  # a camera or a gimbal of the vehicle, not what flies it
             self._component = frame.component
-            if not self.is_connected:
-                self._ask_for_streams()
         elif isinstance(message, BatteryStatus) and message.id != 0:
             return
         elif isinstance(message, CommandAck):
@@ -298,8 +303,10 @@ class Vehicle:
         self._last[type(message)] = (message, asyncio.get_running_loop().time())
 
     def _ask_for_streams(self) -> None:
-        """Asks once, and not until it is acknowledged: most autopilots tell all of it anyhow."""
+        """Asks for what is not heard, with each heartbeat until it is: most autopilots tell most of it anyhow."""
         for message, hertz in STREAMS:
+            if self._newest(message) is not None:
+                continue
             self._send(
                 CommandLong(
                     target_system=self._target or 0,
