@@ -150,12 +150,17 @@ class ControlDesk:
                 await asyncio.sleep(0)
             raise NotRunning("the log ended while it was read; ask again")
         finally:
-            self._long = False
+            self._end_long()
 
     def _begin_long(self) -> None:
         if self._long:
             raise Overloaded("somebody looks back or verifies already, and that is one at a time; try again later")
         self._long = True
+        self._host.housekeeper.safeguards.readers += 1
+
+    def _end_long(self) -> None:
+        self._long = False
+        self._host.housekeeper.safeguards.readers -= 1
 
     def _log(self, request: protocol.Log) -> Iterator[Any]:
         wanted = Wanted(
@@ -181,7 +186,7 @@ class ControlDesk:
                 told = max(told, commits - commits % VERIFY_TOLD_COMMITS)
             yield described_verification(self._node.journal, verification.found)
         finally:
-            self._long = False
+            self._end_long()
 
     def _exported(self, request: protocol.Export | protocol.Flight) -> Iterator[Any]:
         """What the log says, or the log itself as a flight log, beside the work of the node."""
@@ -195,7 +200,7 @@ class ControlDesk:
                 raise NotRunning("this node has no key to seal a flight log with; export from the stopped journal")
             yield from flight_items(journal, self._node.sealing, request, self._host.clock.wall_ns())
         finally:
-            self._long = False
+            self._end_long()
 
     async def _take_letter(self, request: protocol.Retry | protocol.Drop) -> Any:
         letter = next((one for one in self._live.dead_letters() if one.letter == request.letter), None)

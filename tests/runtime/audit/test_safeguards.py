@@ -230,6 +230,27 @@ class TestHolds:
         assert holds.all() == []
 
 
+def test_nothing_is_dropped_under_the_hands_of_a_reader_unless_the_device_is_full() -> None:
+    async def main(node: SimNode) -> None:
+        live = await node.start()
+        safeguards = guarded(live, node)
+        safeguards.readers += 1
+        await count(live, range(40))
+        assert (await drops(live))["commits_dropped"] == 0
+        assert node.store is not None
+        node.store.capacity_bytes = node.store.used_bytes
+        await live.observe("Counter/0", Counted(number=1))
+        assert live.standing().counters["commits_dropped"] > 0
+        node.store.capacity_bytes = 1 << 30
+        safeguards.readers -= 1
+        await count(live, range(40, 80))
+        before = live.host.journal.first_position(0)
+        await drops(live)
+        assert live.host.journal.first_position(0) > before
+
+    play(declare(), main, settings=rules(keep_s=0.5), in_memory=True)
+
+
 def verified_archive(archive: SimArchive, disk: SimDisk, folder: Path) -> list[int]:
     """The positions in an archive, each segment checked as `log verify` does."""
     positions: list[int] = []

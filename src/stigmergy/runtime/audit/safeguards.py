@@ -20,6 +20,9 @@ class Safeguards:
         self.archivist = archivist
         self.archive_or_drop = archive_or_drop
         """On a device that is full, drop also what no archive has, rather than stop. Never what is held."""
+        self.readers = 0
+        """How many read the log at present, to export or verify it: nothing is dropped under their hands, unless the
+        device is full."""
 
     @property
     def troubles(self) -> list[str]:
@@ -27,8 +30,10 @@ class Safeguards:
         found = [self.holds.trouble if self.holds else "", self.archivist.trouble if self.archivist else ""]
         return [trouble for trouble in found if trouble]
 
-    def unheld(self, journal: Journal, shard: int, upto: int) -> int:
-        """The highest position up to `upto` on which there is no hold."""
+    def unheld(self, journal: Journal, shard: int, upto: int, *, full: bool = False) -> int:
+        """The highest position up to `upto` on which there is no hold, and which nobody reads."""
+        if self.readers and not full:
+            return 0
         return upto if self.holds is None else self.holds.limit(journal, shard, upto)
 
     def archived(self, shard: int, upto: int, *, full: bool = False) -> int:
