@@ -582,8 +582,10 @@ def test_a_full_node_makes_a_reading_fail_and_not_the_sensor(monkeypatch: pytest
         live = await node.start()
         node.latency.jitter = False
         node.latency.before_s = 3.0  # the disk stalls, and everybody waits
-        told = [asyncio.ensure_future(live.observe("Gauge/b", Pressed(number=number))) for number in range(10)]
-        await asyncio.sleep(1.0)
+        told: list[asyncio.Future[None]] = []
+        for number in range(100):
+            told.append(asyncio.ensure_future(live.observe("Gauge/b", Pressed(number=number))))
+            await asyncio.sleep(0.01)
         failed = counters_of(node)["failed"]
         results = await asyncio.gather(*told, return_exceptions=True)
         assert any(isinstance(result, Overloaded) for result in results)
