@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, ParamSpec
 
 import pytest
@@ -183,7 +183,7 @@ class JournalContract:
         await journal.append(chain.group([0]))
         await journal.append(chain.group([0]))
         under_way = chain.group([0])
-        writes: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
+        writes: dict[str, Callable[[], Awaitable[None]]] = {
             "append": lambda: journal.append(make_group(make_commit(1, 1))),
             "put_snapshot": lambda: journal.put_snapshot(0, 1, [SnapshotPart(0, b"a")]),
             "drop_snapshot": lambda: journal.drop_snapshot(0, 1),
