@@ -65,7 +65,12 @@ class TooLarge(PeerError):
 
 
 class SequenceGap(PeerError):
-    """A source skipped sequence numbers; what came early has not been consumed."""
+    """A source skipped sequence numbers; what came early has not been consumed. Who knows which says which."""
+
+    def __init__(self, message: str, *, source: str = "", sequence: int = 0) -> None:
+        super().__init__(message)
+        self.source = source
+        self.sequence = sequence
 
 
 class StaleEpoch(PeerError):

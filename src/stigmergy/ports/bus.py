@@ -57,7 +57,7 @@ class Bus(Protocol):
     Duplication: at least once. What was under way when the link broke may come twice; receivers keep marks.
     Concurrency: publishes may overlap. A pattern's handler is called in order of arrival, and again before earlier
         calls are done, at most HANDLED_COUNT_MAX at once: a receiver that waits for its disk takes many with one write.
-        A handler keeps its order before it first waits. The broker is told in order of arrival.
+        A handler keeps its order before it first waits. The broker is told in order of arrival, early ones aside.
     Offline: while the link is down `publish` raises LinkDown at once and nothing was sent; when it breaks during a
         publish it raises LinkDown too, and whether the broker has it is unknown: publish it again. Subscriptions
         are remembered and made again when the link is back; a session survives, so that the broker holds what comes

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import heapq
 from collections import deque
 from collections.abc import Callable
 
@@ -25,7 +26,7 @@ TRIES_MAX = 8
 """An error that is none of ours may be a handler that cannot stand this message: after so many tries it is given up,
 counted, and acknowledged. Errors of ours that are nobody's fault (Overloaded, LinkDown) are tried for ever."""
 EARLY_PAUSE_S = 0.5
-"""A message that came early is offered again when its topic has moved on, and after so long in any case."""
+"""A message that came early is offered again when its topic has moved on, and after so long without anything new."""
 EARLY_S_MAX = 300.0
 """After so long something before an early message counts as lost for good, and the early one is refused: a receiver
 that would rather take it with a gap must do so sooner."""
@@ -75,6 +76,10 @@ class Arrival:
     def finish_all(self) -> None:
         """Nobody wants it."""
         self._settled()
+
+
+_Early = tuple[int, int, Arrival]
+"""Its sequence, or 0 if that is not known; a count that keeps the order; the message."""
 
 
 class Reception:
@@ -139,9 +144,12 @@ class Inbox:
         self._handler = handler
         self._receipts = receipts
         self._waiting: deque[Arrival] = deque()
-        self._early: dict[str, deque[Arrival]] = {}
+        self._early: dict[str, dict[str, list[_Early]]] = {}
+        """By topic and source, as heaps."""
+        self._early_count = 0
         self._unsettled: dict[Arrival, bool] = {}
-        """In order of arrival, and whether each is dealt with: the broker hears it in this order."""
+        """In order of arrival, and whether each is dealt with: the broker hears it in this order. Not those that came
+        early: what waits behind them would fill the broker's window, and the one they wait for could not come."""
         self._handling: dict[asyncio.Task[None], None] = {}
         self._pausing = 0
         self._wake = asyncio.Event()
@@ -192,9 +200,8 @@ class Inbox:
         try:
             await asyncio.wait_for(self._wake.wait(), EARLY_PAUSE_S)
         except TimeoutError:
-            for early in self._early.values():
-                self._waiting.extend(early)
-            self._early.clear()
+            for topic in list(self._early):
+                self._reoffer(topic)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         del self._handling[task]
@@ -211,7 +218,13 @@ class Inbox:
             self._reoffer(arrival.message.topic)
 
     def _settle(self, arrival: Arrival) -> None:
-        self._unsettled[arrival] = True
+        if arrival in self._unsettled:
+            self._unsettled[arrival] = True
+            self._tell_in_order()
+        else:
+            arrival.finish()
+
+    def _tell_in_order(self) -> None:
         while self._unsettled:
             first = next(iter(self._unsettled))
             if not self._unsettled[first]:
@@ -232,7 +245,7 @@ class Inbox:
                 self._receipts.taken += 1
                 return True
             self._receipts.last_failure = f"{arrival.message.topic}: {type(failure).__name__}: {failure}"
-            if isinstance(failure, SequenceGap) and self._put_aside(arrival):
+            if isinstance(failure, SequenceGap) and self._put_aside(arrival, failure):
                 return False
             if isinstance(failure, PeerError):
                 self._receipts.refused += 1
@@ -258,23 +271,41 @@ class Inbox:
             self._wake.set()
         return True
 
-    def _put_aside(self, arrival: Arrival) -> bool:
+    def _put_aside(self, arrival: Arrival, gap: SequenceGap) -> bool:
         """Keeps an early message for later; False when it has waited for too long."""
         now_s = asyncio.get_running_loop().time()
         if arrival.early_since_s is None:
             arrival.early_since_s = now_s
-        if now_s - arrival.early_since_s > EARLY_S_MAX or self._closing.is_set():
-            return self._closing.is_set()
+        if self._closing.is_set():
+            return True
+        if now_s - arrival.early_since_s > EARLY_S_MAX:
+            return False
         self._receipts.early += 1
-        self._early.setdefault(arrival.message.topic, deque()).append(arrival)
+        self._early_count += 1
+        self._unsettled.pop(arrival, None)
+        self._tell_in_order()
+        heap = self._early.setdefault(arrival.message.topic, {}).setdefault(gap.source, [])
+        heapq.heappush(heap, (gap.sequence, self._early_count, arrival))
         self._wake.set()
         return True
 
     def _reoffer(self, topic: str) -> None:
-        """The topic has moved on: the first of its early messages may fit now."""
-        early = self._early.get(topic)
-        if early:
-            self._waiting.appendleft(early.popleft())
+        """The topic has moved on, or it is time: of each source's early messages the first one may fit now.
+
+        Some brokers repeat in no order at all (NATS is one): the lowest sequence goes first where the handler has told
+        it, else all are tried.
+        """
+        again: list[Arrival] = []
+        left: dict[str, list[_Early]] = {}
+        for source, heap in self._early.pop(topic, {}).items():
+            if heap[0][0]:
+                again.append(heapq.heappop(heap)[2])
+                if heap:
+                    left[source] = heap
+            else:
+                again += [arrival for _, _, arrival in sorted(heap)]
+        if left:
+            self._early[topic] = left
+        if again:
+            self._waiting.extendleft(reversed(again))
             self._wake.set()
-            if not early:
-                del self._early[topic]

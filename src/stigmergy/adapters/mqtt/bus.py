@@ -23,9 +23,10 @@ RECONNECT_S_MIN = 0.1
 """The first wait before a new try is drawn between 0 and this; it doubles up to the option reconnect_s_max."""
 STEADY_S = 1.0
 """A link that lasted so long was a good one: the next wait is short again."""
-BACKLOG_COUNT_MAX = 4_096
+BACKLOG_COUNT_MAX = 8_192
 BACKLOG_BYTES_MAX = 32 * 1024 * 1024
-"""What has come in and is not dealt with. Above it nothing is read until half of it is: the broker must wait."""
+"""What has come in and is not dealt with. Above it nothing is read until half of it is: the broker must wait. Keep a
+broker's own window smaller: a message that all others wait for must not be behind it."""
 CLOSE_S_MAX = 5.0
 """Handlers under way at `close` get so long."""
 
