@@ -152,7 +152,7 @@ def test_nobody_to_look_at(tmp_path: Path) -> None:
     def find() -> Path:
         raise NotRunning("nobody here")
 
-    assert Sampler(find, lambda: 7.0).look() == Seen(7.0, why="nobody here")
+    assert Sampler(find, now_s=lambda: 7.0).look() == Seen(7.0, why="nobody here")
     assert "no node answers" in Sampler(lambda: tmp_path / "no.sock").look().why
 
 

@@ -19,12 +19,14 @@ from stigmergy.cli import exits
 from stigmergy.cli.output import Output
 from stigmergy.cli.places import add_place, find_socket
 from stigmergy.cli.screen.frame import HISTORY_COUNT_MAX, Page, View, draw, list_lines
-from stigmergy.cli.screen.sampling import Sampler, Seen
+from stigmergy.cli.screen.sampling import ANSWER_S_MAX, Sampler, Seen
 from stigmergy.cli.screen.terminal import Terminal
 from stigmergy.core.errors import ConfigError, NotRunning
 
 EVERY_S = 1.0
 EVERY_S_MIN, EVERY_S_MAX = 0.1, 3600.0
+LIVE_ANSWER_S_MAX = 2.0
+"""On a screen nobody waits longer for a node: keys are heard between two looks."""
 ONCE_LINES = 40
 EXAMPLES = """examples:
   stigmergy top                  a screen, written anew each second; q leaves it
@@ -61,11 +63,14 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     except NotRunning:
         if arguments.once:
             raise
-    sampler = Sampler(lambda: find_socket(arguments))
+    live = sys.stdout.isatty() and not output.json and not arguments.once
+    sampler = Sampler(lambda: find_socket(arguments), answer_s_max=LIVE_ANSWER_S_MAX if live else ANSWER_S_MAX)
     try:
-        if arguments.once or not (output.json or sys.stdout.isatty()):
-            return _once(sampler, every_s, output)
-        return _stream(sampler, every_s, output) if output.json else _live(sampler, every_s)
+        if live:
+            return _live(sampler, every_s)
+        return (
+            _stream(sampler, every_s, output) if output.json and not arguments.once else _once(sampler, every_s, output)
+        )
     except KeyboardInterrupt:
         return exits.OK  # the usual way to leave
     finally:

@@ -16,8 +16,8 @@ from stigmergy.core.errors import StigmergyError
 from stigmergy.runtime.protocol import AnyRequest, Letters, Log, Status, read_reply, write_request
 from stigmergy.wiring import ControlClient
 
-ANSWER_S_MAX = 2.0
-"""A node that takes longer is shown as one that does not answer."""
+ANSWER_S_MAX = 10.0
+"""A node that takes longer counts as one that does not answer."""
 
 
 class Seen(Struct, frozen=True):
@@ -39,8 +39,15 @@ class Seen(Struct, frozen=True):
 class Sampler:
     """Looks at the node that `find` finds; it raises NotRunning where there is none."""
 
-    def __init__(self, find: Callable[[], Path], now_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        find: Callable[[], Path],
+        *,
+        answer_s_max: float = ANSWER_S_MAX,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._find = find
+        self._answer_s_max = answer_s_max
         self._now_s = now_s
         self._client: ControlClient | None = None
         self._before: Seen | None = None
@@ -65,7 +72,7 @@ class Sampler:
     def _look(self, last: int, letters: bool) -> Seen:
         client = self._client
         if client is None:
-            client = self._client = ControlClient(self._find(), timeout_s=ANSWER_S_MAX)
+            client = self._client = ControlClient(self._find(), timeout_s=self._answer_s_max)
         (status,) = _asked(client, Status())
         seen = _compared(Seen(self._now_s(), status), self._before)
         return structs.replace(
