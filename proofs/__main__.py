@@ -44,6 +44,7 @@ ROWS = (
     Row("mutation", "7", 16),
     Row("replay", "8", 5),
     Row("fuzz", "17", 5),
+    Row("link_cuts", "", 6),
 )
 BY_NAME = {row.name: row for row in ROWS}
 

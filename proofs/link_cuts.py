@@ -210,12 +210,21 @@ class Siege:
             self.violations.append(f"not everything has arrived {FINISH_S_MAX:g} s after the last cut")
         for source in self._sources:
             self.tally.published += source.answered
-            taken = self._receiver.taken.get(source.topic, [])
-            if taken != [*range(1, source.answered + 1)]:
-                missing = sorted({*range(1, source.answered + 1)} - {*taken})
-                self.violations.append(
-                    f"{source.topic}: {source.answered} published, {len(taken)} taken, missing {missing[:10]}"
-                )
+            self.violations += compare(source.topic, source.answered, self._receiver.taken.get(source.topic, []))
+
+
+def compare(topic: str, answered: int, taken: list[int]) -> list[str]:
+    """What a receiver's list says that it should not. What was sent but not answered may be there, too."""
+    wrong: list[str] = []
+    lost = sorted({*range(1, answered + 1)} - {*taken})
+    if lost:
+        wrong.append(f"{topic}: {len(lost)} of {answered} lost, the first are {lost[:10]}")
+    doubled = len(taken) - len({*taken})
+    if doubled:
+        wrong.append(f"{topic}: {doubled} doubled")
+    if taken != sorted(taken):
+        wrong.append(f"{topic}: out of order")
+    return wrong
 
 
 def run(cuts: int, broker_name: str, seed: int) -> Siege:
@@ -223,13 +232,13 @@ def run(cuts: int, broker_name: str, seed: int) -> Siege:
     with tempfile.TemporaryDirectory(prefix="stigmergy-cuts-") as folder:
         starting = start_mosquitto(Path(folder)) if broker_name == "mosquitto" else _start_nats(Path(folder))
         with starting as broker:
+            return asyncio.run(_besiege(broker, cuts, seed))
 
-            async def besiege() -> Siege:
-                siege = Siege(broker, seed)
-                await siege.run(cuts)
-                return siege
 
-            return asyncio.run(besiege())
+async def _besiege(broker: Broker, cuts: int, seed: int) -> Siege:
+    siege = Siege(broker, seed)
+    await siege.run(cuts)
+    return siege
 
 
 def _start_nats(folder: Path) -> Broker:

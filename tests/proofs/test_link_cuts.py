@@ -1,0 +1,30 @@
+"""A few cuts in every test run, `make prove` does a thousand on each broker; and the comparison must be able to fail."""
+
+import pytest
+
+from proofs.link_cuts import compare, run
+
+CUTS = 20
+
+
+@pytest.mark.timeout(120)
+def test_cut_again_and_again() -> None:
+    siege = run(CUTS, "nats", seed=2)
+    assert siege.violations == []
+    tally = siege.tally
+    # Otherwise it was no test.
+    assert tally.cuts == CUTS
+    assert tally.published > 500
+    assert tally.links > CUTS / 2
+    assert tally.publishes_repeated + tally.arrivals_repeated > 0
+
+
+@pytest.mark.parametrize(
+    ("taken", "word"), [([1, 2], "lost"), ([1, 3], "lost"), ([1, 2, 2, 3], "doubled"), ([2, 1, 3], "order")]
+)
+def test_comparison_notices(taken: list[int], word: str) -> None:
+    assert word in compare("a", 3, taken)[0]
+
+
+def test_what_was_sent_and_not_answered_may_be_there() -> None:
+    assert compare("a", 3, [1, 2, 3, 4]) == []
