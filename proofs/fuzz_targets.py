@@ -6,11 +6,17 @@ runtime uses it: an envelope is stepped, a commit folded, a snapshot loaded.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import functools
+import io
 import zlib
 from collections.abc import Callable
 
 from msgspec import Struct
 
+from stigmergy.adapters.archive import FlightFile
+from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
 from stigmergy.adapters.keyfile import (
     PrivateKey,
     decode_private_key,
@@ -18,18 +24,42 @@ from stigmergy.adapters.keyfile import (
     encode_private_key,
     encode_public_key,
 )
+from stigmergy.adapters.memory import open_journal as open_memory
 from stigmergy.adapters.sqlite.mark import Mark, decode_mark, encode_mark
 from stigmergy.adapters.sqlite.wal import FRAME_HEADER_BYTES, HEADER_BYTES, Wal, checksum
 from stigmergy.bench.workload import Drone, Feed, reports
 from stigmergy.core.codec import ENVELOPE_FORMAT, Envelope, encode, open_envelope
-from stigmergy.core.commit import digest_commit, open_commit
+from stigmergy.core.commit import (
+    Commit,
+    Group,
+    Run,
+    Signature,
+    digest_commit,
+    genesis_of,
+    head_of,
+    open_commit,
+    seal,
+    statement,
+)
 from stigmergy.core.errors import JournalError, PeerError, RecoveryError, StigmergyError, TrustError
+from stigmergy.core.flight import (
+    FlightCommit,
+    FlightOpening,
+    RecordKind,
+    read_flight_commit,
+    read_record,
+    read_record_header,
+)
 from stigmergy.core.inputs import Ask, Delivery
 from stigmergy.core.replay import apply
 from stigmergy.core.shard import Shard
 from stigmergy.core.snapshot import SnapshotTaking, digest_of_state, load_agents, load_tables, read_header
 from stigmergy.core.state import ShardState, plan_agents
+from stigmergy.core.supervision import SignerEnrolled
+from stigmergy.ports.journal import JournalIdentity
 from stigmergy.runtime import protocol
+from stigmergy.runtime.audit.flight import Cut, FlightVerification, make_flight
+from stigmergy.runtime.audit.holds import Hold, read_holds, write_holds
 
 MIB = 1024 * 1024
 PLANS = plan_agents([Drone])
@@ -64,6 +94,9 @@ def targets() -> list[Target]:
         Target("public key", _read_public_key, [encode_public_key(key.public).encode()], _KEY, MIB * 8),
         Target("control request", _read_request, _requests(), (StigmergyError,), 64 * MIB),
         Target("write-ahead log", _scan_wal, [_wal(frames) for frames in (0, 1, 3, 6)], (), 64 * MIB),
+        Target("flight log", _verify_flight, _flights(), (JournalError,), 64 * MIB),
+        Target("record of a flight log", _read_records, _flight_records(), (JournalError,), 64 * MIB),
+        Target("holds", lambda data: _ignore(read_holds(data)), [write_holds(_holds())], (JournalError,), MIB * 8),
         Target("mark", lambda data: _ignore(decode_mark(data)), [encode_mark(Mark(1, 0, 7, 99))], (), MIB * 8),
     ]
 
@@ -73,6 +106,57 @@ _KEY = (TrustError, StigmergyError)
 
 def _ignore(_: object) -> None:
     """The value does not matter, only that there is one."""
+
+
+def _verify_flight(data: bytes) -> None:
+    """Opens a flight log and verifies it; what was changed is found, or the change is none."""
+    flight = FlightFile("fuzzed", io.BytesIO(data))
+    found = FlightVerification(flight, Ed25519Verifier()).run()
+    if found.verified.sound and data not in _flights():
+        raise AssertionError("a flight log that nobody wrote is called sound")
+
+
+def _read_records(data: bytes) -> None:
+    """The body of a record, as each kind of them; and its first bytes, as a header."""
+    with contextlib.suppress(JournalError):
+        read_record_header(data[:5])
+    for kind in RecordKind:
+        with contextlib.suppress(JournalError):
+            record = read_record(kind, data)
+            if isinstance(record, FlightCommit):
+                read_flight_commit(record)
+
+
+@functools.cache
+def _flights() -> list[bytes]:
+    """The flight log of a small journal, and a part of it."""
+    signer = Ed25519Signer(bytes(range(32)))
+    journal = open_memory("memory:", JournalIdentity("fuzzed", 1, 1))
+
+    async def fill() -> None:
+        previous = genesis_of("fuzzed", 0)
+        enrolled = SignerEnrolled(algorithm=signer.algorithm, public_key=signer.public_key, cites=previous)
+        for position in (1, 2, 3):
+            event = ("", encode(enrolled)) if position == 1 else ("Drone/D-1", b"\x80")
+            sealed = seal(Commit(1, 1, 0, position, 1, previous, [Run(1, position, "radio")], [event]))
+            heads = [head_of(sealed)]
+            signature = Signature(signer.algorithm, signer.public_key, heads, signer.sign(statement(heads)))
+            await journal.append(Group((sealed,), signature))
+            previous = sealed.digest
+
+    asyncio.run(fill())
+    cuts = (Cut(), Cut(ranges=((0, 2, 3),), reason="a part"))
+    return [b"".join(make_flight(journal, signer, cut, made_ns=9)) for cut in cuts]
+
+
+def _flight_records() -> list[bytes]:
+    opening = FlightOpening(1, 1, "fuzzed", 1, 1, 9, "", "", [])
+    commit = seal(Commit(1, 1, 0, 1, 1, bytes(32), [Run(0, 1, "")], []))
+    return [encode(opening), encode(FlightCommit(0, 1, commit.digest, None, commit.body))]
+
+
+def _holds() -> list[Hold]:
+    return [Hold(1, "incident", "Ada", 5, agent="Drone/D-1"), Hold(2, "all", "Bea", 6, cleared_ns=7, cleared_by="Cy")]
 
 
 def _take_envelope(data: bytes) -> None:

@@ -8,6 +8,7 @@ the place, so that memory hardly grows with the file.
 from __future__ import annotations
 
 import contextlib
+import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -53,10 +54,11 @@ class _Section:
 
 
 class FlightFile:
-    """A flight log on disk. Implements the FlightLog port."""
+    """A flight log on disk. Implements the FlightLog port. It closes the file that it is given."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, name: str, file: BinaryIO) -> None:
+        self._name = name
+        self._file = file
         self._sections: dict[int, _Section] = {}
         self._opening: FlightOpening | None = None
         self._manifest: FlightManifest | None = None
@@ -67,14 +69,10 @@ class FlightFile:
         self._commits = 0
         self._digest = FlightDigest()
         try:
-            self._size_bytes = path.stat().st_size
-            self._file: BinaryIO = path.open("rb")
-        except OSError as error:
-            raise ConfigError(f"{path}: cannot be read: {error.strerror}; name the right file") from None
-        try:
+            self._size_bytes = file.seek(0, io.SEEK_END)
             self._scan()
         except BaseException:
-            self._file.close()
+            file.close()
             raise
 
     @property
@@ -86,7 +84,7 @@ class FlightFile:
     def opening(self) -> FlightOpening:
         if self._opening is None:
             why = self._flaws[0].what if self._flaws else "it has none"
-            raise JournalCorrupt(f"{self._path}: its opening does not say whose log it is: {why}")
+            raise JournalCorrupt(f"{self._name}: its opening does not say whose log it is: {why}")
         return self._opening
 
     @property
@@ -162,7 +160,7 @@ class FlightFile:
     def _scan(self) -> None:
         magic = self._read(0, len(FLIGHT_MAGIC))
         if magic != FLIGHT_MAGIC:
-            raise JournalForeign(f"{self._path}: not a flight log of ours; name the right file")
+            raise JournalForeign(f"{self._name}: not a flight log of ours; name the right file")
         self._digest.add(magic)
         offset = len(FLIGHT_MAGIC)
         while offset < self._size_bytes and len(self._flaws) < FLAWS_MAX and self._seal is None:
@@ -242,7 +240,7 @@ class FlightFile:
             self._file.seek(offset)
             return self._file.read(size)
         except OSError as error:
-            raise JournalCorrupt(f"{self._path}: cannot be read: {error.strerror}") from None
+            raise JournalCorrupt(f"{self._name}: cannot be read: {error.strerror}") from None
 
     def _flaw_at(self, kind: RecordKind, body: bytes, what: str) -> None:
         """Names the commit as far as its record still tells; else the one that should be there."""
@@ -261,4 +259,8 @@ class FlightFile:
 
 def open_flight(path: Path) -> FlightFile:
     """Opens a flight log, whatever its state; what is wrong with it is in its `flaws`."""
-    return FlightFile(path)
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}; name the right file") from None
+    return FlightFile(str(path), file)
