@@ -17,12 +17,12 @@ from functools import partial
 import apsw
 from msgspec import Struct
 
+from stigmergy.adapters.filing.files import Claim, Files
+from stigmergy.adapters.filing.mark import Mark, encode_mark
+from stigmergy.adapters.filing.writer import InlineWriter, ThreadWriter, Writer, refused_write
 from stigmergy.adapters.sqlite import schema
 from stigmergy.adapters.sqlite.errors import RESTORE, reading_error, writing_error
-from stigmergy.adapters.sqlite.files import Claim, Files
-from stigmergy.adapters.sqlite.mark import Mark, encode_mark
 from stigmergy.adapters.sqlite.wal import FRAME_HEADER_BYTES
-from stigmergy.adapters.sqlite.writer import InlineWriter, ThreadWriter, Writer, refused_write
 from stigmergy.core.commit import Group, Head
 from stigmergy.core.continuity import advance, check_drop
 from stigmergy.core.errors import (

@@ -17,11 +17,11 @@ from collections.abc import Iterator
 
 import apsw
 
+from stigmergy.adapters.filing.files import Claim, Files, OsFiles
+from stigmergy.adapters.filing.mark import MARK_BYTES, Mark, decode_mark, encode_mark, mark_path
 from stigmergy.adapters.sqlite import schema
 from stigmergy.adapters.sqlite.errors import RESTORE, opening_error
-from stigmergy.adapters.sqlite.files import Claim, Files, OsFiles
 from stigmergy.adapters.sqlite.journal import Opened, SqliteJournal, remove_empty_wal
-from stigmergy.adapters.sqlite.mark import MARK_BYTES, Mark, decode_mark, encode_mark, mark_path
 from stigmergy.adapters.sqlite.verify import read_shards
 from stigmergy.adapters.sqlite.wal import HEADER_BYTES, Wal
 from stigmergy.core.errors import ConfigError, JournalCorrupt, JournalLocked

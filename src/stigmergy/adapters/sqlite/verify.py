@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import apsw
 
+from stigmergy.adapters.filing.mark import Mark
 from stigmergy.adapters.sqlite import schema
 from stigmergy.adapters.sqlite.errors import RESTORE
-from stigmergy.adapters.sqlite.mark import Mark
 from stigmergy.core.commit import Head, head_of
 from stigmergy.core.errors import JournalCorrupt
 from stigmergy.ports.journal import JournalIdentity

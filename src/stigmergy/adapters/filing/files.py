@@ -1,4 +1,4 @@
-"""What the SQLite journal does to files beside SQLite itself: look, claim, rewrite, replace.
+"""What journals do to files: look, claim, read, write, replace.
 
 Everything here raises OSError and nothing else; the caller translates. The simulated disk has the same methods.
 """
