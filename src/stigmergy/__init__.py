@@ -20,6 +20,7 @@ from stigmergy.core.effects import (
     WorkFailed,
 )
 from stigmergy.core.errors import DeviceRefused, NotRunning, Overloaded, StaleOrder, StigmergyError
+from stigmergy.core.fence import Fence
 from stigmergy.core.inputs import Accepted, Refused
 from stigmergy.core.messages import (
     Action,
@@ -46,7 +47,6 @@ from stigmergy.core.supervision import (
 )
 from stigmergy.core.windows import Window
 from stigmergy.ports.device import Feed
-from stigmergy.runtime.fence import Fence
 from stigmergy.runtime.live import Live
 from stigmergy.runtime.loops import SetPoints, Tick
 from stigmergy.runtime.mailbox import BLOCK, DROP_OLDEST, sample

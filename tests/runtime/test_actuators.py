@@ -7,12 +7,10 @@ import pytest
 
 from stigmergy.core.agent import Agent, evolve, react
 from stigmergy.core.effects import ActionDone, ActionFailed, Effects, Order, WorkFailed
-from stigmergy.core.errors import ConfigError, DefinitionError, DeviceRefused, Overloaded, StaleOrder
+from stigmergy.core.errors import ConfigError, DefinitionError, DeviceRefused
 from stigmergy.core.messages import Action, Event, Work
 from stigmergy.core.supervision import SafeAction, WhenStale
-from stigmergy.runtime import fence as fence_module
 from stigmergy.runtime.declaration import Declaration
-from stigmergy.runtime.fence import Fence
 from stigmergy.runtime.settings import Settings
 from stigmergy.sim.node import SimNode
 from stigmergy.wiring import Fleet
@@ -272,46 +270,3 @@ def test_patience_that_cannot_be_meant_is_refused(tries: int | None, within_s: f
     fleet = Declaration("gliders", agents=[Glider])
     with pytest.raises(DefinitionError, match="Land: "):
         fleet.actuator(Land, tries=tries, within_s=within_s)(lambda order: None)
-
-
-def order(token: int, agent: str = "Plane/a") -> Order[Land]:
-    return Order(agent, Land(), key=f"1.0.{token}", token=token, sequence=1)
-
-
-def test_a_fence_lets_newer_orders_and_repetitions_pass_and_no_older_ones() -> None:
-    fence = Fence()
-    for token in (3, 3, 4, 9):
-        fence.admit(order(token))
-    for token in (8, 3, 0):
-        with pytest.raises(StaleOrder, match="a newer decision overtook it"):
-            fence.admit(order(token))
-    fence.admit(order(1, "Plane/b"))
-    fence.admit(order(9))
-    assert (fence.highest("Plane/a"), fence.highest("Plane/c")) == (9, None)
-
-
-def test_a_fence_stores_a_token_before_its_order_passes() -> None:
-    kept: dict[str, int] = {}
-    fence = Fence(keep=kept.__setitem__)
-    for token in (3, 3, 5):
-        fence.admit(order(token))
-    assert kept == {"Plane/a": 5}
-    with pytest.raises(StaleOrder):
-        Fence(kept).admit(order(4))
-
-    def fails(agent: str, token: int) -> None:
-        raise OSError("no disk")
-
-    broken = Fence(kept, keep=fails)
-    with pytest.raises(OSError, match="no disk"):
-        broken.admit(order(6))
-    assert broken.highest("Plane/a") == 5
-
-
-def test_a_fence_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fence_module, "FENCED_COUNT_MAX", 1)
-    fence = Fence()
-    fence.admit(order(1))
-    fence.admit(order(2))
-    with pytest.raises(Overloaded):
-        fence.admit(order(1, "Plane/b"))

@@ -17,9 +17,9 @@ from msgspec import Struct
 from stigmergy.core.agent import Agent
 from stigmergy.core.effects import Order
 from stigmergy.core.errors import DefinitionError
+from stigmergy.core.fence import Fence
 from stigmergy.core.messages import SECOND_NS
 from stigmergy.ports.clock import Clock
-from stigmergy.runtime.fence import Fence
 from stigmergy.runtime.sensors import Report, raise_if_ours
 from stigmergy.runtime.ticker import Ticker
 

@@ -15,9 +15,9 @@ FENCED_COUNT_MAX = 1_000_000
 class Fence:
     """Lets an order through if no newer one of the same agent came before it; the same one again may pass.
 
-    In memory, unless told otherwise: after a restart the node repeats only what was not settled, in order, so that is
-    enough for a device that this node alone commands. Where an old owner may still be speaking, give `keep`, which
-    is called before an order passes and returns once the token is stored, and `remembered`, what it had stored.
+    This one forgets when the process ends. Then an order that a safe action had overtaken may be repeated by the next
+    start: where that matters use `adapters.fence_file.FenceFile`, or give `keep`, which is told each new token, must
+    neither wait nor raise, and so comes after the order has passed: what makes safe waits for no disk.
     """
 
     def __init__(
@@ -38,9 +38,14 @@ class Fence:
             return
         if highest is None and len(self._highest) >= FENCED_COUNT_MAX:
             raise Overloaded(f"{FENCED_COUNT_MAX} agents are fenced already; {order.agent} cannot be")
+        self._highest[order.agent] = order.token
         if self._keep is not None:
             self._keep(order.agent, order.token)
-        self._highest[order.agent] = order.token
+
+    def remember(self, tokens: Mapping[str, int]) -> None:
+        """Takes in what was remembered before; the higher token counts."""
+        for agent, token in tokens.items():
+            self._highest[agent] = max(token, self._highest.get(agent, token))
 
     def highest(self, agent: str) -> int | None:
         """The highest token that has passed for the agent at this address."""
