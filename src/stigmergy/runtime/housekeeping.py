@@ -38,6 +38,8 @@ class HousekeepingCounters(ArchiveCounters):
     commits_dropped: int = 0
     commits_dropped_unarchived: int = 0
     """On a full device, where that is allowed. They are gone."""
+    commits_dropped_unsent: int = 0
+    """For want of room, before the receiver of the uplink had them; it will be told."""
 
 
 class _ShardRecord(Struct):
@@ -184,7 +186,7 @@ class Housekeeper:
             self._obsolete.pop()
         before = self.counters.commits_dropped
         for record in self._records:
-            await self._drop(record, self._droppable(record, full=True), full=True)
+            await self._drop(record, self._spare(record, self._droppable(record, full=True)), full=True)
         return made_room or self.counters.commits_dropped > before
 
     def _begin(self, record: _ShardRecord, monotonic_ns: int) -> None:
@@ -289,23 +291,30 @@ class Housekeeper:
         covered = covered if lowest is None else min(covered, lowest - 1)
         return self.safeguards.unheld(self._journal, record.shard.state.shard, covered, full=full)
 
+    def _spare(self, record: _ShardRecord, droppable: int) -> int:
+        """What of it may go for want of room: with an uplink, not at once what its receiver does not have."""
+        shard = record.shard.state.shard
+        return self.safeguards.spare(shard, self._journal.first_position(shard), droppable)
+
     async def _retain(self, wall_ns: int) -> None:
         """Drops what the rules of retention let go."""
         rule = self._settings.retention
         size = self._journal.size()
         for record in self._records:
-            limit = self._droppable(record)
+            droppable = self._droppable(record)
+            spare, sent = self._spare(record, droppable), self.safeguards.sent(record.shard.state.shard, droppable)
             upto = 0
             if size.bytes_free < rule.reserve_bytes:
-                upto = limit
+                upto = spare
             if rule.keep_s is not None:
-                upto = max(upto, self._last_before(record, limit, wall_ns - int(rule.keep_s * SECOND_NS)))
+                upto = max(upto, self._last_before(record, sent, wall_ns - int(rule.keep_s * SECOND_NS)))
             if rule.keep_bytes is not None and size.bytes_used > rule.keep_bytes:
                 first = self._journal.first_position(record.shard.state.shard)
                 count = record.shard.state.position - first + 1
-                upto = max(upto, first - 1 + int(count * (1 - rule.keep_bytes / size.bytes_used)) + 1)
+                excess = first - 1 + int(count * (1 - rule.keep_bytes / size.bytes_used)) + 1
+                upto = max(upto, min(excess, spare))
             try:
-                await self._drop(record, min(upto, limit))
+                await self._drop(record, upto)
             except JournalFull:
                 # To drop takes a little room as well. Without it the log goes on as long as it can.
                 self._no_room = True
@@ -332,6 +341,7 @@ class Housekeeper:
         upto = self.safeguards.archived(shard, upto, full=full)
         if upto >= first:
             unarchived = max(0, upto - max(first - 1, self.safeguards.archived(shard, upto)))
+            self.counters.commits_dropped_unsent += upto - max(first - 1, self.safeguards.sent(shard, upto))
             await self._journal.drop(shard, upto)
             self.counters.commits_dropped += upto - first + 1
             self.counters.commits_dropped_unarchived += unarchived

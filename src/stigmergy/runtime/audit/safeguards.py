@@ -1,13 +1,27 @@
-"""What stands between retention and the log: holds on it, and an archive that must have it first.
+"""What stands between retention and the log: holds on it, and an archive or an uplink that must have it first.
 
-Retention asks `limit` how far it may drop; what an archive does not have yet is asked for, and may be dropped later.
+Retention asks how far it may drop; what an archive does not have yet is asked for, and may be dropped later.
 """
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from stigmergy.ports.journal import Journal
 from stigmergy.runtime.audit.archiving import Archivist
 from stigmergy.runtime.audit.holds import Holds
+
+
+class Upward(Protocol):
+    """An uplink, as far as retention is concerned."""
+
+    def floor(self, shard: int) -> int:
+        """The last position that it does not need any more."""
+        ...
+
+    def spare(self, shard: int, first: int, upto: int) -> int:
+        """The last position up to `upto` that a device without room may drop, where the log begins with `first`."""
+        ...
 
 
 class Safeguards:
@@ -20,6 +34,7 @@ class Safeguards:
         self.archivist = archivist
         self.archive_or_drop = archive_or_drop
         """On a device that is full, drop also what no archive has, rather than stop. Never what is held."""
+        self.uplink: Upward | None = None
         self.readers = 0
         """How many read the log at present, to export or verify it: nothing is dropped under their hands, unless the
         device is full."""
@@ -44,6 +59,14 @@ class Safeguards:
         if allowed < upto:
             self.archivist.want(shard, upto)
         return upto if full and self.archive_or_drop else allowed
+
+    def sent(self, shard: int, upto: int) -> int:
+        """The highest position up to `upto` that the receiver of the uplink has, if there is an uplink."""
+        return upto if self.uplink is None else min(upto, self.uplink.floor(shard))
+
+    def spare(self, shard: int, first: int, upto: int) -> int:
+        """The highest position up to `upto` that may go for want of room: what was sent up, else what need not be."""
+        return upto if self.uplink is None else min(upto, self.uplink.spare(shard, first, upto))
 
     async def close(self) -> None:
         """Ends what the archive has under way."""
