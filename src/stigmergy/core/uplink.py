@@ -203,6 +203,7 @@ class Sieve:
         self._aggregate = {
             name: (duration_ns(name, aggregate.every), aggregate.fields) for name, aggregate in rule.aggregate.items()
         }
+        self._lengths = (*self._sample.values(), *(length_ns for length_ns, _ in self._aggregate.values()))
         self._sampled: dict[tuple[str, str], int] = {}
         """Per agent and type, the end of the stretch of which a sample was taken."""
         self._buckets: dict[tuple[int, str, str], _Bucket] = {}
@@ -211,10 +212,14 @@ class Sieve:
         self._names: dict[str, str] = {}
         self.counters = counters or SieveCounters()
 
+    @property
+    def longest_ns(self) -> int:
+        """The longest stretch of time that it has to remember; 0 if it remembers nothing."""
+        return max(self._lengths, default=0)
+
     def horizon(self, time_ns: int) -> int:
         """From which time on commits matter for what the sieve remembers after a commit of this time."""
-        lengths = [*self._sample.values(), *(length for length, _ in self._aggregate.values())]
-        return min((_floor(time_ns, length_ns) for length_ns in lengths), default=time_ns + 1)
+        return min((_floor(time_ns, length_ns) for length_ns in self._lengths), default=time_ns + 1)
 
     def take(self, commit: Commit) -> list[Item]:
         """What of this commit goes up, and the summaries that its time completes, in the order of their numbers."""
