@@ -38,6 +38,24 @@ class Listen(Struct, frozen=True):
         return Template(self.what.text, (*levels, *about))
 
 
+class Collect(Struct, frozen=True):
+    """What the uplinks of other nodes bring is given to agents here."""
+
+    what: Template
+    """Kind and name."""
+    to: str
+    fleet: str | None
+    site: str | None
+
+    def match(self, address: str) -> dict[str, str] | None:
+        """The values of its places in an agent's address; None if it means others."""
+        return self.what.match(address)
+
+
+COLLECT_ALL = Collect(Template("{kind}/{id}", ("{kind}", "{id}"), escaped=False), "{kind}/{id}", None, None)
+"""Every agent of the nodes of this fleet and site, under the same address."""
+
+
 class Listening:
     """The bus's side of a fleet."""
 
@@ -46,6 +64,7 @@ class Listening:
 
     def __init__(self) -> None:
         self.listens: list[Listen] = []
+        self.collects: list[Collect] = []
         self.device_events: list[DeviceEvent] = []
         self.device_commands_taken: list[DeviceCommands] = []
         self.device_orders: list[DeviceOrder] = []
@@ -63,6 +82,26 @@ class Listening:
             raise DefinitionError(f"listen({what!r}): write Kind/name/topic, such as 'Drone/{{id}}/battery'")
         self._check_to("listen", what, to, template.names)
         self.listens.append(Listen(template, to, fleet, site))
+
+    def collect(
+        self, what: str = "{kind}/{id}", *, to: str | None = None, fleet: str | None = None, site: str | None = None
+    ) -> None:
+        """Takes what uplinks bring: `fleet.collect("Drone/{id}", to="Twin/{id}")` gives each Drone's events to a Twin.
+
+        Without `to` they go to the same address here. What no declaration names goes to the same address too. Without
+        `fleet` and `site` those of the node are meant; `site="+"` means all sites. Each event arrives once, in order.
+        """
+        template = read_template(what, escaped=False)
+        if len(template.levels) != 2:
+            raise DefinitionError(f"collect({what!r}): write Kind/name, such as 'Drone/{{id}}'")
+        to = what if to is None else to
+        if "+" in to:
+            raise DefinitionError(f"collect({what!r}): + is no address; name the place, such as {{id}}, or give to=…")
+        if not places_of(to.partition("/")[0]):
+            self._check_to("collect", what, to, template.names)
+        elif any(place not in template.names for place in places_of(to)):
+            raise DefinitionError(f"collect({what!r}): to={to!r} has a place that {what!r} has not")
+        self.collects.append(Collect(template, to, fleet, site))
 
     def device(
         self,

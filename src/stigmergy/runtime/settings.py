@@ -11,6 +11,8 @@ from stigmergy.core.state import Limits
 
 KIB = 1024
 MIB = 1024 * KIB
+BATCH_BYTES_LIMIT = 512 * KIB
+"""What a batch of an uplink may be set to at most: with the largest event it still fits into a message of a bus."""
 
 
 class Snapshots(Struct, frozen=True, forbid_unknown_fields=True):
@@ -74,6 +76,37 @@ class BusSettings(Struct, frozen=True, forbid_unknown_fields=True):
             raise ConfigError("settings: bus.presence_gone_s must be more than bus.presence_every_s")
 
 
+class UplinkSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """The bounds of an uplink."""
+
+    batch_bytes_max: int = 64 * KIB
+    """A batch with so much in it is sent; a single event may be larger."""
+    batches_max: int = 8
+    """Batches under way that the receiver has not confirmed; then no more is read or sent."""
+    linger_s: float = 1.0
+    """What is new waits so long for company."""
+    pass_every_s: float = 60.0
+    """How often the receiver hears that the log went on although nothing of it goes up."""
+    answer_within_s: float = 15.0
+    """A receiver that confirms nothing for so long is asked where it is."""
+    pause_s: float = 1.0
+    pause_s_max: float = 60.0
+    """The pause before it is asked again; it doubles from time to time up to the larger."""
+
+    def __post_init__(self) -> None:
+        for name in ("batch_bytes_max", "batches_max"):
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+                raise ConfigError(
+                    f"settings: uplink.{name} = {getattr(self, name)!r}; give a whole number from 1 upward"
+                )
+        if self.batch_bytes_max > BATCH_BYTES_LIMIT:
+            raise ConfigError(f"settings: uplink.batch_bytes_max = {self.batch_bytes_max}; {BATCH_BYTES_LIMIT} at most")
+        for name in ("linger_s", "pass_every_s", "answer_within_s", "pause_s", "pause_s_max"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not 0 < value < math.inf:
+                raise ConfigError(f"settings: uplink.{name} = {value!r}; give more than 0 seconds")
+
+
 COUNTS = (
     "batch_events_max",
     "commands_count_max",
@@ -118,6 +151,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     retention: Retention = Retention()
     limits: Limits = Limits()
     bus: BusSettings = BusSettings()
+    uplink: UplinkSettings = UplinkSettings()
 
     def __post_init__(self) -> None:
         for name in COUNTS:
