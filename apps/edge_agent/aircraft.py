@@ -21,12 +21,7 @@ class Aircraft(asyncio.DatagramProtocol):
         self._airframe = airframe
         self._decoder = msgspec.json.Decoder(Call)
         self._partner: tuple[str, int] | None = None
-        self._transport: asyncio.DatagramTransport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The socket is open."""
-        assert isinstance(transport, asyncio.DatagramTransport)
-        self._transport = transport
+        self.transport: asyncio.DatagramTransport | None = None
 
     def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
         """Somebody speaks; what is no call is passed over."""
@@ -57,8 +52,8 @@ class Aircraft(asyncio.DatagramProtocol):
             now_s = loop.time()
             self._airframe.step(now_s - last_s)
             last_s = now_s
-            if self._transport is not None and self._partner is not None:
-                self._transport.sendto(msgspec.json.encode(self._airframe.seen()), self._partner)
+            if self.transport is not None and self._partner is not None:
+                self.transport.sendto(msgspec.json.encode(self._airframe.seen()), self._partner)
 
 
 async def run(port: int, airframe: Airframe) -> None:
@@ -67,6 +62,7 @@ async def run(port: int, airframe: Airframe) -> None:
     transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(
         lambda: aircraft, local_addr=(LOOPBACK, port)
     )
+    aircraft.transport = transport
     print(f"listening on {LOOPBACK}:{transport.get_extra_info('sockname')[1]}", flush=True)
     try:
         await aircraft.fly()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from apps.edge_agent.airframe import HOVER_THRUST
 from apps.edge_agent.cockpit import Cockpit, find_cockpit
 from apps.edge_agent.messages import (
     AbortMission,
@@ -20,6 +21,7 @@ from apps.edge_agent.messages import (
     GroundHeard,
     Landed,
     MissionStarted,
+    PositionReported,
     ReturnBegun,
     StartMission,
 )
@@ -56,6 +58,9 @@ PERCENT_PER_M = 0.12
 """What a metre of flight takes, with wind to spare."""
 SMOOTHING = 0.2
 """The share of a new reading: the gauge is noisy."""
+REPORT_PERCENT = 0.5
+REPORT_M = 5.0
+"""Changes of so much are told to the ground; everything else is told to the journal only."""
 SILENCE_S = 3.0
 SPEED_PER_M = 0.8
 Phase = Literal["parked", "flying", "returning", "landing"]
@@ -100,6 +105,7 @@ class Drone(Agent):
     height_m: float = 0.0
     battery: float | None = None
     reported: float | None = None
+    reported_m: float = 0.0
     measured_s: float = 0.0
     heard_s: float = 0.0
     because: str = ""
@@ -134,7 +140,7 @@ class Drone(Agent):
     def measure(self, event: BatteryMeasured) -> Events:
         yield event
         percent = smoothed(self.battery, event.percent)
-        if self.reported is None or abs(percent - self.reported) >= 1:
+        if self.reported is None or abs(percent - self.reported) >= REPORT_PERCENT:
             yield BatteryReported(percent=round(percent, 1))
         home = RESERVE_PERCENT + self.distance_m * PERCENT_PER_M
         if percent < CRITICAL_PERCENT and self.phase in ("flying", "returning"):
@@ -145,6 +151,8 @@ class Drone(Agent):
     @decide
     def move(self, event: PositionMeasured) -> Events:
         yield event
+        if abs(event.distance_m - self.reported_m) >= REPORT_M:
+            yield PositionReported(distance_m=round(event.distance_m, 1))
         there = abs(event.distance_m - self.goal_m) < NEAR_M
         if self.phase == "flying" and there and self.mission is not None:
             yield Delivered(mission=self.mission)
@@ -165,6 +173,10 @@ class Drone(Agent):
     @evolve
     def told(self, event: BatteryReported) -> None:
         self.reported = event.percent
+
+    @evolve
+    def told_where(self, event: PositionReported) -> None:
+        self.reported_m = event.distance_m
 
     @evolve
     def moved(self, event: PositionMeasured) -> None:
@@ -220,6 +232,10 @@ class Drone(Agent):
         yield Publish(topic="battery", event=event)
 
     @react
+    def tell_position(self, event: PositionReported) -> Effects:
+        yield Publish(topic="position", event=event)
+
+    @react
     def tell_delivered(self, event: Delivered) -> Effects:
         yield Publish(topic="mission", event=event)
 
@@ -237,12 +253,19 @@ def smoothed(before: float | None, reading: float) -> float:
     return reading if before is None else before + SMOOTHING * (reading - before)
 
 
+def make_height_pid() -> Pid:
+    """Holds a height with the thrust. It begins at what keeps the aircraft where it is."""
+    pid = Pid(kp=0.1, ki=0.002, kd=0.1, low=0.0, high=1.0, smooth_s=0.05)
+    pid.reset(output=HOVER_THRUST)
+    return pid
+
+
 def make_fleet(cockpit: Cockpit) -> Fleet:
     """The fleet, fitted with this aircraft."""
     fleet = Fleet("delivery", agents=[Drone])
     fleet.attach(cockpit)
     fleet.listen("Pilot/{id}/hello", to="Drone/{id}", fleet="ground")
-    pid = Pid(kp=0.06, ki=0.02, kd=0.08, low=0.0, high=1.0, smooth_s=0.05)
+    pid = make_height_pid()
 
     @fleet.sensor(Drone, every_s=0.25)
     async def battery(_: str) -> BatteryMeasured | None:
@@ -259,7 +282,7 @@ def make_fleet(cockpit: Cockpit) -> Fleet:
         """Holds the height with a PID, and the way in proportion to what is left of it."""
         seen, drone = cockpit.seen(), tick.agent
         if seen is None or drone.phase not in ("flying", "returning"):
-            pid.reset(output=0.5)
+            pid.reset(output=HOVER_THRUST)
             return
         thrust = pid.step(CRUISE_M, seen.height_m, tick.dt_s)
         cockpit.drive(thrust, SPEED_PER_M * (drone.goal_m - seen.distance_m))

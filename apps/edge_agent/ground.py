@@ -17,6 +17,7 @@ from apps.edge_agent.messages import (
     GroundHeard,
     Landed,
     MissionStarted,
+    PositionReported,
     ReturnBegun,
 )
 from stigmergy import (
@@ -98,8 +99,8 @@ class Pilot(Agent):
     refused_because: str | None = None
     answers: int = 0
     battery: float | None = None
-    battery_reports: int = 0
-    mission_reports: int = 0
+    distance_m: float = 0.0
+    reports: int = 0
     doing: str = "not heard of yet"
     deliveries: int = 0
 
@@ -166,32 +167,38 @@ class Pilot(Agent):
     @evolve
     def battery_told(self, event: BatteryReported) -> None:
         self.battery = event.percent
-        self.battery_reports += 1
+        self.reports += 1
+
+    @evolve
+    def position_told(self, event: PositionReported) -> None:
+        self.distance_m = event.distance_m
+        self.reports += 1
 
     @evolve
     def started(self, event: MissionStarted) -> None:
-        self.mission_reports += 1
+        self.reports += 1
         self.doing = f"flies {event.mission}, {event.distance_m:g} m out"
 
     @evolve
     def delivered(self, event: Delivered) -> None:
-        self.mission_reports += 1
+        self.reports += 1
         self.deliveries += 1
         self.doing = f"has delivered {event.mission}, comes home"
 
     @evolve
     def returns(self, event: ReturnBegun) -> None:
-        self.mission_reports += 1
+        self.reports += 1
         self.doing = f"comes home from {event.mission}: {event.because}"
 
     @evolve
     def landed(self, event: Landed) -> None:
-        self.mission_reports += 1
+        self.reports += 1
         self.doing = f"stands {event.at_m:g} m out: {event.because}"
 
 
 fleet = Fleet("ground", agents=[Pilot])
 fleet.listen("Drone/{id}/battery", to="Pilot/{id}", fleet="delivery")
+fleet.listen("Drone/{id}/position", to="Pilot/{id}", fleet="delivery")
 fleet.listen("Drone/{id}/mission", to="Pilot/{id}", fleet="delivery")
 # Commands for the agents of another fleet: what a pilot publishes becomes a CloudEvent on the drone's topic.
 for topic, command, fields in (

@@ -22,9 +22,15 @@ class AbortMission(Command):
 
 
 class BatteryReported(Event, category="sensor"):
-    """The charge, told whenever it has changed by a percent."""
+    """The charge, told whenever it has changed by half a percent."""
 
     percent: float
+
+
+class PositionReported(Event, category="sensor"):
+    """How far from home, told every few metres."""
+
+    distance_m: float
 
 
 class MissionStarted(Event, category="state"):

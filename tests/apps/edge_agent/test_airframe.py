@@ -1,7 +1,7 @@
 """The simulated aircraft, and the loop that flies it."""
 
 from apps.edge_agent.airframe import NOISE_PERCENT, SPEED_M_S_MAX, Airframe
-from apps.edge_agent.drone import CRUISE_M
+from apps.edge_agent.drone import CRUISE_M, make_height_pid
 from stigmergy import Pid
 
 STEP_S = 0.02
@@ -16,18 +16,12 @@ def fly(airframe: Airframe, seconds: float, pid: Pid, speed_m_s: float = 0.0) ->
     return heights
 
 
-def pid() -> Pid:
-    made = Pid(kp=0.06, ki=0.02, kd=0.08, low=0.0, high=1.0, smooth_s=0.05)
-    made.reset(output=0.5)
-    return made
-
-
 def test_the_pid_holds_the_height() -> None:
     airframe = Airframe()
     airframe.take_off("1")
-    heights = fly(airframe, 15, pid(), 3.0)
-    assert max(heights) < CRUISE_M * 1.3
-    assert all(abs(height - CRUISE_M) < 1 for height in heights[-250:])
+    heights = fly(airframe, 15, make_height_pid(), 3.0)
+    assert max(heights) < CRUISE_M * 1.05
+    assert all(abs(height - CRUISE_M) < 0.5 for height in heights[-500:])
     assert abs(airframe.distance_m - 45) < 0.1
 
 
@@ -45,12 +39,12 @@ def test_a_take_off_is_done_once_per_key() -> None:
 def test_left_alone_it_hovers_and_then_lands() -> None:
     airframe = Airframe()
     airframe.take_off("1")
-    fly(airframe, 8, pid(), 100.0)
+    fly(airframe, 8, make_height_pid(), 100.0)
     assert abs(airframe.distance_m - 8 * SPEED_M_S_MAX) < 1
     height, distance = airframe.height_m, airframe.distance_m
     for _ in range(100):
         airframe.step(STEP_S)
-    assert airframe.mode == "hovering"
+    assert airframe.seen().mode == "hovering"
     assert abs(airframe.height_m - height) < 3
     assert airframe.distance_m - distance < 0.6 * SPEED_M_S_MAX
     for _ in range(1000):
@@ -71,5 +65,5 @@ def test_the_gauge_is_noisy_and_its_seed_repeats() -> None:
 def test_an_empty_battery_brings_it_down() -> None:
     airframe = Airframe(battery=1)
     airframe.take_off("1")
-    fly(airframe, 10, pid())
+    fly(airframe, 10, make_height_pid())
     assert (airframe.mode, airframe.height_m, airframe.battery) == ("parked", 0.0, 0.0)

@@ -18,6 +18,7 @@ from apps.edge_agent.messages import (
     GroundHeard,
     Landed,
     MissionStarted,
+    PositionReported,
     ReturnBegun,
     StartMission,
 )
@@ -63,9 +64,9 @@ def test_refuses_what_it_cannot_know_enough_for() -> None:
 def test_delivers_and_turns_round() -> None:
     delivered = Delivered(mission="M1")
     there = PositionMeasured(distance_m=59.2, height_m=10)
-    ready(*FLYING).when(there).then(there, delivered, Publish(topic="mission", event=delivered)).state(
-        phase="returning", goal_m=0, deliveries=1
-    )
+    ready(*FLYING, PositionReported(distance_m=58)).when(there).then(
+        there, delivered, Publish(topic="mission", event=delivered)
+    ).state(phase="returning", goal_m=0, deliveries=1)
 
 
 def test_lands_at_home() -> None:
@@ -107,7 +108,14 @@ def test_one_wrong_reading_changes_nothing() -> None:
     ready(*FLYING).when(BatteryMeasured(percent=30)).state(phase="flying", battery=78.0)
 
 
-def test_reports_each_percent_once() -> None:
+def test_reports_every_five_metres() -> None:
+    near, far = PositionMeasured(distance_m=4.9, height_m=10), PositionMeasured(distance_m=5.04, height_m=10)
+    reported = PositionReported(distance_m=5.0)
+    drone = ready(*FLYING).when(near).then(near).when(far)
+    drone.then(far, reported, Publish(topic="position", event=reported)).when(far).then(far)
+
+
+def test_reports_each_change_once() -> None:
     reported = BatteryReported(percent=88.0)
     drone = ready().when(BatteryMeasured(percent=80))
     drone.then(BatteryMeasured(percent=80), reported, Publish(topic="battery", event=reported))
@@ -116,7 +124,7 @@ def test_reports_each_percent_once() -> None:
 
 def test_a_safe_landing_ends_the_mission() -> None:
     silence = SafeActionTaken(action="Land@1", because="no GroundHeard for 3 s")
-    drone = ready(*FLYING, PositionMeasured(distance_m=20, height_m=10), silence)
+    drone = ready(*FLYING, PositionReported(distance_m=20), silence)
     drone.state(phase="landing", mission="M1")
     landed = Landed(mission="M1", at_m=20.0, because="no GroundHeard for 3 s")
     down = PositionMeasured(distance_m=20, height_m=0)

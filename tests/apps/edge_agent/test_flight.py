@@ -67,7 +67,7 @@ class Field:
         await asyncio.sleep(3)
         assert self.node.live is not None
         published = self.node.live.standing().counters["published"]
-        told = self.pilot.battery_reports + self.pilot.mission_reports
+        told = self.pilot.reports
         if self.node.lives == 1:
             assert told == published
         await self.node.stop()
@@ -92,7 +92,7 @@ def test_a_mission_ordered_over_the_broker() -> None:
         assert (pilot.accepted, pilot.deliveries) == (True, 1)
         assert pilot.doing.endswith("m out: home")
         assert abs((drone.battery or 0) - field.cockpit.airframe.battery) < 1
-        assert pilot.battery_reports >= 10
+        assert pilot.reports >= 30
         await field.close()
 
     field.world.run(scene())

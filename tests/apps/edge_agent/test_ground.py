@@ -11,7 +11,15 @@ from apps.edge_agent.ground import (
     Watch,
     WatchBegun,
 )
-from apps.edge_agent.messages import BatteryReported, Delivered, GroundHeard, Landed, MissionStarted, ReturnBegun
+from apps.edge_agent.messages import (
+    BatteryReported,
+    Delivered,
+    GroundHeard,
+    Landed,
+    MissionStarted,
+    PositionReported,
+    ReturnBegun,
+)
 from stigmergy import Publish, WakeMe
 from stigmergy.testing import given
 
@@ -48,8 +56,9 @@ def test_counts_what_it_is_told() -> None:
         Pilot,
         MissionStarted(mission="M1", distance_m=60),
         BatteryReported(percent=80.0),
+        PositionReported(distance_m=55.5),
         Delivered(mission="M1"),
         BatteryReported(percent=79.0),
         ReturnBegun(mission="M1", because="storm"),
         Landed(mission="M1", at_m=0.5, because="storm"),
-    ).state(battery=79.0, battery_reports=2, mission_reports=4, deliveries=1, doing="stands 0.5 m out: storm")
+    ).state(battery=79.0, distance_m=55.5, reports=7, deliveries=1, doing="stands 0.5 m out: storm")
