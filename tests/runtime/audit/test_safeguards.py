@@ -369,6 +369,32 @@ class TestArchive:
 
         play(declare(), main, settings=rules(), in_memory=True)
 
+    def test_a_small_disk_lives_on_with_its_archive_elsewhere(self, tmp_path: Path) -> None:
+        """Many times what the disk holds goes through it; nothing is lost, and nothing of it stays in the way."""
+        kept: list[Any] = []
+
+        async def main(node: SimNode) -> None:
+            live = await node.start()
+            node.disk.capacity_bytes = 3_000_000
+            disk = node.world.make_disk("archive")
+            archive = SimArchive(disk)
+            safeguards = guarded(live, node, archive=archive, segment_bytes=100_000)
+            for batch in range(24):
+                await count(live, range(batch * 50, batch * 50 + 50), padding=6_000)
+                await asyncio.sleep(0.5)
+            assert live.failure is None
+            assert live.standing().counters["commits_dropped_unarchived"] == 0
+            assert disk.used_bytes() > 2 * node.disk.capacity_bytes
+            first = live.host.journal.first_position(0)
+            await safeguards.close()
+            kept.append((archive, disk, first, live.host.journal.heads()[0].position))
+
+        rule = rules(reserve_bytes=1_500_000)
+        play(declare(), main, settings=rule)
+        archive, disk, first, last = kept[0]
+        assert 1 < first <= last
+        assert set(range(1, first)) <= set(verified_archive(archive, disk, tmp_path))
+
     def test_a_damaged_commit_is_neither_archived_nor_dropped(self) -> None:
         async def main(node: SimNode) -> None:
             live = await node.start()
