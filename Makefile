@@ -9,7 +9,7 @@ ARGS ?=
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-TYPED := $(wildcard src tests examples proofs)
+TYPED := $(wildcard src tests examples apps proofs)
 COMPILE := .venv-lock/bin/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 \
 	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" pyproject.toml
 
@@ -39,8 +39,8 @@ cover: setup ## Run the tests and fail unless every branch of the core is covere
 prove: setup .venv/.prove ## Run the long proofs (ARGS goes to proofs).
 	$(BIN)/python -m proofs $(ARGS)
 
-demo: setup ## Run the demonstration.
-	$(BIN)/python examples/demo.py $(ARGS)
+demo: setup ## Fly the edge agent over a real broker, kill it, cut its link, prove what is promised.
+	$(BIN)/python -m apps.edge_agent.demo $(ARGS)
 
 bench: setup .venv/.bench ## Measure (ARGS goes to the benchmarks).
 	$(BIN)/python -m stigmergy.bench $(ARGS)
@@ -57,7 +57,7 @@ lock: setup .venv-lock/.lock ## Resolve pyproject.toml anew into requirements/ (
 clean: ## Remove the environments, caches and build results; data files stay.
 	rm -rf .venv .venv-lock .venv.lock build dist htmlcov .coverage .coverage.* \
 		.mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
-	find src tests examples proofs -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	find src tests examples apps proofs -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # The stamps. Two makes at once in one checkout take turns, where flock exists.
 .venv/.dev: requirements/dev.txt pyproject.toml

@@ -25,7 +25,7 @@ from stigmergy.testing.brokers import NoBroker
 
 FAR_M = 400.0
 FIRST_M = 60.0
-SECOND_M = 80.0
+SECOND_M = 150.0
 FLIGHT_S_MAX = 90.0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import shutil
 from collections import Counter
@@ -41,14 +40,12 @@ class Recovered(Struct, frozen=True):
 
 async def prove(folder: Path, recovered: Recovered, refused: str, chance: random.Random) -> list[Finding]:
     """Everything that can be said about this run."""
-    device, fleet = folder / "drone", "apps.edge_agent.drone:fleet"
-    drone, ground, sound, again, flipped = await asyncio.gather(
-        read_log(device),
-        read_log(folder / "ground"),
-        verified(device),
-        replayed(device, fleet),
-        flip_found(device, chance),
-    )
+    device = folder / "drone"
+    # One after the other: whoever reads a journal has it for itself.
+    drone, ground = await read_log(device), await read_log(folder / "ground")
+    again = await replayed(device, "apps.edge_agent.drone:fleet")
+    sound = await verified(device)
+    flipped = await flip_found(device, chance)
     return [
         intact(recovered),
         arrived(published(drone), heard(ground)),
