@@ -131,6 +131,14 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
             _write(wrong, b"")
 
 
+def test_what_a_killed_process_left_is_cleared_away(tmp_path: Path) -> None:
+    mine, other = tmp_path / "fleet-7-0000-1-5.flight.new", tmp_path / "fleet-7-0001-1-5.flight.new"
+    for path in (mine, other):
+        path.write_bytes(b"half")
+    asyncio.run(FolderArchive(tmp_path).keep("fleet-7-0000-1-9.flight", b"1"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["fleet-7-0000-1-9.flight", other.name]
+
+
 def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(JournalError, match="cannot be written"):

@@ -9,6 +9,7 @@ from stigmergy.core.errors import Bug, JournalCorrupt, JournalForeign
 from stigmergy.core.flight import (
     FLIGHT_FORMAT,
     FLIGHT_MAGIC,
+    FLIGHT_SHARDS_MAX,
     RECORD_BYTES_MAX,
     RECORD_HEADER_BYTES,
     FlightCommit,
@@ -87,6 +88,9 @@ def test_another_format_is_refused_and_not_guessed_at() -> None:
     for number, record in ((2, [2, 1, "f", 1, 1, 1, "", "", []]), (1, [1, 9, "f", 1, 1, 1, "", "", []])):
         with pytest.raises(JournalForeign, match="use" if number == 2 else "hash algorithm 9"):
             read_record(RecordKind.OPENING, msgpack.encode(record))
+    for shards in (0, FLIGHT_SHARDS_MAX + 1):
+        with pytest.raises(JournalCorrupt, match=f"a fleet of {shards} shards"):
+            read_record(RecordKind.OPENING, msgpack.encode([1, 1, "f", shards, 1, 1, "", "", []]))
     with pytest.raises(JournalForeign, match="flight log format 2"):
         read_record(RecordKind.MANIFEST, encode(FlightManifest(2, [], 0, 0, 0, 0, b"")))
 

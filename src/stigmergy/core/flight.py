@@ -24,6 +24,8 @@ FLIGHT_FORMAT = 1
 FLIGHT_MAGIC = b"stgflog1"
 RECORD_BYTES_MAX = 2 * 1024 * 1024
 """A record: the largest commit with the largest signature, and room to spare. A reader refuses a larger one."""
+FLIGHT_SHARDS_MAX = 4_096
+"""As many as a fleet may have; a file that claims more is refused, so that nobody makes room for them."""
 RECORD_HEADER_BYTES = 5
 RECORD_CHECKSUM_BYTES = 4
 _CONTEXT = "stigmergy 2026 flight log"
@@ -145,6 +147,8 @@ def read_record(kind: RecordKind, body: bytes) -> FlightRecord:
         raise JournalForeign(
             f"hash algorithm {record.hash_algorithm}, we know {int(HashAlgorithm.BLAKE3_256)}: use a later one"
         )
+    if isinstance(record, FlightOpening) and not 1 <= record.shards <= FLIGHT_SHARDS_MAX:
+        raise JournalCorrupt(f"a fleet of {record.shards} shards; there are 1 to {FLIGHT_SHARDS_MAX}")
     return record
 
 

@@ -26,6 +26,7 @@ from stigmergy.core.commit import (
     statement,
 )
 from stigmergy.core.errors import Bug, ConfigError, JournalCorrupt, JournalError, JournalForeign
+from stigmergy.core.flight import FLIGHT_MAGIC, FlightCommit, RecordKind, frame
 from stigmergy.core.state import shard_of
 from stigmergy.ports.journal import JournalIdentity
 from stigmergy.runtime.audit.flight import Cut, FlightVerification, FlightVerified, commits_in, make_flight
@@ -236,6 +237,23 @@ def test_a_long_section_is_read_from_anywhere(tmp_path: Path) -> None:
             : 2 * INDEX_EVERY + 9 - after
         ]
     asyncio.run(flight.close())
+
+
+def test_records_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    """Somebody makes a file in which every checksum fits."""
+    whole = b"".join(make_flight(recorded(), SIGNER, Cut(), made_ns=99))
+    opening = whole[8 : 8 + 9 + int.from_bytes(whole[9:13], "little")]
+    commits = whole[8 + len(opening) :]
+    strange = frame(RecordKind.COMMIT, FlightCommit(7, 1, b"", None, b""))
+    for name, data in (
+        ("none", commits),
+        ("twice", opening + opening + commits),
+        ("shard", opening + strange + commits),
+    ):
+        (tmp_path / name).write_bytes(FLIGHT_MAGIC + data)
+        flight = open_flight(tmp_path / name)
+        assert "the file cannot be read from byte" in flight.flaws[0].what
+        asyncio.run(flight.close())
 
 
 def test_files_that_are_no_flight_logs(tmp_path: Path) -> None:

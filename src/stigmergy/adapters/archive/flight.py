@@ -207,6 +207,8 @@ class FlightFile:
                 self._seal = record
 
     def _keep_commit(self, record: FlightCommit, offset: int) -> None:
+        if self._opening is None or not 0 <= record.shard < self._opening.shards or record.position < 1:
+            raise JournalCorrupt("a commit before the opening, or of a shard or position that cannot be")
         shard, position = self._last = (record.shard, record.position)
         if not commit_is_intact(record):
             self._flaw("the commit's bytes do not have the digest that is stored with them", shard, position)

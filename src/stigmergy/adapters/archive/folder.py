@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import glob
 from pathlib import Path
 
 from stigmergy.adapters.archive.newfile import NewFile, translating
@@ -24,6 +25,9 @@ class FolderArchive:
         path = self._folder / name
         with translating(path):
             self._folder.mkdir(parents=True, exist_ok=True)
+            # What a process that was killed has left of a segment of the same shard; nobody else writes these.
+            for leftover in self._folder.glob(f"{glob.escape(name.rsplit('-', 2)[0])}-*.new"):
+                leftover.unlink(missing_ok=True)
         with NewFile(path) as file:
             file.write(data)
         with translating(path):
