@@ -17,6 +17,8 @@ from stigmergy.runtime.mailbox import Ticket
 SHARD_SOURCES = "shard/"
 BUS_SOURCES = "bus/"
 """What came over a bus has its topic as source; nobody else may speak in its name."""
+UPLINK_SOURCES = "uplink/"
+"""What the uplinks of other nodes brought, alike."""
 EXPECTED_COUNT_MAX = 100_000
 """Sources whose next number is remembered here; the marks know the others, which then may have to wait for a gap."""
 
@@ -50,8 +52,6 @@ class Accept(Struct, frozen=True):
     """When set, sequences before it are given up first."""
     declared: bool = False
     """Whether their sender said that they are lost; otherwise they did not come in time."""
-    sparse: bool = False
-    """Whether they were never for us, so that nothing is lost."""
 
 
 class Ingress:
@@ -73,7 +73,7 @@ class Ingress:
         except StigmergyError:
             self.counters.malformed += 1
             raise
-        for reserved, whose in ((SHARD_SOURCES, "shards"), (BUS_SOURCES, "topics")):
+        for reserved, whose in ((SHARD_SOURCES, "shards"), (BUS_SOURCES, "topics"), (UPLINK_SOURCES, "uplinks")):
             if envelope.source.startswith(reserved):
                 self.counters.refused += 1
                 raise StaleEpoch(f"source {envelope.source!r}: names of {whose} are for {whose}; choose another")

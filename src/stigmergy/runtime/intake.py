@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from stigmergy.core.codec import Envelope, encode, printable
+from msgspec import Struct
+
+from stigmergy.core.codec import encode, printable
 from stigmergy.core.draft import OVERHEAD_BYTES
 from stigmergy.core.errors import Malformed, NotRunning, Overloaded, UnknownKind
 from stigmergy.core.inputs import ELSEWHERE, LOCAL, Ask, Delivery, Input, SequencesSkipped, Verdict
@@ -23,6 +25,14 @@ SHARD_CACHE_MAX = 1_000_000
 SHOWN_CHARS_MAX = 200
 MISSING = "missing: they did not come in time"
 DECLARED = "lost: their sender says so"
+
+
+class Stream(Struct, frozen=True):
+    """Who numbers messages: a source, its incarnation, and the epoch in which it speaks."""
+
+    source: str
+    incarnation: int = 0
+    epoch: int = 0
 
 
 class Waiter:
@@ -88,16 +98,26 @@ class Intake:
         self.post(accepted)
         return future
 
-    def take_numbered(self, envelope: Envelope, *, missing: bool) -> asyncio.Future[None]:
-        """Takes an envelope of a source that has numbers for others too, and whose order its caller has kept.
+    def take_numbered(
+        self, stream: Stream, sequence: int, address: str, body: bytes, *, missing: bool
+    ) -> asyncio.Future[None]:
+        """Takes a message of a stream that is for one agent only, and whose order the caller has kept.
 
-        What lies before it was never for us; with `missing`, something of it was and did not come, which the log says.
+        Numbers before it were never for us; with `missing`, something was and did not come, which the log says. The
+        number 0 means none. Raises Overloaded, with nothing taken; the future is done when the message is durable.
         """
         self.check_open()
+        check_address(address)
+        shard, policy = self.shard_of(address), self._declaration.policy_of(stream.source)
+        source, incarnation, epoch = stream.source, stream.incarnation, stream.epoch
+        if sequence > 1:
+            skipped = SequencesSkipped(source, incarnation, epoch, sequence - 1, MISSING if missing else "")
+            self._mailbox.put_note(Letter(shard=shard, input=skipped, items=0), policy)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        size_bytes = sum(len(body) + 4 * len(address) + OVERHEAD_BYTES for address, body in envelope.items)
-        skip_to = envelope.sequence if envelope.sequence > 1 else 0
-        self.post([Accept(envelope, size_bytes, (Waiter(future),), skip_to=skip_to, sparse=not missing)])
+        delivery = Delivery(source, [(address, body)], sequence, incarnation, epoch)
+        size_bytes = len(body) + 4 * len(address) + OVERHEAD_BYTES
+        self._mailbox.put_telemetry(Letter(shard, delivery, (Waiter(future),), 1, size_bytes), policy)
+        self._wake()
         return future
 
     def post(self, accepted: list[Accept]) -> None:
@@ -211,7 +231,7 @@ class Intake:
                     incarnation=envelope.incarnation,
                     epoch=envelope.epoch,
                     last=accepted.skip_to - 1,
-                    because="" if accepted.sparse else DECLARED if accepted.declared else MISSING,
+                    because=DECLARED if accepted.declared else MISSING,
                 )
                 self._mailbox.put_note(Letter(shard=shard, input=skipped, items=0), policy)
             delivery = Delivery(

@@ -8,12 +8,13 @@ node leaves. While the link is down the node is *local-only*: agents decide and 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from datetime import UTC, datetime
 
 from msgspec import Struct, structs
 
-from stigmergy.core.errors import StigmergyError
+from stigmergy.core.errors import JournalError, StigmergyError
 from stigmergy.core.inputs import EffectsSettled
 from stigmergy.core.messages import Event
 from stigmergy.core.outbox import Pending
@@ -28,6 +29,8 @@ from stigmergy.runtime.subscriber import Subscriber
 from stigmergy.runtime.telling import Teller
 from stigmergy.runtime.topics import Topics, check_level_name
 
+RECALLED_COMMITS_MAX = 2_000
+"""So many of the last commits are read at the start for what was published last."""
 RUN_BYTES = 8
 COMMAND_ID_BYTES = 12
 UP = "up"
@@ -105,6 +108,10 @@ class BusLink:
 
     async def start(self) -> None:
         """Subscribes, connects, and lets leave what is owed. Does not wait for the link."""
+        for shard in self._host.shards:
+            after = max(0, shard.state.position - RECALLED_COMMITS_MAX // len(self._host.shards))
+            with contextlib.suppress(JournalError):  # then messages do not say what they follow
+                self.publisher.recall(shard.state, self._host.journal.read(shard.state.shard, after))
         await self.presence.start()
         await self.subscriber.start()
         self.publisher.start()
@@ -147,7 +154,13 @@ class BusLink:
 
     def counters(self) -> dict[str, int]:
         """What was published, taken, refused and shed."""
-        parts = (self.publisher.counters, self.subscriber.counters, self.presence.counters, self.teller.counters)
+        parts = (
+            self.publisher.counters,
+            self.subscriber.counters,
+            self.subscriber.ordering.counters,
+            self.presence.counters,
+            self.teller.counters,
+        )
         return {name: value for part in parts for name, value in structs.asdict(part).items()}
 
     # ------------------------------------------------------------------ what the host and the bus say
@@ -161,6 +174,7 @@ class BusLink:
 
     def _heard(self, up: bool) -> None:
         self.publisher.link(up)
+        self.subscriber.ordering.link(up)
         self.presence.link(up)
 
     def _tell(self, event: Event) -> None:

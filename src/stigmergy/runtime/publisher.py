@@ -6,7 +6,7 @@ and counted: a long time offline must never stop an agent.
 
 What one topic owes is settled in order. So after a crash everything that is released again comes after everything that
 the broker had, and a receiver that keeps marks takes each message once. Each carries the number that its shard's outbox
-gave it, and, where this run has sent on the topic before, the number of that one before it (`previous`).
+gave it, and the number of the one before it on its topic (`previous`), as far back as the log was read.
 """
 
 from __future__ import annotations
@@ -14,19 +14,22 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 
 import msgspec
 from msgspec import Struct
 
 from stigmergy.core.cloudevents import STRUCTURED, CloudEvent, data_of, write_binary, write_structured
+from stigmergy.core.commit import open_commit
 from stigmergy.core.effects import PUBLISH
 from stigmergy.core.errors import LinkDown, NotRunning, StigmergyError
 from stigmergy.core.inputs import EffectsSettled
 from stigmergy.core.messages import category_of
 from stigmergy.core.outbox import Pending
+from stigmergy.core.state import ShardState
 from stigmergy.ports.bus import Bus, BusMessage
+from stigmergy.ports.journal import StoredCommit
 from stigmergy.runtime.topics import Topics
 
 SETTLED_COUNT_MAX = 1_000
@@ -136,6 +139,19 @@ class Publisher:
         self.owed = 0
         self.counters = PublisherCounters()
 
+    def recall(self, state: ShardState, stored: Iterable[StoredCommit]) -> None:
+        """Reads off the log, before the start, what earlier runs have sent last on each topic.
+
+        Without it the first message of this run would not say what it follows, and a receiver whose broker repeats late
+        would take it for the next.
+        """
+        for one in stored:
+            commit = open_commit(one.sealed.body)
+            for owed in commit.owed:
+                if owed.sink == PUBLISH and state.outbox.get(PUBLISH, owed.sequence) is None:
+                    about, _ = _published.decode(owed.body)
+                    self._lane(self._topics.events(owed.agent, about)).last = (commit.incarnation, owed.sequence)
+
     def start(self) -> None:
         """May send from now on. What was released before waits until then."""
         self._running = True
@@ -144,11 +160,7 @@ class Publisher:
     def release(self, shard: int, epoch: int, pending: Pending) -> None:
         """Takes a durable effect. When it was decided is known of those that come after the start."""
         about, _ = _published.decode(pending.body)
-        topic = self._topics.events(pending.agent, about)
-        lane = self._lanes.get(topic)
-        if lane is None:
-            lane = self._lanes[topic] = _Lane(topic)
-            self._forget_idle_lanes()
+        lane = self._lane(self._topics.events(pending.agent, about))
         item = _Item(lane, shard, epoch, pending, self._wall_ns() if self._running else 0)
         lane.items.append(item)
         lane.waiting.append(item)
@@ -311,10 +323,14 @@ class Publisher:
                 return True
         return False
 
-    def _forget_idle_lanes(self) -> None:
+    def _lane(self, topic: str) -> _Lane:
         """Of too many topics those that owe nothing are forgotten; the next message there has no `previous`."""
-        if len(self._lanes) > TOPICS_COUNT_MAX:
-            self._lanes = {topic: lane for topic, lane in self._lanes.items() if lane.items or lane.listed}
+        lane = self._lanes.get(topic)
+        if lane is None:
+            if len(self._lanes) >= TOPICS_COUNT_MAX:
+                self._lanes = {name: other for name, other in self._lanes.items() if other.items or other.listed}
+            lane = self._lanes[topic] = _Lane(topic)
+        return lane
 
     # ------------------------------------------------------------------ messages
 

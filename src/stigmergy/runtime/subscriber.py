@@ -18,21 +18,28 @@ from msgspec import Struct
 
 from stigmergy.core.cloudevents import EVENT_BYTES_MAX, CloudEvent, body_of, read_event
 from stigmergy.core.codec import (
-    ENVELOPE_FORMAT,
     MESSAGE_BYTES_MAX,
     SOURCE_CHARS_MAX,
     UNDECODABLE,
-    Envelope,
     encode,
     is_sound,
 )
-from stigmergy.core.errors import Malformed, NotRunning, PeerError, SequenceGap, TooLarge, UnknownTag
+from stigmergy.core.errors import (
+    Malformed,
+    NotRunning,
+    PeerError,
+    SequenceGap,
+    StigmergyError,
+    TooLarge,
+    UnknownTag,
+)
 from stigmergy.core.inputs import Refused
 from stigmergy.core.messages import Command, Event, Message, spec_of
 from stigmergy.core.plans import AgentPlan
 from stigmergy.ports.bus import Bus, BusMessage
 from stigmergy.runtime.host import Host
 from stigmergy.runtime.ingress import BUS_SOURCES
+from stigmergy.runtime.intake import Stream
 from stigmergy.runtime.listening import Listen
 from stigmergy.runtime.mapping import (
     DeviceCommands,
@@ -41,22 +48,20 @@ from stigmergy.runtime.mapping import (
     read_device_event,
     write_device_answer,
 )
+from stigmergy.runtime.ordering import Ordering, numbers_of
 from stigmergy.runtime.phrasing import find_message
 from stigmergy.runtime.quotas import Quotas
 from stigmergy.runtime.settings import BusSettings
 from stigmergy.runtime.telling import Teller
 from stigmergy.runtime.topics import AGENTS, Channel, Topics, fill_address, parse_topic
 
-SECOND_NS = 1_000_000_000
-SOURCES_COUNT_MAX = 100_000
-"""Topics whose last number is remembered here; the marks know the others."""
 SEEN_COUNT_MAX = 10_000
 """Ids of messages without numbers that are remembered."""
+AGAIN_COUNT_MAX = 10_000
 OURS = "stigmergy."
 """What the framework says itself begins so; it is not taken from a bus."""
 AGENT_LEVELS = 6
 """fleet, site, agents, kind, name, channel."""
-Key = tuple[str, int]
 
 
 class SubscriberCounters(Struct):
@@ -64,25 +69,11 @@ class SubscriberCounters(Struct):
 
     bus_received: int = 0
     bus_commands: int = 0
-    bus_repeated: int = 0
     bus_refused: int = 0
     bus_shed: int = 0
     """Beyond a source's quota."""
-    bus_early: int = 0
-    """Times that a message waited for one before it."""
-    bus_gaps: int = 0
-    """Gaps that nobody has filled in time."""
     bus_lost_by_senders: int = 0
     """Messages that senders say they have given up."""
-
-
-class Numbers(Struct, frozen=True):
-    """The numbers of a message on its topic."""
-
-    sequence: int
-    incarnation: int
-    epoch: int
-    previous: int | None
 
 
 class Subscriber:
@@ -104,23 +95,17 @@ class Subscriber:
         self._teller = teller
         self._agents = agents
         self._fresh_id = fresh_id
-        self._gap_wait_ns = int(settings.gap_wait_s * SECOND_NS)
         self._quotas = Quotas(settings.messages_per_s, settings.burst)
-        self._reached: dict[Key, int] = {}
-        """Per source the highest number that was handed over or refused in this run."""
-        self._gaps: dict[Key, int] = {}
-        """Per source that waits for a message, since when."""
-        self._lossy: dict[str, None] = {}
-        """Who has left a gap in this run, by its doing or ours: nobody waits for a message of theirs again."""
+        self.ordering = Ordering(host, bus, settings.gap_wait_s)
         self._seen: dict[tuple[str, str, str], None] = {}
+        self._again: dict[int, BusMessage] = {}
+        """Messages that will be offered again, by identity."""
         self._closed = False
-        self._has_listened = False
         self.counters = SubscriberCounters()
 
     async def start(self) -> None:
         """Subscribes to everything that the fleet takes."""
-        marks = (mark for shard in self._host.shards for mark in shard.state.marks.all())
-        self._has_listened = any(mark.source.startswith(BUS_SOURCES) for mark in marks)
+        self.ordering.start()
         for address in self._agents or ("+/+",):
             await self._bus.subscribe(
                 self._topics.agents_pattern(Channel.COMMANDS, address), self._guard(self._command)
@@ -148,19 +133,30 @@ class Subscriber:
             if self._closed:
                 raise NotRunning("the node is stopping; nothing was taken")
             sender = _sender(message.topic)
-            if not self._quotas.admit(sender, self._host.clock.monotonic_ns()):
-                self.counters.bus_shed += 1
-                self._note_lossy(sender)
-                return
-            self.counters.bus_received += 1
+            if self._again.pop(id(message), None) is None:
+                if not self._quotas.admit(sender, self._host.clock.monotonic_ns()):
+                    self.counters.bus_shed += 1
+                    self.ordering.note_lossy(sender)
+                    return
+                self.counters.bus_received += 1
             try:
                 await take(message)
-            except SequenceGap:
-                raise
             except PeerError as error:
+                if isinstance(error, SequenceGap):
+                    self._note_again(message)
+                    raise
                 self.refuse(message, error)
+            except StigmergyError:
+                self._note_again(message)
+                raise
 
         return handle
+
+    def _note_again(self, message: BusMessage) -> None:
+        """It is not taken now and will be offered again, which its source does not pay for."""
+        self._again[id(message)] = message
+        if len(self._again) > AGAIN_COUNT_MAX:
+            del self._again[next(iter(self._again))]
 
     def refuse(self, message: BusMessage, error: PeerError) -> None:
         """Counts a refusal, and tells of it."""
@@ -214,70 +210,33 @@ class Subscriber:
     async def _take_event(
         self, message: BusMessage, event: CloudEvent, source: str, to: str, subject: str, speaker: str = ""
     ) -> None:
-        numbers = _numbers(event)
+        numbers = numbers_of(event)
         try:
             _check_names(event, subject, speaker)
             body = self._body(event, self._plan(to), Event)
         except PeerError:
             if numbers is not None:
-                self._pass(source, numbers)
+                self.ordering.note_refused(source, numbers, to)
             raise
         if numbers is None:
             await self._take_unnumbered(source, event, to, body)
         else:
             self.counters.bus_lost_by_senders += event.number("shed") or 0
-            await self._take_numbered(_sender(message.topic), source, numbers, to, body)
-
-    async def _take_numbered(self, sender: str, source: str, numbers: Numbers, to: str, body: bytes) -> None:
-        """Hands a message over, unless one before it is still to come. Up to its first wait calls are in order."""
-        key = (source, numbers.incarnation)
-        reached = max(self._reached.get(key, 0), self._consumed(key))
-        missing = False
-        if numbers.sequence <= reached:
-            self.counters.bus_repeated += 1
-        elif numbers.previous is not None and numbers.previous > reached and (reached or self._has_listened):
-            missing = self._gives_up(key, sender, numbers)
-        envelope = Envelope(ENVELOPE_FORMAT, source, numbers.incarnation, numbers.epoch, numbers.sequence, [(to, body)])
-        taken = self._host.intake.take_numbered(envelope, missing=missing)
-        if not (taken.done() and taken.exception() is not None):
-            self._gaps.pop(key, None)
-            self._pass(source, numbers)
-        await taken
-
-    def _gives_up(self, key: Key, sender: str, numbers: Numbers) -> bool:
-        """A message before this one is missing: True when the wait for it is over, else SequenceGap."""
-        now_ns = self._host.clock.monotonic_ns()
-        since_ns = self._gaps.setdefault(key, now_ns)
-        if sender not in self._lossy and now_ns - since_ns < self._gap_wait_ns:
-            self.counters.bus_early += 1
-            raise SequenceGap(f"{key[0]}: {numbers.sequence} came before {numbers.previous}, which it follows")
-        self.counters.bus_gaps += 1
-        self._note_lossy(sender)
-        return True
+            await self.ordering.take(_sender(message.topic), source, numbers, to, body)
 
     async def _take_unnumbered(self, source: str, event: CloudEvent, to: str, body: bytes) -> None:
         once = (source, event.source, event.id)
         if once in self._seen:
-            self.counters.bus_repeated += 1
+            self.ordering.counters.bus_repeated += 1
             return
-        await self._host.intake.take_numbered(Envelope(ENVELOPE_FORMAT, source, 0, 0, 0, [(to, body)]), missing=False)
         self._seen[once] = None
         if len(self._seen) > SEEN_COUNT_MAX:
             del self._seen[next(iter(self._seen))]
-
-    def _pass(self, source: str, numbers: Numbers) -> None:
-        key = (source, numbers.incarnation)
-        self._reached[key] = max(self._reached.pop(key, 0), numbers.sequence)
-        if len(self._reached) > SOURCES_COUNT_MAX:
-            del self._reached[next(iter(self._reached))]
-
-    def _note_lossy(self, sender: str) -> None:
-        self._lossy[sender] = None
-        if len(self._lossy) > SOURCES_COUNT_MAX:
-            del self._lossy[next(iter(self._lossy))]
-
-    def _consumed(self, key: Key) -> int:
-        return min(shard.state.marks.consumed(*key) for shard in self._host.shards)
+        try:
+            await self._host.intake.take_numbered(Stream(source), 0, to, body, missing=False)
+        except BaseException:
+            self._seen.pop(once, None)
+            raise
 
     # ------------------------------------------------------------------ devices
 
@@ -285,8 +244,8 @@ class Subscriber:
         async def hear(message: BusMessage) -> None:
             to, observed = read_device_event(spec, _places(spec, message.topic), message.payload)
             self._plan(to)
-            envelope = Envelope(ENVELOPE_FORMAT, _source(message.topic), 0, 0, 0, [(to, encode(observed))])
-            await self._host.intake.take_numbered(envelope, missing=False)
+            stream = Stream(_source(message.topic))
+            await self._host.intake.take_numbered(stream, 0, to, encode(observed), missing=False)
 
         return hear
 
@@ -344,14 +303,6 @@ def _check_names(event: CloudEvent, address: str, speaker: str = "") -> None:
         raise Malformed(f"its subject is {event.subject[:100]!r}, but the topic belongs to {address!r}")
     if speaker and event.source != speaker and f"/{AGENTS}/" in event.source:
         raise Malformed(f"its source is {event.source[:100]!r}, but the topic belongs to {speaker!r}")
-
-
-def _numbers(event: CloudEvent) -> Numbers | None:
-    sequence = event.number("sequence")
-    if not sequence:
-        return None
-    incarnation, epoch = event.number("incarnation") or 0, event.number("epoch") or 0
-    return Numbers(sequence, incarnation, epoch, event.number("previous"))
 
 
 def _places(spec: DeviceEvent | DeviceCommands, topic: str) -> Mapping[str, str]:

@@ -1,0 +1,185 @@
+"""Keeps the order of numbered messages of a bus: each is handed over once, after the one that it follows.
+
+A message names the one before it on its topic (`previous`). If that one has not come, it may still: a broker may repeat
+what was under way on a broken link late, and behind what is newer. So the message waits, for a while after each new
+link; on a link that has been up for longer, what is missing was dropped, and waiting would only hold up others.
+
+A repetition changes nothing, but the broker hears that it was taken only when the first one is durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from msgspec import Struct
+
+from stigmergy.core.cloudevents import CloudEvent
+from stigmergy.core.errors import SequenceGap, StaleEpoch, StigmergyError
+from stigmergy.core.inputs import SequencesSkipped
+from stigmergy.core.marks import Marks
+from stigmergy.ports.bus import Bus
+from stigmergy.runtime.host import Host
+from stigmergy.runtime.ingress import BUS_SOURCES
+from stigmergy.runtime.intake import Stream
+
+SECOND_NS = 1_000_000_000
+GAP_WAIT_NS_MIN = 2 * SECOND_NS
+"""So long at least a message waits for one before it; within `gap_wait_s` of a new link as long as that lasts."""
+SOURCES_COUNT_MAX = 100_000
+"""Streams and senders that are remembered here; of the others the marks know how far they have come."""
+Key = tuple[str, int]
+
+
+class OrderingCounters(Struct):
+    """What became of numbered messages."""
+
+    bus_repeated: int = 0
+    bus_early: int = 0
+    """Times that a message waited for one before it."""
+    bus_gaps: int = 0
+    """Messages that were taken although one before them never came."""
+    bus_stale: int = 0
+    """Of an owner that was replaced: the new one sends it again, or a stray one never should have."""
+
+
+class Numbers(Struct, frozen=True):
+    """The numbers of a message on its topic."""
+
+    sequence: int
+    incarnation: int
+    epoch: int
+    previous: int | None
+
+
+def numbers_of(event: CloudEvent) -> Numbers | None:
+    """The numbers that an event carries; None for one without."""
+    sequence = event.number("sequence")
+    if not sequence:
+        return None
+    incarnation, epoch = event.number("incarnation") or 0, event.number("epoch") or 0
+    return Numbers(sequence, incarnation, epoch, event.number("previous"))
+
+
+class Ordering:
+    """Hands messages over in order. A stream is for one agent only."""
+
+    def __init__(self, host: Host, bus: Bus, gap_wait_s: float) -> None:
+        self._host = host
+        self._bus = bus
+        self._gap_wait_ns = int(gap_wait_s * SECOND_NS)
+        self._reached: dict[Key, tuple[int, int]] = {}
+        """Per stream the highest number that was handed over or refused in this run, and its epoch."""
+        self._gaps: dict[Key, int] = {}
+        """Per stream that waits for a message, since when."""
+        self._lossy: dict[str, None] = {}
+        """Who has left a gap on this link, by its doing or ours: nobody waits for a message of theirs again."""
+        self._links = 0
+        """How often the link came up; once more if it did in an earlier run."""
+        self._link_ns = host.clock.monotonic_ns()
+        self.counters = OrderingCounters()
+
+    def start(self) -> None:
+        """Finds out whether an earlier run has listened already, and remembers that this one has."""
+        if self._host.shards[0].state.marks.consumed(BUS_SOURCES, 0):
+            self._links += 1
+        else:
+            self._host.intake.put_inside(0, SequencesSkipped(BUS_SOURCES, 0, 0, 1, ""))
+
+    def link(self, up: bool) -> None:
+        """The link came or went: what was under way on the last one may come again, and late."""
+        if up:
+            self._links += 1
+            self._link_ns = self._host.clock.monotonic_ns()
+            self._lossy.clear()
+            self._gaps.clear()
+
+    def note_lossy(self, sender: str) -> None:
+        """Something of this sender will never come."""
+        self._lossy[sender] = None
+        if len(self._lossy) > SOURCES_COUNT_MAX:
+            del self._lossy[next(iter(self._lossy))]
+
+    def note_refused(self, source: str, numbers: Numbers, to: str) -> None:
+        """A message was refused: the next one does not wait for it."""
+        key = (source, numbers.incarnation)
+        reached, epoch = self._position(key, to)
+        self._reach(key, max(reached, numbers.sequence), epoch)
+
+    async def take(self, sender: str, source: str, numbers: Numbers, to: str, body: bytes) -> None:
+        """Hands a message over, and returns when it is durable. Up to its first wait calls are in order.
+
+        Raises SequenceGap while one before it may still come, Overloaded without room.
+        """
+        key = (source, numbers.incarnation)
+        reached, epoch = self._position(key, to)
+        if numbers.sequence <= reached:
+            self.counters.bus_repeated += 1
+            await self._pass_over(key, numbers.sequence, to, body)
+            return
+        if numbers.epoch < epoch:
+            self.counters.bus_stale += 1
+            return
+        follows = numbers.previous is not None and numbers.previous > reached and self._may_come(reached)
+        missing = follows and self._gives_up(key, sender, numbers)
+        stream = Stream(*key, epoch=numbers.epoch)
+        taken = self._host.intake.take_numbered(stream, numbers.sequence, to, body, missing=missing)
+        self._gaps.pop(key, None)
+        self._reach(key, numbers.sequence, numbers.epoch)
+        try:
+            await taken
+        except (StigmergyError, asyncio.CancelledError):
+            # It was not kept: what the marks say counts again.
+            self._reached.pop(key, None)
+            raise
+
+    async def _pass_over(self, key: Key, sequence: int, to: str, body: bytes) -> None:
+        """Waits until the first one is durable.
+
+        A repetition may be of a later run than what is still to come, so it says nothing about who is the owner.
+        """
+        stream = Stream(*key, epoch=self._marks(to).epoch(*key))
+        with contextlib.suppress(StaleEpoch):
+            await self._host.intake.take_numbered(stream, sequence, to, body, missing=False)
+
+    def _may_come(self, reached: int) -> bool:
+        """Whether what a message follows may still come, on a stream of which we know nothing yet.
+
+        We may have listened to it before and been killed too early; or it was there long before us.
+        """
+        recent = self._host.clock.monotonic_ns() - self._link_ns < self._gap_wait_ns
+        return bool(reached) or (self._links > 1 and recent)
+
+    def _gives_up(self, key: Key, sender: str, numbers: Numbers) -> bool:
+        """True when the wait for the one before is over, else SequenceGap."""
+        now_ns = self._host.clock.monotonic_ns()
+        since_ns = self._gaps.setdefault(key, now_ns)
+        until_ns = max(since_ns + GAP_WAIT_NS_MIN, self._link_ns + self._gap_wait_ns)
+        # While the link is down nothing can come, so nobody's time is up.
+        if not self._bus.is_up or (sender not in self._lossy and now_ns < until_ns):
+            self.counters.bus_early += 1
+            raise SequenceGap(
+                f"{key[0]}: {numbers.sequence} came before {numbers.previous}, which it follows",
+                source=f"{key[0]} {key[1]}",
+                sequence=numbers.sequence,
+            )
+        self.counters.bus_gaps += 1
+        self.note_lossy(sender)
+        return True
+
+    def _position(self, key: Key, to: str) -> tuple[int, int]:
+        """How far a stream has come and in which epoch: in this run, or as the marks of its agent's shard say."""
+        known = self._reached.get(key)
+        if known is not None:
+            return known
+        marks = self._marks(to)
+        return marks.consumed(*key), marks.epoch(*key)
+
+    def _marks(self, to: str) -> Marks:
+        return self._host.shards[self._host.intake.shard_of(to)].state.marks
+
+    def _reach(self, key: Key, sequence: int, epoch: int) -> None:
+        self._reached.pop(key, None)
+        self._reached[key] = (sequence, epoch)
+        if len(self._reached) > SOURCES_COUNT_MAX:
+            del self._reached[next(iter(self._reached))]
