@@ -194,3 +194,57 @@ def test_a_node_whose_disk_never_answers_can_be_stopped() -> None:
         assert stage.world.loop.time() - began_s <= 3 * stage.settings.drain_s
 
     stage.world.run(main())
+
+
+@pytest.mark.parametrize("end", ["kill", "deadline"])
+def test_a_host_that_is_over_starts_no_write_when_the_last_one_comes_back(end: str) -> None:
+    """What was stepped meanwhile was given up, and whoever sent it was told so: it must not be kept after all."""
+    stage = Stage()
+
+    async def main() -> None:
+        live = await stage.start()
+        kept = len(stage.store.commits[0])
+        stage.journal.append_s = 1.0 if end == "kill" else 3.0
+        told = [asyncio.ensure_future(live.send("Counter/a", Add(number=1)))]
+        await asyncio.sleep(TICK_S)
+        told.append(asyncio.ensure_future(live.send("Counter/b", Add(number=2))))
+        await asyncio.sleep(TICK_S)
+        if end == "kill":
+            await stage.host.kill()
+        else:
+            await live.wait_failure()
+        stage.journal.append_s = 0.0
+        await asyncio.sleep(20.0)
+        assert all(one.exception() is not None for one in told)
+        assert len(stage.store.commits[0]) == kept + 1, "the write under way ends, and no other begins"
+
+    stage.world.run(main())
+
+
+@pytest.mark.parametrize("behind", [False, True], ids=["in a turn", "behind a write"])
+def test_a_signer_that_fails_leaves_nobody_waiting(monkeypatch: pytest.MonkeyPatch, behind: bool) -> None:
+    stage = Stage()
+
+    async def main() -> None:
+        live = await stage.start()
+        stage.journal.append_s = 1.0
+        first = asyncio.ensure_future(live.observe("Counter/a", Added(number=1)))
+        if behind:
+            await asyncio.sleep(TICK_S)
+
+        def sign(_: Any, statement: bytes) -> bytes:
+            raise RuntimeError("the key store is gone")
+
+        monkeypatch.setattr(Ed25519Signer, "sign", sign)
+        told = asyncio.ensure_future(live.deliver(pack_envelope("s", [("Counter/a", Added(number=2))], sequence=1)))
+        await asyncio.sleep(10.0)
+        with pytest.raises(RuntimeError, match="the key store is gone"):
+            await told
+        if behind:
+            await first
+        else:
+            assert isinstance(first.exception(), RuntimeError)
+        assert isinstance(live.failure, RuntimeError)
+        assert len(stage.landed) == 2
+
+    stage.world.run(main())

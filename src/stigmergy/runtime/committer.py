@@ -67,6 +67,7 @@ class Committer:
         self._flush_ns = NEVER_NS
         self._tickets: list[Ticket] = []
         self._items = 0
+        self._over = False
         self.flight: Flight | None = None
         self.draining = False
         self.covers_all = False
@@ -139,18 +140,23 @@ class Committer:
         )
 
     def abandon(self, error: Exception) -> None:
-        """It is over: whoever waits is told."""
+        """It is over: whoever waits is told, and no write begins any more, whatever becomes of the one under way."""
+        self._over = True
         for ticket in self._tickets + (self.flight.tickets if self.flight else []):
             ticket.fail(error)
         self._tickets = []
 
     def _close_drafts(self, monotonic_ns: int) -> Group | None:
-        readies = [ready for ready in (shard.seal() for shard in self._shards) if ready is not None]
-        tickets, self._tickets = self._tickets, []
+        # On its way from here on, whatever may fail in between: what is sealed is not durable, and tickets are told.
+        flight = self.flight = Flight([], self._tickets)
+        readies = flight.readies
+        self._tickets = []
         self._items = 0
         self._flush_ns = NEVER_NS
+        readies.extend(ready for ready in (shard.seal() for shard in self._shards) if ready is not None)
         if not readies:
-            for ticket in tickets:
+            self.flight = None
+            for ticket in flight.tickets:
                 ticket.resolve()
             return None
         for ready in readies:
@@ -159,9 +165,8 @@ class Committer:
         heads = self._heads(readies)
         value = self._signer.sign(statement(heads))
         signature = Signature(self._signer.algorithm, self._signer.public_key, heads, value)
-        group = Group(commits=tuple(ready.sealed for ready in readies), signature=signature)
-        self.flight = Flight(readies, tickets, group)
-        return group
+        flight.group = Group(commits=tuple(ready.sealed for ready in readies), signature=signature)
+        return flight.group
 
     def _heads(self, readies: Sequence[Ready]) -> list[Head]:
         """What the signature covers: the heads of the group's shards.
@@ -191,6 +196,8 @@ class Committer:
     def _written(self, write: asyncio.Future[None]) -> None:
         self._writing = None
         error = NotRunning("the write was cancelled") if write.cancelled() else write.exception()
+        if self._over:
+            return
         flight = self.flight or Flight([], [])
         if isinstance(error, JournalFull) and flight.group is not None:
             group, flight.group = flight.group, None
