@@ -19,8 +19,13 @@ Classes = tuple[type, ...]
 Evolve = Callable[[Any, Any], None]
 _PLAIN: Classes = (int, float, str, bytes, bool, type(None))
 """Types whose values can be told from their class alone."""
-_ALIKE: dict[type, Classes] = {float: (float, int), bytes: (bytes, bytearray, memoryview)}
-"""What is written and read back as such a value as well."""
+_ALIKE: tuple[tuple[Classes, type, Callable[[Any], Any]], ...] = (
+    ((int,), int, int),
+    ((int, float), float, float),
+    ((str,), str, str.__str__),
+    ((bytes, bytearray, memoryview), bytes, bytes),
+)
+"""Values of which classes are read back as which plain type, and how one is made of them. The first that fits counts."""
 
 
 def plain_fields(cls: type[Any]) -> dict[str, Classes]:
@@ -51,12 +56,12 @@ def keep_types(evolve: Evolve, cls: type[Agent], message: type[Message]) -> Evol
 
 
 def _fitting(cls: type[Agent], name: str, classes: Classes, value: Any) -> Any:
-    """The value as one of its field's types; raises TypeError where it is none."""
-    numbers = [wanted for wanted in classes if wanted is not type(None)]
-    if numbers in ([int], [float]) and isinstance(value, int | float):
-        return numbers[0](value)
-    if any(isinstance(value, _ALIKE.get(wanted, wanted)) for wanted in classes):
-        return value
+    """The value as one of its field's types, as a restart would read it; raises TypeError where it is none."""
+    if isinstance(value, float) and [wanted for wanted in classes if wanted is not type(None)] == [int]:
+        return int(value)
+    for alike, wanted, made in _ALIKE:
+        if wanted in classes and isinstance(value, alike):
+            return made(value)
     declared = " | ".join("None" if wanted is type(None) else wanted.__name__ for wanted in classes)
     raise TypeError(
         f"{cls.__qualname__}.{name} is declared as {declared} and was given a {type(value).__name__}; "
@@ -70,6 +75,8 @@ def _doubtful_fields(evolve: Evolve, cls: type[Agent], message: type[Message]) -
     known = (*cls.__struct_fields__, "now", "address")
     own, event = parameters_of(evolve)
     code = list(dis.get_instructions(evolve))
+    if any(instruction.opname.startswith("STORE_") and instruction.argval == event for instruction in code):
+        given = {}  # what the name stands for from there on is not known
     doubtful: dict[str, Classes] = {}
     for index, instruction in enumerate(code):
         if not loads(instruction, own):
