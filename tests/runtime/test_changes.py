@@ -42,3 +42,12 @@ def test_nothing_is_collected_once_they_are_most() -> None:
     assert not changes._lately
     changes.note(["Drone/1"], 5000)
     assert changes.few(5000) is None
+
+
+def test_commits_that_touch_no_agent_leave_nothing_behind() -> None:
+    """A node that only settles and moves marks takes no snapshot, so that whatever is collected stays for good."""
+    changes = Changes()
+    for _ in range(1000):
+        changes.note([], 5000)
+    assert not changes._lately
+    assert changes.few(5000) == {}

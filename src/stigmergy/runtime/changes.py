@@ -26,6 +26,8 @@ class Changes:
         if self._are_most:
             return
         names = list(touched)
+        if not names:
+            return
         self._lately.append(names)
         self._lately_count += len(names)
         if self._lately_count > MERGED_COUNT_MIN + agents_count // 2:
