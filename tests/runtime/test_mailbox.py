@@ -302,6 +302,17 @@ def test_no_ticket_is_lost_and_no_mark_left_behind_whatever_comes(seed: int) -> 
     assert mailbox.items == 0
 
 
+def test_what_was_shed_is_said_although_a_note_follows_that_passes_numbers_for_others() -> None:
+    mailbox = make(items_max=2)
+    mailbox.put_telemetry(delivery(1, source="t"), DROP_OLDEST)
+    mailbox.put_telemetry(delivery(4), DROP_OLDEST)
+    mailbox.put_note(Letter(0, SequencesSkipped("s", 0, 0, last=5, because=""), items=0), DROP_OLDEST)
+    mailbox.put_telemetry(delivery(1, items=2), DROP_OLDEST)
+    (note,) = [letter.input for letter in drain(mailbox) if isinstance(letter.input, SequencesSkipped)]
+    assert mailbox.counters.shed_items == 3
+    assert (note.last, note.because) == (5, "shed: more came than could be taken")
+
+
 def test_clear_hands_out_everything_that_waits() -> None:
     mailbox = make(items_max=1)
     tickets = [Recorder() for _ in range(4)]

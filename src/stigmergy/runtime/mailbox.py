@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Protocol
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from stigmergy.core.errors import Overloaded
 from stigmergy.core.inputs import Delivery, Input, SequencesSkipped
@@ -319,8 +319,9 @@ def _stream(letter: Letter) -> Stream:
 
 
 def _merge(note: Letter, into: Letter) -> None:
-    """One note for both, up to the later of their ends: either may be of a repetition."""
+    """One note for both, up to the later of their ends: either may be of a repetition. A reason is never lost."""
     one, other = into.input, note.input
-    if isinstance(one, SequencesSkipped) and isinstance(other, SequencesSkipped) and other.last > one.last:
-        into.input = other
+    if isinstance(one, SequencesSkipped) and isinstance(other, SequencesSkipped):
+        later, earlier = (other, one) if other.last > one.last else (one, other)
+        into.input = later if later.because else structs.replace(later, because=earlier.because)
     into.tickets = (*into.tickets, *note.tickets)
