@@ -25,7 +25,7 @@ _ALIKE: tuple[tuple[Classes, type, Callable[[Any], Any]], ...] = (
     ((str,), str, str.__str__),
     ((bytes, bytearray, memoryview), bytes, bytes),
 )
-"""Values of which classes are read back as which plain type, and how one is made of them. The first that fits counts."""
+"""Values of which classes are read back as which plain type, and how it is made of them; the first that fits counts."""
 
 
 def plain_fields(cls: type[Any]) -> dict[str, Classes]:
