@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from pyarrow import parquet  # type: ignore[import-untyped,unused-ignore]
 
+from stigmergy.cli import export
+from stigmergy.runtime.audit.listing import Cause, Entry
 from tests.cli.conftest import DRONE, Folder
 
 
@@ -82,6 +84,18 @@ def test_parquet(copy: Folder) -> None:
     assert [row["time_ns"] for row in rows] == [line["time_ns"] for line in lines]
     assert table.schema.field("time").type.tz == "UTC"
     assert "--to FILE" in copy.error("log", "export", "--format", "parquet", code=2)
+
+
+def test_parquet_is_written_in_groups_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that memory does not grow with the log; also where there is nothing to write."""
+    monkeypatch.setattr(export, "ROWS_PER_GROUP", 10)
+    entry = Entry("event", 0, 1, 0, "", 1_500, "Drone/D-1", "Seen@1", {"a": 1}, Cause("radio"))
+    for count, groups in ((35, 4), (0, 1)):
+        with (tmp_path / "x").open("wb") as file:
+            rows = (export._Described("fleet", 1, entry) for _ in range(count))
+            assert export._write_parquet(rows, file) == count
+        metadata: Any = parquet.read_metadata(tmp_path / "x")
+        assert (metadata.num_rows, metadata.num_row_groups) == (count, groups)
 
 
 def test_nothing_half_written_is_left(copy: Folder) -> None:

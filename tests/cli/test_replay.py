@@ -63,6 +63,14 @@ def test_a_state_that_comes_out_differently(copy: Folder) -> None:
     assert {(one["kind"], one["field"]) for one in found["differences"]} == {("state", "mission")}
 
 
+def test_a_running_journal_is_left_alone(copy: Folder) -> None:
+    node = copy.start()
+    try:
+        assert "has the journal open" in copy.error("replay", "drone:fleet", code=3)
+    finally:
+        node.end()
+
+
 def test_what_is_asked_wrongly(copy: Folder) -> None:
     assert "give 1 or more" in copy.error("replay", "drone:fleet", "--differences", "0", code=2)
     assert "there is no module" in copy.error("replay", "plane:fleet", code=2)

@@ -10,7 +10,7 @@ import msgspec
 
 from stigmergy.cli import exits
 from stigmergy.cli.output import BAD, GOOD, HEADING, NAME, WARN, Cell, Output, counted, shown
-from stigmergy.cli.places import add_place, find_fleet, find_journal
+from stigmergy.cli.places import add_place, config_of, find_fleet, find_journal
 from stigmergy.cli.progress import Progress
 from stigmergy.core.errors import ConfigError, JournalForeign
 from stigmergy.runtime.audit.differences import Compared
@@ -57,9 +57,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     try:
         if journal.identity.fleet != fleet.name:
             raise JournalForeign(f"{url} belongs to the fleet {journal.identity.fleet!r}, not to {fleet.name!r}")
-        replaying = Replaying(
-            journal, fleet.plans, fleet.settings.limits, verifier(), differences_max=arguments.differences
-        )
+        limits = (config_of(arguments).settings or fleet.settings).limits
+        replaying = Replaying(journal, fleet.plans, limits, verifier(), differences_max=arguments.differences)
         with Progress(output, "replaying", "commits") as progress:
             for commits in replaying.run_slowly():
                 progress.show(commits, replaying.commits_expected)

@@ -30,6 +30,7 @@ from stigmergy.core.flight import FLIGHT_MAGIC, FlightCommit, RecordKind, frame
 from stigmergy.core.state import shard_of
 from stigmergy.ports.journal import JournalIdentity
 from stigmergy.runtime.audit.flight import Cut, FlightVerification, FlightVerified, commits_in, make_flight
+from stigmergy.runtime.audit.rotation import Rotation
 from stigmergy.runtime.host import Host
 from stigmergy.runtime.live import Live
 
@@ -177,6 +178,31 @@ def test_whose_log_it_is(tmp_path: Path) -> None:
     assert problems(verified(open_flight(tmp_path / "flight"), trusted=STRANGER)) == []
     ours = write(tmp_path / "flight", journal)
     assert problems(verified(ours, trusted=STRANGER)) == ["the key given neither sealed this file nor began its log"]
+
+
+def test_after_a_rotation_the_newer_key_vouches_and_a_revoked_one_no_longer(tmp_path: Path) -> None:
+    journal = recorded()
+
+    async def rotate() -> None:
+        by_old = Rotation(journal, SIGNER, VERIFIER, SystemClock())
+        await by_old.enrol((STRANGER.algorithm, STRANGER.public_key))
+        await by_old.accept(STRANGER)
+
+    asyncio.run(rotate())
+    for signer in (SIGNER, STRANGER):
+        found = verified(write(tmp_path / "flight", journal, signer=signer), trusted=SIGNER)
+        assert problems(found) == []
+    tail = Cut(ranges=((0, 2, journal.heads()[0].position),))
+    assert problems(verified(write(tmp_path / "tail", journal, tail, signer=STRANGER))) == []
+
+    async def revoke() -> None:
+        by_new = Rotation(journal, STRANGER, VERIFIER, SystemClock())
+        await by_new.revoke((SIGNER.algorithm, SIGNER.public_key))
+
+    asyncio.run(revoke())
+    assert problems(verified(write(tmp_path / "flight", journal, signer=STRANGER))) == []
+    (wrong,) = problems(verified(write(tmp_path / "flight", journal, signer=SIGNER)))
+    assert "which the log has revoked" in wrong
 
 
 def test_a_log_that_was_rewritten_and_sealed_anew_does_not_pass(tmp_path: Path) -> None:
