@@ -9,6 +9,8 @@
     bus = "mqtt://gateway:1883"        # who is told what agents publish, and who may send commands
     site = "north"                     # where this is; else "local"
     node = "gateway"                   # what this node is called there; else the name of the machine
+    uplink = { only = ["Alert"] }      # what of this node's log is sent on to whoever collects it there
+    collects = true                    # takes what the uplinks of this fleet's other nodes at this site bring
 
     [settings]
     batch_events_max = 1000
@@ -27,6 +29,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from stigmergy.core.errors import ConfigError
+from stigmergy.core.uplink import UplinkRule
 from stigmergy.runtime.settings import Settings
 
 CONFIG_FILE = "stigmergy.toml"
@@ -48,6 +51,10 @@ class Place(Struct, frozen=True, forbid_unknown_fields=True):
     bus: str | None = None
     site: str | None = None
     node: str | None = None
+    uplink: UplinkRule | None = None
+    """What of the journal is sent on; nothing without it."""
+    collects: bool = False
+    """Whether this node takes what the uplinks of others at this site bring, for agents of the same address."""
 
 
 class Config(Struct, frozen=True, forbid_unknown_fields=True):

@@ -32,6 +32,7 @@ from stigmergy.adapters.system import SystemClock, SystemEntropy, SystemThreads,
 from stigmergy.config import Config, find_config
 from stigmergy.core.commit import SignatureAlgorithm
 from stigmergy.core.errors import ConfigError, NotRunning, TrustError
+from stigmergy.core.uplink import UplinkRule
 from stigmergy.ports.bus import Bus
 from stigmergy.ports.clock import Entropy
 from stigmergy.ports.journal import Journal, JournalIdentity
@@ -80,18 +81,20 @@ class Fleet(Declaration):
         bus: str | None = None,
         site: str | None = None,
         node: str | None = None,
+        uplink: UplinkRule | None = None,
     ) -> Running:
         """Runs the fleet in this program, on a SQLite file and a key beside it unless told otherwise.
 
         `trust` names public keys (lines or files) whose end of the log is believed beside our own: after a rotation.
         `agents` names those that this device carries ('Drone/D-17'): sensors and loops that name none are for them,
-        and commands for others are left to other nodes. `bus` connects the node to others ('mqtt://gateway:1883').
+        and commands for others are left to other nodes. `bus` connects the node to others ('mqtt://gateway:1883');
+        `uplink` says what of its log it sends on there.
         The order of precedence: these arguments, `stigmergy.toml` in the current directory, `NAME.db` and `NAME.key`.
         """
         _check_arguments(journal, key, settings, trust, agents)
         _check_texts(bus=bus, site=site, node=node)
         place = None if key is None else Path(key)
-        where = Bearings(bus, site, node)
+        where = Bearings(bus, site, node, uplink)
         return Running(self, find_config(Path.cwd()), journal, place, settings, trust, agents, where)
 
 
@@ -217,15 +220,22 @@ class Bearings(Struct, frozen=True):
     bus: str | None = None
     site: str | None = None
     node: str | None = None
+    uplink: UplinkRule | None = None
+    collects: bool = False
 
 
 def find_bearings(given: Bearings, config: Config) -> Bearings:
     """What was given, else what the configuration says, else the defaults."""
     place = config.fleet
+    bus, uplink, collects = given.bus or place.bus, given.uplink or place.uplink, given.collects or place.collects
+    if bus is None and (uplink is not None or collects):
+        raise ConfigError("uplink and collects need a bus; give one, for example bus = \"mqtt://gateway:1883\"")
     return Bearings(
-        given.bus or place.bus,
+        bus,
         given.site or place.site or "local",
         given.node or place.node or safe_node_name(socket.gethostname()),
+        uplink,
+        collects,
     )
 
 
@@ -248,7 +258,17 @@ def open_bus(bearings: Bearings, fleet: str, entropy: Entropy) -> Bus | None:
 def make_link(host: Host, bus: Bus, entropy: Entropy, bearings: Bearings, agents: Sequence[str]) -> BusLink:
     """The node's side of the bus. Before the host starts, because it releases then what is still owed."""
     site, node = bearings.site or "", bearings.node or ""
-    return BusLink(host, bus, entropy, site=site, node=node, version=installed_version(), agents=tuple(agents))
+    return BusLink(
+        host,
+        bus,
+        entropy,
+        site=site,
+        node=node,
+        version=installed_version(),
+        agents=tuple(agents),
+        uplink=bearings.uplink,
+        collects=bearings.collects,
+    )
 
 
 def installed_version() -> str:

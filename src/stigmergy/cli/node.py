@@ -150,7 +150,23 @@ def _link(link: dict[str, Any]) -> list[tuple[str, Cell]]:
     if link["state"] == NO_BUS:
         return []
     text = f"{link['state']}, {counted(link['members'], 'member')}, {link['owed']:,} to publish"
-    return [("link", (f"{text}; {link['why']}" if link["why"] else text, GOOD if link["state"] == UP else WARN))]
+    found: list[tuple[str, Cell]] = [
+        ("link", (f"{text}; {link['why']}" if link["why"] else text, GOOD if link["state"] == UP else WARN))
+    ]
+    uplink = link.get("uplink")
+    if uplink is not None:
+        found.append(("uplink", _uplink(uplink)))
+    return found
+
+
+def _uplink(uplink: dict[str, Any]) -> Cell:
+    """How far whoever collects the log is behind."""
+    if not uplink["to"]:
+        return ("nobody has answered yet", WARN)
+    text = f"to {uplink['to']}, {counted(uplink['commits_behind'], 'commit')} ({uplink['seconds_behind']:.0f} s) behind"
+    if uplink["lost_commits"]:
+        return (f"{text}, {counted(uplink['lost_commits'], 'commit')} dropped unsent", BAD)
+    return (text, BAD if uplink["trouble"] else GOOD)
 
 
 def _signer(signer: dict[str, Any]) -> str:

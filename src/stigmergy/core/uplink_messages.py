@@ -27,6 +27,7 @@ NAME_CHARS_MAX = 200
 OPENED_BYTES_MAX = 1024 * 1024
 """What a message may unpack to."""
 ITEM_OVERHEAD_BYTES = 20
+DIGEST_BYTES = 8
 PACK_FROM_BYTES = 200
 """Less than this does not become smaller."""
 PACK_LEVEL = 1
@@ -39,6 +40,8 @@ class Mark(Struct, frozen=True, array_like=True):
     incarnation: int
     epoch: int
     number: int
+    digest: bytes = b""
+    """What the sender said of the commit there, if it said so in this run of the receiver."""
 
 
 class Inquiry(Struct, frozen=True, array_like=True, tag="inquiry"):
@@ -75,6 +78,8 @@ class Batch(Struct, frozen=True, array_like=True, tag="batch"):
     upto: int
     items: list[Item]
     lost: str = ""
+    digest: bytes = b""
+    """The beginning of the digest of the commit at `upto`, by which a sender knows its own log again."""
 
 
 Up = Inquiry | Batch
@@ -126,6 +131,8 @@ def _check_batch(batch: Batch) -> None:
     _check_numbers(batch.shard, batch.incarnation, batch.epoch, batch.after, batch.upto)
     if len(batch.items) > ITEMS_COUNT_MAX:
         raise TooLarge(f"{len(batch.items)} items in one batch, {ITEMS_COUNT_MAX} at most")
+    if len(batch.digest) > DIGEST_BYTES:
+        raise TooLarge(f"a digest of {len(batch.digest)} bytes, {DIGEST_BYTES} at most")
     if batch.upto <= batch.after or (batch.lost and batch.items) or len(batch.lost) > REASON_CHARS_MAX:
         raise Malformed("a batch goes from one number to a higher one, and what is lost has no items")
     before = batch.after

@@ -313,7 +313,8 @@ def described_head(head: Any) -> dict[str, Any]:
 
 def described_link(link: LinkStanding) -> dict[str, Any]:
     """How a node stands with its bus."""
-    return {"state": link.link, "why": link.why, "owed": link.owed, "members": link.members}
+    found: dict[str, Any] = {"state": link.link, "why": link.why, "owed": link.owed, "members": link.members}
+    return found if link.uplink is None else {**found, "uplink": msgspec.structs.asdict(link.uplink)}
 
 
 def described_recovery(recovered: Recovered) -> dict[str, Any]:

@@ -18,16 +18,21 @@ from stigmergy.core.errors import JournalError, StigmergyError
 from stigmergy.core.inputs import EffectsSettled
 from stigmergy.core.messages import Event
 from stigmergy.core.outbox import Pending
+from stigmergy.core.uplink import UplinkRule
 from stigmergy.ports.bus import Bus, BusMessage
 from stigmergy.ports.clock import Entropy
 from stigmergy.runtime.host import Host
 from stigmergy.runtime.ingress import BUS_SOURCES
+from stigmergy.runtime.listening import COLLECT_ALL
 from stigmergy.runtime.mapping import write_device_order
 from stigmergy.runtime.presence import Member, Presence, describe_node
 from stigmergy.runtime.publisher import Publisher
 from stigmergy.runtime.subscriber import Subscriber
 from stigmergy.runtime.telling import Teller
 from stigmergy.runtime.topics import Topics, check_level_name
+from stigmergy.runtime.uplink.names import Sender
+from stigmergy.runtime.uplink.relay import Relay
+from stigmergy.runtime.uplink.sender import UplinkStanding
 
 RECALLED_COMMITS_MAX = 2_000
 """So many of the last commits are read at the start for what was published last."""
@@ -48,6 +53,8 @@ class LinkStanding(Struct, frozen=True):
     owed: int = 0
     """Published messages that the broker has not taken yet."""
     members: int = 0
+    uplink: UplinkStanding | None = None
+    """How far the receiver of the node's uplink is behind; None without one."""
 
 
 class BusLink:
@@ -63,6 +70,8 @@ class BusLink:
         node: str,
         version: str = "",
         agents: tuple[str, ...] = (),
+        uplink: UplinkRule | None = None,
+        collects: bool = False,
     ) -> None:
         declaration, settings, clock = host.declaration, host.settings, host.clock
         self._host = host
@@ -103,6 +112,9 @@ class BusLink:
             every_s=settings.bus.presence_every_s,
             gone_s=settings.bus.presence_gone_s,
         )
+        sender = Sender(declaration.name, site, node)
+        all_of_them = (COLLECT_ALL,) if collects else ()
+        self.relay = Relay(bus, host, sender, run, self.teller, uplink, (*declaration.collects, *all_of_them))
         host.effector.publish = self._release
         bus.on_link(self._heard)
 
@@ -114,12 +126,14 @@ class BusLink:
                 self.publisher.recall(shard.state, self._host.journal.read(shard.state.shard, after))
         await self.presence.start()
         await self.subscriber.start()
+        await self.relay.start()
         self.publisher.start()
         await self._bus.open(self.presence.will)
 
     async def stop(self) -> None:
         """Leaves in order."""
         self.subscriber.close()
+        self.relay.close()
         if self._host.failure is None:
             await self.publisher.wait_idle(self._host.settings.drain_s)
         try:
@@ -128,14 +142,17 @@ class BusLink:
         except TimeoutError:
             pass  # the broker does not answer; it will publish our will
         await self.publisher.stop()
+        await self.relay.stop()
         await self.teller.stop()
         await self._bus.close()
 
     async def kill(self) -> None:
         """Ends at once, as a crash would, without a word. For simulations, which cut the link themselves."""
         self.subscriber.close()
+        self.relay.close()
         await self.presence.kill()
         await self.publisher.stop()
+        await self.relay.stop()
         await self.teller.stop()
 
     def members(self) -> list[Member]:
@@ -150,6 +167,7 @@ class BusLink:
             why=self.presence.conflict or ("" if error is None else str(error)),
             owed=self.publisher.owed,
             members=len(self.presence.members()),
+            uplink=self.relay.standing(),
         )
 
     def counters(self) -> dict[str, int]:
@@ -161,7 +179,8 @@ class BusLink:
             self.presence.counters,
             self.teller.counters,
         )
-        return {name: value for part in parts for name, value in structs.asdict(part).items()}
+        counted = {name: value for part in parts for name, value in structs.asdict(part).items()}
+        return counted | self.relay.counters()
 
     # ------------------------------------------------------------------ what the host and the bus say
 
@@ -176,6 +195,7 @@ class BusLink:
         self.publisher.link(up)
         self.subscriber.ordering.link(up)
         self.presence.link(up)
+        self.relay.link(up)
 
     def _tell(self, event: Event) -> None:
         """Tells agents who joined or left. Without room they are not told: presence is no fact to stop for."""

@@ -208,7 +208,10 @@ class Live:
             journal_bytes=self._journal_bytes(),
             counters=counters,
             link=LinkStanding() if self.link is None else self.link.standing(),
-            troubles=[why for _, why in sorted(host.housekeeper.troubles.items())],
+            troubles=[
+                *(why for _, why in sorted(host.housekeeper.troubles.items())),
+                *(() if self.link is None else self.link.relay.troubles),
+            ],
         )
 
     def _agents_not_kept_yet(self) -> int:

@@ -23,6 +23,7 @@ from stigmergy.adapters.memory_bus import MemoryBroker, MemoryBus
 from stigmergy.adapters.sqlite import open_journal
 from stigmergy.core.commit import Group
 from stigmergy.core.errors import StigmergyError
+from stigmergy.core.uplink import UplinkRule
 from stigmergy.ports.journal import Journal, JournalIdentity
 from stigmergy.runtime.declaration import Declaration
 from stigmergy.runtime.devices import Devices, Inline, start_attached
@@ -95,6 +96,7 @@ class SimNode:
         after_failed_sync: AfterFailedSync = AfterFailedSync.STALE_CACHE,
         agents: Sequence[str] = (),
         broker: MemoryBroker | None = None,
+        uplink: UplinkRule | None = None,
     ) -> None:
         self.world = world
         self.name = name
@@ -119,6 +121,8 @@ class SimNode:
         self.broker = broker
         """Whom the node is connected with, under its name; None without a bus."""
         self._bus: MemoryBus | None = None
+        self.uplink = uplink
+        """What of its log the node sends on, from its next start."""
 
     @property
     def live(self) -> Live | None:
@@ -243,7 +247,9 @@ class SimNode:
         if self.broker is None:
             return None
         self._bus = MemoryBus(self.broker, self.name)
-        return BusLink(host, self._bus, self.entropy, site="local", node=self.name, agents=self._agents)
+        return BusLink(
+            host, self._bus, self.entropy, site="local", node=self.name, agents=self._agents, uplink=self.uplink
+        )
 
     def _durable(self, group: Group) -> None:
         self.record("durable", [[sealed.shard, sealed.position, sealed.digest] for sealed in group.commits])

@@ -1,0 +1,266 @@
+"""Takes what the uplinks of other nodes bring, once and in order, and tells each how far it has come.
+
+What a sender is told is what is durable here, for all shards of this node: its marks, in the same commits as what the
+events caused. So whatever breaks on either side, the sender goes on from the right place. The batches of one sender are
+taken one after the other. An event for an agent, or of a type, that this fleet does not have becomes a dead letter; it
+holds up nothing. Commands are not taken from an uplink: it brings what has happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from stigmergy.core.codec import ENVELOPE_FORMAT, REASON_CHARS_MAX, Envelope, printable, tag_of
+from stigmergy.core.draft import OVERHEAD_BYTES
+from stigmergy.core.errors import LinkDown, NotRunning, PeerError, StigmergyError
+from stigmergy.core.inputs import ELSEWHERE, SequencesSkipped
+from stigmergy.core.messages import spec_of
+from stigmergy.core.uplink_messages import MARKS_COUNT_MAX, Batch, Inquiry, Mark, Told, read_up, write_message
+from stigmergy.ports.bus import Bus, BusMessage
+from stigmergy.runtime.host import Host
+from stigmergy.runtime.ingress import UPLINK_SOURCES, Accept
+from stigmergy.runtime.intake import Waiter
+from stigmergy.runtime.listening import Collect
+from stigmergy.runtime.mailbox import Letter
+from stigmergy.runtime.quotas import Quotas
+from stigmergy.runtime.settings import BusSettings
+from stigmergy.runtime.telling import Teller
+from stigmergy.runtime.topics import fill_address
+from stigmergy.runtime.uplink.names import Sender, sender_of, uplinks_pattern
+
+HOLE_MAX = 64
+"""So many numbers without an event between two of a commit are passed over one by one; more of them, in one go."""
+MISSING = "a batch before it is missing"
+Key = tuple[str, int]
+
+
+class CollectorCounters(Struct):
+    """What came up."""
+
+    collected_batches: int = 0
+    collected_events: int = 0
+    collected_repeated: int = 0
+    """Batches that were here already."""
+    collected_early: int = 0
+    collected_refused: int = 0
+    collected_shed: int = 0
+    collected_lost: int = 0
+    """Stretches of other nodes' logs that were dropped there before they were sent."""
+
+
+class _Turn:
+    """Whose batches are taken one after the other, in order of arrival."""
+
+    __slots__ = ("lock", "users")
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.users = 0
+
+
+class Collector:
+    """The gateway's side. `start` before the bus opens; after `close` everything is left with the broker."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        host: Host,
+        me: Sender,
+        run: str,
+        teller: Teller,
+        collects: Sequence[Collect],
+        settings: BusSettings,
+    ) -> None:
+        self._bus = bus
+        self._host = host
+        self._me = me
+        self._run = run
+        self._teller = teller
+        self._collects = tuple(collects)
+        self._quotas = Quotas(settings.messages_per_s, settings.burst)
+        self._confirmed: dict[Key, int] = {}
+        """Per source and incarnation, what is durable in all shards."""
+        self._digests: dict[Key, bytes] = {}
+        """What senders said of the commit there, so that they know their own log again. Of this run only."""
+        self._turns: dict[str, _Turn] = {}
+        self._commands = {
+            kind: {spec_of(message).name: None for message, plan in agent_plan.plans.items() if plan.is_command}
+            for kind, agent_plan in host.declaration.plans.items()
+        }
+        self._closed = False
+        self.counters = CollectorCounters()
+
+    async def start(self) -> None:
+        """Reads the marks, which are all durable before the first input, and subscribes."""
+        shards = [
+            {(mark.source, mark.incarnation): mark.sequence for mark in shard.state.marks.all()}
+            for shard in self._host.shards
+        ]
+        for key in shards[0]:
+            if key[0].startswith(UPLINK_SOURCES):
+                self._confirmed[key] = min(marks.get(key, 0) for marks in shards)
+        patterns = (
+            uplinks_pattern(collect.fleet or self._me.fleet, collect.site or self._me.site)
+            for collect in self._collects
+        )
+        for pattern in dict.fromkeys(patterns):
+            await self._bus.subscribe(pattern, self._take)
+
+    def close(self) -> None:
+        """Takes nothing more."""
+        self._closed = True
+
+    async def _take(self, message: BusMessage) -> None:
+        if self._closed:
+            raise NotRunning("the node is stopping; nothing was taken")
+        sender = sender_of(message.topic)
+        if sender == self._me:
+            return
+        if not self._quotas.admit(message.topic, self._host.clock.monotonic_ns()):
+            self.counters.collected_shed += 1
+            return
+        try:
+            said = read_up(message.payload)
+        except PeerError as error:
+            self._refuse(message, error)
+            await self._tell(sender, "", [], str(error))
+            return
+        if isinstance(said, Inquiry):
+            await self._tell(sender, said.nonce, self._marks_of(sender), "")
+            return
+        source = sender.source(said.shard)
+        turn = self._turns.setdefault(source, _Turn())
+        turn.users += 1
+        try:
+            async with turn.lock:
+                refused = await self._collect(said, source, message)
+        finally:
+            turn.users -= 1
+            if not turn.users:
+                del self._turns[source]
+        await self._tell(sender, "", [self._mark(said.shard, (source, said.incarnation))], refused)
+
+    async def _collect(self, batch: Batch, source: str, message: BusMessage) -> str:
+        """Takes a batch; returns why not, if it does not. Until it returns, no other of this source is taken."""
+        key = (source, batch.incarnation)
+        confirmed = self._confirmed.get(key, 0)
+        if batch.upto <= confirmed:
+            self.counters.collected_repeated += 1
+            return ""
+        if batch.after > confirmed:
+            self.counters.collected_early += 1
+            return MISSING
+        try:
+            if batch.lost:
+                await self._pass_lost(batch, source)
+                self.counters.collected_lost += 1
+            else:
+                await self._hand_over(batch, source, message)
+        except NotRunning:
+            raise
+        except StigmergyError as error:
+            # An older owner of that journal, or no room here: the sender waits, and asks again.
+            self.counters.collected_refused += 1
+            return str(error)
+        self._confirmed[key] = batch.upto
+        self._digests[key] = batch.digest
+        self.counters.collected_batches += 1
+        return ""
+
+    async def _hand_over(self, batch: Batch, source: str, message: BusMessage) -> None:
+        """Gives the events to the shards and waits until they and the mark behind them are durable."""
+        self._host.intake.check_open()
+        taken: list[asyncio.Future[None]] = []
+        try:
+            for number, items in (*self._stretches(batch, message), (batch.upto + 1, [])):
+                taken.append(self._post(batch, source, number, items))
+                if taken[-1].done():
+                    # Nothing may be posted behind what found no room: its numbers would be passed over.
+                    break
+        finally:
+            await _all_of(taken)
+
+    def _post(self, batch: Batch, source: str, number: int, items: list[tuple[str, bytes]]) -> asyncio.Future[None]:
+        """Posts a stretch; the numbers before it, which were left out, are passed over without a word."""
+        policy = self._host.declaration.policy_of(source)
+        for shard in range(len(self._host.shards)):
+            passed = SequencesSkipped(source, batch.incarnation, batch.epoch, number - 1, "")
+            self._host.mailbox.put_note(Letter(shard=shard, input=passed, items=0), policy)
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        size_bytes = sum(len(body) + 4 * len(address) + OVERHEAD_BYTES for address, body in items)
+        envelope = Envelope(ENVELOPE_FORMAT, source, batch.incarnation, batch.epoch, number, items)
+        self._host.intake.post([Accept(envelope, size_bytes, (Waiter(done),))])
+        return done
+
+    def _stretches(self, batch: Batch, message: BusMessage) -> list[tuple[int, list[tuple[str, bytes]]]]:
+        """The events as stretches without large holes, each with the number of its first."""
+        stretches: list[tuple[int, list[tuple[str, bytes]]]] = []
+        before = -HOLE_MAX
+        for number, address, body in batch.items:
+            if number - before > HOLE_MAX:
+                stretches.append((number, []))
+            else:
+                stretches[-1][1].extend([("", ELSEWHERE)] * (number - before - 1))
+            to = self._address(address)
+            if tag_of(body).partition("@")[0] in self._commands.get(to.partition("/")[0], ()):
+                self._refuse(message, PeerError(f"{tag_of(body)[:100]} is a command; an uplink brings events only"))
+                stretches[-1][1].append(("", ELSEWHERE))
+            else:
+                stretches[-1][1].append((to, body))
+                self.counters.collected_events += 1
+            before = number
+        return stretches
+
+    async def _pass_lost(self, batch: Batch, source: str) -> None:
+        """The log says what will never come: once, whatever it was, because nobody knows how many events that were."""
+        because = printable(f"lost: {batch.lost}", REASON_CHARS_MAX)
+        taken: list[asyncio.Future[None]] = []
+        for shard in range(len(self._host.shards)):
+            for last, why in ((batch.upto - 1, ""), (batch.upto, because)):
+                skipped = SequencesSkipped(source, batch.incarnation, batch.epoch, last, why)
+                taken.append(self._host.intake.take(shard, skipped))
+        await _all_of(taken)
+
+    def _address(self, address: str) -> str:
+        """Who gets it here: the first declaration that fits says so, else it is the same address."""
+        for collect in self._collects:
+            places = collect.match(address)
+            if places is not None:
+                return fill_address(collect.to, places)
+        return address
+
+    def _refuse(self, message: BusMessage, error: PeerError) -> None:
+        self.counters.collected_refused += 1
+        self._teller.refused(message.topic, str(error))
+
+    # ------------------------------------------------------------------ what senders are told
+
+    def _marks_of(self, sender: Sender) -> list[Mark]:
+        found = [
+            self._mark(int(key[0].removeprefix(sender.prefix)), key)
+            for key in self._confirmed
+            if key[0].startswith(sender.prefix)
+        ]
+        return found[-MARKS_COUNT_MAX:]
+
+    def _mark(self, shard: int, key: Key) -> Mark:
+        epoch = max(one.state.marks.epoch(*key) for one in self._host.shards)
+        return Mark(shard, key[1], epoch, self._confirmed.get(key, 0), self._digests.get(key, b""))
+
+    async def _tell(self, sender: Sender, nonce: str, marks: list[Mark], refused: str) -> None:
+        """A sender that does not hear this asks again."""
+        told = Told(self._me.node, self._run, nonce, marks, printable(refused, REASON_CHARS_MAX))
+        with contextlib.suppress(LinkDown, NotRunning):
+            await self._bus.publish(BusMessage(sender.marks_topic, write_message(told)))
+
+
+async def _all_of(futures: Sequence[asyncio.Future[None]]) -> None:
+    """Waits for all, and raises the first error."""
+    outcomes = await asyncio.gather(*futures, return_exceptions=True)
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome

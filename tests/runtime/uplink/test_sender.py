@@ -1,0 +1,177 @@
+"""An uplink in virtual time: whatever breaks, the gateway has what the rule lets through, once and in order."""
+
+import asyncio
+import random
+
+import pytest
+
+from stigmergy.adapters.memory_bus import MemoryBroker
+from stigmergy.core.uplink import UplinkRule
+from tests.runtime.uplink.stage import ALL, RULE, Stage, copy_of, restore
+
+
+def test_what_the_rule_lets_through_arrives() -> None:
+    stage = Stage()
+
+    async def scene() -> None:
+        await stage.start()
+        await stage.fly(200)
+        await stage.settle()
+        stage.check()
+        trail = stage.trail("1")
+        assert sum(1 for what in trail if what.startswith("Measured x")) == 3
+        assert 35 <= sum(1 for what in trail if what.startswith("moved")) <= 42
+        assert stage.standing().to == "gateway"
+        live = stage.gateway.live
+        assert live is not None
+        # What was left out was never for the gateway, so nothing of it counts as lost there.
+        assert live.standing().counters["skipped"] == 0
+
+    stage.world.run(scene())
+
+
+@pytest.mark.parametrize("rule", [RULE, ALL])
+def test_an_hour_offline_arrives_once_and_in_order(rule: UplinkRule) -> None:
+    stage = Stage(rule=rule)
+
+    async def scene() -> None:
+        await stage.start()
+        await stage.fly(30)
+        stage.broker.cut("device")
+        await stage.fly(3600, ("1",))
+        assert 3595 < stage.standing().seconds_behind < 3610
+        live = stage.device.live
+        assert live is not None
+        sent = live.standing().counters["uplink_batches"]
+        stage.broker.restore("device")
+        await asyncio.sleep(5)
+        stage.check()
+        await stage.settle()
+        batches = live.standing().counters["uplink_batches"] - sent
+        assert batches < (20 if rule is RULE else 120)
+
+    stage.world.run(scene())
+
+
+async def trouble(stage: Stage, chance: random.Random, seconds: int) -> None:
+    """Flies on, and every few seconds something happens to somebody."""
+    while seconds > 0:
+        some = chance.randrange(1, 20)
+        await stage.fly(some)
+        seconds -= some
+        node = chance.choice([stage.device, stage.gateway])
+        match chance.randrange(7):
+            case 0 | 1:
+                await node.kill()
+                await asyncio.sleep(chance.choice([0, 0.3, 10]))
+                await node.start()
+            case 2:
+                stage.broker.cut(node.name)
+            case 3 | 4:
+                stage.broker.restore(node.name)
+            case 5:
+                stage.broker.drop_acknowledgements(node.name)
+            case _:
+                await node.stop()
+                await node.start()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_trouble(seed: int) -> None:
+    chance = random.Random(seed)
+    broker = MemoryBroker(redeliver_after_s=chance.choice([None, 2.0, 30.0]))
+    shards = chance.choice([(1, 1), (3, 1), (1, 2), (2, 3)])
+    stage = Stage(seed, rule=chance.choice([RULE, ALL]), broker=broker, shards=shards)
+
+    async def scene() -> None:
+        await stage.start()
+        await trouble(stage, chance, 400)
+        stage.broker.restore_all()
+        await stage.fly(5)
+        await asyncio.sleep(150)
+        await stage.settle()
+        stage.check()
+
+    stage.world.run(scene())
+
+
+@pytest.mark.parametrize("wait_s", [0, 40, 7200])
+def test_a_gateway_that_is_an_older_copy_gets_the_rest_again(wait_s: int) -> None:
+    stage = Stage()
+
+    async def scene() -> None:
+        await stage.start()
+        await stage.fly(90)
+        copy, before = copy_of(stage.gateway), len(stage.trail("1"))
+        await stage.fly(100)
+        assert len(stage.trail("1")) > before + 15
+        await stage.gateway.kill()
+        await asyncio.sleep(wait_s)
+        await restore(stage.gateway, copy)
+        assert len(stage.trail("1")) == before
+        await stage.fly(30)
+        await stage.settle()
+        stage.check()
+
+    stage.world.run(scene())
+
+
+def test_a_device_that_is_an_older_copy_says_that_it_lost_data_and_sends_nothing() -> None:
+    stage = Stage()
+
+    async def scene() -> None:
+        await stage.start()
+        await stage.fly(60)
+        copy = copy_of(stage.device)
+        await stage.fly(60)
+        await stage.settle()
+        before = stage.trail("1")
+        await restore(stage.device, copy)
+        await stage.fly(30)
+        assert "it has lost data" in stage.standing().trouble
+        live = stage.device.live
+        assert live is not None
+        assert any("it has lost data" in trouble for trouble in live.standing().troubles)
+        assert stage.trail("1") == before
+        # Nor once its log has grown beyond what the gateway has: the gateway knows the old one.
+        await stage.fly(200)
+        await stage.device.kill()
+        await stage.device.start()
+        await stage.fly(30)
+        assert "it has lost data" in stage.standing().trouble
+        assert stage.trail("1") == before
+
+    stage.world.run(scene())
+
+
+def test_a_device_that_is_a_copy_in_its_own_right_goes_on() -> None:
+    """What the original had sent beyond the copy stays; what the copy does has numbers of its own."""
+    stage = Stage(rule=ALL)
+
+    async def scene() -> None:
+        await stage.start()
+        await stage.fly(60)
+        stage.broker.cut("device")
+        await stage.fly(5)
+        copy = copy_of(stage.device)
+        stage.broker.restore("device")
+        await stage.fly(20)
+        await stage.settle()
+        before = stage.trail("1")
+        shared = stage.expected("1")
+        assert before == shared
+        in_copy = len(stage.expected_of(list(copy.commits[0]), "1"))
+        await restore(stage.device, copy, incarnation=2)
+        await stage.fly(30)
+        await stage.settle()
+        own = stage.expected("1")[in_copy:]
+        assert stage.trail("1") == (*before, *own)
+        assert own
+        # And so again after a restart.
+        await stage.device.kill()
+        await stage.device.start()
+        await stage.fly(30)
+        await stage.settle()
+        assert stage.trail("1")[: len(before)] == before
+
+    stage.world.run(scene())
