@@ -295,6 +295,30 @@ def test_a_long_time_offline_never_stops_the_agent() -> None:
     stage.check()
 
 
+def test_after_a_restart_a_message_still_says_what_it_follows() -> None:
+    stage = Stage()
+
+    async def scene() -> None:
+        live = await stage.sender.start()
+        outsider = await Outsider(stage.broker).start("delivery/#")
+        await asyncio.sleep(0.1)
+        for number in range(4):
+            await live.observe(f"Drone/{number % 2}", Measured(number=number))
+        await asyncio.sleep(3)
+        await stage.sender.kill()
+        again = await stage.sender.start()
+        await asyncio.sleep(0.1)
+        await again.observe("Drone/0", Measured(number=4))
+        await asyncio.sleep(1)
+        last = outsider.events("Drone/0/events/battery")[-1]
+        assert (last.number("sequence"), last.number("previous")) == (5, 3)
+        assert last.number("epoch") == 2
+        await outsider.bus.close()
+
+    stage.world.run(scene())
+    stage.check()
+
+
 def test_a_node_that_stops_lets_leave_what_is_owed() -> None:
     stage = Stage()
 

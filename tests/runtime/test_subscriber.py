@@ -6,11 +6,15 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 
 from stigmergy.adapters.memory_bus import MemoryBroker
 from stigmergy.core.agent import Agent, decide, evolve, react
 from stigmergy.core.cloudevents import MSGPACK, STRUCTURED
 from stigmergy.core.effects import Effects, Events, Publish
+from stigmergy.ports.bus import BusMessage
 from stigmergy.runtime.declaration import Declaration
 from stigmergy.runtime.live import Live
 from stigmergy.runtime.settings import BusSettings, Settings
@@ -234,6 +238,125 @@ def test_a_message_that_never_comes_is_waited_for_within_a_bound() -> None:
         assert heard(live) == (1, 3, 9)
 
     play(monitors, scene)
+
+
+def test_on_a_link_that_has_been_up_for_long_nobody_waits_long() -> None:
+    """What is missing there was dropped by the broker: to wait for it would hold up the others."""
+
+    async def scene(node: SimNode, live: Live, outsider: Outsider) -> None:
+        await outsider.send(BATTERY, numbered(1))
+        await asyncio.sleep(100)
+        await outsider.send(BATTERY, numbered(3, previous="2"))
+        assert heard(live) == (1,)
+        await asyncio.sleep(2)
+        assert heard(live) == (1, 3)
+
+    play(monitors, scene)
+
+
+def test_while_the_link_is_down_nobodys_time_is_up() -> None:
+    async def scene(node: SimNode, live: Live, outsider: Outsider) -> None:
+        assert node.broker is not None
+        await outsider.send(BATTERY, numbered(1))
+        await outsider.send(BATTERY, numbered(3, previous="2"))
+        node.broker.cut("node")
+        await asyncio.sleep(200)
+        assert heard(live) == (1,)
+        await outsider.send(BATTERY, numbered(2, previous="1"))
+        node.broker.restore("node")
+        await asyncio.sleep(10)
+        assert heard(live) == (1, 2, 3)
+        assert counter(live, "bus_gaps") == 0
+
+    play(monitors, scene)
+
+
+def test_one_who_comes_late_does_not_wait_for_what_was_before() -> None:
+    async def scene(node: SimNode, live: Live, outsider: Outsider) -> None:
+        await outsider.send(BATTERY, numbered(100, previous="90"))
+        assert heard(live) == (100,)
+        # In the next run it might be something that the last one was killed over: it waits, for a while.
+        await node.kill()
+        again = await node.start()
+        other = BATTERY.replace("Drone/1", "Drone/2")
+        await outsider.send(other, numbered(100, previous="90"))
+        assert again.query("Monitor/2", Monitor).numbers == ()
+        await outsider.send(other, numbered(90))
+        assert again.query("Monitor/2", Monitor).numbers == (90, 100)
+        await asyncio.sleep(100)
+        await outsider.send(BATTERY.replace("Drone/1", "Drone/3"), numbered(100, previous="90"))
+        assert again.query("Monitor/3", Monitor).numbers == (100,)
+
+    play(monitors, scene)
+
+
+def test_a_repetition_by_a_new_owner_does_not_shut_out_what_the_old_one_sent() -> None:
+    async def scene(node: SimNode, live: Live, outsider: Outsider) -> None:
+        await outsider.send(BATTERY, numbered(1))
+        await outsider.send(BATTERY, numbered(1, epoch="2"))
+        await outsider.send(BATTERY, numbered(2, previous="1"))
+        await outsider.send(BATTERY, numbered(3, previous="2", epoch="2"))
+        assert heard(live) == (1, 2, 3)
+        # From here on the old owner is over, and the new one's copy counts.
+        await outsider.send(BATTERY, numbered(4, previous="3"))
+        assert heard(live) == (1, 2, 3)
+        await outsider.send(BATTERY, numbered(4, previous="3", epoch="2"))
+        assert heard(live) == (1, 2, 3, 4)
+
+    play(monitors, scene)
+
+
+def test_a_fast_stream_does_not_wait_for_the_disk_as_long_as_its_type_allows() -> None:
+    """Measured may wait a second for company; a broker's window would then let so few through in a second."""
+
+    async def scene(node: SimNode, live: Live, outsider: Outsider) -> None:
+        count = 2000
+        messages = [
+            BusMessage(BATTERY, json.dumps(numbered(number + 1, previous=str(number))).encode())
+            for number in range(count)
+        ]
+        await asyncio.gather(*(outsider.bus.publish(message) for message in messages))
+        await asyncio.sleep(1.5)
+        assert len(heard(live)) == count
+
+    play(monitors, scene)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([COMMANDS, INPUTS, BATTERY, "delivery/local/agents/Drone/%zz/commands"]),
+            st.binary(max_size=80)
+            | st.dictionaries(
+                st.sampled_from(["specversion", "id", "source", "type", "data", "sequence", "previous", "epoch", "x"]),
+                st.sampled_from(["1.0", "1", "StartMission", "Measured@1", 7, -1, None, {"number": 1}, [], "\n"]),
+            ).map(lambda document: json.dumps(document).encode()),
+            st.sampled_from(["", "application/json", "application/cloudevents+json", "x"]),
+            st.lists(
+                st.tuples(st.sampled_from(["specversion", "id", "type", "source"]), st.sampled_from(["1.0", "T"]))
+            ),
+        ),
+        max_size=20,
+    )
+)
+@hypothesis_settings(max_examples=40, deadline=None)
+def test_nothing_from_the_network_stops_a_node(messages: list[tuple[str, bytes, str, list[tuple[str, str]]]]) -> None:
+    def both(_: SimNode) -> Declaration:
+        fleet = Declaration("delivery", agents=[Drone, Monitor])
+        fleet.listen("Drone/{id}/battery", to="Monitor/{id}")
+        return fleet
+
+    async def scene(node: SimNode, live: Live, outsider: Outsider) -> None:
+        for topic, payload, content_type, properties in messages:
+            message = BusMessage(topic, payload, content_type=content_type, properties=tuple(properties))
+            await outsider.bus.publish(message)
+        await asyncio.sleep(100)
+        assert live.failure is None
+        assert live.dead_letters() == []
+        await outsider.send(COMMANDS, cloud("StartMission", {"mission": "still here"}, id="the last"))
+        assert live.query("Drone/1", Drone).mission == "still here"
+
+    play(both, scene)
 
 
 def test_a_replaced_owner_and_a_new_incarnation() -> None:

@@ -58,6 +58,9 @@ from stigmergy.runtime.topics import AGENTS, Channel, Topics, fill_address, pars
 SEEN_COUNT_MAX = 10_000
 """Ids of messages without numbers that are remembered."""
 AGAIN_COUNT_MAX = 10_000
+HURRY_COUNT = 16
+"""When so many messages wait for the disk it waits for no more company, whatever their types allow: brokers stop at a
+window of messages that were not acknowledged, often of 20."""
 OURS = "stigmergy."
 """What the framework says itself begins so; it is not taken from a bus."""
 AGENT_LEVELS = 6
@@ -101,6 +104,7 @@ class Subscriber:
         self._again: dict[int, BusMessage] = {}
         """Messages that will be offered again, by identity."""
         self._closed = False
+        self._under_way = 0
         self.counters = SubscriberCounters()
 
     async def start(self) -> None:
@@ -139,6 +143,9 @@ class Subscriber:
                     self.ordering.note_lossy(sender)
                     return
                 self.counters.bus_received += 1
+            self._under_way += 1
+            if self._under_way >= HURRY_COUNT:
+                self._host.committer.may_wait(self._host.clock.monotonic_ns())
             try:
                 await take(message)
             except PeerError as error:
@@ -149,6 +156,8 @@ class Subscriber:
             except StigmergyError:
                 self._note_again(message)
                 raise
+            finally:
+                self._under_way -= 1
 
         return handle
 
