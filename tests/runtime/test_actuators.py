@@ -1,6 +1,7 @@
 """Intent, act, confirm: asked first, asked afterwards, given up in time; refusals, fences, and who makes safe."""
 
 import asyncio
+import itertools
 from typing import Any
 
 import pytest
@@ -270,3 +271,16 @@ def test_patience_that_cannot_be_meant_is_refused(tries: int | None, within_s: f
     fleet = Declaration("gliders", agents=[Glider])
     with pytest.raises(DefinitionError, match="Land: "):
         fleet.actuator(Land, tries=tries, within_s=within_s)(lambda order: None)
+
+
+def test_pauses_grow_only_so_far() -> None:
+    fleet = Declaration("planes", agents=[Plane], settings=Settings(effect_pause_s=1.0))
+    tried: list[float] = []
+
+    @fleet.actuator(Lower, tries=8)
+    def lower(order: Order[Lower]) -> None:
+        tried.append(asyncio.get_running_loop().time())
+        raise OSError("jammed")
+
+    assert play(fleet, lambda node: lowered(node, 60.0)).failed == ("OSError: jammed, after 8 tries",)
+    assert [round(after - before) for before, after in itertools.pairwise(tried)] == [1, 2, 4, 5, 5, 5, 5]

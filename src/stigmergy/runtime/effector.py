@@ -38,6 +38,8 @@ Settle = Callable[[int, EffectSettled | EffectsSettled], None]
 _REASON_CHARS_MAX = 300
 SAFE_SLICE_S = 0.01
 """So long plain functions may make agents safe one after the other before everybody else has a turn."""
+PAUSE_S_MAX = 5.0
+"""The pause between two tries doubles up to this: one who is to try a hundred times must not wait for years."""
 INDEX_BITS = 20
 """The low bits of a token: where in its commit an effect stands."""
 
@@ -278,7 +280,7 @@ class Effector:
         for attempt in range(1, hand.tries + 1):
             if attempt > 1:
                 await asyncio.sleep(pause_s)
-                pause_s *= 2
+                pause_s = max(pause_s, min(pause_s * 2, PAUSE_S_MAX))
                 if self._halted:
                     return
                 self.counters.retries += 1
@@ -397,7 +399,7 @@ class Effector:
                 return
             if attempt <= hand.tries:
                 await asyncio.sleep(pause_s)
-                pause_s *= 2
+                pause_s = max(pause_s, min(pause_s * 2, PAUSE_S_MAX))
                 begun = _call(hand, structs.replace(order, attempt=attempt))
         self.counters.safe_failed += 1
 

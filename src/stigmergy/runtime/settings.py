@@ -89,6 +89,8 @@ class UplinkSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """How often the receiver hears that the log went on although nothing of it goes up."""
     answer_within_s: float = 15.0
     """A receiver that confirms nothing for so long is asked where it is."""
+    ask_every_s: float = 300.0
+    """And so is one that had nothing to confirm for so long: it may have been restored from a copy meanwhile."""
     pause_s: float = 1.0
     pause_s_max: float = 60.0
     """The pause before it is asked again; it doubles from time to time up to the larger."""
@@ -101,7 +103,7 @@ class UplinkSettings(Struct, frozen=True, forbid_unknown_fields=True):
                 )
         if self.batch_bytes_max > BATCH_BYTES_LIMIT:
             raise ConfigError(f"settings: uplink.batch_bytes_max = {self.batch_bytes_max}; {BATCH_BYTES_LIMIT} at most")
-        for name in ("linger_s", "pass_every_s", "answer_within_s", "pause_s", "pause_s_max"):
+        for name in ("linger_s", "pass_every_s", "answer_within_s", "ask_every_s", "pause_s", "pause_s_max"):
             value = getattr(self, name)
             if not isinstance(value, int | float) or not 0 < value < math.inf:
                 raise ConfigError(f"settings: uplink.{name} = {value!r}; give more than 0 seconds")
@@ -142,7 +144,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     effect_within_s: float = 30.0
     """One try of an actuator or worker takes at most this long."""
     effect_pause_s: float = 0.1
-    """The pause before the second try; it doubles from try to try."""
+    """The pause before the second try; it doubles from try to try, up to 5 s."""
     write_within_s: float = 5.0
     """A write that takes longer counts as a failed disk: safe actions go out, and the node stops."""
     drain_s: float = 10.0

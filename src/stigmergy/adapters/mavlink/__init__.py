@@ -6,7 +6,37 @@ The protocol is spoken here, in a few small files, and not through pymavlink (10
 MAVSDK (21 MB of native code with threads of its own). The tests hold our bytes against those of pymavlink.
 """
 
+from stigmergy.adapters.mavlink.fitting import (
+    Arm,
+    BatteryRead,
+    Disarm,
+    GoTo,
+    Land,
+    PositionRead,
+    ReturnHome,
+    StatusRead,
+    TakeOff,
+    fit,
+)
 from stigmergy.adapters.mavlink.messages import Autopilot, Landed, Result
 from stigmergy.adapters.mavlink.vehicle import Battery, Position, Status, Vehicle
 
-__all__ = ["Autopilot", "Battery", "Landed", "Position", "Result", "Status", "Vehicle"]
+__all__ = [
+    "Arm",
+    "Autopilot",
+    "Battery",
+    "BatteryRead",
+    "Disarm",
+    "GoTo",
+    "Land",
+    "Landed",
+    "Position",
+    "PositionRead",
+    "Result",
+    "ReturnHome",
+    "Status",
+    "StatusRead",
+    "TakeOff",
+    "Vehicle",
+    "fit",
+]
