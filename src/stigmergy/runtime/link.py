@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 
 from msgspec import Struct, structs
 
-from stigmergy.core.errors import JournalError, StigmergyError
+from stigmergy.core.errors import ConfigError, JournalError, StigmergyError
 from stigmergy.core.inputs import EffectsSettled
 from stigmergy.core.messages import Event
 from stigmergy.core.outbox import Pending
@@ -169,6 +169,12 @@ class BusLink:
             members=len(self.presence.members()),
             uplink=self.relay.standing(),
         )
+
+    def troubles(self) -> list[str]:
+        """What does not mend itself: a name that two nodes use, a broker that will not have us."""
+        error = self._bus.last_error
+        found = [self.presence.conflict, str(error) if isinstance(error, ConfigError) else ""]
+        return [*(trouble for trouble in found if trouble), *self.relay.troubles]
 
     def counters(self) -> dict[str, int]:
         """What was published, taken, refused and shed."""

@@ -210,7 +210,7 @@ class Live:
             link=LinkStanding() if self.link is None else self.link.standing(),
             troubles=[
                 *(why for _, why in sorted(host.housekeeper.troubles.items())),
-                *(() if self.link is None else self.link.relay.troubles),
+                *(() if self.link is None else self.link.troubles()),
             ],
         )
 
