@@ -117,6 +117,11 @@ def test_the_example_of_the_manual() -> None:
     given(Drone).when(BatteryMeasured(percent=12)).then(Land(reason="battery"))
 
 
+def test_an_agent_with_a_past_is_watched_like_a_new_one() -> None:
+    """Its events take the short path through the shard."""
+    given(Drone, BatteryMeasured(percent=40)).when(BatteryMeasured(percent=12)).then(Land(reason="battery"))
+
+
 def test_an_event_kept_as_it_is_may_be_listed_or_left_out() -> None:
     given(Drone).when(BatteryMeasured(percent=80)).then_nothing().then(BatteryMeasured(percent=80))
 

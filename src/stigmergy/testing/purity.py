@@ -62,7 +62,16 @@ class Watch:
         """The plan with each handler watched."""
         name = agent_plan.cls.__name__
         for message, plan in list(agent_plan.plans.items()):
-            agent_plan.plans[message] = self._watched(f"{name}, {message.__name__}", agent_plan, plan)
+            watched = self._watched(f"{name}, {message.__name__}", agent_plan, plan)
+            agent_plan.plans[message] = watched
+            if message in agent_plan.shorts:
+                agent_plan.shorts[message] = (
+                    watched.evolve,
+                    watched.react,
+                    watched.yields,
+                    watched.wait_ns,
+                    watched.watched,
+                )
         return agent_plan
 
     def yielded(self, body: bytes) -> Message | None:
