@@ -14,13 +14,7 @@ from typing import Any
 import msgspec
 
 from stigmergy.cli import exits
-from stigmergy.cli.health.clocks import check_clocks
-from stigmergy.cli.health.disk import check_disk
 from stigmergy.cli.health.finding import FAIL, LEVELS, OK, WARN, Finding, ill
-from stigmergy.cli.health.journals import check_archive, check_journal
-from stigmergy.cli.health.limits import check_limits
-from stigmergy.cli.health.network import check_bus
-from stigmergy.cli.health.versions import check_versions
 from stigmergy.cli.output import BAD, GOOD, HEADING, Cell, Output
 from stigmergy.cli.output import WARN as YELLOW
 from stigmergy.cli.places import add_place, config_of, find_journal
@@ -77,6 +71,14 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 
 
 def _findings(arguments: argparse.Namespace) -> Iterator[Finding]:
+    """All checks, in order; imported here, because no other command should wait for what they need."""
+    from stigmergy.cli.health.clocks import check_clocks
+    from stigmergy.cli.health.disk import check_disk
+    from stigmergy.cli.health.journals import check_archive, check_journal
+    from stigmergy.cli.health.limits import check_limits
+    from stigmergy.cli.health.network import check_bus
+    from stigmergy.cli.health.versions import check_versions
+
     try:
         config = config_of(arguments)
     except ConfigError as error:
