@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from stigmergy.adapters import memory, sqlite
+from stigmergy.adapters import memory, segments, sqlite
 from stigmergy.ports.journal import JournalIdentity
 from stigmergy.sim.disk import SimDisk
+from stigmergy.sim.folder import SimFolder
 from stigmergy.testing.journal_contract import JournalContract, OpenJournal
 
 
@@ -45,5 +46,34 @@ class TestSqliteJournalOnSimulatedDisk(JournalContract):
         disk = SimDisk(random.Random(1))
         yield lambda identity: sqlite.open_journal(
             "sqlite:fleet.db", identity, inline=True, vfs=disk.vfs, files=disk, wal_bytes_max=100_000
+        )
+        disk.close()
+
+
+class TestSegmentJournal(JournalContract):
+    @pytest.fixture
+    def open_journal(self, tmp_path: Path) -> OpenJournal:
+        return lambda identity: segments.open_journal(f"segments:{tmp_path}/fleet", identity)
+
+
+class TestSegmentJournalWithSmallSegments(JournalContract):
+    """A new segment after nearly every write."""
+
+    @pytest.fixture
+    def open_journal(self, tmp_path: Path) -> OpenJournal:
+        return lambda identity: segments.open_journal(f"segments:{tmp_path}/fleet", identity, segment_bytes=4096)
+
+
+class TestSegmentJournalOnSimulatedDisk(JournalContract):
+    @pytest.fixture
+    def open_journal(self) -> Iterator[OpenJournal]:
+        disk = SimDisk(random.Random(1))
+        yield lambda identity: segments.open_journal(
+            "segments:fleet",
+            identity,
+            inline=True,
+            folder=SimFolder(disk, "fleet"),
+            key=bytes(32),
+            segment_bytes=20_000,
         )
         disk.close()

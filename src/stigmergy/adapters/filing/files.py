@@ -96,7 +96,7 @@ class OsFiles:
     def read(self, path: str, offset: int, size: int) -> bytes:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            return _read_exactly(file, offset, size)
+            return read_exactly(file, offset, size)
         finally:
             os.close(file)
 
@@ -104,7 +104,7 @@ class OsFiles:
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             for offset in range(0, size, _CHUNK_BYTES):
-                _write_exactly(file, offset, _read_exactly(file, offset, min(_CHUNK_BYTES, size - offset)))
+                write_exactly(file, offset, read_exactly(file, offset, min(_CHUNK_BYTES, size - offset)))
             os.fsync(file)
         finally:
             os.close(file)
@@ -134,7 +134,7 @@ def _sync(path: str, flags: int) -> None:
         os.close(file)
 
 
-def _read_exactly(file: int, offset: int, size: int) -> bytes:
+def read_exactly(file: int, offset: int, size: int) -> bytes:
     """The kernel may return less than asked before the end of the file."""
     parts: list[bytes] = []
     while size > 0 and (part := os.pread(file, size, offset)):
@@ -144,7 +144,7 @@ def _read_exactly(file: int, offset: int, size: int) -> bytes:
     return b"".join(parts)
 
 
-def _write_exactly(file: int, offset: int, data: bytes) -> None:
+def write_exactly(file: int, offset: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         written = os.pwrite(file, view, offset)

@@ -1,0 +1,345 @@
+"""The journal in segments: the port's methods over a folder. Made by `opening.open_journal`, never by hand.
+
+An append is one frame at the end of the last segment, and one sync. A segment that is full is left as it is, and the
+next one begins with a frame that says how far each shard had come. Between appends, and after whoever waits was told, a
+spare is filled with zeros a little at a time: a sync of bytes that lie in a file already is the cheapest there is.
+Segments that are not needed any more become spares.
+
+Where a shard begins after a drop is said by a frame too; whole segments before that go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Awaitable, Iterator, Sequence
+from functools import partial
+
+from msgspec import Struct
+
+from stigmergy.adapters.filing.files import Claim
+from stigmergy.adapters.filing.mark import Mark, encode_mark
+from stigmergy.adapters.filing.writer import InlineWriter, ThreadWriter, Writer, refused_write
+from stigmergy.adapters.segments import snapshots
+from stigmergy.adapters.segments.errors import RESTORE, full_error, is_full, reading_error, unknown_error
+from stigmergy.adapters.segments.folder import Folder, OpenFile
+from stigmergy.adapters.segments.frames import (
+    FORMAT,
+    Kind,
+    SegmentHead,
+    encode_firsts,
+    encode_frame,
+    encode_group,
+    encode_head,
+)
+from stigmergy.adapters.segments.segment import SPARE, Landmark, Segment, segment_name
+from stigmergy.core.commit import Group, Head
+from stigmergy.core.continuity import advance, check_drop
+from stigmergy.core.errors import Bug, JournalCorrupt, JournalUnknown, StigmergyError
+from stigmergy.ports.journal import JournalIdentity, JournalSize, SnapshotPart, StoredCommit
+
+FILL_BYTES = 1 << 18
+"""A spare grows by so much after an append, at most; at least by as much as the append took."""
+FILL_SYNC_BYTES = 1 << 20
+"""A spare is synced each time it has grown by so much, so that no sync has much to do."""
+
+
+class Opened(Struct):
+    """What opening has found out and holds: the journal takes it over."""
+
+    folder: Folder
+    identity: JournalIdentity
+    key: bytes
+    claim: Claim
+    pid: int
+    read_only: bool
+    segments: list[Segment]
+    """At least one, unless it is read only; the last is the one that grows."""
+    number: int
+    """Of the last frame."""
+    heads: dict[int, Head]
+    firsts: dict[int, int]
+
+
+class SegmentJournal:
+    """The Journal port on a folder of segments."""
+
+    def __init__(self, opened: Opened, *, inline: bool, segment_bytes: int, filled: bool) -> None:
+        self._opened = opened
+        self._folder = opened.folder
+        self._key = opened.key
+        self._segments = opened.segments
+        self._heads = opened.heads
+        self._firsts = opened.firsts
+        self._number = opened.number
+        self._segment_bytes = segment_bytes
+        self._filled = filled
+        self._file: OpenFile | None = None
+        self._spare: OpenFile | None = None
+        self._spare_bytes = 0
+        self._spare_synced = 0
+        self._appended_bytes = 0
+        self._lock = threading.Lock()
+        self._closed = False
+        self._failure: JournalUnknown | None = None
+        self._writer: Writer
+        if inline:
+            self._writer = InlineWriter(self._fill_spare)
+        else:
+            self._writer = ThreadWriter(self._fill_spare, name=f"journal {self._folder.path}")
+
+    @property
+    def identity(self) -> JournalIdentity:
+        return self._opened.identity
+
+    def heads(self) -> list[Head]:
+        self._check_usable()
+        heads = dict(self._heads)
+        return [heads[shard] for shard in sorted(heads)]
+
+    def first_position(self, shard: int) -> int:
+        self._check_usable()
+        return self._firsts.get(shard, 1)
+
+    def read(self, shard: int, after: int = 0) -> Iterator[StoredCommit]:
+        self._check_usable()
+        position = max(after + 1, self.first_position(shard))
+        while (head := self._heads.get(shard)) is not None and position <= head.position:
+            before = position
+            for stored in self._segment_with(shard, position).commits(self._folder, self._key, shard, position):
+                if stored.sealed.position != position:
+                    break
+                if position < self.first_position(shard):
+                    raise Bug(f"shard {shard}: position {position} was dropped while it was to be read")
+                yield stored
+                position += 1
+            if position == before:
+                raise JournalCorrupt(f"{self._folder.path}: shard {shard}: position {position} is missing; {RESTORE}")
+
+    def append(self, group: Group) -> Awaitable[None]:
+        try:
+            self._check_writable()
+            moved = advance(self._heads, group, self.identity.shards)
+            return self._writer.run(partial(self._append, group, moved))
+        except StigmergyError as error:
+            return refused_write(error)
+
+    async def put_snapshot(self, shard: int, position: int, parts: Sequence[SnapshotPart]) -> None:
+        self._check_writable()
+        if parts:
+            await self._writer.run(partial(self._put_snapshot, shard, position, tuple(parts)))
+
+    def snapshots(self, shard: int) -> list[int]:
+        self._check_usable()
+        try:
+            return snapshots.positions(self._folder, shard)
+        except OSError as error:
+            raise reading_error(error, self._folder.path) from error
+
+    def read_snapshot(self, shard: int, position: int) -> Iterator[SnapshotPart]:
+        self._check_usable()
+        return snapshots.read_parts(self._folder, self._key, shard, position)
+
+    async def drop_snapshot(self, shard: int, position: int) -> None:
+        self._check_writable()
+        await self._writer.run(partial(self._drop_snapshot, shard, position))
+
+    async def drop(self, shard: int, upto: int) -> None:
+        self._check_writable()
+        check_drop(self._heads, shard, upto)
+        await self._writer.run(partial(self._drop, shard, upto))
+
+    def size(self) -> JournalSize:
+        self._check_usable()
+        heads, firsts = dict(self._heads), dict(self._firsts)
+        try:
+            return JournalSize(
+                commits=sum(head.position - firsts.get(shard, 1) + 1 for shard, head in heads.items()),
+                bytes_used=sum(self._folder.size(name) or 0 for name in self._folder.names()),
+                bytes_free=self._folder.free_bytes(),
+            )
+        except OSError as error:
+            raise reading_error(error, self._folder.path) from error
+
+    async def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            await self._writer.close(self._close)
+
+    # What follows runs in the writer's thread, under the lock.
+
+    def _append(self, group: Group, moved: dict[int, Head]) -> None:
+        with self._writing():
+            self._write(Kind.GROUP, encode_group(group))
+            self._heads.update(moved)
+            last = group.commits[-1]
+            mark = Mark(self.identity.incarnation, last.shard, last.position, self._opened.pid)
+            # A witness that cannot be heard is no reason to stop.
+            with contextlib.suppress(OSError):
+                self._opened.claim.write(encode_mark(mark))
+
+    def _write(self, kind: Kind, payload: bytes) -> None:
+        """Adds one frame and syncs. A frame alone in its sync: so a bad one in front of a good one is damage."""
+        segment, file = self._active()
+        frame = encode_frame(self._key, kind, self._number + 1, payload)
+        end = segment.end or 0
+        if end + len(frame) > self._segment_bytes and end > segment.start.offset:
+            segment, file = self._begin_segment()
+            frame = encode_frame(self._key, kind, self._number + 1, payload)
+            end = segment.end or 0
+        self._write_frame(file, end, frame)
+        self._number += 1
+        self._appended_bytes = len(frame)
+        segment.note(end, self._number, {shard: head.position for shard, head in self._heads.items()})
+        segment.end = end + len(frame)
+
+    def _write_frame(self, file: OpenFile, offset: int, frame: bytes) -> None:
+        try:
+            file.write_at(offset, frame)
+        except OSError as error:
+            if is_full(error):
+                raise full_error(self._folder.path) from error
+            raise
+        file.sync()
+
+    def _active(self) -> tuple[Segment, OpenFile]:
+        """The segment that grows, and its file."""
+        if not self._segments:
+            return self._begin_segment()
+        segment = self._segments[-1]
+        if self._file is None:
+            self._file = self._folder.open(segment.name)
+        return segment, self._file
+
+    def _begin_segment(self) -> tuple[Segment, OpenFile]:
+        """Begins the next segment, with a frame of its own that is durable before anything follows it."""
+        number = self._segments[-1].number + 1 if self._segments else 1
+        name = segment_name(number)
+        try:
+            if self._folder.size(SPARE) is not None:
+                self._drop_spare_handle()
+                self._folder.replace(SPARE, name)
+            file = self._folder.open(name, create=True)
+            self._folder.sync()
+        except OSError as error:
+            if is_full(error):
+                raise full_error(self._folder.path) from error
+            raise
+        positions = {shard: head.position for shard, head in self._heads.items()}
+        heads = [self._heads[shard] for shard in sorted(self._heads)]
+        head = SegmentHead(FORMAT, self.identity.incarnation, number, heads, self._firsts)
+        frame = encode_frame(self._key, Kind.SEGMENT, self._number + 1, encode_head(head))
+        self._write_frame(file, 0, frame)
+        self._number += 1
+        segment = Segment(number, Landmark(len(frame), self._number + 1, positions), len(frame))
+        if self._file is not None:
+            self._file.close()
+        self._segments.append(segment)
+        self._file = file
+        return segment, file
+
+    def _put_snapshot(self, shard: int, position: int, parts: tuple[SnapshotPart, ...]) -> None:
+        with self._writing():
+            snapshots.write_parts(self._folder, self._key, shard, position, parts)
+
+    def _drop_snapshot(self, shard: int, position: int) -> None:
+        with self._writing():
+            self._folder.remove(snapshots.snapshot_name(shard, position))
+            self._folder.sync()
+
+    def _drop(self, shard: int, upto: int) -> None:
+        if shard not in self._heads or upto < self._firsts.get(shard, 1):
+            return
+        with self._writing():
+            firsts = {**self._firsts, shard: upto + 1}
+            self._write(Kind.FIRSTS, encode_firsts(firsts))
+            self._firsts = firsts
+            while len(self._segments) > 1 and self._is_dropped(self._segments[1].start.positions):
+                self._discard(self._segments.pop(0))
+
+    def _is_dropped(self, reached: dict[int, int]) -> bool:
+        """Whether nobody can ask any more for what lies before these positions."""
+        return all(position < self._firsts.get(shard, 1) for shard, position in reached.items())
+
+    def _discard(self, segment: Segment) -> None:
+        if self._filled and self._spare is None and self._folder.size(SPARE) is None:
+            self._folder.replace(segment.name, SPARE)
+            self._spare_bytes = self._spare_synced = self._folder.size(SPARE) or 0
+        else:
+            self._folder.remove(segment.name)
+            self._folder.sync()
+
+    def _fill_spare(self) -> None:
+        """After an append, when whoever waits has been told. If it fails, the next segment begins without a spare."""
+        if not self._filled or self._closed or self._failure is not None or not self._appended_bytes:
+            return
+        grow_bytes = max(FILL_BYTES if self._appended_bytes > FILL_BYTES // 8 else 1 << 14, 2 * self._appended_bytes)
+        self._appended_bytes = 0
+        with self._lock, contextlib.suppress(OSError):
+            if self._spare is None:
+                self._spare = self._folder.open(SPARE, create=True)
+                self._spare_bytes = self._spare_synced = self._spare.size()
+            grow_bytes = min(grow_bytes, self._segment_bytes - self._spare_bytes)
+            if grow_bytes > 0:
+                self._spare.write_at(self._spare_bytes, bytes(grow_bytes))
+                self._spare_bytes += grow_bytes
+                if self._spare_bytes - self._spare_synced >= FILL_SYNC_BYTES:
+                    self._spare.sync()
+                    self._spare_synced = self._spare_bytes
+
+    def _drop_spare_handle(self) -> None:
+        if self._spare is not None:
+            self._spare.close()
+            self._spare = None
+        self._spare_bytes = self._spare_synced = 0
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Translates errors. After any that leaves open what was kept, the journal is at its end."""
+        with self._lock:
+            self._check_failure()
+            try:
+                yield
+            except StigmergyError:
+                raise
+            except Exception as error:
+                self._failure = unknown_error(error, self._folder.path)
+                self._let_go()
+                raise self._failure from error
+
+    def _close(self) -> None:
+        with self._lock:
+            if self._failure is None:
+                self._let_go()
+
+    def _let_go(self) -> None:
+        """Leaves the files as they are. A failed journal must not be made to look well by a later sync."""
+        for file in (self._file, self._spare):
+            if file is not None:
+                with contextlib.suppress(OSError):
+                    file.close()
+        self._file = self._spare = None
+        self._opened.claim.close()
+
+    # What follows runs on the event loop.
+
+    def _segment_with(self, shard: int, position: int) -> Segment:
+        segments = list(self._segments)
+        for segment in reversed(segments):
+            if segment.start.positions.get(shard, 0) < position:
+                return segment
+        raise JournalCorrupt(f"{self._folder.path}: shard {shard}: position {position} is missing; {RESTORE}")
+
+    def _check_writable(self) -> None:
+        self._check_usable()
+        if self._opened.read_only:
+            raise Bug("the journal was opened for reading only")
+
+    def _check_usable(self) -> None:
+        self._check_failure()
+        if self._closed:
+            raise Bug("the journal is closed; open it again")
+
+    def _check_failure(self) -> None:
+        if self._failure is not None:
+            raise JournalUnknown(str(self._failure))

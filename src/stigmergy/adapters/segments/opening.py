@@ -1,0 +1,378 @@
+"""Opens and makes journals in segments. Refuses whatever is not ours, not whole or not free, and then changes nothing.
+
+First the identity says whose the folder is. Then the mark is claimed, so that nobody else opens it. Then the segments:
+each must begin with the frame that says what was there before it, their numbers have no gap, and the last one is read
+through. Where its frames end, nothing may follow but what was never acknowledged: one torn frame. A whole frame behind
+a bad one, or less than the mark has witnessed, means that acknowledged commits are damaged, and is refused.
+
+Only then is anything written: the last frame over itself, because what a dead process left in the page cache may not be
+on the disk, and effects follow from it. Earlier segments are read through when somebody reads them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections.abc import Iterator
+
+import msgspec
+from blake3 import blake3
+from msgspec import Struct
+
+from stigmergy.adapters.filing.files import Claim
+from stigmergy.adapters.filing.mark import MARK_BYTES, Mark, decode_mark, encode_mark
+from stigmergy.adapters.segments.errors import RESTORE, opening_error
+from stigmergy.adapters.segments.folder import Folder, OpenFile, OsFolder
+from stigmergy.adapters.segments.frames import (
+    FORMAT,
+    HEADER_BYTES,
+    KEY_BYTES,
+    Frame,
+    Kind,
+    SegmentHead,
+    decode_firsts,
+    decode_group,
+    decode_head,
+    encode_frame,
+    frames_anywhere,
+    read_frame,
+    size_ahead,
+)
+from stigmergy.adapters.segments.journal import Opened, SegmentJournal
+from stigmergy.adapters.segments.segment import SUFFIX, Landmark, Segment, segment_name, segment_number
+from stigmergy.core.commit import Head, head_of
+from stigmergy.core.errors import ConfigError, JournalCorrupt, JournalForeign, JournalLocked
+from stigmergy.ports.journal import JournalIdentity
+
+SCHEME = "segments:"
+SEGMENT_BYTES = 16 << 20
+SEGMENT_BYTES_MIN = 1 << 12
+SHARDS_MAX = 1 << 22
+INCARNATION_MAX = (1 << 63) - 1
+IDENTITY = "identity"
+MARK = "mark"
+_IDENTITY_KEY = blake3(b"stigmergy 2026 identity of a journal in segments").digest()
+"""The identity's own frame cannot be keyed with what it holds."""
+
+
+class _Identity(Struct, array_like=True, frozen=True):
+    format: int
+    fleet: str
+    shards: int
+    incarnation: int
+    key: bytes
+
+
+_encoder = msgspec.msgpack.Encoder()
+_identity = msgspec.msgpack.Decoder(_Identity)
+
+
+def open_journal(
+    url: str,
+    identity: JournalIdentity,
+    *,
+    read_only: bool = False,
+    inline: bool = False,
+    segment_bytes: int = SEGMENT_BYTES,
+    filled: bool = True,
+    folder: Folder | None = None,
+    key: bytes | None = None,
+) -> SegmentJournal:
+    """Opens `segments:path/to/folder`, made if it is missing. Fleet and shards must match; the incarnation is the
+    stored one.
+
+    `filled`: room is taken in advance, which makes a sync cheaper and writes everything twice. `inline` does all work
+    in the caller's thread; `folder` and `key` put a simulated disk underneath.
+    """
+    if segment_bytes < SEGMENT_BYTES_MIN:
+        raise ConfigError(f"segment_bytes={segment_bytes}; give at least {SEGMENT_BYTES_MIN}")
+    opened = _Opening(url, folder, read_only=read_only).run(identity, key)
+    return SegmentJournal(opened, inline=inline, segment_bytes=segment_bytes, filled=filled)
+
+
+def inspect_journal(url: str, *, folder: Folder | None = None) -> SegmentJournal:
+    """Opens an existing journal of any fleet for reading only."""
+    opened = _Opening(url, folder, read_only=True).run(None, None)
+    return SegmentJournal(opened, inline=True, segment_bytes=SEGMENT_BYTES, filled=False)
+
+
+def renew_incarnation(url: str, incarnation: int, *, folder: Folder | None = None) -> None:
+    """Makes a restored copy a journal of its own. Peers then do not mistake it for the original, which knew more."""
+    opening = _Opening(url, folder, read_only=False, heed_mark=False)
+    opened = opening.run(None, None)
+    try:
+        _check_incarnation(incarnation)
+        renewed = JournalIdentity(opened.identity.fleet, opened.identity.shards, incarnation)
+        _write_identity(opened.folder, renewed, opened.key)
+    except OSError as error:
+        raise opening_error(error, opened.folder.path) from error
+    finally:
+        opened.claim.close()
+
+
+def path_of(url: str) -> str:
+    """The folder that a URL names."""
+    path = url.removeprefix(SCHEME)
+    if path == url or not path or path.startswith(":"):
+        raise ConfigError(f"journal URL {url!r}: expected {SCHEME}path/to/folder")
+    return path
+
+
+class _Opening:
+    """One attempt to open a journal."""
+
+    def __init__(self, url: str, folder: Folder | None, *, read_only: bool, heed_mark: bool = True) -> None:
+        self._path = path_of(url)
+        self._given = folder
+        self._read_only = read_only
+        self._heed_mark = heed_mark
+
+    def run(self, wanted: JournalIdentity | None, key: bytes | None) -> Opened:
+        with self._translating(), contextlib.ExitStack() as undo:
+            may_make = wanted is not None and not self._read_only
+            if not may_make and self._given is None and not os.path.isdir(self._path):
+                raise ConfigError(f"{self._path}: there is no such journal; name the right folder")
+            folder = self._folder = self._given or OsFolder(self._path, create=may_make)
+            exists = self._look()
+            if not exists and not may_make:
+                raise ConfigError(f"{folder.path}: there is no such journal; name the right folder")
+            claim = self._claim()
+            undo.callback(claim.close)
+            if not self._look() and wanted is not None:
+                self._make(wanted, key, decode_mark(claim.read()))
+            identity, stored_key = self._read_identity()
+            if wanted is not None:
+                _check_same(identity, wanted, folder.path)
+            opened = Opened(
+                folder=folder,
+                identity=identity,
+                key=stored_key,
+                claim=claim,
+                pid=os.getpid(),
+                read_only=self._read_only,
+                segments=[],
+                number=0,
+                heads={},
+                firsts={},
+            )
+            self._read_segments(opened)
+            mark = decode_mark(claim.read()) if self._heed_mark else None
+            _check_mark(opened, mark)
+            if not self._read_only:
+                claim.write(encode_mark(_own_mark(identity, mark)))
+            undo.pop_all()
+            return opened
+
+    @contextlib.contextmanager
+    def _translating(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise opening_error(error, self._path) from error
+
+    # ------------------------------------------------------------------ whose it is
+
+    def _look(self) -> bool:
+        """Whether there is a journal; refuses a folder of something else."""
+        names = self._folder.names()
+        if IDENTITY in names:
+            return True
+        if any(segment_number(name) is not None for name in names):
+            raise JournalCorrupt(f"{self._folder.path}: segments without an identity; {RESTORE}")
+        strangers = [name for name in names if name not in (MARK, f"{IDENTITY}.new")]
+        if strangers:
+            raise JournalForeign(
+                f"{self._folder.path}: a folder with other files ({strangers[0]}); name an empty or a new one"
+            )
+        return False
+
+    def _claim(self) -> Claim:
+        try:
+            return self._folder.claim(MARK)
+        except BlockingIOError:
+            file = self._folder.open(MARK)
+            held = decode_mark(file.read_at(0, MARK_BYTES))
+            file.close()
+            holder = f"process {held.pid}" if held else "another process"
+            raise JournalLocked(
+                f"{self._folder.path}: {holder} has the journal open; stop it first, or look at a copy"
+            ) from None
+
+    def _make(self, identity: JournalIdentity, key: bytes | None, mark: Mark | None) -> None:
+        _check_incarnation(identity.incarnation)
+        if not 1 <= identity.shards <= SHARDS_MAX:
+            raise ConfigError(f"{self._folder.path}: {identity.shards} shards; possible are 1 to {SHARDS_MAX}")
+        if mark is not None and mark.position > 0:
+            raise JournalCorrupt(
+                f"{self._folder.path}: the segments are gone, but the mark says that there were commits; "
+                f"{RESTORE}, or remove the mark to begin anew"
+            )
+        _write_identity(self._folder, identity, os.urandom(KEY_BYTES) if key is None else key)
+
+    def _read_identity(self) -> tuple[JournalIdentity, bytes]:
+        file = self._folder.open(IDENTITY)
+        try:
+            frame = read_frame(_IDENTITY_KEY, file.read_at(0, file.size()))
+        finally:
+            file.close()
+        try:
+            if frame is None or frame.kind is not Kind.IDENTITY:
+                raise msgspec.DecodeError("not whole")
+            found = _identity.decode(frame.payload)
+        except msgspec.DecodeError as error:
+            raise JournalCorrupt(f"{self._folder.path}: the identity is damaged ({error}); {RESTORE}") from None
+        if found.format != FORMAT:
+            raise JournalForeign(
+                f"{self._folder.path}: journal format {found.format}, this version reads {FORMAT}; "
+                "use the version that wrote it"
+            )
+        return JournalIdentity(found.fleet, found.shards, found.incarnation), found.key
+
+    # ------------------------------------------------------------------ the segments
+
+    def _read_segments(self, opened: Opened) -> None:
+        numbers = [number for name in self._folder.names() if (number := segment_number(name)) is not None]
+        for before, number in itertools.pairwise(numbers):
+            if number != before + 1:
+                raise self._corrupt(before + 1, "is missing")
+        heads: list[tuple[SegmentHead, Frame]] = []
+        for number in numbers:
+            found = self._read_head(opened.key, number)
+            if found is None:
+                # The power went when it was begun. Nothing of it was ever acknowledged.
+                if number != numbers[-1]:
+                    raise self._corrupt(number, "does not begin as it should")
+                self._check_unbegun(opened.key, number, heads[-1][1].number if heads else 0)
+                break
+            heads.append(found)
+        for head, frame in heads:
+            positions = {one.shard: one.position for one in head.heads}
+            start = Landmark(frame.size_bytes, frame.number + 1, positions)
+            opened.segments.append(Segment(head.segment, start, None))
+        if heads:
+            self._read_last(opened, *heads[-1])
+
+    def _read_head(self, key: bytes, number: int) -> tuple[SegmentHead, Frame] | None:
+        file = self._folder.open(segment_name(number))
+        try:
+            frame = read_frame(key, file.read_at(0, size_ahead(file.read_at(0, HEADER_BYTES))))
+        finally:
+            file.close()
+        if frame is None or frame.kind is not Kind.SEGMENT:
+            return None
+        head = decode_head(frame, segment_name(number))
+        # A spare that was a segment before still begins with what it was.
+        return (head, frame) if head.segment == number else None
+
+    def _check_unbegun(self, key: bytes, number: int, reached: int) -> None:
+        file = self._folder.open(segment_name(number))
+        try:
+            data = file.read_at(0, file.size())
+        finally:
+            file.close()
+        if any(frame.number > reached and frame.kind is not Kind.SEGMENT for frame in _later(key, data, reached)):
+            raise self._corrupt(number, "does not begin as it should, and has commits")
+
+    def _read_last(self, opened: Opened, head: SegmentHead, first: Frame) -> None:
+        """Reads the segment that grows, up to its end."""
+        segment = opened.segments[-1]
+        opened.heads = {one.shard: one for one in head.heads}
+        opened.firsts = dict(head.firsts)
+        opened.number = first.number
+        where = f"{self._folder.path}/{segment.name}"
+        file = self._folder.open(segment.name)
+        try:
+            end, last = segment.start.offset, (0, first.size_bytes)
+            for offset, frame in segment.walk(file, opened.key, segment.start):
+                end, last = offset + frame.size_bytes, (offset, frame.size_bytes)
+                opened.number = frame.number
+                positions = {shard: one.position for shard, one in opened.heads.items()}
+                segment.note(offset, frame.number, positions)
+                if frame.kind is Kind.FIRSTS:
+                    opened.firsts = decode_firsts(frame, where)
+                elif frame.kind is Kind.GROUP:
+                    self._advance(opened.heads, frame, where)
+            segment.end = end
+            self._check_end(opened, segment, file, end)
+            if not self._read_only:
+                offset, size = last
+                file.write_at(offset, file.read_at(offset, size))
+                file.sync()
+        finally:
+            file.close()
+        _check_shards(opened)
+
+    def _advance(self, heads: dict[int, Head], frame: Frame, where: str) -> None:
+        for stored in decode_group(frame, where):
+            sealed = stored.sealed
+            before = heads.get(sealed.shard)
+            if sealed.position != (before.position + 1 if before else 1):
+                raise JournalCorrupt(f"{where}: shard {sealed.shard}: position {sealed.position} is out of turn")
+            heads[sealed.shard] = head_of(sealed)
+
+    def _check_end(self, opened: Opened, segment: Segment, file: OpenFile, end: int) -> None:
+        """Behind the end lies nothing that was acknowledged: no frame that is whole and newer."""
+        rest = file.read_at(end, max(0, file.size() - end))
+        if any(True for _ in _later(opened.key, rest, opened.number)):
+            raise self._corrupt(segment.number, f"is damaged at byte {end}, and commits follow")
+
+    def _corrupt(self, number: int, what: str) -> JournalCorrupt:
+        return JournalCorrupt(f"{self._folder.path}: segment {number:016d}{SUFFIX} {what}; {RESTORE}")
+
+
+def _later(key: bytes, data: bytes, reached: int) -> Iterator[Frame]:
+    return (frame for frame in frames_anywhere(key, data) if frame.number > reached)
+
+
+def _write_identity(folder: Folder, identity: JournalIdentity, key: bytes) -> None:
+    record = _Identity(FORMAT, identity.fleet, identity.shards, identity.incarnation, key)
+    fresh = f"{IDENTITY}.new"
+    folder.remove(fresh)
+    file = folder.open(fresh, create=True)
+    try:
+        file.write_at(0, encode_frame(_IDENTITY_KEY, Kind.IDENTITY, 1, _encoder.encode(record)))
+    finally:
+        file.close()
+    folder.replace(fresh, IDENTITY)
+
+
+def _check_same(found: JournalIdentity, wanted: JournalIdentity, path: str) -> None:
+    if found.fleet != wanted.fleet:
+        raise JournalForeign(f"{path}: belongs to fleet {found.fleet!r}, not to {wanted.fleet!r}; name the right one")
+    if found.shards != wanted.shards:
+        raise JournalForeign(
+            f"{path}: made for {found.shards} shards, not for {wanted.shards}; the number of shards is fixed for good"
+        )
+
+
+def _check_shards(opened: Opened) -> None:
+    for shard in opened.heads:
+        if shard >= opened.identity.shards:
+            raise JournalCorrupt(
+                f"{opened.folder.path}: commits of shard {shard}, but there are {opened.identity.shards} shards"
+            )
+
+
+def _check_mark(opened: Opened, mark: Mark | None) -> None:
+    if mark is None or mark.position == 0 or mark.incarnation != opened.identity.incarnation:
+        return
+    head = opened.heads.get(mark.shard)
+    found = head.position if head else 0
+    if found < mark.position:
+        raise JournalCorrupt(
+            f"{opened.folder.path}: shard {mark.shard} was acknowledged up to {mark.position}, found {found}; "
+            f"{RESTORE}, or, if this is a restored copy, give it an incarnation of its own"
+        )
+
+
+def _own_mark(identity: JournalIdentity, mark: Mark | None) -> Mark:
+    """The mark from now on: what it said, if it spoke of this incarnation, and our process."""
+    if mark is not None and mark.incarnation == identity.incarnation:
+        return Mark(identity.incarnation, mark.shard, mark.position, os.getpid())
+    return Mark(identity.incarnation, 0, 0, os.getpid())
+
+
+def _check_incarnation(incarnation: int) -> None:
+    if not 0 <= incarnation <= INCARNATION_MAX:
+        raise ConfigError(f"incarnation {incarnation}; possible are 0 to {INCARNATION_MAX}")
