@@ -302,6 +302,7 @@ class Lane:
                 self.queued_bytes += _size(queued)
         self._covered = _Covered(commit.incarnation, number_of(commit.position), commit.runs[-1].time_ns, digest)
         self._next = commit.position + 1
+        self.confirmed_ns = self.confirmed_ns or commit.runs[0].time_ns
         self._note(commit)
 
     def _note(self, commit: Commit) -> None:

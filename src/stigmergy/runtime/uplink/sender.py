@@ -26,6 +26,8 @@ from stigmergy.runtime.uplink.names import Sender
 
 REST_FACTOR = 4
 """After reading and packing for a while it rests so many times as long."""
+QUIET_TRIES = 20
+QUIET_PAUSE_S = 0.001
 UNSENT_SHARE = 4
 """Of what was not sent, a full device drops a quarter at a time."""
 
@@ -79,7 +81,7 @@ class Uplink:
         self._receiver = ""
         self._receiver_run = ""
         self._other_run = False
-        """Somebody else than who answered has spoken."""
+        """The receiver has started anew since it answered."""
         self._refused = ""
         self._behind = False
         """Whether there is more in the log than was read."""
@@ -201,10 +203,7 @@ class Uplink:
     async def _send(self) -> None:
         """Sends until something is wrong; then it has to ask again."""
         while self._host.failure is None:
-            if self._other_run or self._refused:
-                return
-            if self._overdue():
-                self.counters.uplink_timeouts += 1
+            if self._other_run or self._refused or self._is_overdue():
                 return
             heads = self._heads()
             busy = False
@@ -219,6 +218,7 @@ class Uplink:
 
     async def _advance(self, lane: Lane, head: int) -> bool:
         """Reads on and sends a batch if there is enough for one, or nothing more to read."""
+        await self._wait_quiet()
         began_ns = self._now_ns()
         full = self._settings.batch_bytes_max
         read = lane.queued_bytes < full and lane.fill(head)
@@ -232,6 +232,13 @@ class Uplink:
             await self._say(batch)
         await self._give_way(began_ns)
         return read or batch is not None
+
+    async def _wait_quiet(self) -> None:
+        """Reading would wait for a write under way, and with it the agents would: better to wait here, for a while."""
+        for _ in range(QUIET_TRIES):
+            if self._host.committer.flight is None:
+                return
+            await asyncio.sleep(QUIET_PAUSE_S)
 
     async def _give_way(self, began_ns: int) -> None:
         await asyncio.sleep(REST_FACTOR * (self._now_ns() - began_ns) / SECOND_NS)
@@ -248,7 +255,10 @@ class Uplink:
         if told.nonce:
             if told.nonce == self._nonce and self._answer is None:
                 self._answer = told
-        elif (told.receiver, told.run) != (self._receiver, self._receiver_run):
+        elif told.receiver != self._receiver:
+            if self._receiver:
+                self._trouble = f"{told.receiver} and {self._receiver} both collect what goes up; let one of them do so"
+        elif told.run != self._receiver_run:
             self._other_run = True
         else:
             self._heed(told.marks)
@@ -275,12 +285,15 @@ class Uplink:
         waits = self._behind or any(lane.queued_bytes for lane in self._lanes)
         return bool(self._other_run or self._refused or not self._bus.is_up or (free and waits))
 
-    def _overdue(self) -> bool:
+    def _is_overdue(self) -> bool:
+        """Whether it is time to ask the receiver where it is: it confirms nothing, or there was nothing to confirm."""
         sent_ns = [lane.flights[0].sent_ns for lane in self._lanes if lane.flights]
         if not sent_ns:
-            return False
+            return self._now_ns() - self._heard_ns > int(self._settings.ask_every_s * SECOND_NS)
         since_ns = max(min(sent_ns), self._heard_ns)
-        return self._now_ns() - since_ns > int(self._settings.answer_within_s * SECOND_NS)
+        overdue = self._now_ns() - since_ns > int(self._settings.answer_within_s * SECOND_NS)
+        self.counters.uplink_timeouts += overdue
+        return overdue
 
     async def _wait(self, over: Callable[[], bool], within_s: float) -> None:
         """Waits for this to be so, or until the time is over."""
