@@ -32,16 +32,16 @@ from stigmergy.testing.proxy import LinkProxy
 CUTS = 1_000
 CUTS_QUICK = 30
 SOURCES = 3
-ACK_WAIT_S = 0.2
+ACK_WAIT_S = 0.1
 """NATS repeats after so long what was under way on a broken link; by default after 30 s, which would take all day."""
-BETWEEN_S_MAX = 0.12
+BETWEEN_S_MAX = 0.3
 DOWN_S_MAX = 0.06
 FINISH_S_MAX = 90.0
 RESTART_SHARE = 0.05
 """Of the cuts, so many end the receiver's program, too."""
 OVERLOAD_SHARE = 0.01
 WINDOW = 16
-PACE_S = 0.02
+PACE_S = 0.05
 """Between two windows of a source, so that the receiver keeps up on a small machine."""
 OPTIONS = "reconnect_s_max=0.05&keepalive_s=5"
 

@@ -41,7 +41,7 @@ def test_url_names_a_broker_that_is_shared() -> None:
 
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("redeliver_after_s", [None, 30.0])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_an_hour_offline_loses_nothing(seed: int, redeliver_after_s: float | None, shuffle: bool) -> None:
     """The publisher keeps what it cannot send, the broker what it cannot give; one each second, for an hour."""
 
@@ -152,6 +152,23 @@ async def test_second_client_of_an_id_throws_the_first_one_out() -> None:
     await second.close()
     with pytest.raises(Bug):
         await second.subscribe("a", Heard())
+
+
+async def test_listener_that_fails_harms_neither_the_link_nor_other_listeners() -> None:
+    told: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(str(context["message"])))
+    bus, heard = MemoryBus(MemoryBroker(), "node"), list[bool]()
+
+    def fail(_: bool) -> None:
+        raise KeyError("bug")
+
+    bus.on_link(fail)
+    bus.on_link(heard.append)
+    await bus.open()
+    await wait_until(lambda: heard == [True])
+    await bus.close()
+    assert heard == [True, False]
+    assert told == ["node: a listener for the link failed"] * 2
 
 
 # What every bus does with what it has received: ports/receiving.py.

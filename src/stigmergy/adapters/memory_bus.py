@@ -299,7 +299,13 @@ class MemoryBus:
 
     def _tell(self, up: bool) -> None:
         for heard in list(self._listeners):
-            heard(up)
+            try:
+                heard(up)
+            except Exception as error:
+                # A listener's bug is not the link's.
+                asyncio.get_running_loop().call_exception_handler(
+                    {"message": f"{self.client_id}: a listener for the link failed", "exception": error}
+                )
 
     def _send(self) -> None:
         """One message reaches the broker; its publisher hears of it a turn later, if the link lasts so long."""

@@ -1,8 +1,9 @@
 """The Bus port over MQTT: a session that outlives its links, at QoS 1.
 
-Received messages are acknowledged after their handlers have returned, on the link they came on or, since the session
-goes on, on a later one. A message that waits here when its link breaks stays: if the broker sends it again meanwhile,
-that is put aside. So a broker that is slow to repeat (NATS: `ack_wait`) does not hold anything up that we have.
+Received messages are acknowledged after their handlers have returned, and only on the link that they came on: a broker
+may give a packet id to another message on the next one (NATS does, although the session goes on), which would then be
+lost. A message that waits here when its link breaks stays, so that a broker that is slow to repeat does not hold up
+what we have; when the broker repeats it, the one that waits takes over the new packet id.
 """
 
 from __future__ import annotations
@@ -32,15 +33,16 @@ CLOSE_S_MAX = 5.0
 
 
 class _Received:
-    """A message that came in, and under which packet id of which session the broker waits to hear of it."""
+    """A message that waits here, and the link and packet id under which the broker waits to hear of it."""
 
-    __slots__ = ("mid", "qos", "session", "size_bytes")
+    __slots__ = ("link", "message", "mid", "qos")
 
-    def __init__(self, mid: int, qos: int, session: int, size_bytes: int) -> None:
+    def __init__(self, message: BusMessage, link: Link | None, mid: int, qos: int) -> None:
+        self.message = message
+        self.link = link
+        """None once it is gone, until the broker repeats the message on another one."""
         self.mid = mid
         self.qos = qos
-        self.session = session
-        self.size_bytes = size_bytes
 
 
 class MqttBus:
@@ -60,10 +62,10 @@ class MqttBus:
         self._last_error: StigmergyError | None = LinkDown(f"{options.place}: not connected yet")
         self._listeners: list[LinkHeard] = []
         self._reception = Reception()
-        self._session = 0
-        """Counts the sessions that the broker has forgotten: their packet ids mean nothing any more."""
         self._waiting: dict[int, _Received] = {}
-        self._taken_offline: dict[int, _Received] = {}
+        """What came on the present link and is not dealt with, by packet id."""
+        self._orphans: dict[BusMessage, dict[_Received, None]] = {}
+        """What came on an earlier link and is not dealt with, by what it says: only that identifies it."""
         self._backlog_count = 0
         self._backlog_bytes = 0
         self._keeping: asyncio.Task[None] | None = None
@@ -144,6 +146,7 @@ class MqttBus:
         up_s = math.inf
         try:
             link = Link(self.options, self.client_id, self._will, self._arrive)
+            self._orphan_all()
             await link.connect()
             await self._came_up(link)
             up_s = loop.time()
@@ -167,13 +170,7 @@ class MqttBus:
         return most_s * int.from_bytes(self._entropy.token(4), "big") / 2**32
 
     async def _came_up(self, link: Link) -> None:
-        if not link.session_present:
-            self._session += 1
-            self._taken_offline.clear()
         self._link = link
-        for received in self._taken_offline.values():
-            link.acknowledge(received.mid)
-        self._taken_offline.clear()
         # All subscriptions, also when the broker says that it has kept them: it may be wrong, and it costs little.
         made: list[str] = []
         while missing := [pattern for pattern in self._reception.patterns if pattern not in made]:
@@ -193,18 +190,23 @@ class MqttBus:
 
     def _tell(self, up: bool) -> None:
         for heard in list(self._listeners):
-            heard(up)
+            try:
+                heard(up)
+            except Exception as error:
+                # A listener's bug is not the link's.
+                asyncio.get_running_loop().call_exception_handler(
+                    {"message": f"{self.client_id}: a listener for the link failed", "exception": error}
+                )
 
     # What comes in.
 
-    def _arrive(self, message: BusMessage, mid: int, qos: int, again: bool) -> None:
-        waiting = self._waiting.get(mid)
-        if qos and again and waiting is not None and waiting.session == self._session:
+    def _arrive(self, link: Link, message: BusMessage, mid: int, qos: int, again: bool) -> None:
+        if qos and again and self._is_here(link, message, mid):
             self.receipts.repeated += 1
             return
-        received = _Received(mid, qos, self._session, len(message.payload))
+        received = _Received(message, link, mid, qos)
         self._backlog_count += 1
-        self._backlog_bytes += received.size_bytes
+        self._backlog_bytes += len(message.payload)
         if qos:
             self._waiting[mid] = received
         if not message.topic or len(message.payload) > PAYLOAD_BYTES_MAX:
@@ -215,20 +217,42 @@ class MqttBus:
         self._reception.take(Arrival(message, functools.partial(self._settle, received)))
         self._weigh_backlog()
 
+    def _is_here(self, link: Link, message: BusMessage, mid: int) -> bool:
+        """Whether a repeated message waits here: from this link, or from an earlier one and glad of a packet id."""
+        if mid in self._waiting:
+            return self._waiting[mid].message == message
+        orphans = self._orphans.get(message)
+        if not orphans:
+            return False
+        received = next(iter(orphans))
+        self._adopt(received)
+        received.link, received.mid = link, mid
+        self._waiting[mid] = received
+        return True
+
+    def _orphan_all(self) -> None:
+        """The packet ids of the last link mean nothing on the next one."""
+        for received in self._waiting.values():
+            received.link = None
+            self._orphans.setdefault(received.message, {})[received] = None
+        self._waiting.clear()
+
+    def _adopt(self, received: _Received) -> None:
+        orphans = self._orphans.get(received.message, {})
+        orphans.pop(received, None)
+        if not orphans:
+            self._orphans.pop(received.message, None)
+
     def _settle(self, received: _Received) -> None:
-        """A message is dealt with: the broker is told now, or when there is a link again."""
+        """A message is dealt with: the broker is told, if it still waits under the packet id that we know."""
         self._backlog_count -= 1
-        self._backlog_bytes -= received.size_bytes
+        self._backlog_bytes -= len(received.message.payload)
         self._weigh_backlog()
-        if self._waiting.get(received.mid) is not received:
-            return
-        del self._waiting[received.mid]
-        if received.session != self._session:
-            return
-        if self._link is None or self._link.lost.done():
-            self._taken_offline[received.mid] = received
-        else:
-            self._link.acknowledge(received.mid)
+        if received.link is None:
+            self._adopt(received)
+        elif self._waiting.get(received.mid) is received:
+            del self._waiting[received.mid]
+            received.link.acknowledge(received.mid)
 
     def _weigh_backlog(self) -> None:
         """Stops and starts reading. Only while the link is up: until then we wait for answers ourselves."""

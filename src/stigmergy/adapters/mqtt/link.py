@@ -39,13 +39,14 @@ MISC_S = 0.5
 QOS = 1
 _MENDABLE = frozenset({"Server unavailable", "Server busy", "Quota exceeded", "Connection rate exceeded"})
 """Refusals that may pass by themselves; every other one needs somebody to mend something."""
+_TAKEN_OVER = "Session taken over"
 _TOPIC_REFUSED = frozenset({"Not authorized", "Topic name invalid"})
 
 
 class Receive(Protocol):
-    """Takes a message with its packet id, its QoS, and whether the broker has sent it before."""
+    """Takes a message from a link, with its packet id, its QoS, and whether the broker has sent it before."""
 
-    def __call__(self, message: BusMessage, mid: int, qos: int, again: bool) -> None: ...
+    def __call__(self, link: Link, message: BusMessage, mid: int, qos: int, again: bool) -> None: ...
 
 
 class Link:
@@ -248,7 +249,9 @@ class Link:
     ) -> None:
         place = self._options.place
         why = f"{reason}; {self._complaint}" if self._complaint else str(reason)
-        if self._connected.done():
+        if str(reason) == _TAKEN_OVER:
+            self._end(ConfigError(f"{place}: another client has our id; give each node a name of its own"))
+        elif self._connected.done():
             self._end(LinkDown(f"{place}: the link is lost: {why}; it is made again"))
         elif self._options.version == "5":
             self._end(ConfigError(f"{place}: no answer to MQTT 5 ({why}); a broker of 3.1.1 only? set version=3.1.1"))
@@ -270,7 +273,7 @@ class Link:
             properties=tuple(getattr(given, "UserProperty", ())),
             retained=bool(message.retain),
         )
-        self._receive(received, message.mid, message.qos, bool(message.dup))
+        self._receive(self, received, message.mid, message.qos, bool(message.dup))
 
     def _on_publish(self, _client: paho.Client, _data: Any, mid: int, reason: ReasonCode, _properties: Any) -> None:
         answered, _ = self._publishing.pop(mid, (None, 0.0))
@@ -345,7 +348,9 @@ class Link:
         self._drop_socket()
 
     def _drop_socket(self) -> None:
-        self._client.on_disconnect = None
+        """Closes it under paho, which may notice when it is collected, and must then tell nobody."""
+        client = self._client
+        client.on_disconnect = client.on_socket_close = client.on_socket_unregister_write = None
         sock = self._sock or self._client.socket()
         if sock is not None:
             if self._sock is not None:
