@@ -185,6 +185,7 @@ def test_a_name_that_two_nodes_use_is_found() -> None:
         await asyncio.sleep(30)
         await outsider.send(TOPIC.replace("twin", "base"), twin)
         assert "calls itself 'base' too" in live.standing().link.why
+        assert live.standing().troubles == [live.standing().link.why]
         assert live.standing().counters["name_conflicts"] == 1
         await outsider.bus.close()
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stigmergy.core.errors import DefinitionError, Malformed, StigmergyError
+from stigmergy.core.errors import ConfigError, DefinitionError, Malformed, StigmergyError
 from stigmergy.ports.bus import check_pattern, check_topic
 from stigmergy.runtime.topics import (
     Channel,
@@ -108,8 +108,9 @@ def test_a_template_that_cannot_be_subscribed_to_is_refused(text: str) -> None:
 
 def test_names_of_sites_and_nodes() -> None:
     assert check_level_name("site", "north-1") == "north-1"
-    with pytest.raises(DefinitionError, match="site"):
-        check_level_name("site", "a/b")
+    for wrong in ("a/b", "", 7, "x" * 65):
+        with pytest.raises(ConfigError, match="site"):
+            check_level_name("site", wrong)
     assert safe_node_name("pi4.local") == "pi4"
     assert safe_node_name("ä b") == "--b"
     assert safe_node_name("") == "node"

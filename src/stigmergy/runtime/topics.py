@@ -20,7 +20,7 @@ from urllib.parse import unquote_to_bytes
 
 from msgspec import Struct
 
-from stigmergy.core.errors import DefinitionError, Malformed
+from stigmergy.core.errors import ConfigError, DefinitionError, Malformed
 
 AGENTS = "agents"
 NODES = "nodes"
@@ -141,10 +141,10 @@ def parse_topic(topic: str) -> Topic:
     raise Malformed(f"{topic[:200]!r} is no topic of docs/topics.md")
 
 
-def check_level_name(what: str, name: str) -> str:
+def check_level_name(what: str, name: object) -> str:
     """A name of a site or node as people may give it."""
-    if _LEVEL_NAME.fullmatch(name) is None:
-        raise DefinitionError(f"{what} {name!r}: a name is 1 to 64 letters, digits, '_', '-' and '.'")
+    if not isinstance(name, str) or _LEVEL_NAME.fullmatch(name) is None:
+        raise ConfigError(f"{what} {name!r}: a name is 1 to 64 letters, digits, '_', '-' and '.'")
     return name
 
 
