@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stigmergy.core.codec import encode, tag_of
+from stigmergy.core.codec import encode
 from stigmergy.core.commit import COMMIT_FORMAT, Commit, HashAlgorithm, Run
 from stigmergy.core.errors import ConfigError
 from stigmergy.core.messages import SECOND_NS, Event
