@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from stigmergy.adapters.archive import FlightFile
 from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
+from stigmergy.adapters.filing.mark import Mark, decode_mark, encode_mark
 from stigmergy.adapters.keyfile import (
     PrivateKey,
     decode_private_key,
@@ -25,7 +26,6 @@ from stigmergy.adapters.keyfile import (
     encode_public_key,
 )
 from stigmergy.adapters.memory import open_journal as open_memory
-from stigmergy.adapters.sqlite.mark import Mark, decode_mark, encode_mark
 from stigmergy.adapters.sqlite.wal import FRAME_HEADER_BYTES, HEADER_BYTES, Wal, checksum
 from stigmergy.bench.workload import Drone, Feed, reports
 from stigmergy.core.codec import ENVELOPE_FORMAT, Envelope, encode, open_envelope

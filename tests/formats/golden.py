@@ -28,7 +28,7 @@ from stigmergy import (
     within,
 )
 from stigmergy.adapters.ed25519 import Ed25519Signer
-from stigmergy.adapters.sqlite.mark import Mark
+from stigmergy.adapters.filing.mark import Mark
 from stigmergy.core.codec import Envelope, encode
 from stigmergy.core.commit import (
     GENESIS,

@@ -18,7 +18,7 @@ import msgspec
 
 from stigmergy import Agent
 from stigmergy.adapters import sqlite
-from stigmergy.adapters.sqlite.mark import encode_mark
+from stigmergy.adapters.filing.mark import encode_mark
 from stigmergy.core.codec import canonical_bytes, encode
 from stigmergy.core.commit import Group, Signature, head_of, seal, statement
 from stigmergy.core.effects import ACTUATORS, WORK, ActionDone, shard_sink

@@ -22,8 +22,8 @@ from msgspec import Struct
 
 from stigmergy.adapters import sqlite
 from stigmergy.adapters.ed25519 import Ed25519Verifier
+from stigmergy.adapters.filing.mark import decode_mark, encode_mark
 from stigmergy.adapters.keyfile import decode_private_key
-from stigmergy.adapters.sqlite.mark import decode_mark, encode_mark
 from stigmergy.core.codec import canonical_bytes, encode, open_envelope, pack_envelope
 from stigmergy.core.commit import Commit, Signature, digest_commit, open_commit, seal, statement
 from stigmergy.core.effects import Publish
