@@ -10,14 +10,16 @@ A trial returns what it found, as sentences; no sentence means that all is well.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 from msgspec import Struct
 
-from stigmergy.adapters.sqlite import SqliteJournal, open_journal
+from stigmergy.adapters import segments, sqlite
 from stigmergy.core.commit import Group, Sealed, digest_commit
 from stigmergy.core.errors import JournalFull, StigmergyError
-from stigmergy.ports.journal import JournalIdentity, SnapshotPart
+from stigmergy.ports.journal import Journal, JournalIdentity, SnapshotPart
 from stigmergy.sim.disk import AfterFailedSync, Fault, SimDisk
+from stigmergy.sim.folder import SimFolder
 from stigmergy.sim.loop import run
 from stigmergy.testing.commits import CommitChain
 
@@ -25,7 +27,27 @@ SHARDS = 3
 WAL_BYTES_MAX = 64 << 10
 """Small, so that a trial goes through many checkpoints."""
 URL = "sqlite:fleet.db"
+SEGMENT_BYTES = 16 << 10
+"""Small, so that a trial begins many segments."""
 IDENTITY = JournalIdentity(fleet="trial", shards=SHARDS, incarnation=1)
+Open = Callable[[SimDisk], Journal]
+
+
+def open_sqlite(disk: SimDisk) -> Journal:
+    """A journal on SQLite, inline on the disk."""
+    return sqlite.open_journal(URL, IDENTITY, inline=True, wal_bytes_max=WAL_BYTES_MAX, vfs=disk.vfs, files=disk)
+
+
+def open_segments(disk: SimDisk) -> Journal:
+    """A journal in segments, inline on the disk."""
+    return segments.open_journal(
+        "segments:fleet",
+        IDENTITY,
+        inline=True,
+        segment_bytes=SEGMENT_BYTES,
+        folder=SimFolder(disk, "fleet"),
+        key=bytes(32),
+    )
 
 
 class Model:
@@ -57,7 +79,7 @@ class Model:
             if commits:
                 self.chain.continue_from(commits[-1])
 
-    def compare(self, journal: SqliteJournal) -> list[str]:
+    def compare(self, journal: Journal) -> list[str]:
         """How the journal differs from the model; the model then takes over what was open."""
         found = {shard: [stored.sealed for stored in journal.read(shard)] for shard in range(SHARDS)}
         findings = self._compare_firsts({shard: journal.first_position(shard) for shard in range(SHARDS)})
@@ -98,13 +120,14 @@ class Trial(Struct):
     chance: random.Random
     disk: SimDisk
     model: Model
+    open_on: Open = open_sqlite
     refused_full: int = 0
 
-    def open(self) -> SqliteJournal:
+    def open(self) -> Journal:
         """Opens the journal, inline on the disk."""
-        return open_journal(URL, IDENTITY, inline=True, wal_bytes_max=WAL_BYTES_MAX, vfs=self.disk.vfs, files=self.disk)
+        return self.open_on(self.disk)
 
-    async def work(self, journal: SqliteJournal, steps: int) -> None:
+    async def work(self, journal: Journal, steps: int) -> None:
         """Random writes until one fails or all are done. A full disk is no failure."""
         for _ in range(steps):
             try:
@@ -115,7 +138,7 @@ class Trial(Struct):
             else:
                 self.model.acknowledge()
 
-    async def _step(self, journal: SqliteJournal) -> None:
+    async def _step(self, journal: Journal) -> None:
         choice, shard = self.chance.random(), self.chance.randrange(SHARDS)
         head = self.model.chain.positions.get(shard, 0)
         if choice < 0.05 and head > 1:
@@ -150,18 +173,27 @@ class Trial(Struct):
         return findings
 
 
-def make_trial(seed: int, chance: random.Random, *, sync_lies: bool = False, capacity_bytes: int = 1 << 40) -> Trial:
+def make_trial(
+    seed: int,
+    chance: random.Random,
+    *,
+    sync_lies: bool = False,
+    capacity_bytes: int = 1 << 40,
+    open_on: Open = open_sqlite,
+) -> Trial:
     """A fresh disk with an empty model."""
     after = chance.choice((AfterFailedSync.STALE_CACHE, AfterFailedSync.DROPPED_CACHE))
     disk = SimDisk(random.Random(seed + 1), sync_lies=sync_lies, after_failed_sync=after, capacity_bytes=capacity_bytes)
-    return Trial(seed=seed, chance=chance, disk=disk, model=Model())
+    return Trial(seed=seed, chance=chance, disk=disk, model=Model(), open_on=open_on)
 
 
-def try_power_loss(seed: int, *, crashes: int = 4, calls_max: int = 150, sync_lies: bool = False) -> list[str]:
+def try_power_loss(
+    seed: int, *, crashes: int = 4, calls_max: int = 150, sync_lies: bool = False, open_on: Open = open_sqlite
+) -> list[str]:
     """Works, loses power at a random call, again and again, on one disk."""
     chance = random.Random(seed)
     fault = chance.choice((Fault.POWER_LOSS, Fault.POWER_LOSS, Fault.KILL))
-    trial = make_trial(seed, chance, sync_lies=sync_lies)
+    trial = make_trial(seed, chance, sync_lies=sync_lies, open_on=open_on)
     findings: list[str] = []
     try:
         for _ in range(crashes):
@@ -177,10 +209,12 @@ def try_power_loss(seed: int, *, crashes: int = 4, calls_max: int = 150, sync_li
     return findings
 
 
-def try_fault_at(call: int, fault: Fault, *, seed: int = 0, steps: int = 25) -> tuple[list[str], bool]:
+def try_fault_at(
+    call: int, fault: Fault, *, seed: int = 0, steps: int = 25, open_on: Open = open_sqlite
+) -> tuple[list[str], bool]:
     """One fault at one call of a fixed piece of work. Also says whether the work got that far."""
     chance = random.Random(seed)
-    trial = make_trial(seed, chance)
+    trial = make_trial(seed, chance, open_on=open_on)
     trial.disk.fail(call, fault)
     try:
         _work_until_failure(trial, steps=steps)
@@ -193,10 +227,10 @@ def try_fault_at(call: int, fault: Fault, *, seed: int = 0, steps: int = 25) -> 
     return findings, reached
 
 
-def try_full_disk(seed: int, *, steps: int = 120) -> tuple[list[str], int]:
+def try_full_disk(seed: int, *, steps: int = 120, open_on: Open = open_sqlite) -> tuple[list[str], int]:
     """Fills a small disk, makes room, goes on. Also says how many writes were refused for want of room."""
     chance = random.Random(seed)
-    trial = make_trial(seed, chance, capacity_bytes=chance.randint(150_000, 400_000))
+    trial = make_trial(seed, chance, capacity_bytes=chance.randint(150_000, 400_000), open_on=open_on)
     findings: list[str] = []
     try:
         for _ in range(3):
