@@ -62,6 +62,7 @@ def test_an_envelope_comes_back() -> None:
         (envelope(sequence=0), Malformed, "a sequence from 1 upward"),
         (envelope(epoch=-1), Malformed, "no negative number"),
         (envelope(incarnation=-1), Malformed, "no negative number"),
+        (envelope(sequence=2**63 - ENVELOPE_ITEMS_MAX), Malformed, "numbers are below 2[*][*]63; count from 1"),
         (envelope(source="s" * 257), TooLarge, "a source name of 257 characters, 256 at most"),
         (envelope(items=[("", b"")] * (ENVELOPE_ITEMS_MAX + 1)), TooLarge, "10001 items, 10000 at most; send fewer"),
         (bytes(ENVELOPE_BYTES_MAX + 1), TooLarge, "1048577 bytes, 1048576 at most; send fewer items in one"),
@@ -70,6 +71,12 @@ def test_an_envelope_comes_back() -> None:
 def test_what_is_no_envelope(data: bytes, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         open_envelope(data)
+
+
+@pytest.mark.parametrize("wrong", [2**70, object(), "half \ud800"])
+def test_what_has_no_bytes_cannot_be_packed(wrong: Any) -> None:
+    with pytest.raises(Malformed, match="cannot be put into an envelope"):
+        pack_envelope("s", [("Drone/a", Went(n=wrong))], sequence=1)
 
 
 def test_tags_are_found_without_knowing_the_type() -> None:

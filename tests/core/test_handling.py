@@ -5,16 +5,17 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from stigmergy.core.agent import Agent, evolve, react
+from stigmergy.core.agent import Agent, decide, evolve, react, reject
 from stigmergy.core.codec import encode
 from stigmergy.core.counters import Counters
 from stigmergy.core.draft import DRAFT_BYTES_MAX
-from stigmergy.core.effects import Effects, Publish, Tell, WindowClosed
+from stigmergy.core.effects import Effects, Events, Publish, Tell, WindowClosed
 from stigmergy.core.errors import Overloaded, SequenceGap, StaleEpoch
 from stigmergy.core.inputs import Delivery
 from stigmergy.core.messages import Action, Event, transient
 from stigmergy.core.supervision import WhenStale
 from stigmergy.core.windows import Window
+from tests.core.robots import R, Robot, Saw
 from tests.core.shards import Probe, events_of, observed
 
 
@@ -89,6 +90,57 @@ def test_effects_fill_a_draft_too() -> None:
     assert probe.shard.draft_size_bytes > DRAFT_BYTES_MAX
     assert len(left.items) == 20 - len(probe.seal().commit.events)
     assert left.sequence == probe.state.marks.consumed("s", 0) + 1
+
+
+class Terse(Agent):
+    n: int = 0
+
+    @decide
+    def glimpse(self, event: Glimpse) -> Events:
+        if self.n:
+            reject("not now")
+        yield event
+
+    @evolve
+    def beat(self, event: Beat) -> None:
+        self.n = event.n
+
+    @react
+    def on_beat(self, event: Beat) -> Effects:
+        if event.n == 7:
+            return None  # type: ignore[return-value]
+        return [Land(pad=str(number)) for number in range(event.n)]
+
+
+@pytest.mark.parametrize("first", [[], [Beat()]], ids=["first input", "short path"])
+@pytest.mark.parametrize(("n", "asked"), [(0, 0), (2, 2), (7, 0)])
+def test_a_handler_may_return_its_effects_at_once(first: list[Beat], n: int, asked: int) -> None:
+    probe = Probe(Terse)
+    for one in first:
+        probe.observe("Terse/a", one)
+    commit = probe.observe("Terse/a", Beat(n=n))
+    assert [owed.sequence for owed in commit.owed] == [*range(1, asked + 1)]
+    assert probe.agent("Terse/a").n == n
+
+
+def test_an_observed_event_cannot_be_refused() -> None:
+    probe = Probe(Terse)
+    probe.observe("Terse/a", Beat(n=1))
+    probe.observe("Terse/a", Glimpse())
+    (error,) = probe.letters()
+    assert "an observed event cannot be refused (not now); yield nothing to filter it" in error
+
+
+def test_what_failed_and_who_stopped_is_told_as_far_as_the_disk_has_it() -> None:
+    probe = Probe(Robot)
+    probe.observe(R, Saw(how="one"))
+    before = probe.state.position
+    probe.observe(R, Saw(how="crash"))
+    probe.observe(R, Saw(how="crash"))
+    letters = [len(probe.state.letters_at(position)) for position in range(before, before + 3)]
+    stopped = [[*probe.state.stopped_at(position)] for position in range(before, before + 3)]
+    assert letters == [0, 1, 2]
+    assert stopped == [[], [], [R]]
 
 
 class Buckets(Agent):

@@ -88,6 +88,10 @@ def inside(self: Tank, event: Measured) -> None:
     assign()
 
 
+def measured_for_a_count(self: Tank, event: Measured) -> None:
+    self.count = event.level  # type: ignore[assignment]
+
+
 def swapped(self: Tank, event: Measured) -> None:
     self.level, self.count = self.count, self.count
 
@@ -126,6 +130,7 @@ def test_a_handler_that_takes_over_fields_of_the_same_type_is_left_alone() -> No
         through_a_method,
         given_away,
         inside,
+        measured_for_a_count,
         swapped,
         reads_time,
     ],

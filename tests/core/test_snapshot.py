@@ -15,9 +15,10 @@ from msgspec.structs import replace
 from stigmergy.core.agent import Agent, evolve
 from stigmergy.core.codec import encode
 from stigmergy.core.commit import digest_commit, open_commit
-from stigmergy.core.errors import DefinitionError, FoldMismatch, JournalCorrupt, JournalForeign
+from stigmergy.core.errors import DefinitionError, FoldMismatch, JournalCorrupt, JournalForeign, StaleEpoch
 from stigmergy.core.messages import Event
 from stigmergy.core.replay import apply
+from stigmergy.core.shard import Shard
 from stigmergy.core.snapshot import (
     AGENTS_PER_PART,
     Header,
@@ -122,6 +123,21 @@ def test_an_incremental_snapshot_adds_to_its_base() -> None:
     header = read_header(added[0])
     assert (header.base, header.agents_count) == (position, 2)
     assert digest_of_state(loaded(probe, base, added)) == digest_of_state(probe.state)
+
+
+def test_a_snapshot_holds_all_marks() -> None:
+    """Whoever repeats what came before the snapshot is passed over after it; an owner that was replaced stays so."""
+    probe = Probe(Rover)
+    probe.take(observed("Rover/a", Went(n=1), Went(n=2), source="s", sequence=1, epoch=3))
+    probe.take(observed("Rover/a", Went(n=3), source="t", sequence=1))
+    state = loaded(probe, parts_of(probe))
+    assert state.marks.all() == probe.state.marks.all()
+    shard = Shard(state)
+    again = shard.step([observed("Rover/a", Went(n=2), source="s", sequence=2, epoch=3)], 0)
+    stale = shard.step([observed("Rover/a", Went(n=9), source="s", sequence=3, epoch=2)], 0)
+    assert (again.wait_ns, again.untaken) == (None, [])
+    assert [type(error) for _, error in stale.untaken] == [StaleEpoch]
+    assert state.agents["Rover/a"].n == 3
 
 
 def test_a_state_that_cannot_be_written_is_named() -> None:

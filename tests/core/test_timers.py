@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from stigmergy.core.codec import encode
@@ -15,6 +17,13 @@ def test_durations_become_due_times() -> None:
     assert read_timer(timer_body(WakeMe(name="a", after_s=1.5), 10)) == TimerSet("a", 10 + 3 * SECOND_NS // 2)
     assert read_timer(timer_body(WakeMeAt(name="a", at_s=2), 10)) == TimerSet("a", 2 * SECOND_NS, follows_wall=True)
     assert read_timer(timer_body(CancelWake(name="a"), 10)) == TimerSet("a", None)
+
+
+@pytest.mark.parametrize("effect", [WakeMe, WakeMeAt, CancelWake])
+def test_the_name_of_a_timer_is_a_text(effect: Any) -> None:
+    when = {"after_s": 1.0} if effect is WakeMe else {"at_s": 1.0} if effect is WakeMeAt else {}
+    with pytest.raises(TypeError, match="a timer's name is a text, not 5"):
+        timer_body(effect(name=5, **when), 0)
 
 
 @pytest.mark.parametrize("after_s", [-1, float("nan"), float("inf"), 86_400 * 3661])
