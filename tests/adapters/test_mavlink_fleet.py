@@ -56,7 +56,7 @@ class Drone(Agent):
     failed: tuple[str, ...] = ()
     made_safe: tuple[str, ...] = ()
 
-    silent = WhenStale(BatteryMeasured, after_s=0.6, then=Land(reason="its gauge is silent"))
+    silent = WhenStale(BatteryMeasured, after_s=1.5, then=Land(reason="its gauge is silent"))
 
     @decide
     def fly(self, command: Fly) -> Events:
@@ -85,7 +85,7 @@ class Drone(Agent):
 
 def declare() -> tuple[Fleet, Vehicle]:
     fleet = Fleet("drones", agents=[Drone])
-    vehicle = fleet.attach(Vehicle("udpin://127.0.0.1:0", fresh_s=0.3))
+    vehicle = fleet.attach(Vehicle("udpin://127.0.0.1:0", fresh_s=1.0))
     fence = Fence()
 
     @fleet.sensor(Drone, every_s=0.1, agents=["D-1"])
@@ -129,7 +129,7 @@ async def test_a_drone_flies_and_lands_when_its_link_is_lost(tmp_path: Path) -> 
         assert simulated.height_m > 9
         simulated.faults.silent = True
         await until(lambda: bool(drone_of(live).made_safe))
-        assert drone_of(live).made_safe == ("no BatteryMeasured for 0.6 s",)
+        assert drone_of(live).made_safe == ("no BatteryMeasured for 1.5 s",)
         assert simulated.height_m > 9, "it heard nothing"
         simulated.faults.silent = False
         await until(lambda: simulated.height_m == 0.0)

@@ -197,8 +197,7 @@ async def test_silence_makes_every_reading_unknown_and_commands_fail() -> None:
         with pytest.raises(LinkDown, match="has not said lately where it is"):
             await vehicle.go_to(*HOME, 10.0)
         simulated.faults.silent = False
-        await until(lambda: vehicle.battery() is not None)
-        assert vehicle.is_connected
+        await until(lambda: vehicle.is_connected and vehicle.battery() is not None)
 
 
 @pytest.mark.parametrize("seed", [1, 2])

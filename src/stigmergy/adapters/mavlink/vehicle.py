@@ -395,4 +395,5 @@ async def _wait(acks: asyncio.Queue[CommandAck], seconds: float) -> CommandAck |
         async with asyncio.timeout(seconds):
             return await acks.get()
     except TimeoutError:
-        return None
+        # It may have come in the very turn of the loop in which the time was over.
+        return None if acks.empty() else acks.get_nowait()
