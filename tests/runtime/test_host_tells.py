@@ -47,3 +47,18 @@ class TestTells:
             assert sum(map(len, told.values())) > 20
 
         play(declare(shards), main)
+
+    @pytest.mark.parametrize("shards", [1, 4])
+    def test_what_one_commit_tells_arrives_in_order(self, shards: int) -> None:
+        async def main(node: SimNode) -> None:
+            node.latency.before_s = 0.1
+            live = await node.start()
+            numbers = [*range(100, 200, 5)]
+            asked = [live.send("Counter/a", Add(number=number)) for number in numbers]
+            await asyncio.gather(*asked)
+            commits = sum(shard.state.position for shard in live.host.shards)
+            await asyncio.sleep(2.0)
+            assert [n for by, n in live.query("Counter/t0").greeted if by == "Counter/a"] == numbers
+            assert commits < len(numbers), "several went into one commit"
+
+        play(declare(shards), main)
