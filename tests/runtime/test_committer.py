@@ -131,6 +131,28 @@ def test_an_append_that_never_returns_lets_safe_actions_out_and_tells_everybody_
     stage.world.run(main())
 
 
+def test_the_write_that_begins_behind_another_has_a_deadline_too() -> None:
+    stage = Stage()
+
+    async def main() -> None:
+        live = await stage.start()
+        stage.journal.append_s = 1.0
+        first = asyncio.ensure_future(live.send("Counter/a", Add(number=1)))
+        await asyncio.sleep(TICK_S)
+        second = asyncio.ensure_future(live.send("Counter/b", Add(number=2)))
+        await asyncio.sleep(TICK_S)
+        stage.journal.append_s = FOREVER_S
+        assert isinstance(await first, Accepted)
+        began_s = stage.world.loop.time()
+        assert isinstance(await live.wait_failure(), JournalUnknown)
+        assert stage.world.loop.time() - began_s <= stage.settings.write_within_s + TICK_S
+        with pytest.raises(JournalUnknown):
+            await second
+        assert len(stage.landed) == 2
+
+    stage.world.run(main())
+
+
 def test_a_stalled_snapshot_ends_the_node_too() -> None:
     stage = Stage(snapshots=Snapshots(every_events=1, tail_ratio=0.0, share_max=1000.0))
 
