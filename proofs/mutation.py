@@ -38,7 +38,7 @@ MUTANTS_TO_JUDGE = 50
 """With fewer results there is a score, and no verdict on it."""
 WORKERS = 2
 TEST_S_MAX = 60.0
-COPIED = ("src", "tests", "proofs", "pyproject.toml")
+COPIED = ("src", "tests", "proofs", "docs", "pyproject.toml")
 LEFT_OUT = ("%BitOr%", "%_Is_Eq", "%_IsNot_NotEq")
 CONFIG = """
 [cosmic-ray]
