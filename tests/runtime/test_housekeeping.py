@@ -276,6 +276,36 @@ class TestFullDisk:
 
         play(declare(), main, settings=rules())
 
+    def test_what_a_given_up_snapshot_would_have_held_is_in_the_next_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The next one adds to the last finished one, so agents that only the given-up one had must come again."""
+
+        async def main(node: SimNode) -> list[int]:
+            live = await node.start()
+            await count(live, range(40), agents=40)
+            await idle(live)
+            finished = live.standing().counters["snapshots"]
+
+            async def full(*_: Any) -> None:
+                raise JournalFull("no room for a snapshot")
+
+            with monkeypatch.context() as patch:
+                patch.setattr(live.host.journal, "put_snapshot", full)
+                await count(live, range(12), agents=4)
+                await idle(live)
+            assert live.standing().counters["snapshots_given_up"] == 1
+            for number in range(12):
+                await live.observe("Counter/30", Counted(number=number))
+            await idle(live)
+            assert live.standing().counters["snapshots"] == finished + 1
+            bases = [base for _, base in live.host.housekeeper._records[0].noted]
+            await node.kill()
+            live = await node.start()
+            assert live.recovered.events < 12, "it began at the snapshot"
+            assert sum(live.query(address).count for address in live.agents()) == 64
+            return bases
+
+        assert play(declare(), main, settings=rules())[-1], "it was an incremental one"
+
     def test_during_a_commit_the_log_that_may_go_goes_and_the_commit_is_kept(self) -> None:
         async def main(node: SimNode) -> None:
             live = await node.start()
