@@ -149,7 +149,7 @@ class Inbox:
         self._early_count = 0
         self._unsettled: dict[Arrival, bool] = {}
         """In order of arrival, and whether each is dealt with: the broker hears it in this order. Not those that came
-        early: what waits behind them would fill the broker's window, and the one they wait for could not come."""
+        early: what is dealt with behind them would fill the broker's window for as long as they wait."""
         self._handling: dict[asyncio.Task[None], None] = {}
         self._pausing = 0
         self._wake = asyncio.Event()

@@ -132,8 +132,8 @@ def start_nats(
     """Starts nats-server with its MQTT listener. Data and configuration go into the folder, which is made.
 
     `ack_wait_s`: what is not acknowledged for so long comes again. `ack_pending_max`: so many messages a session may
-    have under way. The server's own defaults, 30 s and 1,024, are not for numbered messages: see docs/bus.md. `users`:
-    names and passwords; without any, everybody may come.
+    have under way. The server's own defaults are 30 s and 1,024: see docs/bus.md. `users`: names and passwords; without
+    any, everybody may come.
     """
     program = shutil.which("nats-server") or shutil.which("nats-server", path=str(Path(sys.executable).parent))
     if program is None:
