@@ -21,7 +21,8 @@ from stigmergy.core.outbox import Pending
 from stigmergy.core.snapshot import Header, Kind, Tables
 from stigmergy.core.state import Limits, Signer
 from stigmergy.core.timers import Timer, TimerSet
-from stigmergy.runtime.settings import Retention, Settings, Snapshots
+from stigmergy.runtime import presence
+from stigmergy.runtime.settings import BusSettings, Retention, Settings, Snapshots
 from tests.formats.manual import DOCS, fields_of, tables
 
 STRUCTURES: tuple[type[Struct], ...] = (
@@ -64,7 +65,7 @@ def own_messages() -> dict[str, type[Message]]:
     bases = (Message, Event, Effect)
     found = [
         value
-        for module in (effects, supervision)
+        for module in (effects, supervision, presence)
         for value in vars(module).values()
         if inspect.isclass(value) and issubclass(value, bases) and spec_of(value).name.startswith("stigmergy.")
     ]
@@ -135,6 +136,7 @@ def default_of(field: Any) -> Any:
         ("settings.snapshots", Snapshots),
         ("settings.retention", Retention),
         ("settings.limits", Limits),
+        ("settings.bus", BusSettings),
     ],
 )
 def test_every_setting_is_documented_with_its_default(section: str, structure: type[Struct]) -> None:
