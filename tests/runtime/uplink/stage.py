@@ -10,7 +10,7 @@ import msgspec
 from stigmergy.adapters.memory import MemoryStore
 from stigmergy.adapters.memory_bus import MemoryBroker
 from stigmergy.core.agent import Agent, evolve
-from stigmergy.core.commit import Group, Signature, open_commit
+from stigmergy.core.commit import Commit, Group, Signature, open_commit
 from stigmergy.core.messages import Event, within
 from stigmergy.core.uplink import Aggregate, Sieve, Summary, UplinkRule
 from stigmergy.ports.journal import StoredCommit
@@ -163,11 +163,32 @@ class Stage:
         assert store is not None
         return tuple(what for kept in store.commits.values() for what in self.expected_of(kept, name))
 
+    def expected_by(self, rule: UplinkRule, name: str) -> tuple[str, ...]:
+        """The same by another rule."""
+        self.rule, before = rule, self.rule
+        try:
+            return self.expected(name)
+        finally:
+            self.rule = before
+
     def expected_of(self, commits: list[StoredCommit], name: str) -> list[str]:
         """What the rule lets through of these commits of a shard."""
+        return self.expected_of_commits([open_commit(stored.sealed.body) for stored in commits], name)
+
+    def expected_of_commits(self, commits: list[Commit], name: str) -> list[str]:
+        """What the rule lets through of them."""
         sieve = Sieve(self.rule)
-        items = (item for stored in commits for item in sieve.take(open_commit(stored.sealed.body)))
+        items = (item for commit in commits for item in sieve.take(commit))
         return [noted(body) for _, address, body in items if address == f"Drone/{name}"]
+
+    def check_against_logbook(self, names: tuple[str, ...] = ("1", "2")) -> None:
+        """The same for a device that has dropped its log: the simulator remembers what it was."""
+        commits = self.device.logbook.commits
+        for name in names:
+            expected = [what for shard in commits for what in self.expected_of_commits(shard, name)]
+            # What is still under way belongs at the end.
+            assert list(self.trail(name)) == expected[: len(self.trail(name))]
+            assert len(expected) - len(self.trail(name)) < 5
 
     def trail(self, name: str) -> tuple[str, ...]:
         live = self.gateway.live

@@ -1,9 +1,9 @@
 """Takes what the uplinks of other nodes bring, once and in order, and tells each how far it has come.
 
 What a sender is told is what is durable here, for all shards of this node: its marks, in the same commits as what the
-events caused. So whatever breaks on either side, the sender goes on from the right place. The batches of one sender are
-taken one after the other. An event for an agent, or of a type, that this fleet does not have becomes a dead letter; it
-holds up nothing. Commands are not taken from an uplink: it brings what has happened.
+events caused. So whatever breaks on either side, the sender goes on from the right place. A batch is taken if it
+follows what was taken before; else the sender has to look again. An event for an agent, or of a type, that this fleet
+does not have becomes a dead letter and holds up nothing. Commands are not taken: an uplink brings what has happened.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from stigmergy.core.codec import ENVELOPE_FORMAT, REASON_CHARS_MAX, Envelope, printable, tag_of
 from stigmergy.core.draft import OVERHEAD_BYTES
-from stigmergy.core.errors import LinkDown, NotRunning, PeerError, StigmergyError
+from stigmergy.core.errors import LinkDown, NotRunning, Overloaded, PeerError, StaleEpoch, StigmergyError
 from stigmergy.core.inputs import ELSEWHERE, SequencesSkipped
 from stigmergy.core.messages import spec_of
 from stigmergy.core.uplink_messages import MARKS_COUNT_MAX, Batch, Inquiry, Mark, Told, read_up, write_message
@@ -34,6 +34,8 @@ from stigmergy.runtime.uplink.names import Sender, sender_of, uplinks_pattern
 
 HOLE_MAX = 64
 """So many numbers without an event between two of a commit are passed over one by one; more of them, in one go."""
+TELL_WITHIN_S = 15.0
+"""A broker that does not take an answer for so long is not waited for."""
 MISSING = "a batch before it is missing"
 Key = tuple[str, int]
 
@@ -50,16 +52,6 @@ class CollectorCounters(Struct):
     collected_shed: int = 0
     collected_lost: int = 0
     """Stretches of other nodes' logs that were dropped there before they were sent."""
-
-
-class _Turn:
-    """Whose batches are taken one after the other, in order of arrival."""
-
-    __slots__ = ("lock", "users")
-
-    def __init__(self) -> None:
-        self.lock = asyncio.Lock()
-        self.users = 0
 
 
 class Collector:
@@ -86,7 +78,8 @@ class Collector:
         """Per source and incarnation, what is durable in all shards."""
         self._digests: dict[Key, bytes] = {}
         """What senders said of the commit there, so that they know their own log again. Of this run only."""
-        self._turns: dict[str, _Turn] = {}
+        self._reached: dict[Key, tuple[int, int]] = {}
+        """What was handed over and is not durable yet: the epoch of its owner, and how far."""
         self._commands = {
             kind: {spec_of(message).name: None for message, plan in agent_plan.plans.items() if plan.is_command}
             for kind, agent_plan in host.declaration.plans.items()
@@ -133,63 +126,77 @@ class Collector:
             await self._tell(sender, said.nonce, self._marks_of(sender), "")
             return
         source = sender.source(said.shard)
-        turn = self._turns.setdefault(source, _Turn())
-        turn.users += 1
-        try:
-            async with turn.lock:
-                refused = await self._collect(said, source, message)
-        finally:
-            turn.users -= 1
-            if not turn.users:
-                del self._turns[source]
+        refused = await self._collect(said, source, message)
         await self._tell(sender, "", [self._mark(said.shard, (source, said.incarnation))], refused)
 
     async def _collect(self, batch: Batch, source: str, message: BusMessage) -> str:
-        """Takes a batch; returns why not, if it does not. Until it returns, no other of this source is taken."""
+        """Takes a batch; returns why not, if it does not. Up to its first wait calls are in order."""
         key = (source, batch.incarnation)
         confirmed = self._confirmed.get(key, 0)
         if batch.upto <= confirmed:
             self.counters.collected_repeated += 1
             return ""
-        if batch.after > confirmed:
-            self.counters.collected_early += 1
-            return MISSING
         try:
-            if batch.lost:
-                await self._pass_lost(batch, source)
-                self.counters.collected_lost += 1
-            else:
-                await self._hand_over(batch, source, message)
+            if batch.after > self._handed_over(key, batch.epoch, confirmed):
+                self.counters.collected_early += 1
+                return MISSING
+            taken = self._hand_over(batch, source, message)
+            if not taken[-1].done():
+                self._reached[key] = (batch.epoch, max(batch.upto, self._handed_over(key, batch.epoch, confirmed)))
+            await _all_of(taken)
         except NotRunning:
             raise
         except StigmergyError as error:
             # An older owner of that journal, or no room here: the sender waits, and asks again.
+            self._reached.pop(key, None)
             self.counters.collected_refused += 1
             return str(error)
-        self._confirmed[key] = batch.upto
-        self._digests[key] = batch.digest
+        if batch.upto > self._confirmed.get(key, 0):
+            self._confirmed[key], self._digests[key] = batch.upto, batch.digest
         self.counters.collected_batches += 1
+        self.counters.collected_lost += bool(batch.lost)
         return ""
 
-    async def _hand_over(self, batch: Batch, source: str, message: BusMessage) -> None:
-        """Gives the events to the shards and waits until they and the mark behind them are durable."""
+    def _handed_over(self, key: Key, epoch: int, confirmed: int) -> int:
+        """How far this owner's batches have been handed over, so that the next one of it may follow.
+
+        A new owner begins behind what was confirmed to it, whatever the one before it had under way.
+        """
+        known, number = self._reached.get(key, (0, 0))
+        known = max(known, *(shard.state.marks.epoch(*key) for shard in self._host.shards), 0)
+        if epoch < known:
+            raise StaleEpoch(f"epoch {epoch} is over, {known} has begun; stop, another owner has taken over")
+        return max(number, confirmed) if key in self._reached and self._reached[key][0] == epoch else confirmed
+
+    def _hand_over(self, batch: Batch, source: str, message: BusMessage) -> list[asyncio.Future[None]]:
+        """Gives the events to the shards; the last future is done when all is durable, and the mark behind it."""
         self._host.intake.check_open()
         taken: list[asyncio.Future[None]] = []
+        stretches = self._stretches(batch, message)
         try:
-            for number, items in (*self._stretches(batch, message), (batch.upto + 1, [])):
+            if batch.lost:
+                # The log says once that something will never come: nobody knows how many events that were.
+                self._pass(batch, source, batch.upto - 1)
+                self._pass(batch, source, batch.upto, printable(f"lost: {batch.lost}", REASON_CHARS_MAX))
+            for number, items in (*stretches, (batch.upto + 1, [])):
+                self._pass(batch, source, number - 1)
                 taken.append(self._post(batch, source, number, items))
                 if taken[-1].done():
                     # Nothing may be posted behind what found no room: its numbers would be passed over.
                     break
-        finally:
-            await _all_of(taken)
+        except Overloaded as error:
+            taken.append(asyncio.get_running_loop().create_future())
+            taken[-1].set_exception(error)
+        return taken
 
-    def _post(self, batch: Batch, source: str, number: int, items: list[tuple[str, bytes]]) -> asyncio.Future[None]:
-        """Posts a stretch; the numbers before it, which were left out, are passed over without a word."""
+    def _pass(self, batch: Batch, source: str, last: int, because: str = "") -> None:
+        """Numbers up to here were left out by the rule and are passed over without a word, or are lost."""
         policy = self._host.declaration.policy_of(source)
         for shard in range(len(self._host.shards)):
-            passed = SequencesSkipped(source, batch.incarnation, batch.epoch, number - 1, "")
+            passed = SequencesSkipped(source, batch.incarnation, batch.epoch, last, because)
             self._host.mailbox.put_note(Letter(shard=shard, input=passed, items=0), policy)
+
+    def _post(self, batch: Batch, source: str, number: int, items: list[tuple[str, bytes]]) -> asyncio.Future[None]:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         size_bytes = sum(len(body) + 4 * len(address) + OVERHEAD_BYTES for address, body in items)
         envelope = Envelope(ENVELOPE_FORMAT, source, batch.incarnation, batch.epoch, number, items)
@@ -214,16 +221,6 @@ class Collector:
                 self.counters.collected_events += 1
             before = number
         return stretches
-
-    async def _pass_lost(self, batch: Batch, source: str) -> None:
-        """The log says what will never come: once, whatever it was, because nobody knows how many events that were."""
-        because = printable(f"lost: {batch.lost}", REASON_CHARS_MAX)
-        taken: list[asyncio.Future[None]] = []
-        for shard in range(len(self._host.shards)):
-            for last, why in ((batch.upto - 1, ""), (batch.upto, because)):
-                skipped = SequencesSkipped(source, batch.incarnation, batch.epoch, last, why)
-                taken.append(self._host.intake.take(shard, skipped))
-        await _all_of(taken)
 
     def _address(self, address: str) -> str:
         """Who gets it here: the first declaration that fits says so, else it is the same address."""
@@ -254,8 +251,9 @@ class Collector:
     async def _tell(self, sender: Sender, nonce: str, marks: list[Mark], refused: str) -> None:
         """A sender that does not hear this asks again."""
         told = Told(self._me.node, self._run, nonce, marks, printable(refused, REASON_CHARS_MAX))
-        with contextlib.suppress(LinkDown, NotRunning):
-            await self._bus.publish(BusMessage(sender.marks_topic, write_message(told)))
+        with contextlib.suppress(LinkDown, NotRunning, TimeoutError):
+            async with asyncio.timeout(TELL_WITHIN_S):
+                await self._bus.publish(BusMessage(sender.marks_topic, write_message(told)))
 
 
 async def _all_of(futures: Sequence[asyncio.Future[None]]) -> None:

@@ -246,7 +246,11 @@ class Uplink:
     async def _say(self, message: Up) -> None:
         payload = write_message(message)
         self.counters.uplink_bytes += len(payload)
-        await self._bus.publish(BusMessage(self._sender.topic, payload))
+        try:
+            async with asyncio.timeout(self._settings.answer_within_s):
+                await self._bus.publish(BusMessage(self._sender.topic, payload))
+        except TimeoutError:
+            raise LinkDown("the broker takes nothing, although the link is up") from None
 
     # ------------------------------------------------------------------ what the receiver says
 
