@@ -114,6 +114,8 @@ class Link:
         sock = self._client.socket()
         if not isinstance(sock, socket.socket):
             raise LinkDown(f"{self._options.place}: the link broke while it was made")
+        # Small packets, and many of them wait for an answer: they must not wait for each other.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._sock = sock
         self._client.on_socket_close = self._on_socket_close
         self._client.on_socket_register_write = self._on_socket_register_write
