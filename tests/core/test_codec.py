@@ -19,6 +19,7 @@ from stigmergy.core.codec import (
     MESSAGE_BYTES_MAX,
     Envelope,
     canonical_bytes,
+    describe,
     encode,
     explain_undecodable,
     is_sound,
@@ -57,6 +58,9 @@ def test_an_envelope_comes_back() -> None:
         (b"\xc1", Malformed, "not an envelope"),
         (b"\x96" * 5_000, Malformed, "not an envelope"),
         (encode([1, 2]), Malformed, "docs/formats.md describes its bytes"),
+        (envelope(format=0), Malformed, "envelope format 0, this version reads 1"),
+        (envelope(lost=-1), Malformed, "no negative number"),
+        (envelope(sequence=-1), Malformed, "a sequence from 1 upward"),
         (envelope(format=2), Malformed, "envelope format 2, this version reads 1; update this node"),
         (envelope(source=""), Malformed, "an envelope needs a source, a sequence from 1 upward"),
         (envelope(sequence=0), Malformed, "a sequence from 1 upward"),
@@ -77,6 +81,34 @@ def test_what_is_no_envelope(data: bytes, error: type[Exception], text: str) -> 
 def test_what_has_no_bytes_cannot_be_packed(wrong: Any) -> None:
     with pytest.raises(Malformed, match="cannot be put into an envelope"):
         pack_envelope("s", [("Drone/a", Went(n=wrong))], sequence=1)
+
+
+LAST = 2**63 - ENVELOPE_ITEMS_MAX - 1
+
+
+@pytest.mark.parametrize("field", ["sequence", "incarnation", "epoch"])
+def test_numbers_of_an_envelope_leave_room_to_count_on(field: str) -> None:
+    assert getattr(open_envelope(envelope(**{field: LAST})), field) == LAST
+    with pytest.raises(Malformed, match=r"numbers are below 2\*\*63; count from 1"):
+        open_envelope(envelope(**{field: LAST + 1}))
+
+
+def test_an_envelope_at_its_limits_is_taken() -> None:
+    least = open_envelope(envelope(sequence=1, lost=0))
+    assert (least.sequence, least.incarnation, least.epoch, least.lost) == (1, 0, 0, 0)
+    assert open_envelope(envelope(lost=7)).lost == 7
+    assert len(open_envelope(envelope(source="s" * 256)).source) == 256
+    assert len(open_envelope(envelope(items=[("", b"")] * ENVELOPE_ITEMS_MAX)).items) == ENVELOPE_ITEMS_MAX
+    frame_bytes = len(envelope(items=[("", bytes(2**17))])) - 2**17
+    full = envelope(items=[("", bytes(ENVELOPE_BYTES_MAX - frame_bytes))])
+    assert len(full) == ENVELOPE_BYTES_MAX
+    assert len(open_envelope(full).items) == 1
+
+
+def test_an_envelope_is_packed_as_it_is_told() -> None:
+    plain = open_envelope(pack_envelope("s", [], sequence=3))
+    assert (plain.format, plain.incarnation, plain.epoch, plain.sequence, plain.lost) == (1, 0, 0, 3, 0)
+    assert open_envelope(pack_envelope("s", [], sequence=3, lost=2)).lost == 2
 
 
 def test_tags_are_found_without_knowing_the_type() -> None:
@@ -100,12 +132,20 @@ def test_sound_bytes_are_whole_flat_and_not_too_many() -> None:
     assert not is_sound(encode(Went(n=1))[:-1])
     assert not is_sound(encode(Went(n=1)) + b"\x00")
     assert not is_sound(b"\x91" * 1_000 + b"\x00")
-    assert not is_sound(encode("x" * MESSAGE_BYTES_MAX))
+    full = encode("x" * (MESSAGE_BYTES_MAX - 3))
+    assert len(full) == MESSAGE_BYTES_MAX
+    assert is_sound(full)
+    assert not is_sound(encode("x" * (MESSAGE_BYTES_MAX - 2)))
 
 
 def test_what_is_too_large_is_not_kept() -> None:
     assert keepable(b"x" * MESSAGE_BYTES_MAX) == b"x" * MESSAGE_BYTES_MAX
     assert keepable(b"x" * (MESSAGE_BYTES_MAX + 1)) == b""
+
+
+def test_an_error_is_described_up_to_its_limit() -> None:
+    assert describe(ValueError("x" * 488)) == "ValueError: " + "x" * 488
+    assert describe(ValueError("x" * 489)) == "ValueError: " + "x" * 488
 
 
 def test_texts_are_cut_and_have_bytes() -> None:

@@ -80,6 +80,8 @@ def test_what_cannot_be_a_record_is_refused(head: bytes) -> None:
     with pytest.raises(JournalCorrupt, match="no record begins here"):
         read_record_header(head)
     assert read_record_header(bytes([2]) + RECORD_BYTES_MAX.to_bytes(4, "little")) == (2, RECORD_BYTES_MAX)
+    with pytest.raises(JournalCorrupt):
+        read_record_header(bytes([2]) + (RECORD_BYTES_MAX + 1).to_bytes(4, "little"))
 
 
 def test_another_format_is_refused_and_not_guessed_at() -> None:
@@ -88,9 +90,18 @@ def test_another_format_is_refused_and_not_guessed_at() -> None:
     for number, record in ((2, [2, 1, "f", 1, 1, 1, "", "", []]), (1, [1, 9, "f", 1, 1, 1, "", "", []])):
         with pytest.raises(JournalForeign, match="use" if number == 2 else "hash algorithm 9"):
             read_record(RecordKind.OPENING, msgpack.encode(record))
+    for shards in (1, FLIGHT_SHARDS_MAX):
+        fleet = read_record(RecordKind.OPENING, msgpack.encode([1, 1, "f", shards, 1, 1, "", "", []]))
+        assert isinstance(fleet, FlightOpening)
+        assert fleet.shards == shards
+    for bad in ([0, 1, "f", 1, 1, 1, "", "", []], [1, 0, "f", 1, 1, 1, "", "", []]):
+        with pytest.raises(JournalForeign):
+            read_record(RecordKind.OPENING, msgpack.encode(bad))
     for shards in (0, FLIGHT_SHARDS_MAX + 1):
         with pytest.raises(JournalCorrupt, match=f"a fleet of {shards} shards"):
             read_record(RecordKind.OPENING, msgpack.encode([1, 1, "f", shards, 1, 1, "", "", []]))
+    with pytest.raises(JournalForeign, match="flight log format 0"):
+        read_record(RecordKind.MANIFEST, encode(FlightManifest(0, [], 0, 0, 0, 0, b"")))
     with pytest.raises(JournalForeign, match="flight log format 2"):
         read_record(RecordKind.MANIFEST, encode(FlightManifest(2, [], 0, 0, 0, 0, b"")))
 
@@ -133,5 +144,8 @@ def test_a_gap_or_a_shard_out_of_order_is_a_bug_of_the_writer() -> None:
     writing.add(commit(1, 3), None)
     with pytest.raises(Bug, match="position 5 does not follow 3"):
         writing.add(commit(1, 5), None)
+    for position in (3, 2):
+        with pytest.raises(Bug, match=f"position {position} does not follow 3"):
+            writing.add(commit(1, position), None)
     with pytest.raises(Bug, match="shard by shard"):
         writing.add(commit(0, 1), None)

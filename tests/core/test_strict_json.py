@@ -69,7 +69,18 @@ def test_bytes_that_are_no_text_and_too_many_bytes_are_refused() -> None:
 
 def test_the_deepest_that_is_allowed_is_read() -> None:
     assert read_json(b"[" * NESTING_MAX + b"]" * NESTING_MAX, BYTES_MAX)
+    assert read_json(b'{"a":' * NESTING_MAX + b"1" + b"}" * NESTING_MAX, BYTES_MAX)
     assert read_json(b"18446744073709551615", BYTES_MAX) == 2**64 - 1
+    assert read_json(b"-9223372036854775808", BYTES_MAX) == -(2**63)
+    assert read_json(b"[1]" + b" " * (BYTES_MAX - 3), BYTES_MAX) == [1]
+
+
+def test_a_long_key_is_not_repeated_at_length() -> None:
+    key = b'"' + b"k" * 150 + b'":1'
+    with pytest.raises(Malformed, match=f"the key '{'k' * 100}' is there twice"):
+        read_json(b"{" + key + b"," + key + b"}", BYTES_MAX)
+    with pytest.raises(Malformed, match="the key 'b' is there twice"):
+        read_json(b'{"a":1,"b":1,"b":1}', BYTES_MAX)
 
 
 @given(st.binary(max_size=200))

@@ -4,7 +4,7 @@ import pytest
 
 from stigmergy.core.errors import DefinitionError
 from stigmergy.core.messages import Action, Event
-from stigmergy.core.supervision import FACTS, FRAMEWORK_EVENTS, Supervise, WhenStale
+from stigmergy.core.supervision import FACTS, FRAMEWORK_EVENTS, GO_ON, Supervise, WhenStale
 
 
 class Beat(Event):
@@ -28,6 +28,20 @@ def test_a_supervision_is_bounded() -> None:
     for within_s in (0, -1, float("nan"), 1e9):
         with pytest.raises(DefinitionError, match=r"Supervise\(within_s=.*give more than 0 and at most a year"):
             Supervise(stop_after=1, within_s=within_s)
+
+
+def test_declarations_at_their_limits_are_taken() -> None:
+    assert WhenStale(Beat, after_s=86_400, then=Land()).after_s == 86_400
+    assert WhenStale(Beat, after_s=0.001, then=Land()).after_s == 0.001
+    assert Supervise(stop_after=1_000).stop_after == 1_000
+    assert Supervise(stop_after=1, within_s=86_400 * 366).within_s == 86_400 * 366
+    assert Supervise(stop_after=1, within_s=0.001).within_s == 0.001
+    assert GO_ON.stop_after == 2**31
+    for stop_after in (1_001, 2**31 + 1, 2**31 - 1, -1):
+        with pytest.raises(DefinitionError, match=f"stop_after={stop_after}"):
+            Supervise(stop_after=stop_after)
+    with pytest.raises(DefinitionError, match="within_s"):
+        Supervise(stop_after=1, within_s=86_400 * 366 + 1)
 
 
 def test_a_staleness_rule_of_an_hour() -> None:

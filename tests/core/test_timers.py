@@ -32,6 +32,22 @@ def test_a_duration_is_bounded(after_s: float) -> None:
         timer_body(WakeMe(name="a", after_s=after_s), 0)
 
 
+def test_a_duration_of_nothing_or_of_ten_years_is_taken() -> None:
+    assert read_timer(timer_body(WakeMe(name="a", after_s=0), 7)).due_ns == 7
+    ten_years_s = 86_400 * 3660
+    assert read_timer(timer_body(WakeMe(name="a", after_s=ten_years_s), 7)).due_ns == 7 + ten_years_s * SECOND_NS
+    with pytest.raises(ValueError, match="give 0 seconds to ten years"):
+        timer_body(WakeMe(name="a", after_s=ten_years_s + 1), 7)
+
+
+def test_a_moment_lies_before_the_year_2242() -> None:
+    for at_s in (2**33 - 1, 0, -(2**33) + 1):
+        assert read_timer(timer_body(WakeMeAt(name="a", at_s=at_s), 7)).due_ns == at_s * SECOND_NS
+    for at_s in (2**33, -(2**33)):
+        with pytest.raises(ValueError, match="give seconds since 1970"):
+            timer_body(WakeMeAt(name="a", at_s=at_s), 7)
+
+
 @pytest.mark.parametrize("at_s", [float("nan"), float("inf"), 1e300])
 def test_a_moment_is_bounded(at_s: float) -> None:
     with pytest.raises((ValueError, OverflowError)):

@@ -161,6 +161,55 @@ def test_lateness_is_bounded(late_s: float) -> None:
         Window.sliding(seconds=1, ahead_s=late_s)
 
 
+YEAR_S = 86_400 * 366
+
+
+def test_windows_at_their_limits_are_taken() -> None:
+    assert Window.sliding(seconds=YEAR_S).span == YEAR_S * SECOND_NS
+    assert Window.tumbling(seconds=1e-9).span == 1
+    assert Window.tumbling(seconds=1, late_s=YEAR_S, ahead_s=YEAR_S).late_ns == YEAR_S * SECOND_NS
+    assert Window.tumbling(seconds=1, late_s=YEAR_S, ahead_s=YEAR_S).ahead_ns == YEAR_S * SECOND_NS
+    assert Window.sliding(seconds=1, ahead_s=0).ahead_ns == 0
+    for count in (1, 4096):
+        assert Window.last(count).count_max == Window.last(count).span == count
+        assert Window.sliding(seconds=1, count_max=count).count_max == count
+        assert Window.tumbling(seconds=1, count_max=count).count_max == count
+
+
+def test_windows_a_second_past_their_limits_are_refused() -> None:
+    with pytest.raises(DefinitionError):
+        Window.sliding(seconds=YEAR_S + 1)
+    with pytest.raises(DefinitionError):
+        Window.tumbling(seconds=1, late_s=YEAR_S + 1)
+    with pytest.raises(DefinitionError):
+        Window.tumbling(seconds=1, late_s=-0.001)
+
+
+def test_counts_of_what_was_lost_add_up() -> None:
+    sliding = add(Window.sliding(seconds=10, by="at_s", count_max=2), 1, 2, 3)
+    for _ in range(3):
+        sliding = sliding.add(0, Sampled(at_s=301.0))
+    assert (sliding.dropped, sliding.ahead) == (1, 3)
+    closed = add(Window.tumbling(seconds=10), 12).close()
+    for _ in range(3):
+        closed = closed.add(13 * SECOND_NS, Sampled())
+    assert closed.late == 3
+    full = add(Window.tumbling(seconds=10, count_max=2), 11, 12, 13, 14, 15)
+    assert (values(full), full.dropped) == ([14, 15], 3)
+
+
+def test_a_bucket_is_late_when_its_end_and_the_grace_have_been_seen() -> None:
+    window = add(Window.tumbling(seconds=10, by="at_s", late_s=5), 12, 25)
+    closed = window.close()
+    assert closed.end_ns == 30 * SECOND_NS
+    for at_s, late in ((19.9, 1), (20.0, 0), (5.0, 1)):
+        assert add(closed, at_s).late == late, "the bucket before 20 was seen to its end"
+    empty = closed.close()
+    assert empty.seen_ns == 35 * SECOND_NS
+    assert add(empty, 29).late == 1
+    assert add(empty, 30).late == 0
+
+
 @given(st.lists(st.integers(0, 60), max_size=40), st.integers(0, 9))
 def test_each_event_ends_in_one_bucket_or_is_counted_as_late(times: list[int], late_s: int) -> None:
     window: Window[Sampled] = Window.tumbling(seconds=5, by="at_s", late_s=late_s)
