@@ -12,8 +12,8 @@ from stigmergy.testing.brokers import Broker, NoBroker, start_mosquitto, start_n
 
 @pytest.fixture
 def nats(tmp_path: Path) -> Iterator[Broker]:
-    """Repeats what was not acknowledged after a fifth of a second: by default it takes it thirty."""
-    with start_nats(tmp_path / "nats", ack_wait_s=0.2) as broker:
+    """Repeats what was not acknowledged after half a second: by default after thirty."""
+    with start_nats(tmp_path / "nats", ack_wait_s=0.5) as broker:
         yield broker
 
 

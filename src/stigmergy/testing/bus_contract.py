@@ -115,8 +115,8 @@ class BusContract:
         _, heard = await scene.hearing("receiver", "a/+")
         numbers = [b"%d" % number for number in range(500)]
         await asyncio.gather(*(sender.publish(BusMessage("a/b", number)) for number in numbers))
-        await wait_until(lambda: len(heard.payloads) >= 500)
-        assert heard.payloads == numbers
+        await wait_until(lambda: len(heard.first_payloads) >= 500)
+        assert heard.first_payloads == numbers
 
     @on_a_scene
     async def test_handlers_overlap_within_the_bound_and_begin_in_order(self, scene: Scene) -> None:
@@ -137,8 +137,8 @@ class BusContract:
         await asyncio.sleep(QUIET_S)
         assert len(begun) <= HANDLED_COUNT_MAX
         go_on.set()
-        await wait_until(lambda: len(done) >= len(numbers))
-        assert begun == numbers
+        await wait_until(lambda: {*done} == {*numbers})
+        assert list(dict.fromkeys(begun)) == numbers
 
     # What was not taken.
 
@@ -263,8 +263,8 @@ class BusContract:
         for number in range(1, 101):
             await sender.publish(BusMessage("a/b", b"%d" % number))
         await scene.restore("receiver")
-        await wait_until(lambda: len(heard.payloads) >= 101)
-        assert heard.payloads[1:] == [b"%d" % number for number in range(1, 101)]
+        await wait_until(lambda: len(heard.first_payloads) >= 101)
+        assert heard.first_payloads[1:] == [b"%d" % number for number in range(1, 101)]
 
     @on_a_scene
     async def test_broker_holds_what_comes_while_the_process_is_away(self, scene: Scene) -> None:

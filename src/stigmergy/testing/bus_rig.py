@@ -53,7 +53,13 @@ class Heard:
 
     @property
     def payloads(self) -> list[bytes]:
+        """All of them, repetitions too."""
         return [message.payload for message in self.messages]
+
+    @property
+    def first_payloads(self) -> list[bytes]:
+        """Each once, in the order of its first arrival: a broker may repeat what was not acknowledged soon enough."""
+        return list(dict.fromkeys(self.payloads))
 
 
 class Marking:
