@@ -64,3 +64,21 @@ class TestTime:
             assert times == sorted(times)
 
         play(declare(), main)
+
+    def test_a_timer_set_before_a_boot_in_1970_waits_as_long_as_it_had_left(self) -> None:
+        """By the clock of that boot it would be due in half a century."""
+
+        async def main(node: SimNode) -> None:
+            live = await node.start()
+            await live.send("Counter/a", SetTimers(after_s=(5.0,), at_s=()))
+            await asyncio.sleep(1.0)
+            await live.send("Counter/a", Add(number=1))
+            await node.lose_power()
+            node.clock.boot_in_1970()
+            live = await node.start()
+            await asyncio.sleep(3.9)
+            assert live.query("Counter/a").woken == ()
+            await asyncio.sleep(0.2)
+            assert live.query("Counter/a").woken == ("after 5",)
+
+        play(declare(), main)
