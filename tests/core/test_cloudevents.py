@@ -31,6 +31,7 @@ from stigmergy.core.cloudevents import (
 from stigmergy.core.codec import encode
 from stigmergy.core.errors import Malformed, StigmergyError, TooLarge
 from stigmergy.core.messages import Event
+from stigmergy.core.strict_json import NESTING_MAX
 
 texts = st.text(st.characters(codec="utf-8", categories=["L", "N", "P"]), min_size=1, max_size=30)
 values = st.booleans() | st.integers(-(2**31), 2**31 - 1) | texts
@@ -162,6 +163,44 @@ def test_bounds_of_structured() -> None:
         read_structured(b'{"specversion":"1.0","specversion":"1.0"}')
 
 
+def test_an_event_at_its_limits_is_taken() -> None:
+    many = {f"a{number}": True for number in range(ATTRIBUTES_COUNT_MAX - 3)}
+    assert len(read_structured(document(**many)).extensions) == ATTRIBUTES_COUNT_MAX - 3
+    with pytest.raises(TooLarge, match="41 attributes, 40 at most"):
+        read_structured(document(**many, more=True))
+    frame_bytes = len(document(data=""))
+    assert len(read_structured(document(data="x" * (EVENT_BYTES_MAX - frame_bytes))).data) > 200_000
+    with pytest.raises(TooLarge, match=f"{EVENT_BYTES_MAX + 1} bytes of JSON, {EVENT_BYTES_MAX} at most"):
+        read_structured(document(data="x" * (EVENT_BYTES_MAX - frame_bytes + 1)))
+    assert read_structured(document(**{"a" * 20: "x"})).text("a" * 20) == "x"
+    properties = (("specversion", "1.0"), ("id", "1"), ("source", "/a"), ("type", "T"))
+    assert len(read_binary(b"x" * EVENT_BYTES_MAX, "image/png", properties).data) == EVENT_BYTES_MAX
+    with pytest.raises(TooLarge, match=f"an event of {EVENT_BYTES_MAX + 1} bytes"):
+        read_binary(b"x" * (EVENT_BYTES_MAX + 1), "image/png", properties)
+
+
+@pytest.mark.parametrize(("last", "beyond"), [(2**31 - 1, 2**31), (-(2**31), -(2**31) - 1)])
+def test_whole_numbers_of_an_event_have_32_bits(last: int, beyond: int) -> None:
+    assert read_structured(document(extra=last)).extensions == {"extra": last}
+    with pytest.raises(Malformed, match="extra is no text"):
+        read_structured(document(extra=beyond))
+    with pytest.raises(Malformed, match="subject is no text"):
+        read_structured(document(subject=1))
+    with pytest.raises(Malformed, match="subject is no text"):
+        read_structured(document(subject=True))
+
+
+def test_what_is_said_of_a_bad_event_stays_short() -> None:
+    with pytest.raises(Malformed, match=f"the attribute '{'B' * 100}': a name"):
+        read_structured(document(**{"B" * 150: "x"}))
+    with pytest.raises(Malformed, match=f"specversion '{'9' * 20}'$"):
+        read_structured(document(specversion="9" * 50))
+    with pytest.raises(Malformed, match=f"the property '{'p' * 100}' is there twice"):
+        read_binary(b"", "", (("p" * 150, "1"), ("p" * 150, "2")))
+    with pytest.raises(Malformed, match=f"the attribute seq='{'7' * 40}' is no number"):
+        read_structured(document(seq="7" * 50)).number("seq")
+
+
 def test_bounds_of_binary() -> None:
     properties = (("specversion", "1.0"), ("id", "1"), ("source", "/a"), ("type", "T"))
     assert read_binary(b"", "", properties).data is None
@@ -178,6 +217,10 @@ def test_bounds_of_binary() -> None:
 
 def test_numbers_are_texts_or_numbers_and_nothing_else() -> None:
     event = read_structured(document(sequence="41", epoch=2, large="9223372036854775808", odd="007", minus=-1))
+    last = read_structured(document(last="9223372036854775807", zero="0", longer="92233720368547758070"))
+    assert (last.number("last"), last.number("zero")) == (2**63 - 1, 0)
+    with pytest.raises(Malformed, match="longer"):
+        last.number("longer")
     assert event.number("sequence") == 41
     assert event.number("epoch") == 2
     assert event.number("absent") is None
@@ -225,6 +268,19 @@ def test_plain_fields_go_as_json_and_come_back_to_the_same_bytes() -> None:
 def test_what_json_cannot_say_goes_as_messagepack(field: Any) -> None:
     body = msgspec.msgpack.encode({"type": "T@1", "f": field})
     assert data_of(body)[1] == MSGPACK
+
+
+@pytest.mark.parametrize("wrap", [lambda inner: [inner], lambda inner: {"a": inner}])
+def test_data_goes_as_json_as_deep_as_json_is_read(wrap: Any) -> None:
+    deep: Any = 1
+    for _ in range(NESTING_MAX - 1):
+        deep = wrap(deep)
+    tag, content_type, data = data_of(msgspec.msgpack.encode({"type": "T@1", "f": deep}))
+    assert content_type == JSON
+    assert body_of(read_structured(write_structured(cloud(data, content_type))), tag)
+    with pytest.raises(Malformed, match="nested deeper"):
+        read_structured(write_structured(cloud(wrap(data), content_type)))
+    assert data_of(msgspec.msgpack.encode({"type": "T@1", "f": wrap(deep)}))[1] == MSGPACK
 
 
 def test_deep_data_goes_as_messagepack() -> None:

@@ -88,7 +88,8 @@ def write_structured(event: CloudEvent) -> bytes:
 
 def read_structured(payload: bytes) -> CloudEvent:
     """Reads an event that is one JSON text."""
-    document = read_json(payload, EVENT_BYTES_MAX)
+    # Its data is one level down, and may be nested as deep as that of a binary event: so deep do we send it.
+    document = read_json(payload, EVENT_BYTES_MAX, 1 + NESTING_MAX)
     if not isinstance(document, dict):
         raise Malformed("not a CloudEvent: a JSON object with specversion, id, source and type is")
     data = document.pop("data", None)

@@ -13,18 +13,17 @@ from stigmergy.core.errors import Malformed, TooLarge
 
 NESTING_MAX = 32
 INTEGER_MAX = 2**63
-_TOO_DEEP = f"nested deeper than {NESTING_MAX} levels"
 
 
-def read_json(data: bytes, bytes_max: int) -> Any:
+def read_json(data: bytes, bytes_max: int, nesting_max: int = NESTING_MAX) -> Any:
     """The value of a JSON text in UTF-8. Raises TooLarge or Malformed with what is wrong with it."""
     if len(data) > bytes_max:
         raise TooLarge(f"{len(data)} bytes of JSON, {bytes_max} at most")
     try:
         value = _decoder.decode(data.decode("utf-8"))
-        _check(value, NESTING_MAX)
+        _check(value, nesting_max)
     except RecursionError:
-        raise Malformed(f"not JSON that is read here: {_TOO_DEEP}") from None
+        raise Malformed(f"not JSON that is read here: nested deeper than {nesting_max} levels") from None
     except ValueError as error:
         raise Malformed(f"not JSON that is read here: {error}") from None
     return value
@@ -62,7 +61,7 @@ def _check(value: Any, levels: int) -> None:
         case str():
             value.encode("utf-8")
         case dict() | list() if levels == 0:
-            raise ValueError(_TOO_DEEP)
+            raise RecursionError
         case dict():
             for name, item in value.items():
                 name.encode("utf-8")
