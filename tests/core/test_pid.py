@@ -23,6 +23,9 @@ def simulate(pid: Pid, wanted: float, seconds: float, *, start: float = 0.0, lag
 
 def test_a_proportional_controller_is_a_gain() -> None:
     assert Pid(kp=2.0).step(3.0, 1.0, DT_S) == 4.0
+    assert Pid(kp=2.0).step(3.0, -1.0, DT_S) == 8.0
+    unlimited = Pid(kp=1.0)
+    assert (unlimited.low, unlimited.high, unlimited.ki, unlimited.kd) == (-math.inf, math.inf, 0.0, 0.0)
 
 
 def test_the_integral_takes_the_lasting_error_away() -> None:
@@ -62,6 +65,49 @@ def test_at_a_limit_the_integral_still_moves_back_from_it() -> None:
         assert abs(pid.integral) < abs(before) or pid.integral * way < 0
 
 
+def test_every_term_of_the_output_is_what_the_formula_says() -> None:
+    pid = Pid(kp=3.0, ki=0.5, kd=0.25, smooth_s=1.5)
+    # The first measurement has no rate: 3 * (10 - 4) + 0.5 * 6 * 2.
+    assert pid.step(10.0, 4.0, 2.0) == 18.0 + 6.0
+    assert pid.integral == 6.0
+    # Then the rate is (7 - 4) / 0.5, of which the filter lets 0.5 / (1.5 + 0.5) through.
+    assert pid.step(10.0, 7.0, 0.5) == 9.0 - 0.25 * 1.5 + (6.0 + 0.75)
+    assert pid.integral == 6.75
+    # And then what the filter held goes on: 1.5 + (-4 - 1.5) / 4.
+    assert pid.step(10.0, 5.0, 0.5) == 15.0 - 0.25 * 0.125 + (6.75 + 1.25)
+
+
+def test_the_integral_takes_all_that_the_output_can_use() -> None:
+    for way in (1.0, -1.0):
+        pid = Pid(kp=0.0, ki=1.0, low=-1.0, high=1.0)
+        assert pid.step(way, 0.0, 0.5) == 0.5 * way
+        assert pid.step(way, 0.0, 0.5) == way, "exactly to its limit"
+        assert pid.step(way, 0.0, 0.25) == way
+        assert pid.integral == way
+        assert pid.step(-way, 0.0, 0.25) == 0.75 * way
+
+
+def test_beyond_a_limit_the_integral_takes_nothing_that_leads_further() -> None:
+    for way in (1.0, -1.0):
+        pid = Pid(kp=1.0, ki=1.0, low=-3.0, high=3.0)
+        assert pid.step(way, 0.0, 1.0) == 2 * way
+        assert pid.integral == way
+        assert pid.step(2 * way, 0.0, 1.0) == 3 * way, "2 + 1 + 2 is beyond it"
+        assert pid.integral == way
+        assert pid.step(way, 0.0, 1.0) == 3 * way, "1 + 1 + 1 is not"
+        assert pid.integral == 2 * way
+
+
+def test_beyond_a_limit_the_integral_goes_back() -> None:
+    for way in (1.0, -1.0):
+        pid = Pid(kp=0.0, ki=1.0, kd=10.0, low=-2.0, high=2.0)
+        pid.reset(output=way)
+        assert pid.step(0.0, 0.0, 1.0) == way
+        # The measurement falls by a half: the derivative gives 5, the error takes a quarter from the integral.
+        assert pid.step(-0.75 * way, -0.5 * way, 1.0) == 2 * way
+        assert pid.integral == 0.75 * way
+
+
 def test_a_new_set_point_gives_no_kick() -> None:
     pid = Pid(kp=0.0, kd=10.0)
     pid.step(0.0, 5.0, DT_S)
@@ -77,7 +123,7 @@ def test_the_derivative_is_smoothed() -> None:
     assert smooth.step(0.0, 1.0, DT_S) == pytest.approx(-10.0)
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("bad", [math.nan, float("inf"), -math.inf])
 def test_of_what_is_no_number_nothing_is_remembered(bad: float) -> None:
     pid, other = Pid(kp=1.0, ki=1.0, kd=1.0), Pid(kp=1.0, ki=1.0, kd=1.0)
     last = pid.step(1.0, 0.5, DT_S)
@@ -110,6 +156,11 @@ def test_reset_forgets_and_can_begin_without_a_jump() -> None:
     assert pid.step(1.0, 1.0, DT_S) == 4.0
     pid.reset(output=40.0)
     assert pid.integral == 10.0
+    assert pid.step(math.nan, 0.0, DT_S) == 10.0, "where it began, until there is a measurement"
+    pid.reset(output=-40.0)
+    assert pid.integral == 0.0
+    low = Pid(kp=1.0, low=2.0, high=3.0)
+    assert (low.integral, low.step(math.nan, 0.0, DT_S)) == (0.0, 2.0)
 
 
 @pytest.mark.parametrize(
@@ -119,8 +170,12 @@ def test_reset_forgets_and_can_begin_without_a_jump() -> None:
         {"kp": 1.0, "ki": math.inf},
         {"kp": 1.0, "low": 1.0, "high": 1.0},
         {"kp": 1.0, "low": math.nan},
+        {"kp": 1.0, "kd": math.nan},
+        {"kp": 1.0, "low": 2.0, "high": 1.0},
         {"kp": 1.0, "smooth_s": -1.0},
-        {"kp": 1.0, "smooth_s": math.inf},
+        {"kp": 1.0, "smooth_s": -0.001},
+        {"kp": 1.0, "smooth_s": float("inf")},
+        {"kp": 1.0, "smooth_s": math.nan},
     ],
 )
 def test_what_cannot_be_meant_is_refused(wrong: dict[str, float]) -> None:
