@@ -46,6 +46,32 @@ def test_answers_past_the_limit_leave_oldest_first() -> None:
     assert other.all() == answers.all()
 
 
+def test_answers_are_pruned_to_their_bounds_exactly() -> None:
+    answers = Answers(count_max=4, age_ns_max=10, count_min=2)
+    for number in range(6):
+        answers.put(answer(str(number), number))
+    answers.prune(11)
+    assert [one.command_id for one in answers.all()] == ["2", "3", "4", "5"], "no more than four"
+    answers.prune(12)
+    assert len(answers.all()) == 4, "ten old, and not older"
+    answers.prune(13)
+    assert len(answers.all()) == 3
+    answers.prune(100)
+    assert len(answers.all()) == 2, "two whatever their age"
+
+
+def test_letters_at_their_limits_stay() -> None:
+    letters = Letters(count_max=3, bytes_max=6)
+    for name in "abc":
+        letters.put(letter(name, 2))
+    assert [one.letter for one in letters.all()] == ["a", "b", "c"]
+    letters.put(letter("d", 0))
+    assert [one.letter for one in letters.all()] == ["b", "c", "d"]
+    letters.take("c")
+    letters.put(letter("e", 5))
+    assert [one.letter for one in letters.all()] == ["d", "e"]
+
+
 def test_letters_are_taken_once() -> None:
     letters = Letters()
     letters.put(letter("a"))
@@ -91,6 +117,17 @@ def test_failures_are_counted_within_their_time() -> None:
     assert failures.all() == []
 
 
+def test_a_failure_is_forgotten_when_its_time_is_over_to_the_nanosecond() -> None:
+    failures = Failures()
+    failures.add("Drone/a", 100, within_s=1)
+    assert failures.lately("Drone/a", 99 + SECOND_NS, within_s=1) == 1
+    assert failures.lately("Drone/a", 100 + SECOND_NS, within_s=1) == 0
+    failures.add("Drone/a", 99 + SECOND_NS, within_s=1)
+    assert failures.all() == [("Drone/a", [100, 99 + SECOND_NS])]
+    failures.add("Drone/a", 100 + SECOND_NS, within_s=1)
+    assert failures.all() == [("Drone/a", [99 + SECOND_NS, 100 + SECOND_NS])]
+
+
 def test_failures_are_bounded() -> None:
     failures = Failures()
     for number in range(1_005):
@@ -115,4 +152,8 @@ def test_only_so_many_pasts_are_kept() -> None:
     for position in range(1, PASTS_COUNT_MAX + 2):
         pasts.keep(position, lambda position=position: position)  # type: ignore[misc]
     assert pasts.at(0, lambda: 0) == 2
+    fewer: Pasts[int] = Pasts()
+    for position in range(1, PASTS_COUNT_MAX + 1):
+        fewer.keep(position, lambda position=position: position)  # type: ignore[misc]
+    assert fewer.at(0, lambda: 0) == 1
     assert pasts.at(PASTS_COUNT_MAX, lambda: 0) == PASTS_COUNT_MAX + 1

@@ -51,6 +51,14 @@ def test_what_later_commits_owe_can_be_told_apart() -> None:
     assert [outbox.count_after(position) for position in range(5)] == [3, 2, 1, 1, 0]
 
 
+def test_settling_counts_each_effect_once() -> None:
+    outbox = owing("a", "a", "a", "b")
+    for sequences, left in (([2], 3), ([2, 9], 3), ([1, 3], 1)):
+        outbox.settle(Settled("a", sequences))
+        assert outbox.count == left
+    assert [pending.sink for pending in outbox.owed()] == ["b"]
+
+
 def test_what_is_owed_can_be_looked_at() -> None:
     outbox = owing("a")
     assert outbox.get("a", 1) == Pending(5, 1, 0, "Drone/a", "a", 1, b"x")

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from stigmergy.core.agent import Agent, decide, evolve, react
 from stigmergy.core.effects import Effects, Events, Publish, Tell, WakeMeAt
-from stigmergy.core.messages import Action, Event, Work, latest
+from stigmergy.core.messages import SECOND_NS, Action, Event, Work, latest, within
 from tests.core.shards import Probe, events_of, observed
 
 
@@ -27,6 +27,10 @@ class Charged(Event, keep=latest):
     percent: int
 
 
+class Zapped(Event, keep=latest):
+    """As well, under a name that comes last."""
+
+
 class Robot(Agent):
     x: float = 0.0
     begun: bool = False
@@ -40,7 +44,7 @@ class Robot(Agent):
         self.x = event.x
 
     @decide
-    def charged(self, event: Charged) -> Events:
+    def charged(self, event: Charged | Zapped) -> Events:
         yield event
 
 
@@ -52,6 +56,7 @@ R = "Robot/a"
     [
         ([Placed(x=1.0), Charged(percent=9)], [Placed(x=1.0), Charged(percent=9)]),
         ([Charged(percent=9), Placed(x=1.0)], [Charged(percent=9), Placed(x=1.0)]),
+        ([Zapped(), Placed(x=1.0), Zapped()], [Zapped(), Placed(x=1.0), Zapped()]),
         ([Placed(x=1.0), Placed(x=2.0), Charged(percent=9)], [Placed(x=2.0), Charged(percent=9)]),
         ([Charged(percent=9), Charged(percent=8), Placed(x=1.0)], [Charged(percent=8), Placed(x=1.0)]),
         (
@@ -147,6 +152,47 @@ def test_an_effect_that_nobody_could_carry_out_fails_its_input(how: str, said: s
     assert not commit.owed
     assert said in probe.letters()[0]
     assert probe.agent("Asker/a").asked == 0
+
+
+class Heeded(Event, keep=within(seconds=5)):
+    pass
+
+
+class Asks(Agent):
+    @react
+    def heed(self, event: Heeded) -> Effects:
+        yield Land(reason="wind")
+        yield Plan(depth=2)
+        yield Publish(topic="t", event=Heard())
+        yield Tell(to="Asks/b", message=Heard())
+        yield WakeMeAt(name="nap", at_s=500)
+        yield Land(reason="rain")
+
+
+@pytest.mark.parametrize("first", [[], [Heeded()]])
+def test_each_effect_is_owed_to_its_sink_and_waits_for_nothing(first: list[Any]) -> None:
+    probe = Probe(Asks)
+    for event in first:
+        probe.observe("Asks/a", event)
+    assert probe.step(observed("Asks/a", Heeded())).wait_ns == 0
+    ready = probe.seal()
+    before = 2 * len(first)
+    assert [(owed.sink, owed.sequence, owed.cause) for owed in ready.commit.owed] == [
+        ("actuators", before + 1, 0),
+        ("work", len(first) + 1, 0),
+        ("publish", len(first) + 1, 0),
+        ("shard/0", len(first) + 1, 0),
+        ("timers", 0, 0),
+        ("actuators", before + 2, 0),
+    ]
+    assert [(pending.sink, pending.index) for pending in ready.owed] == [
+        ("actuators", 0),
+        ("work", 1),
+        ("publish", 2),
+        ("shard/0", 3),
+        ("actuators", 5),
+    ]
+    assert [(timer.name, set_ns) for timer, set_ns in ready.timers] == [("nap", 100 * SECOND_NS)]
 
 
 def test_an_effect_whose_class_cannot_be_decoded_anywhere_is_left_to_its_hand() -> None:

@@ -97,8 +97,18 @@ def test_a_commit_must_follow_the_one_before() -> None:
     for other, wrong in ((ShardState(0, plans), second), (ShardState(1, plans), first), (state, first)):
         with pytest.raises(JournalCorrupt, match="the chain is broken; restore from a copy"):
             apply(other, *wrong)
-    with pytest.raises(JournalCorrupt, match=r"after position 1 comes position 2 of shard 0, which cites .*, not"):
-        apply(state, replace(second[0], previous=b"x" * 32), second[1])
+    own = state.digest.hex()[:16]
+    for other_digest in (bytes(32), b"x" * 32, b"\xff" * 32):
+        cited = other_digest.hex()[:16]
+        said = f"after position 1 comes position 2 of shard 0, which cites {cited}, not {own}: the chain is broken"
+        with pytest.raises(JournalCorrupt, match=said):
+            apply(state, replace(second[0], previous=other_digest), second[1])
+    for number, other_shard in ((0, 1), (1, 0)):
+        with pytest.raises(JournalCorrupt, match=f"shard {number}: after position 0 comes position 1 of shard"):
+            apply(ShardState(number, plans), replace(first[0], shard=other_shard), first[1])
+    apply(state, *second)
+    assert (state.position, state.events_count) == (2, 2)
+    assert state.digest == second[1]
 
 
 def test_a_replay_knows_the_time_of_each_step() -> None:
@@ -126,6 +136,55 @@ def test_timers_are_set_and_fired_in_the_order_of_the_step() -> None:
     assert len(commit.owed) == 2
     probe.take(due)
     assert [timer.name for timer in probe.replayed().timers.all()] == ["window:recent"]
+
+
+class Napper(Agent):
+    """Sets a timer anew whenever one goes off, beside orders of another kind."""
+
+    naps: int = 0
+
+    @react
+    def went(self, event: Went) -> Effects:
+        yield Move()
+        yield WakeMe(name="a", after_s=event.n)
+        yield WakeMe(name="b", after_s=event.n)
+
+    @evolve
+    def woken(self, event: Woken) -> None:
+        self.naps += 1
+
+    @react
+    def again(self, event: Woken) -> Effects:
+        yield Move()
+        if event.name == "a":
+            yield WakeMe(name="a", after_s=5)
+
+
+def test_a_timer_that_fires_between_effects_is_gone_before_those_behind_it_are_set() -> None:
+    probe = Probe(Napper)
+    probe.observe("Napper/n", Went(n=1))
+    commit = probe.take(
+        observed("Napper/n", Went(n=2)),
+        TimerDue("Napper/n", "b", 102 * SECOND_NS),
+        TimerDue("Napper/n", "a", 102 * SECOND_NS),
+        observed("Napper/n", Idle()),
+        at=102.0,
+    )
+    assert commit.fired == []
+    due_ns = {timer.name: timer.due_ns for timer in probe.state.timers.all()}
+    assert due_ns == {"a": 104 * SECOND_NS, "b": 104 * SECOND_NS}
+    commit = probe.take(
+        TimerDue("Napper/n", "a", due_ns["a"]),
+        TimerDue("Napper/n", "b", due_ns["b"]),
+        observed("Napper/n", Went(n=9)),
+        at=104.0,
+    )
+    assert commit.fired == [("Napper/n", "a", 0), ("Napper/n", "b", 2)]
+    commit = probe.take(TimerDue("Napper/n", "b", 113 * SECOND_NS), at=113.0)
+    assert commit.fired == [("Napper/n", "b", 0)]
+    assert [timer.name for timer in probe.replayed().timers.all()] == ["a"]
+    sent = [(pending.position, pending.index, pending.sequence) for pending in probe.replayed().outbox.owed()]
+    assert sent == [(1, 0, 1), (2, 0, 2), (3, 0, 3), (3, 2, 4), (3, 3, 5), (4, 0, 6)]
 
 
 def test_what_todays_code_cannot_fold_is_named() -> None:

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from msgspec import field
+from blake3 import blake3
+from msgspec import field, msgpack
 from msgspec.structs import replace
 
 from stigmergy.core.agent import Agent, evolve
@@ -85,6 +86,55 @@ def test_large_agents_make_smaller_portions(monkeypatch: pytest.MonkeyPatch) -> 
     parts = parts_of(probe)
     assert len(parts) > 3
     assert digest_of_state(loaded(probe, parts)) == digest_of_state(probe.state)
+
+
+def test_a_part_ends_with_the_agent_that_makes_it_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    probe = many(6)
+    header, whole = parts_of(probe)
+    (each_bytes,) = {len(body) for _, body in _agents_of(whole)}
+    for limit, sizes in ((each_bytes - 1, [1] * 6), (each_bytes, [2] * 3), (3 * each_bytes - 1, [3] * 2)):
+        monkeypatch.setattr("stigmergy.core.snapshot.PART_BYTES", limit)
+        assert [len(_agents_of(part)) for part in parts_of(probe)[1:]] == sizes
+    assert read_header(header).agents_count == 6
+
+
+@pytest.mark.parametrize(
+    ("agents", "sizes"),
+    [(AGENTS_PER_PART - 1, [199]), (AGENTS_PER_PART, [200]), (AGENTS_PER_PART + 1, [200, 1]), (400, [200, 200])],
+)
+def test_a_part_has_so_many_agents(agents: int, sizes: list[int]) -> None:
+    assert [len(_agents_of(part)) for part in parts_of(many(agents))[1:]] == sizes
+
+
+def _agents_of(part: bytes) -> list[Any]:
+    return list(msgpack.decode(zlib.decompress(part)))
+
+
+def test_the_digest_is_over_the_length_and_the_bytes_of_each_part() -> None:
+    hasher = blake3(derive_key_context="stigmergy 2026 snapshot parts")
+    for part in (b"a", b"bc" * 300):
+        hasher.update(len(part).to_bytes(8, "big") + part)
+    assert digest_of_parts([b"a", b"bc" * 300]) == hasher.digest()
+    assert len(fold_digest(many(1).plans)) == 16
+
+
+def test_a_full_snapshot_says_so_and_where_it_stands() -> None:
+    probe = many(1)
+    header = read_header(parts_of(probe)[0])
+    assert (header.format, header.hash_algorithm, header.base, header.base_digest) == (1, 1, 0, b"")
+    assert (header.tables.position, header.tables.events_count) == (1, 1)
+    assert SnapshotTaking(probe.state).base == 0
+
+
+def test_a_part_may_unpack_to_its_limit_and_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    probe = many(1)
+    good = parts_of(probe)[0]
+    size = len(zlib.decompress(good))
+    monkeypatch.setattr("stigmergy.core.snapshot.PART_BYTES_MAX", size)
+    assert read_header(good).agents_count == 1
+    monkeypatch.setattr("stigmergy.core.snapshot.PART_BYTES_MAX", size - 1)
+    with pytest.raises(JournalCorrupt, match="larger than it may be"):
+        read_header(good)
 
 
 def test_agents_that_go_on_are_taken_as_they_were() -> None:
@@ -202,6 +252,8 @@ def test_headers_that_are_none() -> None:
         (zlib.compress(b"\x91" * 5_000), JournalCorrupt, "the header of a snapshot does not decode"),
         (zlib.compress(bytes(65 * 1024 * 1024), 1), JournalCorrupt, "larger than it may be"),
         (header_of(probe, format=2), JournalForeign, "snapshot format 2 with hash algorithm 1, this version reads"),
+        (header_of(probe, format=0), JournalForeign, "snapshot format 0"),
+        (header_of(probe, hash_algorithm=0), JournalForeign, "with hash algorithm 0"),
         (header_of(probe, hash_algorithm=2), JournalForeign, "use the version that wrote it"),
     ]
     for body, error, text in cases:
