@@ -20,6 +20,7 @@ LOOK_S = 0.15
 LINE_S = 2.0
 WIDTH = 44
 HEIGHT = 5
+TEXT_WIDTH = 48
 METRES_WIDE = 88.0
 METRES_HIGH = 12.0
 
@@ -105,6 +106,8 @@ class Screen:
 
     def _facts(self) -> RenderableType:
         facts = Table.grid(padding=(0, 1))
+        facts.add_column()
+        facts.add_column(width=TEXT_WIDTH, no_wrap=True)
         drone, link, pilot = self.drone, self.link, self.pilot
         up = link.get("state") == "up"
         owed = f", {link['owed']} reports wait" if link.get("owed") else ""

@@ -1,0 +1,28 @@
+"""A drone that flies missions."""
+
+from stigmergy import Agent, Command, Event, Events, Fleet, decide, evolve, reject
+
+
+class StartMission(Command):
+    mission: str
+
+
+class MissionStarted(Event):
+    mission: str
+
+
+class Drone(Agent):
+    mission: str | None = None
+
+    @decide
+    def start(self, command: StartMission) -> Events:
+        if self.mission is not None:
+            reject(f"on {self.mission}")
+        yield MissionStarted(mission=command.mission)
+
+    @evolve
+    def started(self, event: MissionStarted) -> None:
+        self.mission = event.mission
+
+
+fleet = Fleet("drone", agents=[Drone])

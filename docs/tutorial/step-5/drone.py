@@ -1,0 +1,90 @@
+"""A drone that flies missions."""
+
+import random
+import time
+
+from stigmergy import (
+    Action,
+    Agent,
+    Command,
+    Effects,
+    Event,
+    Events,
+    Fleet,
+    Order,
+    SafeActionTaken,
+    WhenStale,
+    decide,
+    evolve,
+    react,
+    reject,
+    within,
+)
+
+
+class StartMission(Command):
+    mission: str
+
+
+class MissionStarted(Event):
+    mission: str
+
+
+class BatteryMeasured(Event, keep=within(seconds=1)):
+    percent: float
+
+
+class Land(Action):
+    reason: str
+
+
+class Drone(Agent):
+    mission: str | None = None
+    battery: float = 100.0
+    landed_because: str | None = None
+
+    blind = WhenStale(BatteryMeasured, after_s=3, then=Land(reason="no battery reading for 3 s"))
+
+    @decide
+    def start(self, command: StartMission) -> Events:
+        if self.mission is not None:
+            reject(f"on {self.mission}")
+        if self.battery < 20:
+            reject(f"battery at {self.battery:.0f} %, 20 % needed")
+        yield MissionStarted(mission=command.mission)
+
+    @evolve
+    def started(self, event: MissionStarted) -> None:
+        self.mission = event.mission
+
+    @evolve
+    def measured(self, event: BatteryMeasured) -> None:
+        self.battery = event.percent
+
+    @react
+    def land_when_low(self, event: BatteryMeasured) -> Effects:
+        if self.battery < 15 and self.mission is not None:
+            yield Land(reason=f"battery at {self.battery:.0f} %")
+
+    @evolve
+    def made_safe(self, event: SafeActionTaken) -> None:
+        self.mission = None
+        self.landed_because = event.because
+
+
+fleet = Fleet("drone", agents=[Drone])
+
+
+BEGAN_S = time.monotonic()
+
+
+@fleet.sensor(Drone, every_s=0.5)
+async def gauge(drone: str) -> BatteryMeasured:
+    used = 0.5 * (time.monotonic() - BEGAN_S)
+    return BatteryMeasured(percent=max(0.0, 100.0 - used + random.uniform(-0.3, 0.3)))
+
+
+@fleet.actuator(Land)
+async def land(order: Order[Land]) -> None:
+    # A real one calls the autopilot. The key is the same at every repetition, so that it can drop a second one.
+    print(f"{order.agent} lands: {order.effect.reason} (key {order.key})", flush=True)

@@ -1,0 +1,113 @@
+"""The tutorial, followed word by word: its files are written, its commands run, and they print what it says.
+
+`python -m tests.docs.test_tutorial` writes the complete files that a reader can compare with, docs/tutorial/step-N.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stigmergy.testing.brokers import free_port
+from tests.docs.walkthrough import Walk, blocks, conversations, edited, first_missing
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PAGES = ("tutorial.md", "tutorial-fleet.md")
+COMPLETE = DOCS / "tutorial"
+
+
+def complete_files() -> dict[str, str]:
+    """What `drone.py` is at the end of each step that changes it, by its path under docs/tutorial."""
+    text, found, before = "", dict[str, str](), ""
+    for page in PAGES:
+        for block in blocks(page, (DOCS / page).read_text(encoding="utf-8")):
+            kind, what = block.mark or ("", "")
+            name, _, how = what.partition(", ")
+            if kind == "no-run" and name == "drone.py":
+                text = edited(text, how, block.text) if how else block.text
+            if text != before:
+                found[f"step-{block.step}/drone.py"] = text
+                before = text
+    return found
+
+
+@pytest.mark.timeout(400)
+def test_everything_happens_as_it_is_written(tmp_path: Path) -> None:
+    walk = Walk(tmp_path, free_port())
+    followed = 0
+    try:
+        for page in PAGES:
+            for block in blocks(page, (DOCS / page).read_text(encoding="utf-8")):
+                walk.follow(block)
+                followed += 1
+    finally:
+        walk.close()
+    assert followed > 50
+
+
+def test_the_complete_files_are_those_of_the_steps() -> None:
+    shown = {str(path.relative_to(COMPLETE)): path.read_text(encoding="utf-8") for path in COMPLETE.rglob("*.py")}
+    assert shown == complete_files(), "run python -m tests.docs.test_tutorial"
+    text = "".join((DOCS / page).read_text(encoding="utf-8") for page in PAGES)
+    for path in shown:
+        assert f"(tutorial/{path})" in text, "a reader must find it"
+
+
+def test_every_file_has_types(tmp_path: Path) -> None:
+    names: list[str] = []
+    for path, text in complete_files().items():
+        names.append(f"drone_{path.partition('/')[0].removeprefix('step-')}.py")
+        (tmp_path / names[-1]).write_text(text, encoding="utf-8")
+    for page in PAGES:
+        for block in blocks(page, (DOCS / page).read_text(encoding="utf-8")):
+            kind, what = block.mark or ("", "")
+            if kind == "no-run" and what.endswith(".py"):
+                (tmp_path / what).write_text(block.text, encoding="utf-8")
+    (tmp_path / "drone.py").write_text(complete_files()[max(complete_files())], encoding="utf-8")
+    options = ["--strict", "--config-file=", f"--cache-dir={ROOT / '.mypy_cache' / 'tutorial'}"]
+    checked = subprocess.run(
+        [sys.executable, "-m", "mypy", *options, *names, "ground.py", "order.py", "test_drone.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_a_line_that_does_not_come_is_found() -> None:
+    assert first_missing(["accepted  … at 2"], ["x", "accepted   Drone/D-17 at 2"]) is None
+    assert first_missing(["b", "a"], ["a", "b"]) == "a"
+    assert first_missing(["sound"], ["not sound"]) == "sound"
+
+
+def test_commands_are_told_from_what_they_print() -> None:
+    assert list(conversations("$ a  # why\none\n$ b\n")) == [("a", ["one"]), ("b", [])]
+    assert list(conversations("later\n")) == [("", ["later"])]
+    assert list(conversations("^C\nstopped\n")) == [("^C", ["stopped"])]
+
+
+def test_a_wrong_command_fails_the_walk(tmp_path: Path) -> None:
+    (block,) = blocks("page.md", "## 3. Try\n\n```console\n$ echo one\ntwo\n```\n")
+    assert (block.step, block.place) == (3, "page.md:3")
+    with pytest.raises(AssertionError, match="should print\n  two\nbut printed\none"):
+        Walk(tmp_path, 1).follow(block)
+
+
+def test_an_edit_that_fits_nowhere_fails() -> None:
+    with pytest.raises(AssertionError, match="no handler fly to replace"):
+        edited("class Drone(Agent):\n    x: int = 0\n", "instead of fly", "    pass\n")
+    with pytest.raises(AssertionError, match="not understood"):
+        edited("", "somewhere", "")
+
+
+def write_complete_files() -> None:
+    for path, text in complete_files().items():
+        (COMPLETE / path).parent.mkdir(parents=True, exist_ok=True)
+        (COMPLETE / path).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_complete_files()
