@@ -1,0 +1,165 @@
+"""What a step says of sequences: how far a source was consumed, what was repeated, skipped, settled, and by whom."""
+
+from __future__ import annotations
+
+import pytest
+
+from stigmergy.core.agent import Agent, evolve, react
+from stigmergy.core.effects import Effects, Tell
+from stigmergy.core.inputs import Delivery, EffectSettled, EffectsSettled, SequencesSkipped
+from stigmergy.core.messages import SECOND_NS, Action, Event, within
+from stigmergy.core.supervision import InputsSkipped
+from tests.core.shards import Probe, events_of, observed
+
+
+class Counted(Event):
+    n: int = 1
+
+
+class Rare(Event, keep=within(seconds=5)):
+    pass
+
+
+class Spoke(Event):
+    pass
+
+
+class Move(Action):
+    pass
+
+
+class Counter(Agent):
+    total: int = 0
+
+    @evolve
+    def counted(self, event: Counted | Rare) -> None:
+        self.total += 1
+
+    @react
+    def moves(self, event: Counted) -> Effects:
+        for _ in range(event.n):
+            yield Move()
+
+    @react
+    def speaks(self, event: Spoke) -> Effects:
+        yield Tell(to="Counter/b", message=Counted(n=0))
+
+
+C = "Counter/a"
+
+
+def counts(first: int, last: int, *, source: str = "s", epoch: int = 0) -> Delivery:
+    return observed(C, *[Counted(n=0) for _ in range(first, last + 1)], source=source, sequence=first, epoch=epoch)
+
+
+def duplicates(probe: Probe) -> int:
+    return int(probe.shard.counters.duplicates)
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "repeated", "consumed"), [(1, 3, 3, 5), (4, 5, 2, 5), (3, 5, 3, 5), (5, 7, 1, 7), (6, 6, 0, 6)]
+)
+def test_what_was_consumed_is_counted_and_the_rest_is_taken(
+    first: int, last: int, repeated: int, consumed: int
+) -> None:
+    probe = Probe(Counter)
+    commit = probe.take(counts(1, 5))
+    assert [(mark.source, mark.sequence) for mark in commit.marks] == [("s", 5)]
+    probe.step(counts(first, last))
+    assert duplicates(probe) == repeated
+    assert probe.state.marks.consumed("s", 0) == consumed
+    assert probe.agent(C).total == consumed
+    assert probe.shard.counters.inputs == consumed
+
+
+def test_a_new_owner_who_repeats_is_an_owner_all_the_same() -> None:
+    probe = Probe(Counter)
+    probe.take(counts(1, 3, epoch=2))
+    probe.step(counts(1, 2, epoch=2))
+    assert probe.shard.seal() is None, "nothing has moved"
+    commit = probe.take(counts(1, 2, epoch=3))
+    assert [(mark.epoch, mark.sequence) for mark in commit.marks] == [(3, 3)]
+    assert probe.replayed().marks.epoch("s", 0) == 3
+
+
+def test_marks_and_settlements_alone_wait_a_second() -> None:
+    probe = Probe(Counter)
+    probe.take(observed(C, Counted(n=2)))
+    assert probe.step(SequencesSkipped("t", 0, 0, last=3, because="")).wait_ns == SECOND_NS
+    probe.seal()
+    assert probe.step(EffectsSettled("actuators", [1])).wait_ns == SECOND_NS
+    probe.seal()
+    assert probe.step(EffectsSettled("actuators", [1, 2, 7])).wait_ns == SECOND_NS
+    assert duplicates(probe) == 2
+    assert probe.step(observed(C, Rare(), sequence=1)).wait_ns == SECOND_NS, "its mark waits less than it may"
+
+
+def test_an_event_may_wait_as_long_as_it_says() -> None:
+    probe = Probe(Counter)
+    probe.observe(C, Counted(n=0))
+    assert probe.step(observed(C, Rare())).wait_ns == 5 * SECOND_NS
+    assert probe.step(observed(C, Counted(n=0))).wait_ns == 0
+
+
+@pytest.mark.parametrize(("last", "skipped"), [(3, 0), (2, 0), (4, 1), (9, 6)])
+def test_sequences_that_will_not_come_are_skipped_from_where_the_mark_is(last: int, skipped: int) -> None:
+    probe = Probe(Counter)
+    probe.take(counts(1, 3))
+    probe.step(SequencesSkipped("s", 0, 0, last=last, because="shed"))
+    assert probe.shard.counters.skipped == skipped
+    if skipped:
+        (event,) = events_of(probe, probe.seal().commit)
+        assert event == InputsSkipped(source="s", first=4, last=last, because="shed")
+    else:
+        assert probe.shard.seal() is None
+    assert probe.state.marks.consumed("s", 0) == max(3, last)
+    probe.take(counts(max(3, last) + 1, max(3, last) + 1))
+
+
+def test_an_effect_is_settled_once_and_not_before_it_is_durable() -> None:
+    probe = Probe(Counter)
+    probe.step(observed(C, Counted(n=3)), EffectSettled("actuators", 1), EffectsSettled("actuators", [2]))
+    assert (duplicates(probe), probe.state.outbox.count) == (2, 3)
+    probe.seal()
+    commit = probe.take(EffectSettled("actuators", 1), EffectsSettled("actuators", [2, 3]))
+    assert [(settled.sink, settled.sequences) for settled in commit.settled] == [("actuators", [1, 2, 3])]
+    assert (duplicates(probe), probe.state.outbox.count) == (2, 0)
+    probe.step(EffectSettled("actuators", 1))
+    assert duplicates(probe) == 3
+
+
+def test_what_a_shard_told_itself_is_settled_with_its_taking() -> None:
+    probe = Probe(Counter)
+    probe.take(observed(C, Spoke(), Spoke(), Spoke()))
+    assert probe.state.outbox.count == 3
+    told = [("Counter/b", body) for _, body in counts(1, 3).items]
+    commit = probe.take(Delivery("shard/0", told[:2], sequence=1))
+    assert [(settled.sink, settled.sequences) for settled in commit.settled] == [("shard/0", [1, 2])]
+    commit = probe.take(Delivery("shard/0", told[1:], sequence=2))
+    assert [settled.sequences for settled in commit.settled] == [[3]]
+    assert probe.state.outbox.count == 0
+
+
+def test_a_part_that_was_consumed_is_settled_where_that_was_lost() -> None:
+    probe = Probe(Counter)
+    told = [("Counter/b", body) for _, body in counts(1, 4).items]
+    probe.step(observed(C, *[Spoke()] * 4), Delivery("shard/0", told[:2], sequence=1))
+    probe.seal()
+    assert probe.state.outbox.count == 4, "they were not durable yet"
+    commit = probe.take(Delivery("shard/0", told, sequence=1))
+    assert [sequence for settled in commit.settled for sequence in settled.sequences] == [1, 2, 3, 4]
+
+
+def test_each_owner_has_a_higher_epoch_than_all_before() -> None:
+    probe = Probe(Counter)
+    for epoch in (1, 2, 3):
+        probe.shard.begin_epoch()
+        assert probe.take(counts(epoch, epoch)).epoch == epoch
+    assert probe.state.events_count == probe.replayed().events_count == 3
+
+
+def test_time_never_goes_back() -> None:
+    probe = Probe(Counter)
+    probe.take(counts(1, 1), at=200.0)
+    commit = probe.take(counts(2, 2), at=150.0)
+    assert [run.time_ns for run in commit.runs] == [200 * SECOND_NS]
