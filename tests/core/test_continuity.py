@@ -24,14 +24,24 @@ def test_taken_position_conflicts(position: int) -> None:
         advance({1: HEAD}, make_group(make_commit(1, position)), shards=2)
 
 
-def test_gap_is_a_bug() -> None:
-    with pytest.raises(Bug, match="gap"):
-        advance({1: HEAD}, make_group(make_commit(1, 6)), shards=2)
+@pytest.mark.parametrize("position", [6, 9])
+def test_gap_is_a_bug(position: int) -> None:
+    with pytest.raises(Bug, match=f"position {position} leaves a gap, the next is 5"):
+        advance({1: HEAD}, make_group(make_commit(1, position)), shards=2)
+
+
+def test_a_shard_begins_with_position_one() -> None:
+    first = make_group(make_commit(1, 1))
+    assert advance({}, first, shards=2) == {1: head_of(first.commits[0])}
+    with pytest.raises(Bug, match="position 2 leaves a gap, the next is 1"):
+        advance({}, make_group(make_commit(1, 2)), shards=2)
+    with pytest.raises(JournalConflict, match="position 0 is taken, the next is 1"):
+        advance({}, make_group(make_commit(1, 0)), shards=2)
 
 
 @pytest.mark.parametrize("shard", [-1, 2])
 def test_unknown_shard_is_a_bug(shard: int) -> None:
-    with pytest.raises(Bug, match="does not exist"):
+    with pytest.raises(Bug, match=f"shard {shard} does not exist: the journal was made for shards 0 to 1"):
         advance({}, make_group(make_commit(shard, 1)), shards=2)
 
 
@@ -43,5 +53,6 @@ def test_empty_group_is_a_bug() -> None:
 def test_drop_may_take_all_but_the_head() -> None:
     check_drop({1: HEAD}, 1, 3)
     check_drop({1: HEAD}, 0, 99)
-    with pytest.raises(Bug, match="head"):
-        check_drop({1: HEAD}, 1, 4)
+    for upto in (4, 5):
+        with pytest.raises(Bug, match="head"):
+            check_drop({1: HEAD}, 1, upto)

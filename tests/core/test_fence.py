@@ -57,3 +57,7 @@ def test_it_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     fence.admit(order(2))
     with pytest.raises(Overloaded):
         fence.admit(order(1, "Plane/b"))
+    fence.remember({"Plane/c": 1})
+    with pytest.raises(Overloaded, match="1 agents are fenced already; Plane/b cannot be"):
+        fence.admit(order(1, "Plane/b"))
+    fence.admit(order(2, "Plane/c"))

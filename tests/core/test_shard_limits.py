@@ -47,6 +47,37 @@ def test_the_number_of_agents_is_bounded() -> None:
     assert list(probe.state.agents) == ["Robot/a"]
 
 
+def test_a_limit_that_was_lowered_holds_for_the_next_agent() -> None:
+    probe = Probe(Robot)
+    for name in "abc":
+        probe.observe(f"Robot/{name}", Saw(how="well"))
+    probe.state.limits = Limits(agents_count_max=2)
+    probe.observe("Robot/d", Saw(how="well"))
+    assert len(probe.letters()) == 1
+    probe.observe("Robot/c", Saw(how="well"))
+    assert probe.agent("Robot/c").count == 2, "who is there goes on"
+    probe.state.limits = Limits(agents_count_max=4)
+    probe.observe("Robot/d", Saw(how="well"))
+    assert probe.agent("Robot/d").count == 1
+
+
+class Patient(Agent):
+    supervision = Supervise(stop_after=300, within_s=60)
+
+    @evolve
+    def saw(self, event: Saw) -> None:
+        raise RuntimeError("again")
+
+
+def test_an_agent_is_stopped_by_the_last_failure_that_it_may_have() -> None:
+    probe = Probe(Patient)
+    probe.step(observed("Patient/p", *[Saw(how="x")] * 299))
+    assert probe.seal().stopped == []
+    probe.step(observed("Patient/p", Saw(how="x")))
+    assert probe.seal().stopped == ["Patient/p"]
+    assert probe.state.stopped["Patient/p"].startswith("300 failed inputs within 60 s, the last: RuntimeError: again")
+
+
 def test_one_source_too_many_is_not_taken() -> None:
     probe = Probe(Robot)
     probe.state.marks = Marks(sources_count_max=1)
