@@ -141,6 +141,35 @@ def test_mutable_fields() -> None:
     assert not has_mutable_fields(Drone)
 
 
+def test_only_what_can_be_in_a_cycle_is_left_to_the_garbage_collector() -> None:
+    class Flat(Agent):
+        pair: tuple[int, int] = (0, 0)
+
+    class Listed(Agent):
+        items: list[int] = field(default_factory=list)
+
+    class Inherits(Listed):
+        n: int = 0
+
+    class Both(Flat):
+        items: list[int] = field(default_factory=list)
+
+    assert [cls.__struct_config__.gc for cls in (Flat, Listed, Inherits, Both)] == [False, True, True, True]
+
+
+def test_a_kind_is_as_long_as_an_address_allows() -> None:
+    class Longest(Agent, kind="k" * 64):
+        pass
+
+    class Shortest(Agent, kind="k"):
+        pass
+
+    assert (len(Longest.__agent_kind__), Shortest.__agent_version__) == (64, 1)
+    for kind in ("k" * 65, "k/k", "kü"):
+        with pytest.raises(DefinitionError, match="is no kind of agent"):
+            AgentMeta("Wrong", (Agent,), {}, kind=kind)
+
+
 def test_two_handlers_for_one_message() -> None:
     with pytest.raises(DefinitionError) as caught:
 

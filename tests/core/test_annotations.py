@@ -105,6 +105,25 @@ def test_hints_of_a_class_inside_a_function() -> None:
     assert resolve_hints(Outer, "Outer") == {"inner": Inner, "itself": Outer | None}
 
 
+def called(levels: int, make: Any) -> Any:
+    return make() if levels == 0 else called(levels - 1, make)
+
+
+def test_names_are_looked_for_in_so_many_functions_and_no_more() -> None:
+    class Holder:
+        value: Far  # type: ignore[name-defined]  # noqa: F821
+
+    def far(levels: int) -> dict[str, Any]:
+        Far = str  # noqa: F841
+        found: dict[str, Any] = called(levels, lambda: resolve_hints(Holder, "Holder"))
+        return found
+
+    # Beside these calls there are resolve_hints, the lambda, the last of the calls, and the function that knows it.
+    assert far(12) == {"value": str}
+    with pytest.raises(DefinitionError, match="'Far', which is not defined"):
+        far(13)
+
+
 def test_the_nearest_function_wins() -> None:
     Name = int
 

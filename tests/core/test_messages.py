@@ -69,7 +69,22 @@ def test_within_waits_so_long() -> None:
     assert within(seconds=0.5) == Keep(Keeping.WITHIN, wait_ns=SECOND_NS // 2)
 
 
-@pytest.mark.parametrize("seconds", [0, -1, 3601, float("nan"), float("inf")])
+def test_within_may_wait_an_hour_and_hardly_at_all() -> None:
+    assert within(seconds=3600).wait_ns == 3600 * SECOND_NS
+    assert within(seconds=0.001).wait_ns == SECOND_NS // 1000
+    assert durable.wait_ns == transient.wait_ns == 0
+
+
+def test_promises_keep_their_numbers() -> None:
+    assert [(keeping.name, keeping.value) for keeping in Keeping] == [
+        ("DURABLE", 0),
+        ("WITHIN", 1),
+        ("LATEST", 2),
+        ("TRANSIENT", 3),
+    ]
+
+
+@pytest.mark.parametrize("seconds", [0, -1, 3600.001, 3601, float("nan"), float("inf")])
 def test_within_is_bounded(seconds: float) -> None:
     with pytest.raises(DefinitionError, match=r"give more than 0 and at most 3600 seconds"):
         within(seconds=seconds)
