@@ -239,3 +239,24 @@ def test_silence_is_noticed_while_a_backlog_waits_for_the_disk() -> None:
         await node.stop()
 
     world.run(main())
+
+
+def test_what_comes_while_the_disk_is_slow_is_heard_all_the_same() -> None:
+    """Single inputs may linger until a write is over; not so long that an agent is taken for one without news."""
+    world, node, stops = make(0.5)
+
+    async def main() -> None:
+        live = await node.start()
+        await live.observe("Watched/a", Heard(number=0))
+        node.latency.jitter = False
+        node.latency.before_s = 2.0
+        slow = asyncio.ensure_future(live.observe("Watched/a", Noted(number=0)))
+        for number in range(1, 18):
+            await asyncio.sleep(0.1)
+            await live.observe("Watched/a", Heard(number=number))
+        assert not slow.done()
+        assert not stops
+        await slow
+        await node.stop()
+
+    world.run(main())

@@ -22,6 +22,9 @@ from stigmergy.runtime.housekeeping import Housekeeper
 from stigmergy.runtime.mailbox import Ticket
 
 NEVER_NS = 2**62
+LINGER_NS = SECOND_NS // 500
+"""So long after a write began, single inputs are left to wait for its end, when they are stepped in one go: cheaper, and
+none of them could be written before. A disk that takes longer holds up no step."""
 HELD_UP_NS = SECOND_NS // 10
 """Whoever looks later than this after the time for it was held up: a stopped process, a paused machine. Then the disk
 gets so much longer once, because what it has said meanwhile waits in the event loop."""
@@ -37,7 +40,8 @@ class Flight(Struct):
 
 
 class Committer:
-    """Makes commits durable. `durable` is called with each group that is; `failed` when that could not be made sure."""
+    """Makes commits durable. `durable` is called with each group that is; `failed` when that could not be made sure;
+    `gather` when a write is over, so that what has lingered is stepped before the next one."""
 
     def __init__(
         self,
@@ -48,6 +52,7 @@ class Committer:
         housekeeper: Housekeeper,
         batch_events_max: int,
         write_within_ns: int,
+        gather: Callable[[], None],
         durable: Callable[[Flight], None],
         failed: Callable[[Exception], None],
     ) -> None:
@@ -60,6 +65,7 @@ class Committer:
         self._write_within_ns = write_within_ns
         self._write_until_ns = NEVER_NS
         self._held_up = False
+        self._gather = gather
         self._durable = durable
         self._failed = failed
         self._writing: asyncio.Future[None] | None = None
@@ -88,6 +94,13 @@ class Committer:
         """When to look again: the open drafts must be written, or the write under way must be over."""
         due_ns = self._flush_ns if self._writing is None else self._write_until_ns
         return due_ns if due_ns < NEVER_NS else None
+
+    def lingers_until_ns(self, monotonic_ns: int) -> int | None:
+        """Until when inputs that have come one by one may wait for the write under way; None if they should not."""
+        if self.flight is None or self.draining:
+            return None
+        until_ns = self._write_until_ns - self._write_within_ns + LINGER_NS
+        return until_ns if monotonic_ns < until_ns else None
 
     def took(self, items: int, *, full: bool) -> None:
         """So many items went into the open drafts; `full`: one of them takes no more."""
@@ -214,6 +227,7 @@ class Committer:
         failure: Exception | None = None
         try:
             # The disk comes first: while it works on the next group, what is durable by now is told and released.
+            self._gather()
             self.write(self._clock.monotonic_ns())
         except Exception as raised:
             failure = raised

@@ -139,6 +139,7 @@ class Host:
             self.housekeeper,
             self.settings.batch_events_max,
             int(self.settings.write_within_s * SECOND_NS),
+            self._gather,
             self._written,
             self._fail,
         )
@@ -236,6 +237,10 @@ class Host:
         try:
             now_ns, monotonic_ns = self._now_ns(), self.clock.monotonic_ns()
             self._ring(now_ns, monotonic_ns)
+            linger_ns = self.committer.lingers_until_ns(monotonic_ns)
+            if linger_ns is not None and self.mailbox.trickles:
+                self._arm(monotonic_ns, linger_ns)
+                return
             full = not self.committer.room
             stepped = self._step(now_ns, monotonic_ns)
             self.committer.write(monotonic_ns)
@@ -278,6 +283,10 @@ class Host:
         self.mailbox.put_back(left)
         self.committer.took(sum(letter.items for letter in letters), full=bool(left))
         return bool(letters)
+
+    def _gather(self) -> None:
+        """Steps what has lingered while a write was under way."""
+        self._step(self._now_ns(), self.clock.monotonic_ns())
 
     def _tell_untaken(self, letters: Sequence[Letter], error: BaseException) -> None:
         """The step itself has failed, and with it the host: whoever sent these letters must not wait for ever."""
@@ -389,9 +398,9 @@ class Host:
                 waiting.append((number, position, command, verdict))
         self._repeats = waiting
 
-    def _arm(self, monotonic_ns: int) -> None:
+    def _arm(self, monotonic_ns: int, latest_ns: int | None = None) -> None:
         """Sets the clock for the next turn that nobody else will cause. One that rings too early does no harm."""
-        due_ns = monotonic_ns + self._check_every_ns
+        due_ns = latest_ns or monotonic_ns + self._check_every_ns
         for watch in self._watches:
             at_ns = watch.next_ns
             if at_ns is not None and at_ns < due_ns:

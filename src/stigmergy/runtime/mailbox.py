@@ -84,6 +84,9 @@ NOTE_TICKETS_MAX = 1_000
 SAMPLED_COUNT_MAX = 100_000
 """Streams whose place in the sampling is remembered; past it all begin anew."""
 
+TRICKLE_ITEMS_MAX = 64
+"""Fewer observed events than this are a trickle."""
+
 GONE = -1
 """The shard of a letter that is not there any more."""
 
@@ -184,6 +187,11 @@ class Mailbox:
     def pressing(self) -> bool:
         """Whether anything but telemetry is in the lanes."""
         return bool(self._inside or self._commands)
+
+    @property
+    def trickles(self) -> bool:
+        """Whether only a few observed events wait, and nobody who asked for something."""
+        return self._items < TRICKLE_ITEMS_MAX and not self._commands
 
     @property
     def items(self) -> int:
