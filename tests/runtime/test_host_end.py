@@ -5,12 +5,19 @@ from typing import Any
 
 import pytest
 
-from stigmergy.core.effects import Order
+from stigmergy.core.agent import Agent, decide, react
+from stigmergy.core.codec import pack_envelope
+from stigmergy.core.effects import Effects, Events, Order
 from stigmergy.core.errors import (
+    Bug,
     JournalUnknown,
     NotRunning,
     StigmergyError,
 )
+from stigmergy.core.messages import Action
+from stigmergy.core.supervision import SafeAction
+from stigmergy.runtime.declaration import Declaration
+from stigmergy.runtime.live import Live
 from stigmergy.runtime.settings import Settings
 from stigmergy.sim.disk import Fault
 from stigmergy.sim.node import SimNode
@@ -23,6 +30,22 @@ from tests.runtime.counting import (
     envelope,
 )
 from tests.runtime.rig import play
+
+
+class Press(Action):
+    pass
+
+
+class Presser(Agent):
+    safe = SafeAction(then=Land())
+
+    @decide
+    def add(self, command: Add) -> Events:
+        yield Counted(number=command.number)
+
+    @react
+    def press(self, event: Counted) -> Effects:
+        yield Press()
 
 
 class TestEnd:
@@ -166,3 +189,40 @@ class TestEnd:
             await node.kill()
 
         play(fleet, main)
+
+    @pytest.mark.parametrize("raised", [GeneratorExit, SystemExit, KeyboardInterrupt])
+    def test_a_hand_that_raises_what_ends_programs_leaves_nobody_waiting(self, raised: type[BaseException]) -> None:
+        """Such a thing passed by everything that was to be told once the commit was durable."""
+        fleet = Declaration("pressing", agents=[Presser])
+        landed: list[str] = []
+        told: list[asyncio.Future[Any]] = []
+        lives: list[Live] = []
+
+        @fleet.actuator(Press)
+        def press(order: Order[Press]) -> None:
+            raise raised
+
+        @fleet.actuator(Land)
+        def land(order: Order[Land]) -> None:
+            landed.append(order.agent)
+
+        async def main(node: SimNode) -> None:
+            live = await node.start()
+            lives.append(live)
+            told.append(asyncio.ensure_future(live.send("Presser/a", Add(number=1))))
+            told.append(
+                asyncio.ensure_future(live.deliver(pack_envelope("s", [("Presser/a", Counted(number=2))], sequence=1)))
+            )
+            await asyncio.sleep(5.0)
+            assert raised is GeneratorExit, "programs end"
+            assert all(one.done() and one.exception() is None for one in told)
+            assert live.failure is None
+            assert live.standing().counters["failed"] >= 1
+
+        if raised is GeneratorExit:
+            play(fleet, main, settings=Settings(effect_tries=1))
+            return
+        with pytest.raises(raised):
+            play(fleet, main, settings=Settings(effect_tries=1))
+        assert isinstance(lives[0].failure, Bug)
+        assert landed == ["Presser/a"]

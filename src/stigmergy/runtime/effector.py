@@ -226,8 +226,8 @@ class Effector:
             return False, None
         try:
             result = hand.call(self._order(hand, shard, pending, attempt=1))
-        except (Exception, asyncio.CancelledError) as error:
-            return False, error
+        except BaseException as error:
+            return False, _of_the_hand(error)
         if inspect.isawaitable(result):
             return False, result
         self._done(shard, pending, hand, result)
@@ -415,9 +415,16 @@ def _call(hand: _Hand, order: Order[Any]) -> Begun:
     """Begins a try: what is to be awaited, the error that it has raised, or None if it is done."""
     try:
         result = hand.call(order)
-    except (Exception, asyncio.CancelledError) as error:
-        return error
+    except BaseException as error:
+        return _of_the_hand(error)
     return result if inspect.isawaitable(result) else None
+
+
+def _of_the_hand(error: BaseException) -> BaseException:
+    """What a plain function has raised, whatever it is, as a try that failed; raises it again if programs end by it."""
+    if isinstance(error, KeyboardInterrupt | SystemExit):
+        raise error
+    return error
 
 
 def _reason(error: BaseException) -> str:

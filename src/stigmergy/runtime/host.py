@@ -334,10 +334,14 @@ class Host:
             return
         try:
             self._after_write(flight)
-        except Exception as error:
-            self._fail(error)
+        except BaseException as error:
+            ends = f"a hand raised {type(error).__name__}, which ends programs; raise an Exception instead"
+            failure = error if isinstance(error, Exception) else Bug(ends)
+            self._fail(failure)
             for ticket in flight.tickets:
-                ticket.fail(error)
+                ticket.fail(failure)
+            if not isinstance(error, Exception):
+                raise
         self._wake()
 
     def _after_write(self, flight: Flight) -> None:
