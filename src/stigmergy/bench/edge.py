@@ -1,7 +1,8 @@
 """The budgets of a small device measured: what an install takes, what an idle node takes, what wears out its flash.
 
-And what one agent that floods does to the others (row 20 of the scorecard): a window without it is followed by one
-with it, and the median of the ratios counts. That part wants a real broker; without one its figures are missing.
+And what one agent that floods does to the others (row 20 of the scorecard): a window in which the flood goes past the
+node is followed by one in which it comes in, and the median of the ratios counts. That part wants a real broker;
+without one its figures are missing.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ TARGETS = (
     Target("install_mb", "base install with everything it needs, MB", 60.0),
     Target("idle_mb", "resident memory of an idle node on SQLite and MQTT, MB", 60.0),
     Target("flash_ratio", "bytes written for within(seconds=1) / for durable, at 10 Hz", 0.2),
-    Target("flood_p99_ratio", "p99 of the others while one floods / without", 1.1),
+    Target("flood_p99_ratio", "p99 of the others while one floods this node / another", 1.1),
 )
 
 

@@ -1,9 +1,11 @@
-"""What one agent that floods does to the others: 100 times its quota through a real broker, next to a quiet window.
+"""What one agent that floods does to the others: 100 times its quota through a real broker.
 
 The others send at a steady rate from a process of their own, the flooder from another. What counts is the time from an
-event's sending to its action, which includes the broker, the node's door, its disk and its effector.
+event's sending to its action, which includes the broker, the node's door, its disk and its effector. In the windows to
+compare with, the same flood goes to a site that our node does not serve: so flooder and broker cost this machine the
+same in both, and the difference is what the flood costs the node.
 
-`python -m stigmergy.bench.flood URL FIRST COUNT RATE SECONDS` is such a sender: COUNT agents from number FIRST on,
+`python -m stigmergy.bench.flood URL SITE FIRST COUNT RATE SECONDS` is such a sender: COUNT agents from number FIRST on,
 RATE messages a second in all. It prints how many it has sent.
 """
 
@@ -41,7 +43,7 @@ OTHERS_PER_S = 100
 IN_FLIGHT_MAX = 200
 CONNECT_S_MAX = 10.0
 MILLISECOND_NS = 1_000_000
-TOPICS = Topics("bench", "site")
+OURS, ELSEWHERE = "site", "elsewhere"
 
 
 class Sent(Event):
@@ -83,7 +85,7 @@ class Flood(Struct, frozen=True):
 
 
 async def measure_flood(folder: Path, url: str, windows: int, window_s: float) -> Flood:
-    """Runs quiet and flooded windows in turn."""
+    """Runs windows with the flood elsewhere and here, in turn."""
     taken_ns: list[int] = []
     fleet = Declaration("bench", agents=[Gauge])
 
@@ -94,7 +96,7 @@ async def measure_flood(folder: Path, url: str, windows: int, window_s: float) -
 
     settings = Settings(bus=BusSettings(messages_per_s=float(QUOTA_PER_S), burst=2 * QUOTA_PER_S))
     host = Host(fleet, open_file(folder / "flood.db"), Ed25519Signer(SEED), Ed25519Verifier(), SystemClock(), settings)
-    link = BusLink(host, open_bus(url, "receiver", SystemEntropy()), SystemEntropy(), site="site", node="receiver")
+    link = BusLink(host, open_bus(url, "receiver", SystemEntropy()), SystemEntropy(), site=OURS, node="receiver")
     await host.start()
     await link.start()
     quiet_ns: list[int] = []
@@ -133,22 +135,20 @@ def _p99(taken_ns: list[int], window_s: float) -> int:
 
 async def _send(url: str, seconds: float, *, flooded: bool) -> int:
     """Runs the senders for a window; how many messages the flooder has sent."""
-    others = await _sender(url, 1, OTHERS, OTHERS_PER_S, seconds)
-    flooder = await _sender(url, 0, 1, QUOTA_PER_S * FLOOD_TIMES, seconds) if flooded else None
+    others = await _sender(url, OURS, 1, OTHERS, OTHERS_PER_S, seconds)
+    flooder = await _sender(url, OURS if flooded else ELSEWHERE, 0, 1, QUOTA_PER_S * FLOOD_TIMES, seconds)
     await others.communicate()
-    if flooder is None:
-        return 0
     output, _ = await flooder.communicate()
     return int(output)
 
 
-async def _sender(url: str, first: int, count: int, rate: int, seconds: float) -> asyncio.subprocess.Process:
-    arguments = [str(value) for value in (first, count, rate, seconds)]
+async def _sender(url: str, site: str, first: int, count: int, rate: int, seconds: float) -> asyncio.subprocess.Process:
+    arguments = [str(value) for value in (site, first, count, rate, seconds)]
     command = [sys.executable, "-m", "stigmergy.bench.flood", url, *arguments]
     return await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
 
 
-async def _send_window(url: str, first: int, count: int, rate: int, seconds: float) -> int:
+async def _send_window(url: str, topics: Topics, first: int, count: int, rate: int, seconds: float) -> int:
     """Sends at fixed times, whether the broker keeps up or not, up to a bound under way; how many it took."""
     bus = open_bus(url, f"sender-{first}", SystemEntropy())
     up = asyncio.Event()
@@ -167,7 +167,7 @@ async def _send_window(url: str, first: int, count: int, rate: int, seconds: flo
             id=f"{now_ns}.{number}", source=f"/bench/{first}", type=tag, datacontenttype=JSON, data={"at_ns": now_ns}
         )
         try:
-            topic = TOPICS.of_agent(address, Channel.INPUTS)
+            topic = topics.of_agent(address, Channel.INPUTS)
             await bus.publish(BusMessage(topic, write_structured(event), content_type=STRUCTURED))
             taken += 1
         except LinkDown:
@@ -189,8 +189,9 @@ async def _send_window(url: str, first: int, count: int, rate: int, seconds: flo
 
 def main(arguments: list[str]) -> None:
     """Sends one window."""
-    url, first, count, rate, seconds = arguments
-    print(asyncio.run(_send_window(url, int(first), int(count), int(rate), float(seconds))))
+    url, site, first, count, rate, seconds = arguments
+    topics = Topics("bench", site)
+    print(asyncio.run(_send_window(url, topics, int(first), int(count), int(rate), float(seconds))))
 
 
 if __name__ == "__main__":
