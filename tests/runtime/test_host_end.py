@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from stigmergy.core.agent import Agent, decide, react
+from stigmergy.core.agent import Agent, decide, evolve, react
 from stigmergy.core.codec import pack_envelope
 from stigmergy.core.effects import Effects, Events, Order
 from stigmergy.core.errors import (
@@ -226,3 +226,49 @@ class TestEnd:
             play(fleet, main, settings=Settings(effect_tries=1))
         assert isinstance(lives[0].failure, Bug)
         assert landed == ["Presser/a"]
+
+    @pytest.mark.parametrize("raised", [GeneratorExit, SystemExit])
+    def test_a_handler_that_ends_programs_takes_nothing_away_from_what_is_durable(
+        self, raised: type[BaseException]
+    ) -> None:
+        """It is stepped at the end of a write, right before what that write made durable is told."""
+
+        class Fragile(Agent):
+            safe = SafeAction(then=Land())
+
+            @evolve
+            def counted(self, event: Counted) -> None:
+                if event.number == 13:
+                    raise raised
+
+        fleet = Declaration("fragile", agents=[Fragile])
+        landed: list[str] = []
+        lives: list[Live] = []
+        told: list[asyncio.Future[None]] = []
+        ends: list[Any] = []
+
+        @fleet.actuator(Land)
+        def land(order: Order[Land]) -> None:
+            landed.append(order.agent)
+
+        async def main(node: SimNode) -> None:
+            live = await node.start()
+            lives.append(live)
+            await live.observe("Fragile/a", Counted(number=1))
+            node.latency.before_s = 0.001
+            node.latency.jitter = False
+            told.append(asyncio.ensure_future(live.observe("Fragile/a", Counted(number=2))))
+            await asyncio.sleep(0.0005)
+            told.append(asyncio.ensure_future(live.observe("Fragile/a", Counted(number=13))))
+            ends.extend(await asyncio.gather(*told, return_exceptions=True))
+            await node.kill()
+
+        if raised is SystemExit:
+            with pytest.raises(SystemExit):
+                play(fleet, main)
+        else:
+            play(fleet, main)
+            assert ends[0] is None, "it was durable"
+            assert isinstance(ends[1], Bug)
+        assert isinstance(lives[0].failure, Bug)
+        assert landed == ["Fragile/a"]

@@ -23,8 +23,8 @@ from stigmergy.runtime.mailbox import Ticket
 
 NEVER_NS = 2**62
 LINGER_NS = SECOND_NS // 500
-"""So long after a write began, single inputs are left to wait for its end, when they are stepped in one go: cheaper, and
-none of them could be written before. A disk that takes longer holds up no step."""
+"""So long after a write began, single inputs are left to wait for its end, when they are stepped in one go: cheaper,
+and none of them could be written before. A disk that takes longer holds up no step."""
 HELD_UP_NS = SECOND_NS // 10
 """Whoever looks later than this after the time for it was held up: a stopped process, a paused machine. Then the disk
 gets so much longer once, because what it has said meanwhile waits in the event loop."""
@@ -54,7 +54,7 @@ class Committer:
         write_within_ns: int,
         gather: Callable[[], None],
         durable: Callable[[Flight], None],
-        failed: Callable[[Exception], None],
+        failed: Callable[[BaseException], None],
     ) -> None:
         self._shards = shards
         self._journal = journal
@@ -224,12 +224,12 @@ class Committer:
             self._failed(error)
             return
         self.flight = None
-        failure: Exception | None = None
+        failure: BaseException | None = None
         try:
             # The disk comes first: while it works on the next group, what is durable by now is told and released.
             self._gather()
             self.write(self._clock.monotonic_ns())
-        except Exception as raised:
+        except BaseException as raised:
             failure = raised
         self._durable(flight)
         if failure is not None:

@@ -141,7 +141,7 @@ class Host:
             int(self.settings.write_within_s * SECOND_NS),
             self._gather,
             self._written,
-            self._fail,
+            self._give_up,
         )
         self._watches = (self._alarms, self._staleness, self.ingress, self.committer)
         return recovered
@@ -223,6 +223,13 @@ class Host:
         finally:
             self._halt(error)
 
+    def _give_up(self, error: BaseException) -> None:
+        """Fails with whatever was raised. What ends programs is passed on once agents are safe."""
+        ends = f"a handler raised {type(error).__name__}, which ends programs; raise an Exception instead"
+        self._fail(error if isinstance(error, Exception) else Bug(ends))
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise error
+
     # ------------------------------------------------------------------ turns
 
     def _wake(self) -> None:
@@ -247,12 +254,8 @@ class Host:
             if (stepped or full) and self.mailbox.waiting and self.committer.room:
                 self._wake()
             self._arm(monotonic_ns)
-        except Exception as error:
-            self._fail(error)
         except BaseException as error:
-            self._fail(Bug(f"a handler raised {type(error).__name__}, which ends programs; raise an Exception instead"))
-            if isinstance(error, KeyboardInterrupt | SystemExit):
-                raise
+            self._give_up(error)
 
     def _ring(self, now_ns: int, monotonic_ns: int) -> None:
         """What time brings: stale agents are made safe, timers and gaps that ran out become inputs."""
