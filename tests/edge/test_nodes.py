@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -20,9 +21,10 @@ from stigmergy.core.cloudevents import CloudEvent, read_event
 from stigmergy.ports.bus import BusMessage
 from stigmergy.runtime.live import Live
 from stigmergy.testing.brokers import Broker
-from tests.runtime.fleets import Drone, Measured, cloud
+from stigmergy.testing.proxy import LinkProxy
+from tests.runtime.fleets import Drone, Measured, Monitor, cloud
 
-WAIT_S_MAX = 30.0
+WAIT_S_MAX = 60.0
 
 GROUND = """
 from stigmergy import Agent, Event, Fleet, evolve, within
@@ -207,3 +209,43 @@ async def test_a_command_over_the_broker_is_answered_there(tmp_path: Path, broke
         assert sorted(verdicts) == [("c-1", True), ("c-1", True), ("c-2", False)]
     finally:
         await pilot.close()
+
+
+@pytest.mark.timeout(120)
+async def test_links_that_are_cut_again_and_again_lose_nothing(tmp_path: Path, broker: Broker) -> None:
+    chance = random.Random(7)
+    proxies = (LinkProxy(broker.port), LinkProxy(broker.port))
+    urls = [f"mqtt://127.0.0.1:{await proxy.start()}" for proxy in proxies]
+    drones, ground = Fleet("delivery", agents=[Drone]), Fleet("delivery", agents=[Monitor])
+    ground.listen("Drone/{id}/battery", to="Monitor/{id}")
+    count = 0
+
+    async def publish(live: Live) -> None:
+        nonlocal count
+        for name in ("1", "2", "3"):
+            await live.observe(f"Drone/{name}", Measured(number=count))
+        count += 1
+
+    def heard(live: Live) -> list[tuple[int, ...]]:
+        return [live.query(f"Monitor/{name}", Monitor).numbers for name in ("1", "2", "3")]
+
+    async with (
+        ground.running(journal="memory:", bus=urls[0], node="ground") as base,
+        drones.running(journal="memory:", bus=urls[1], node="drone") as live,
+    ):
+        await wait_until(lambda: len(live.members()) == 2, "the other node")
+        for _ in range(12):
+            proxy = chance.choice(proxies)
+            proxy.cut()
+            for _ in range(5):
+                await publish(live)
+                await asyncio.sleep(0.01)
+            proxy.restore()
+            for _ in range(chance.randrange(20)):
+                await publish(live)
+                await asyncio.sleep(0.01)
+        await wait_until(lambda: all(len(numbers) >= count for numbers in heard(base)), "all of it")
+        assert heard(base) == [tuple(range(count))] * 3
+        assert base.standing().counters["skipped"] == 0
+    for proxy in proxies:
+        await proxy.close()
