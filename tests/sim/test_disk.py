@@ -96,6 +96,21 @@ def test_deletion_and_truncation_may_be_undone_by_power_loss(make_disk: MakeDisk
     assert seen == {(None, 1), (None, 4), (4, 1), (4, 4)}
 
 
+def test_file_that_is_made_anew_is_there_after_its_sync_and_its_folders(make_disk: MakeDisk) -> None:
+    for seed in range(20):
+        disk = make_disk(seed)
+        disk.put("file", b"old")
+        disk.remove("file")
+        file = disk.open("file")
+        file.write_at(0, b"new")
+        file.sync()
+        if seed % 2:
+            disk.sync_folder("file")
+        disk.lose_power()
+        disk.restart()
+        assert disk.content("file") == b"new"
+
+
 def test_replaced_and_removed_names_are_durable_when_synced(make_disk: MakeDisk) -> None:
     for seed in range(20):
         disk = make_disk(seed)

@@ -11,11 +11,10 @@ import random
 
 from msgspec import Struct
 
-from stigmergy.adapters.sqlite import open_journal
 from stigmergy.core.commit import Sealed, digest_commit
 from stigmergy.core.errors import JournalCorrupt, StigmergyError
 from stigmergy.sim.disk import SimDisk
-from stigmergy.sim.journal_trial import IDENTITY, SHARDS, URL, Trial, make_trial
+from stigmergy.sim.journal_trial import IDENTITY, SHARDS, Open, Trial, make_trial, open_sqlite
 from stigmergy.sim.loop import run
 
 DATABASE, WAL, MARK = "fleet.db", "fleet.db-wal", "fleet.db-mark"
@@ -39,12 +38,13 @@ class Victim(Struct, frozen=True):
     image: Image
     acknowledged: dict[int, list[Sealed]]
     last_group: tuple[Sealed, ...]
+    open_on: Open = open_sqlite
 
 
-def make_victim(seed: int, *, steps: int = 60, groups_at_the_end: int = 3) -> Victim:
+def make_victim(seed: int, *, steps: int = 60, groups_at_the_end: int = 3, open_on: Open = open_sqlite) -> Victim:
     """Random work with checkpoints, then some appends, so that the WAL holds acknowledged commits when the process
     dies."""
-    trial = make_trial(seed, random.Random(seed))
+    trial = make_trial(seed, random.Random(seed), open_on=open_on)
 
     async def main() -> None:
         journal = trial.open()
@@ -62,6 +62,7 @@ def make_victim(seed: int, *, steps: int = 60, groups_at_the_end: int = 3) -> Vi
         image={path: trial.disk.content(path) for path in trial.disk.paths()},
         acknowledged=_kept(trial),
         last_group=last_groups[-1],
+        open_on=open_on,
     )
     trial.disk.close()
     return victim
@@ -80,7 +81,7 @@ def examine(victim: Victim, image: Image) -> Outcome:
     for path, content in image.items():
         disk.put(path, content)
     try:
-        journal = open_journal(URL, IDENTITY, inline=True, vfs=disk.vfs, files=disk)
+        journal = victim.open_on(disk)
         if journal.identity != IDENTITY:
             return Outcome.WRONG
         found = {shard: [stored.sealed for stored in journal.read(shard)] for shard in range(SHARDS)}

@@ -111,11 +111,14 @@ class Folder:
     def sync_creation(self, name: str) -> None:
         """Makes durable that a file has this name, as a sync of the new file itself does."""
         inode = self.seen.get(name)
-        for names in self._unsynced:
-            if inode is not None and names == {name: inode}:
+        if inode is None or {name: inode} not in self._unsynced:
+            return
+        # What happened to the name before goes first: a removal must not be carried out after it.
+        until = self._unsynced.index({name: inode})
+        for names in self._unsynced[: until + 1]:
+            if name in names:
                 _rename(self._durable, names)
-                self._unsynced.remove(names)
-                return
+        self._unsynced = [names for number, names in enumerate(self._unsynced) if number > until or name not in names]
 
     def lose_power(self, chance: random.Random) -> None:
         """What is there when the power is back: names first, then the content of what still has one."""

@@ -15,7 +15,19 @@ from stigmergy.core.errors import (
 )
 
 RESTORE = "restore the journal from a copy"
-_ACCESS = frozenset({errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EROFS})
+_ACCESS = frozenset(
+    {
+        errno.EACCES,
+        errno.EPERM,
+        errno.ENOENT,
+        errno.ENOTDIR,
+        errno.EISDIR,
+        errno.EROFS,
+        errno.EEXIST,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+    }
+)
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 

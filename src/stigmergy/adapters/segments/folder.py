@@ -6,6 +6,7 @@ Everything here raises OSError and nothing else; the caller translates. The simu
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from typing import Protocol
 
@@ -106,7 +107,7 @@ class OsFolder:
     def __init__(self, path: str, *, create: bool) -> None:
         self.path = os.path.realpath(path)
         if create:
-            os.makedirs(self.path, exist_ok=True)
+            _make_folder(self.path)
 
     def names(self) -> list[str]:
         return sorted(os.listdir(self.path))
@@ -137,11 +138,7 @@ class OsFolder:
             os.unlink(self._of(name))
 
     def sync(self) -> None:
-        file = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(file)
-        finally:
-            os.close(file)
+        _sync_folder(self.path)
 
     def free_bytes(self) -> int:
         room = os.statvfs(self.path)
@@ -149,3 +146,24 @@ class OsFolder:
 
     def _of(self, name: str) -> str:
         return os.path.join(self.path, name)
+
+
+def _make_folder(path: str) -> None:
+    """Makes it and those above it, each durable in the one that holds it: else all that is in it could go with it."""
+    if os.path.isdir(path):
+        return
+    above = os.path.dirname(path)
+    _make_folder(above)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path)
+    if not os.path.isdir(path):
+        raise NotADirectoryError(errno.ENOTDIR, "a file is where the folder should be", path)
+    _sync_folder(above)
+
+
+def _sync_folder(path: str) -> None:
+    file = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)

@@ -1,16 +1,17 @@
 """Frames: what a segment is made of, byte by byte. Pure. docs/formats.md is the manual.
 
-A frame is a header of 40 bytes and a payload, at the next multiple of 8. The header holds a magic, the kind, the length
-of the payload, the frame's number, and a checksum over all of it under a key of the journal's own: whoever sends us
-events cannot put bytes into them that pass for a frame. Frames of a journal are numbered without a gap. So a frame is
-the next one only if it has the next number; what an earlier life of the file has left behind it never is.
+A frame is a header of 40 bytes and a payload, filled up to the next multiple of 8. The header holds a magic, the kind,
+the length of the payload, the frame's number, a checksum of these, and one of all of it, both under a key of the
+journal's own: whoever sends us events cannot put bytes into them that pass for a frame, or for a header that makes us
+look at everything behind it. Frames of a journal are numbered without a gap. So a frame is the next one only if it has
+the next number; what an earlier life of the file has left behind it never is.
 """
 
 from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -24,10 +25,11 @@ from stigmergy.ports.journal import StoredCommit
 T = TypeVar("T")
 MAGIC = b"STGF"
 FORMAT = 1
-_HEADER = struct.Struct("<4sB3xIIQ16s")
+_START = struct.Struct("<4sBB2xIQ")
+_CHECK_BYTES = 4
 _CHECKSUM_BYTES = 16
-_SIGNED_BYTES = _HEADER.size - _CHECKSUM_BYTES
-HEADER_BYTES = _HEADER.size
+_SIGNED_BYTES = _START.size + _CHECK_BYTES
+HEADER_BYTES = _SIGNED_BYTES + _CHECKSUM_BYTES
 ALIGNMENT = 8
 KEY_BYTES = 32
 
@@ -40,6 +42,7 @@ class Kind(enum.IntEnum):
     FIRSTS = 3
     PART = 4
     IDENTITY = 5
+    KEPT = 6
 
 
 class Frame(Struct, frozen=True):
@@ -77,39 +80,51 @@ class _Rows(Struct, array_like=True, frozen=True):
     signature: Signature
 
 
+class _KeptRow(_Row, array_like=True, frozen=True):
+    signature: Signature | None
+
+
 _encoder = msgspec.msgpack.Encoder()
 _rows = msgspec.msgpack.Decoder(_Rows)
 _heads = msgspec.msgpack.Decoder(SegmentHead)
+_kept_rows = msgspec.msgpack.Decoder(list[_KeptRow])
 _firsts = msgspec.msgpack.Decoder(dict[int, int])
 
 
 def encode_frame(key: bytes, kind: Kind, number: int, payload: bytes) -> bytes:
     """The bytes of a frame."""
     padding = -(HEADER_BYTES + len(payload)) % ALIGNMENT
-    start = _HEADER.pack(MAGIC, kind, len(payload), padding, number, bytes(_CHECKSUM_BYTES))[:_SIGNED_BYTES]
+    start = _START.pack(MAGIC, kind, padding, len(payload), number)
+    start += _check(key, start)
     return b"".join((start, _checksum(key, start, payload), payload, bytes(padding)))
 
 
 def read_frame(key: bytes, data: bytes, offset: int = 0) -> Frame | None:
     """The frame that begins there; None if there is none, or not all of it, or not as it was written."""
-    if len(data) - offset < HEADER_BYTES:
+    size_bytes = size_ahead(key, data, offset)
+    if not size_bytes or len(data) - offset < size_bytes:
         return None
-    magic, kind, length, padding, number, checksum = _HEADER.unpack_from(data, offset)
-    if magic != MAGIC or padding >= ALIGNMENT or len(data) - offset < HEADER_BYTES + length:
-        return None
+    _, kind, _, length, number = _START.unpack_from(data, offset)
     body = offset + HEADER_BYTES
     payload = bytes(data[body : body + length])
+    checksum = data[offset + _SIGNED_BYTES : body]
     if _checksum(key, bytes(data[offset : offset + _SIGNED_BYTES]), payload) != checksum:
         return None
-    return Frame(Kind(kind), number, payload, HEADER_BYTES + length + padding)
+    try:
+        return Frame(Kind(kind), number, payload, size_bytes)
+    except ValueError:
+        raise JournalCorrupt(f"frame {number} is of kind {kind}, which this version does not know") from None
 
 
-def size_ahead(data: bytes) -> int:
-    """How many bytes the frame takes whose header this is; 0 if it is none."""
-    if len(data) < HEADER_BYTES:
+def size_ahead(key: bytes, data: bytes, offset: int = 0) -> int:
+    """How many bytes the frame takes whose header this is, filled up; 0 if it is none."""
+    if len(data) - offset < HEADER_BYTES or not data.startswith(MAGIC, offset):
         return 0
-    magic, _, length, padding, _, _ = _HEADER.unpack_from(data)
-    return HEADER_BYTES + length + padding if magic == MAGIC and padding < ALIGNMENT else 0
+    _, _, padding, length, _ = _START.unpack_from(data, offset)
+    start = data[offset : offset + _START.size]
+    if data[offset + _START.size : offset + _SIGNED_BYTES] != _check(key, start):
+        return 0
+    return HEADER_BYTES + int(length) + int(padding)
 
 
 def frames_anywhere(key: bytes, data: bytes) -> Iterator[Frame]:
@@ -124,10 +139,7 @@ def frames_anywhere(key: bytes, data: bytes) -> Iterator[Frame]:
 
 def encode_group(group: Group) -> bytes:
     """The payload of a group."""
-    rows = [
-        (one.shard, one.position, one.epoch, one.time_ns, one.events, one.digest, one.body) for one in group.commits
-    ]
-    return _encoder.encode((rows, group.signature))
+    return _encoder.encode(([_row(one) for one in group.commits], group.signature))
 
 
 def decode_group(frame: Frame, where: str) -> list[StoredCommit]:
@@ -143,6 +155,21 @@ def decode_group(frame: Frame, where: str) -> list[StoredCommit]:
     ]
 
 
+def encode_kept(commits: Sequence[StoredCommit]) -> bytes:
+    """The payload of what was kept of segments that have gone."""
+    return _encoder.encode([(*_row(stored.sealed), stored.signature) for stored in commits])
+
+
+def decode_kept(frame: Frame, where: str) -> list[StoredCommit]:
+    """The commits that were kept, each with its signature if it had one."""
+    return [
+        StoredCommit(
+            Sealed(row.shard, row.position, row.epoch, row.time_ns, row.events, row.digest, row.body), row.signature
+        )
+        for row in _decoded(_kept_rows, frame, where)
+    ]
+
+
 def encode_head(head: SegmentHead) -> bytes:
     """The payload of a segment's first frame."""
     return _encoder.encode(head)
@@ -154,12 +181,12 @@ def decode_head(frame: Frame, where: str) -> SegmentHead:
 
 
 def encode_firsts(firsts: dict[int, int]) -> bytes:
-    """The payload of a note of where each shard begins."""
+    """The payload of a note of where shards begin from now on: of those that have lost some of their beginning."""
     return _encoder.encode(firsts)
 
 
 def decode_firsts(frame: Frame, where: str) -> dict[int, int]:
-    """Where each shard begins that has lost its beginning."""
+    """Where these shards begin from now on."""
     return _decoded(_firsts, frame, where)
 
 
@@ -168,6 +195,14 @@ def _decoded(decoder: msgspec.msgpack.Decoder[T], frame: Frame, where: str) -> T
         return decoder.decode(frame.payload)
     except msgspec.DecodeError as error:
         raise JournalCorrupt(f"{where}: frame {frame.number} is whole and makes no sense ({error})") from None
+
+
+def _row(one: Sealed) -> tuple[int, int, int, int, int, bytes, bytes]:
+    return (one.shard, one.position, one.epoch, one.time_ns, one.events, one.digest, one.body)
+
+
+def _check(key: bytes, start: bytes) -> bytes:
+    return blake3(start, key=key).digest(length=_CHECK_BYTES)
 
 
 def _checksum(key: bytes, start: bytes, payload: bytes) -> bytes:

@@ -5,12 +5,14 @@ next one begins with a frame that says how far each shard had come. Between appe
 spare is filled with zeros a little at a time: a sync of bytes that lie in a file already is the cheapest there is.
 Segments that are not needed any more become spares.
 
-Where a shard begins after a drop is said by a frame too; whole segments before that go.
+Where a shard begins after a drop is said by a frame too; whole segments before that go, and of a segment that is nearly
+empty the rest is kept in a file of its own.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 from collections.abc import Awaitable, Iterator, Sequence
 from functools import partial
@@ -32,6 +34,7 @@ from stigmergy.adapters.segments.frames import (
     encode_group,
     encode_head,
 )
+from stigmergy.adapters.segments.kept import KEPT_COMMITS_MAX, KEPT_SHARE_MAX, Kept, by_shard, write_kept
 from stigmergy.adapters.segments.segment import SPARE, Landmark, Segment, segment_name
 from stigmergy.core.commit import Group, Head
 from stigmergy.core.continuity import advance, check_drop
@@ -59,6 +62,7 @@ class Opened(Struct):
     """Of the last frame."""
     heads: dict[int, Head]
     firsts: dict[int, int]
+    kept: Kept
 
 
 class SegmentJournal:
@@ -71,6 +75,9 @@ class SegmentJournal:
         self._segments = opened.segments
         self._heads = opened.heads
         self._firsts = opened.firsts
+        self._kept = opened.kept
+        self._unkept = (0, 0)
+        """The segment that was last found to have too much to keep, and how many commits of it that were."""
         self._number = opened.number
         self._segment_bytes = segment_bytes
         self._filled = filled
@@ -105,15 +112,21 @@ class SegmentJournal:
         self._check_usable()
         position = max(after + 1, self.first_position(shard))
         while (head := self._heads.get(shard)) is not None and position <= head.position:
-            before = position
-            for stored in self._segment_with(shard, position).commits(self._folder, self._key, shard, position):
-                if stored.sealed.position != position:
-                    break
-                if position < self.first_position(shard):
-                    raise Bug(f"shard {shard}: position {position} was dropped while it was to be read")
-                yield stored
-                position += 1
-            if position == before:
+            before, segment = position, self._segment_with(shard, position)
+            try:
+                for stored in self._commits(segment, shard, position):
+                    if stored.sealed.position != position:
+                        break
+                    if position < self.first_position(shard):
+                        raise Bug(f"shard {shard}: position {position} was dropped while it was to be read")
+                    yield stored
+                    position += 1
+            except JournalCorrupt:
+                # It went while it was read, and its file may be another segment's by now.
+                if segment is None or segment in self._segments:
+                    raise
+                continue
+            if position == before and (segment is None or segment in self._segments):
                 raise JournalCorrupt(f"{self._folder.path}: shard {shard}: position {position} is missing; {RESTORE}")
 
     def append(self, group: Group) -> Awaitable[None]:
@@ -155,8 +168,9 @@ class SegmentJournal:
         try:
             return JournalSize(
                 commits=sum(head.position - firsts.get(shard, 1) + 1 for shard, head in heads.items()),
-                bytes_used=sum(self._folder.size(name) or 0 for name in self._folder.names()),
-                bytes_free=self._folder.free_bytes(),
+                bytes_used=sum(self._folder.size(name) or 0 for name in self._folder.names() if name != SPARE),
+                # A spare is given up when there is no other room.
+                bytes_free=self._folder.free_bytes() + (self._folder.size(SPARE) or 0),
             )
         except OSError as error:
             raise reading_error(error, self._folder.path) from error
@@ -190,17 +204,31 @@ class SegmentJournal:
         self._write_frame(file, end, frame)
         self._number += 1
         self._appended_bytes = len(frame)
-        segment.note(end, self._number, {shard: head.position for shard, head in self._heads.items()})
+        if segment.is_due(end):
+            segment.note(end, self._number, self._positions())
         segment.end = end + len(frame)
 
     def _write_frame(self, file: OpenFile, offset: int, frame: bytes) -> None:
         try:
             file.write_at(offset, frame)
         except OSError as error:
-            if is_full(error):
-                raise full_error(self._folder.path) from error
-            raise
+            if not is_full(error):
+                raise
+            self._write_in_place_of_the_spare(file, offset, frame, error)
         file.sync()
+
+    def _write_in_place_of_the_spare(self, file: OpenFile, offset: int, frame: bytes, error: OSError) -> None:
+        if self._folder.size(SPARE) is None:
+            raise full_error(self._folder.path) from error
+        self._drop_spare_handle()
+        self._folder.remove(SPARE)
+        self._folder.sync()
+        try:
+            file.write_at(offset, frame)
+        except OSError as again:
+            if is_full(again):
+                raise full_error(self._folder.path) from again
+            raise
 
     def _active(self) -> tuple[Segment, OpenFile]:
         """The segment that grows, and its file."""
@@ -225,18 +253,24 @@ class SegmentJournal:
             if is_full(error):
                 raise full_error(self._folder.path) from error
             raise
-        positions = {shard: head.position for shard, head in self._heads.items()}
         heads = [self._heads[shard] for shard in sorted(self._heads)]
         head = SegmentHead(FORMAT, self.identity.incarnation, number, heads, self._firsts)
         frame = encode_frame(self._key, Kind.SEGMENT, self._number + 1, encode_head(head))
-        self._write_frame(file, 0, frame)
+        try:
+            self._write_frame(file, 0, frame)
+        except BaseException:
+            file.close()
+            raise
         self._number += 1
-        segment = Segment(number, Landmark(len(frame), self._number + 1, positions), len(frame))
+        segment = Segment(number, Landmark(len(frame), self._number + 1, self._positions()), len(frame))
         if self._file is not None:
             self._file.close()
         self._segments.append(segment)
         self._file = file
         return segment, file
+
+    def _positions(self) -> dict[int, int]:
+        return {shard: head.position for shard, head in self._heads.items()}
 
     def _put_snapshot(self, shard: int, position: int, parts: tuple[SnapshotPart, ...]) -> None:
         with self._writing():
@@ -251,15 +285,53 @@ class SegmentJournal:
         if shard not in self._heads or upto < self._firsts.get(shard, 1):
             return
         with self._writing():
-            firsts = {**self._firsts, shard: upto + 1}
-            self._write(Kind.FIRSTS, encode_firsts(firsts))
-            self._firsts = firsts
-            while len(self._segments) > 1 and self._is_dropped(self._segments[1].start.positions):
+            moved = {shard: upto + 1}
+            self._write(Kind.FIRSTS, encode_firsts(moved))
+            self._firsts = {**self._firsts, **moved}
+            while len(self._segments) > 1 and self._is_free(*self._segments[:2]):
                 self._discard(self._segments.pop(0))
 
-    def _is_dropped(self, reached: dict[int, int]) -> bool:
-        """Whether nobody can ask any more for what lies before these positions."""
-        return all(position < self._firsts.get(shard, 1) for shard, position in reached.items())
+    def _is_free(self, oldest: Segment, second: Segment) -> bool:
+        """Whether nobody can ask any more for what the oldest segment has; the little that somebody can is kept."""
+        live = 0
+        for shard, position in second.start.positions.items():
+            before = max(self._firsts.get(shard, 1) - 1, oldest.start.positions.get(shard, 0))
+            live += max(0, position - before)
+        if not live:
+            return True
+        if live > KEPT_COMMITS_MAX or self._unkept == (oldest.number, live):
+            return False
+        try:
+            return self._keep(oldest) or self._leave(oldest, live)
+        except JournalCorrupt:
+            # It will be found by whoever reads it; until then it stays as it is.
+            return self._leave(oldest, live)
+
+    def _leave(self, oldest: Segment, live: int) -> bool:
+        self._unkept = (oldest.number, live)
+        return False
+
+    def _keep(self, oldest: Segment) -> bool:
+        # If the power went right after this was done, the file has already what the segment has.
+        before = oldest.start.positions
+        kept_before = [
+            stored
+            for stored in itertools.chain.from_iterable(self._kept.values())
+            if self._firsts.get(stored.sealed.shard, 1) <= stored.sealed.position <= before.get(stored.sealed.shard, 0)
+        ]
+        commits = [*kept_before, *oldest.commits_from(self._folder, self._key, self._firsts)]
+        size_bytes = sum(len(stored.sealed.body) for stored in commits)
+        if len(commits) > KEPT_COMMITS_MAX or size_bytes > self._segment_bytes // KEPT_SHARE_MAX:
+            return False
+        kept = by_shard(commits)
+        try:
+            write_kept(self._folder, self._key, kept)
+        except OSError as error:
+            if is_full(error):
+                return False
+            raise
+        self._kept = kept
+        return True
 
     def _discard(self, segment: Segment) -> None:
         if self._filled and self._spare is None and self._folder.size(SPARE) is None:
@@ -275,7 +347,10 @@ class SegmentJournal:
             return
         grow_bytes = max(FILL_BYTES if self._appended_bytes > FILL_BYTES // 8 else 1 << 14, 2 * self._appended_bytes)
         self._appended_bytes = 0
-        with self._lock, contextlib.suppress(OSError):
+        # Whatever goes wrong, nobody waits for this, and the thread it runs in must live.
+        with self._lock, contextlib.suppress(Exception):
+            if self._folder.free_bytes() < 2 * self._segment_bytes:
+                return
             if self._spare is None:
                 self._spare = self._folder.open(SPARE, create=True)
                 self._spare_bytes = self._spare_synced = self._spare.size()
@@ -323,12 +398,19 @@ class SegmentJournal:
 
     # What follows runs on the event loop.
 
-    def _segment_with(self, shard: int, position: int) -> Segment:
-        segments = list(self._segments)
-        for segment in reversed(segments):
+    def _segment_with(self, shard: int, position: int) -> Segment | None:
+        """Where a position is; None if it is among what was kept of segments that have gone."""
+        for segment in reversed(list(self._segments)):
             if segment.start.positions.get(shard, 0) < position:
                 return segment
-        raise JournalCorrupt(f"{self._folder.path}: shard {shard}: position {position} is missing; {RESTORE}")
+        return None
+
+    def _commits(self, segment: Segment | None, shard: int, position: int) -> Iterator[StoredCommit]:
+        if segment is not None:
+            return segment.commits(self._folder, self._key, shard, position)
+        if position < self.first_position(shard):
+            raise Bug(f"shard {shard}: position {position} was dropped while it was to be read")
+        return iter([stored for stored in self._kept.get(shard, ()) if stored.sealed.position >= position])
 
     def _check_writable(self) -> None:
         self._check_usable()

@@ -40,6 +40,7 @@ from stigmergy.adapters.segments.frames import (
     size_ahead,
 )
 from stigmergy.adapters.segments.journal import Opened, SegmentJournal
+from stigmergy.adapters.segments.kept import check_beginning, read_kept
 from stigmergy.adapters.segments.segment import SUFFIX, Landmark, Segment, segment_name, segment_number
 from stigmergy.core.commit import Head, head_of
 from stigmergy.core.errors import ConfigError, JournalCorrupt, JournalForeign, JournalLocked
@@ -99,10 +100,9 @@ def inspect_journal(url: str, *, folder: Folder | None = None) -> SegmentJournal
 
 def renew_incarnation(url: str, incarnation: int, *, folder: Folder | None = None) -> None:
     """Makes a restored copy a journal of its own. Peers then do not mistake it for the original, which knew more."""
-    opening = _Opening(url, folder, read_only=False, heed_mark=False)
-    opened = opening.run(None, None)
+    _check_incarnation(incarnation)
+    opened = _Opening(url, folder, read_only=False, heed_mark=False).run(None, None)
     try:
-        _check_incarnation(incarnation)
         renewed = JournalIdentity(opened.identity.fleet, opened.identity.shards, incarnation)
         _write_identity(opened.folder, renewed, opened.key)
     except OSError as error:
@@ -155,11 +155,13 @@ class _Opening:
                 number=0,
                 heads={},
                 firsts={},
+                kept=read_kept(folder, stored_key),
             )
             self._read_segments(opened)
             mark = decode_mark(claim.read()) if self._heed_mark else None
             _check_mark(opened, mark)
-            if not self._read_only:
+            # Until the copy has its own incarnation, the mark still speaks of what the original knew.
+            if not self._read_only and self._heed_mark:
                 claim.write(encode_mark(_own_mark(identity, mark)))
             undo.pop_all()
             return opened
@@ -241,7 +243,7 @@ class _Opening:
             found = self._read_head(opened.key, number)
             if found is None:
                 # The power went when it was begun. Nothing of it was ever acknowledged.
-                if number != numbers[-1]:
+                if number != numbers[-1] or (not heads and number != 1):
                     raise self._corrupt(number, "does not begin as it should")
                 self._check_unbegun(opened.key, number, heads[-1][1].number if heads else 0)
                 break
@@ -252,11 +254,14 @@ class _Opening:
             opened.segments.append(Segment(head.segment, start, None))
         if heads:
             self._read_last(opened, *heads[-1])
+            check_beginning(self._folder, opened.kept, opened.segments[0].start.positions, opened.firsts)
+        elif opened.kept:
+            raise JournalCorrupt(f"{self._folder.path}: the segments are gone; {RESTORE}")
 
     def _read_head(self, key: bytes, number: int) -> tuple[SegmentHead, Frame] | None:
         file = self._folder.open(segment_name(number))
         try:
-            frame = read_frame(key, file.read_at(0, size_ahead(file.read_at(0, HEADER_BYTES))))
+            frame = read_frame(key, file.read_at(0, size_ahead(key, file.read_at(0, HEADER_BYTES))))
         finally:
             file.close()
         if frame is None or frame.kind is not Kind.SEGMENT:
@@ -287,10 +292,10 @@ class _Opening:
             for offset, frame in segment.walk(file, opened.key, segment.start):
                 end, last = offset + frame.size_bytes, (offset, frame.size_bytes)
                 opened.number = frame.number
-                positions = {shard: one.position for shard, one in opened.heads.items()}
-                segment.note(offset, frame.number, positions)
+                if segment.is_due(offset):
+                    segment.note(offset, frame.number, {shard: one.position for shard, one in opened.heads.items()})
                 if frame.kind is Kind.FIRSTS:
-                    opened.firsts = decode_firsts(frame, where)
+                    opened.firsts.update(decode_firsts(frame, where))
                 elif frame.kind is Kind.GROUP:
                     self._advance(opened.heads, frame, where)
             segment.end = end

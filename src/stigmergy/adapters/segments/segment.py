@@ -1,13 +1,13 @@
 """One segment: a file of frames, and where to begin to read it for a position of a shard.
 
 Names are numbers, `0000000000000001.log`, without a gap. A segment that is written is never changed again; the last one
-grows at its end. Landmarks, a few hundred frames apart, say how far each shard had come there, so that a reader finds
-a position without reading the segment from its start. They are made by reading and by writing, and never stored.
+grows at its end. Landmarks, some way apart, say how far each shard had come there, so that a reader finds a position
+without reading the segment from its start. They are made by reading and by writing, and never stored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from msgspec import Struct
 
@@ -20,7 +20,8 @@ from stigmergy.ports.journal import StoredCommit
 SUFFIX = ".log"
 SPARE = "spare"
 READ_BYTES = 1 << 18
-LANDMARK_FRAMES = 256
+LANDMARK_BYTES = 1 << 18
+"""So far apart, so that their number is bounded by the segment's size, however small its frames are."""
 
 
 def segment_name(number: int) -> str:
@@ -52,19 +53,20 @@ class Segment:
         self.end = end
         """Behind the last frame; None while that has not been looked for."""
         self._landmarks = [start]
-        self._frames = 0
 
     @property
     def name(self) -> str:
         """Its file."""
         return segment_name(self.number)
 
-    def note(self, offset: int, number: int, positions: dict[int, int]) -> None:
-        """A frame was written behind everything that is known: now and then one is a landmark."""
-        self._frames += 1
-        if self._frames >= LANDMARK_FRAMES and offset > self._landmarks[-1].offset:
+    def note(self, offset: int, number: int, positions: Mapping[int, int]) -> None:
+        """A frame begins there: now and then one is a landmark. Ask `is_due` first, where positions take work."""
+        if self.is_due(offset):
             self._landmarks.append(Landmark(offset, number, dict(positions)))
-            self._frames = 0
+
+    def is_due(self, offset: int) -> bool:
+        """Whether a frame that begins there is to be a landmark."""
+        return offset - self._landmarks[-1].offset >= LANDMARK_BYTES
 
     def landmark_before(self, shard: int, position: int) -> Landmark:
         """The last one that lies before a position of a shard."""
@@ -79,9 +81,9 @@ class Segment:
         data, data_offset = b"", offset
         while self.end is None or offset < self.end:
             frame = read_frame(key, data, offset - data_offset)
-            if frame is None:
-                wanted = max(READ_BYTES, size_ahead(file.read_at(offset, HEADER_BYTES)))
-                data, data_offset = file.read_at(offset, wanted), offset
+            # What was read some time ago may have been written over since: it counts only if it is the next frame.
+            if frame is None or frame.number != number:
+                data, data_offset = read_ahead(file, key, offset), offset
                 frame = read_frame(key, data)
             if frame is None or frame.number != number:
                 return
@@ -91,8 +93,18 @@ class Segment:
 
     def commits(self, folder: Folder, key: bytes, shard: int, position: int) -> Iterator[StoredCommit]:
         """The commits of a shard from a position on, as far as this segment has them."""
+        for stored in self._walk_commits(folder, key, self.landmark_before(shard, position)):
+            if stored.sealed.shard == shard and stored.sealed.position >= position:
+                yield stored
+
+    def commits_from(self, folder: Folder, key: bytes, firsts: Mapping[int, int]) -> Iterator[StoredCommit]:
+        """The commits of all shards in this segment that have not been dropped."""
+        for stored in self._walk_commits(folder, key, self.start):
+            if stored.sealed.position >= firsts.get(stored.sealed.shard, 1):
+                yield stored
+
+    def _walk_commits(self, folder: Folder, key: bytes, landmark: Landmark) -> Iterator[StoredCommit]:
         where = f"{folder.path}/{self.name}"
-        landmark = self.landmark_before(shard, position)
         try:
             file = folder.open(self.name)
         except OSError as error:
@@ -104,11 +116,10 @@ class Segment:
                 reached = offset + frame.size_bytes
                 if frame.kind is not Kind.GROUP:
                     continue
-                self._note_read(offset, frame.number, positions)
+                self.note(offset, frame.number, positions)
                 for stored in decode_group(frame, where):
                     positions[stored.sealed.shard] = stored.sealed.position
-                    if stored.sealed.shard == shard and stored.sealed.position >= position:
-                        yield stored
+                    yield stored
             if self.end is not None and reached < self.end:
                 raise JournalCorrupt(f"{where}: damaged at byte {reached}; {RESTORE}")
         except OSError as error:
@@ -116,7 +127,9 @@ class Segment:
         finally:
             file.close()
 
-    def _note_read(self, offset: int, number: int, positions: dict[int, int]) -> None:
-        """Landmarks of a segment that was found on disk are made by whoever reads it first."""
-        if offset > self._landmarks[-1].offset:
-            self.note(offset, number, positions)
+
+def read_ahead(file: OpenFile, key: bytes, offset: int) -> bytes:
+    """From a frame's first byte on, all of it and some more; never more than the file has, whatever a header says."""
+    left_bytes = max(0, file.size() - offset)
+    wanted = max(READ_BYTES, size_ahead(key, file.read_at(offset, HEADER_BYTES)))
+    return file.read_at(offset, min(wanted, left_bytes))

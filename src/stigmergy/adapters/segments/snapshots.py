@@ -102,8 +102,11 @@ def _extent(folder: Folder, key: bytes, shard: int, position: int, parts_max: in
 
 def _part_at(file: OpenFile, key: bytes, offset: int, place: tuple[int, int, int]) -> tuple[bytes, int] | None:
     """The body of this part and the bytes it takes, if it is there and whole."""
-    frame = read_frame(key, file.read_at(offset, size_ahead(file.read_at(offset, HEADER_BYTES))))
+    frame = read_frame(key, file.read_at(offset, size_ahead(key, file.read_at(offset, HEADER_BYTES))))
     if frame is None or frame.kind is not Kind.PART:
         return None
-    shard, position, part, body = _decoder.decode(frame.payload)
+    try:
+        shard, position, part, body = _decoder.decode(frame.payload)
+    except msgspec.DecodeError:
+        return None
     return (body, frame.size_bytes) if (shard, position, part) == place else None

@@ -1,0 +1,63 @@
+"""Scorecard row 1 at the journal in segments: a real process is killed while it appends and drops."""
+
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from stigmergy.adapters.segments import inspect_journal
+from stigmergy.core.commit import digest_commit
+
+KILLS = 12
+
+WRITER = """
+import asyncio, sys
+from stigmergy.adapters.segments import open_journal
+from stigmergy.ports.journal import JournalIdentity
+from stigmergy.testing.commits import CommitChain
+
+async def main():
+    journal = open_journal("segments:" + sys.argv[1], JournalIdentity("here", 3, 1), segment_bytes=20_000)
+    chain = CommitChain()
+    for head in journal.heads():
+        for stored in journal.read(head.shard, head.position - 1):
+            chain.continue_from(stored.sealed)
+    if not journal.heads():
+        await journal.append(chain.group([2], b"silent from now on"))
+    while True:
+        await journal.append(chain.group([0, 1, 0], bytes(500)))
+        for shard in range(2):
+            if chain.positions[0] % 20 == 0 and chain.positions[shard] > 40:
+                await journal.drop(shard, chain.positions[shard] - 40)
+        sys.stdout.write(f"{chain.positions[0]} {chain.positions[1]}\\n")
+        sys.stdout.flush()
+
+asyncio.run(main())
+"""
+
+
+def test_killed_process_loses_nothing_acknowledged(tmp_path: Path) -> None:
+    """One shard is silent, so that what is kept of old segments is at stake too."""
+    path, chance = tmp_path / "fleet", random.Random(0)
+    for number in range(KILLS):
+        with subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True) as writer:
+            assert writer.stdout is not None
+            first_line = writer.stdout.readline()
+            time.sleep(chance.random() * 0.2)
+            writer.kill()
+            lines = [first_line, *writer.stdout.read().splitlines(keepends=True)]
+        said = [int(word) for word in next(line for line in reversed(lines) if line.endswith("\n")).split()]
+        journal = inspect_journal(f"segments:{path}")
+        kept = [list(journal.read(shard)) for shard in range(3)]
+        journal._close()
+        ends = [commits[-1].sealed.position for commits in kept]
+        assert ends[0] == 2 * ends[1], f"kill {number}: half a group"
+        assert all(end >= count for end, count in zip(ends, said, strict=False)), f"kill {number}: {said}, {ends}"
+        assert ends[2] == 1, f"kill {number}: the silent shard is gone"
+        for commits in kept:
+            first = commits[0].sealed.position
+            assert [one.sealed.position for one in commits] == list(range(first, first + len(commits)))
+            assert all(digest_commit(one.sealed.body) == one.sealed.digest for one in commits)
+    # Otherwise it was no test of dropping.
+    assert len(list(path.glob("*.log"))) < 10 < int(max(path.glob("*.log")).stem)
