@@ -146,6 +146,33 @@ def test_numbers_have_the_type_of_their_field_afterwards(handler: Any, event: Me
     assert tank.height is None or type(tank.height) is float
 
 
+def only_a_text(self: Tank, event: Measured) -> None:
+    self.name = "x"
+
+
+def only_a_field(self: Tank, event: Measured) -> None:
+    self.level = event.level
+
+
+@pytest.mark.parametrize("handler", [only_a_text, only_a_field])
+def test_the_shortest_handlers_are_looked_through(handler: Any) -> None:
+    assert keep_types(handler, Tank, Measured) is handler
+
+
+def twice(self: Tank, event: Measured) -> None:
+    self.name = "x"
+    self.level += event.count
+    self.height = self.level
+
+
+@pytest.mark.parametrize("handler", [literal, other_field, augmented, twice])
+def test_a_handler_pays_only_for_what_it_assigns(handler: Any) -> None:
+    tank = Tank(count=True)
+    keep_types(handler, Tank, Measured)(tank, Measured(count=3))
+    assert type(tank.level) is float
+    assert tank.count is True, "another field is not looked at"
+
+
 def text_for_a_number(self: Tank, event: Measured) -> None:
     self.level = "high"  # type: ignore[assignment]
 
@@ -166,6 +193,14 @@ def number_for_bytes(self: Tank, event: Measured) -> None:
     self.mark = 5  # type: ignore[assignment]
 
 
+def text_of_digits_for_a_count(self: Tank, event: Measured) -> None:
+    self.count = "5"  # type: ignore[assignment]
+
+
+def measured_for_a_code(self: Tank, event: Measured) -> None:
+    self.code = event.level  # type: ignore[assignment]
+
+
 def tuple_for_a_text(self: Tank, event: Measured) -> None:
     self.name = event.legs  # type: ignore[assignment]
 
@@ -178,6 +213,8 @@ def tuple_for_a_text(self: Tank, event: Measured) -> None:
         (number_for_a_text, "Tank.name is declared as str and was given a int"),
         (object_in_an_optional_field, "Tank.height is declared as float | None and was given a object"),
         (number_for_bytes, "Tank.mark is declared as bytes | None and was given a int"),
+        (text_of_digits_for_a_count, "Tank.count is declared as int and was given a str"),
+        (measured_for_a_code, "Tank.code is declared as int | str and was given a float"),
         (tuple_for_a_text, "Tank.name is declared as str and was given a tuple"),
     ],
 )

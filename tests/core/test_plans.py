@@ -16,7 +16,7 @@ from stigmergy.core.agent import Agent, decide, evolve, react
 from stigmergy.core.codec import encode
 from stigmergy.core.effects import ActionDone, Effects, Events, WindowClosed, Woken
 from stigmergy.core.errors import DefinitionError, Malformed, UnknownTag
-from stigmergy.core.messages import Action, Command, Event, Keeping, latest, transient, upcast, within
+from stigmergy.core.messages import Action, Command, Event, Keeping, latest, spec_of, transient, upcast, within
 from stigmergy.core.plans import plan_agent
 from stigmergy.core.state import plan_agents
 from stigmergy.core.supervision import FRAMEWORK_EVENTS, GO_ON, InputFailed, SafeAction, Supervise, WhenStale
@@ -213,6 +213,19 @@ def test_declarations_are_found_and_inherited() -> None:
         safe = None  # type: ignore[assignment]
 
     assert plan_agent(Relaxed).stale_rules == ()
+
+
+def test_only_an_agent_with_a_tumbling_window_hears_of_closings() -> None:
+    class Slides(Agent):
+        last: Window[Went] = Window.last(3)
+        recent: Window[Went] = Window.sliding(seconds=3)
+
+    class Tumbles(Slides):
+        minute: Window[Went] = Window.tumbling(seconds=60)
+
+    tag = spec_of(WindowClosed).tag
+    assert (plan_agent(Slides).tumbling, tag in plan_agent(Slides).known_tags) == ((), False)
+    assert (plan_agent(Tumbles).tumbling, tag in plan_agent(Tumbles).known_tags) == (("minute",), True)
 
 
 def test_the_layout_tells_states_apart() -> None:
