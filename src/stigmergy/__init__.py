@@ -45,13 +45,14 @@ from stigmergy.core.supervision import (
     Supervise,
     WhenStale,
 )
+from stigmergy.core.uplink import Aggregate, FieldSummary, Summary, UplinkRule
 from stigmergy.core.windows import Window
 from stigmergy.ports.device import Feed
 from stigmergy.runtime.live import Live
 from stigmergy.runtime.loops import SetPoints, Tick
 from stigmergy.runtime.mailbox import BLOCK, DROP_OLDEST, sample
 from stigmergy.runtime.presence import Member, MemberJoined, MemberLeft, MembersReset
-from stigmergy.runtime.settings import BusSettings, Retention, Settings, Snapshots
+from stigmergy.runtime.settings import BusSettings, Retention, Settings, Snapshots, UplinkSettings
 from stigmergy.wiring import Fleet
 
 __all__ = [
@@ -64,6 +65,7 @@ __all__ = [
     "Agent",
     "AgentResumed",
     "AgentStopped",
+    "Aggregate",
     "Blob",
     "BusSettings",
     "CancelWake",
@@ -75,6 +77,7 @@ __all__ = [
     "Events",
     "Feed",
     "Fence",
+    "FieldSummary",
     "Fleet",
     "InputFailed",
     "Live",
@@ -96,9 +99,12 @@ __all__ = [
     "Snapshots",
     "StaleOrder",
     "StigmergyError",
+    "Summary",
     "Supervise",
     "Tell",
     "Tick",
+    "UplinkRule",
+    "UplinkSettings",
     "WakeMe",
     "WakeMeAt",
     "WhenStale",

@@ -92,7 +92,7 @@ def test_random_trouble(seed: int) -> None:
         stage.broker.restore_all()
         await stage.fly(5)
         await asyncio.sleep(150)
-        await stage.settle()
+        await stage.settle(5000)
         stage.check()
 
     stage.world.run(scene())

@@ -51,7 +51,7 @@ class UplinkStanding(Struct, frozen=True):
     commits_behind: int = 0
     """Commits that it has not confirmed."""
     seconds_behind: float = 0.0
-    """How much older what it has confirmed last is than the newest of the log."""
+    """How much older what it has confirmed last is than the newest of the log; 0 as long as that is not known."""
     under_way: int = 0
     """Batches that are sent and not confirmed."""
     lost_commits: int = 0
@@ -113,7 +113,7 @@ class Uplink:
         """How far behind the receiver is."""
         states = [shard.state for shard in self._host.shards]
         behind = [
-            (state.position - lane.confirmed_position, state.time_ns - lane.confirmed_ns)
+            (state.position - lane.confirmed_position, state.time_ns - (lane.confirmed_ns or state.time_ns))
             for state, lane in zip(states, self._lanes, strict=True)
             if state.position > lane.confirmed_position
         ]
@@ -121,7 +121,7 @@ class Uplink:
         return UplinkStanding(
             to=self._receiver,
             commits_behind=sum(commits for commits, _ in behind),
-            seconds_behind=max((age_ns for _, age_ns in behind), default=0) / SECOND_NS if self._receiver else 0.0,
+            seconds_behind=max((age_ns for _, age_ns in behind), default=0) / SECOND_NS,
             under_way=self._under_way,
             lost_commits=sum(lane.lost_commits for lane in self._lanes),
             trouble=next((trouble for trouble in troubles if trouble), ""),
