@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from stigmergy.core.agent import Agent, evolve, react
-from stigmergy.core.effects import Effects, Tell
-from stigmergy.core.inputs import Delivery, EffectSettled, EffectsSettled, SequencesSkipped
-from stigmergy.core.messages import SECOND_NS, Action, Event, within
-from stigmergy.core.supervision import InputsSkipped
+from stigmergy.core.agent import Agent, decide, evolve, react
+from stigmergy.core.codec import encode
+from stigmergy.core.effects import Effects, Events, Tell
+from stigmergy.core.inputs import (
+    Accepted,
+    Ask,
+    Delivery,
+    EffectSettled,
+    EffectsSettled,
+    Refused,
+    SafeActionOut,
+    SequencesSkipped,
+    TimerDue,
+)
+from stigmergy.core.messages import SECOND_NS, Action, Command, Event, within
+from stigmergy.core.supervision import InputsSkipped, Supervise
+from stigmergy.core.windows import Window
 from tests.core.shards import Probe, events_of, observed
 
 
@@ -99,6 +111,73 @@ def test_an_event_may_wait_as_long_as_it_says() -> None:
     probe.observe(C, Counted(n=0))
     assert probe.step(observed(C, Rare())).wait_ns == 5 * SECOND_NS
     assert probe.step(observed(C, Counted(n=0))).wait_ns == 0
+
+
+class Go(Command):
+    pass
+
+
+class Sleeper(Agent):
+    minute: Window[Rare] = Window.tumbling(seconds=60)
+    supervision = Supervise(stop_after=1)
+
+    @decide
+    def go(self, command: Go) -> Events:
+        return ()
+
+    @react
+    def spoke(self, event: Spoke) -> Effects:
+        raise RuntimeError("no")
+
+
+S = "Sleeper/s"
+
+
+def test_what_somebody_waits_for_is_written_at_once() -> None:
+    probe = Probe(Sleeper)
+    assert probe.step(Ask(S, "id-1", encode(Go()))).wait_ns == 0, "an answer, though nothing was decided"
+    probe.seal()
+    assert probe.step(SafeActionOut("Nobody/x", "Land", "silent")).wait_ns == 0
+    probe.seal()
+    assert probe.step(Delivery("s", [("Nobody/x", b"")])).wait_ns == 0, "a failure"
+    probe.seal()
+    probe.observe(S, Rare(), Spoke(), at=110.0)
+    assert S in probe.state.stopped
+    (timer,) = probe.state.timers.all()
+    due = TimerDue(timer.agent, timer.name, timer.due_ns)
+    assert probe.step(due, at=120.0).wait_ns == 0, "a timer, though its agent is stopped"
+    assert duplicates(probe) == 0
+    assert probe.step(due).wait_ns == 0
+    assert duplicates(probe) == 1
+    assert probe.seal().commit.fired == [(S, "window:minute", 0)]
+
+
+def test_a_command_sent_again_gets_its_answer_with_where_it_stands() -> None:
+    probe = Probe(Sleeper)
+    probe.take(Ask(S, "id-1", encode(Go())))
+    probe.take(Ask(S, "id-2", encode(Spoke())))
+    for repeats in (1, 2):
+        stepped = probe.step(Ask(S, "id-1", encode(Go())))
+        assert (stepped.repeats, stepped.wait_ns) == ([(S, "id-1", Accepted(1), 1)], None)
+        assert duplicates(probe) == repeats
+    ((agent, command_id, verdict, position),) = probe.step(Ask(S, "id-2", encode(Go()))).repeats
+    assert (agent, command_id, position) == (S, "id-2", 2)
+    assert isinstance(verdict, Refused)
+    assert probe.step().repeats == []
+    longest = Ask(S, "c" * 200, encode(Go()))
+    assert probe.step(longest).repeats == []
+    assert len(probe.seal().verdicts) == 1
+
+
+def test_a_letter_is_named_after_its_place_in_the_log() -> None:
+    probe = Probe(Sleeper)
+    noise = Delivery("s", [("Nobody/x", b""), ("Nobody/y", b"")])
+    probe.take(noise)
+    probe.take(noise)
+    names = [letter.letter for letter in probe.state.letters.all()]
+    assert names == ["0.1.0", "0.1.1", "0.2.0", "0.2.1"]
+    assert [letter.letter for letter in probe.state.letters_at(1)] == names[:2]
+    assert probe.state.letters_at(0) == []
 
 
 @pytest.mark.parametrize(("last", "skipped"), [(3, 0), (2, 0), (4, 1), (9, 6)])

@@ -106,6 +106,13 @@ def test_a_part_has_so_many_agents(agents: int, sizes: list[int]) -> None:
     assert [len(_agents_of(part)) for part in parts_of(many(agents))[1:]] == sizes
 
 
+def test_parts_are_packed() -> None:
+    probe = many(300)
+    probe.take(*(observed("Rover/0", Went(), source=f"source/{number}", sequence=1) for number in range(100)))
+    for part in parts_of(probe):
+        assert len(part) < len(zlib.decompress(part)) // 2
+
+
 def _agents_of(part: bytes) -> list[Any]:
     return list(msgpack.decode(zlib.decompress(part)))
 
