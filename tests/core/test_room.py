@@ -36,6 +36,7 @@ class Fell(Event):
 
 class Sampled(Event):
     n: int = 0
+    pad: str = ""
 
 
 class Do(Command):
@@ -171,17 +172,18 @@ class Breaking(Agent):
 
 
 def test_a_fact_whose_handler_fails_counts_with_the_timers_it_sets() -> None:
+    address = "Breaking/" + "b" * 70
     probe = Probe(Breaking)
-    probe.observe("Breaking/b", Sampled(), at=60.0)
-    probe.observe("Breaking/b", Sampled(), at=130.0)
+    probe.observe(address, Sampled(), at=60.0)
+    probe.observe(address, Sampled(), at=130.0)
     draft = Draft(9)
     error = probe.shard._handling.keep(
-        draft, "Breaking/b", WindowClosed(window="minute", start_s=60.0, end_s=120.0), 190 * SECOND_NS
+        draft, address, WindowClosed(window="minute", start_s=60.0, end_s=120.0), 190 * SECOND_NS
     )
     assert str(error) == "closed"
     (timer,) = draft.owed
     (_, body) = draft.events[0] or ("", b"")
-    each = len("Breaking/b") + EACH
+    each = len(address) + EACH
     assert (timer.sink, timer.cause) == ("timers", 0)
     assert draft.size_bytes == len(body) + 2 * each
     assert [timer.due_ns for timer in probe.state.timers.all()] == [240 * SECOND_NS]
@@ -370,14 +372,15 @@ class Grieving(Agent):
         yield Move(pad="x" * self.pad)
 
 
-def test_reactions_to_an_event_of_the_framework_have_room_of_their_own() -> None:
+@pytest.mark.parametrize("input_bytes", [0, 20_000])
+def test_reactions_to_an_event_of_the_framework_have_room_of_their_own(input_bytes: int) -> None:
     each = len("Grieving/g") + EACH
     frame_bytes = len(encode(Move(pad="x" * 10_000))) - 10_000
     most = REACTIONS_BYTES_MAX - 2 * each - frame_bytes
     for pad, owed in ((most, 1), (most + 1, 0)):
         probe = Probe(Grieving)
         probe.observe("Grieving/g", Sampled(n=pad))
-        commit = probe.observe("Grieving/g", Sampled())
+        commit = probe.observe("Grieving/g", Sampled(pad="y" * input_bytes))
         assert [type(event) for event in events_of(probe, commit)] == [InputFailed]
         assert len(commit.owed) == owed
 
