@@ -45,6 +45,32 @@ def test_the_last_run_is_not_doubled_when_it_has_the_time() -> None:
     draft.begin_run(9, "a")
     draft.events.append(("x", b""))
     assert closed(draft) == [(1, 9, "a")]
+    late = Draft(1)
+    late.begin_run(int("9000000000"), "a")
+    assert closed(late, int("9000000000")) == [(0, 9_000_000_000, "a")]
+    assert closed(late, 9_000_000_001) == [(0, 9_000_000_001, "")]
+
+
+def test_what_is_dropped_is_missing_in_its_own_run() -> None:
+    draft = Draft(1)
+    for number, source in enumerate("abc"):
+        draft.begin_run(number + 1, source)
+        draft.events += [("x", b"0"), ("x", b"1")]
+    for index in (0, 2, 3):
+        draft.supersede(index)
+    draft.owed += [Owed("x", "k", number + 1, cause, b"") for number, cause in enumerate((1, 4, 5))]
+    commit = draft.close(ShardState(0, {}), 0, 3)
+    assert [(run.events, run.source) for run in commit.runs] == [(1, "a"), (0, "b"), (2, "c")]
+    assert [owed.cause for owed in commit.owed] == [0, 1, 2]
+
+
+def test_the_newest_is_the_event_just_added() -> None:
+    draft = Draft(1)
+    draft.events += [("x", b"0"), ("x", b"1"), ("x", b"2")]
+    draft.remember_newest("x", "Placed@1", None)
+    assert draft.newest("x") == (2, "Placed@1", None)
+    draft.forget_newest("x")
+    assert draft.newest("x") is None
 
 
 def test_a_draft_is_empty_until_something_is_to_be_written() -> None:
