@@ -4,9 +4,17 @@ from pathlib import Path
 
 import pytest
 
+from stigmergy import Agent, Fleet
 from stigmergy.config import CONFIG_FILE, Config, find_config, read_config
 from stigmergy.core.errors import ConfigError
+from stigmergy.core.uplink import Aggregate, UplinkRule
 from stigmergy.runtime.settings import Settings
+from stigmergy.wiring import Bearings, find_bearings
+
+
+class Thing(Agent):
+    pass
+
 
 WHOLE = """
 [fleet]
@@ -54,7 +62,16 @@ def test_no_file_is_needed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "section", ["settings", "settings.snapshots", "settings.retention", "settings.limits", "settings.bus", "fleet"]
+    "section",
+    [
+        "settings",
+        "settings.snapshots",
+        "settings.retention",
+        "settings.limits",
+        "settings.bus",
+        "settings.uplink",
+        "fleet",
+    ],
 )
 def test_a_key_that_does_not_exist_is_an_error_and_not_a_default(tmp_path: Path, section: str) -> None:
     path = write(tmp_path, f"[{section}]\nbatch_evnts_max = 3\n")
@@ -76,3 +93,58 @@ def test_what_cannot_be_read_names_the_file(tmp_path: Path, text: str) -> None:
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(ConfigError, match=CONFIG_FILE):
         read_config(path)
+
+
+def test_what_goes_up_as_people_write_it(tmp_path: Path) -> None:
+    text = """
+[fleet]
+bus = "mqtt://gateway:1883"
+uplink = { only = ["Done", "Alert"], sample = { Position = "1s" }, aggregate = { Battery = { every = "60s" } } }
+collects = true
+
+[settings.uplink]
+linger_s = 0.5
+"""
+    config = read_config(write(tmp_path, text))
+    wanted = UplinkRule(
+        only=("Done", "Alert"), sample={"Position": "1s"}, aggregate={"Battery": Aggregate(every="60s")}
+    )
+    assert config.fleet.uplink == wanted
+    found = find_bearings(Bearings(site="north"), config)
+    assert (found.uplink, found.collects, found.site) == (wanted, True, "north")
+    other = UplinkRule(only=())
+    assert find_bearings(Bearings(uplink=other), config).uplink == other
+    assert config.settings is not None
+    assert config.settings.uplink.linger_s == 0.5
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("uplink = { sample = { Position = 'often' } }", "such as 500ms"),
+        ("uplink = { samples = { Position = '1s' } }", "samples"),
+        ("uplink = { when_full = 'stop' }", "stop"),
+    ],
+)
+def test_rules_that_are_none(tmp_path: Path, line: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        read_config(write(tmp_path, f"[fleet]\n{line}\n"))
+
+
+@pytest.mark.parametrize("line", ["uplink = {}", "collects = true"])
+def test_an_uplink_needs_a_bus(tmp_path: Path, line: str) -> None:
+    with pytest.raises(ConfigError, match="need a bus"):
+        find_bearings(Bearings(), read_config(write(tmp_path, f"[fleet]\n{line}\n")))
+
+
+@pytest.mark.parametrize(
+    "line", ["batches_max = 0", "batch_bytes_max = 1000000", "linger_s = 0.0", "ask_every_s = inf", "pause_s = -1.0"]
+)
+def test_bounds_of_an_uplink_that_are_none(tmp_path: Path, line: str) -> None:
+    with pytest.raises(ConfigError, match=r"uplink\."):
+        read_config(write(tmp_path, f"[settings.uplink]\n{line}\n"))
+
+
+def test_a_program_that_gives_no_rule_is_told() -> None:
+    with pytest.raises(ConfigError, match="give UplinkRule"):
+        Fleet("delivery", agents=[Thing]).running(uplink={"only": []})  # type: ignore[arg-type]

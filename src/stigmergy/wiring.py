@@ -27,6 +27,7 @@ from stigmergy.adapters.keyfile import (
     read_public_key,
     write_private_key,
 )
+from stigmergy.adapters.segments import inspect_journal as inspect_segments
 from stigmergy.adapters.sqlite import inspect_journal as inspect_sqlite
 from stigmergy.adapters.system import SystemClock, SystemEntropy, SystemThreads, make_process_ours
 from stigmergy.config import Config, find_config
@@ -57,6 +58,7 @@ BUSES = "stigmergy.buses"
 """The entry point group of buses, alike."""
 INCARNATION_BYTES = 6
 SQLITE = "sqlite:"
+SEGMENTS = "segments:"
 FLIGHT = "flight:"
 _HEX_KEY = re.compile(r"[0-9a-fA-F]{64}")
 
@@ -93,6 +95,8 @@ class Fleet(Declaration):
         """
         _check_arguments(journal, key, settings, trust, agents)
         _check_texts(bus=bus, site=site, node=node)
+        if uplink is not None and not isinstance(uplink, UplinkRule):
+            raise ConfigError(f"uplink={uplink!r}: give UplinkRule(…)")
         place = None if key is None else Path(key)
         where = Bearings(bus, site, node, uplink)
         return Running(self, find_config(Path.cwd()), journal, place, settings, trust, agents, where)
@@ -229,7 +233,7 @@ def find_bearings(given: Bearings, config: Config) -> Bearings:
     place = config.fleet
     bus, uplink, collects = given.bus or place.bus, given.uplink or place.uplink, given.collects or place.collects
     if bus is None and (uplink is not None or collects):
-        raise ConfigError("uplink and collects need a bus; give one, for example bus = \"mqtt://gateway:1883\"")
+        raise ConfigError('uplink and collects need a bus; give one, for example bus = "mqtt://gateway:1883"')
     return Bearings(
         bus,
         given.site or place.site or "local",
@@ -293,16 +297,33 @@ def make_safeguards(host: Host, url: str, signer: Signer) -> Safeguards:
 
 def find_holds(url: str) -> Holds | None:
     """The holds on a journal, in a file beside it; none for a journal that is no file."""
-    return Holds(HoldsFile(Path(f"{url.removeprefix(SQLITE)}-holds"))) if url.startswith(SQLITE) else None
+    path = journal_path(url)
+    return None if path is None else Holds(HoldsFile(Path(f"{path}-holds")))
 
 
 def inspect_journal(url: str) -> Journal:
     """Opens an existing journal of any fleet, or a flight log, for reading only."""
     if url.startswith(FLIGHT):
         return open_flight(Path(url.removeprefix(FLIGHT)))
+    if url.startswith(SEGMENTS):
+        return inspect_segments(url)
     if not url.startswith(SQLITE):
         raise ConfigError(f"journal {url!r}: only a file can be looked at while nobody runs it, like sqlite:fleet.db")
     return inspect_sqlite(url)
+
+
+def journal_path(url: str) -> Path | None:
+    """The file or folder of a journal; None for one that is neither."""
+    for scheme in (SQLITE, SEGMENTS):
+        if url.startswith(scheme):
+            return Path(url.removeprefix(scheme))
+    return None
+
+
+def journals_in(folder: Path) -> list[str]:
+    """The URLs of what looks like a journal in a folder: files that end in .db, and folders with an identity."""
+    files = [f"{SQLITE}{path}" for path in sorted(folder.glob("*.db"))]
+    return files + [f"{SEGMENTS}{path.parent}" for path in sorted(folder.glob("*/identity"))]
 
 
 async def open_rotation(url: str, key: Path) -> tuple[Journal, Rotation]:
@@ -326,14 +347,14 @@ def verifier() -> Verifier:
 
 def control_path(url: str, fleet: str) -> Path:
     """Where a node listens for control: beside its journal, `fleet.db` and `fleet.db.sock`."""
-    journal = url.removeprefix(SQLITE) if url.startswith(SQLITE) else f"{fleet}.db"
-    return Path(f"{journal}.sock")
+    return Path(f"{journal_path(url) or f'{fleet}.db'}.sock")
 
 
 def default_key_path(fleet: str, url: str) -> Path | None:
     """The key file that belongs to a journal: beside it; none for a journal in memory."""
-    if url.startswith("sqlite:"):
-        return Path(url.removeprefix("sqlite:")).with_suffix(".key")
+    path = journal_path(url)
+    if path is not None:
+        return path.with_suffix(".key")
     return None if url.startswith("memory:") else Path(f"{fleet}.key")
 
 
@@ -383,6 +404,7 @@ __all__ = [
     "BUSES",
     "FLIGHT",
     "JOURNALS",
+    "SEGMENTS",
     "SQLITE",
     "Bearings",
     "ControlClient",
@@ -400,6 +422,8 @@ __all__ = [
     "fingerprint",
     "inspect_journal",
     "is_private_key",
+    "journal_path",
+    "journals_in",
     "load_signer",
     "make_private_key",
     "make_process_ours",

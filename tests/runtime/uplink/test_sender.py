@@ -8,7 +8,8 @@ import pytest
 from stigmergy.adapters.memory_bus import MemoryBroker
 from stigmergy.core.uplink import UplinkRule
 from stigmergy.runtime.settings import Settings, UplinkSettings
-from tests.runtime.uplink.stage import ALL, RULE, Moved, Stage, copy_of, restore
+from stigmergy.sim.node import SimNode
+from tests.runtime.uplink.stage import ALL, RULE, Moved, Stage, copy_of, restore, twins
 
 
 def test_what_the_rule_lets_through_arrives() -> None:
@@ -291,5 +292,48 @@ def test_a_receiver_that_stops_confirming_is_asked_and_no_more_than_the_window_i
         await stage.gateway.start()
         await stage.settle()
         stage.check()
+
+    stage.world.run(scene())
+
+
+def test_a_copy_sends_what_is_older_than_itself_although_the_original_had_a_later_owner() -> None:
+    slow = Settings(uplink=UplinkSettings(batch_bytes_max=1, batches_max=1))
+    stage = Stage(rule=ALL, settings=slow)
+
+    async def scene() -> None:
+        await stage.start()
+        stage.broker.cut("device")
+        await stage.fly(20)
+        copy = copy_of(stage.device)
+        for _ in range(2):
+            await stage.device.kill()
+            await stage.device.start()
+            await stage.fly(1)
+        stage.broker.restore("device")
+        await asyncio.sleep(5)
+        some = len(stage.trail("1"))
+        assert 0 < some < 15
+        await restore(stage.device, copy, incarnation=2)
+        await stage.fly(5)
+        await stage.settle(5000)
+        stage.check()
+
+    stage.world.run(scene())
+
+
+def test_two_gateways_that_collect_the_same_are_found() -> None:
+    stage = Stage(rule=ALL)
+    other = SimNode(stage.world, twins(1), name="second", in_memory=True, broker=stage.broker)
+
+    async def scene() -> None:
+        await stage.start()
+        await stage.fly(5)
+        await other.start()
+        await stage.fly(5)
+        assert "both collect what goes up" in stage.standing().trouble
+        await other.stop()
+        await stage.fly(310, ("1",))
+        await stage.settle()
+        stage.check(("1",))
 
     stage.world.run(scene())
