@@ -22,6 +22,7 @@ from stigmergy.core.cloudevents import (
     Value,
     body_of,
     data_of,
+    is_json,
     read_binary,
     read_event,
     read_structured,
@@ -221,6 +222,8 @@ def test_numbers_are_texts_or_numbers_and_nothing_else() -> None:
     assert (last.number("last"), last.number("zero")) == (2**63 - 1, 0)
     with pytest.raises(Malformed, match="longer"):
         last.number("longer")
+    with pytest.raises(Malformed, match="most"):
+        read_structured(document(most="9999999999999999999")).number("most")
     assert event.number("sequence") == 41
     assert event.number("epoch") == 2
     assert event.number("absent") is None
@@ -281,6 +284,41 @@ def test_data_goes_as_json_as_deep_as_json_is_read(wrap: Any) -> None:
     with pytest.raises(Malformed, match="nested deeper"):
         read_structured(write_structured(cloud(wrap(data), content_type)))
     assert data_of(msgspec.msgpack.encode({"type": "T@1", "f": wrap(deep)}))[1] == MSGPACK
+
+
+def test_the_content_type_tells_structured_from_binary() -> None:
+    event = cloud({"a": 1})
+    properties = (("specversion", "1.0"), ("id", "2"), ("source", "b"), ("type", "U"))
+    for content_type in (STRUCTURED, f" {STRUCTURED.upper()} ; charset=utf-8", f"{STRUCTURED};a;b"):
+        assert read_event(write_structured(event), content_type, properties) == event
+    for content_type in (JSON, f"{JSON};a={STRUCTURED}"):
+        assert read_event(b'{"b":2}', content_type, properties).data == {"b": 2}
+    assert read_event(write_structured(event), JSON, (("other", "1.0"),)) == event
+
+
+@pytest.mark.parametrize(
+    ("content_type", "known"),
+    [
+        ("", True),
+        (JSON, True),
+        ("Application/JSON; charset=utf-8", True),
+        ("text/x+json;a;b", True),
+        (f"image/png; {JSON}", False),
+        ("application/jso", False),
+        ("application/jsonx", False),
+        (MSGPACK, False),
+    ],
+)
+def test_which_content_is_json(content_type: str, known: bool) -> None:
+    assert is_json(content_type) == known
+
+
+@pytest.mark.parametrize("content_type", ["", "application/aaa", "image/png", f"x/y; {MSGPACK}"])
+def test_bytes_of_another_type_are_no_message(content_type: str) -> None:
+    fields = msgspec.msgpack.encode({"a": 1})
+    assert body_of(cloud(fields, f"{MSGPACK.upper()}; a=b"), "T@1") == msgspec.msgpack.encode({"type": "T@1", "a": 1})
+    with pytest.raises(Malformed, match="data of type"):
+        body_of(cloud(fields, content_type), "T@1")
 
 
 def test_deep_data_goes_as_messagepack() -> None:
