@@ -38,6 +38,27 @@ def test_what_an_agent_publishes_reaches_an_agent_elsewhere() -> None:
     stage.check()
 
 
+def test_what_was_taken_just_before_a_stop_is_told_before_it() -> None:
+    stage = Stage()
+    stage.sender.latency.before_s = 0.3
+
+    async def scene() -> None:
+        sender, _ = await stage.sender.start(), await stage.receiver.start()
+        await asyncio.sleep(1)
+        for number in range(3):
+            # As a sensor does, which does not wait.
+            sender.host.intake.observe("Drone/1", Measured(number=number), "gauge").add_done_callback(
+                asyncio.Future.result
+            )
+        await stage.sender.stop()
+        await asyncio.sleep(5)
+        assert stage.numbers() == (0, 1, 2)
+        await stage.receiver.stop()
+
+    stage.world.run(scene())
+    stage.check()
+
+
 async def fly(stage: Stage, seconds: int, trouble: dict[int, str], *, others: bool = False) -> None:
     """Measures once a second for so long, with trouble at some of the seconds."""
     node, other = stage.sender, stage.receiver

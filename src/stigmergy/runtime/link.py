@@ -39,6 +39,7 @@ RECALLED_COMMITS_MAX = 2_000
 RUN_BYTES = 8
 COMMAND_ID_BYTES = 12
 UP = "up"
+DRAIN_LOOK_S = 0.005
 LOCAL_ONLY = "local-only"
 NO_BUS = "none"
 
@@ -134,6 +135,7 @@ class BusLink:
         """Leaves in order."""
         self.subscriber.close()
         self.relay.close()
+        await self._wait_decided(self._host.settings.drain_s)
         if self._host.failure is None:
             await self.publisher.wait_idle(self._host.settings.drain_s)
         try:
@@ -187,6 +189,17 @@ class BusLink:
         )
         counted = {name: value for part in parts for name, value in structs.asdict(part).items()}
         return counted | self.relay.counters()
+
+    async def _wait_decided(self, within_s: float) -> None:
+        """What was taken before the stop is decided and written first: what it publishes leaves in this run then."""
+        host, loop = self._host, asyncio.get_running_loop()
+        host.committer.draining = True
+        deadline_s = loop.time() + within_s
+        while host.failure is None and self._bus.is_up and loop.time() < deadline_s:
+            if not host.mailbox.waiting and host.committer.idle:
+                return
+            host._wake()
+            await asyncio.sleep(DRAIN_LOOK_S)
 
     # ------------------------------------------------------------------ what the host and the bus say
 
