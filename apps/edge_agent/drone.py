@@ -62,7 +62,7 @@ REPORT_PERCENT = 0.5
 REPORT_M = 5.0
 """Changes of so much are told to the ground; everything else is told to the journal only."""
 SILENCE_S = 3.0
-SPEED_PER_M = 0.8
+SPEED_PER_M = 1.2
 Phase = Literal["parked", "flying", "returning", "landing"]
 
 

@@ -18,15 +18,17 @@ from pathlib import Path
 from rich.console import Console
 
 from apps.edge_agent.demo.asking import Trouble
-from apps.edge_agent.demo.evidence import Finding, Recovered, prove
+from apps.edge_agent.demo.evidence import Finding, Recovered, prove, published, read_log
 from apps.edge_agent.demo.field import DRONE, PILOT, Field
 from apps.edge_agent.demo.screen import Screen, show, told
 from stigmergy.testing.brokers import NoBroker
 
 FAR_M = 400.0
-FIRST_M = 60.0
+FIRST_M = 50.0
 SECOND_M = 150.0
 FLIGHT_S_MAX = 90.0
+LAST_S_MAX = 10.0
+TWICE_S = 0.5
 
 
 class Story:
@@ -116,16 +118,26 @@ async def run(console: Console, folder: Path, seed: int, pace: float) -> list[Fi
     async with Field(folder, seed=seed, pace=pace) as field:
         async with Screen(console, field) as screen:
             recovered = await Story(console, field, screen, chance).tell()
-            reports = told(screen.pilot)
-            screen.say(
-                f"{screen.pilot['doing']}; {reports} reports heard. Both nodes stop, and their journals are read"
-            )
-        codes = await field.drone.stop(), await field.ground.stop()
-        findings = await prove(folder, recovered, "M0", chance)
+            screen.say(f"{screen.pilot['doing']}. Both nodes stop, and their journals are read")
+            stopped = await field.drone.stop()
+            log = await read_log(field.drone.folder)
+            await wait_told(field, screen, sum(len(reports) for reports in published(log).values()))
+        codes = stopped, await field.ground.stop()
+        findings = await prove(folder, log, recovered, "M0", chance)
         if codes != (0, 0):
             findings.append(Finding(False, f"the nodes ended with {codes}, and not in order"))
         findings.append(written(field))
     return findings
+
+
+async def wait_told(field: Field, screen: Screen, count: int) -> None:
+    """Until the ground has heard so many reports, and a little longer, in case that one comes twice.
+
+    Whether they are the right ones is for the journals to say. If they do not come, the journals say that, too.
+    """
+    with contextlib.suppress(Trouble):
+        await field.wait("the last reports", lambda: told(screen.pilot) >= count, LAST_S_MAX)
+    await asyncio.sleep(TWICE_S)
 
 
 def written(field: Field) -> Finding:

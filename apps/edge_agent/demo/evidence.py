@@ -38,11 +38,13 @@ class Recovered(Struct, frozen=True):
     now: dict[str, Any]
 
 
-async def prove(folder: Path, recovered: Recovered, refused: str, chance: random.Random) -> list[Finding]:
-    """Everything that can be said about this run."""
+async def prove(
+    folder: Path, drone: list[dict[str, Any]], recovered: Recovered, refused: str, chance: random.Random
+) -> list[Finding]:
+    """Everything that can be said about this run; `drone` is the log of the drone's journal."""
     device = folder / "drone"
     # One after the other: whoever reads a journal has it for itself.
-    drone, ground = await read_log(device), await read_log(folder / "ground")
+    ground = await read_log(folder / "ground")
     again = await replayed(device, "apps.edge_agent.drone:fleet")
     sound = await verified(device)
     flipped = await flip_found(device, chance)
@@ -91,14 +93,17 @@ def heard(log: list[dict[str, Any]]) -> dict[str, list[Told]]:
 def arrived(sent: dict[str, list[Told]], taken: dict[str, list[Told]]) -> Finding:
     """Each once, and in order: counted, not assumed."""
     lost = doubled = 0
+    which = ""
     for topic in sorted({*sent, *taken}):
         one, other = Counter(sent.get(topic, [])), Counter(taken.get(topic, []))
-        lost += (one - other).total()
-        doubled += (other - one).total()
+        missing, more = one - other, other - one
+        lost += missing.total()
+        doubled += more.total()
+        which += "".join(f"; on {topic}: {kind} {fields}" for kind, fields in (*missing, *more))
     count = sum(len(reports) for reports in sent.values())
     order = "in order" if sent == taken else "NOT in order"
     what = f"{count} reports in the drone's journal, held against the ground station's: lost {lost}, doubled {doubled}"
-    return Finding(count > 0 and not lost and not doubled and sent == taken, f"{what}, {order}")
+    return Finding(count > 0 and not lost and not doubled and sent == taken, f"{what}, {order}{which}")
 
 
 def intact(recovered: Recovered) -> Finding:
