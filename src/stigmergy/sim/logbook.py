@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -151,6 +151,8 @@ class WatchedJournal:
         self._chance = chance
         self._told = told
         self.dead = False
+        self.owner_failed: Callable[[], bool] = lambda: False
+        """Asked at every append: an owner that has failed has told everybody that nothing more is kept."""
 
     @property
     def identity(self) -> JournalIdentity:
@@ -165,7 +167,14 @@ class WatchedJournal:
     def read(self, shard: int, after: int = 0) -> Iterator[StoredCommit]:
         return self._journal.read(shard, after)
 
-    async def append(self, group: Group) -> None:
+    def append(self, group: Group) -> Awaitable[None]:
+        if self.owner_failed():
+            self._logbook.findings.append(
+                f"a write of {len(group.commits)} commits was begun after the node had failed"
+            )
+        return self._append(group)
+
+    async def _append(self, group: Group) -> None:
         await self._wait(self._latency.before_s)
         self._logbook.begin(group)
         try:

@@ -159,6 +159,7 @@ class SimNode:
             self._journal = journal
             self.logbook.resume(journal)
             host = Host(self.declaration, journal, self.signer, Ed25519Verifier(), self.clock, self.settings)
+            journal.owner_failed = lambda: host.failure is not None
             devices = Devices(host, Inline(), self._agents)
             link = self._make_link(host)
             recovered = await start_attached(host, devices)
