@@ -160,15 +160,18 @@ class Program:
         return process.returncode
 
     def ask(self, *arguments: str) -> Any:
+        return json.loads(self.shown(*arguments, "--json"))
+
+    def shown(self, *arguments: str) -> str:
         done = subprocess.run(
-            [sys.executable, "-m", "stigmergy", *arguments, "--json"],
+            [sys.executable, "-m", "stigmergy", *arguments],
             cwd=self.folder,
             capture_output=True,
             text=True,
             timeout=WAIT_S_MAX,
             check=True,
         )
-        return json.loads(done.stdout)
+        return done.stdout
 
 
 def wait_confirmed(device: Program) -> dict[str, Any]:
@@ -203,6 +206,7 @@ def test_a_log_goes_up_once_and_in_order_through_kills_of_everybody(tmp_path: Pa
         (device.folder / "landed").touch()
         uplink = wait_confirmed(device)
         assert (uplink["to"], uplink["lost_commits"], uplink["trouble"]) == ("gateway", 0, "")
+        assert "to gateway, 0 commits (0 s) behind" in device.shown("status")
         here, there = device.ask("state", "Drone/1")["state"], gateway.ask("state", "Twin/1")["state"]
         assert there["arrived"] == here["arrived"]
         assert len(here["arrived"]) > 20
