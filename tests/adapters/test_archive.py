@@ -1,6 +1,7 @@
 """What an archive and a store of holds promise, on a real folder and on the simulated disk; and files whole or not."""
 
 import asyncio
+import errno
 import os
 import random
 from collections.abc import Iterator
@@ -129,6 +130,38 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     for wrong in (tmp_path / "no" / "such" / "folder", tmp_path / "file" / "inside"):
         with pytest.raises(JournalError, match="cannot be written"):
             _write(wrong, b"")
+
+
+def test_only_a_file_is_ever_replaced(tmp_path: Path) -> None:
+    """A rename over a device or a pipe would put a file in its place: once that was /dev/null of a whole machine."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "to pipe").symlink_to("pipe")
+    (tmp_path / "folder").mkdir()
+    for wrong in ("pipe", "to pipe", "folder"):
+        with pytest.raises(JournalError, match="is no file, so it was left alone"):
+            _write(tmp_path / wrong, b"x")
+    assert (tmp_path / "pipe").is_fifo()
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "far").mkdir()
+    (tmp_path / "link").symlink_to("far/file")
+    for content in (b"first", b"second"):
+        _write(tmp_path / "link", content)
+        assert (tmp_path / "link").is_symlink()
+        assert (tmp_path / "far" / "file").read_bytes() == content
+
+
+def test_no_room_is_said_by_whatever_way_it_is_written(tmp_path: Path) -> None:
+    def write_past_us() -> None:
+        with NewFile(tmp_path / "file") as file:
+            file.file.write(b"x")
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(JournalFull, match="no room"):
+        write_past_us()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_a_killed_process_left_is_cleared_away(tmp_path: Path) -> None:

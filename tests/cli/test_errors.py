@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -165,3 +166,21 @@ def test_control_characters_do_not_reach_the_terminal(shared: Folder) -> None:
         assert "\x1b" not in said
         assert "\x07" not in said
         assert "M" in said
+
+
+FULL = Path("/dev/full")
+
+
+@pytest.mark.skipif(not FULL.is_char_device(), reason="this machine has no /dev/full")
+@pytest.mark.parametrize(
+    "arguments", [("log", "show"), ("log", "export"), ("--json", "status"), ("--json", "log", "show")]
+)
+def test_output_that_goes_to_a_full_disk(shared: Folder, arguments: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "stigmergy", *arguments]
+    with FULL.open("w") as full:
+        result = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=shared.path, timeout=30, check=False
+        )
+    assert result.returncode == 4
+    assert "Traceback" not in result.stderr
+    assert "the output cannot be written: No space left on device; free some" in result.stderr

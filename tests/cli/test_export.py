@@ -148,3 +148,22 @@ def test_what_a_flight_log_cannot_be_cut_by(copy: Folder) -> None:
     (copy.path / "delivery.key").unlink()
     assert "--key FILE" in copy.error("log", "export", "--flight", "x", code=2)
     assert not (copy.path / "x").exists()
+
+
+def test_nothing_found_is_said(copy: Folder) -> None:
+    for arguments in (("Bird/B-1",), ("--since", "2999-01-01T00:00:00Z"), ("--type", "Nothing")):
+        result = copy.cli("log", "export", *arguments)
+        assert (result.returncode, result.stdout) == (0, "")
+        assert "nothing in the log is like that" in result.stderr
+
+
+@pytest.mark.parametrize("name", ["", "Drone", "Drone/", "/D-1"])
+def test_a_name_that_is_none(copy: Folder, name: str) -> None:
+    assert "is no agent; write it like Drone/D-17" in copy.error("log", "export", name, code=2)
+    assert "is no agent" in copy.error("log", "export", name, "--flight", "x.flight", code=2)
+
+
+def test_a_flight_log_has_one_form(copy: Folder) -> None:
+    assert "either --flight or --format" in copy.error(
+        "log", "export", "--flight", "x.flight", "--format", "parquet", code=2
+    )

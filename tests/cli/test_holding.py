@@ -45,6 +45,8 @@ def test_a_hold_is_set_listed_cleared_and_survives(folder: Folder) -> None:
     assert folder.json("log", "hold", "list")["holds"] == [cleared]
     assert "cleared already" in folder.error("log", "hold", "clear", "1", "--reason", "again", code=2)
     assert "no agent" in folder.error("log", "hold", "set", "Drone", "--reason", "x", code=2)
+    misspelt = folder.error("log", "hold", "set", "Dron/D-1", "--reason", "x", code=2)
+    assert "'Dron/D-1' is no address of an agent here" in misspelt
     assert "give a time" in folder.error("log", "hold", "set", "--since", "7", "--reason", "x", code=2)
 
 

@@ -24,7 +24,7 @@ USAGE = 2
 NOT_RUNNING = 3
 """Nobody runs what is asked for, or somebody else has the journal."""
 DAMAGED = 4
-"""The journal is damaged, foreign, full or failing, or the key is not one of its keys."""
+"""The journal is damaged, foreign, full or failing, or where the output goes is; or the key is not one of its keys."""
 INTERNAL = 5
 """A bug of ours."""
 INTERRUPTED = 130

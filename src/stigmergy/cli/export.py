@@ -42,7 +42,7 @@ def add_action(actions: Any, common: argparse.ArgumentParser) -> None:
     """Adds `log export`."""
     parser = actions.add_parser("export", parents=[common], help="to JSON lines, CloudEvents, Parquet, a flight log")
     parser.add_argument("agent", metavar="KIND/NAME", nargs="?", help="only this agent's")
-    parser.add_argument("--format", choices=FORMATS, default="jsonl", help="what to write (jsonl)")
+    parser.add_argument("--format", choices=FORMATS, help="what to write (jsonl)")
     parser.add_argument("--to", dest="file", metavar="FILE", type=Path, help="where to; else stdout")
     parser.add_argument("--flight", metavar="FILE", type=Path, help="a sealed flight log instead; see log verify FILE")
     parser.add_argument(
@@ -61,8 +61,11 @@ def add_action(actions: Any, common: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Exports."""
+    if arguments.agent is not None and not all(arguments.agent.partition("/")):
+        raise ConfigError(f"{arguments.agent!r} is no agent; write it like Drone/D-17, or leave it out to export all")
     if arguments.flight is not None:
         return _export_flight(arguments, output)
+    arguments.format = arguments.format or "jsonl"
     if arguments.file is None and arguments.format == "parquet":
         raise ConfigError("a Parquet file is not written to a terminal or a pipe; give --to FILE")
     if arguments.file is None and output.json:
@@ -73,6 +76,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         with target as opened:
             stream = sys.stdout.buffer if opened is None else opened.file
             count = _WRITERS[arguments.format](entries, stream)
+    if not count:
+        output.note("nothing in the log is like that")
     if arguments.file is None:
         sys.stdout.buffer.flush()
         return exits.OK
@@ -227,6 +232,8 @@ def _export_flight(arguments: argparse.Namespace, output: Output) -> int:
         raise ConfigError(
             "a flight log holds whole commits, so that they can be verified: choose by agent, --since and --until"
         )
+    if arguments.format is not None:
+        raise ConfigError("a flight log has a form of its own; give either --flight or --format")
     cut = Cut(
         agent=arguments.agent or "",
         since_ns=_time_ns(arguments.since, "--since"),

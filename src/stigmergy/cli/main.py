@@ -6,6 +6,7 @@ No error of a user shows a traceback; --debug shows them all.
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 import traceback
@@ -19,6 +20,8 @@ from stigmergy.cli.version import version
 from stigmergy.core.errors import StigmergyError
 
 GROUPS = (new, run, send, state, log, replay, node, top, doctor, keys, bench, completion)
+OUTPUT_FAILED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""What a write to stdout says when it leads to a file on a disk that is full or failing."""
 DESCRIPTION = "A runtime for fleets of autonomous agents that decide locally, on their own durable log."
 EPILOG = """examples:
   stigmergy new drone                                  begin: an agent, its test, its settings
@@ -65,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return exits.code_of(error)
     except BrokenPipeError:
         # Whoever read our output has seen enough. Python would complain once more when it closes stdout.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _let_go_of_stdout()
         return exits.OK
     except StigmergyError as error:
         if debug:
@@ -75,9 +78,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if debug:
             traceback.print_exc()
+        if isinstance(error, OSError) and error.errno in OUTPUT_FAILED:
+            _let_go_of_stdout()
+            Output().error(f"the output cannot be written: {error.strerror}; free some, or write elsewhere", "")
+            return exits.DAMAGED
         text = f"{type(error).__name__}: {error}; this is a bug of ours, please report it (--debug shows where)"
         output.error(text, "Bug")
         return exits.INTERNAL
+
+
+def _let_go_of_stdout() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(given: list[str], output: Output) -> int:

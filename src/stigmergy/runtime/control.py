@@ -109,6 +109,8 @@ class ControlDesk:
             case protocol.Revoke():
                 return await self._revoke(request)
             case protocol.Holds() | protocol.Hold() | protocol.Unhold():
+                if isinstance(request, protocol.Hold) and request.agent.partition("/")[2]:
+                    self._host.shards[0].state.plan_at(request.agent)  # A kind that was misspelt would hold nothing.
                 return answer_hold(self._host.housekeeper.safeguards.holds, request, self._host.clock.wall_ns())
             case protocol.Stop():
                 self._stop()

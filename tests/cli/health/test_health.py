@@ -1,5 +1,6 @@
 """The checks of `doctor`, each fed what it must complain about: a check that cannot fail checks nothing."""
 
+import errno
 import os
 import socket
 from pathlib import Path
@@ -68,6 +69,18 @@ def test_a_folder_is_written_to_and_left_as_it_was(tmp_path: Path) -> None:
     missing = list(check_writing(tmp_path / "nothing", 5.0))
     assert levels(missing) == {"disk.writable": "fail"}
     assert levels(list(disk.check_disk(tmp_path / "nothing", 0, 5.0))) == {"disk.folder": "fail"}
+
+
+@pytest.mark.parametrize(("number", "remedy"), [(errno.ENOSPC, "mend that first"), (errno.EACCES, "the right to")])
+def test_the_remedy_fits_what_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, remedy: str
+) -> None:
+    def fail(path: Path) -> list[float]:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(disk, "measure_syncs", fail)
+    (found,) = check_writing(tmp_path, 5.0)
+    assert remedy in found.remedy
 
 
 def test_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

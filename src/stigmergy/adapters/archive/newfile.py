@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -13,18 +14,26 @@ from typing import BinaryIO, Self
 from stigmergy.core.errors import Bug, JournalError, JournalFull
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FAILED_WRITES = (*NO_ROOM, errno.EIO, errno.EROFS)
+"""What a write says of the device, by whatever way somebody writes into the file."""
 
 
 class NewFile:
-    """Writes a file whole or not at all: under another name first, synced, then renamed. A context manager."""
+    """Writes a file whole or not at all: under another name first, synced, then renamed. A context manager.
+
+    Only a file is ever replaced, or what a link leads to: a rename would put a file in the place of a device or a pipe.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._fresh = path.with_name(f"{path.name}.new")
+        self._target = Path(os.path.realpath(path))
+        self._fresh = self._target.with_name(f"{self._target.name}.new")
         self._file: BinaryIO | None = None
 
     def __enter__(self) -> Self:
         with translating(self._path):
+            if not _may_be_replaced(self._path):
+                raise JournalError(f"{self._path}: is there and is no file, so it was left alone; name a file")
             self._file = self._fresh.open("wb")
         return self
 
@@ -44,17 +53,27 @@ class NewFile:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
+            if isinstance(error, OSError) and error.errno in FAILED_WRITES:
+                with translating(self._path):
+                    raise error
             if kind is None:
                 with translating(self._path):
                     self.file.flush()
                     os.fsync(self.file.fileno())
                     self.file.close()
-                    os.replace(self._fresh, self._path)
-                    sync_folder(self._path.parent)
+                    os.replace(self._fresh, self._target)
+                    sync_folder(self._target.parent)
         finally:
             with contextlib.suppress(OSError):
                 self.file.close()
             self._fresh.unlink(missing_ok=True)
+
+
+def _may_be_replaced(path: Path) -> bool:
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except FileNotFoundError:
+        return True
 
 
 def sync_folder(folder: Path) -> None:

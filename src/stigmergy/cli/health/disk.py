@@ -6,6 +6,7 @@ A test file is written beside the journal, synced some times, and removed.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import statistics
 import time
@@ -30,6 +31,7 @@ FORGETFUL = ("tmpfs", "ramfs", "devtmpfs")
 REMOTE = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "sshfs", "virtiofs")
 SIMPLE = ("vfat", "exfat", "msdos", "ntfs", "ntfs3", "fuseblk")
 UNSAFE_OPTIONS = ("nobarrier", "barrier=0", "data=writeback", "nobh")
+NO_RIGHT = (errno.EACCES, errno.EPERM)
 MOUNTS = Path("/proc/self/mountinfo")
 
 
@@ -103,7 +105,8 @@ def check_writing(folder: Path, write_within_s: float) -> Iterator[Finding]:
     try:
         taken_s = measure_syncs(path)
     except OSError as error:
-        yield ill("disk.writable", f"{folder} cannot be written: {error.strerror}", "give this user the right to")
+        remedy = "give this user the right to" if error.errno in NO_RIGHT else "mend that first; nothing can run here"
+        yield ill("disk.writable", f"{folder} cannot be written: {error.strerror}", remedy)
         return
     yield well("disk.writable", f"{folder} can be written")
     yield check_syncs(taken_s, write_within_s)
