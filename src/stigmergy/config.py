@@ -2,7 +2,7 @@
 
     [fleet]
     module = "drone:fleet"             # MODULE:FLEET, for the command line; imported from the file's folder
-    journal = "sqlite:fleet.db"        # sqlite:path · memory:
+    journal = "sqlite:fleet.db"        # sqlite:path · segments:folder · memory:
     key = "fleet.key"
     trust = ["old.key"]                # keys whose end of the log is believed beside our own; after a rotation
     agents = ["Drone/D-17"]            # whom this device carries: sensors, loops and commands are for them
@@ -85,8 +85,9 @@ def find_config(directory: Path) -> Config:
 
 def _beside(place: Place, folder: Path) -> Place:
     journal, key = place.journal, None if place.key is None else str(folder / place.key)
-    if journal is not None and journal.startswith("sqlite:"):
-        journal = f"sqlite:{folder / journal.removeprefix('sqlite:')}"
+    for scheme in ("sqlite:", "segments:"):
+        if journal is not None and journal.startswith(scheme):
+            journal = f"{scheme}{folder / journal.removeprefix(scheme)}"
     trust = tuple(text if _WRITTEN_KEY.fullmatch(text) else str(folder / text) for text in place.trust)
     return structs.replace(place, journal=journal, key=key, trust=trust)
 

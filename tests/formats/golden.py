@@ -75,6 +75,7 @@ from stigmergy.ports.journal import JournalIdentity
 FOLDER = Path(__file__).resolve().parents[1] / "fixtures" / "formats"
 SIGNER = Ed25519Signer(bytes(range(32)))
 """The key of tests/fixtures/formats/private-key-1.txt, which everybody knows."""
+SEGMENTS_KEY = bytes(range(32, 64))
 IDENTITY = JournalIdentity(fleet="golden", shards=2, incarnation=4242)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from stigmergy import Agent
-from stigmergy.adapters import sqlite
+from stigmergy.adapters import segments, sqlite
 from stigmergy.adapters.filing.mark import encode_mark
 from stigmergy.core.codec import canonical_bytes, encode
 from stigmergy.core.commit import Group, Signature, head_of, seal, statement
@@ -164,6 +164,17 @@ async def make_journal(path: Path) -> dict[str, bytes]:
     }
 
 
+async def make_segments(path: Path) -> None:
+    """The same life in a journal in segments, of which the beginning was dropped."""
+    journal = segments.open_journal(
+        f"segments:{path}", golden.IDENTITY, segment_bytes=4096, filled=False, key=golden.SEGMENTS_KEY
+    )
+    await live(Owner(journal))
+    for shard in range(golden.IDENTITY.shards):
+        await journal.drop(shard, journal.snapshots(shard)[0] - 1)
+    await journal.close()
+
+
 async def make_event_log() -> dict[str, bytes]:
     """The commits of one drone, written when its events were version 1, and the state that they lead to."""
     plans = plan_agents([golden.Drone, golden.Tower])
@@ -238,6 +249,10 @@ def main() -> None:
             expected = asyncio.run(make_journal(path))
             write_new("journal-1.sqlite3", path.read_bytes())
             write_new("journal-1.txt", lines_text("the states that the journal leads to", expected).encode("ascii"))
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(make_segments(Path(folder) / "golden"))
+        files = {found.name: found.read_bytes() for found in sorted((Path(folder) / "golden").iterdir())}
+        write_new("journal-segments-1.txt", lines_text("the files of a journal in segments", files).encode("ascii"))
     with tempfile.TemporaryDirectory() as folder:
         shutil.copy(golden.FOLDER / "journal-1.sqlite3", Path(folder) / "golden.db")
         made = flight_bytes(Path(folder) / "golden.db")

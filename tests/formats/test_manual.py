@@ -11,6 +11,7 @@ import pytest
 from msgspec import NODEFAULT, Struct
 from msgspec.structs import fields
 
+from stigmergy.adapters.segments import frames, opening, snapshots
 from stigmergy.adapters.sqlite import schema
 from stigmergy.core import codec, commit, draft, effects, flight, snapshot, supervision
 from stigmergy.core.commit import Answer, Commit, Head, MarkMoved, Owed, Run, Settled, Signature, SnapshotNote
@@ -50,6 +51,12 @@ STRUCTURES: tuple[type[Struct], ...] = (
     FlightManifest,
     FlightSection,
     FlightSeal,
+    opening.SegmentIdentity,
+    frames.SegmentHead,
+    frames.SegmentGroup,
+    frames.SegmentCommit,
+    frames.KeptCommit,
+    snapshots.SegmentPart,
 )
 MANUAL = (DOCS / "formats.md").read_text(encoding="utf-8")
 
@@ -97,8 +104,17 @@ def test_contexts_and_numbers_are_documented() -> None:
         snapshot.SNAPSHOT_FORMAT,
         schema.FORMAT,
         flight.FLIGHT_FORMAT,
+        frames.FORMAT,
     )
-    assert formats == (1, 1, 1, 1, 1), "a new number needs its own section in docs/formats.md and its own fixtures"
+    assert formats == (1, 1, 1, 1, 1, 1), "a new number needs its own section in docs/formats.md and its own fixtures"
+
+
+def test_kinds_of_frames_are_documented() -> None:
+    (row,) = [row for row in tables("formats.md")["Frames"] if row[2].startswith("the kind")]
+    assert row[2] == "the kind: " + ", ".join(f"{kind.value} {kind.name.lower()}" for kind in frames.Kind)
+    rows = [row for row in tables("formats.md")["Frames"] if row[1]]
+    assert int(rows[-1][0]) + int(rows[-1][1]) == frames.HEADER_BYTES
+    assert "`stigmergy 2026 identity of a journal in segments`" in MANUAL
 
 
 def test_sqlite_tables_are_documented() -> None:

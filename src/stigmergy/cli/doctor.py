@@ -21,7 +21,7 @@ from stigmergy.cli.places import add_place, config_of, find_journal
 from stigmergy.config import Config
 from stigmergy.core.errors import ConfigError
 from stigmergy.runtime.settings import Settings
-from stigmergy.wiring import SQLITE, default_key_path
+from stigmergy.wiring import default_key_path, journal_path
 
 STYLES = {OK: GOOD, WARN: YELLOW, FAIL: BAD}
 EXAMPLES = """examples:
@@ -92,7 +92,8 @@ def _findings(arguments: argparse.Namespace) -> Iterator[Finding]:
     yield from check_versions()
     yield from check_clocks()
     yield from check_limits()
-    folder = Path.cwd() if url is None or not url.startswith(SQLITE) else Path(url.removeprefix(SQLITE)).parent
+    path = None if url is None else journal_path(url)
+    folder = Path.cwd() if path is None else path.parent
     yield from check_disk(folder, settings.retention.reserve_bytes, settings.write_within_s)
     if settings.retention.archive is not None:
         yield check_archive(Path(settings.retention.archive))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from stigmergy.config import Config, find_config, read_config
 from stigmergy.core.errors import ConfigError, NotRunning, StigmergyError
-from stigmergy.wiring import SQLITE, Fleet, answers_at, control_path
+from stigmergy.wiring import SEGMENTS, SQLITE, Fleet, answers_at, control_path, journal_path, journals_in
 
 DEFAULT_FLEET = "fleet"
 _NAMES_SHOWN_MAX = 5
@@ -42,8 +42,10 @@ def folder_of(arguments: argparse.Namespace) -> Path:
 
 
 def url_of(text: str) -> str:
-    """A journal's URL; a bare path means SQLite."""
-    return text if ":" in text else f"{SQLITE}{text}"
+    """A journal's URL; a bare path means SQLite, and one of a folder a journal in segments."""
+    if ":" in text:
+        return text
+    return f"{SEGMENTS if Path(text).is_dir() else SQLITE}{text}"
 
 
 def find_journal(arguments: argparse.Namespace) -> str:
@@ -53,10 +55,11 @@ def find_journal(arguments: argparse.Namespace) -> str:
         return url_of(given)
     if spec := getattr(arguments, "fleet", None):
         return f"{SQLITE}{load_fleet(spec, folder_of(arguments)).name}.db"
-    found = sorted(Path().glob("*.db"))
+    found = journals_in(Path())
     if len(found) != 1:
-        raise ConfigError(_which("journal", found, "--journal URL"))
-    return f"{SQLITE}{found[0]}"
+        paths = [path for url in found if (path := journal_path(url)) is not None]
+        raise ConfigError(_which("journal", paths, "--journal URL"))
+    return found[0]
 
 
 def find_socket(arguments: argparse.Namespace) -> Path:
@@ -66,7 +69,9 @@ def find_socket(arguments: argparse.Namespace) -> Path:
         if not answers_at(path):
             raise NotRunning(f"no node answers at {str(path)!a}; {start_hint(arguments)}")
         return path
-    found = [path for path in sorted(Path().glob("*.db.sock")) if answers_at(path)]
+    # A socket may be there without its journal: a node that only remembers listens too.
+    folders = [control_path(url, "") for url in journals_in(Path()) if url.startswith(SEGMENTS)]
+    found = [path for path in (*sorted(Path().glob("*.db.sock")), *folders) if answers_at(path)]
     if len(found) > 1:
         raise ConfigError(_which("running node", found, "--socket PATH"))
     if not found:
@@ -152,7 +157,7 @@ def _named_socket(arguments: argparse.Namespace) -> Path | None:
         return Path(arguments.socket)
     spec = getattr(arguments, "fleet", None)
     given = arguments.journal or config_of(arguments).fleet.journal
-    if given is not None and url_of(given).startswith(SQLITE):
+    if given is not None and journal_path(url_of(given)) is not None:
         return control_path(url_of(given), "")
     return None if spec is None else control_path("", load_fleet(spec, folder_of(arguments)).name)
 

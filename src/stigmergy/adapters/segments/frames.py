@@ -65,7 +65,9 @@ class SegmentHead(Struct, array_like=True, frozen=True):
     firsts: dict[int, int]
 
 
-class _Row(Struct, array_like=True, frozen=True):
+class SegmentCommit(Struct, array_like=True, frozen=True):
+    """A commit, with what of it is needed without opening it."""
+
     shard: int
     position: int
     epoch: int
@@ -75,19 +77,23 @@ class _Row(Struct, array_like=True, frozen=True):
     body: bytes
 
 
-class _Rows(Struct, array_like=True, frozen=True):
-    commits: list[_Row]
+class SegmentGroup(Struct, array_like=True, frozen=True):
+    """The payload of a group's frame."""
+
+    commits: list[SegmentCommit]
     signature: Signature
 
 
-class _KeptRow(_Row, array_like=True, frozen=True):
+class KeptCommit(SegmentCommit, array_like=True, frozen=True):
+    """A commit that was kept of a segment that has gone, with the signature if it was the last of its group."""
+
     signature: Signature | None
 
 
 _encoder = msgspec.msgpack.Encoder()
-_rows = msgspec.msgpack.Decoder(_Rows)
+_rows = msgspec.msgpack.Decoder(SegmentGroup)
 _heads = msgspec.msgpack.Decoder(SegmentHead)
-_kept_rows = msgspec.msgpack.Decoder(list[_KeptRow])
+_kept_rows = msgspec.msgpack.Decoder(list[KeptCommit])
 _firsts = msgspec.msgpack.Decoder(dict[int, int])
 
 

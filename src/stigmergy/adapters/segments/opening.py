@@ -57,7 +57,9 @@ _IDENTITY_KEY = blake3(b"stigmergy 2026 identity of a journal in segments").dige
 """The identity's own frame cannot be keyed with what it holds."""
 
 
-class _Identity(Struct, array_like=True, frozen=True):
+class SegmentIdentity(Struct, array_like=True, frozen=True):
+    """The payload of the identity's frame."""
+
     format: int
     fleet: str
     shards: int
@@ -66,7 +68,7 @@ class _Identity(Struct, array_like=True, frozen=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_identity = msgspec.msgpack.Decoder(_Identity)
+_identity = msgspec.msgpack.Decoder(SegmentIdentity)
 
 
 def open_journal(
@@ -331,7 +333,7 @@ def _later(key: bytes, data: bytes, reached: int) -> Iterator[Frame]:
 
 
 def _write_identity(folder: Folder, identity: JournalIdentity, key: bytes) -> None:
-    record = _Identity(FORMAT, identity.fleet, identity.shards, identity.incarnation, key)
+    record = SegmentIdentity(FORMAT, identity.fleet, identity.shards, identity.incarnation, key)
     fresh = f"{IDENTITY}.new"
     folder.remove(fresh)
     file = folder.open(fresh, create=True)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 import msgspec
+from msgspec import Struct
 
 from stigmergy.adapters.segments.errors import full_error, is_full, reading_error
 from stigmergy.adapters.segments.folder import Folder, OpenFile
@@ -13,9 +14,19 @@ from stigmergy.adapters.segments.frames import HEADER_BYTES, Kind, encode_frame,
 from stigmergy.core.errors import Bug, JournalCorrupt
 from stigmergy.ports.journal import SnapshotPart
 
+
+class SegmentPart(Struct, array_like=True, frozen=True):
+    """The payload of a part's frame."""
+
+    shard: int
+    position: int
+    part: int
+    body: bytes
+
+
 _NAME = re.compile(r"snapshot-(\d+)-(\d+)", re.ASCII)
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(tuple[int, int, int, bytes])
+_decoder = msgspec.msgpack.Decoder(SegmentPart)
 
 
 def snapshot_name(shard: int, position: int) -> str:
@@ -41,7 +52,7 @@ def write_parts(folder: Folder, key: bytes, shard: int, position: int, parts: Se
         file = folder.open(name, create=stored == 0)
         try:
             for part in parts:
-                payload = _encoder.encode((shard, position, part.part, part.body))
+                payload = _encoder.encode(SegmentPart(shard, position, part.part, part.body))
                 frame = encode_frame(key, Kind.PART, part.part + 1, payload)
                 file.write_at(end, frame)
                 end += len(frame)
@@ -106,7 +117,7 @@ def _part_at(file: OpenFile, key: bytes, offset: int, place: tuple[int, int, int
     if frame is None or frame.kind is not Kind.PART:
         return None
     try:
-        shard, position, part, body = _decoder.decode(frame.payload)
+        found = _decoder.decode(frame.payload)
     except msgspec.DecodeError:
         return None
-    return (body, frame.size_bytes) if (shard, position, part) == place else None
+    return (found.body, frame.size_bytes) if (found.shard, found.position, found.part) == place else None

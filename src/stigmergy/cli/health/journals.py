@@ -21,12 +21,12 @@ from stigmergy.ports.journal import Journal
 from stigmergy.runtime.audit.verification import Verification
 from stigmergy.runtime.protocol import Status
 from stigmergy.wiring import (
-    SQLITE,
     answers_at,
     control_path,
     find_holds,
     fingerprint,
     inspect_journal,
+    journal_path,
     read_private_key,
     verifier,
 )
@@ -40,10 +40,10 @@ Signers = dict[bytes, int | None]
 def check_journal(url: str, key: Path | None, wall_ns: int) -> Iterator[Finding]:
     """The journal, and whether the key is one of its keys."""
     signers: Signers | None = None
-    if not url.startswith(SQLITE):
+    path = journal_path(url)
+    if path is None:
         yield well("journal.opens", f"{url.partition(':')[0]}: is no file; nothing to look at")
     else:
-        path = Path(url.removeprefix(SQLITE))
         if not path.exists():
             yield well("journal.opens", f"{path} is not there yet; the first start makes it")
         elif answers_at(control_path(url, "")):
