@@ -5,11 +5,16 @@ import random
 
 import pytest
 
-from stigmergy.adapters.memory_bus import MemoryBroker
+from stigmergy.adapters.memory_bus import MemoryBroker, MemoryBus
 from stigmergy.core.uplink import UplinkRule
+from stigmergy.core.uplink_messages import Batch, Inquiry, Mark, Told, read_up, write_message
+from stigmergy.ports.bus import BusMessage
 from stigmergy.runtime.settings import Settings, UplinkSettings
+from stigmergy.runtime.uplink.names import Sender
 from stigmergy.sim.node import SimNode
 from tests.runtime.uplink.stage import ALL, RULE, Moved, Stage, copy_of, restore, twins
+
+ME = Sender("delivery", "local", "device")
 
 
 def test_what_the_rule_lets_through_arrives() -> None:
@@ -335,5 +340,68 @@ def test_two_gateways_that_collect_the_same_are_found() -> None:
         await stage.fly(310, ("1",))
         await stage.settle()
         stage.check(("1",))
+
+    stage.world.run(scene())
+
+
+class Scripted:
+    """A gateway that says what a test wants."""
+
+    def __init__(self, broker: MemoryBroker, marks: list[Mark]) -> None:
+        self._bus = MemoryBus(broker, "scripted")
+        self._marks = marks
+        self.batches: list[Batch] = []
+
+    async def start(self) -> None:
+        await self._bus.subscribe(ME.topic, self._hear)
+        await self._bus.open()
+
+    async def _hear(self, message: BusMessage) -> None:
+        said = read_up(message.payload)
+        if isinstance(said, Inquiry):
+            await self.tell(Told("scripted", "1", said.nonce, self._marks))
+        else:
+            self.batches.append(said)
+
+    async def tell(self, told: Told | bytes) -> None:
+        payload = told if isinstance(told, bytes) else write_message(told)
+        await self._bus.publish(BusMessage(ME.marks_topic, payload))
+
+
+def test_a_mark_of_nothing_is_no_mark() -> None:
+    stage = Stage(rule=ALL)
+    gateway = Scripted(stage.broker, [Mark(0, 1, 0, 0), Mark(0, 99, 5, 0), Mark(77, 1, 1, 5)])
+
+    async def scene() -> None:
+        await stage.device.start()
+        await gateway.start()
+        await stage.fly(5)
+        assert gateway.batches[0].after == 0
+        assert gateway.batches[0].items
+        assert not gateway.batches[0].lost
+
+    stage.world.run(scene())
+
+
+def test_answers_that_are_none_are_passed_over() -> None:
+    stage = Stage(rule=ALL)
+    gateway = Scripted(stage.broker, [])
+
+    async def scene() -> None:
+        await stage.device.start()
+        await gateway.start()
+        await stage.fly(3)
+        sent = gateway.batches[-1].upto
+        await gateway.tell(b"nonsense")
+        await gateway.tell(Told("scripted", "1", "another nonce", [Mark(0, 1, 1, sent)]))
+        await stage.fly(1)
+        assert stage.standing().commits_behind > 3
+        assert stage.standing().trouble == ""
+        await gateway.tell(Told("scripted", "1", "", [Mark(0, 1, 1, gateway.batches[-1].upto), Mark(9, 1, 1, 1)]))
+        await asyncio.sleep(0.1)
+        assert stage.standing().commits_behind <= 1
+        await gateway.tell(Told("scripted", "1", "", [], "no room"))
+        await asyncio.sleep(0.1)
+        assert "did not take a batch: no room" in stage.standing().trouble
 
     stage.world.run(scene())

@@ -71,6 +71,8 @@ class Lane:
         self.confirmed_ns = 0
         """The journal's time up to which the receiver has everything."""
         self.lost_commits = 0
+        self._counted_lost = 0
+        """Up to here they are counted: who asks again finds the same gap again."""
         self._floor = 0
         self._reset()
 
@@ -102,8 +104,9 @@ class Lane:
         self._cut_ns = now_ns
         self._sent = {incarnation: mark.number for incarnation, mark in marks.items()}
         self._epochs = {incarnation: mark.epoch for incarnation, mark in marks.items()}
-        current = self._journal.identity.incarnation
-        own = marks.get(current)
+        # A mark that one shard of the receiver has moved and another has not says nothing yet.
+        marks = {incarnation: mark for incarnation, mark in marks.items() if mark.number}
+        own = marks.get(self._journal.identity.incarnation)
         first = self._journal.first_position(self.shard)
         if own is not None:
             self._check_ours(own, first, head, epoch)
@@ -173,8 +176,9 @@ class Lane:
                 return False
             # Retention had no room for it any more.
             self._gap = (self._next, first - 1)
+            self.lost_commits += max(0, first - max(self._next, self._counted_lost + 1))
+            self._counted_lost = max(first - 1, self._counted_lost)
             self._next = first
-            self.lost_commits += first - self._gap[0]
         for stored in self._gulp(self._next):
             commit = self._opened(stored)
             if self._gap is not None:
