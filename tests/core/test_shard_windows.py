@@ -70,6 +70,12 @@ def test_a_window_is_closed_by_its_timer_bucket_after_bucket() -> None:
     assert probe.agent(W).closings == (1, 2)
 
 
+def test_a_window_sets_one_timer_for_each_bucket() -> None:
+    probe = Probe(Windowed)
+    assert [owed.sink for owed in probe.observe(W, Sampled(), at=110.0).owed] == ["timers"]
+    assert probe.observe(W, Sampled(), Sampled(), at=119.0).owed == []
+
+
 def test_a_window_whose_time_is_over_closes_before_the_next_input_is_taken() -> None:
     probe = Probe(Windowed)
     probe.observe(W, Sampled(), at=110.0)

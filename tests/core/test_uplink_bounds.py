@@ -110,8 +110,9 @@ def test_numbers_begin_at_zero(field: str) -> None:
 )
 def test_numbers_have_an_end(field: str, last: int) -> None:
     assert read_up(write_message(batch(**{field: last}))) == batch(**{field: last})
-    with pytest.raises(Malformed, match=r"impossible numbers; they are below 2\*\*62"):
-        read_up(write_message(batch(**{field: last + 1})))
+    for beyond in (last + 1, last + 2, 2**63):
+        with pytest.raises(Malformed, match=r"impossible numbers; they are below 2\*\*62"):
+            read_up(write_message(batch(**{field: beyond})))
 
 
 @pytest.mark.parametrize(
