@@ -429,6 +429,29 @@ def test_a_node_takes_commands_only_for_the_agents_it_carries() -> None:
     play(drones, scene, agents=("Drone/1",))
 
 
+def test_a_node_listens_only_for_the_agents_it_carries() -> None:
+    """Otherwise one drone would come to life on the node of another, and have that one's aircraft landed."""
+
+    def declare(_: SimNode) -> Declaration:
+        fleet = Declaration("ground", agents=[Monitor, Copter])
+        fleet.listen("Drone/{id}/battery", to="Copter/{id}", fleet="delivery")
+        fleet.listen("Drone/{id}/battery", to="Monitor/{id}", fleet="delivery")
+        fleet.device("plain/{id}", to="Copter/{id}", event=Measured)
+        fleet.device_commands("pilots/{id}", to="Copter/{id}", commands=[StartMission], answers="pilots/{id}/answer")
+        return fleet
+
+    async def scene(node: SimNode, live: Live, outsider: Outsider) -> None:
+        for name in ("1", "2"):
+            await outsider.send(BATTERY.replace("Drone/1", f"Drone/{name}"), numbered(1))
+            await outsider.send(f"plain/{name}", {"number": 7})
+            await outsider.send(f"pilots/{name}", {"type": "StartMission", "mission": "M1", "id": "7"})
+        assert live.agents() == ["Copter/1", "Monitor/1", "Monitor/2"], "of monitors it has named none, so it has all"
+        assert counter(live, "bus_refused") == 0
+        assert len([message for message in outsider.heard if message.topic.endswith("/answer")]) == 1
+
+    play(declare, scene, agents=("Copter/1",))
+
+
 def test_overload_waits_and_loses_nothing() -> None:
     settings = Settings(telemetry_items_max=2, telemetry_bytes_max=1000, batch_events_max=1)
 

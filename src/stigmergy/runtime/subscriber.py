@@ -210,6 +210,8 @@ class Subscriber:
             event = _read(message)
             speaker = Topics(topic.fleet, topic.site).source_of(topic.name)
             to = fill_address(listen.to, places)
+            if not self._carries(to):
+                return
             # The same topic may be listened to for several agents, and each of them has a mark of its own.
             source = _source(f"{message.topic} {to}")
             await self._take_event(message, event, source, to, topic.name, speaker)
@@ -251,7 +253,10 @@ class Subscriber:
 
     def _device_listener(self, spec: DeviceEvent) -> Callable[[BusMessage], Awaitable[None]]:
         async def hear(message: BusMessage) -> None:
-            to, observed = read_device_event(spec, _places(spec, message.topic), message.payload)
+            places = _places(spec, message.topic)
+            if not self._carries(fill_address(spec.to, places)):
+                return
+            to, observed = read_device_event(spec, places, message.payload)
             self._plan(to)
             stream = Stream(_source(message.topic))
             await self._host.intake.take_numbered(stream, 0, to, encode(observed), missing=False)
@@ -261,6 +266,8 @@ class Subscriber:
     def _device_taker(self, spec: DeviceCommands) -> Callable[[BusMessage], Awaitable[None]]:
         async def take(message: BusMessage) -> None:
             places = _places(spec, message.topic)
+            if not self._carries(fill_address(spec.to, places)):
+                return
             to, command_id, command = read_device_command(spec, places, message.payload)
             self._plan(to)
             self.counters.bus_commands += 1
@@ -274,6 +281,11 @@ class Subscriber:
         return take
 
     # ------------------------------------------------------------------ messages
+
+    def _carries(self, address: str) -> bool:
+        """Whether an agent is at home here. A device that names its own leaves others of their kinds to others."""
+        kind = address.partition("/")[0]
+        return address in self._agents or not any(agent.partition("/")[0] == kind for agent in self._agents)
 
     def _plan(self, address: str) -> AgentPlan:
         return self._host.shards[0].state.plan_at(address)
