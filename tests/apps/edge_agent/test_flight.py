@@ -229,3 +229,35 @@ def test_random_kills_lose_and_double_nothing(seed: int) -> None:
         await field.close()
 
     field.world.run(scene())
+
+
+def test_two_drones_do_not_disturb_each_other() -> None:
+    field = Field()
+    cockpit = OnBoard(Airframe(seed=2))
+    other = SimNode(
+        field.world,
+        lambda _: make_fleet(cockpit),
+        name="other",
+        in_memory=True,
+        broker=field.broker,
+        agents=["Drone/D-18"],
+    )
+
+    async def scene() -> None:
+        live = await other.start()
+        await field.open()
+        assert field.ground.live is not None
+        await field.ground.live.send("Pilot/D-18", Watch())
+        await field.order(Launch(mission="M1", distance_m=60))
+        await field.wait_for("flying")
+        field.broker.cut("other")
+        await asyncio.sleep(SILENCE_S + 2)
+        assert field.drone.phase == "flying", "the other's silence is not ours"
+        assert live.agents() == ["Drone/D-18"]
+        assert live.query("Drone/D-18", Drone).phase == "parked"
+        assert cockpit.airframe.take_offs == 0
+        await field.wait_for("parked")
+        await other.stop()
+        await field.close()
+
+    field.world.run(scene())
