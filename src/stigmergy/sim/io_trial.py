@@ -49,10 +49,12 @@ class IoResult(Struct, frozen=True):
 class IoTrial:
     """The work, and who watches."""
 
-    def __init__(self, fault: Fault | None, call: int, after_failed_sync: AfterFailedSync) -> None:
+    def __init__(
+        self, fault: Fault | None, call: int, after_failed_sync: AfterFailedSync, *, in_segments: bool = False
+    ) -> None:
         self.world = World(seed=call)
         self.receiver: Receiver
-        self.node = SimNode(self.world, self._declare, after_failed_sync=after_failed_sync)
+        self.node = SimNode(self.world, self._declare, after_failed_sync=after_failed_sync, in_segments=in_segments)
         if fault is not None:
             self.node.disk.fail(call, fault)
         self._call = call
@@ -135,10 +137,14 @@ class IoTrial:
 
 
 def run_io_trial(
-    call: int, fault: Fault | None, *, after_failed_sync: AfterFailedSync = AfterFailedSync.STALE_CACHE
+    call: int,
+    fault: Fault | None,
+    *,
+    after_failed_sync: AfterFailedSync = AfterFailedSync.STALE_CACHE,
+    in_segments: bool = False,
 ) -> IoResult:
     """Lets the call with this number fail."""
-    trial = IoTrial(fault, call, after_failed_sync)
+    trial = IoTrial(fault, call, after_failed_sync, in_segments=in_segments)
     try:
         trial.world.run(trial.main())
     except (StigmergyError, SimulationError) as error:

@@ -17,10 +17,10 @@ import random
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
+from stigmergy.adapters import segments, sqlite
 from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
 from stigmergy.adapters.memory import MemoryJournal, MemoryStore
 from stigmergy.adapters.memory_bus import MemoryBroker, MemoryBus
-from stigmergy.adapters.sqlite import open_journal
 from stigmergy.core.commit import Group
 from stigmergy.core.errors import StigmergyError
 from stigmergy.core.uplink import UplinkRule
@@ -33,6 +33,7 @@ from stigmergy.runtime.live import Live
 from stigmergy.runtime.settings import Settings
 from stigmergy.sim.clock import SimClock, SimEntropy
 from stigmergy.sim.disk import AfterFailedSync, IoCall, SimDisk
+from stigmergy.sim.folder import SimFolder
 from stigmergy.sim.logbook import Latency, Logbook, WatchedJournal
 from stigmergy.sim.loop import VirtualLoop
 from stigmergy.sim.trace import Trace
@@ -41,6 +42,8 @@ T = TypeVar("T")
 URL = "sqlite:fleet.db"
 WAL_BYTES_MAX = 256 << 10
 """Small, so that a short run goes through checkpoints."""
+SEGMENT_BYTES = 64 << 10
+"""Small, so that a short run begins several."""
 
 
 class World:
@@ -92,6 +95,7 @@ class SimNode:
         name: str = "node",
         settings: Settings | None = None,
         in_memory: bool = False,
+        in_segments: bool = False,
         sync_lies: bool = False,
         after_failed_sync: AfterFailedSync = AfterFailedSync.STALE_CACHE,
         agents: Sequence[str] = (),
@@ -114,6 +118,7 @@ class SimNode:
         self._identity = JournalIdentity(fleet=self.declaration.name, shards=self.declaration.shards, incarnation=1)
         self.logbook = Logbook(self._identity, self.declaration.plans, self.settings.limits)
         self.store = MemoryStore(self._identity) if in_memory else None
+        self._in_segments = in_segments
         self._journal: WatchedJournal | None = None
         self._live: Live | None = None
         self._agents = tuple(agents)
@@ -213,7 +218,16 @@ class SimNode:
         if self.store is not None:
             self.store.owner = None
             return MemoryJournal(self.store)
-        return open_journal(
+        if self._in_segments:
+            return segments.open_journal(
+                "segments:fleet",
+                self._identity,
+                inline=True,
+                segment_bytes=SEGMENT_BYTES,
+                folder=SimFolder(self.disk, "fleet"),
+                key=SimEntropy(self.world.seed, f"{self.name}/journal").token(segments.KEY_BYTES),
+            )
+        return sqlite.open_journal(
             URL, self._identity, inline=True, wal_bytes_max=WAL_BYTES_MAX, vfs=self.disk.vfs, files=self.disk
         )
 

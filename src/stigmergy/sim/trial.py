@@ -61,11 +61,23 @@ def run_trial(
     power_only: bool = False,
     sync_lies: bool = False,
     shards: int | None = None,
+    in_segments: bool = False,
 ) -> TrialResult:
-    """Runs one trial. `power_only`: nothing but power losses; `sync_lies`: the disk only says that it has synced."""
+    """Runs one trial. `power_only`: nothing but power losses; `sync_lies`: the disk only says that it has synced.
+
+    `in_segments`: the journal is one in segments, and not on SQLite or, for some seeds, in memory.
+    """
     chance = random.Random(f"stigmergy.sim.trial/{seed}")
     world = World(seed, shuffle=chance.random() < 0.5, deadline_s=duration_s + HEAL_S + 600)
-    trial = Trial(world, chance, duration_s, shards=shards, sync_lies=sync_lies, power_only=power_only)
+    trial = Trial(
+        world,
+        chance,
+        duration_s,
+        shards=shards,
+        sync_lies=sync_lies,
+        power_only=power_only,
+        in_segments=in_segments,
+    )
     trial.faults.on = faults
     violations: list[str] = []
     try:
@@ -91,6 +103,7 @@ class Trial:
         shards: int | None = None,
         sync_lies: bool = False,
         power_only: bool = False,
+        in_segments: bool = False,
     ) -> None:
         self.world = world
         self._chance = chance
@@ -101,7 +114,8 @@ class Trial:
         self.node = SimNode(
             world,
             self._declare,
-            in_memory=in_memory,
+            in_memory=in_memory and not in_segments,
+            in_segments=in_segments,
             sync_lies=sync_lies,
             after_failed_sync=chance.choice((AfterFailedSync.STALE_CACHE, AfterFailedSync.DROPPED_CACHE)),
         )

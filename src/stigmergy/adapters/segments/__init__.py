@@ -4,7 +4,8 @@ For nodes that write much. It costs the disk less than half of what a database d
 a commit; but no other tool reads it, and it takes its room in advance.
 """
 
+from stigmergy.adapters.segments.frames import KEY_BYTES
 from stigmergy.adapters.segments.journal import SegmentJournal
 from stigmergy.adapters.segments.opening import inspect_journal, open_journal, renew_incarnation
 
-__all__ = ["SegmentJournal", "inspect_journal", "open_journal", "renew_incarnation"]
+__all__ = ["KEY_BYTES", "SegmentJournal", "inspect_journal", "open_journal", "renew_incarnation"]
