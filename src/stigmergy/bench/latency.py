@@ -21,10 +21,11 @@ from typing import Any
 
 from msgspec import Struct
 
-from stigmergy.bench.rig import SHARED_LOOP, make_host, open_file
+from stigmergy.bench.rig import SHARED_LOOP, make_host, open_file, open_folder
 from stigmergy.bench.sender import Sources, percentile, plan_window
 from stigmergy.core.effects import Order
 from stigmergy.core.messages import SECOND_NS
+from stigmergy.ports.journal import Journal
 from stigmergy.runtime.host import Host
 
 EVENTS_PER_S = 5_000
@@ -46,6 +47,10 @@ class Latency(Struct, frozen=True):
     fdatasync_p99_ms: float
     p99_over_fdatasync: float
     sender_late_p99_ms: float
+    segments_p50_ms: float
+    """The same on a journal in segments, in windows of the same run."""
+    segments_p99_ms: float
+    segments_p99_over_fdatasync: float
     actions: int
 
 
@@ -104,41 +109,64 @@ class _Sender:
         self._process.communicate()
 
 
+class _Tried:
+    """A host on one kind of journal, who sends to it, and what its windows gave."""
+
+    def __init__(self, journal: Journal, events: int, rate: int) -> None:
+        self.watch = _Watch()
+        self.host = make_host(journal, self.watch.act, SHARED_LOOP)
+        self.sender = _Sender(events, rate)
+        self.medians: list[int] = []
+        self.tails: list[int] = []
+        self.late: list[int] = []
+
+    async def window(self, window: int, events: int, rate: int) -> None:
+        """One window; the first one warms everything up."""
+        taken_ns, late_ns = await _host_window(self.host, self.watch, self.sender, window, events, rate)
+        if window:
+            self.medians.append(percentile(taken_ns, 0.5))
+            self.tails.append(percentile(taken_ns, 0.99))
+            self.late.append(late_ns)
+
+    def over(self, bare_tails: list[int]) -> float:
+        """The median of the ratios to the bare windows."""
+        return statistics.median(own / bare for own, bare in zip(self.tails, bare_tails, strict=True))
+
+
 async def measure_latency(folder: Path, windows: int, window_s: float, rate: int = EVENTS_PER_S) -> Latency:
-    """Runs host and bare windows in turn."""
+    """Runs the host on SQLite, bare windows, and the host on segments in turn."""
     events = int(window_s * rate)
-    watch = _Watch()
-    host = make_host(open_file(folder / "latency.db"), watch.act, SHARED_LOOP)
-    await host.start()
-    sender = _Sender(events, rate)
+    on_file = _Tried(open_file(folder / "latency.db"), events, rate)
+    on_segments = _Tried(open_folder(folder / "latency"), events, rate)
     file = os.open(folder / "bare.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    medians: list[int] = []
-    tails: list[int] = []
     bare_medians: list[int] = []
     bare_tails: list[int] = []
-    late: list[int] = []
     try:
+        await on_file.host.start()
+        await on_segments.host.start()
         for window in range(windows + 1):
-            taken_ns, late_ns = await _host_window(host, watch, sender, window, events, rate)
+            await on_file.window(window, events, rate)
             sync_ns = _bare_window(file, window, events, rate)
-            if window:  # the first one warms everything up
-                medians.append(percentile(taken_ns, 0.5))
-                tails.append(percentile(taken_ns, 0.99))
+            if window:
                 bare_medians.append(percentile(sync_ns, 0.5))
                 bare_tails.append(percentile(sync_ns, 0.99))
-                late.append(late_ns)
+            await on_segments.window(window, events, rate)
     finally:
-        sender.close()
         os.close(file)
-        await host.stop()
+        for tried in (on_file, on_segments):
+            tried.sender.close()
+            await tried.host.stop()
     return Latency(
-        p50_ms=_milliseconds(medians),
-        p99_ms=_milliseconds(tails),
+        p50_ms=_milliseconds(on_file.medians),
+        p99_ms=_milliseconds(on_file.tails),
         fdatasync_p50_ms=_milliseconds(bare_medians),
         fdatasync_p99_ms=_milliseconds(bare_tails),
-        p99_over_fdatasync=statistics.median(own / bare for own, bare in zip(tails, bare_tails, strict=True)),
-        sender_late_p99_ms=_milliseconds(late),
-        actions=watch.expected,
+        p99_over_fdatasync=on_file.over(bare_tails),
+        sender_late_p99_ms=_milliseconds([*on_file.late, *on_segments.late]),
+        segments_p50_ms=_milliseconds(on_segments.medians),
+        segments_p99_ms=_milliseconds(on_segments.tails),
+        segments_p99_over_fdatasync=on_segments.over(bare_tails),
+        actions=on_file.watch.expected,
     )
 
 

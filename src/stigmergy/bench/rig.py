@@ -1,4 +1,4 @@
-"""A whole host on a real SQLite file, with a key, real clocks and registered actuators: what the benchmarks run."""
+"""A whole host on a real journal, with a key, real clocks and registered actuators: what the benchmarks run."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from stigmergy.adapters import segments, sqlite
 from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
-from stigmergy.adapters.sqlite import SqliteJournal, open_journal
 from stigmergy.adapters.system import SystemClock
 from stigmergy.bench.workload import Descend, Drone, Land
 from stigmergy.core.effects import Order
-from stigmergy.ports.journal import JournalIdentity
+from stigmergy.ports.journal import Journal, JournalIdentity
 from stigmergy.runtime.declaration import Declaration
 from stigmergy.runtime.host import Host
 from stigmergy.runtime.settings import Settings, Snapshots
 
 FLEET = "bench"
+IDENTITY = JournalIdentity(fleet=FLEET, shards=1, incarnation=1)
 SEED = bytes(range(32))
 """The key of every run; what is measured does not depend on it."""
 SHARED_LOOP = Settings(write_within_s=60.0)
@@ -24,12 +25,17 @@ SHARED_LOOP = Settings(write_within_s=60.0)
 NO_SNAPSHOTS = Settings(snapshots=Snapshots(every_events=2**62, every_s=1e9))
 
 
-def open_file(path: Path) -> SqliteJournal:
+def open_file(path: Path) -> Journal:
     """The journal in this file, made if it is missing, with its writer thread."""
-    return open_journal(f"sqlite:{path}", JournalIdentity(fleet=FLEET, shards=1, incarnation=1))
+    return sqlite.open_journal(f"sqlite:{path}", IDENTITY)
 
 
-def make_host(journal: SqliteJournal, act: Callable[[Order[Any]], None], settings: Settings | None = None) -> Host:
+def open_folder(path: Path) -> Journal:
+    """The same in segments, with all its defaults."""
+    return segments.open_journal(f"segments:{path}", IDENTITY)
+
+
+def make_host(journal: Journal, act: Callable[[Order[Any]], None], settings: Settings | None = None) -> Host:
     """A host for the drones; `act` is called for each action that is released."""
     fleet = Declaration(FLEET, agents=[Drone])
     fleet.actuator(Descend)(act)

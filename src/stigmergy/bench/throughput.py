@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct
 
-from stigmergy.bench.rig import SHARED_LOOP, make_host, open_file
+from stigmergy.bench.rig import SHARED_LOOP, make_host, open_file, open_folder
 from stigmergy.bench.workload import BATCH_EVENTS, BatteryMeasured, Feed, OrderAcknowledged, Positioned, reports
 from stigmergy.core.codec import encode, open_envelope
 from stigmergy.core.effects import Order
@@ -42,6 +42,10 @@ class Throughput(Struct, frozen=True):
     """The bare loop where one call decodes a whole batch: quicker than anything that keeps events apart."""
     nested_ratio: float
     """The host against that one."""
+    segments_events_per_s: float
+    """The host on a journal in segments, in windows of the same run."""
+    segments_ratio: float
+    segments_cpu_us_per_event: float
     actions: int
 
 
@@ -110,23 +114,32 @@ class Limit:
         os.close(self._file)
 
 
+class _Counter:
+    """Counts the actions that a host carries out."""
+
+    def __init__(self) -> None:
+        self.actions = 0
+
+    def act(self, _: Order[Any]) -> None:
+        self.actions += 1
+
+
 async def measure_throughput(folder: Path, windows: int, envelopes: int) -> Throughput:
     """Runs host and limit in turn, so many windows of each with so many envelopes."""
     feed = Feed("ground", reports(1, STOCK_EVENTS))
-    acted = 0
-
-    def act(_: Order[Any]) -> None:
-        nonlocal acted
-        acted += 1
-
-    host = make_host(open_file(folder / "throughput.db"), act, SHARED_LOOP)
+    acted, acted_on_segments = _Counter(), _Counter()
+    host = make_host(open_file(folder / "throughput.db"), acted.act, SHARED_LOOP)
+    on_segments = make_host(open_folder(folder / "throughput"), acted_on_segments.act, SHARED_LOOP)
     await host.start()
+    await on_segments.start()
     limit = Limit(folder / "limit.log")
     warm_up = feed.envelopes(max(10, envelopes // 10))
     await run_host(host, warm_up)
+    await run_host(on_segments, warm_up)
     limit.run(warm_up)
     limit.run_nested([nested(data) for data in warm_up])
     own: list[_Window] = []
+    segmented: list[_Window] = []
     bare: list[_Window] = []
     quickest: list[_Window] = []
     for _ in range(windows):
@@ -139,12 +152,17 @@ async def measure_throughput(folder: Path, windows: int, envelopes: int) -> Thro
         limit.run(batch)
         bare.append(clock.read())
         clock = _Clock(envelopes * BATCH_EVENTS)
+        await run_host(on_segments, batch)
+        segmented.append(clock.read())
+        clock = _Clock(envelopes * BATCH_EVENTS)
         limit.run_nested(nested_batch)
         quickest.append(clock.read())
     await host.stop()
+    await on_segments.stop()
     limit.close()
-    if acted != feed.acting:
-        raise RuntimeError(f"{feed.acting} events cause an action, {acted} actions were carried out")
+    for done in (acted, acted_on_segments):
+        if done.actions != feed.acting:
+            raise RuntimeError(f"{feed.acting} events cause an action, {done.actions} actions were carried out")
     ratios = [mine.events_per_s / other.events_per_s for mine, other in zip(own, bare, strict=True)]
     return Throughput(
         events_per_s=statistics.median(window.events_per_s for window in own),
@@ -157,7 +175,12 @@ async def measure_throughput(folder: Path, windows: int, envelopes: int) -> Thro
         nested_ratio=statistics.median(
             mine.events_per_s / other.events_per_s for mine, other in zip(own, quickest, strict=True)
         ),
-        actions=acted,
+        segments_events_per_s=statistics.median(window.events_per_s for window in segmented),
+        segments_ratio=statistics.median(
+            mine.events_per_s / other.events_per_s for mine, other in zip(segmented, bare, strict=True)
+        ),
+        segments_cpu_us_per_event=statistics.median(window.cpu_us_per_event for window in segmented),
+        actions=acted.actions,
     )
 
 
