@@ -12,7 +12,15 @@ from stigmergy.core.effects import ACTUATORS, PUBLISH, TIMERS, WORK, Publish, Wa
 from stigmergy.core.errors import ConfigError, UnknownKind
 from stigmergy.core.inputs import Accepted, Refused
 from stigmergy.core.messages import Action, Event, Work
-from stigmergy.core.state import DECISION_BYTES_MAX, Limits, ShardState, plan_agents, shard_of
+from stigmergy.core.state import DECISION_BYTES_MAX, Limits, ShardState, Signer, plan_agents, shard_of
+from stigmergy.core.supervision import (
+    AgentResumed,
+    AgentStopped,
+    InputFailed,
+    LetterTaken,
+    SignerEnrolled,
+    SignerRevoked,
+)
 
 
 class Rover(Agent):
@@ -34,6 +42,7 @@ class Plan(Work):
 def test_a_new_state_stands_at_the_beginning() -> None:
     state = ShardState(3, plan_agents([Rover]))
     assert state.head == Head(shard=3, position=0, epoch=0, digest=GENESIS)
+    assert (state.incarnation, state.time_ns, state.events_count) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("address", ["Rover/a", "Rover/A-1_b.c:d@e=f~", "Rover/" + "x" * 128])
@@ -52,6 +61,49 @@ def test_what_is_no_address(address: str) -> None:
         f"{address[:200]!r} is no address of an agent here: write Kind/name with a kind"
     )
     assert "Rover" in str(caught.value)
+
+
+def test_a_long_address_is_not_repeated_at_length() -> None:
+    with pytest.raises(UnknownKind, match=f"^'{'x' * 200}' is no address"):
+        ShardState(0, plan_agents([Rover])).plan_at("x" * 300)
+
+
+def test_tables_are_shown_as_each_commit_left_them() -> None:
+    """A commit changes them before it is on disk, and people are shown what is."""
+    state = ShardState(0, plan_agents([Rover]))
+    for position in (1, 2, 3, 4):
+        name = f"0.{position}.0"
+        state.note("", InputFailed(letter=name, to="Rover/a", source="s", error="e", input=b""), position)
+        state.note(f"Rover/{position}", AgentStopped(reason="r"), position)
+        assert [len(state.letters_at(at)) for at in range(position + 1)] == [*range(position), position]
+        assert [len(state.stopped_at(at)) for at in range(position + 1)] == [*range(position), position]
+        state.position = position
+    state.note("", LetterTaken(letter="0.1.0", retried=False), 5)
+    state.note("Rover/1", AgentResumed(by="me"), 5)
+    assert (len(state.letters_at(4)), len(state.stopped_at(4))) == (4, 4)
+    assert (len(state.letters_at(5)), len(state.stopped_at(5))) == (3, 3)
+
+
+def test_only_the_failures_of_an_agent_count_against_it() -> None:
+    state = ShardState(0, plan_agents([Rover]))
+    failed = InputFailed(letter="l", to="Rover/a", source="s", error="e", input=b"")
+    state.note("", failed, 5)
+    assert state.failures.all() == []
+    state.note("Rover/a", failed, 5)
+    assert state.failures.all() == [("Rover/a", [5])]
+    state.note("Rover/a", AgentResumed(by="me"), 6)
+    assert state.failures.all() == []
+
+
+def test_a_signer_is_revoked_by_its_algorithm_and_its_key() -> None:
+    state = ShardState(0, {})
+    for key in (b"a", b"b"):
+        state.note("", SignerEnrolled(algorithm=1, public_key=key, cites=b""), 1)
+    for algorithm, key in ((2, b"a"), (1, b"c")):
+        state.note("", SignerRevoked(algorithm=algorithm, public_key=key, last_position=9), 2)
+    assert state.signers == [Signer(1, b"a"), Signer(1, b"b")]
+    state.note("", SignerRevoked(algorithm=1, public_key=b"b", last_position=9), 2)
+    assert state.signers == [Signer(1, b"a"), Signer(1, b"b", 9)]
 
 
 def test_an_address_where_there_are_no_agents() -> None:
