@@ -2,7 +2,8 @@
 
 While the link is down nothing is tried and nothing is given up: what is owed lies in the journal, and leaves in order
 when the link is back, also after a restart. Only when more is owed than the bound allows is the oldest shed, settled
-and counted: a long time offline must never stop an agent.
+and counted: a long time offline must never stop an agent. Alerts and orders (categories `alert` and `control`) are shed
+when nothing else is left.
 
 What one topic owes is settled in order. So after a crash everything that is released again comes after everything that
 the broker had, and a receiver that keeps marks takes each message once. Each carries the number that its shard's outbox
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 
@@ -21,9 +22,10 @@ import msgspec
 from msgspec import Struct
 
 from stigmergy.core.cloudevents import STRUCTURED, CloudEvent, data_of, write_binary, write_structured
+from stigmergy.core.codec import tag_of
 from stigmergy.core.commit import open_commit
 from stigmergy.core.effects import PUBLISH
-from stigmergy.core.errors import LinkDown, NotRunning, StigmergyError
+from stigmergy.core.errors import LinkDown, Malformed, NotRunning, StigmergyError
 from stigmergy.core.inputs import EffectsSettled
 from stigmergy.core.messages import category_of
 from stigmergy.core.outbox import Pending
@@ -36,6 +38,8 @@ SETTLED_COUNT_MAX = 1_000
 """Effects that are settled together."""
 TOPICS_COUNT_MAX = 100_000
 """Topics whose last number is remembered."""
+PRECIOUS = ("alert", "control")
+"""Categories of what is shed last."""
 DRAIN_LOOK_S = 0.01
 TOLD_CHARS_MAX = 100
 _published = msgspec.msgpack.Decoder(tuple[str, bytes])
@@ -65,32 +69,39 @@ class State(enum.Enum):
 class _Item:
     """An owed effect on its way."""
 
-    __slots__ = ("epoch", "lane", "pending", "previous", "sent", "shard", "shed", "state", "time_ns")
+    __slots__ = ("epoch", "lane", "pending", "precious", "previous", "sent", "shard", "shed", "state", "time_ns")
 
-    def __init__(self, lane: _Lane, shard: int, epoch: int, pending: Pending, time_ns: int) -> None:
+    def __init__(
+        self, lane: _Lane, shard: int, epoch: int, pending: Pending, time_ns: int, *, precious: bool = False
+    ) -> None:
         self.lane = lane
         self.shard = shard
         self.epoch = epoch
         self.pending = pending
         self.time_ns = time_ns
+        self.precious = precious
+        """An alert or an order, shed last."""
         self.state = State.WAITING
         self.sent = False
         self.previous: int | None = None
         self.shed = 0
-        """So many before it on its topic were given up since the one that was sent last."""
+        """So many of its topic were given up since the one that was sent last."""
 
 
 class _Lane:
     """What is owed to one topic, in order."""
 
-    __slots__ = ("failed", "flying", "items", "last", "listed", "shed", "topic", "waiting")
+    __slots__ = ("ahead", "failed", "flying", "items", "last", "listed", "shed", "topic", "waiting")
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
-        self.items: deque[_Item] = deque()
-        self.waiting: deque[_Item] = deque()
-        """Those of `items` that are not under way."""
+        self.items: OrderedDict[_Item, None] = OrderedDict()
+        """What is not settled."""
+        self.waiting: OrderedDict[_Item, None] = OrderedDict()
+        """Those of `items` that may be sent. Not those that failed, as long as others are under way."""
         self.flying = 0
+        self.ahead = 0
+        """How many are under way, or taken but not settled because one before them is not: the window's measure."""
         self.failed = False
         self.listed = False
         """Whether it is in the line of lanes that may send."""
@@ -128,8 +139,8 @@ class Publisher:
         self._outlet = outlet
         self._lanes: dict[str, _Lane] = {}
         self._ready: deque[_Lane] = deque()
-        self._oldest: deque[_Item] = deque()
-        """All items in the order of their release; those that are over are passed when they come to the front."""
+        self._oldest: tuple[OrderedDict[_Item, None], OrderedDict[_Item, None]] = (OrderedDict(), OrderedDict())
+        """All items that are not over, in the order of their release; alerts and orders apart."""
         self._settled: dict[int, list[int]] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._task_number = 0
@@ -159,12 +170,14 @@ class Publisher:
 
     def release(self, shard: int, epoch: int, pending: Pending) -> None:
         """Takes a durable effect. When it was decided is known of those that come after the start."""
-        about, _ = _published.decode(pending.body)
+        about, event = _published.decode(pending.body)
         lane = self._lane(self._topics.events(pending.agent, about))
-        item = _Item(lane, shard, epoch, pending, self._wall_ns() if self._running else 0)
-        lane.items.append(item)
-        lane.waiting.append(item)
-        self._oldest.append(item)
+        precious = category_of(tag_of(event)) in PRECIOUS
+        time_ns = self._wall_ns() if self._running else 0
+        item = _Item(lane, shard, epoch, pending, time_ns, precious=precious)
+        lane.items[item] = None
+        lane.waiting[item] = None
+        self._oldest[precious][item] = None
         self.owed += 1
         while self.owed > self._owed_count_max and self._shed_oldest():
             pass
@@ -202,7 +215,7 @@ class Publisher:
     # ------------------------------------------------------------------ sending
 
     def _list(self, lane: _Lane) -> None:
-        if not lane.listed and lane.waiting and not lane.failed and lane.flying < self._in_flight_per_topic_max:
+        if not lane.listed and lane.waiting and not lane.failed and lane.ahead < self._in_flight_per_topic_max:
             lane.listed = True
             self._ready.append(lane)
 
@@ -218,7 +231,7 @@ class Publisher:
             lane = self._ready.popleft()
             lane.listed = False
             if lane.waiting and not lane.failed:
-                self._send(lane, lane.waiting.popleft())
+                self._send(lane, lane.waiting.popitem(last=False)[0])
                 self._list(lane)
 
     def _send(self, lane: _Lane, item: _Item) -> None:
@@ -231,6 +244,7 @@ class Publisher:
         item.shed, lane.shed = item.shed + lane.shed, 0
         item.state = State.FLYING
         lane.flying += 1
+        lane.ahead += 1
         self._flying += 1
         self._task_number += 1
         number_of_task = self._task_number
@@ -240,7 +254,7 @@ class Publisher:
     async def _publish(self, item: _Item) -> None:
         taken = False
         try:
-            for message in self._messages(item):
+            for message in self._written(item):
                 await self._bus.publish(message)
             self.counters.published += 1
             taken = True
@@ -266,11 +280,12 @@ class Publisher:
             self._over(item)
         else:
             item.state = State.WAITING
+            lane.ahead -= 1
             lane.failed = True
         if lane.failed and lane.flying == 0:
             # All that were under way are back: those that the broker did not take go again, in their order.
             lane.failed = False
-            lane.waiting = deque(one for one in lane.items if one.state is State.WAITING)
+            lane.waiting = OrderedDict((one, None) for one in lane.items if one.state is State.WAITING)
             self._pause()
         self._list(lane)
         self._pump()
@@ -287,13 +302,18 @@ class Publisher:
     # ------------------------------------------------------------------ what is over
 
     def _over(self, item: _Item) -> None:
+        """The broker has it. What one topic owes is settled in order."""
+        self._end(item)
+        lane = item.lane
+        while lane.items and (first := next(iter(lane.items))).state is State.OVER:
+            del lane.items[first]
+            lane.ahead -= 1
+            self._settle_soon(first)
+
+    def _end(self, item: _Item) -> None:
         item.state = State.OVER
         self.owed -= 1
-        items = item.lane.items
-        while items and items[0].state is State.OVER:
-            self._settle_soon(items.popleft())
-        while self._oldest and self._oldest[0].state is State.OVER:
-            self._oldest.popleft()
+        del self._oldest[item.precious][item]
 
     def _settle_soon(self, item: _Item) -> None:
         waiting = self._settled.setdefault(item.shard, [])
@@ -307,21 +327,39 @@ class Publisher:
             self._settle(shard, EffectsSettled(PUBLISH, sequences[first : first + SETTLED_COUNT_MAX]))
 
     def _shed_oldest(self) -> bool:
-        """Gives up the oldest message that is not under way; False if there is none."""
-        for item in self._oldest:
-            if item.state is State.WAITING:
-                lane = item.lane
-                self.counters.publish_shed += 1
-                lane.shed += 1 + item.shed
-                lane.waiting.remove(item)
-                if item.sent:
-                    # Nobody may wait for it, although what follows it was told that it goes before.
-                    lane.last = None
-                    for other in lane.waiting:
-                        other.previous = None
-                self._over(item)
-                return True
+        """Gives up the oldest message that is not under way, alerts and orders last; False if there is none."""
+        for oldest in self._oldest:
+            for item in oldest:
+                if item.state is State.WAITING:
+                    self._shed(item)
+                    return True
         return False
+
+    def _shed(self, item: _Item) -> None:
+        """Settles it at once, whatever lies before it on its topic: what is never sent again is in nobody's way."""
+        lane = item.lane
+        self.counters.publish_shed += 1
+        lane.shed += 1 + item.shed
+        if item.sent:
+            self._unchain(item)
+        self._end(item)
+        lane.waiting.pop(item, None)
+        del lane.items[item]
+        self._settle_soon(item)
+
+    def _unchain(self, item: _Item) -> None:
+        """Nobody may wait for it, although what follows it was to say that it goes before: that follows its forerunner.
+
+        What was sent is a beginning of what is not settled, and no longer than the window.
+        """
+        number, before = item.pending.sequence, item.previous
+        for other in item.lane.items:
+            if other.previous == number:
+                other.previous = before
+                return
+            if not other.sent:
+                break
+        item.lane.last = None if before is None else (item.pending.incarnation, before)
 
     def _lane(self, topic: str) -> _Lane:
         """Of too many topics those that owe nothing are forgotten; the next message there has no `previous`."""
@@ -333,6 +371,15 @@ class Publisher:
         return lane
 
     # ------------------------------------------------------------------ messages
+
+    def _written(self, item: _Item) -> tuple[BusMessage, ...]:
+        """Raises Malformed for what cannot be written: no repetition would help, and it must not hold up others."""
+        try:
+            return self._messages(item)
+        except StigmergyError:
+            raise
+        except Exception as error:
+            raise Malformed(f"{item.lane.topic}: {type(error).__name__}: {error}") from None
 
     def _messages(self, item: _Item) -> tuple[BusMessage, ...]:
         about, body = _published.decode(item.pending.body)
