@@ -122,6 +122,14 @@ def test_an_event_that_opens_an_earlier_bucket() -> None:
     assert window.start_ns == 10 * SECOND_NS
 
 
+def test_a_bucket_may_begin_in_1970() -> None:
+    window = add(Window.tumbling(seconds=10, by="at_s", late_s=20), 1, 12)
+    assert (window.start_ns, window.end_ns) == (0, 10 * SECOND_NS)
+    assert (window.due(0), add(window, 30).due(0)) == (False, True)
+    assert add(window, 30).close().start_ns == 10 * SECOND_NS
+    assert add(Window.tumbling(seconds=10), 0).end_ns == 10 * SECOND_NS
+
+
 def test_a_tumbling_window_past_its_count_drops_the_oldest() -> None:
     window = add(Window.tumbling(seconds=10, count_max=2), 11, 12, 13)
     assert (values(window), window.dropped) == ([12, 13], 1)
