@@ -97,7 +97,10 @@ async def stigmergy(*arguments: str, cwd: Path) -> tuple[int, list[dict[str, Any
     try:
         documents = [json.loads(line) for line in out.splitlines()]
     except ValueError:
-        raise Trouble(f"stigmergy {' '.join(arguments)}: {err.decode(errors='replace')[-500:]}") from None
+        documents = []
+    if not documents:
+        said = err.decode(errors="replace")[-500:]
+        raise Trouble(f"stigmergy {' '.join(arguments)} ended with {process.returncode} and said: {said}")
     return process.returncode or 0, documents
 
 
