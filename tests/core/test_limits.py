@@ -6,7 +6,9 @@ import inspect
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
+from msgspec import Struct
 
 from stigmergy.core import (
     cloudevents,
@@ -20,6 +22,7 @@ from stigmergy.core import (
     marks,
     memory,
     messages,
+    outbox,
     outcome,
     shard,
     snapshot,
@@ -208,6 +211,28 @@ def test_algorithms_and_kinds_keep_their_numbers() -> None:
     assert [(kind.name, kind.value) for kind in windows.Shape] == [("LAST", 1), ("SLIDING", 2), ("TUMBLING", 3)]
     assert [kind.value for kind in (*commit.HashAlgorithm, *commit.SignatureAlgorithm)] == [1, 1]
     assert bytes(32) == commit.GENESIS
+
+
+ARRAYS: tuple[type[Struct], ...] = (
+    codec.Envelope,
+    *(commit.Run, commit.MarkMoved, commit.Answer, commit.Owed, commit.Settled, commit.SnapshotNote, commit.Commit),
+    *(commit.Head, commit.Signature),
+    *(snapshot.Header, snapshot.Kind, snapshot.Tables),
+    *(outbox.Pending, memory.Remembered, memory.Letter, timers.TimerSet, timers.Timer, state.Signer),
+    *(flight.FlightOpening, flight.FlightCommit, flight.FlightSection, flight.FlightManifest, flight.FlightSeal),
+    *(uplink_messages.Mark, uplink_messages.Inquiry, uplink_messages.Told, uplink_messages.Batch),
+)
+
+
+@pytest.mark.parametrize("cls", ARRAYS, ids=lambda cls: cls.__name__)
+def test_a_format_is_a_list_of_its_fields(cls: type[Struct]) -> None:
+    assert cls.__struct_config__.array_like
+
+
+@pytest.mark.parametrize("cls", [Limits, uplink.Aggregate, uplink.UplinkRule])
+def test_a_setting_that_is_unknown_is_refused(cls: type[Struct]) -> None:
+    with pytest.raises(msgspec.ValidationError, match="unknown"):
+        msgspec.convert({"every": "1s", "unknown": 1}, cls)
 
 
 def test_counting_begins_at_nothing() -> None:

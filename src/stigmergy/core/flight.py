@@ -216,10 +216,11 @@ class FlightWriting:
         if section is not None and sealed.position != section.last + 1:
             raise Bug(f"shard {sealed.shard}: position {sealed.position} does not follow {section.last}")
         if section is None:
-            previous = open_commit(sealed.body).previous
-            section = FlightSection(sealed.shard, sealed.position, 0, 0, previous, b"")
+            first, previous = sealed.position, open_commit(sealed.body).previous
+        else:
+            first, previous = section.first, section.previous
         self._sections[sealed.shard] = FlightSection(
-            sealed.shard, section.first, sealed.position, sealed.epoch, section.previous, sealed.digest
+            sealed.shard, first, sealed.position, sealed.epoch, previous, sealed.digest
         )
         self._commits += 1
         self._events += sealed.events
