@@ -1,12 +1,12 @@
 """Row 4: one flipped bit anywhere in what a node has stored is detected, or makes no difference; never another state.
 
 A real node writes a journal: a database, a write-ahead log that was not copied into it yet, snapshots in both, a mark
-and a key. Of that, one bit at a sampled place is flipped, and the files are opened and recovered as a node does it;
-also the whole log is replayed, because a snapshot may hide damage that lies before it. The outcome must be an error
-of ours, or the very state that was left. A tail that was cut off, or a whole older copy of the device, is seen by
-comparing with what the receiver of actions has confirmed.
+and a key; or segments, snapshots, an identity, a mark, a spare and a key. Of that, one bit at a sampled place is
+flipped, and the files are opened and recovered as a node does it; also the whole log is replayed, because a snapshot
+may hide damage that lies before it. The outcome must be an error of ours, or the very state that was left. A tail that
+was cut off, or a whole older copy of the device, is seen by comparing with what the receiver of actions has confirmed.
 
-    python -m proofs.flips --samples 5000 [--seed N]
+    python -m proofs.flips --samples 5000 [--seed N] [--journal sqlite|segments]
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from msgspec import Struct, structs
 from proofs.kill_node import COUNTERS, Counted, Take, make_fleet
 from proofs.kill_node import SETTINGS as KILLED
 from proofs.report import Proof
+from stigmergy.adapters import segments, sqlite
 from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
 from stigmergy.adapters.keyfile import new_private_key, read_private_key, write_private_key
-from stigmergy.adapters.sqlite import SqliteJournal, open_journal
 from stigmergy.adapters.system import SystemClock, SystemEntropy
 from stigmergy.core.codec import pack_envelope
 from stigmergy.core.errors import DataLost, JournalError, RecoveryError, TrustError
 from stigmergy.core.snapshot import digest_of_state
 from stigmergy.core.state import Limits
-from stigmergy.ports.journal import JournalIdentity
+from stigmergy.ports.journal import Journal, JournalIdentity
 from stigmergy.runtime.host import Host
 from stigmergy.runtime.recovery import Recovery
 
@@ -46,6 +46,19 @@ DATABASE, WAL, MARK, KEY = "flipped.db", "flipped.db-wal", "flipped.db-mark", "f
 SNAPSHOT = "snapshot"
 """Not a file of its own: the places in database and write-ahead log where parts of snapshots lie."""
 STRATA = ((DATABASE, 0.4), (WAL, 0.4), (SNAPSHOT, 0.15), (MARK, 0.03), (KEY, 0.02))
+FOLDER, LAST, OTHERS = "flipped", "last segment", "other segments"
+SEGMENT_BYTES = 1 << 16
+"""Small, so that a run leaves several."""
+SEGMENT_STRATA = (
+    (LAST, 0.4),
+    (OTHERS, 0.25),
+    (SNAPSHOT, 0.15),
+    (f"{FOLDER}/identity", 0.1),
+    (f"{FOLDER}/spare", 0.05),
+    (f"{FOLDER}/mark", 0.03),
+    (KEY, 0.02),
+)
+JOURNALS = ("sqlite", "segments")
 PIECE_BYTES = 128
 ENVELOPES_MIN = (100, 30)
 ENVELOPES_MAX = 2_000
@@ -62,6 +75,21 @@ class Copy(Struct, frozen=True):
     files: dict[str, bytes]
     actions: int
 
+    @property
+    def logs(self) -> list[str]:
+        """The segments, if these are the files of such a journal."""
+        return sorted(name for name in self.files if name.endswith(".log"))
+
+    @property
+    def tail(self) -> str:
+        """The file to which the node has appended last."""
+        return self.logs[-1] if self.logs else WAL
+
+    @property
+    def mark(self) -> str:
+        """The witness of the last commit."""
+        return f"{FOLDER}/mark" if self.logs else MARK
+
 
 class Subject(Struct, frozen=True):
     """What a real run has left behind."""
@@ -74,16 +102,24 @@ class Subject(Struct, frozen=True):
     """File, offset and length of each part of a snapshot that was found in it."""
 
 
-def make_subject(folder: Path) -> Subject:
+def make_subject(folder: Path, journal: str = JOURNALS[0]) -> Subject:
     """Runs a node for two lives: the first is closed in order, the second leaves a write-ahead log."""
+    if journal == "segments":
+        (folder / FOLDER).mkdir()
     write_private_key(folder / KEY, new_private_key(SystemEntropy()))
     older: list[Copy] = []
     asyncio.run(_life(folder, 0, older, close=True))
     parts = asyncio.run(_life(folder, 1, older, close=False))
     copy = older.pop()
-    places = [place for name in (DATABASE, WAL) for part in parts for place in _places(name, copy.files[name], part)]
-    if not any(name == DATABASE for name, _, _ in places) or not any(name == WAL for name, _, _ in places):
-        raise RuntimeError("the run left no snapshot in the database or none in its write-ahead log")
+    if copy.logs:
+        places = [(name, 0, len(data)) for name, data in copy.files.items() if SNAPSHOT in name]
+        if len(copy.logs) < 2 or not places:
+            raise RuntimeError("the run left no snapshot, or only one segment")
+    else:
+        names = (DATABASE, WAL)
+        places = [place for name in names for part in parts for place in _places(name, copy.files[name], part)]
+        if {name for name, _, _ in places} != set(names):
+            raise RuntimeError("the run left no snapshot in the database or none in its write-ahead log")
     _write(folder, copy)
     digest = _recovered_digest(folder)
     return Subject(copy, digest, [one for one in older if one.actions < copy.actions], places)
@@ -116,10 +152,10 @@ def flipped(copy: Copy, name: str, offset: int, bit: int) -> Copy:
 
 
 def cut(copy: Copy, length: int, *, with_mark: bool) -> Copy:
-    """The files with the write-ahead log cut to a length; without the mark, as after a loss of power."""
-    files = {**copy.files, WAL: copy.files[WAL][:length]}
+    """The files with the end of the log cut to a length; without the mark, as after a loss of power."""
+    files = {**copy.files, copy.tail: copy.files[copy.tail][:length]}
     if not with_mark:
-        del files[MARK]
+        del files[copy.mark]
     return Copy(files, copy.actions)
 
 
@@ -133,16 +169,27 @@ def start_against(folder: Path, copy: Copy, confirmed: int) -> str:
     return "started"
 
 
-def prove(*, quick: bool = False, samples: int | None = None, seed: int = 1) -> Proof:
-    """Tries so many samples."""
-    samples = samples or (SAMPLES_QUICK if quick else SAMPLES)
+def prove(*, quick: bool = False) -> Proof:
+    """The proof as `make prove` runs it: on each kind of journal."""
+    samples = SAMPLES_QUICK if quick else SAMPLES
+    first, second = (flip_on(journal, samples, seed=1) for journal in JOURNALS)
+    return structs.replace(
+        first,
+        cases=first.cases + second.cases,
+        violations=first.violations + second.violations,
+        figures={**first.figures, **{f"segments, {name}": value for name, value in second.figures.items()}},
+    )
+
+
+def flip_on(journal: str, samples: int, seed: int) -> Proof:
+    """Tries so many samples on one kind of journal."""
     begin_s = time.monotonic()
     chance = random.Random(seed)
     violations: list[str] = []
     tally: Tally[str] = Tally()
     with tempfile.TemporaryDirectory(prefix="stigmergy-flips-") as name:
         folder = Path(name)
-        subject = make_subject(folder)
+        subject = make_subject(folder, journal)
         for _ in range(samples):
             kind, place, outcome = _sample(folder, subject, chance)
             tally[f"{kind}: {'refused' if outcome not in ('same', 'started') else outcome}"] += 1
@@ -159,8 +206,8 @@ def prove(*, quick: bool = False, samples: int | None = None, seed: int = 1) -> 
         cases=samples + len(subject.older),
         violations=violations,
         figures={
-            "database_bytes": len(subject.copy.files[DATABASE]),
-            "wal_bytes": len(subject.copy.files[WAL]),
+            "bytes": sum(len(data) for data in subject.copy.files.values()),
+            "tail_bytes": len(subject.copy.files[subject.copy.tail]),
             **dict(sorted(tally.items())),
         },
         seconds=time.monotonic() - begin_s,
@@ -170,7 +217,7 @@ def prove(*, quick: bool = False, samples: int | None = None, seed: int = 1) -> 
 def _sample(folder: Path, subject: Subject, chance: random.Random) -> tuple[str, str, str]:
     """One flip or cut: what kind, where, and how it ended."""
     if chance.random() < CUTS_SHARE:
-        length = chance.randrange(len(subject.copy.files[WAL]))
+        length = chance.randrange(len(subject.copy.files[subject.copy.tail]))
         with_mark = chance.random() < 0.5
         copy = cut(subject.copy, length, with_mark=with_mark)
         place = f"log cut to {length} bytes, {'with' if with_mark else 'without'} its mark"
@@ -180,29 +227,34 @@ def _sample(folder: Path, subject: Subject, chance: random.Random) -> tuple[str,
         if outcome == "started" and _actions_of(folder, copy) < subject.copy.actions:
             outcome = "violation: started with fewer actions than the receiver has confirmed"
         return "cut without mark", place, outcome
-    (kind,) = chance.choices([name for name, _ in STRATA], [share for _, share in STRATA])
+    logs = subject.copy.logs
+    strata = SEGMENT_STRATA if logs else STRATA
+    (kind,) = chance.choices([name for name, _ in strata], [share for _, share in strata])
     if kind == SNAPSHOT:
         name, offset, length = chance.choice(subject.snapshot_places)
         offset += chance.randrange(length)
     else:
-        name, offset = kind, chance.randrange(len(subject.copy.files[kind]))
+        name = logs[-1] if kind == LAST else chance.choice(logs[:-1]) if kind == OTHERS else kind
+        offset = chance.randrange(len(subject.copy.files[name]))
     bit = chance.randrange(8)
     outcome = outcome_of(folder, flipped(subject.copy, name, offset, bit), subject.digest)
     return kind, f"{name} byte {offset} bit {bit}", outcome
 
 
 def _write(folder: Path, copy: Copy) -> None:
-    for name in (DATABASE, WAL, MARK, KEY):
-        path = folder / name
-        path.unlink(missing_ok=True)
-        if name in copy.files:
-            path.write_bytes(copy.files[name])
+    for path in [path for path in folder.rglob("*") if path.is_file()]:
+        path.unlink()
+    for name, data in copy.files.items():
+        (folder / name).write_bytes(data)
     (folder / KEY).chmod(0o600)
 
 
-def _open(folder: Path) -> SqliteJournal:
+def _open(folder: Path) -> Journal:
     identity = JournalIdentity(fleet="killed", shards=1, incarnation=1)
-    return open_journal(f"sqlite:{folder / DATABASE}", identity, inline=True)
+    if (folder / FOLDER).is_dir():
+        url = f"segments:{folder / FOLDER}"
+        return segments.open_journal(url, identity, inline=True, segment_bytes=SEGMENT_BYTES)
+    return sqlite.open_journal(f"sqlite:{folder / DATABASE}", identity, inline=True)
 
 
 def _recovered_digest(folder: Path) -> bytes:
@@ -274,7 +326,8 @@ async def _life(folder: Path, life: int, copies: list[Copy], *, close: bool) -> 
 
 def _copy(folder: Path, host: Host) -> Copy:
     """The files now. Nothing is written meanwhile: the node writes only on this very thread."""
-    files = {name: (folder / name).read_bytes() for name in (DATABASE, WAL, MARK, KEY) if (folder / name).exists()}
+    found = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    files = {str(path.relative_to(folder)): path.read_bytes() for path in found}
     return Copy(files, host.shards[0].state.outbox.sent().get("actuators", 0))
 
 
@@ -287,8 +340,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m proofs.flips", description=__doc__)
     parser.add_argument("--samples", type=int, default=SAMPLES)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--journal", choices=JOURNALS, default=JOURNALS[0])
     options = parser.parse_args(arguments)
-    proof = prove(samples=options.samples, seed=options.seed)
+    proof = flip_on(options.journal, options.samples, options.seed)
     print(msgspec.json.format(msgspec.json.encode(proof), indent=2).decode())
     return 0 if proof.holds else 1
 

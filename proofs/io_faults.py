@@ -9,6 +9,7 @@ and on one that does not.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from typing import Any
 
@@ -20,20 +21,19 @@ FAULTS = (Fault.EIO, Fault.ENOSPC, Fault.POWER_LOSS, Fault.KILL)
 
 
 def run(every: int = 1) -> dict[str, Any]:
-    """Lets every n-th call fail in every way; returns figures and what was found."""
-    calls = run_io_trial(0, None).calls
-    figures: dict[str, Any] = {"cases": 0, "stopped": 0, "went on": 0, "safe actions at a stop": 0}
+    """Lets every n-th call fail in every way, on each kind of journal; returns figures and what was found."""
+    figures: dict[str, Any] = {"cases": 0, "on segments": 0, "stopped": 0, "went on": 0, "safe actions at a stop": 0}
     violations: list[str] = []
-    for fault in FAULTS:
-        for after in AfterFailedSync:
-            for call in range(1, calls, every):
-                result = run_io_trial(call, fault, after_failed_sync=after)
-                if not result.reached:
-                    break
-                figures["cases"] += 1
-                figures["stopped" if result.stopped else "went on"] += 1
-                figures["safe actions at a stop"] += result.safe
-                violations += result.violations
+    for in_segments, fault, after in itertools.product((False, True), FAULTS, AfterFailedSync):
+        for call in range(1, run_io_trial(0, None, in_segments=in_segments).calls, every):
+            result = run_io_trial(call, fault, after_failed_sync=after, in_segments=in_segments)
+            if not result.reached:
+                break
+            figures["cases"] += 1
+            figures["on segments"] += in_segments
+            figures["stopped" if result.stopped else "went on"] += 1
+            figures["safe actions at a stop"] += result.safe
+            violations += [f"{'segments' if in_segments else 'sqlite'}: {found}" for found in result.violations]
     return {**figures, "violations": violations}
 
 

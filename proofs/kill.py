@@ -4,7 +4,7 @@ This process is everything around the node: sensors that number their events and
 operators who ask again, and the receiver of actions, which keeps marks. It forks the node, lets it work for a
 random time, kills it, starts it on the same file. At the end it reads the journal back by itself and compares.
 
-    python -m proofs.kill --kills 1000 [--seed N]
+    python -m proofs.kill --kills 1000 [--seed N] [--journal sqlite|segments]
 
 It forks, so it must run in a process without threads; tests start it as a program.
 """
@@ -47,6 +47,7 @@ from stigmergy.testing.frames import Broken, Channel, Confirm, Deliver, Delivere
 
 BUILD = Path(__file__).resolve().parent.parent / "build"
 """On the disk of the checkout: the folder for temporary files may be memory."""
+JOURNALS = ("sqlite", "segments")
 KILLS = 1_000
 KILLS_QUICK = 25
 LIFE_S_MAX = 0.06
@@ -86,8 +87,9 @@ class World(Struct):
 class Siege:
     """Runs and kills nodes on one file."""
 
-    def __init__(self, path: Path, seed: int) -> None:
+    def __init__(self, path: Path, seed: int, scheme: str = JOURNALS[0]) -> None:
         self.world = World()
+        self._scheme = scheme
         self._path = path
         self._chance = random.Random(seed)
         self._channel: Channel[FromNode] | None = None
@@ -148,7 +150,7 @@ class Siege:
         pid = os.fork()
         if pid == 0:
             ours.close()
-            run_node(Channel(theirs, to_node), self._path, self.world.done_contiguous)
+            run_node(Channel(theirs, to_node), self._scheme, self._path, self.world.done_contiguous)
         theirs.close()
         return pid, Channel(ours, from_node)
 
@@ -291,14 +293,24 @@ class Siege:
             self.world.violations.append(violation)
 
 
-def prove(*, quick: bool = False, kills: int | None = None, seed: int = 1) -> Proof:
+def prove(*, quick: bool = False) -> Proof:
+    """The proof as `make prove` runs it: on each kind of journal."""
+    kills = KILLS_QUICK if quick else KILLS
+    first, *others = (kill_on(journal, kills, seed=1) for journal in JOURNALS)
+    for journal, proof in zip(JOURNALS[1:], others, strict=True):
+        first.violations += [f"{journal}: {violation}" for violation in proof.violations]
+        first.figures |= {f"{journal}_{name}": value for name, value in proof.figures.items()}
+    return msgspec.structs.replace(first, cases=kills * len(JOURNALS))
+
+
+def kill_on(journal: str, kills: int, seed: int) -> Proof:
     """Kills a node so often; everything that was promised must hold."""
-    kills = kills or (KILLS_QUICK if quick else KILLS)
     begin_s = time.monotonic()
     chance = random.Random(seed)
     BUILD.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="stigmergy-kill-", dir=BUILD) as name:
-        siege = Siege(Path(name) / "killed.db", seed)
+        path = Path(name) / ("killed.db" if journal == "sqlite" else "killed")
+        siege = Siege(path, seed, journal)
         gc.collect()
         gc.freeze()  # a forked node then shares our memory instead of copying it at its first collection
         for number in range(kills):
@@ -320,7 +332,7 @@ def prove(*, quick: bool = False, kills: int | None = None, seed: int = 1) -> Pr
             "answers_repeated": world.answers_repeated,
         }
         if not world.violations:
-            figures |= check_journal(Path(name) / "killed.db", world, siege.stopped)
+            figures |= check_journal(path, world, siege.stopped, journal)
     return Proof(
         name="kill",
         promise="kill -9 while it appends: nothing acknowledged lost, no effect twice at a receiver that keeps marks",
@@ -336,8 +348,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m proofs.kill", description=__doc__)
     parser.add_argument("--kills", type=int, default=KILLS)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--journal", choices=JOURNALS, default=JOURNALS[0])
     options = parser.parse_args(arguments)
-    proof = prove(kills=options.kills, seed=options.seed)
+    proof = kill_on(options.journal, options.kills, options.seed)
     print(msgspec.json.format(msgspec.json.encode(proof), indent=2).decode())
     return 0 if proof.holds else 1
 

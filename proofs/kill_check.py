@@ -11,12 +11,13 @@ import msgspec
 
 from proofs.kill_node import Act, Counted, Echoed, Stopped, Taken, make_fleet
 from stigmergy.adapters.ed25519 import Ed25519Verifier
-from stigmergy.adapters.sqlite import SqliteJournal, inspect_journal
 from stigmergy.core.commit import open_commit
 from stigmergy.core.snapshot import digest_of_state
 from stigmergy.core.state import Limits
+from stigmergy.ports.journal import Journal
 from stigmergy.runtime.audit.verification import Verification
 from stigmergy.runtime.recovery import Recovery
+from stigmergy.wiring import inspect_journal
 
 if TYPE_CHECKING:
     from proofs.kill import World
@@ -25,9 +26,9 @@ _event_decoder: msgspec.msgpack.Decoder[Counted | Echoed | Taken] = msgspec.msgp
 _action_decoder = msgspec.msgpack.Decoder(Act)
 
 
-def check_journal(path: Path, world: World, stopped: Stopped | None) -> dict[str, Any]:
+def check_journal(path: Path, world: World, stopped: Stopped | None, scheme: str = "sqlite") -> dict[str, Any]:
     """Adds what is wrong to the world's violations; returns what was counted."""
-    journal = inspect_journal(f"sqlite:{path}")
+    journal = inspect_journal(f"{scheme}:{path}")
     try:
         found = _read(journal)
         _check_events(found, world)
@@ -56,7 +57,7 @@ class _Found:
         self.owed: Tally[int] = Tally()
 
 
-def _read(journal: SqliteJournal) -> _Found:
+def _read(journal: Journal) -> _Found:
     found = _Found()
     for stored in journal.read(0):
         commit = open_commit(stored.sealed.body)
@@ -111,7 +112,7 @@ def _check_actions(found: _Found, world: World) -> None:
         world.violations.append("two actions had the same key")
 
 
-def _check_states(journal: SqliteJournal, world: World, stopped: Stopped | None) -> None:
+def _check_states(journal: Journal, world: World, stopped: Stopped | None) -> None:
     """The state by snapshot, by replay of the whole log, and as the node left it are one."""
     plans = make_fleet(lambda _: None).plans
     recovered = Recovery(journal, plans, Ed25519Verifier(), Limits()).recover()

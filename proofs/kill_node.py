@@ -1,4 +1,4 @@
-"""The node that the kill proof kills: a small fleet on a real SQLite file, told what to do over a socket.
+"""The node that the kill proof kills: a small fleet on a real journal, told what to do over a socket.
 
 It runs in a process that was forked from one with everything imported, so that a start costs milliseconds. The other
 side of the socket is proofs/kill.py, which is the sensors, the operators and the receiver of
@@ -170,9 +170,9 @@ class Node:
         self.fleet = make_fleet(self._carry_out)
         self.fleet.receivers["actuators"] = lambda _: confirmed
 
-    async def run(self, path: Path) -> None:
+    async def run(self, scheme: str, path: Path) -> None:
         """Recovers, then does as it is told until it is told to stop."""
-        running = self.fleet.running(journal=f"sqlite:{path}", key=path.with_suffix(".key"), settings=SETTINGS)
+        running = self.fleet.running(journal=f"{scheme}:{path}", key=path.with_suffix(".key"), settings=SETTINGS)
         async with running as live:
             self._live = live
             recovered = live.recovered
@@ -202,11 +202,11 @@ def make_fleet(act: Callable[[Order[Act]], Any]) -> Fleet:
     return fleet
 
 
-def run_node(channel: Channel[ToNode], path: Path, confirmed: int) -> NoReturn:
+def run_node(channel: Channel[ToNode], scheme: str, path: Path, confirmed: int) -> NoReturn:
     """The whole life of a forked process. Never returns."""
     code = 0
     try:
-        asyncio.run(Node(channel, confirmed).run(path))
+        asyncio.run(Node(channel, confirmed).run(scheme, path))
     except StigmergyError as error:
         code = 2
         with contextlib.suppress(OSError):

@@ -21,6 +21,8 @@ from stigmergy.sim.trial import TrialResult, run_trial
 SEEDS = 10_000
 SEEDS_QUICK = 200
 CHUNK = 20
+SEGMENTS_EVERY = 4
+"""Every so many seeds the journal is one in segments."""
 
 
 def try_seeds(first: int, count: int) -> tuple[dict[str, int], list[TrialResult]]:
@@ -28,7 +30,7 @@ def try_seeds(first: int, count: int) -> tuple[dict[str, int], list[TrialResult]
     totals: dict[str, int] = {}
     failed: list[TrialResult] = []
     for seed in range(first, first + count):
-        result = run_trial(seed)
+        result = run_trial(seed, in_segments=seed % SEGMENTS_EVERY == 0)
         for name, value in result.counts.items():
             totals[name] = totals.get(name, 0) + value
         if result.violations:

@@ -11,10 +11,10 @@ from proofs.flips import (
     Copy,
     Subject,
     cut,
+    flip_on,
     flipped,
     make_subject,
     outcome_of,
-    prove,
     start_against,
 )
 
@@ -32,9 +32,17 @@ def subject(folder: Path) -> Subject:
 
 
 def test_no_flipped_bit_leads_to_another_state() -> None:
-    proof = prove(samples=SAMPLES, seed=11)
+    proof = flip_on("sqlite", SAMPLES, seed=11)
     assert proof.violations == []
     assert proof.figures["flipped.db-wal: refused"] > SAMPLES // 5
+    assert proof.figures["older copy: DataLost"] > 5
+
+
+def test_no_flipped_bit_in_a_journal_in_segments_leads_to_another_state() -> None:
+    proof = flip_on("segments", SAMPLES, seed=11)
+    assert proof.violations == []
+    assert proof.figures["last segment: refused"] > SAMPLES // 20
+    assert proof.figures["flipped/identity: refused"] > 0
     assert proof.figures["older copy: DataLost"] > 5
 
 

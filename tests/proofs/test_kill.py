@@ -15,8 +15,9 @@ KILLS = 25
 
 
 @pytest.mark.timeout(120)
-def test_killed_again_and_again() -> None:
-    command = [sys.executable, "-m", "proofs.kill", "--kills", str(KILLS), "--seed", "2"]
+@pytest.mark.parametrize("journal", ["sqlite", "segments"])
+def test_killed_again_and_again(journal: str) -> None:
+    command = [sys.executable, "-m", "proofs.kill", "--kills", str(KILLS), "--seed", "2", "--journal", journal]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     figures = json.loads(done.stdout)["figures"]
