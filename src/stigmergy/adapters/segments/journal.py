@@ -82,6 +82,7 @@ class SegmentJournal:
         self._segment_bytes = segment_bytes
         self._filled = filled
         self._file: OpenFile | None = None
+        self._file_bytes = 0
         self._spare: OpenFile | None = None
         self._spare_bytes = 0
         self._spare_synced = 0
@@ -197,7 +198,7 @@ class SegmentJournal:
         segment, file = self._active()
         frame = encode_frame(self._key, kind, self._number + 1, payload)
         end = segment.end or 0
-        if end + len(frame) > self._segment_bytes and end > segment.start.offset:
+        if self._is_full(segment, end + len(frame)):
             segment, file = self._begin_segment()
             frame = encode_frame(self._key, kind, self._number + 1, payload)
             end = segment.end or 0
@@ -207,6 +208,14 @@ class SegmentJournal:
         if segment.is_due(end):
             segment.note(end, self._number, self._positions())
         segment.end = end + len(frame)
+        self._file_bytes = max(self._file_bytes, segment.end)
+
+    def _is_full(self, segment: Segment, end: int) -> bool:
+        """Whether a frame that would end there goes into the next segment. A file that would have to grow is left when
+        one that is filled already is at hand: so the first segment of a journal, which nobody has filled, is short."""
+        if segment.end == segment.start.offset:
+            return False
+        return end > self._segment_bytes or (end > self._file_bytes and self._spare_bytes >= self._segment_bytes)
 
     def _write_frame(self, file: OpenFile, offset: int, frame: bytes) -> None:
         try:
@@ -237,6 +246,7 @@ class SegmentJournal:
         segment = self._segments[-1]
         if self._file is None:
             self._file = self._folder.open(segment.name)
+            self._file_bytes = self._file.size()
         return segment, self._file
 
     def _begin_segment(self) -> tuple[Segment, OpenFile]:
@@ -267,6 +277,7 @@ class SegmentJournal:
             self._file.close()
         self._segments.append(segment)
         self._file = file
+        self._file_bytes = file.size()
         return segment, file
 
     def _positions(self) -> dict[int, int]:
