@@ -15,6 +15,7 @@ from stigmergy.core.agent import Agent, decide, evolve, react
 from stigmergy.core.cloudevents import MSGPACK, STRUCTURED
 from stigmergy.core.effects import Effects, Events, Publish
 from stigmergy.ports.bus import BusMessage
+from stigmergy.runtime import ordering
 from stigmergy.runtime.declaration import Declaration
 from stigmergy.runtime.live import Live
 from stigmergy.runtime.settings import BusSettings, Settings
@@ -518,3 +519,161 @@ def test_dispatchers_are_declared_with_handlers() -> None:
     fleet.members(to="Dispatcher/main")
     assert fleet.interested == ["Dispatcher/main"]
     assert Dispatcher().here == ()
+
+
+def test_a_repetition_without_numbers_is_not_acknowledged_before_the_first_is_durable() -> None:
+    async def scene(node: SimNode, live: Live, outsider: Outsider) -> None:
+        assert live.link is not None
+        subscriber = live.link.subscriber
+        handle = subscriber._guard(subscriber._input)
+        node.latency.before_s = 0.3
+        message = BusMessage(INPUTS, json.dumps(cloud("Measured", {"number": 1}, id="a")).encode())
+        first = asyncio.ensure_future(handle(message))
+        again = asyncio.ensure_future(handle(BusMessage(INPUTS, message.payload)))
+        await asyncio.sleep(0.01)
+        assert not first.done()
+        assert not again.done()
+        await first
+        await again
+        assert live.query("Drone/1", Drone).count == 1
+
+    play(drones, scene)
+
+
+def test_an_early_message_is_paid_for_once_also_where_two_listen() -> None:
+    """Otherwise it would be shed when its time has come, and so be lost though its source has kept its quota."""
+
+    def declare(_: SimNode) -> Declaration:
+        fleet = Declaration("ground", agents=[Monitor])
+        fleet.listen("Drone/{id}/battery", to="Monitor/{id}", fleet="delivery")
+        fleet.listen("Drone/+/battery", to="Monitor/all", fleet="delivery")
+        return fleet
+
+    settings = Settings(bus=BusSettings(messages_per_s=0.001, burst=8))
+
+    async def scene(node: SimNode, live: Live, outsider: Outsider) -> None:
+        await outsider.send(BATTERY, numbered(1))
+        await outsider.send(BATTERY, numbered(3, previous="2"))
+        await outsider.send(BATTERY, numbered(4, previous="3"))
+        await asyncio.sleep(20)
+        await outsider.send(BATTERY, numbered(2, previous="1"))
+        await asyncio.sleep(5)
+        assert counter(live, "bus_shed") == 0
+        for name in ("1", "all"):
+            assert live.query(f"Monitor/{name}", Monitor).numbers == (1, 2, 3, 4)
+
+    play(declare, scene, settings)
+
+
+def test_a_message_that_was_refused_for_its_name_moves_no_number() -> None:
+    async def scene(node: SimNode, live: Live, outsider: Outsider) -> None:
+        await outsider.send(BATTERY, numbered(1))
+        await outsider.send(BATTERY, numbered(2**62, source="/delivery/local/agents/Drone/2"))
+        await outsider.send(BATTERY, numbered(2**62, subject="Drone/2"))
+        await outsider.send(BATTERY, numbered(3, previous="2"))
+        assert heard(live) == (1,)  # it still waits for the one before it
+        await outsider.send(BATTERY, numbered(2, previous="1"))
+        assert heard(live) == (1, 2, 3)
+        assert counter(live, "bus_repeated") == 0
+
+    play(monitors, scene)
+
+
+def test_what_senders_gave_up_is_counted_once() -> None:
+    async def scene(node: SimNode, live: Live, outsider: Outsider) -> None:
+        await outsider.send(BATTERY, numbered(1))
+        await outsider.send(BATTERY, numbered(5, previous="3", shed="2"))
+        await asyncio.sleep(5)
+        await outsider.send(BATTERY, numbered(3, previous="1"))
+        await outsider.send(BATTERY, numbered(5, previous="3", shed="2"))
+        assert heard(live) == (1, 3, 5)
+        assert counter(live, "bus_lost_by_senders") == 2
+
+    play(monitors, scene)
+
+
+def test_invented_sources_hold_up_nobody_who_is_known() -> None:
+    """The marks of a shard are bounded. One too many is refused and said, and does not wait in front of the others."""
+
+    async def scene(node: SimNode, live: Live, outsider: Outsider) -> None:
+        live.host.shards[0].state.marks._sources_count_max = 20
+        await outsider.send(BATTERY, numbered(1))
+        other = BATTERY.replace("Drone/1", "Drone/2")
+        await asyncio.gather(*(outsider.send(other, numbered(1, incarnation=str(n))) for n in range(8, 400)))
+        await asyncio.sleep(10)
+        await outsider.send(BATTERY, numbered(2, previous="1"))
+        assert heard(live) == (1, 2)
+        assert counter(live, "bus_refused") > 300
+        (trouble,) = live.standing().troubles
+        assert "as many sources as are remembered" in trouble
+        assert "as many sources as are remembered" in outsider.events("/refusals")[0].data["reason"]
+
+    play(monitors, scene)
+
+
+def test_one_sender_cannot_take_the_place_of_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ordering, "STREAMS_PER_SENDER_MAX", 100)
+
+    async def scene(node: SimNode, live: Live, outsider: Outsider) -> None:
+        messages = [
+            BusMessage(BATTERY, json.dumps(numbered(1, incarnation=str(number + 1))).encode()) for number in range(150)
+        ]
+        await asyncio.gather(*(outsider.bus.publish(message) for message in messages))
+        await asyncio.sleep(60)
+        assert len(heard(live)) == 100
+        assert counter(live, "bus_refused") == 50
+        await outsider.send(BATTERY.replace("Drone/1", "Drone/2"), numbered(1))
+        assert live.query("Monitor/2", Monitor).numbers == (1,)
+
+    play(monitors, scene)
+
+
+def test_a_number_far_ahead_is_found_out() -> None:
+    """Whoever may publish on a topic can make its next messages look repeated: that must not go unnoticed."""
+
+    async def scene(node: SimNode, live: Live, outsider: Outsider) -> None:
+        await outsider.send(BATTERY, numbered(1))
+        await outsider.send(BATTERY, numbered(2**62, previous="1"))
+        for number in range(2, 10):
+            await outsider.send(BATTERY, numbered(number, previous=str(number - 1)))
+        assert live.standing().troubles == []  # a sender may repeat itself for a while
+        await node.kill()
+        again = await node.start()
+        for number in range(10, 20):
+            await asyncio.sleep(60)
+            await outsider.send(BATTERY, numbered(number, previous=str(number - 1)))
+        (trouble,) = again.standing().troubles
+        assert BATTERY in trouble
+        assert str(2**62) in trouble
+        # The sender was restored from a copy, which gives it new numbers: all is well.
+        await outsider.send(BATTERY, numbered(20, previous="19", incarnation="8"))
+        assert heard(again)[-1] == 20
+
+    play(monitors, scene)
+
+
+def test_a_sender_that_repeats_itself_for_a_while_is_no_trouble() -> None:
+    async def scene(node: SimNode, live: Live, outsider: Outsider) -> None:
+        for _ in range(10):
+            for number in range(1, 6):
+                await outsider.send(BATTERY, numbered(number, previous=str(number - 1)))
+            await asyncio.sleep(60)
+        assert live.standing().troubles == []
+        assert counter(live, "bus_repeated") == 45
+
+    play(monitors, scene)
+
+
+def test_two_commands_with_the_same_id_do_not_get_the_same_answer() -> None:
+    """Whoever counts its commands from 1 meets others who do: nobody may hear that something was done which was not."""
+
+    async def scene(node: SimNode, live: Live, outsider: Outsider) -> None:
+        for source, mission in (("/pilot/a", "M1"), ("/pilot/b", "M2"), ("/pilot/a", "M1"), ("/pilot/b", "M1")):
+            await outsider.send(COMMANDS, cloud("StartMission", {"mission": mission}, id="1", source=source))
+        assert live.query("Drone/1", Drone).mission == "M1"
+        answers = outsider.events("/answers")
+        assert [answer.data["accepted"] for answer in answers] == [True, False, True, True]
+        assert "another command had the id '1'" in answers[1].data["reason"]
+        assert counter(live, "bus_refused") == 1
+
+    play(drones, scene)

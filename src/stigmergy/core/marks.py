@@ -40,6 +40,14 @@ class Marks:
         mark = self._marks.get((source, incarnation))
         return 0 if mark is None else mark.epoch
 
+    def has_room(self, source: str, incarnation: int) -> bool:
+        """Whether this source is known, or one more may be."""
+        return (source, incarnation) in self._marks or len(self._marks) < self._sources_count_max
+
+    def knows(self, source: str, incarnation: int) -> bool:
+        """Whether this source has been heard of."""
+        return (source, incarnation) in self._marks
+
     def admit(self, source: str, incarnation: int, epoch: int, sequence: int) -> int:
         """How many items of a delivery that starts with `sequence` were consumed before; the rest is due now.
 

@@ -176,6 +176,7 @@ class BusLink:
         """What does not mend itself: a name that two nodes use, a broker that will not have us."""
         error = self._bus.last_error
         found = [self.presence.conflict, str(error) if isinstance(error, ConfigError) else ""]
+        found += self.subscriber.ordering.troubles
         return [*(trouble for trouble in found if trouble), *self.relay.troubles]
 
     def counters(self) -> dict[str, int]:

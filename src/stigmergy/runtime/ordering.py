@@ -4,18 +4,21 @@ A message names the one before it on its topic (`previous`). If that one has not
 what was under way on a broken link late, and behind what is newer. So the message waits, for a while after each new
 link; on a link that has been up for longer, what is missing was dropped, and waiting would only hold up others.
 
-A repetition changes nothing, but the broker hears that it was taken only when the first one is durable.
+A repetition changes nothing, but the broker hears that it was taken only when the first one is durable. Whoever may
+publish on a topic may send a number far ahead there, and what its owner sends then looks repeated: nothing that is not
+signed can prevent it, but it is found out, because nobody repeats himself for long.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from typing import TypeVar
 
 from msgspec import Struct
 
 from stigmergy.core.cloudevents import CloudEvent
-from stigmergy.core.errors import SequenceGap, StaleEpoch, StigmergyError
+from stigmergy.core.errors import SequenceGap, StaleEpoch, StigmergyError, TooLarge
 from stigmergy.core.inputs import SequencesSkipped
 from stigmergy.core.marks import Marks
 from stigmergy.ports.bus import Bus
@@ -28,7 +31,16 @@ GAP_WAIT_NS_MIN = 2 * SECOND_NS
 """So long at least a message waits for one before it; within `gap_wait_s` of a new link as long as that lasts."""
 SOURCES_COUNT_MAX = 100_000
 """Streams and senders that are remembered here; of the others the marks know how far they have come."""
+STREAMS_PER_SENDER_MAX = 10_000
+"""New streams that one sender may begin in one run: each takes a mark, which is never forgotten."""
+REPEATED_NS_MAX = 120 * SECOND_NS
+REPEATED_COUNT_MIN = 3
+"""A stream of which so many numbers in a row, each higher than the last, are behind what has come, for so long, does
+not repeat itself: its numbers were used by somebody else."""
+TROUBLES_COUNT_MAX = 10
 Key = tuple[str, int]
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class OrderingCounters(Struct):
@@ -69,9 +81,18 @@ class Ordering:
         self._bus = bus
         self._gap_wait_ns = int(gap_wait_s * SECOND_NS)
         self._reached: dict[Key, tuple[int, int]] = {}
-        """Per stream the highest number that was handed over or refused in this run, and its epoch."""
+        """Per stream the highest number that was handed over in this run, and its epoch."""
         self._gaps: dict[Key, int] = {}
         """Per stream that waits for a message, since when."""
+        self._refused: dict[Key, int] = {}
+        """Per stream the highest number that was refused in this run: nobody waits for it."""
+        self._begun: dict[str, int] = {}
+        """How many streams each sender has begun in this run."""
+        self._repeats: dict[Key, tuple[int, int, int]] = {}
+        """Per stream that repeats itself, since when, the highest such number, and how many."""
+        self._passed: dict[str, str] = {}
+        """Sources whose numbers were used by somebody else, and what to say of each."""
+        self._crowded = ""
         self._lossy: dict[str, None] = {}
         """Who has left a gap on this link, by its doing or ours: nobody waits for a message of theirs again."""
         self._links = 0
@@ -96,42 +117,85 @@ class Ordering:
 
     def note_lossy(self, sender: str) -> None:
         """Something of this sender will never come."""
-        self._lossy[sender] = None
-        if len(self._lossy) > SOURCES_COUNT_MAX:
-            del self._lossy[next(iter(self._lossy))]
+        _remember(self._lossy, sender, None)
 
     def note_refused(self, source: str, numbers: Numbers, to: str) -> None:
-        """A message was refused: the next one does not wait for it."""
+        """A message was refused: the next one does not wait for it. One that came early says nothing yet."""
         key = (source, numbers.incarnation)
-        reached, epoch = self._position(key, to)
-        self._reach(key, max(reached, numbers.sequence), epoch)
+        known = max(self._position(key, to)[0], self._refused.get(key, 0))
+        if numbers.sequence > known and (numbers.previous or 0) <= known:
+            _remember(self._refused, key, numbers.sequence)
 
-    async def take(self, sender: str, source: str, numbers: Numbers, to: str, body: bytes) -> None:
-        """Hands a message over, and returns when it is durable. Up to its first wait calls are in order.
+    @property
+    def troubles(self) -> list[str]:
+        """What does not mend itself."""
+        return [*self._passed.values(), *([self._crowded] if self._crowded else [])]
 
-        Raises SequenceGap while one before it may still come, Overloaded without room.
+    async def take(self, sender: str, source: str, numbers: Numbers, to: str, body: bytes) -> bool:
+        """Hands a message over, and returns when it is durable; False for a repetition, or one of an old owner.
+
+        Up to its first wait calls are in order. Raises SequenceGap while one before it may still come, Overloaded
+        without room, TooLarge for a stream too many.
         """
         key = (source, numbers.incarnation)
         reached, epoch = self._position(key, to)
         if numbers.sequence <= reached:
             self.counters.bus_repeated += 1
+            self._note_repeated(key, numbers.sequence, reached)
             await self._pass_over(key, numbers.sequence, to, body)
-            return
+            return False
         if numbers.epoch < epoch:
             self.counters.bus_stale += 1
-            return
-        follows = numbers.previous is not None and numbers.previous > reached and self._may_come(reached)
+            return False
+        known = max(reached, self._refused.get(key, 0))
+        follows = numbers.previous is not None and numbers.previous > known and self._may_come(known)
         missing = follows and self._gives_up(key, sender, numbers)
+        self._check_room(sender, key, to)
         stream = Stream(*key, epoch=numbers.epoch)
         taken = self._host.intake.take_numbered(stream, numbers.sequence, to, body, missing=missing)
-        self._gaps.pop(key, None)
-        self._reach(key, numbers.sequence, numbers.epoch)
+        self._forget(key, numbers.sequence)
+        _remember(self._reached, key, (numbers.sequence, numbers.epoch))
         try:
             await taken
         except (StigmergyError, asyncio.CancelledError):
             # It was not kept: what the marks say counts again.
             self._reached.pop(key, None)
             raise
+        return True
+
+    def _forget(self, key: Key, sequence: int) -> None:
+        """A stream has moved on to this number."""
+        self._gaps.pop(key, None)
+        self._repeats.pop(key, None)
+        self._passed.pop(key[0], None)
+        if self._refused.get(key, 0) <= sequence:
+            self._refused.pop(key, None)
+
+    def _check_room(self, sender: str, key: Key, to: str) -> None:
+        """Raises TooLarge for a stream too many. It must not wait for room: that would hold up all who are known."""
+        marks = self._marks(to)
+        if key in self._reached or marks.knows(*key):
+            return
+        if not marks.has_room(*key):
+            self._crowded = "there are as many sources as are remembered; what new ones send over the bus is refused"
+            raise TooLarge(f"{key[0]}: {self._crowded}")
+        begun = self._begun.get(sender, 0)
+        if begun >= STREAMS_PER_SENDER_MAX:
+            raise TooLarge(f"{sender}: {begun} sources or incarnations have begun to send there; no more are taken")
+        _remember(self._begun, sender, begun + 1)
+
+    def _note_repeated(self, key: Key, sequence: int, reached: int) -> None:
+        now_ns = self._host.clock.monotonic_ns()
+        since_ns, highest, count = self._repeats.get(key, (now_ns, 0, 0))
+        if sequence <= highest:  # it begins anew, as senders do that were killed
+            since_ns, count = now_ns, 0
+        _remember(self._repeats, key, (since_ns, sequence, count + 1))
+        lasts = count + 1 >= REPEATED_COUNT_MIN and now_ns - since_ns > REPEATED_NS_MAX
+        if lasts and (key[0] in self._passed or len(self._passed) < TROUBLES_COUNT_MAX):
+            self._passed[key[0]] = (
+                f"{key[0]}: {sequence} and more are behind {reached}, which has come: somebody else uses its numbers, "
+                "and it is not taken; see who may publish there"
+            )
 
     async def _pass_over(self, key: Key, sequence: int, to: str, body: bytes) -> None:
         """Waits until the first one is durable.
@@ -153,7 +217,10 @@ class Ordering:
     def _gives_up(self, key: Key, sender: str, numbers: Numbers) -> bool:
         """True when the wait for the one before is over, else SequenceGap."""
         now_ns = self._host.clock.monotonic_ns()
-        since_ns = self._gaps.setdefault(key, now_ns)
+        since_ns = self._gaps.get(key)
+        if since_ns is None:
+            since_ns = now_ns
+            _remember(self._gaps, key, now_ns)
         until_ns = max(since_ns + GAP_WAIT_NS_MIN, self._link_ns + self._gap_wait_ns)
         # While the link is down nothing can come, so nobody's time is up.
         if not self._bus.is_up or (sender not in self._lossy and now_ns < until_ns):
@@ -178,8 +245,10 @@ class Ordering:
     def _marks(self, to: str) -> Marks:
         return self._host.shards[self._host.intake.shard_of(to)].state.marks
 
-    def _reach(self, key: Key, sequence: int, epoch: int) -> None:
-        self._reached.pop(key, None)
-        self._reached[key] = (sequence, epoch)
-        if len(self._reached) > SOURCES_COUNT_MAX:
-            del self._reached[next(iter(self._reached))]
+
+def _remember(noted: dict[K, V], key: K, value: V) -> None:
+    """The newest note comes last; of too many the oldest is forgotten."""
+    noted.pop(key, None)
+    noted[key] = value
+    if len(noted) > SOURCES_COUNT_MAX:
+        del noted[next(iter(noted))]

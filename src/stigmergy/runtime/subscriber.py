@@ -6,11 +6,13 @@ What is malformed, too large, for somebody else, in somebody else's name, of an 
 refused, counted, and its sender is told where that is possible. What a source sends beyond its quota is shed before it
 is looked at, so that a flood costs the others nothing.
 
-A message without numbers is taken as it comes. If it has an id, a repetition is dropped as long as this run lasts.
+A message without numbers is taken as it comes. Of the last of them the ids are remembered as long as this run lasts,
+and a repetition is dropped.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
 from blake3 import blake3
@@ -57,6 +59,8 @@ from stigmergy.runtime.topics import AGENTS, Channel, Topics, fill_address, pars
 
 SEEN_COUNT_MAX = 10_000
 """Ids of messages without numbers that are remembered."""
+ASKED_COUNT_MAX = 10_000
+"""Commands whose ids are compared with those of others."""
 AGAIN_COUNT_MAX = 10_000
 HURRY_COUNT = 16
 """When so many messages wait for the disk it waits for no more company, whatever their types allow: brokers stop at a
@@ -100,9 +104,10 @@ class Subscriber:
         self._fresh_id = fresh_id
         self._quotas = Quotas(settings.messages_per_s, settings.burst)
         self.ordering = Ordering(host, bus, settings.gap_wait_s)
-        self._seen: dict[tuple[str, str, str], None] = {}
-        self._again: dict[int, BusMessage] = {}
-        """Messages that will be offered again, by identity."""
+        self._seen: dict[tuple[str, str, str], asyncio.Future[None]] = {}
+        """Messages without numbers; each is done when it is durable."""
+        self._asked: dict[tuple[str, str], bytes] = {}
+        """Per agent and id of a command what was asked, as a digest."""
         self._closed = False
         self._under_way = 0
         self.counters = SubscriberCounters()
@@ -132,12 +137,19 @@ class Subscriber:
 
     def _guard(self, take: Callable[[BusMessage], Awaitable[None]]) -> Callable[[BusMessage], Awaitable[None]]:
         """Sheds, refuses and counts; what is left goes in."""
+        again: dict[int, BusMessage] = {}
+        """Messages that will be offered again, by identity, which their source does not pay for a second time."""
+
+        def note_again(message: BusMessage) -> None:
+            again[id(message)] = message
+            if len(again) > AGAIN_COUNT_MAX:
+                del again[next(iter(again))]
 
         async def handle(message: BusMessage) -> None:
             if self._closed:
                 raise NotRunning("the node is stopping; nothing was taken")
             sender = _sender(message.topic)
-            if self._again.pop(id(message), None) is None:
+            if again.pop(id(message), None) is None:
                 if not self._quotas.admit(sender, self._host.clock.monotonic_ns()):
                     self.counters.bus_shed += 1
                     self.ordering.note_lossy(sender)
@@ -150,22 +162,16 @@ class Subscriber:
                 await take(message)
             except PeerError as error:
                 if isinstance(error, SequenceGap):
-                    self._note_again(message)
+                    note_again(message)
                     raise
                 self.refuse(message, error)
             except StigmergyError:
-                self._note_again(message)
+                note_again(message)
                 raise
             finally:
                 self._under_way -= 1
 
         return handle
-
-    def _note_again(self, message: BusMessage) -> None:
-        """It is not taken now and will be offered again, which its source does not pay for."""
-        self._again[id(message)] = message
-        if len(self._again) > AGAIN_COUNT_MAX:
-            del self._again[next(iter(self._again))]
 
     def refuse(self, message: BusMessage, error: PeerError) -> None:
         """Counts a refusal, and tells of it."""
@@ -181,6 +187,7 @@ class Subscriber:
             _check_names(event, address)
             plan = self._plan(address)
             body = self._body(event, plan, Command)
+            self._check_id(address, event.id, body)
         except PeerError as error:
             # Its sender waits for an answer, and there is an id to answer to.
             self.counters.bus_refused += 1
@@ -189,6 +196,14 @@ class Subscriber:
         self.counters.bus_commands += 1
         verdict = await self._host.intake.ask(address, body, event.id, source=_source(message.topic))
         await self._teller.answer(address, event.id, verdict)
+
+    def _check_id(self, address: str, command_id: str, body: bytes) -> None:
+        """Another command with the same id would get the answer of the first, and never be done."""
+        once, asked = (address, command_id), blake3(body).digest(length=16)
+        if self._asked.setdefault(once, asked) != asked:
+            raise Malformed(f"another command had the id {command_id[:100]!r}; send this one with an id of its own")
+        if len(self._asked) > ASKED_COUNT_MAX:
+            del self._asked[next(iter(self._asked))]
 
     # ------------------------------------------------------------------ events
 
@@ -221,9 +236,10 @@ class Subscriber:
     async def _take_event(
         self, message: BusMessage, event: CloudEvent, source: str, to: str, subject: str, speaker: str = ""
     ) -> None:
-        numbers = numbers_of(event)
+        numbers, shed = numbers_of(event), event.number("shed") or 0
+        # In another's name: then its numbers say nothing about the numbers of this one.
+        _check_names(event, subject, speaker)
         try:
-            _check_names(event, subject, speaker)
             body = self._body(event, self._plan(to), Event)
         except PeerError:
             if numbers is not None:
@@ -231,22 +247,25 @@ class Subscriber:
             raise
         if numbers is None:
             await self._take_unnumbered(source, event, to, body)
-        else:
-            self.counters.bus_lost_by_senders += event.number("shed") or 0
-            await self.ordering.take(_sender(message.topic), source, numbers, to, body)
+        elif await self.ordering.take(_sender(message.topic), source, numbers, to, body):
+            self.counters.bus_lost_by_senders += shed
 
     async def _take_unnumbered(self, source: str, event: CloudEvent, to: str, body: bytes) -> None:
         once = (source, event.source, event.id)
-        if once in self._seen:
+        taken = self._seen.get(once)
+        if taken is not None:
             self.ordering.counters.bus_repeated += 1
-            return
-        self._seen[once] = None
-        if len(self._seen) > SEEN_COUNT_MAX:
-            del self._seen[next(iter(self._seen))]
+        else:
+            taken = self._host.intake.take_numbered(Stream(source), 0, to, body, missing=False)
+            self._seen[once] = taken
+            if len(self._seen) > SEEN_COUNT_MAX:
+                del self._seen[next(iter(self._seen))]
         try:
-            await self._host.intake.take_numbered(Stream(source), 0, to, body, missing=False)
+            # Also a repetition is acknowledged only when the first one is durable.
+            await asyncio.shield(taken)
         except BaseException:
-            self._seen.pop(once, None)
+            if self._seen.get(once) is taken:
+                del self._seen[once]
             raise
 
     # ------------------------------------------------------------------ devices
