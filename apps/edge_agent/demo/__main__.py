@@ -70,7 +70,7 @@ class Story:
         screen.say("kill -9 of the drone's program, in flight", "bold red")
         began_s = time.monotonic()
         await field.drone.start()
-        await field.wait_up()
+        await field.wait_up(field.drone, field.to_drone)
         took_s = time.monotonic() - began_s
         now = await field.to_drone.state(DRONE)
         same_position = await field.to_drone.state(DRONE, at=before["position"])

@@ -132,16 +132,18 @@ def done_once(drone: list[dict[str, Any]], ground: list[dict[str, Any]]) -> Find
 
 
 def safe_in_time(log: list[dict[str, Any]]) -> Finding:
-    """How long after the last word of the ground the safe action went out."""
-    last_ns = 0
+    """How long after the last word of the ground the safe action went out that ended the second mission."""
+    heard_ns = 0
+    after_s: float | None = None
     for entry in log:
         if entry["agent"] == DRONE and entry["type"].startswith("GroundHeard"):
-            last_ns = entry["time_ns"]
+            heard_ns = entry["time_ns"]
         elif entry["type"].startswith("stigmergy.SafeActionTaken") and "GroundHeard" in entry["fields"]["because"]:
-            after_s = (entry["time_ns"] - last_ns) / 1e9
-            holds = bool(last_ns) and SILENCE_S - SLACK_S <= after_s <= SILENCE_S + SLACK_S
-            return Finding(holds, f"without the ground it landed by itself, {after_s:.1f} s after the last word")
-    return Finding(False, "without the ground it should have landed by itself, and did not")
+            after_s = (entry["time_ns"] - heard_ns) / 1e9 if heard_ns else None
+    if after_s is None:
+        return Finding(False, "without the ground it should have landed by itself, and did not")
+    holds = SILENCE_S - SLACK_S <= after_s <= SILENCE_S + SLACK_S
+    return Finding(holds, f"without the ground it landed by itself, {after_s:.1f} s after the last word")
 
 
 def said_no(log: list[dict[str, Any]], mission: str) -> Finding:

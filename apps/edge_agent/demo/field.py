@@ -155,24 +155,24 @@ class Field:
         await aircraft.start()
         await self.wait("the aircraft to listen", lambda: aircraft.output.startswith("listening on "))
         self.drone._variables["EDGE_AIRFRAME"] = aircraft.output.split()[2]
-        for program, port, more in (
-            (self.drone, drone_port, f'agents = ["{DRONE}"]'),
-            (self.ground, broker.port, ""),
+        # The ground first: a broker keeps for a listener what is published after that has come for the first time.
+        for program, node, port, more in (
+            (self.ground, self.to_ground, broker.port, ""),
+            (self.drone, self.to_drone, drone_port, f'agents = ["{DRONE}"]'),
         ):
             program.folder.mkdir()
             text = CONFIG.format(name=program.name, host=LOOPBACK, port=port, more=more)
             (program.folder / "stigmergy.toml").write_text(text, encoding="utf-8")
             await program.start()
-        await self.wait_up()
+            await self.wait_up(program, node)
 
-    async def wait_up(self) -> None:
-        """Until both nodes answer and both have their link."""
-        for program, node in ((self.drone, self.to_drone), (self.ground, self.to_ground)):
-            deadline_s = time.monotonic() + START_S_MAX
-            while not await is_up(node):
-                if time.monotonic() > deadline_s:
-                    raise Trouble(f"{program.name} does not come up: {program.output[-800:]}")
-                await asyncio.sleep(LOOK_S)
+    async def wait_up(self, program: Program, node: Socket) -> None:
+        """Until a node answers and has its link."""
+        deadline_s = time.monotonic() + START_S_MAX
+        while not await is_up(node):
+            if time.monotonic() > deadline_s:
+                raise Trouble(f"{program.name} does not come up: {program.output[-800:]}")
+            await asyncio.sleep(LOOK_S)
 
     async def wait(self, what: str, condition: Callable[[], bool], within_s: float = START_S_MAX) -> None:
         """Until something is so; Trouble if it takes too long."""

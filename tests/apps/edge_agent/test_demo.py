@@ -121,6 +121,10 @@ def test_a_safe_action_at_the_wrong_time_is_found(after_s: float, holds: bool) -
     word = entry("GroundHeard", "Drone/D-17", time_ns=10**18)
     safe = entry("stigmergy.SafeActionTaken", "Drone/D-17", silence, time_ns=10**18 + int(after_s * 1e9))
     assert safe_in_time([word, safe]).holds is holds
+    early = entry("stigmergy.SafeActionTaken", "Drone/D-17", silence, time_ns=10**17)
+    assert safe_in_time([early, word, safe]).holds is holds, (
+        "one that waits for its first word on the ground is no matter"
+    )
     assert not safe_in_time([word]).holds
     assert not safe_in_time([safe]).holds
 
