@@ -8,7 +8,7 @@ import pytest
 from stigmergy.core.agent import Agent, decide, evolve
 from stigmergy.core.codec import encode
 from stigmergy.core.effects import Events
-from stigmergy.core.errors import DefinitionError, Malformed, PeerError, UnknownTag
+from stigmergy.core.errors import DefinitionError, Malformed, PeerError, TooLarge, UnknownTag
 from stigmergy.core.messages import Command, Event
 from stigmergy.runtime.declaration import Declaration
 from stigmergy.runtime.mapping import (
@@ -177,3 +177,47 @@ def test_wrong_declarations_are_told_at_once() -> None:
     for declare in wrong:
         with pytest.raises(DefinitionError):
             declare()
+
+
+class Guarded(Event):
+    percent: float
+
+    def __post_init__(self) -> None:
+        if self.percent < 0:
+            raise RuntimeError("below nothing")
+
+
+class Curve(Event):
+    points: tuple[float, ...] = ()
+
+
+class Gauge(Agent):
+    @evolve
+    def guarded(self, event: Guarded) -> None:
+        pass
+
+    @evolve
+    def curve(self, event: Curve) -> None:
+        pass
+
+
+def test_what_an_events_own_check_raises_is_the_devices_fault() -> None:
+    declared = Declaration("delivery", agents=[Gauge])
+    declared.device("agents/{id}/guarded", to="Gauge/{id}", event=Guarded)
+    with pytest.raises(Malformed, match="below nothing"):
+        read_device_event(declared.device_events[0], {"id": "1"}, b'{"percent": -1}')
+
+
+@pytest.mark.parametrize("percent", ['"87.5"', "null", "true", "[1]", "{}", "1e999", "NaN"])
+def test_a_number_is_a_number(percent: str) -> None:
+    with pytest.raises(PeerError):
+        read_device_event(fleet().device_events[0], {"id": "1"}, f'{{"level": {percent}}}'.encode())
+
+
+def test_what_grows_beyond_a_message_when_it_is_written_is_too_large() -> None:
+    """A number of four characters has nine bytes in a message."""
+    declared = Declaration("delivery", agents=[Gauge])
+    declared.device("agents/{id}/curve", to="Gauge/{id}", event=Curve)
+    payload = json.dumps({"points": [1.5] * 12_000}, separators=(",", ":")).encode()
+    with pytest.raises(TooLarge, match="65536"):
+        read_device_event(declared.device_events[0], {"id": "1"}, payload)

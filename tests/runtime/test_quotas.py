@@ -35,3 +35,21 @@ def test_buckets_are_bounded_and_strangers_share_one() -> None:
     assert sum(quotas.admit("e", 0) for _ in range(10)) == 0
     # Once the others are full again there is room for new ones.
     assert sum(quotas.admit("f", 100 * SECOND) for _ in range(10)) == 5
+
+
+def test_a_crowd_of_new_sources_does_not_have_all_buckets_looked_through_for_each_message() -> None:
+    """Otherwise whoever invents names would make every message of the others slow."""
+    quotas = Quotas(1, 5, sources_count_max=3)
+    for source in "abc":
+        quotas.admit(source, 0)
+    looked = 0
+
+    def count(now_ns: int) -> bool:
+        nonlocal looked
+        looked += 1
+        return False
+
+    quotas._make_room = count  # type: ignore[method-assign]
+    for number in range(1000):
+        quotas.admit(f"stranger {number}", number * SECOND // 500)
+    assert looked <= 3

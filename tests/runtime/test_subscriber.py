@@ -14,6 +14,7 @@ from stigmergy.adapters.memory_bus import MemoryBroker
 from stigmergy.core.agent import Agent, decide, evolve, react
 from stigmergy.core.cloudevents import MSGPACK, STRUCTURED
 from stigmergy.core.effects import Effects, Events, Publish
+from stigmergy.core.messages import Event
 from stigmergy.ports.bus import BusMessage
 from stigmergy.runtime import ordering
 from stigmergy.runtime.declaration import Declaration
@@ -677,3 +678,30 @@ def test_two_commands_with_the_same_id_do_not_get_the_same_answer() -> None:
         assert counter(live, "bus_refused") == 1
 
     play(drones, scene)
+
+
+def test_what_the_check_of_a_class_raises_holds_up_nobody() -> None:
+    async def scene(node: SimNode, live: Live, outsider: Outsider) -> None:
+        await outsider.send(INPUTS.replace("Drone", "Picky"), cloud("Checked", {"number": -1}, id="a"))
+        await outsider.send(INPUTS.replace("Drone", "Picky"), cloud("Checked", {"number": 1}, id="b"))
+        assert live.query("Picky/1", Picky).number == 1
+        assert counter(live, "bus_refused") == 1
+        assert live.dead_letters() == []
+
+    play(lambda _: Declaration("delivery", agents=[Picky]), scene)
+
+
+class Checked(Event):
+    number: int
+
+    def __post_init__(self) -> None:
+        if self.number < 0:
+            raise RuntimeError("below nothing")
+
+
+class Picky(Agent):
+    number: int = 0
+
+    @evolve
+    def checked(self, event: Checked) -> None:
+        self.number = event.number

@@ -16,14 +16,16 @@ from typing import Any
 import msgspec
 from msgspec import Struct, structs
 
-from stigmergy.core.codec import MESSAGE_BYTES_MAX, UNDECODABLE
-from stigmergy.core.errors import Malformed, UnknownTag
+from stigmergy.core.codec import MESSAGE_BYTES_MAX, UNDECODABLE, encode
+from stigmergy.core.errors import Malformed, TooLarge, UnknownTag
 from stigmergy.core.messages import Command, Event, Message
 from stigmergy.core.strict_json import read_json
 from stigmergy.ports.bus import BusMessage
 from stigmergy.runtime.topics import Template, fill_address
 
 JSON_TYPE = "application/json"
+SURELY_SMALL_BYTES = MESSAGE_BYTES_MAX // 16
+"""JSON of so many bytes is a message within its limit, whatever is in it."""
 _ABSENT: Any = object()
 
 
@@ -68,7 +70,10 @@ def read_device_event(spec: DeviceEvent, places: Mapping[str, str], payload: byt
     """The agent and the event that a device's message is. Raises PeerError with what is wrong with it."""
     document = read_json(payload, MESSAGE_BYTES_MAX)
     _check_same(spec.same, places, document)
-    return fill_address(spec.to, places), _convert(document, spec.event, spec.fields)
+    event: Event = _convert(document, spec.event, spec.fields)
+    if len(payload) > SURELY_SMALL_BYTES and (size_bytes := len(encode(event))) > MESSAGE_BYTES_MAX:
+        raise TooLarge(f"a message of {size_bytes} bytes, {MESSAGE_BYTES_MAX} at most")
+    return fill_address(spec.to, places), event
 
 
 def read_device_command(spec: DeviceCommands, places: Mapping[str, str], payload: bytes) -> tuple[str, str, Command]:
@@ -128,7 +133,11 @@ def _convert(document: Any, kind: type[Any], fields: Mapping[str, str]) -> Any:
                 raise Malformed(f"{path or 'the value'} is no {kind.__name__}.{field.name}: {error}") from None
         elif field.required:
             raise Malformed(f"{path!r} is missing, which is {kind.__name__}.{field.name}")
-    message: Message = kind(**values)
+    try:
+        message: Message = kind(**values)
+    except Exception as error:
+        # The class has checks of its own, and this one did not pass.
+        raise Malformed(f"no {kind.__name__}: {error}") from None
     return message
 
 
