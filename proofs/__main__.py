@@ -35,10 +35,10 @@ class Row(Struct, frozen=True):
 
 
 ROWS = (
-    Row("kill", "1", 2),
-    Row("power_loss", "2", 2),
-    Row("io_faults", "3", 3),
-    Row("flips", "4", 2),
+    Row("kill", "1", 4),
+    Row("power_loss", "2", 4),
+    Row("io_faults", "3", 5),
+    Row("flips", "4", 4),
     Row("simulation", "5", 60),
     Row("determinism", "6", 1),
     Row("mutation", "7", 16),
