@@ -4,10 +4,13 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from stigmergy.adapters.memory_bus import MemoryBroker
+from stigmergy.core.errors import TooLarge
 from stigmergy.core.messages import Action
+from stigmergy.ports.bus import BusMessage
 from stigmergy.runtime.declaration import Declaration
 from stigmergy.runtime.presence import NAMES_COUNT_MAX, PRESENT
 from stigmergy.sim.node import SimNode, World
@@ -204,6 +207,130 @@ def test_a_crash_and_a_quick_restart_is_no_conflict() -> None:
         outsider = await Outsider(site.broker).start("delivery/#")
         await asyncio.sleep(1)
         assert outsider.events("/base/presence")[0].data["online"] is True
+        await outsider.bus.close()
+
+    play(scene)
+
+
+def test_a_node_with_very_many_agents_is_seen_all_the_same() -> None:
+    """Names that others would refuse are not said: none named means any."""
+
+    async def scene(site: Site) -> None:
+        site.drone._agents = tuple(f"Drone/{number:0120}" for number in range(NAMES_COUNT_MAX + 1))
+        await site.base.start()
+        await site.drone.start()
+        await asyncio.sleep(1)
+        assert site.names() == ["base", "drone"]
+        assert site.dispatcher().trail == ("reset", "+drone")
+        await asyncio.sleep(300)
+        assert site.dispatcher().trail == ("reset", "+drone")
+
+    play(scene)
+
+
+def test_names_that_are_many_bytes_are_not_said_either() -> None:
+    async def scene(site: Site) -> None:
+        site.drone._agents = tuple(f"Drone/{number:0120}" for number in range(900))
+        await site.base.start()
+        await site.drone.start()
+        await asyncio.sleep(1)
+        assert site.dispatcher().trail == ("reset", "+drone")
+        assert site.base.live is not None
+        assert site.base.live.dead_letters() == []
+
+    play(scene)
+
+
+def test_a_presence_flood_costs_an_agent_and_the_disk_little() -> None:
+    async def scene(site: Site) -> None:
+        outsider = await Outsider(site.broker).start("none")
+        live = await site.base.start()
+        await site.drone.start()
+        await asyncio.sleep(1)
+        for number in range(2_000):
+            member = {"node": "twin", "run": str(number), "kinds": [f"k{number}"]}
+            await outsider.bus.publish(BusMessage(TOPIC, msgspec.json.encode(cloud(PRESENT, member))))
+        await asyncio.sleep(5)
+        assert len(site.dispatcher().trail) < 100
+        assert live.standing().counters["presence_refused"] > 1_900
+        assert "drone" in site.names()
+        await outsider.bus.close()
+
+    play(scene)
+
+
+def test_members_are_bounded_in_bytes() -> None:
+    async def scene(site: Site) -> None:
+        outsider = await Outsider(site.broker).start("none")
+        live = await site.base.start()
+        await asyncio.sleep(0.1)
+        member = {"node": "twin", "run": "1", "version": "v" * 100_000}
+        await outsider.send(TOPIC, cloud(PRESENT, member))
+        assert site.names() == ["base"]
+        assert live.standing().counters["presence_refused"] == 1
+        await outsider.bus.close()
+
+    play(scene)
+
+
+def test_a_publish_that_fails_or_hangs_stops_neither_the_heartbeat_nor_the_watch() -> None:
+    async def scene(site: Site) -> None:
+        outsider = await Outsider(site.broker).start("none")
+        live = await site.base.start()
+        await asyncio.sleep(1)
+        assert live.link is not None
+        bus = live.link._bus
+        for failing in (_raise, _hang):
+            await outsider.send(TOPIC, cloud(PRESENT, {"node": "twin", "run": "1"}))
+            assert site.names() == ["base", "twin"]
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(bus, "publish", failing)
+                await asyncio.sleep(130)
+                assert site.names() == ["base"]
+        heard = await Outsider(site.broker, "late").start("delivery/local/nodes/base/presence")
+        await asyncio.sleep(61)
+        assert len(heard.events("/presence")) >= 2  # what was retained, and the next heartbeat
+        await outsider.bus.close()
+        await heard.bus.close()
+
+    play(scene)
+
+
+async def _raise(message: BusMessage) -> None:
+    raise TooLarge("not today")
+
+
+async def _hang(message: BusMessage) -> None:
+    await asyncio.sleep(100)
+
+
+def test_a_conflict_is_over_when_the_twin_is_gone_and_three_are_found_too() -> None:
+    async def scene(site: Site) -> None:
+        live = await site.base.start()
+        outsider = await Outsider(site.broker).start("none")
+        await asyncio.sleep(1)
+        for _ in range(3):
+            for run in ("one", "two"):
+                twin = cloud(PRESENT, {"node": "base", "run": run, "since": "yesterday"})
+                await outsider.send(TOPIC.replace("twin", "base"), twin)
+            await asyncio.sleep(30)
+        assert "calls itself 'base' too" in live.standing().link.why
+        await asyncio.sleep(200)
+        assert live.standing().link.why == ""
+        assert live.standing().troubles == []
+        await outsider.bus.close()
+
+    play(scene)
+
+
+def test_a_late_will_of_the_last_run_is_answered() -> None:
+    async def scene(site: Site) -> None:
+        await site.base.start()
+        outsider = await Outsider(site.broker).start("delivery/local/nodes/base/presence")
+        await asyncio.sleep(1)
+        gone = cloud(PRESENT, {"node": "base", "run": "the last", "online": False})
+        await outsider.send(TOPIC.replace("twin", "base"), gone, retained=True)
+        assert outsider.events("/presence")[-1].data["online"] is True
         await outsider.bus.close()
 
     play(scene)

@@ -2,7 +2,8 @@
 
 A node says that it is here on a topic of its own, which the broker keeps, again every while; its will says that it is
 gone. Members are known from what nodes say and from nothing else: one that is silent for too long is gone, on our own
-clock, whatever its clock or the broker says. A name that two running nodes use is found and counted.
+clock, whatever its clock or the broker says. A name that two running nodes use is found and counted, until the other is
+not heard any more.
 
 Nothing here is durable. After a start whoever is here is announced anew; `MembersReset` says so first, so that an agent
 forgets those that left meanwhile.
@@ -19,17 +20,26 @@ import msgspec
 from msgspec import Struct
 
 from stigmergy.core.cloudevents import JSON, STRUCTURED, CloudEvent, read_event, write_structured
-from stigmergy.core.errors import LinkDown, Malformed, PeerError
+from stigmergy.core.errors import Malformed, PeerError, StigmergyError, TooLarge
 from stigmergy.core.messages import Event, spec_of
 from stigmergy.core.plans import AgentPlan
 from stigmergy.core.supervision import FrameworkEvent
 from stigmergy.ports.bus import Bus, BusMessage
+from stigmergy.runtime.quotas import Quotas
 from stigmergy.runtime.topics import Channel, Topics, parse_topic
 
 SECOND_NS = 1_000_000_000
 MEMBERS_COUNT_MAX = 10_000
+MEMBERS_BYTES_MAX = 16 * 1024 * 1024
+"""What all members together have said; beyond it no new ones are known."""
 NAMES_COUNT_MAX = 1_000
-"""Kinds, commands or actions that one node may say it has."""
+"""Kinds, commands, actions or agents that one node may say it has."""
+PRESENCE_BYTES_MAX = 48 * 1024
+"""What one node may say, so that an agent can be told of it. Who has more to say leaves out names."""
+HEARD_BURST = 30
+HEARD_PER_BEAT = 4
+"""How often a node may say that it is here: so often at once, and so often in the time between two heartbeats."""
+TWINS_COUNT_MAX = 16
 PRESENT = "stigmergy.NodePresent@1"
 
 
@@ -48,7 +58,7 @@ class Member(Struct, frozen=True):
     actions: tuple[str, ...] = ()
     """What it can carry out."""
     agents: tuple[str, ...] = ()
-    """The agents that it carries; none named means any."""
+    """The agents that it carries; none named means any, and so do too many to name."""
 
 
 class MemberJoined(Event, name="stigmergy.MemberJoined"):
@@ -105,13 +115,17 @@ class Presence:
         self._monotonic_ns = monotonic_ns
         self._every_s = every_s
         self._gone_ns = int(gone_s * SECOND_NS)
-        self._members: dict[str, tuple[Member, int]] = {}
-        """Each with when it was last heard."""
+        self._spoken = _within_bounds(me, self._message)
+        """What is said of ourselves; maybe not all."""
+        self._quotas = Quotas(HEARD_PER_BEAT / every_s, HEARD_BURST)
+        self._members: dict[str, tuple[Member, int, int]] = {}
+        """Each with when it was last heard, and the bytes of what it said."""
+        self._members_bytes = 0
         self._task: asyncio.Task[None] | None = None
         self._saying: asyncio.Task[None] | None = None
         self._leaving = False
-        self._twin: tuple[str, int] | None = None
-        """Another run that uses our name, and when it was first heard."""
+        self._twins: dict[str, tuple[int, int]] = {}
+        """Other runs that use our name, and when each was first and last heard."""
         self.conflict: str = ""
         """What another node with our name says, if there is one."""
         self.counters = PresenceCounters()
@@ -119,11 +133,11 @@ class Presence:
     @property
     def will(self) -> BusMessage:
         """What the broker says when we are gone."""
-        return self._message(msgspec.structs.replace(self._me, online=False))
+        return self._message(msgspec.structs.replace(self._spoken, online=False))
 
     def members(self) -> list[Member]:
         """Who is here, ourselves included, by name."""
-        found = {self._me.node: self._me} | {node: member for node, (member, _) in self._members.items()}
+        found = {self._me.node: self._me} | {node: member for node, (member, _, _) in self._members.items()}
         return [found[node] for node in sorted(found)]
 
     async def start(self) -> None:
@@ -135,12 +149,12 @@ class Presence:
     def link(self, up: bool) -> None:
         """The link came: our will may have been published meanwhile, so we say that we are here."""
         if up and not self._leaving and (self._saying is None or self._saying.done()):
-            self._saying = asyncio.ensure_future(self._say(self._me))
+            self._saying = asyncio.ensure_future(self._say(self._spoken))
 
     async def stop(self) -> None:
         """Says that we leave."""
         await self.kill()
-        await self._say(msgspec.structs.replace(self._me, online=False))
+        await self._say(msgspec.structs.replace(self._spoken, online=False))
 
     async def kill(self) -> None:
         """Ends at once and says nothing, as a crash would."""
@@ -153,13 +167,14 @@ class Presence:
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(self._every_s)
-            await self._say(self._me)
+            # A broker that does not answer must not keep us from seeing who is gone.
             self._expire()
+            self.link(True)
 
     async def _say(self, member: Member) -> None:
         if self._bus.is_up:
-            # If the link breaks now, we say it again when it is back.
-            with contextlib.suppress(LinkDown):
+            # If the link breaks now, we say it again when it is back; and in any case after a while.
+            with contextlib.suppress(StigmergyError):
                 await self._bus.publish(self._message(member))
 
     def _message(self, member: Member) -> BusMessage:
@@ -179,6 +194,8 @@ class Presence:
         if not message.payload:  # it was cleared by somebody
             return
         try:
+            if not self._quotas.admit(message.topic, self._monotonic_ns()):
+                raise TooLarge("said too often")
             member = self._read(message)
         except PeerError:
             self.counters.presence_refused += 1
@@ -186,11 +203,13 @@ class Presence:
         if member.node == self._me.node:
             self._heard_our_name(member)
         elif member.online:
-            self._here(member)
+            self._here(member, len(message.payload))
         else:
             self._gone(member.node, "it said so, or its link was lost", member.run)
 
     def _read(self, message: BusMessage) -> Member:
+        if len(message.payload) > PRESENCE_BYTES_MAX:
+            raise TooLarge(f"a presence of {len(message.payload)} bytes, {PRESENCE_BYTES_MAX} at most")
         topic = parse_topic(message.topic)
         event = read_event(message.payload, message.content_type, message.properties)
         if event.type != PRESENT:
@@ -201,16 +220,18 @@ class Presence:
             raise Malformed(f"not a presence: {error}") from None
         if member.node != topic.name:
             raise Malformed(f"{topic.name} speaks for {member.node}")
-        if max(len(member.kinds), len(member.commands), len(member.actions), len(member.agents)) > NAMES_COUNT_MAX:
+        if _names_count(member) > NAMES_COUNT_MAX:
             raise Malformed(f"more than {NAMES_COUNT_MAX} names")
         return member
 
-    def _here(self, member: Member) -> None:
+    def _here(self, member: Member, size_bytes: int) -> None:
         known = self._members.get(member.node)
-        if known is None and len(self._members) >= MEMBERS_COUNT_MAX:
+        total_bytes = self._members_bytes + size_bytes - (known[2] if known else 0)
+        if total_bytes > MEMBERS_BYTES_MAX or (known is None and len(self._members) >= MEMBERS_COUNT_MAX):
             self.counters.presence_refused += 1
             return
-        self._members[member.node] = (member, self._monotonic_ns())
+        self._members[member.node] = (member, self._monotonic_ns(), size_bytes)
+        self._members_bytes = total_bytes
         if known is None or known[0] != member:
             self.counters.members_joined += 1
             self._tell(MemberJoined(node=member.node, kinds=member.kinds, actions=member.actions, agents=member.agents))
@@ -220,30 +241,51 @@ class Presence:
         # A will of an earlier run may come after the next run has said that it is here.
         if known is not None and run in (None, known[0].run):
             del self._members[node]
+            self._members_bytes -= known[2]
             self.counters.members_left += 1
             self._tell(MemberLeft(node=node, because=because))
 
     def _expire(self) -> None:
         now_ns = self._monotonic_ns()
-        for node, (_, heard_ns) in list(self._members.items()):
+        for node, (_, heard_ns, _) in list(self._members.items()):
             if now_ns - heard_ns > self._gone_ns:
                 self._gone(node, f"not heard for {self._gone_ns // SECOND_NS} s")
+        self._twins = {run: times for run, times in self._twins.items() if now_ns - times[1] <= self._gone_ns}
+        if not self._twins:
+            self.conflict = ""
 
     def _heard_our_name(self, member: Member) -> None:
         """Our own words, or what our last run left behind, or somebody's who has our name and is here now.
 
         What was left behind comes at once and never again; a twin is heard again and again.
         """
+        if not member.online:
+            # The will of a link that we have replaced, or of our last run: the broker keeps that one now.
+            self.link(True)
         if member.run == self._me.run:
-            if not member.online:
-                self.link(True)
             return
         now_ns = self._monotonic_ns()
-        if self._twin is None or self._twin[0] != member.run:
-            self._twin = (member.run, now_ns)
-        elif member.online and now_ns - self._twin[1] > self._every_s * SECOND_NS / 2:
+        first_ns, _ = self._twins.pop(member.run, (now_ns, now_ns))
+        self._twins[member.run] = (first_ns, now_ns)
+        if len(self._twins) > TWINS_COUNT_MAX:
+            del self._twins[next(iter(self._twins))]
+        if member.online and now_ns - first_ns > self._every_s * SECOND_NS / 2:
             self.counters.name_conflicts += 1
             self.conflict = f"another node calls itself {member.node!r} too, here since {member.since}; rename one"
+
+
+def _names_count(member: Member) -> int:
+    return max(len(member.kinds), len(member.commands), len(member.actions), len(member.agents))
+
+
+def _within_bounds(me: Member, message: Callable[[Member], BusMessage]) -> Member:
+    """What others take: without the agents, if those are too many, which means any; and so on."""
+    shorter: tuple[dict[str, Any], ...] = ({"agents": ()}, {"commands": {}}, {"actions": ()}, {"kinds": ()})
+    for less in shorter:
+        if _names_count(me) <= NAMES_COUNT_MAX and len(message(me).payload) <= PRESENCE_BYTES_MAX:
+            break
+        me = msgspec.structs.replace(me, **less)
+    return me
 
 
 def describe_node(
