@@ -143,3 +143,61 @@ def test_in_memory_with_a_socket_of_its_own(folder: Folder) -> None:
     folder.json("send", "Drone/D-17", "StartMission", "mission=M1")
     assert folder.json("state", "Drone/D-17", "--at", "1")["state"]["mission"] is None
     assert not (folder.path / "delivery.key").exists()
+
+
+STUBBORN = """
+import asyncio
+import sys
+
+from stigmergy import Agent, Event, Fleet, Settings, evolve
+
+
+class Measured(Event):
+    value: float
+
+
+class Meter(Agent):
+    value: float = 0.0
+
+    @evolve
+    def measured(self, event: Measured) -> None:
+        self.value = event.value
+
+
+fleet = Fleet("delivery", agents=[Meter], settings=Settings(drain_s=0.2))
+
+
+@fleet.sensor(Meter, every_s=0.1, agents=["M-1"])
+async def deaf(name: str) -> Measured:
+    while True:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            pass
+
+
+@fleet.sensor(Meter, every_s=0.1, agents=["M-1"])
+async def whole(name: str) -> Measured:
+    return Measured(value=1.0)
+"""
+
+
+def test_a_sensor_that_cannot_be_cancelled_keeps_no_node_from_ending(folder: Folder) -> None:
+    (folder.path / "stubborn.py").write_text(STUBBORN)
+    node = folder.start("stubborn:fleet")
+    assert "socket" in node.listening
+    code, out = node.end(signal.SIGTERM)
+    assert (code, json.loads(out)["event"]) == (0, "stopped")
+    assert folder.start("stubborn:fleet").process.poll() is None
+
+
+def test_a_sensor_that_ends_the_program_has_it_drained(folder: Folder) -> None:
+    ending = STUBBORN.replace("    return Measured(value=1.0)", "    sys.exit(7)")
+    (folder.path / "stubborn.py").write_text(
+        ending.split("@fleet.sensor")[0] + "@fleet.sensor" + ending.split("@fleet.sensor")[2]
+    )
+    done = folder.cli("run", "stubborn:fleet")
+    assert done.returncode == 7
+    assert "Traceback" not in done.stderr
+    assert not (folder.path / "delivery.db.sock").exists()
+    assert folder.json("log", "verify")["sound"] is True

@@ -12,6 +12,7 @@ import contextlib
 import signal
 import sys
 import time
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,10 @@ from stigmergy.runtime.live import Live
 from stigmergy.wiring import Bearings, Fleet, Running, make_process_ours
 
 STATUS_EVERY_S = 1.0
+LEFT_BEHIND_S = 1.0
+"""What a node has left behind at its end, such as a sensor that does not heed it, is waited for so long once more."""
+LIFE_ENDS_S_MAX = 60.0
+"""A node that is ended by an exception, such as `sys.exit()` in a sensor, has so long to drain."""
 EXAMPLES = """examples:
   stigmergy run drone:fleet                      the fleet in drone.py, on NAME.db with the key NAME.key
   stigmergy run drone:fleet --journal north.db   on another journal
@@ -76,7 +81,31 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     running = Running(fleet, config, journal, arguments.key, None, arguments.trust, (), bearings)
     path = arguments.socket or running.socket
     make_process_ours()
-    return asyncio.run(_Node(fleet, running, path, output).live_and_die())
+    return _run_to_the_end(_Node(fleet, running, path, output).live_and_die())
+
+
+def _run_to_the_end(life: Coroutine[Any, Any, int]) -> int:
+    """Like `asyncio.run`, which would wait for ever for a sensor that cannot be cancelled: it is left behind."""
+    runner = asyncio.Runner()
+    patience_s = LEFT_BEHIND_S
+    try:
+        return runner.run(life)
+    except (KeyboardInterrupt, SystemExit):
+        patience_s = LIFE_ENDS_S_MAX
+        raise
+    finally:
+        if runner.run(_end_rest(patience_s)):
+            runner.get_loop().set_exception_handler(lambda *_: None)  # It would only say so.
+        else:
+            runner.close()
+
+
+async def _end_rest(patience_s: float) -> bool:
+    """Cancels all that still runs; whether something is left that does not end."""
+    rest = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    for task in rest:
+        task.cancel()
+    return bool(rest and (await asyncio.wait(rest, timeout=patience_s))[1])
 
 
 class _Node:
