@@ -361,6 +361,48 @@ async def test_what_is_kept_of_old_segments_is_bounded(disk: SimDisk) -> None:
     await journal.close()
 
 
+@pytest.mark.parametrize("reopened", [False, True])
+async def test_damaged_segment_is_not_given_up_for_what_is_left_of_it(disk: SimDisk, reopened: bool) -> None:
+    journal, chain = open_on(disk, filled=False), CommitChain()
+    for shard in (0, 0, 0, 1):
+        await journal.append(chain.group([shard], bytes(1_000)))
+    for _ in range(60):
+        await journal.append(chain.group([0], bytes(2_000)))
+    content = bytearray(disk.content(logs(disk)[0]))
+    content[2_000] ^= 1
+    if reopened:
+        await journal.close()
+        disk.put(logs(disk)[0], bytes(content))
+        journal = open_on(disk, filled=False)
+    else:
+        disk._folder.seen[logs(disk)[0]].flip(2_000, 0)
+    before = len(logs(disk))
+    await journal.drop(0, 60)
+    assert len(logs(disk)) == before
+    with pytest.raises(JournalCorrupt):
+        positions(journal, 1)
+    await journal.close()
+    journal = open_on(disk)
+    assert positions(journal) == [61, 62, 63]
+    await journal.close()
+
+
+async def test_no_room_to_keep_the_rest_leaves_the_segment_until_there_is(disk: SimDisk) -> None:
+    journal, chain = open_on(disk, filled=False), CommitChain()
+    await journal.append(chain.group([1], bytes(1_000)))
+    for _ in range(60):
+        await journal.append(chain.group([0], bytes(2_000)))
+    before = len(logs(disk))
+    disk.capacity_bytes = disk.used_bytes() + 500
+    await journal.drop(0, 40)
+    assert (len(logs(disk)), positions(journal, 1), journal.first_position(0)) == (before, [1], 41)
+    disk.capacity_bytes = 1 << 30
+    await journal.drop(0, 50)
+    assert len(logs(disk)) < before - 2
+    assert positions(journal, 1) == [1]
+    await journal.close()
+
+
 # Reading meanwhile.
 
 

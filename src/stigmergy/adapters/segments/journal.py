@@ -312,35 +312,33 @@ class SegmentJournal:
             return True
         if live > KEPT_COMMITS_MAX or self._unkept == (oldest.number, live):
             return False
-        try:
-            return self._keep(oldest) or self._leave(oldest, live)
-        except JournalCorrupt:
-            # It will be found by whoever reads it; until then it stays as it is.
-            return self._leave(oldest, live)
-
-    def _leave(self, oldest: Segment, live: int) -> bool:
         self._unkept = (oldest.number, live)
+        # If it is damaged, whoever reads it will find that; until then it stays as it is.
+        with contextlib.suppress(JournalCorrupt):
+            found = list(oldest.commits_from(self._folder, self._key, self._firsts))
+            if len(found) == live:
+                return self._keep(found, oldest.start.positions)
         return False
 
-    def _keep(self, oldest: Segment) -> bool:
+    def _keep(self, found: list[StoredCommit], before: dict[int, int]) -> bool:
+        """Keeps these beside what is kept of still older segments; False if that is too much, or finds no room."""
         # If the power went right after this was done, the file has already what the segment has.
-        before = oldest.start.positions
         kept_before = [
             stored
             for stored in itertools.chain.from_iterable(self._kept.values())
             if self._firsts.get(stored.sealed.shard, 1) <= stored.sealed.position <= before.get(stored.sealed.shard, 0)
         ]
-        commits = [*kept_before, *oldest.commits_from(self._folder, self._key, self._firsts)]
-        size_bytes = sum(len(stored.sealed.body) for stored in commits)
-        if len(commits) > KEPT_COMMITS_MAX or size_bytes > self._segment_bytes // KEPT_SHARE_MAX:
+        kept = by_shard([*kept_before, *found])
+        size_bytes = sum(len(stored.sealed.body) for commits in kept.values() for stored in commits)
+        if len(kept_before) + len(found) > KEPT_COMMITS_MAX or size_bytes > self._segment_bytes // KEPT_SHARE_MAX:
             return False
-        kept = by_shard(commits)
         try:
             write_kept(self._folder, self._key, kept)
         except OSError as error:
-            if is_full(error):
-                return False
-            raise
+            if not is_full(error):
+                raise
+            self._unkept = (0, 0)
+            return False
         self._kept = kept
         return True
 
