@@ -254,7 +254,8 @@ def open_bus(bearings: Bearings, fleet: str, entropy: Entropy) -> Bus | None:
         raise ConfigError(
             f"bus {bearings.bus!r}: no adapter for {scheme!r}; there are {known}, for example mqtt://gateway:1883"
         )
-    client_id = f"{fleet}-{bearings.site}-{bearings.node}"
+    # No name has a colon, so no two nodes of different names have one id: they would take each other's session.
+    client_id = f"{fleet}:{bearings.site}:{bearings.node}"
     bus: Bus = found[scheme].load()(bearings.bus, client_id, entropy)
     return bus
 

@@ -14,6 +14,7 @@ from stigmergy.config import Config, Place, find_config
 from stigmergy.ports.bus import BusMessage
 from stigmergy.testing.brokers import Broker
 from stigmergy.wiring import Bearings, find_bearings
+from stigmergy.wiring import open_bus as find_bus
 from tests.edge.test_nodes import wait_until
 from tests.runtime.fleets import Drone, Measured, Monitor
 
@@ -102,3 +103,14 @@ async def test_binary_form_over_a_real_broker(mosquitto: Broker) -> None:
         assert heard[0].payload == b'{"number":0}'
         assert dict(heard[0].properties)["type"] == "Measured@1"
     await spy.close()
+
+
+def test_nodes_of_different_names_have_different_ids_at_the_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one id they would throw each other out, and take each other's messages."""
+    ids: list[str] = []
+    monkeypatch.setattr(
+        "stigmergy.adapters.memory_bus.open_bus", lambda url, client_id, entropy: ids.append(client_id), raising=True
+    )
+    for fleet, site, node in (("a", "b", "c-d"), ("a", "b-c", "d"), ("a-b", "c", "d")):
+        find_bus(Bearings("memory:x", site, node), fleet, SystemEntropy())
+    assert len(dict.fromkeys(ids)) == 3
