@@ -14,6 +14,7 @@ from stigmergy.adapters.memory_bus import MemoryBroker
 from stigmergy.core.agent import Agent, decide, evolve, react
 from stigmergy.core.cloudevents import MSGPACK, STRUCTURED
 from stigmergy.core.effects import Effects, Events, Publish
+from stigmergy.core.errors import LinkDown
 from stigmergy.core.messages import Event
 from stigmergy.ports.bus import BusMessage
 from stigmergy.runtime import ordering
@@ -705,3 +706,82 @@ class Picky(Agent):
     @evolve
     def checked(self, event: Checked) -> None:
         self.number = event.number
+
+
+def test_an_answer_that_was_lost_with_the_link_is_given_again_and_nothing_is_done_twice() -> None:
+    """The command is durable, and the link breaks under its answer: the broker repeats the one, and we the other."""
+
+    async def scene(node: SimNode, live: Live, outsider: Outsider) -> None:
+        assert live.link is not None
+        assert node.broker is not None
+        bus, broker = live.link._bus, node.broker
+        publish, broken = bus.publish, 0
+
+        async def breaking(message: BusMessage) -> None:
+            nonlocal broken
+            if message.topic.endswith("/answers") and broken < 3:
+                broken += 1
+                broker.cut("node")
+                raise LinkDown("broke")
+            await publish(message)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(bus, "publish", breaking)
+            await outsider.send(COMMANDS, cloud("StartMission", {"mission": "M1"}, id="c-1"))
+            for _ in range(4):
+                await asyncio.sleep(1)
+                broker.restore("node")
+            await asyncio.sleep(30)
+        assert broken == 3
+        answers = outsider.events("/answers")
+        assert answers
+        assert all(answer.data == answers[0].data and answer.data["accepted"] for answer in answers)
+        assert counter(live, "accepted") == 1
+
+    play(drones, scene)
+
+
+def test_after_a_stop_nothing_is_published_and_nothing_taken_that_is_not_kept() -> None:
+    async def scene(node: SimNode, live: Live, outsider: Outsider) -> None:
+        assert live.link is not None
+        node.latency.before_s = 0.2
+        bus, said = live.link._bus, []
+        publish = bus.publish
+
+        async def counted(message: BusMessage) -> None:
+            await publish(message)
+            said.append(message.topic)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(bus, "publish", counted)
+            for number in range(100):
+                event = cloud("Measured", {"number": number}, id=str(number))
+                await outsider.bus.publish(BusMessage(INPUTS, json.dumps(event).encode()))
+            await asyncio.sleep(0.05)
+            await node.stop()
+            count = len(said)
+            await asyncio.sleep(60)
+            assert len(said) == count
+        again = await node.start()
+        await asyncio.sleep(60)
+        # What the broker heard of is kept, and it gives the rest again. Without numbers some may come twice.
+        assert again.query("Drone/1", Drone).count >= 100
+        assert {event.data["number"] for event in outsider.events("/battery")} == set(range(100))
+
+    play(drones, scene)
+
+
+def test_a_slow_disk_and_many_handlers_lose_nothing_and_keep_the_order() -> None:
+    async def scene(node: SimNode, live: Live, outsider: Outsider) -> None:
+        node.latency.before_s = 2.0
+        for number in range(1500):
+            message = numbered(number + 1, previous=str(number))
+            await outsider.bus.publish(BusMessage(BATTERY, json.dumps(message).encode()))
+        await asyncio.sleep(10)
+        await node.kill()
+        again = await node.start()
+        await asyncio.sleep(100)
+        assert heard(again) == tuple(range(1, 1501))
+        assert counter(again, "bus_gaps") == 0
+
+    play(monitors, scene)
