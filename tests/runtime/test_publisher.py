@@ -6,6 +6,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 
 from stigmergy.core.cloudevents import CloudEvent, read_event
 from stigmergy.core.codec import encode
@@ -435,5 +438,65 @@ def test_what_cannot_be_written_holds_up_nobody() -> None:
         assert rig.sent == [2]
         assert sorted(rig.settled) == [1, 2]
         assert rig.publisher.counters.unpublishable == 1
+
+    play(scene)
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("owe"), st.integers(1, 12), st.booleans()),
+            st.tuples(st.just("ack"), st.integers(1, 6), st.booleans()),
+            st.tuples(st.just("break"), st.integers(0, 6), st.booleans()),
+            st.tuples(st.just("up"), st.integers(0, 3), st.booleans()),
+        ),
+        max_size=40,
+    )
+)
+@hypothesis_settings(max_examples=150, deadline=None)
+def test_whatever_breaks_nobody_waits_for_what_never_comes(steps: list[tuple[str, int, bool]]) -> None:
+    """As a receiver behind a broker that takes in order sees it: each message follows one that has come before it."""
+
+    async def scene() -> None:
+        rig = Rig(owed_count_max=8, in_flight_per_topic_max=3, in_flight_max=5)
+        wire, count = rig.wire, 0
+        wire.by_hand = True
+        rig.publisher.start()
+        for what, number, flag in steps:
+            if what == "owe":
+                for _ in range(number):
+                    count += 1
+                    rig.owe(count, "ab"[count % 2], event=Warned(severity="high") if flag else None)
+            elif what == "up":
+                wire.is_up = True
+                rig.publisher.link(True)
+            else:
+                taken, wire.waiting[:number] = wire.waiting[:number], []
+                for message, future in taken:
+                    if what == "ack":
+                        future.set_result(None)
+                    else:  # the broker has it, and we do not know
+                        wire.taken.append(read_event(message.payload, message.content_type, message.properties))
+                        future.set_exception(LinkDown("broke"))
+                if what == "break":
+                    wire.break_all()
+                    rig.publisher.link(False)
+            await asyncio.sleep(0.01 if flag else 3)
+            assert rig.publisher.owed <= 8 + 5
+        wire.by_hand = False
+        for _, future in wire.waiting:
+            future.set_result(None)
+        wire.is_up = True
+        rig.publisher.link(True)
+        await asyncio.sleep(60)
+        assert sorted(rig.settled) == list(range(1, count + 1))
+        assert len(set(rig.sent)) + rig.publisher.counters.publish_shed >= count
+        reached: dict[str, int] = {}
+        for event in wire.taken:
+            sequence, previous, about = event.number("sequence") or 0, event.number("previous"), event.type
+            lane = "ab"[sequence % 2]
+            if sequence > reached.get(lane, 0):
+                assert previous is None or previous <= reached.get(lane, 0), (about, sequence, previous)
+                reached[lane] = sequence
 
     play(scene)
