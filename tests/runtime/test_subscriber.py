@@ -512,6 +512,10 @@ def test_plain_devices_take_part() -> None:
         assert answers == [{"id": "7", "accepted": True, "reason": None}] * 2
         orders = [message for message in outsider.heard if message.topic == "agents/drone-001/command"]
         assert [json.loads(order.payload) for order in orders] == [{"type": "StartMission", "mission": "M1"}]
+        await outsider.send("pilots/drone-001/command", {"type": "StartMission", "mission": "M2", "id": "7"})
+        answer = json.loads(next(one.payload for one in reversed(outsider.heard) if one.topic.endswith("/answer")))
+        assert (answer["id"], answer["accepted"]) == ("7", False)
+        assert "another command had the id" in answer["reason"]
 
     play(declare, scene)
 
@@ -670,8 +674,10 @@ def test_two_commands_with_the_same_id_do_not_get_the_same_answer() -> None:
     """Whoever counts its commands from 1 meets others who do: nobody may hear that something was done which was not."""
 
     async def scene(node: SimNode, live: Live, outsider: Outsider) -> None:
-        for source, mission in (("/pilot/a", "M1"), ("/pilot/b", "M2"), ("/pilot/a", "M1"), ("/pilot/b", "M1")):
+        for source, mission in (("/pilot/a", "M1"), ("/pilot/b", "M2"), ("/pilot/a", "M1")):
             await outsider.send(COMMANDS, cloud("StartMission", {"mission": mission}, id="1", source=source))
+        # The same is the same, however it is written.
+        await outsider.send(COMMANDS, cloud("StartMission@1", {"note": "again", "mission": "M1"}, id="1"))
         assert live.query("Drone/1", Drone).mission == "M1"
         answers = outsider.events("/answers")
         assert [answer.data["accepted"] for answer in answers] == [True, False, True, True]

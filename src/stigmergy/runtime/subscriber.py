@@ -34,7 +34,7 @@ from stigmergy.core.errors import (
     TooLarge,
     UnknownTag,
 )
-from stigmergy.core.inputs import Refused
+from stigmergy.core.inputs import Refused, Verdict
 from stigmergy.core.messages import Command, Event, Message, spec_of
 from stigmergy.core.plans import AgentPlan
 from stigmergy.ports.bus import Bus, BusMessage
@@ -186,7 +186,7 @@ class Subscriber:
             _check_names(event, address)
             plan = self._plan(address)
             body = self._body(event, plan, Command)
-            self._check_id(address, event.id, body)
+            self._check_id(address, event.id, plan.decode(body))
         except PeerError as error:
             # Its sender waits for an answer, and there is an id to answer to.
             self.counters.bus_refused += 1
@@ -196,9 +196,9 @@ class Subscriber:
         verdict = await self._host.intake.ask(address, body, event.id, source=_source(message.topic))
         await self._teller.answer(address, event.id, verdict)
 
-    def _check_id(self, address: str, command_id: str, body: bytes) -> None:
+    def _check_id(self, address: str, command_id: str, command: Message) -> None:
         """Another command with the same id would get the answer of the first, and never be done."""
-        once, asked = (address, command_id), blake3(body).digest(length=16)
+        once, asked = (address, command_id), blake3(encode(command)).digest(length=16)
         if self._asked.setdefault(once, asked) != asked:
             raise Malformed(f"another command had the id {command_id[:100]!r}; send this one with an id of its own")
         if len(self._asked) > ASKED_COUNT_MAX:
@@ -288,9 +288,15 @@ class Subscriber:
                 return
             to, command_id, command = read_device_command(spec, places, message.payload)
             self._plan(to)
-            self.counters.bus_commands += 1
             asked_as = command_id or self._fresh_id()
-            verdict = await self._host.intake.ask(to, command, asked_as, source=_source(message.topic))
+            try:
+                self._check_id(to, asked_as, command)
+            except PeerError as error:
+                self.counters.bus_refused += 1
+                verdict: Verdict = Refused(str(error))
+            else:
+                self.counters.bus_commands += 1
+                verdict = await self._host.intake.ask(to, command, asked_as, source=_source(message.topic))
             refused = verdict.reason if isinstance(verdict, Refused) else None
             answer = write_device_answer(spec, places, command_id, refused)
             if answer is not None:
