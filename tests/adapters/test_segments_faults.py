@@ -5,7 +5,7 @@ import pytest
 from stigmergy.sim.disk import Fault, SimFile
 from stigmergy.sim.journal_trial import open_segments, try_fault_at, try_full_disk, try_power_loss
 
-SEEDS = 100
+SEEDS = 60
 
 
 def test_power_loss_and_kill_lose_nothing_acknowledged() -> None:

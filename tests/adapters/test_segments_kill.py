@@ -9,7 +9,7 @@ from pathlib import Path
 from stigmergy.adapters.segments import inspect_journal
 from stigmergy.core.commit import digest_commit
 
-KILLS = 12
+KILLS = 8
 
 WRITER = """
 import asyncio, sys

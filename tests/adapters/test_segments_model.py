@@ -113,7 +113,7 @@ def seen(journal: Journal, after: int) -> Any:
 
 
 @given(st.lists(steps, max_size=40), st.integers(0, 1000), st.booleans(), st.integers(0, 30))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_it_does_what_the_model_does(todo: list[tuple[str, Any, Any]], seed: int, filled: bool, after: int) -> None:
     async def main() -> None:
         pair = Pair(seed, filled)
