@@ -1,7 +1,7 @@
 """The journal in segments: append-only files, filled with zeros beforehand, one frame and one sync for each group.
 
-For nodes that write much. It costs the disk less than half of what a database does, and has no checkpoints that hold up
-a commit; but no other tool reads it, and it takes its room in advance.
+For nodes that write much. It has no pages to write whole and no checkpoints that hold up a commit; but no other tool
+reads it, it takes its room in advance, and what it fills it writes twice.
 """
 
 from stigmergy.adapters.segments.frames import KEY_BYTES
