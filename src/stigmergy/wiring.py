@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from stigmergy.adapters.archive import FolderArchive, HoldsFile, NewFile, open_flight
+from stigmergy.adapters.archive import FolderArchive, HoldsFile, NewFile, open_flight, open_whole_flight
 from stigmergy.adapters.control import ControlClient, ControlServer, answers_at
 from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
 from stigmergy.adapters.keyfile import (
@@ -305,7 +305,7 @@ def find_holds(url: str) -> Holds | None:
 def inspect_journal(url: str) -> Journal:
     """Opens an existing journal of any fleet, or a flight log, for reading only."""
     if url.startswith(FLIGHT):
-        return open_flight(Path(url.removeprefix(FLIGHT)))
+        return open_whole_flight(Path(url.removeprefix(FLIGHT)))
     if url.startswith(SEGMENTS):
         return inspect_segments(url)
     if not url.startswith(SQLITE):

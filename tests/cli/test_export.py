@@ -167,3 +167,13 @@ def test_a_flight_log_has_one_form(copy: Folder) -> None:
     assert "either --flight or --format" in copy.error(
         "log", "export", "--flight", "x.flight", "--format", "parquet", code=2
     )
+
+
+def test_a_part_of_a_flight_log_is_not_taken_for_all_of_it(copy: Folder) -> None:
+    """Replay of half a log found nothing different, which is no proof of anything."""
+    whole = (copy.path / "live.flight").read_bytes()
+    for damaged in (whole[: len(whole) // 2], whole.replace(b"number-3", b"number-4"), whole + whole):
+        (copy.path / "part.flight").write_bytes(damaged)
+        for command in (("replay", "drone:fleet"), ("log", "show"), ("log", "export")):
+            said = copy.error(*command, "--journal", "flight:part.flight", code=4)
+            assert "stigmergy log verify part.flight says what is wrong" in said

@@ -153,6 +153,10 @@ class FlightFile:
         raise Bug("a flight log is never written to")
 
     async def close(self) -> None:
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Closes the file, for who has no loop."""
         self._file.close()
 
     # ------------------------------------------------------------------ reading it once
@@ -266,3 +270,13 @@ def open_flight(path: Path) -> FlightFile:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}; name the right file") from None
     return FlightFile(str(path), file)
+
+
+def open_whole_flight(path: Path) -> FlightFile:
+    """Opens a flight log to work with what it says. Raises JournalCorrupt where that would be a part of it."""
+    flight = open_flight(path)
+    if flight.flaws:
+        flight.let_go()
+        why = flight.flaws[0].what
+        raise JournalCorrupt(f"{path}: {why}; get it once more, stigmergy log verify {path} says what is wrong")
+    return flight
