@@ -1,4 +1,4 @@
-"""A few cuts in every test run, `make prove` does a thousand on each broker; and the comparison must be able to fail."""
+"""A few cuts in every test run, a thousand on each broker in `make prove`; and the comparison must be able to fail."""
 
 import pytest
 
