@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import os
 import random
 import time
@@ -137,6 +138,19 @@ async def test_what_the_vehicle_says_to_people_is_the_reason() -> None:
             await vehicle.take_off(5.0)
         with pytest.raises(DeviceRefused, match="is no place"):
             await vehicle.go_to(91.0, 0.0, 5.0)
+
+
+@pytest.mark.parametrize("height_m", [math.nan, math.inf, -5.0, 0.0, 1e39])
+async def test_a_height_that_is_none_never_leaves(height_m: float) -> None:
+    async with pair() as (vehicle, simulated):
+        await vehicle.arm()
+        before = len(simulated.heard)
+        with pytest.raises(DeviceRefused, match="is no height to climb to"):
+            await vehicle.take_off(height_m)
+        assert [one for one in simulated.heard[before:] if getattr(one, "command", None) == Order.TAKE_OFF] == []
+        if height_m not in (-5.0, 0.0):  # A place may lie below where it started.
+            with pytest.raises(DeviceRefused, match="is no place"):
+                await vehicle.go_to(0.0, 0.0, height_m)
 
 
 async def test_not_now_is_another_answer_than_never() -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from stigmergy.adapters.mavlink.vehicle import Vehicle
+from stigmergy.adapters.mavlink.vehicle import Vehicle, check_height
 from stigmergy.core.agent import Agent
 from stigmergy.core.effects import Order
 from stigmergy.core.errors import DefinitionError, DeviceRefused
@@ -150,6 +150,7 @@ def _fit_actuators(fleet: Fittable, hangar: _Hangar) -> None:
         fleet.actuator(action, tries=tries, within_s=within_s, confirm=confirm)(carry_out)
 
     async def take_off(vehicle: Vehicle, wanted: TakeOff) -> None:
+        check_height(wanted.height_m)  # Before it is armed: nothing should stand there with its motors on.
         await vehicle.arm()
         await vehicle.take_off(wanted.height_m)
 

@@ -52,6 +52,8 @@ STREAMS: tuple[tuple[type[MavMessage], float], ...] = (
 )
 """What a vehicle is asked to tell, if it does not do so anyhow, and how often in a second."""
 EARTH_M = 6_371_000.0
+HEIGHT_M_MAX = 100_000.0
+"""What flies ends long before; what is more is a mistake."""
 MODE_CUSTOM = 1
 COPTER_GUIDED = 4
 """ArduPilot takes off only in its guided mode."""
@@ -87,6 +89,12 @@ class Status(Struct, frozen=True):
     landed: Landed
     autopilot: int
     mode: int
+
+
+def check_height(height_m: float) -> None:
+    """Raises DeviceRefused for what is no height to climb to: autopilots take NaN for a height of their own choice."""
+    if not 0 < height_m <= HEIGHT_M_MAX:
+        raise DeviceRefused(f"{height_m} m is no height to climb to; give metres above the ground")
 
 
 class VehicleCounters(Struct):
@@ -211,6 +219,7 @@ class Vehicle:
 
     async def take_off(self, height_m: float) -> None:
         """Climbs to this height above where it stands; it must be armed."""
+        check_height(height_m)
         status = self.status()
         if status is not None and status.landed in (Landed.IN_AIR, Landed.TAKING_OFF):
             return
@@ -236,7 +245,7 @@ class Vehicle:
 
     async def go_to(self, latitude: float, longitude: float, height_m: float, *, speed_m_s: float = -1.0) -> None:
         """Flies to a place, at this height above where it started."""
-        if not (-90 <= latitude <= 90 and -180 <= longitude <= 180 and math.isfinite(height_m)):
+        if not (-90 <= latitude <= 90 and -180 <= longitude <= 180 and abs(height_m) <= HEIGHT_M_MAX):
             raise DeviceRefused(f"{latitude}, {longitude} at {height_m} m is no place; give degrees and metres")
         here = self._here("go anywhere")
         message = CommandInt(
