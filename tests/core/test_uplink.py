@@ -250,6 +250,16 @@ def test_a_summary_says_what_the_fields_were_like() -> None:
     assert summaries(sieve, 4, (30.0, B, Arrived())) == [], "it is told once"
 
 
+def test_a_stretch_of_less_than_a_second_has_its_own_times() -> None:
+    sieve = Sieve(UplinkRule(aggregate={"Moved": Aggregate(every="500ms")}))
+    took(sieve, 1, (1.75, A, Moved()))
+    ((_, summary),) = summaries(sieve, 2, (2.0, B, Arrived()))
+    assert (summary.start_s, summary.end_s, summary.first_s, summary.last_s) == (1.5, 2.0, 1.75, 1.75)
+    took(sieve, 3, (2.25, A, Moved()))
+    ((_, summary),) = summaries(sieve, 4, (3.0, B, Arrived()))
+    assert (summary.start_s, summary.end_s) == (2.0, 2.5)
+
+
 def test_without_fields_all_numbers_are_summed_up() -> None:
     sieve = Sieve(UplinkRule(aggregate={"Moved": Aggregate(every="1s")}))
     took(sieve, 1, (1, A, Moved(x=2, y=math.nan, name="n", fast=True)))
