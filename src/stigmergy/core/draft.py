@@ -20,7 +20,7 @@ from stigmergy.core.commit import (
     Settled,
     SnapshotNote,
 )
-from stigmergy.core.inputs import Verdict
+from stigmergy.core.inputs import ELSEWHERE, Verdict
 from stigmergy.core.messages import Message
 from stigmergy.core.outbox import Pending
 from stigmergy.core.state import ShardState
@@ -103,7 +103,8 @@ class Draft:
             return items
         used_bytes = count = 0
         for address, body in items:
-            item_bytes = len(body) + 4 * len(address) + OVERHEAD_BYTES
+            # What is for another shard leaves nothing here. Counted, it would fill one draft after the other.
+            item_bytes = 0 if body is ELSEWHERE else len(body) + 4 * len(address) + OVERHEAD_BYTES
             if used_bytes + item_bytes > room_bytes and (count or not self.empty):
                 break
             used_bytes += item_bytes

@@ -78,6 +78,8 @@ class Handling:
             agent = find(address)
             unsound = len(body) > SURELY_FLAT_BYTES and not is_sound(body)
             if agent is None or unsound or (stopped and address in stopped):
+                if body is ELSEWHERE:
+                    continue
                 self.take(draft, address, body, source, now_ns)
                 if draft.size_bytes > DRAFT_BYTES_MAX:
                     break

@@ -16,6 +16,7 @@ from stigmergy.core.uplink_messages import Batch, Inquiry, Mark, Told, read_told
 from stigmergy.ports.bus import BusMessage
 from stigmergy.runtime.declaration import Declaration
 from stigmergy.runtime.live import Live
+from stigmergy.runtime.uplink.collector import HOLE_MAX
 from stigmergy.runtime.uplink.names import Sender, sender_of, uplinks_pattern
 from stigmergy.sim.node import SimNode, World
 
@@ -278,3 +279,15 @@ def test_names_of_topics() -> None:
 def test_declarations_that_cannot_be_meant(what: str, to: str | None, said: str) -> None:
     with pytest.raises(DefinitionError, match=said):
         Declaration("ground", agents=[Twin]).collect(what, to=to)
+
+
+def test_holes_between_events_cost_neither_commits_nor_time() -> None:
+    """Some 950 bytes of them have taken 9,000 commits."""
+
+    async def scene(node: SimNode, live: Live, device: Device) -> None:
+        before = live.host.shards[0].state.position
+        await device.say(batch(0, list(range(1, 200 * HOLE_MAX, HOLE_MAX))))
+        assert len(numbers_of(live)) == 200
+        assert live.host.shards[0].state.position - before < 10
+
+    play(scene)
