@@ -16,6 +16,7 @@ from stigmergy.core.uplink_messages import Batch, Inquiry, Mark, Told, read_told
 from stigmergy.ports.bus import BusMessage
 from stigmergy.runtime.declaration import Declaration
 from stigmergy.runtime.live import Live
+from stigmergy.runtime.presence import MemberLeft
 from stigmergy.runtime.uplink.collector import HOLE_MAX
 from stigmergy.runtime.uplink.names import Sender, sender_of, uplinks_pattern
 from stigmergy.sim.node import SimNode, World
@@ -291,3 +292,33 @@ def test_holes_between_events_cost_neither_commits_nor_time() -> None:
         assert live.host.shards[0].state.position - before < 10
 
     play(scene)
+
+
+class Watcher(Agent):
+    left: int = 0
+
+    @evolve
+    def gone(self, event: MemberLeft) -> None:
+        self.left += 1
+
+
+def test_what_the_framework_says_here_nobody_says_from_afar() -> None:
+    world = World(1)
+    broker = MemoryBroker()
+    node = SimNode(world, lambda _: _watching(), name="gateway", in_memory=True, broker=broker)
+
+    async def main() -> None:
+        live = await node.start()
+        device = await Device(broker).start()
+        told = await device.say(Batch(0, 7, 1, 0, 1, [(1, "Watcher/1", encode(MemberLeft(node="gateway")))]))
+        assert told.marks[0].number == 1
+        assert live.agents() == []
+        assert live.standing().counters["collected_refused"] == 1
+
+    world.run(main())
+
+
+def _watching() -> Declaration:
+    fleet = Declaration("ground", agents=[Watcher])
+    fleet.collect("Drone/{id}", to="Watcher/{id}", fleet="delivery")
+    return fleet

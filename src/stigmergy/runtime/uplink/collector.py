@@ -19,6 +19,7 @@ from stigmergy.core.draft import OVERHEAD_BYTES
 from stigmergy.core.errors import LinkDown, NotRunning, Overloaded, PeerError, StaleEpoch, StigmergyError
 from stigmergy.core.inputs import ELSEWHERE, SequencesSkipped
 from stigmergy.core.messages import spec_of
+from stigmergy.core.uplink import OURS, Summary
 from stigmergy.core.uplink_messages import MARKS_COUNT_MAX, Batch, Inquiry, Mark, Told, read_up, write_message
 from stigmergy.ports.bus import Bus, BusMessage
 from stigmergy.runtime.host import Host
@@ -37,6 +38,7 @@ HOLE_MAX = 64
 TELL_WITHIN_S = 15.0
 """A broker that does not take an answer for so long is not waited for."""
 MISSING = "a batch before it is missing"
+SUMMARY = spec_of(Summary).name
 Key = tuple[str, int]
 
 
@@ -213,14 +215,22 @@ class Collector:
             else:
                 stretches[-1][1].extend([("", ELSEWHERE)] * (number - before - 1))
             to = self._address(address)
-            if tag_of(body).partition("@")[0] in self._commands.get(to.partition("/")[0], ()):
-                self._refuse(message, PeerError(f"{tag_of(body)[:100]} is a command; an uplink brings events only"))
+            if why := self._unwanted(to, tag_of(body).partition("@")[0]):
+                self._refuse(message, PeerError(why))
                 stretches[-1][1].append(("", ELSEWHERE))
             else:
                 stretches[-1][1].append((to, body))
                 self.counters.collected_events += 1
             before = number
         return stretches
+
+    def _unwanted(self, to: str, name: str) -> str:
+        """Why a message of this name is not taken; empty if it is."""
+        if name in self._commands.get(to.partition("/")[0], ()):
+            return f"{name[:100]} is a command; an uplink brings events only"
+        if name.startswith(OURS) and name != SUMMARY:
+            return f"{name[:100]} is said by this node's own framework alone"
+        return ""
 
     def _address(self, address: str) -> str:
         """Who gets it here: the first declaration that fits says so, else it is the same address."""
