@@ -185,12 +185,16 @@ class Inbox:
                 continue
             # The next call begins only once this one has come to its first wait: that is the order promised.
             began = asyncio.get_running_loop().create_future()
+            arrival = self._waiting.popleft()
             task = asyncio.get_running_loop().create_task(
-                self._deal_with(self._waiting.popleft(), began), name=f"handler of {self.pattern}"
+                self._deal_with(arrival, began), name=f"handler of {self.pattern}"
             )
             self._handling[task] = None
             task.add_done_callback(self._ended)
             await began
+            if not task.done():
+                # It has its place and waits for the disk. What came early behind it need not wait for that.
+                self._reoffer(arrival.message.topic)
 
     async def _wait(self) -> None:
         self._wake.clear()
