@@ -10,8 +10,8 @@ from typing import Any
 
 from blake3 import blake3
 
-from stigmergy.adapters.ed25519 import Ed25519Verifier
 from stigmergy.adapters.archive import open_flight
+from stigmergy.adapters.ed25519 import Ed25519Verifier
 from stigmergy.core.commit import digest_commit
 from stigmergy.runtime.audit.flight import FlightVerification
 from tests.formats import golden, messagepack
