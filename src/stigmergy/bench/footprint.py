@@ -8,16 +8,15 @@ host ready. The file is read once before, so that the page cache is warm; import
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from stigmergy.bench.rig import NO_SNAPSHOTS, make_host, open_file
+from stigmergy.bench.rig import NO_SNAPSHOTS, in_process, make_host, open_file
 from stigmergy.bench.throughput import run_host
 from stigmergy.bench.workload import BATCH_EVENTS, Feed, reports, roll_call
 from stigmergy.core.effects import Order
@@ -27,8 +26,7 @@ from stigmergy.runtime.settings import Settings, Snapshots
 MIB = 1024 * 1024
 STOCK_EVENTS = 100_000
 SNAPSHOT_AT_ONCE = Settings(snapshots=Snapshots(every_events=1, tail_ratio=0.0))
-TIMEOUT_S = 900.0
-T = TypeVar("T")
+MODULE = "stigmergy.bench.footprint"
 
 
 class Weight(Struct, frozen=True):
@@ -63,28 +61,22 @@ class Start(Struct, frozen=True):
 
 def weigh(folder: Path, agents: int) -> Weight:
     """What a process with so many agents weighs."""
-    return _in_process(Weight, "agents", folder / "agents.db", agents)
+    return in_process(Weight, MODULE, "agents", folder / "agents.db", agents)
 
 
 def fill(path: Path, events: int) -> Filled:
     """Writes a journal of so many events, in commits of a batch each, without a snapshot."""
-    return _in_process(Filled, "fill", path, events)
+    return in_process(Filled, MODULE, "fill", path, events)
 
 
 def snapshot(path: Path) -> Filled:
     """Adds one batch to a journal, and a snapshot behind it."""
-    return _in_process(Filled, "snapshot", path, 1)
+    return in_process(Filled, MODULE, "snapshot", path, 1)
 
 
 def recover(path: Path) -> Start:
     """Times one start."""
-    return _in_process(Start, "recover", path, 0)
-
-
-def _in_process(result: type[T], task: str, path: Path, count: int) -> T:
-    command = [sys.executable, "-m", "stigmergy.bench.footprint", task, str(path), str(count)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, timeout=TIMEOUT_S, check=True)
-    return msgspec.json.decode(done.stdout, type=result)
+    return in_process(Start, MODULE, "recover", path, 0)
 
 
 async def _agents(path: Path, count: int) -> Weight:

@@ -69,9 +69,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     make_process_ours()
     with tempfile.TemporaryDirectory(prefix="stigmergy-bench-", dir=arguments.directory) as name:
         folder = Path(name)
-        # Latency first: what the other leaves in memory would be the garbage collector's work here.
         latency = asyncio.run(measure_latency(folder, windows, sizes.window_s))
-        throughput = asyncio.run(measure_throughput(folder, windows, sizes.envelopes))
+        throughput = measure_throughput(folder, windows, sizes.envelopes)
         weight = weigh(folder, sizes.agents)
         replayed, restored = _recoveries(folder, sizes)
     return {

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from stigmergy.adapters import segments, sqlite
 from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
@@ -16,6 +20,8 @@ from stigmergy.runtime.declaration import Declaration
 from stigmergy.runtime.host import Host
 from stigmergy.runtime.settings import Settings, Snapshots
 
+T = TypeVar("T")
+TIMEOUT_S = 900.0
 FLEET = "bench"
 IDENTITY = JournalIdentity(fleet=FLEET, shards=1, incarnation=1)
 SEED = bytes(range(32))
@@ -41,3 +47,10 @@ def make_host(journal: Journal, act: Callable[[Order[Any]], None], settings: Set
     fleet.actuator(Descend)(act)
     fleet.actuator(Land)(act)
     return Host(fleet, journal, Ed25519Signer(SEED), Ed25519Verifier(), SystemClock(), settings)
+
+
+def in_process(result: type[T], module: str, *arguments: object) -> T:
+    """Runs a module with these arguments in a process of its own, and reads what it prints."""
+    command = [sys.executable, "-m", module, *(str(argument) for argument in arguments)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, timeout=TIMEOUT_S, check=True)
+    return msgspec.json.decode(done.stdout, type=result)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import statistics
+import sys
 import time
 from collections import deque
 from pathlib import Path
@@ -17,15 +18,18 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct
 
-from stigmergy.bench.rig import SHARED_LOOP, make_host, open_file, open_folder
+from stigmergy.adapters.system import make_process_ours
+from stigmergy.bench.rig import SHARED_LOOP, in_process, make_host, open_file, open_folder
 from stigmergy.bench.workload import BATCH_EVENTS, BatteryMeasured, Feed, OrderAcknowledged, Positioned, reports
 from stigmergy.core.codec import encode, open_envelope
 from stigmergy.core.effects import Order
+from stigmergy.ports.journal import Journal
 from stigmergy.runtime.host import Host
 
 ENVELOPES_IN_FLIGHT = 3
 """One on its way to the disk, one stepped, one waiting: more only cools down the caches."""
 STOCK_EVENTS = 50_000
+SQLITE, SEGMENTS = "sqlite", "segments"
 
 
 class Throughput(Struct, frozen=True):
@@ -43,7 +47,7 @@ class Throughput(Struct, frozen=True):
     nested_ratio: float
     """The host against that one."""
     segments_events_per_s: float
-    """The host on a journal in segments, in windows of the same run."""
+    """The host on a journal in segments, next to windows of the limit of its own."""
     segments_ratio: float
     segments_cpu_us_per_event: float
     actions: int
@@ -124,64 +128,61 @@ class _Counter:
         self.actions += 1
 
 
-async def measure_throughput(folder: Path, windows: int, envelopes: int) -> Throughput:
+def measure_throughput(folder: Path, windows: int, envelopes: int) -> Throughput:
+    """Measures the host on SQLite, then the host in segments, each next to its own windows of the limit.
+
+    Each in a process of its own: what one leaves behind in memory and caches would weigh on the other.
+    """
+    on_sqlite = in_process(_Measured, "stigmergy.bench.throughput", SQLITE, folder, windows, envelopes)
+    in_segments = in_process(_Measured, "stigmergy.bench.throughput", SEGMENTS, folder, windows, envelopes)
+    return Throughput(
+        events_per_s=_speed(on_sqlite.own),
+        limit_events_per_s=_speed(on_sqlite.bare),
+        ratio=statistics.median(on_sqlite.ratios),
+        ratios=on_sqlite.ratios,
+        cpu_us_per_event=_cost(on_sqlite.own),
+        limit_cpu_us_per_event=_cost(on_sqlite.bare),
+        nested_limit_events_per_s=_speed(on_sqlite.nested),
+        nested_ratio=statistics.median(
+            mine.events_per_s / other.events_per_s for mine, other in zip(on_sqlite.own, on_sqlite.nested, strict=True)
+        ),
+        segments_events_per_s=_speed(in_segments.own),
+        segments_ratio=statistics.median(in_segments.ratios),
+        segments_cpu_us_per_event=_cost(in_segments.own),
+        actions=on_sqlite.actions,
+    )
+
+
+async def _measure_on(journal: Journal, folder: Path, windows: int, envelopes: int) -> _Measured:
     """Runs host and limit in turn, so many windows of each with so many envelopes."""
     feed = Feed("ground", reports(1, STOCK_EVENTS))
-    acted, acted_on_segments = _Counter(), _Counter()
-    host = make_host(open_file(folder / "throughput.db"), acted.act, SHARED_LOOP)
-    on_segments = make_host(open_folder(folder / "throughput"), acted_on_segments.act, SHARED_LOOP)
+    acted = _Counter()
+    host = make_host(journal, acted.act, SHARED_LOOP)
     await host.start()
-    await on_segments.start()
     limit = Limit(folder / "limit.log")
     warm_up = feed.envelopes(max(10, envelopes // 10))
     await run_host(host, warm_up)
-    await run_host(on_segments, warm_up)
     limit.run(warm_up)
     limit.run_nested([nested(data) for data in warm_up])
-    own: list[_Window] = []
-    segmented: list[_Window] = []
-    bare: list[_Window] = []
-    quickest: list[_Window] = []
+    measured = _Measured()
     for _ in range(windows):
         batch = feed.envelopes(envelopes)
         nested_batch = [nested(data) for data in batch]
         clock = _Clock(envelopes * BATCH_EVENTS)
         await run_host(host, batch)
-        own.append(clock.read())
+        measured.own.append(clock.read())
         clock = _Clock(envelopes * BATCH_EVENTS)
         limit.run(batch)
-        bare.append(clock.read())
-        clock = _Clock(envelopes * BATCH_EVENTS)
-        await run_host(on_segments, batch)
-        segmented.append(clock.read())
+        measured.bare.append(clock.read())
         clock = _Clock(envelopes * BATCH_EVENTS)
         limit.run_nested(nested_batch)
-        quickest.append(clock.read())
+        measured.nested.append(clock.read())
     await host.stop()
-    await on_segments.stop()
     limit.close()
-    for done in (acted, acted_on_segments):
-        if done.actions != feed.acting:
-            raise RuntimeError(f"{feed.acting} events cause an action, {done.actions} actions were carried out")
-    ratios = [mine.events_per_s / other.events_per_s for mine, other in zip(own, bare, strict=True)]
-    return Throughput(
-        events_per_s=statistics.median(window.events_per_s for window in own),
-        limit_events_per_s=statistics.median(window.events_per_s for window in bare),
-        ratio=statistics.median(ratios),
-        ratios=ratios,
-        cpu_us_per_event=statistics.median(window.cpu_us_per_event for window in own),
-        limit_cpu_us_per_event=statistics.median(window.cpu_us_per_event for window in bare),
-        nested_limit_events_per_s=statistics.median(window.events_per_s for window in quickest),
-        nested_ratio=statistics.median(
-            mine.events_per_s / other.events_per_s for mine, other in zip(own, quickest, strict=True)
-        ),
-        segments_events_per_s=statistics.median(window.events_per_s for window in segmented),
-        segments_ratio=statistics.median(
-            mine.events_per_s / other.events_per_s for mine, other in zip(segmented, bare, strict=True)
-        ),
-        segments_cpu_us_per_event=statistics.median(window.cpu_us_per_event for window in segmented),
-        actions=acted.actions,
-    )
+    if acted.actions != feed.acting:
+        raise RuntimeError(f"{feed.acting} events cause an action, {acted.actions} actions were carried out")
+    measured.actions = acted.actions
+    return measured
 
 
 class _Window(Struct, frozen=True):
@@ -189,6 +190,28 @@ class _Window(Struct, frozen=True):
 
     events_per_s: float
     cpu_us_per_event: float
+
+
+class _Measured(Struct):
+    """The windows on one journal."""
+
+    own: list[_Window] = []
+    bare: list[_Window] = []
+    nested: list[_Window] = []
+    actions: int = 0
+
+    @property
+    def ratios(self) -> list[float]:
+        """Host against limit, window by window."""
+        return [mine.events_per_s / other.events_per_s for mine, other in zip(self.own, self.bare, strict=True)]
+
+
+def _speed(windows: list[_Window]) -> float:
+    return statistics.median(window.events_per_s for window in windows)
+
+
+def _cost(windows: list[_Window]) -> float:
+    return statistics.median(window.cpu_us_per_event for window in windows)
 
 
 class _Clock:
@@ -214,3 +237,17 @@ async def run_host(host: Host, envelopes: list[bytes]) -> None:
         waiting.append(host.intake.deliver(data))
     while waiting:
         await waiting.popleft()
+
+
+def main(arguments: list[str]) -> None:
+    """Measures on one journal and prints the windows."""
+    journal, folder, windows, envelopes = arguments
+    make_process_ours()
+    path = Path(folder) / "throughput"
+    opened: Journal = open_file(path.with_suffix(".db")) if journal == SQLITE else open_folder(path)
+    measured = asyncio.run(_measure_on(opened, Path(folder), int(windows), int(envelopes)))
+    print(msgspec.json.encode(measured).decode())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
