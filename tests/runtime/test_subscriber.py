@@ -293,6 +293,20 @@ def test_one_who_comes_late_does_not_wait_for_what_was_before() -> None:
     play(monitors, scene)
 
 
+def test_what_was_under_way_on_a_lost_link_is_waited_for_before_the_next_one_is_known_to_be_up() -> None:
+    """Found on a real broker: the session's messages came before the news of the link, and the first ones were lost."""
+
+    async def scene(node: SimNode, live: Live, outsider: Outsider) -> None:
+        assert live.link is not None
+        live.link.subscriber.ordering.link(False)
+        await outsider.send(BATTERY, numbered(16, previous="13"))
+        assert heard(live) == ()
+        await outsider.send(BATTERY, numbered(13))
+        assert heard(live) == (13, 16)
+
+    play(monitors, scene)
+
+
 def test_a_repetition_by_a_new_owner_does_not_shut_out_what_the_old_one_sent() -> None:
     async def scene(node: SimNode, live: Live, outsider: Outsider) -> None:
         await outsider.send(BATTERY, numbered(1))

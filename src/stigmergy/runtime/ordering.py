@@ -96,7 +96,7 @@ class Ordering:
         self._lossy: dict[str, None] = {}
         """Who has left a gap on this link, by its doing or ours: nobody waits for a message of theirs again."""
         self._links = 0
-        """How often the link came up; once more if it did in an earlier run."""
+        """How often the link came or went; once more if it did in an earlier run."""
         self._link_ns = host.clock.monotonic_ns()
         self.counters = OrderingCounters()
 
@@ -108,10 +108,13 @@ class Ordering:
             self._host.intake.put_inside(0, SequencesSkipped(BUS_SOURCES, 0, 0, 1, ""))
 
     def link(self, up: bool) -> None:
-        """The link came or went: what was under way on the last one may come again, and late."""
+        """The link came or went: what was under way on the last one may come again, and late.
+
+        To lose it counts as well: what a session has kept may come on the next link before we hear that it is up.
+        """
+        self._links += 1
+        self._link_ns = self._host.clock.monotonic_ns()
         if up:
-            self._links += 1
-            self._link_ns = self._host.clock.monotonic_ns()
             self._lossy.clear()
             self._gaps.clear()
 
