@@ -21,6 +21,7 @@ from blake3 import blake3
 from msgspec import Struct
 
 from stigmergy.adapters.filing.files import Claim
+from stigmergy.adapters.filing.identity import check_identity, check_incarnation, check_mark, own_mark
 from stigmergy.adapters.filing.mark import MARK_BYTES, Mark, decode_mark, encode_mark
 from stigmergy.adapters.segments.errors import RESTORE, opening_error
 from stigmergy.adapters.segments.folder import Folder, OpenFile, OsFolder
@@ -50,7 +51,6 @@ SCHEME = "segments:"
 SEGMENT_BYTES = 16 << 20
 SEGMENT_BYTES_MIN = 1 << 12
 SHARDS_MAX = 1 << 22
-INCARNATION_MAX = (1 << 63) - 1
 IDENTITY = "identity"
 MARK = "mark"
 _IDENTITY_KEY = blake3(b"stigmergy 2026 identity of a journal in segments").digest()
@@ -102,7 +102,7 @@ def inspect_journal(url: str, *, folder: Folder | None = None) -> SegmentJournal
 
 def renew_incarnation(url: str, incarnation: int, *, folder: Folder | None = None) -> None:
     """Makes a restored copy a journal of its own. Peers then do not mistake it for the original, which knew more."""
-    _check_incarnation(incarnation)
+    check_incarnation(incarnation)
     opened = _Opening(url, folder, read_only=False, heed_mark=False).run(None, None)
     try:
         renewed = JournalIdentity(opened.identity.fleet, opened.identity.shards, incarnation)
@@ -145,7 +145,7 @@ class _Opening:
                 self._make(wanted, key, decode_mark(claim.read()))
             identity, stored_key = self._read_identity()
             if wanted is not None:
-                _check_same(identity, wanted, folder.path)
+                check_identity(identity, wanted, folder.path)
             opened = Opened(
                 folder=folder,
                 identity=identity,
@@ -161,10 +161,10 @@ class _Opening:
             )
             self._read_segments(opened)
             mark = decode_mark(claim.read()) if self._heed_mark else None
-            _check_mark(opened, mark)
+            check_mark(opened.heads, identity, mark, folder.path)
             # Until the copy has its own incarnation, the mark still speaks of what the original knew.
             if not self._read_only and self._heed_mark:
-                claim.write(encode_mark(_own_mark(identity, mark)))
+                claim.write(encode_mark(own_mark(identity, mark)))
             undo.pop_all()
             return opened
 
@@ -204,7 +204,7 @@ class _Opening:
             ) from None
 
     def _make(self, identity: JournalIdentity, key: bytes | None, mark: Mark | None) -> None:
-        _check_incarnation(identity.incarnation)
+        check_incarnation(identity.incarnation)
         if not 1 <= identity.shards <= SHARDS_MAX:
             raise ConfigError(f"{self._folder.path}: {identity.shards} shards; possible are 1 to {SHARDS_MAX}")
         if mark is not None and mark.position > 0:
@@ -344,42 +344,9 @@ def _write_identity(folder: Folder, identity: JournalIdentity, key: bytes) -> No
     folder.replace(fresh, IDENTITY)
 
 
-def _check_same(found: JournalIdentity, wanted: JournalIdentity, path: str) -> None:
-    if found.fleet != wanted.fleet:
-        raise JournalForeign(f"{path}: belongs to fleet {found.fleet!r}, not to {wanted.fleet!r}; name the right one")
-    if found.shards != wanted.shards:
-        raise JournalForeign(
-            f"{path}: made for {found.shards} shards, not for {wanted.shards}; the number of shards is fixed for good"
-        )
-
-
 def _check_shards(opened: Opened) -> None:
     for shard in opened.heads:
         if shard >= opened.identity.shards:
             raise JournalCorrupt(
                 f"{opened.folder.path}: commits of shard {shard}, but there are {opened.identity.shards} shards"
             )
-
-
-def _check_mark(opened: Opened, mark: Mark | None) -> None:
-    if mark is None or mark.position == 0 or mark.incarnation != opened.identity.incarnation:
-        return
-    head = opened.heads.get(mark.shard)
-    found = head.position if head else 0
-    if found < mark.position:
-        raise JournalCorrupt(
-            f"{opened.folder.path}: shard {mark.shard} was acknowledged up to {mark.position}, found {found}; "
-            f"{RESTORE}, or, if this is a restored copy, give it an incarnation of its own"
-        )
-
-
-def _own_mark(identity: JournalIdentity, mark: Mark | None) -> Mark:
-    """The mark from now on: what it said, if it spoke of this incarnation, and our process."""
-    if mark is not None and mark.incarnation == identity.incarnation:
-        return Mark(identity.incarnation, mark.shard, mark.position, os.getpid())
-    return Mark(identity.incarnation, 0, 0, os.getpid())
-
-
-def _check_incarnation(incarnation: int) -> None:
-    if not 0 <= incarnation <= INCARNATION_MAX:
-        raise ConfigError(f"incarnation {incarnation}; possible are 0 to {INCARNATION_MAX}")

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 import apsw
 
 from stigmergy.adapters.filing.files import Claim, Files, OsFiles
+from stigmergy.adapters.filing.identity import check_identity, check_incarnation, own_mark
 from stigmergy.adapters.filing.mark import MARK_BYTES, Mark, decode_mark, encode_mark, mark_path
 from stigmergy.adapters.sqlite import schema
 from stigmergy.adapters.sqlite.errors import RESTORE, opening_error
@@ -61,7 +62,7 @@ def inspect_journal(url: str, *, vfs: str | None = None, files: Files | None = N
 
 def renew_incarnation(url: str, incarnation: int, *, vfs: str | None = None, files: Files | None = None) -> None:
     """Makes a restored copy a journal of its own. Peers then do not mistake it for the original, which knew more."""
-    _check_incarnation(incarnation)
+    check_incarnation(incarnation)
     opened = _Opening(url, vfs, files, heed_mark=False).run(None)
     try:
         renewed = JournalIdentity(opened.identity.fleet, opened.identity.shards, incarnation)
@@ -158,7 +159,7 @@ class _Opening:
                 self._files.remove(self._path + "-wal")
 
     def _make(self, identity: JournalIdentity, mark: Mark | None) -> None:
-        _check_incarnation(identity.incarnation)
+        check_incarnation(identity.incarnation)
         if not 1 <= identity.shards <= schema.SHARDS_MAX:
             raise ConfigError(f"{self._path}: {identity.shards} shards; possible are 1 to {schema.SHARDS_MAX}")
         if (mark is not None and mark.position > 0) or self._files.size(self._path + "-wal"):
@@ -212,7 +213,7 @@ class _Opening:
         rows = connection.execute("SELECT * FROM identity").fetchall()
         identity = schema.read_identity(rows, self._path)
         if wanted is not None:
-            schema.check_identity(identity, wanted, self._path)
+            check_identity(identity, wanted, self._path)
         frames, _ = connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
         wal = self._check_wal(frames)
         self._check_length(connection, wal, frames)
@@ -221,7 +222,7 @@ class _Opening:
         if not self._read_only and frames:
             self._files.rewrite(self._path + "-wal", HEADER_BYTES + frames * wal.frame_bytes)
         if not self._read_only:
-            claim.write(encode_mark(_own_mark(identity, mark)))
+            claim.write(encode_mark(own_mark(identity, mark)))
         return Opened(
             path=self._path,
             identity=identity,
@@ -252,15 +253,3 @@ class _Opening:
         present = (self._files.size(self._path) or 0) // page_bytes
         if present < pages and not wal.pages(frames).issuperset(range(present + 1, pages + 1)):
             raise JournalCorrupt(f"{self._path}: cut off, {present} of {pages} pages are there; {RESTORE}")
-
-
-def _own_mark(identity: JournalIdentity, mark: Mark | None) -> Mark:
-    """The mark from now on: what it said, if it spoke of this incarnation, and our process."""
-    if mark is not None and mark.incarnation == identity.incarnation:
-        return Mark(identity.incarnation, mark.shard, mark.position, os.getpid())
-    return Mark(identity.incarnation, 0, 0, os.getpid())
-
-
-def _check_incarnation(incarnation: int) -> None:
-    if not 0 <= incarnation <= schema.INCARNATION_MAX:
-        raise ConfigError(f"incarnation {incarnation}; possible are 0 to {schema.INCARNATION_MAX}")

@@ -27,7 +27,6 @@ APPLICATION_ID = 0x5354474D
 FORMAT = 1
 POSITION_BITS = 40
 SHARDS_MAX = 1 << 22
-INCARNATION_MAX = (1 << 63) - 1
 
 DATABASE_HEADER_BYTES = 100
 _MAGIC = b"SQLite format 3\x00"
@@ -104,16 +103,6 @@ def check_database_header(data: bytes, path: str) -> None:
     if version != FORMAT:
         raise JournalForeign(
             f"{path}: journal format {version}, this version reads {FORMAT}; use the version that wrote it"
-        )
-
-
-def check_identity(found: JournalIdentity, wanted: JournalIdentity, path: str) -> None:
-    """Refuses the journal of another fleet."""
-    if found.fleet != wanted.fleet:
-        raise JournalForeign(f"{path}: belongs to fleet {found.fleet!r}, not to {wanted.fleet!r}; name the right file")
-    if found.shards != wanted.shards:
-        raise JournalForeign(
-            f"{path}: made for {found.shards} shards, not for {wanted.shards}; the number of shards is fixed for good"
         )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import apsw
 
+from stigmergy.adapters.filing.identity import check_mark
 from stigmergy.adapters.filing.mark import Mark
 from stigmergy.adapters.sqlite import schema
 from stigmergy.adapters.sqlite.errors import RESTORE
@@ -38,7 +39,7 @@ def read_shards(
     }
     for shard in sorted(notes.keys() | heads.keys()):
         _check_note(connection, notes.get(shard), heads.get(shard), firsts.get(shard, 1), shard, path)
-    _check_mark(heads, identity, mark, path)
+    check_mark(heads, identity, mark, path)
     return heads, firsts
 
 
@@ -76,15 +77,3 @@ def _check_note(
         rows = connection.execute(_DIGEST_AT, (schema.commit_id(shard, note.head),)).fetchall()
         if rows != [(note.digest,)]:
             raise JournalCorrupt(f"{path}: shard {shard}: commit {note.head} is not the one that was noted; {RESTORE}")
-
-
-def _check_mark(heads: dict[int, Head], identity: JournalIdentity, mark: Mark | None, path: str) -> None:
-    if mark is None or mark.position == 0 or mark.incarnation != identity.incarnation:
-        return
-    head = heads.get(mark.shard)
-    found = head.position if head else 0
-    if found < mark.position:
-        raise JournalCorrupt(
-            f"{path}: shard {mark.shard} was acknowledged up to {mark.position}, found {found}; {RESTORE}, "
-            "or, if this is a restored copy, give it an incarnation of its own"
-        )
