@@ -1,0 +1,202 @@
+"""Tables: the rows of one kind of compiled agents in one shard. What the core asks of an engine; `compiled` is one.
+
+An engine reads an agent class once (`Engine`) and makes a table for each shard. A table has two versions of its rows:
+*ahead*, which steps change, and *durable*, which follows when a commit is on disk; queries see the durable ones.
+Nothing here does I/O, and given the same calls a table always ends with the same bytes.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from stigmergy.core.columns import Layout, Templates
+from stigmergy.core.messages import Effect, Message
+
+Say = Callable[[str], None]
+"""Told in a sentence what takes long: a cold start says what it is doing."""
+
+
+class Halt(enum.IntEnum):
+    """Why a stretch ended where it did."""
+
+    END = 0
+    """All records were taken."""
+    FULL = 1
+    """There was no room for what the next record might cause."""
+    UNKNOWN_AGENT = 2
+    UNKNOWN_FORM = 3
+    """No form, or a command: those are sent one by one."""
+    STOPPED = 4
+    """Its agent is stopped by its supervision."""
+    BAD_VALUE = 5
+    """A value that the message does not allow: outside of its bounds, no member of its enum, a spare byte in use."""
+    FAULT = 6
+    """A handler failed; the agent is as it was before."""
+    REFUSED = 7
+    """A command was refused; only where it was sent alone."""
+
+
+class Stretch(Struct, frozen=True):
+    """What a step has made of consecutive records. The record that halted it is not among those taken."""
+
+    taken: int
+    records: bytes
+    """The events that are kept; they need not be those that came."""
+    count: int
+    actions: bytes = b""
+    """Actions for batched hands; their causes count `records`."""
+    actions_count: int = 0
+    others: list[tuple[int, int, Effect]] = []
+    """All other effects in their order: the place of the event behind it in `records` (-1: it is not kept), the agent,
+    the effect."""
+    halt: Halt = Halt.END
+    error: Exception | None = None
+    """With BAD_VALUE and FAULT what to report; with REFUSED a Rejection."""
+
+
+class Table(Protocol):
+    """The rows of one kind in one shard.
+
+    Order: records are taken in order; what one input causes is all there or not at all.
+    Numbers: an agent's number is its place in the order of enrolment, dense from 0, never used again.
+    """
+
+    @property
+    def layout(self) -> Layout:
+        """How records and rows lie in bytes."""
+        ...
+
+    @property
+    def layout_digest(self) -> bytes:
+        """The digest of the layout, at hand."""
+        ...
+
+    @property
+    def templates(self) -> Templates:
+        """What actions can be made."""
+        ...
+
+    @property
+    def templates_digest(self) -> bytes:
+        """The digest of the templates, at hand."""
+        ...
+
+    @property
+    def wait_ns(self) -> int:
+        """How long the most urgent event of this kind may wait for the disk."""
+        ...
+
+    # ---- who is there
+
+    def __len__(self) -> int:
+        """How many agents are enrolled."""
+        ...
+
+    def find(self, name: str) -> int:
+        """The number of an agent; -1 if it is not enrolled."""
+        ...
+
+    def name(self, agent: int) -> str:
+        """The id of an agent."""
+        ...
+
+    @property
+    def generation(self) -> int:
+        """How many enrolments there were."""
+        ...
+
+    def check_of(self, generation: int) -> tuple[int, bytes] | None:
+        """Of an enrolment, how many agents there were then, and 8 bytes that stand for all their names; None for one
+        that has not been yet. Generation 0 has no agents."""
+        ...
+
+    def enroll(self, names: Sequence[str]) -> None:
+        """Adds agents, in their first state, as one enrolment. The caller has made sure that none is there."""
+        ...
+
+    def stop(self, agent: int, stopped: bool) -> None:
+        """From now on this agent's records halt a stretch, or no longer."""
+        ...
+
+    # ---- stepping
+
+    def batch(self, tags: Sequence[str]) -> None:
+        """Actions with these tags go into `Stretch.actions`; before this call none do."""
+        ...
+
+    def step(
+        self,
+        records: bytes | memoryview,
+        start: int,
+        known: int,
+        room_bytes: int,
+        now_ns: int,
+        *,
+        newcomer: bool = False,
+    ) -> Stretch:
+        """Takes records from number `start` on, until the end, one that cannot be taken, or until what it has made
+        takes `room_bytes`; a record alone always finds room. Agents are known up to number `known` (exclusive).
+
+        With `newcomer` the one record may be for the agent that would be enrolled next: its row is kept only if the
+        step succeeds, and the caller enrols it at once. A command is taken only where `records` is one record.
+        """
+        ...
+
+    def record_of(self, agent: int, message: Message) -> bytes:
+        """A message as a record. Raises Malformed for what has no place in one."""
+        ...
+
+    # ---- following
+
+    def fold(self, records: bytes, layout: Layout, now_ns: int) -> None:
+        """Folds kept events into the rows ahead, while replaying: `evolve` alone. `layout` is that of the records,
+        which may be an older one. Raises FoldMismatch for what today's code cannot fold."""
+        ...
+
+    def follow(self, records: bytes, now_ns: int) -> None:
+        """Folds kept events, of a commit that has become durable, into the durable rows."""
+        ...
+
+    def catch_up(self) -> None:
+        """The durable rows become what those ahead are: after a replay."""
+        ...
+
+    def agent(self, number: int, *, ahead: bool = False) -> Any:
+        """An agent as an object of its class, from the durable rows, or from those ahead."""
+        ...
+
+    # ---- snapshots: of the rows ahead
+
+    def begin_snapshot(self, *, full: bool) -> Iterator[bytes]:
+        """Fixes the rows as they are now, and gives them out in compressed parts. A full one has names and all rows;
+        another the names and rows that are new or changed since the last one was begun."""
+        ...
+
+    def load(self, part: bytes, layout: Layout) -> None:
+        """Takes over one part. `layout` is the one it was written with. Raises FoldMismatch or JournalCorrupt."""
+        ...
+
+    def digest(self) -> bytes:
+        """Stands for the names and the rows ahead: equal states have equal digests, whatever way they were reached."""
+        ...
+
+
+class Engine(Protocol):
+    """An agent class made ready to run as a table."""
+
+    @property
+    def layout(self) -> Layout:
+        """How records and rows lie in bytes; known without compiling."""
+        ...
+
+    def prepare(self, say: Say) -> None:
+        """Compiles, or loads what was compiled before. May take seconds, the first time; tables need it."""
+        ...
+
+    def table(self) -> Table:
+        """A new table without agents."""
+        ...
