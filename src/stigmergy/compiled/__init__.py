@@ -1,1 +1,1 @@
-"""Agents compiled from their own source into loops over columns. Needs the extra `compiled`; imported only where used."""
+"""Agents compiled from their own source into loops over columns. Needs the extra `compiled`; imported where used."""

@@ -1,6 +1,6 @@
 """A program: what reading an agent class has produced, and what the code made of it looks like. No numpy, no numba.
 
-`reading` turns a class into a `Program` or refuses it, naming the line; `building` turns a program's source into machine
+`reading` turns a class into a `Program` or refuses it, naming the line; `building` turns its source into machine
 code, cached on disk; `table` runs it. The source is a Python module, written to be compiled by numba and readable by
 people, with two functions over flat arrays of bytes.
 
