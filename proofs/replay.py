@@ -53,7 +53,8 @@ from stigmergy.core.inputs import (
 from stigmergy.core.messages import SECOND_NS, Message, spec_of
 from stigmergy.core.outbox import Pending
 from stigmergy.core.replay import apply
-from stigmergy.core.shard import Ready, Shard
+from stigmergy.core.ready import Ready
+from stigmergy.core.shard import Shard
 from stigmergy.core.snapshot import (
     SnapshotTaking,
     digest_of_parts,

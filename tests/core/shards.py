@@ -12,8 +12,9 @@ from stigmergy.core.codec import encode
 from stigmergy.core.commit import Commit, digest_commit, open_commit
 from stigmergy.core.inputs import Ask, Delivery, Input
 from stigmergy.core.messages import SECOND_NS, Message
+from stigmergy.core.ready import Ready, Stepped
 from stigmergy.core.replay import apply
-from stigmergy.core.shard import Ready, Shard, Stepped
+from stigmergy.core.shard import Shard
 from stigmergy.core.snapshot import digest_of_state
 from stigmergy.core.state import Limits, ShardState, plan_agents
 from stigmergy.core.supervision import FRAMEWORK_EVENTS

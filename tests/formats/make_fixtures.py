@@ -35,7 +35,8 @@ from stigmergy.core.inputs import (
     TimerDue,
 )
 from stigmergy.core.messages import SECOND_NS, Message, spec_of
-from stigmergy.core.shard import Ready, Shard
+from stigmergy.core.ready import Ready
+from stigmergy.core.shard import Shard
 from stigmergy.core.snapshot import Header, SnapshotTaking, digest_of_parts, digest_of_state
 from stigmergy.core.state import ShardState, plan_agents, shard_of
 from stigmergy.ports.journal import Journal, SnapshotPart

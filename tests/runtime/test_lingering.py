@@ -9,7 +9,8 @@ import pytest
 from stigmergy.core.agent import Agent, decide, evolve
 from stigmergy.core.effects import Events
 from stigmergy.core.messages import Command, Event
-from stigmergy.core.shard import Shard, Stepped
+from stigmergy.core.ready import Stepped
+from stigmergy.core.shard import Shard
 from stigmergy.runtime.committer import LINGER_NS
 from stigmergy.runtime.declaration import Declaration
 from stigmergy.sim.node import SimNode, World

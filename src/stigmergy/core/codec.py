@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from stigmergy.core.errors import Malformed, TooLarge, UnknownTag
 from stigmergy.core.messages import Message
@@ -41,6 +41,16 @@ UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 encode = _encoder.encode
 """The bytes of a message or struct."""
+
+
+def without_empty_end(value: Struct, fields_min: int) -> tuple[Any, ...]:
+    """A struct that is written as an array, without empty fields at its end: those that came later than the first so
+    many. So what does not use them has the bytes that it always had."""
+    fields = structs.astuple(value)
+    count = len(fields)
+    while count > fields_min and not fields[count - 1]:
+        count -= 1
+    return fields[:count]
 
 
 class _Tagged(Struct):

@@ -148,11 +148,13 @@ class ColumnRun(Struct, array_like=True, frozen=True):
     """The digest of the layout that the records have."""
     time_ns: int
     source: str
+    count: int
     records: bytes
     templates: bytes = b""
     """The digest of the templates of the actions; empty without any."""
     first: int = 0
-    """The sequence of the first action, of the sink of this kind."""
+    """The sequence of the first action, of all that this kind has asked batched hands for."""
+    actions_count: int = 0
     actions: bytes = b""
     """Their causes count the records of this run."""
 
@@ -166,6 +168,8 @@ class Directory:
     def __init__(self) -> None:
         self.layouts: dict[bytes, Layout] = {}
         self.templates: dict[bytes, Templates] = {}
+        self.names: dict[str, list[str]] = {}
+        """Of kinds that no table here knows the names of."""
 
     def declare(self, layout: bytes, templates: bytes) -> None:
         """Takes in what `ColumnsDeclared` says. Raises JournalCorrupt for what does not decode."""
@@ -191,6 +195,13 @@ class Directory:
             if templates:
                 made = read_templates(templates)
                 self.templates[made.digest()] = made
+
+    def templates_of(self, digest: bytes) -> Templates:
+        """The templates with this digest."""
+        templates = self.templates.get(digest)
+        if templates is None:
+            raise JournalCorrupt("actions of templates that the log does not declare; restore from a copy")
+        return templates
 
     def layout_of(self, run: ColumnRun) -> Layout:
         """The layout of a run's records."""
@@ -263,12 +274,12 @@ def read_templates(body: bytes) -> Templates:
     return templates
 
 
-def count_records(run: ColumnRun, layout: Layout) -> int:
-    """How many records a run has. Raises JournalCorrupt if they do not come out even."""
-    count, rest = divmod(len(run.records), layout.record_bytes)
-    if rest:
-        raise JournalCorrupt(f"{len(run.records)} bytes of records, each of {layout.record_bytes}; restore from a copy")
-    return count
+def check_run(run: ColumnRun, layout: Layout) -> None:
+    """Raises JournalCorrupt unless a run has as many records as it says, all of them whole."""
+    if len(run.records) != run.count * layout.record_bytes:
+        raise JournalCorrupt(
+            f"{len(run.records)} bytes for {run.count} records of {layout.record_bytes}; restore from a copy"
+        )
 
 
 def read_records(records: bytes, layout: Layout) -> Iterator[Record]:

@@ -15,10 +15,13 @@ import msgspec
 from blake3 import blake3
 from msgspec import Struct
 
-from stigmergy.core.codec import UNDECODABLE
+from stigmergy.core.codec import UNDECODABLE, without_empty_end
+from stigmergy.core.columns import ColumnRun
 from stigmergy.core.errors import JournalCorrupt, JournalForeign
 
 COMMIT_FORMAT = 1
+COLUMNS_FORMAT = 2
+"""Of a commit with events or confirmations of compiled agents, which no reader may pass over."""
 COMMIT_BYTES_MAX = 512 * 1024
 GENESIS = bytes(32)
 """What the first commit of a shard cites as the one before it where no fleet is given: in tests."""
@@ -114,6 +117,15 @@ class Commit(Struct, array_like=True, frozen=True):
     snapshots: list[SnapshotNote] = []
     incarnation: int = 0
     """Of the journal, when the commit was made: effects keep their ids also after a restore from a copy."""
+    columns: list[ColumnRun] = []
+    """Events of compiled agents, and the actions they caused. They are folded behind `events`."""
+    confirmed: list[tuple[str, int]] = []
+    """Per kind of compiled agents up to which sequence its actions are carried out or given up."""
+
+    @property
+    def events_count(self) -> int:
+        """How many events it keeps, in all."""
+        return len(self.events) + sum(run.count for run in self.columns)
 
 
 class Sealed(Struct, frozen=True):
@@ -153,6 +165,7 @@ class Group(Struct, frozen=True):
     signature: Signature
 
 
+_FIELDS_MIN = Commit.__struct_fields__.index("columns")
 _encoder = msgspec.msgpack.Encoder()
 _commit_decoder = msgspec.msgpack.Decoder(Commit)
 
@@ -169,13 +182,13 @@ def digest_commit(body: bytes) -> bytes:
 
 def seal(commit: Commit) -> Sealed:
     """Fixes a commit as bytes. From here on nothing about it changes."""
-    body = _encoder.encode(commit)
+    body = _encoder.encode(without_empty_end(commit, _FIELDS_MIN))
     return Sealed(
         shard=commit.shard,
         position=commit.position,
         epoch=commit.epoch,
         time_ns=commit.runs[-1].time_ns,
-        events=len(commit.events),
+        events=commit.events_count,
         digest=digest_commit(body),
         body=body,
     )
@@ -187,10 +200,11 @@ def open_commit(body: bytes) -> Commit:
         commit = _commit_decoder.decode(body)
     except UNDECODABLE as error:
         raise JournalCorrupt(f"a commit of {len(body)} bytes does not decode ({error}); restore from a copy") from None
-    if commit.format != COMMIT_FORMAT or commit.hash_algorithm != HashAlgorithm.BLAKE3_256:
+    if commit.format not in (COMMIT_FORMAT, COLUMNS_FORMAT) or commit.hash_algorithm != HashAlgorithm.BLAKE3_256:
         raise JournalForeign(
             f"shard {commit.shard}, position {commit.position}: commit format {commit.format} with hash algorithm "
-            f"{commit.hash_algorithm}; this version reads format {COMMIT_FORMAT} with {HashAlgorithm.BLAKE3_256}: "
+            f"{commit.hash_algorithm}; this version reads formats {COMMIT_FORMAT} and {COLUMNS_FORMAT} with "
+            f"{HashAlgorithm.BLAKE3_256}: "
             "use the version that wrote it, or a later one"
         )
     if not commit.runs or any(run.events < 0 for run in commit.runs):

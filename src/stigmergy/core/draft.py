@@ -8,8 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec import structs
+
+from stigmergy.core.blocks import Block
 from stigmergy.core.codec import SOURCE_CHARS_MAX, printable
+from stigmergy.core.columns import ColumnRun
 from stigmergy.core.commit import (
+    COLUMNS_FORMAT,
     COMMIT_FORMAT,
     Answer,
     Commit,
@@ -34,8 +39,18 @@ The room up to COMMIT_BYTES_MAX is what one input can need at worst: a window cl
 command causes all that it may (80 KiB) or fails (84 KiB with the reactions to that) and its agent is stopped (17 KiB),
 then it is answered (68 KiB).
 """
+COLUMNS_BYTES_MAX = 432 * 1024
+"""The same for column deliveries. One more record needs little: a few kilobytes if it fails and stops its agent, and no
+more than 64 KiB for the ordinary effects of a few records, which are counted after each."""
+JOINED_BYTES_MAX = 16 * 1024
+"""Runs of more bytes are not joined: to copy them costs more than a new one."""
 OVERHEAD_BYTES = 64
 """Counted for each entry of a commit beside its texts and bodies: numbers and the framing."""
+
+
+def _alike(last: ColumnRun, run: ColumnRun) -> bool:
+    same = (last.kind, last.layout, last.time_ns, last.source) == (run.kind, run.layout, run.time_ns, run.source)
+    return same and len(last.records) + len(run.records) <= JOINED_BYTES_MAX
 
 
 class Draft:
@@ -50,6 +65,11 @@ class Draft:
         self.settled: dict[str, list[int]] = {}
         self.fired: list[tuple[str, str, int]] = []
         self.snapshots: list[SnapshotNote] = []
+        self.columns: list[ColumnRun] = []
+        self.columns_count = 0
+        """How many events are in them."""
+        self.confirmed: dict[str, int] = {}
+        self.blocks: list[Block] = []
         self.pending: list[Pending] = []
         self.timers: list[tuple[Timer, int]] = []
         self.verdicts: list[tuple[str, str, Verdict]] = []
@@ -69,7 +89,15 @@ class Draft:
     def empty(self) -> bool:
         """Whether sealing would write nothing."""
         return not (
-            self.events or self.answers or self.owed or self.marks or self.settled or self.fired or self.snapshots
+            self.events
+            or self.columns
+            or self.answers
+            or self.owed
+            or self.marks
+            or self.settled
+            or self.confirmed
+            or self.fired
+            or self.snapshots
         )
 
     def begin_run(self, time_ns: int, source: str) -> None:
@@ -124,6 +152,24 @@ class Draft:
         self.grow(sink, bodies_bytes=9 * len(sequences))
         self.settled.setdefault(sink, []).extend(sequences)
 
+    def add_run(self, run: ColumnRun) -> None:
+        """Events of compiled agents. Single ones of one source at one time share a run."""
+        last = self.columns[-1] if self.columns else None
+        if last is not None and run.actions_count == 0 and _alike(last, run):
+            joined = structs.replace(last, count=last.count + run.count, records=last.records + run.records)
+            self.columns[-1] = joined
+        else:
+            self.columns.append(run)
+            self.grow(run.kind, run.source)
+        self.columns_count += run.count
+        self.size_bytes += len(run.records) + len(run.actions)
+
+    def confirm(self, kind: str, upto: int) -> None:
+        """Batched actions of this kind are over, up to there."""
+        if kind not in self.confirmed:
+            self.grow(kind)
+        self.confirmed[kind] = upto
+
     def fire(self, agent: str, name: str) -> None:
         """A timer went off, after the effects that are owed so far."""
         self.grow(agent, name)
@@ -162,7 +208,7 @@ class Draft:
             owed = [Owed(o.agent, o.sink, o.sequence, o.cause if o.cause < 0 else place[o.cause], o.body) for o in owed]
             answers = [Answer(a.agent, a.command_id, a.command, a.refused, place[a.at], a.time_ns) for a in answers]
         return Commit(
-            format=COMMIT_FORMAT,
+            format=COLUMNS_FORMAT if self.columns or self.confirmed else COMMIT_FORMAT,
             hash_algorithm=HashAlgorithm.BLAKE3_256,
             shard=state.shard,
             position=self.position,
@@ -177,6 +223,8 @@ class Draft:
             fired=self.fired,
             snapshots=self.snapshots,
             incarnation=state.incarnation,
+            columns=self.columns,
+            confirmed=list(self.confirmed.items()),
         )
 
     def _kept_between(self, start: int, end: int) -> int:

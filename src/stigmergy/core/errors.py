@@ -9,7 +9,8 @@ StigmergyError
 │   ├── UnknownKind        an agent kind this fleet does not have
 │   ├── TooLarge           over a stated limit
 │   ├── SequenceGap        a source skipped numbers and the wait for them is over
-│   └── StaleEpoch         an owner that has been replaced still speaks
+│   ├── StaleEpoch         an owner that has been replaced still speaks
+│   └── StaleMapping       records made for another layout, or for agents' numbers that are not ours
 ├── Overloaded             a bounded queue is full: slow down and try again
 ├── NotRunning             the node is stopping or stopped: nothing was taken
 ├── LinkDown               the link to a broker is down: try again when it is up
@@ -75,6 +76,10 @@ class SequenceGap(PeerError):
 
 class StaleEpoch(PeerError):
     """The sender has been replaced by a newer owner."""
+
+
+class StaleMapping(PeerError):
+    """Records of a layout or a roster that is not ours: taken, they would change other agents. Ask for both anew."""
 
 
 class Overloaded(StigmergyError):

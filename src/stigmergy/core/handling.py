@@ -24,6 +24,7 @@ from stigmergy.core.codec import (
     keepable,
     printable,
 )
+from stigmergy.core.columnar import Columnar
 from stigmergy.core.commit import Answer
 from stigmergy.core.counters import Counters
 from stigmergy.core.draft import DRAFT_BYTES_MAX, OVERHEAD_BYTES, Draft
@@ -56,6 +57,7 @@ class Handling:
         self._state = state
         self._shards = shards
         self.counters = Counters()
+        self.columnar = Columnar(state, shards, self)
 
     def take_items(self, draft: Draft, items: list[tuple[str, bytes]], source: str, now_ns: int) -> int:
         """Takes messages of one source in order; returns how many, fewer than given only when the draft is full.
@@ -114,7 +116,7 @@ class Handling:
                 agents[address] = before
                 if not isinstance(error, Exception):
                     raise
-                self._fail(draft, address, body, source, error, now_ns, reached=True)
+                self.fail(draft, address, body, source, error, now_ns, reached=True)
                 if draft.size_bytes > DRAFT_BYTES_MAX:
                     break
                 continue
@@ -145,19 +147,23 @@ class Handling:
                 self.take_command(draft, address, body, "", now_ns)
                 return
             self._admit(draft, address, agent_plan, now_ns)
+            record = self._record_of(address, agent_plan, message)
         except (PeerError, Overloaded) as error:
-            self._fail(draft, address, body, source, error, now_ns)
+            self.fail(draft, address, body, source, error, now_ns)
             return
         try:
-            self._run(draft, address, agent_plan, message, body, now_ns)
+            if record is None:
+                self._run(draft, address, agent_plan, message, body, now_ns)
+            else:
+                self.columnar.run(draft, address, record, source, now_ns)
             # Only what an agent could make something of is fresh: a gauge whose every reading fails is a silent one.
             if agent_plan.plan_for(type(message)).watched:
                 draft.fresh.append((address, type(message)))
         except Rejection as rejection:
             refusal = TypeError(f"an observed event cannot be refused ({rejection.reason}); yield nothing to filter it")
-            self._fail(draft, address, body, source, refusal, now_ns, reached=True)
+            self.fail(draft, address, body, source, refusal, now_ns, reached=True)
         except Exception as error:
-            self._fail(draft, address, body, source, error, now_ns, reached=True)
+            self.fail(draft, address, body, source, error, now_ns, reached=True)
         self.close_windows(draft, address, now_ns, now_ns)
 
     def take_command(self, draft: Draft, address: str, body: bytes, command_id: str, now_ns: int) -> None:
@@ -169,16 +175,20 @@ class Handling:
             if not isinstance(message, Command):
                 raise PeerError(f"{type(message).__name__} is an event, and only commands are answered; observe it")
             self._admit(draft, address, agent_plan, now_ns)
+            record = self._record_of(address, agent_plan, message)
         except (PeerError, Overloaded) as error:
             self._answer(draft, address, body, command_id, str(error), at, now_ns)
             return
         try:
-            self._run(draft, address, agent_plan, message, body, now_ns)
+            if record is None:
+                self._run(draft, address, agent_plan, message, body, now_ns)
+            else:
+                self.columnar.run(draft, address, record, "command", now_ns)
         except Rejection as rejection:
             reason = printable(rejection.reason, REASON_CHARS_MAX)
         except Exception as error:
             reason = f"the handler failed: {describe(error)}; the command is in the dead letters"
-            self._fail(draft, address, body, "command", error, now_ns, reached=True)
+            self.fail(draft, address, body, "command", error, now_ns, reached=True)
             at = len(draft.events)
         self._answer(draft, address, body, command_id, reason, at, now_ns)
         self.close_windows(draft, address, now_ns, now_ns)
@@ -208,7 +218,7 @@ class Handling:
                 closed = WindowClosed(window=name, start_s=start_s, end_s=end_s)
                 error = self.keep(draft, address, closed, now_ns)
                 if error is not None:
-                    self._fail(draft, address, encode(closed), "window", error, now_ns, reached=True)
+                    self.fail(draft, address, encode(closed), "window", error, now_ns, reached=True)
 
     def keep(self, draft: Draft, address: str, event: Event, now_ns: int) -> Exception | None:
         """Keeps an event of the framework. If a handler of the agent fails on it, it stays a fact without reactions."""
@@ -220,6 +230,12 @@ class Handling:
             draft.hurry(0)
             return None
         agent_plan = self._state.plan_at(address)
+        if agent_plan.engine is not None:
+            self.columnar.ensure(draft, address, now_ns)
+            draft.events.append((address, body))
+            draft.grow(address, bodies_bytes=len(body))
+            draft.hurry(0)
+            return None
         agent = self._state.agents.get(address)
         image = None if agent is None else agent_plan.copy(agent)
         if agent is None:
@@ -264,9 +280,12 @@ class Handling:
         if address in self._state.stopped:
             reason = self._state.stopped[address]
             raise PeerError(f"{address} is stopped: {reason}; resume it, then send or retry this")
-        limit = self._state.limits.agents_count_max
-        if address not in self._state.agents and len(self._state.agents) >= limit:
-            raise Overloaded(f"{address}: this shard has {limit} agents already; raise agents_count_max or add shards")
+        if not self._state.has_agent(address):
+            self.columnar.check_room(address)
+
+    def _record_of(self, address: str, agent_plan: AgentPlan, message: Message) -> bytes | None:
+        """The record of a message for a compiled agent; None for an interpreted one."""
+        return None if agent_plan.engine is None else self.columnar.record_of(address, message)
 
     def _run(
         self, draft: Draft, address: str, agent_plan: AgentPlan, message: Message, body: bytes, now_ns: int
@@ -339,7 +358,7 @@ class Handling:
             verdict = Accepted(draft.position) if refused is None else Refused(refused)
             draft.verdicts.append((address, command_id, verdict))
 
-    def _fail(
+    def fail(
         self,
         draft: Draft,
         address: str,
@@ -355,6 +374,8 @@ class Handling:
         If it has `reached` a handler and that failed, supervision decides; such an agent exists from then on.
         """
         self.counters.failed += 1
+        if reached and self._state.plan_at(address).engine is not None:
+            self.columnar.ensure(draft, address, now_ns)
         failed = InputFailed(
             letter=f"{self._state.shard}.{draft.position}.{len(draft.events)}",
             to=printable(address, ADDRESS_CHARS_MAX),

@@ -27,6 +27,26 @@ class Delivery(Struct, frozen=True):
     The shard trusts it, so a figure that is too low makes a commit too large, which stops the node."""
 
 
+class ColumnDelivery(Struct, frozen=True):
+    """Consecutive records of one source for compiled agents of one kind, all of this shard. Nothing of it is consumed
+    unless layout and generation are known here: a stale mapping must not write into another agent."""
+
+    source: str
+    kind: str
+    layout: bytes
+    generation: int
+    check: bytes
+    records: bytes
+    count: int
+    """How many records there are in all."""
+    sequence: int = 0
+    """Of the first record that is not taken yet; 0: they have no sequence."""
+    incarnation: int = 0
+    epoch: int = 0
+    start: int = 0
+    """So many of the records were taken before."""
+
+
 class Ask(Struct, frozen=True):
     """A command whose sender waits for the answer and, not knowing whether it arrived, may send it again."""
 
@@ -120,6 +140,20 @@ class RevokeSigner(Struct, frozen=True):
     last_position: int
 
 
+class EnrollAgents(Struct, frozen=True):
+    """Compiled agents of a kind are to have numbers. Those that have one already keep it."""
+
+    kind: str
+    names: list[str]
+
+
+class ActionsConfirmed(Struct, frozen=True):
+    """A batched hand is done with the actions of a kind of compiled agents up to this sequence."""
+
+    kind: str
+    upto: int
+
+
 Single = (
     Ask
     | TimerDue
@@ -133,10 +167,12 @@ Single = (
     | SnapshotStored
     | EnrollSigner
     | RevokeSigner
+    | EnrollAgents
+    | ActionsConfirmed
 )
 """An input that is one thing: taken, or left for the next commit, as a whole."""
 
-Input = Delivery | Single
+Input = Delivery | ColumnDelivery | Single
 
 
 class Accepted(Struct, frozen=True):

@@ -23,6 +23,7 @@ from stigmergy.core.errors import DefinitionError
 from stigmergy.core.messages import Command, Event, Keeping, Message, newer_version, older_versions, spec_of, to_newest
 from stigmergy.core.numbers import keep_types
 from stigmergy.core.supervision import FRAMEWORK_EVENTS, GO_ON, SafeAction, Supervise, WhenStale
+from stigmergy.core.tables import Engine
 from stigmergy.core.windows import Shape, Window
 
 CONFIRMATIONS = frozenset(spec_of(event).tag for event in (ActionDone, ActionFailed, WorkFailed))
@@ -71,6 +72,8 @@ class AgentPlan(Struct, frozen=True):
     copy: Callable[[Any], Any]
     """Makes the image of an agent to go back to: shallow where all fields are immutable, deep otherwise."""
     restore: Callable[[bytes], Any]
+    engine: Engine | None = None
+    """Of a compiled kind: who makes its tables. Its agents are rows there, and no objects."""
 
     def plan_for(self, message: type[Message]) -> Plan:
         """The plan of a message type; one without handlers for an event that the agent only yields."""

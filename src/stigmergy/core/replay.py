@@ -14,6 +14,7 @@ import msgspec
 
 from stigmergy.core.agent import step_time_ns
 from stigmergy.core.codec import tag_of
+from stigmergy.core.columns import ColumnRun, Layout, check_run, read_records
 from stigmergy.core.commit import Commit, Run
 from stigmergy.core.effects import TIMERS
 from stigmergy.core.errors import FoldMismatch, JournalCorrupt
@@ -35,10 +36,13 @@ def apply(state: ShardState, commit: Commit, digest: bytes) -> None:
             "the chain is broken; restore from a copy"
         )
     _fold_events(state, commit)
+    _fold_columns(state, commit)
     for moved in commit.marks:
         state.marks.move(moved)
     for settled in commit.settled:
         state.outbox.settle(settled)
+    for kind, upto in commit.confirmed:
+        state.blocks.confirm(kind, upto)
     _take_on(state, commit)
     time_ns = commit.runs[-1].time_ns
     for answer in commit.answers:
@@ -51,7 +55,7 @@ def apply(state: ShardState, commit: Commit, digest: bytes) -> None:
     state.digest = digest
     state.epoch = commit.epoch
     state.time_ns = time_ns
-    state.events_count += len(commit.events)
+    state.events_count += commit.events_count
 
 
 def _fold_events(state: ShardState, commit: Commit) -> None:
@@ -62,6 +66,39 @@ def _fold_events(state: ShardState, commit: Commit) -> None:
             _fold_run(state, commit, events, run)
         finally:
             step_time_ns.reset(token)
+
+
+def _fold_columns(state: ShardState, commit: Commit) -> None:
+    """Folds the events of compiled agents, and takes on their actions."""
+    index = 0
+    for run in commit.columns:
+        layout = state.directory.layout_of(run)
+        check_run(run, layout)
+        table = state.tables.get(run.kind)
+        if table is None:
+            _fold_records(state, commit, run, layout)
+        else:
+            table.fold(run.records, layout, run.time_ns)
+        if run.actions_count:
+            state.blocks.owe(commit.incarnation, commit.position, index, run)
+            index += run.actions_count
+
+
+def _fold_records(state: ShardState, commit: Commit, run: ColumnRun, layout: Layout) -> None:
+    """Folds records of a kind that was compiled when they were kept, and is not any more: one by one, as messages."""
+    names = state.directory.names.get(run.kind, [])
+    try:
+        events = [(f"{run.kind}/{names[record.agent]}", record.body) for record in read_records(run.records, layout)]
+    except IndexError:
+        raise JournalCorrupt(
+            f"shard {commit.shard}, position {commit.position}: an event of an agent of kind {run.kind} that was never "
+            "enrolled; restore from a copy"
+        ) from None
+    token = step_time_ns.set(run.time_ns)
+    try:
+        _fold_run(state, commit, iter(events), Run(len(events), run.time_ns, run.source))
+    finally:
+        step_time_ns.reset(token)
 
 
 def _fold_run(state: ShardState, commit: Commit, events: Iterator[tuple[str, bytes]], run: Run) -> None:
@@ -94,12 +131,30 @@ def _fold_first(state: ShardState, commit: Commit, address: str, body: bytes, no
             state.note(address, _framework_decoder.decode(body), now_ns)
             return
         agent_plan = state.plan_at(address)
+        if agent_plan.engine is not None:
+            _fold_into_table(state, address, agent_plan, body, now_ns)
+            return
         agent = state.agents[address] = state.new_agent(address, agent_plan)
         event = agent_plan.decode_kept(body)
         if event is not None:
             _fold_any(state, address, agent_plan, agent, agent_plan.plans[type(event)], event, now_ns)
     except Exception as error:
         raise _cannot_fold(commit, address, body, error) from error
+
+
+def _fold_into_table(state: ShardState, address: str, agent_plan: AgentPlan, body: bytes, now_ns: int) -> None:
+    """A fact about a compiled agent; or an event of the time when its kind was not compiled yet."""
+    event = agent_plan.decode_kept(body)
+    if isinstance(event, FACTS):
+        state.note(address, event, now_ns)
+        return
+    table, agent = state.table_at(address)
+    if table is None or event is None:
+        return
+    if agent < 0:
+        agent = len(table)
+        table.enroll((address.partition("/")[2],))
+    table.fold(table.record_of(agent, event), table.layout, now_ns)
 
 
 def _fold_any(

@@ -24,21 +24,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, assert_never
 
-from msgspec import Struct
+from msgspec import structs
 
 from stigmergy.core.agent import step_time_ns
 from stigmergy.core.codec import encode, printable
-from stigmergy.core.commit import COMMIT_BYTES_MAX, Commit, MarkMoved, Sealed, Settled, seal
-from stigmergy.core.draft import DRAFT_BYTES_MAX, NEVER_NS, Draft
+from stigmergy.core.commit import COMMIT_BYTES_MAX, MarkMoved, Settled, seal
+from stigmergy.core.draft import COLUMNS_BYTES_MAX, DRAFT_BYTES_MAX, NEVER_NS, Draft
 from stigmergy.core.effects import Woken, shard_sink
 from stigmergy.core.errors import Bug, Overloaded, PeerError, StigmergyError
 from stigmergy.core.handling import ADDRESS_CHARS_MAX, Handling
 from stigmergy.core.inputs import (
     Accepted,
+    ActionsConfirmed,
     Ask,
+    ColumnDelivery,
     Delivery,
     EffectSettled,
     EffectsSettled,
+    EnrollAgents,
     EnrollSigner,
     Input,
     LetterDropped,
@@ -53,8 +56,8 @@ from stigmergy.core.inputs import (
     TimerDue,
     Verdict,
 )
-from stigmergy.core.messages import SECOND_NS, Message
-from stigmergy.core.outbox import Pending
+from stigmergy.core.messages import SECOND_NS
+from stigmergy.core.ready import Ready, Stepped
 from stigmergy.core.state import ShardState
 from stigmergy.core.supervision import (
     SHARD_ADDRESS,
@@ -65,41 +68,12 @@ from stigmergy.core.supervision import (
     SignerEnrolled,
     SignerRevoked,
 )
-from stigmergy.core.timers import WINDOW_PREFIX, Timer
+from stigmergy.core.timers import WINDOW_PREFIX
 
 COMMAND_ID_CHARS_MAX = 200
 COMMIT_NOTE_BYTES = 96
 MARKS_WAIT_NS = SECOND_NS
 """Marks and settlements alone may wait this long for the disk: a crash before it means that they are repeated."""
-
-
-class Stepped(Struct, frozen=True):
-    """What a step asks of the host: how long the draft may stay open, and what to step again after sealing."""
-
-    wait_ns: int | None
-    left: list[Input]
-    repeats: list[tuple[str, str, Verdict, int]]
-    """Commands answered before: agent, id, the same answer, and the position that must be durable to give it."""
-    fresh: list[tuple[str, type[Message] | None]]
-    """Agents with staleness rules that are new (None) or got an event that a rule waits for."""
-    untaken: list[tuple[Input, StigmergyError]] = []
-    """Inputs of which nothing was consumed, and why: nobody may be told that they are durable."""
-
-
-class Ready(Struct, frozen=True):
-    """A sealed commit. First persist `sealed`; only then tell `verdicts`, release `owed`, schedule `timers`."""
-
-    sealed: Sealed
-    commit: Commit
-    verdicts: list[tuple[str, str, Verdict]]
-    """Answers to give: agent, command id, verdict."""
-    owed: list[Pending]
-    timers: list[tuple[Timer, int]]
-    """Timers that were set, each with the time of the step that set it."""
-    stopped: list[str]
-    """Agents that supervision has stopped: their safe actions are due."""
-    touched: dict[str, Any]
-    """Agents as they were before this commit; what a query sees until it is durable."""
 
 
 class Shard:
@@ -142,14 +116,16 @@ class Shard:
         """Takes inputs until the draft is full; returns the rest."""
         draft = self._draft
         for number, one in enumerate(inputs):
-            if draft.size_bytes > DRAFT_BYTES_MAX:
+            # Records are small and their loop stops where the room ends: a draft may take more of them.
+            limit = COLUMNS_BYTES_MAX if isinstance(one, ColumnDelivery) else DRAFT_BYTES_MAX
+            if draft.size_bytes > limit:
                 draft.hurry(0)
                 return list(inputs[number:])
-            if isinstance(one, Delivery):
-                left = self._deliver(one, now_ns)
-                if left is not None:
+            if isinstance(one, Delivery | ColumnDelivery):
+                rest = self._deliver(one, now_ns) if isinstance(one, Delivery) else self._deliver_columns(one, now_ns)
+                if rest is not None:
                     draft.hurry(0)
-                    return [left, *inputs[number + 1 :]]
+                    return [rest, *inputs[number + 1 :]]
             else:
                 self._take(one, now_ns)
         return []
@@ -191,9 +167,11 @@ class Shard:
             commit=commit,
             verdicts=draft.verdicts,
             owed=draft.pending,
+            blocks=draft.blocks,
             timers=draft.timers,
             stopped=draft.stopped,
             touched=draft.touched,
+            enrolled={kind: len(table) for kind, table in state.tables.items()},
         )
 
     def begin_epoch(self) -> None:
@@ -238,6 +216,48 @@ class Shard:
             if delivery.source == self._own_sink:
                 self._settle(self._own_sink, range(first, first + taken))
         return None if taken == len(items) else self._rest(delivery, items[taken:], first and first + taken)
+
+    def _deliver_columns(self, delivery: ColumnDelivery, now_ns: int) -> ColumnDelivery | None:
+        """Takes records; returns the part of them that has to wait for the next commit."""
+        columnar, sequence, start = self._handling.columnar, delivery.sequence, delivery.start
+        try:
+            known = columnar.check(delivery)
+            if sequence:
+                seen = self.state.marks.admit(delivery.source, delivery.incarnation, delivery.epoch, sequence)
+                seen = min(seen, delivery.count - start)
+                self._handling.counters.duplicates += seen
+                sequence, start = sequence + seen, start + seen
+        except (PeerError, Overloaded) as error:
+            self._handling.counters.count_untaken(error)
+            self._untaken.append((delivery, error))
+            return None
+        rest = structs.replace(delivery, sequence=sequence, start=start)
+        if start == delivery.count:
+            return None
+        self._draft.begin_run(now_ns, delivery.source)
+        taken = columnar.take(self._draft, rest, known, now_ns)
+        if sequence and taken:
+            self._move_mark(delivery.source, delivery.incarnation, delivery.epoch, sequence + taken - 1)
+        if start + taken == delivery.count:
+            return None
+        return structs.replace(rest, sequence=sequence and sequence + taken, start=start + taken)
+
+    def _enroll(self, enroll: EnrollAgents, now_ns: int) -> None:
+        self._draft.begin_run(now_ns, SHARD_ADDRESS)
+        try:
+            self._handling.columnar.enroll(self._draft, enroll.kind, enroll.names, now_ns)
+        except (PeerError, Overloaded) as error:
+            self._handling.counters.count_untaken(error)
+            self._untaken.append((enroll, error))
+
+    def _confirm(self, confirmed: ActionsConfirmed) -> None:
+        """Nobody can have carried out what a later commit will owe."""
+        blocks = self.state.blocks
+        upto = min(confirmed.upto, blocks.sent_before(confirmed.kind, self._draft.position))
+        if upto > blocks.cursor(confirmed.kind):
+            blocks.confirm(confirmed.kind, upto)
+            self._draft.confirm(confirmed.kind, upto)
+            self._draft.hurry(MARKS_WAIT_NS)
 
     def _rest(self, delivery: Delivery, items: list[tuple[str, bytes]], sequence: int) -> Delivery:
         return Delivery(
@@ -299,12 +319,16 @@ class Shard:
                     algorithm=one.algorithm, public_key=one.public_key, last_position=one.last_position
                 )
                 handling.keep(draft, SHARD_ADDRESS, revoked, now_ns)
+            case EnrollAgents():
+                self._enroll(one, now_ns)
+            case ActionsConfirmed():
+                self._confirm(one)
             case _:
                 assert_never(one)
 
     def _log_of(self, address: str) -> str:
         """Where an event about an agent is kept: with the agent, or with the shard if it is not there or stopped."""
-        there = address in self.state.agents and address not in self.state.stopped
+        there = self.state.has_agent(address) and address not in self.state.stopped
         return address if there else SHARD_ADDRESS
 
     def _ask(self, ask: Ask, now_ns: int) -> None:

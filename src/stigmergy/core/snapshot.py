@@ -17,7 +17,9 @@ import msgspec
 from blake3 import blake3
 from msgspec import Struct
 
-from stigmergy.core.codec import UNDECODABLE, canonical_bytes, encode
+from stigmergy.core.blocks import Block
+from stigmergy.core.codec import UNDECODABLE, canonical_bytes, encode, without_empty_end
+from stigmergy.core.columns import read_layout
 from stigmergy.core.commit import HashAlgorithm, MarkMoved, SnapshotNote
 from stigmergy.core.errors import DefinitionError, FoldMismatch, JournalCorrupt, JournalForeign
 from stigmergy.core.memory import Letter, Remembered
@@ -31,6 +33,8 @@ AGENTS_PER_PART = 200
 PART_BYTES = 4 * 1024 * 1024
 """A part with so many bytes of agents gets no more of them."""
 PART_BYTES_MAX = 64 * 1024 * 1024
+TABLE_PART = b"STGT"
+"""Begins a part with rows of compiled agents; other parts are compressed, and begin otherwise."""
 _CONTEXT = "stigmergy 2026 snapshot parts"
 _MISSING = object()
 
@@ -53,6 +57,12 @@ class Tables(Struct, array_like=True, frozen=True):
     failures: list[tuple[str, list[int]]]
     stopped: list[tuple[str, str]]
     signers: list[Signer]
+    declared: list[tuple[bytes, bytes]] = []
+    """Layouts and templates of compiled agents."""
+    blocks: list[Block] = []
+    actions: list[tuple[str, int, int]] = []
+    rosters: dict[str, list[str]] = {}
+    """Names of agents that were compiled once and are not any more."""
 
 
 class Kind(Struct, array_like=True, frozen=True):
@@ -79,7 +89,9 @@ class Header(Struct, array_like=True, frozen=True):
     """What the first commit of this log cites, so that also without that one it is known whose log it is."""
 
 
+_TABLES_FIELDS_MIN = Tables.__struct_fields__.index("declared")
 _header_decoder = msgspec.msgpack.Decoder(Header)
+_table_parts = msgspec.msgpack.Decoder(tuple[str, bytes, bytes])
 _agents_decoder = msgspec.msgpack.Decoder(list[tuple[str, bytes]])
 
 
@@ -101,14 +113,20 @@ def tables_of(state: ShardState) -> Tables:
         failures=state.failures.all(),
         stopped=sorted(state.stopped.items()),
         signers=state.signers,
+        declared=state.directory.declared(),
+        blocks=list(state.blocks.owed()),
+        actions=state.blocks.sent(),
+        rosters=state.directory.names,
     )
 
 
 def digest_of_state(state: ShardState) -> bytes:
     """One digest of everything: equal digests mean equal states, whatever way they were reached."""
-    hasher = blake3(canonical_bytes(tables_of(state)))
+    hasher = blake3(canonical_bytes(without_empty_end(tables_of(state), _TABLES_FIELDS_MIN)))
     for address in sorted(state.agents):
         hasher.update(encode((address, _bytes_of(state, address, state.agents[address]))))
+    for kind in sorted(state.tables):
+        hasher.update(encode((kind, state.tables[kind].digest())))
     return hasher.digest()
 
 
@@ -177,7 +195,11 @@ class SnapshotTaking:
             tables=tables_of(state),
             genesis=state.genesis,
         )
-        self._header: bytes | None = zlib.compress(encode(header), 1)
+        self._header: bytes | None = zlib.compress(encode_header(header), 1)
+        # Begun now, all of them: a table fixes its rows when its snapshot begins.
+        self._tables = [
+            (kind, encode(table.layout), table.begin_snapshot(full=not base)) for kind, table in state.tables.items()
+        ]
 
     def keep_images(self, touched: Mapping[str, Any]) -> None:
         """Remembers agents as they were before a commit that was sealed since."""
@@ -205,7 +227,16 @@ class SnapshotTaking:
             taken_bytes += len(taken[-1][1])
             if len(taken) == AGENTS_PER_PART or taken_bytes > PART_BYTES:
                 break
-        return self._count(zlib.compress(encode(taken), 1)) if taken else None
+        return self._count(zlib.compress(encode(taken), 1)) if taken else self._next_of_tables()
+
+    def _next_of_tables(self) -> bytes | None:
+        while self._tables:
+            kind, layout, parts = self._tables[0]
+            part = next(parts, None)
+            if part is not None:
+                return self._count(TABLE_PART + encode((kind, layout, part)))
+            self._tables.pop(0)
+        return None
 
     def note(self) -> SnapshotNote:
         """What the next commit says of the finished snapshot."""
@@ -218,6 +249,13 @@ class SnapshotTaking:
         self.size_bytes += len(body)
         _digest_part(self._hasher, body)
         return body
+
+
+def encode_header(header: Header) -> bytes:
+    """The bytes of part 0, before they are compressed."""
+    fields = [getattr(header, name) for name in Header.__struct_fields__]
+    fields[Header.__struct_fields__.index("tables")] = without_empty_end(header.tables, _TABLES_FIELDS_MIN)
+    return encode(fields)
 
 
 def digest_of_parts(parts: Iterable[bytes]) -> bytes:
@@ -273,6 +311,13 @@ def load_tables(state: ShardState, tables: Tables) -> None:
     state.failures.restore(tables.failures)
     state.stopped = dict(tables.stopped)
     state.signers = list(tables.signers)
+    state.directory.restore(tables.declared)
+    state.directory.names = {kind: list(names) for kind, names in tables.rosters.items()}
+    state.blocks.restore(tables.actions, tables.blocks)
+    for address in state.stopped:
+        table, agent = state.table_at(address)
+        if table is not None and agent >= 0:
+            table.stop(agent, True)
 
 
 def load_agents(state: ShardState, header: Header, part: bytes) -> None:
@@ -280,6 +325,9 @@ def load_agents(state: ShardState, header: Header, part: bytes) -> None:
 
     Raises FoldMismatch where a kind has changed and its `upcast_state` does not say how: replay the log instead.
     """
+    if part.startswith(TABLE_PART):
+        _load_rows(state, part)
+        return
     written = {kind.kind: kind for kind in header.kinds}
     try:
         agents = _agents_decoder.decode(_decompress(part))
@@ -301,6 +349,21 @@ def load_agents(state: ShardState, header: Header, part: bytes) -> None:
                 f"{address}: its state in the snapshot is not one of today's {plan.cls.__qualname__} ({error}); raise "
                 "version= and write upcast_state, or keep the whole log so that it can be replayed"
             ) from None
+
+
+def _load_rows(state: ShardState, part: bytes) -> None:
+    """Puts the rows of one part into their table."""
+    try:
+        kind, layout, body = _table_parts.decode(part[len(TABLE_PART) :])
+    except UNDECODABLE as error:
+        raise JournalCorrupt(f"a part of a snapshot does not decode ({error}); an older one is used") from None
+    table = state.tables.get(kind)
+    if table is None:
+        raise FoldMismatch(
+            f"the snapshot has compiled agents of kind {kind!r}, which is not compiled here; declare the class with "
+            "compiled=, or keep the whole log so that it can be replayed"
+        )
+    table.load(body, read_layout(layout))
 
 
 def _carry_over(plan: AgentPlan, old: Kind, address: str, body: bytes) -> Any:

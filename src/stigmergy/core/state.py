@@ -12,9 +12,11 @@ from typing import Any
 from msgspec import Struct
 
 from stigmergy.core.agent import Agent
+from stigmergy.core.blocks import Blocks
+from stigmergy.core.columns import Directory
 from stigmergy.core.commit import GENESIS, Head
 from stigmergy.core.effects import WindowClosed
-from stigmergy.core.errors import ConfigError, DefinitionError, UnknownKind
+from stigmergy.core.errors import ConfigError, DefinitionError, JournalCorrupt, UnknownKind
 from stigmergy.core.marks import Marks
 from stigmergy.core.memory import Answers, Failures, Letter, Letters, Pasts
 from stigmergy.core.messages import Message
@@ -22,12 +24,15 @@ from stigmergy.core.outbox import Outbox
 from stigmergy.core.plans import AgentPlan, Plan, plan_agent
 from stigmergy.core.supervision import (
     AgentResumed,
+    AgentsEnrolled,
     AgentStopped,
+    ColumnsDeclared,
     InputFailed,
     LetterTaken,
     SignerEnrolled,
     SignerRevoked,
 )
+from stigmergy.core.tables import Table
 from stigmergy.core.timers import Timers
 from stigmergy.core.windows import Window
 
@@ -101,6 +106,13 @@ class ShardState:
         self.plan_of: dict[type, AgentPlan] = {plan.cls: plan for plan in plans.values()}
         self.limits = limits or Limits()
         self.agents: dict[str, Any] = {}
+        """The interpreted ones."""
+        self.tables: dict[str, Table] = {kind: plan.engine.table() for kind, plan in plans.items() if plan.engine}
+        """The compiled ones, by kind."""
+        self.enrolled: dict[str, int] = {}
+        """How many agents of each table are durable."""
+        self.directory = Directory()
+        self.blocks = Blocks()
         self.marks = Marks()
         self.outbox = Outbox()
         self.timers = Timers()
@@ -137,6 +149,21 @@ class ShardState:
             )
         return plan
 
+    def table_at(self, address: str) -> tuple[Table | None, int]:
+        """The table of an agent and its number there: none for an interpreted kind, -1 for one not enrolled."""
+        kind, _, name = address.partition("/")
+        table = self.tables.get(kind)
+        return (None, -1) if table is None else (table, table.find(name))
+
+    def has_agent(self, address: str) -> bool:
+        """Whether this agent exists."""
+        return address in self.agents or self.table_at(address)[1] >= 0
+
+    @property
+    def agents_count(self) -> int:
+        """How many agents there are."""
+        return len(self.agents) + sum(len(table) for table in self.tables.values())
+
     def letters_at(self, position: int) -> list[Letter]:
         """The dead letters as the commit at this position left them, one of the last few."""
         return self._past_letters.at(position, self.letters.all)
@@ -163,9 +190,15 @@ class ShardState:
                 self.letters.take(event.letter)
             case AgentStopped():
                 self.stopped[address] = event.reason
+                self._stop_row(address, stopped=True)
             case AgentResumed():
                 self.stopped.pop(address, None)
                 self.failures.forget(address)
+                self._stop_row(address, stopped=False)
+            case ColumnsDeclared():
+                self.directory.declare(event.layout, event.templates)
+            case AgentsEnrolled():
+                self._enroll(event)
             case SignerEnrolled():
                 self.signers.append(Signer(event.algorithm, event.public_key))
             case SignerRevoked():
@@ -179,6 +212,25 @@ class ShardState:
                 pass
         if isinstance(event, InputFailed) and address:
             self.failures.add(address, time_ns, self.plan_at(address).supervision.within_s)
+
+    def _stop_row(self, address: str, *, stopped: bool) -> None:
+        table, agent = self.table_at(address)
+        if table is not None and agent >= 0:
+            table.stop(agent, stopped)
+
+    def _enroll(self, event: AgentsEnrolled) -> None:
+        table = self.tables.get(event.kind)
+        names = self.directory.names.setdefault(event.kind, []) if table is None else None
+        known = len(table) if table is not None else len(names or ())
+        if event.first != known:
+            raise JournalCorrupt(
+                f"{event.kind} has {known} agents, and the next ones are enrolled from {event.first} on; "
+                "restore from a copy"
+            )
+        if table is not None:
+            table.enroll(event.names)
+        elif names is not None:
+            names.extend(event.names)
 
 
 def evolve_event(plan: Plan, agent: Any, event: Any, now_ns: int) -> None:

@@ -149,6 +149,22 @@ class SignerRevoked(FrameworkEvent, name="stigmergy.SignerRevoked"):
     last_position: int
 
 
+class ColumnsDeclared(FrameworkEvent, name="stigmergy.ColumnsDeclared"):
+    """How the records and actions of a kind of compiled agents lie in bytes, from here on; see core/columns.py."""
+
+    kind: str
+    layout: bytes
+    templates: bytes
+
+
+class AgentsEnrolled(FrameworkEvent, name="stigmergy.AgentsEnrolled"):
+    """Compiled agents of this kind have got their numbers: the first this one, the others those behind it."""
+
+    kind: str
+    first: int
+    names: tuple[str, ...]
+
+
 SHARD_ADDRESS = ""
 """Under this address a shard keeps what concerns no single agent."""
 
@@ -161,6 +177,8 @@ FRAMEWORK_EVENTS: tuple[type[Message], ...] = (
     InputsSkipped,
     SignerEnrolled,
     SignerRevoked,
+    ColumnsDeclared,
+    AgentsEnrolled,
 )
 
 FACTS: tuple[type[Message], ...] = (*FRAMEWORK_EVENTS, WindowClosed)

@@ -14,7 +14,8 @@ from msgspec import Struct
 from stigmergy.core.commit import Group, Head, Signature, head_of, statement
 from stigmergy.core.errors import JournalFull, JournalUnknown, NotRunning
 from stigmergy.core.messages import SECOND_NS
-from stigmergy.core.shard import Ready, Shard
+from stigmergy.core.ready import Ready
+from stigmergy.core.shard import Shard
 from stigmergy.ports.clock import Clock
 from stigmergy.ports.journal import Journal
 from stigmergy.ports.trust import Signer

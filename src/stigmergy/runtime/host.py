@@ -26,7 +26,8 @@ from stigmergy.core.inputs import (
 )
 from stigmergy.core.messages import SECOND_NS, Action
 from stigmergy.core.outbox import Pending
-from stigmergy.core.shard import Shard, Stepped
+from stigmergy.core.ready import Stepped
+from stigmergy.core.shard import Shard
 from stigmergy.ports.clock import Clock
 from stigmergy.ports.journal import Journal
 from stigmergy.ports.trust import Signer, Verifier

@@ -15,7 +15,8 @@ from stigmergy.core.commit import SnapshotNote
 from stigmergy.core.errors import DefinitionError, JournalFull
 from stigmergy.core.inputs import SnapshotStored
 from stigmergy.core.messages import SECOND_NS
-from stigmergy.core.shard import Ready, Shard
+from stigmergy.core.ready import Ready
+from stigmergy.core.shard import Shard
 from stigmergy.core.snapshot import SnapshotTaking
 from stigmergy.ports.clock import Clock
 from stigmergy.ports.journal import Journal, SnapshotPart

@@ -1,0 +1,95 @@
+"""Blocks of actions that compiled agents have asked for: what batched hands are owed. Rebuilt from commits.
+
+The actions of a kind are numbered from 1 without a gap, in the order of the log, and are confirmed in that order: one
+number per kind, the cursor, says how far. After a restart everything behind it is released again, with the same ids.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from stigmergy.core.columns import ColumnRun
+
+BLOCK_INDEX = 1 << 19
+"""In the ids of effects, actions in blocks count from here within their commit: so no ordinary effect has theirs."""
+
+
+class Block(Struct, array_like=True, frozen=True):
+    """The actions that one column run owes."""
+
+    incarnation: int
+    position: int
+    index: int
+    """Of the first, among all actions in blocks of its commit."""
+    kind: str
+    templates: bytes
+    first: int
+    count: int
+    actions: bytes
+
+
+class Blocks:
+    """What a shard owes to batched hands."""
+
+    def __init__(self) -> None:
+        self._sent: dict[str, int] = {}
+        self._confirmed: dict[str, int] = {}
+        self._blocks: dict[str, deque[Block]] = {}
+        self.count = 0
+        """How many actions are in blocks that are not confirmed to their end."""
+
+    def next_sequence(self, kind: str) -> int:
+        """The sequence of the next action of this kind."""
+        return self._sent.get(kind, 0) + 1
+
+    def owe(self, incarnation: int, position: int, index: int, run: ColumnRun) -> Block:
+        """Takes on the actions of a run; `index` is how many the same commit owed before them."""
+        count = run.actions_count
+        block = Block(incarnation, position, index, run.kind, run.templates, run.first, count, run.actions)
+        self._sent[run.kind] = run.first + count - 1
+        self._blocks.setdefault(run.kind, deque()).append(block)
+        self.count += count
+        return block
+
+    def confirm(self, kind: str, upto: int) -> None:
+        """Everything of this kind up to there is carried out or given up. It never goes back."""
+        self._confirmed[kind] = max(upto, self.cursor(kind))
+        blocks = self._blocks.get(kind)
+        while blocks and blocks[0].first + blocks[0].count - 1 <= self._confirmed[kind]:
+            self.count -= blocks.popleft().count
+
+    def cursor(self, kind: str) -> int:
+        """Everything of this kind up to here is confirmed."""
+        return self._confirmed.get(kind, 0)
+
+    def sent_before(self, kind: str, position: int) -> int:
+        """The last sequence of this kind that commits before this position owe."""
+        for block in reversed(self._blocks.get(kind, ())):
+            if block.position < position:
+                return block.first + block.count - 1
+        return self.cursor(kind)
+
+    def owed(self) -> Iterator[Block]:
+        """Everything still owed, in the order of the log for each kind."""
+        for kind in sorted(self._blocks):
+            yield from self._blocks[kind]
+
+    def lowest_position(self) -> int | None:
+        """The oldest commit that still owes something: retention stops before it."""
+        return min((blocks[0].position for blocks in self._blocks.values() if blocks), default=None)
+
+    def sent(self) -> list[tuple[str, int, int]]:
+        """Per kind how many actions were asked for so far, and up to where they are confirmed; in a fixed order."""
+        return [(kind, self._sent[kind], self.cursor(kind)) for kind in sorted(self._sent)]
+
+    def restore(self, sent: list[tuple[str, int, int]], blocks: list[Block]) -> None:
+        """Takes over what a snapshot says."""
+        self._sent = {kind: last for kind, last, _ in sent}
+        self._confirmed = {kind: upto for kind, _, upto in sent}
+        self._blocks = {}
+        for block in blocks:
+            self._blocks.setdefault(block.kind, deque()).append(block)
+        self.count = sum(block.count for block in blocks)
