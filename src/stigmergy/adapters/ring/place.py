@@ -48,6 +48,8 @@ class Place:
 
     def __init__(self, path: str, capacity_bytes: int | None, claims: str) -> None:
         """Claims the side that hears the bell `claims`: "ready" the consumer, "room" the producer."""
+        if capacity_bytes is not None:
+            check_capacity(capacity_bytes)
         self._path = path
         self._files = contextlib.ExitStack()
         with _told(path), contextlib.ExitStack() as opening, _gate(path) as file:
