@@ -16,6 +16,11 @@ from msgspec import Struct
 from stigmergy.core.columns import Layout, Templates
 from stigmergy.core.messages import Effect, Message
 
+INPUT_BYTES_MAX = 80 * 1024
+"""What one input may cause at most, counted as `Table.step` says: so with so much room a step can take a record."""
+OTHER_BYTES = 257
+"""Counted for each ordinary effect beside its own bytes: the longest address and the framing."""
+
 Say = Callable[[str], None]
 """Told in a sentence what takes long: a cold start says what it is doing."""
 
@@ -26,7 +31,7 @@ class Halt(enum.IntEnum):
     END = 0
     """All records were taken."""
     FULL = 1
-    """There was no room for what the next record might cause."""
+    """There might be no room for all that the next record causes."""
     UNKNOWN_AGENT = 2
     UNKNOWN_FORM = 3
     """No form, or a command: those are sent one by one."""
@@ -52,10 +57,10 @@ class Stretch(Struct, frozen=True):
     actions_count: int = 0
     others: list[tuple[int, int, Effect]] = []
     """All other effects in their order: the place of the event behind it in `records` (-1: it is not kept), the agent,
-    the effect."""
+    the effect. They can be written: whatever `outcome.pack_effect` would refuse is a FAULT."""
     halt: Halt = Halt.END
     error: Exception | None = None
-    """With BAD_VALUE and FAULT what to report; with REFUSED a Rejection."""
+    """With BAD_VALUE a Malformed, with REFUSED a Rejection, with FAULT what the handler raised; else None."""
 
 
 class Table(Protocol):
@@ -115,17 +120,20 @@ class Table(Protocol):
         ...
 
     def enroll(self, names: Sequence[str]) -> None:
-        """Adds agents, in their first state, as one enrolment. The caller has made sure that none is there."""
+        """Adds agents, in their first state, as one enrolment, ahead and durable. The caller has made sure that none is
+        there. If the last call was a step of a newcomer that kept events, the first of them is that one, and has the
+        row that this step made."""
         ...
 
     def stop(self, agent: int, stopped: bool) -> None:
-        """From now on this agent's records halt a stretch, or no longer."""
+        """From now on this agent's records halt a stretch, or no longer. Not part of the rows, the digest or a
+        snapshot: the shard says it again after a restart."""
         ...
 
     # ---- stepping
 
     def batch(self, tags: Sequence[str]) -> None:
-        """Actions with these tags go into `Stretch.actions`; before this call none do."""
+        """Actions with these tags go into `Stretch.actions`; before this call none do. A later call replaces it."""
         ...
 
     def step(
@@ -138,27 +146,36 @@ class Table(Protocol):
         *,
         newcomer: bool = False,
     ) -> Stretch:
-        """Takes records from number `start` on, until the end, one that cannot be taken, or until what it has made
-        takes `room_bytes`; a record alone always finds room. Agents are known up to number `known` (exclusive).
+        """Takes records from number `start` on, until the end, one that cannot be taken, or until there might be no
+        room for the next. Agents are known up to number `known` (exclusive). Nothing of the record that halted the
+        stretch is done.
 
-        With `newcomer` the one record may be for the agent that would be enrolled next: its row is kept only if the
-        step succeeds, and the caller enrols it at once. A command is taken only where `records` is one record.
+        What a step makes takes `room_bytes` at most, never more: each kept event and each batched action takes its
+        record, each other effect `len(encode(effect))` and OTHER_BYTES. With INPUT_BYTES_MAX of room any record finds
+        some: an input that would cause more than that is a FAULT with TooLarge, or its class is refused beforehand.
+
+        With `newcomer` the one record may be for the agent that would be enrolled next, in its first state. If
+        events of it are kept, the caller enrols it at once; otherwise the place is as if nothing had been.
+        A command is taken only where `records` is one record; in a batch it is an UNKNOWN_FORM, as is an event that
+        the agent only yields.
         """
         ...
 
     def record_of(self, agent: int, message: Message) -> bytes:
-        """A message as a record. Raises Malformed for what has no place in one."""
+        """A message, one that the agent handles or yields, as a record. Raises Malformed for a value that has no place
+        in one."""
         ...
 
     # ---- following
 
     def fold(self, records: bytes, layout: Layout, now_ns: int) -> None:
         """Folds kept events into the rows ahead, while replaying: `evolve` alone. `layout` is that of the records,
-        which may be an older one. Raises FoldMismatch for what today's code cannot fold."""
+        which may be an older one. Raises FoldMismatch for what today's code cannot fold, and for an agent that is not
+        enrolled."""
         ...
 
     def follow(self, records: bytes, now_ns: int) -> None:
-        """Folds kept events, of a commit that has become durable, into the durable rows."""
+        """Folds kept events, of a commit that has become durable, into the durable rows. In the layout of today."""
         ...
 
     def catch_up(self) -> None:
@@ -172,16 +189,19 @@ class Table(Protocol):
     # ---- snapshots: of the rows ahead
 
     def begin_snapshot(self, *, full: bool) -> Iterator[bytes]:
-        """Fixes the rows as they are now, and gives them out in compressed parts. A full one has names and all rows;
-        another the names and rows that are new or changed since the last one was begun."""
+        """Fixes the rows as they are now, before it returns, and gives them out in compressed parts. A full one has
+        names, enrolments and all rows; another what is new or changed since the last one was begun, or since the last
+        part was loaded. Without agents, or without changes, there may be no part."""
         ...
 
     def load(self, part: bytes, layout: Layout) -> None:
-        """Takes over one part. `layout` is the one it was written with. Raises FoldMismatch or JournalCorrupt."""
+        """Takes over one part: those of a full one replace all that is there, those of another add to it. `layout` is
+        the one it was written with. Ends with the rows ahead; `catch_up` follows. Raises FoldMismatch or
+        JournalCorrupt."""
         ...
 
     def digest(self) -> bytes:
-        """Stands for the names and the rows ahead: equal states have equal digests, whatever way they were reached."""
+        """Stands for names, enrolments and rows ahead: equal ones have equal digests, however they were reached."""
         ...
 
 
