@@ -166,12 +166,14 @@ class _Rewriting:
 
     def __init__(self) -> None:
         self._rewritten: dict[FunctionType, Any] = {}
+        self._definitions: dict[str, list[ast.FunctionDef]] = {}
+        """Of each file."""
 
     def rewritten(self, function: FunctionType) -> Any:
         """The function with its arithmetic and its calls checked; its lines and its name are as they were."""
         if function in self._rewritten:
             return self._rewritten[function]
-        definition = _Checks().visit(_definition_of(function))
+        definition = _Checks().visit(self._definition_of(function))
         # Free variables become arguments of a function around it: that is what they were.
         cells = [cell.cell_contents for cell in function.__closure__ or ()]
         names = ["_checked_whole", "_checked_called", *function.__code__.co_freevars]
@@ -194,6 +196,30 @@ class _Rewriting:
         self._rewritten[function] = result
         return result
 
+    def _definition_of(self, function: FunctionType) -> ast.FunctionDef:
+        """Its syntax tree, with the lines of its file, without what is done around it."""
+        code = function.__code__
+        try:
+            lines, _ = inspect.findsource(function)
+        except OSError:
+            raise DefinitionError(
+                f"{function.__module__}.{function.__qualname__}: its source is not there; define it in a file"
+            ) from None
+        if code.co_filename not in self._definitions:
+            nodes = ast.walk(ast.parse("".join(lines)))
+            self._definitions[code.co_filename] = [node for node in nodes if isinstance(node, ast.FunctionDef)]
+        for node in self._definitions[code.co_filename]:
+            first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+            if (node.name, first) == (code.co_name, code.co_firstlineno):
+                for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
+                    argument.annotation = None
+                node.args.defaults, node.args.kw_defaults = [], [None] * len(node.args.kwonlyargs)
+                node.decorator_list, node.returns = [], None
+                return node
+        raise DefinitionError(
+            f"{function.__module__}.{function.__qualname__}: not found in its file, which may have changed; start anew"
+        )
+
     def _calling(self, decides: bool) -> Callable[[Any], Any]:
         """Finds, for what the source calls, what is to be called."""
         makings: dict[type, Any] = {}
@@ -208,28 +234,6 @@ class _Rewriting:
             return _STAND_INS.get(target, target)
 
         return called
-
-
-def _definition_of(function: FunctionType) -> ast.FunctionDef:
-    """Its syntax tree, with the lines of its file, without what is done around it."""
-    try:
-        lines, _ = inspect.findsource(function)
-    except OSError:
-        raise DefinitionError(
-            f"{function.__module__}.{function.__qualname__}: its source is not there; define it in a file"
-        ) from None
-    for node in ast.walk(ast.parse("".join(lines))):
-        if not isinstance(node, ast.FunctionDef) or node.name != function.__name__:
-            continue
-        if function.__code__.co_firstlineno in (node.lineno, *(one.lineno for one in node.decorator_list)):
-            for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
-                argument.annotation = None
-            node.args.defaults, node.args.kw_defaults = [], [None] * len(node.args.kwonlyargs)
-            node.decorator_list, node.returns = [], None
-            return node
-    raise DefinitionError(
-        f"{function.__module__}.{function.__qualname__}: not found in its file, which may have changed; start anew"
-    )
 
 
 class _Checks(ast.NodeTransformer):
