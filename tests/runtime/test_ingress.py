@@ -2,7 +2,7 @@
 
 import pytest
 
-from stigmergy.core.codec import Envelope, encode, pack_envelope
+from stigmergy.core.codec import Envelope, encode, open_envelope, pack_envelope
 from stigmergy.core.errors import Malformed, Overloaded, StaleEpoch, TooLarge
 from stigmergy.core.messages import Event
 from stigmergy.runtime.ingress import Accept, Ingress
@@ -22,9 +22,10 @@ class Recorder:
         raise AssertionError("nobody fails a ticket at the door")
 
 
-def make(consumed: dict[tuple[str, int], int] | None = None, early_max: int = 3) -> Ingress:
+def make(consumed: dict[tuple[str, int], int] | None = None, early_max: int = 3) -> Ingress[Envelope]:
     known = consumed or {}
     return Ingress(
+        open_envelope,
         lambda source, incarnation: known.get((source, incarnation), 0),
         gap_wait_ns=5 * SECOND_NS,
         gap_deliveries_max=early_max,
@@ -38,15 +39,17 @@ def envelope(
     return Envelope(1, source, incarnation, epoch, sequence, bodies, lost)
 
 
-def admit(ingress: Ingress, one: Envelope, now_ns: int = 0, ticket: Recorder | None = None) -> list[Accept]:
+def admit(
+    ingress: Ingress[Envelope], one: Envelope, now_ns: int = 0, ticket: Recorder | None = None
+) -> list[Accept[Envelope]]:
     return ingress.admit(one, 10, (ticket,) if ticket else (), now_ns)
 
 
-def told(accepted: list[Accept]) -> list[tuple[int, int]]:
+def told(accepted: list[Accept[Envelope]]) -> list[tuple[int, int]]:
     return [(one.envelope.sequence, one.skip_to) for one in accepted]
 
 
-def next_ns(ingress: Ingress) -> int | None:
+def next_ns(ingress: Ingress[Envelope]) -> int | None:
     return ingress.next_ns
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 from msgspec import Struct, structs
@@ -71,6 +71,15 @@ class Envelope(Struct, array_like=True, frozen=True):
     items: list[tuple[str, bytes]]
     lost: int = 0
     """So many sequences right before the first will never come: the sender has shed or lost them."""
+
+    @property
+    def count(self) -> int:
+        """How many items there are."""
+        return len(self.items)
+
+    def with_lost(self, lost: int) -> Self:
+        """The same with another number of lost sequences before it."""
+        return structs.replace(self, lost=lost)
 
 
 _tagged_decoder = msgspec.msgpack.Decoder(_Tagged)

@@ -15,6 +15,7 @@ templates are declared in the log (`ColumnsDeclared`), and so are the names behi
 from __future__ import annotations
 
 import math
+import re
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -34,10 +35,15 @@ SLOT_BYTES = 8
 RECORD_BYTES_MAX = 1024
 ROW_BYTES_MAX = 16 * 1024
 FORMS_COUNT_MAX = 1_000
+FORMAT_WIDTH_MAX = 250
 DIGEST_BYTES = 16
+CHECK_BYTES = 8
+NO_CHECK = bytes(CHECK_BYTES)
+"""Of a roster without any enrolment."""
 NO_FORM = 0xFFFF
 """No form has this number; a record that bears it is of nobody's making."""
 _LAYOUT_CONTEXT = "stigmergy 2026 layout of columns"
+_ROSTER_CONTEXT = "stigmergy 2026 roster of agents"
 _SHAPES = {"f8": "d", "i8": "q", "i4": "i", "i2": "h", "i1": "b", "u4": "I", "u2": "H", "u1": "B", "b1": "?"}
 """How each code is written by `struct`; a code S16 is 16 bytes, and e2 an enum: the place of its member, as a u2."""
 ENUM = "e2"
@@ -159,61 +165,6 @@ class ColumnRun(Struct, array_like=True, frozen=True):
     """Their causes count the records of this run."""
 
 
-class Directory:
-    """What is needed to read column runs: layouts and templates by digest, and the names of agents by kind.
-
-    Folded from the log, as far as it is known; whoever reads from the middle takes it from a snapshot.
-    """
-
-    def __init__(self) -> None:
-        self.layouts: dict[bytes, Layout] = {}
-        self.templates: dict[bytes, Templates] = {}
-        self.names: dict[str, list[str]] = {}
-        """Of kinds that no table here knows the names of."""
-
-    def declare(self, layout: bytes, templates: bytes) -> None:
-        """Takes in what `ColumnsDeclared` says. Raises JournalCorrupt for what does not decode."""
-        known, made = read_layout(layout), read_templates(templates)
-        self.layouts[known.digest()] = known
-        self.templates[made.digest()] = made
-
-    def declared(self) -> list[tuple[bytes, bytes]]:
-        """All layouts and templates, for a snapshot; pairs of unequal length are filled up with nothing."""
-        layouts = [encode(layout) for layout in self.layouts.values()]
-        templates = [encode(made) for made in self.templates.values()]
-        longest = max(len(layouts), len(templates))
-        layouts += [b""] * (longest - len(layouts))
-        templates += [b""] * (longest - len(templates))
-        return list(zip(layouts, templates, strict=True))
-
-    def restore(self, declared: Sequence[tuple[bytes, bytes]]) -> None:
-        """Takes over what a snapshot says."""
-        for layout, templates in declared:
-            if layout:
-                known = read_layout(layout)
-                self.layouts[known.digest()] = known
-            if templates:
-                made = read_templates(templates)
-                self.templates[made.digest()] = made
-
-    def templates_of(self, digest: bytes) -> Templates:
-        """The templates with this digest."""
-        templates = self.templates.get(digest)
-        if templates is None:
-            raise JournalCorrupt("actions of templates that the log does not declare; restore from a copy")
-        return templates
-
-    def layout_of(self, run: ColumnRun) -> Layout:
-        """The layout of a run's records."""
-        layout = self.layouts.get(run.layout)
-        if layout is None:
-            raise JournalCorrupt(
-                f"events of {run.kind} in a layout that the log does not declare; restore from a copy, or read the log "
-                "from its beginning"
-            )
-        return layout
-
-
 class Record(Struct, frozen=True):
     """One record, taken apart: whose it is, and the bytes of the message."""
 
@@ -234,6 +185,7 @@ class ActionRecord(Struct, frozen=True):
 _layouts = msgspec.msgpack.Decoder(Layout)
 _templates = msgspec.msgpack.Decoder(Templates)
 _any = msgspec.msgpack.Decoder()
+_digits = re.compile("[0-9]{1,9}")
 _record_head = struct.Struct("<IHH")
 _action_head = struct.Struct("<IHHII")
 
@@ -247,6 +199,12 @@ def size_of(code: str) -> int:
     if code.startswith("S") and code[1:].isascii() and code[1:].isdigit() and 0 < int(code[1:]) <= RECORD_BYTES_MAX:
         return int(code[1:])
     raise Malformed(f"{code!r} is no way to store a value; there are {', '.join((*_SHAPES, ENUM))} and S16")
+
+
+def roster_check(previous: bytes, names: Sequence[str]) -> bytes:
+    """What stands for all names of a roster after an enrolment, made of what stood for those before it."""
+    digest = blake3(previous + encode(list(names)), derive_key_context=_ROSTER_CONTEXT)
+    return digest.digest(length=CHECK_BYTES)
 
 
 def read_layout(body: bytes) -> Layout:
@@ -264,21 +222,56 @@ def read_layout(body: bytes) -> Layout:
 
 
 def read_templates(body: bytes) -> Templates:
-    """Decodes templates. Raises JournalCorrupt."""
+    """Decodes and checks templates. Raises JournalCorrupt."""
     try:
         templates = _templates.decode(body)
-    except UNDECODABLE as error:
+        check_templates(templates)
+    except (*UNDECODABLE, Malformed) as error:
         raise JournalCorrupt(f"templates of actions do not decode ({error}); restore from a copy") from None
     if templates.format != LAYOUT_FORMAT or templates.action_bytes % ALIGNMENT:
         raise JournalCorrupt(f"templates of format {templates.format}; use the version that wrote them, or a later one")
     return templates
 
 
+def check_templates(templates: Templates) -> None:
+    """Raises Malformed unless every slot lies in its action, and every number is formatted in a bounded way."""
+    slots_bytes = templates.action_bytes - ACTION_HEAD_BYTES
+    for template in templates.templates:
+        for name, part in template.fields:
+            pieces = part.pieces if isinstance(part, Text) else [part]
+            for piece in pieces:
+                if isinstance(piece, Slot | Formatted):
+                    taken_bytes = max(SLOT_BYTES, size_of(piece.code))
+                    if piece.slot < 0 or piece.slot * SLOT_BYTES + taken_bytes > slots_bytes:
+                        raise Malformed(f"{template.tag}.{name} lies outside of its action")
+                if isinstance(piece, Formatted):
+                    _check_how(piece)
+
+
+def _check_how(piece: Formatted) -> None:
+    """Widths are bounded: a text is made of them whenever the log is read, by whoever reads it."""
+    if any(int(digits) > FORMAT_WIDTH_MAX for digits in _digits.findall(piece.how)):
+        raise Malformed(f"a number formatted with {piece.how!r}; give widths of {FORMAT_WIDTH_MAX} at most")
+    try:
+        format(0.0 if piece.code == "f8" else False if piece.code == "b1" else 0, piece.how)
+    except ValueError as error:
+        raise Malformed(f"a number cannot be formatted with {piece.how!r} ({error})") from None
+
+
 def check_run(run: ColumnRun, layout: Layout) -> None:
     """Raises JournalCorrupt unless a run has as many records as it says, all of them whole."""
-    if len(run.records) != run.count * layout.record_bytes:
+    if run.count < 1 or len(run.records) != run.count * layout.record_bytes:
         raise JournalCorrupt(
             f"{len(run.records)} bytes for {run.count} records of {layout.record_bytes}; restore from a copy"
+        )
+
+
+def check_actions(run: ColumnRun, templates: Templates, first: int) -> None:
+    """Raises JournalCorrupt unless a run's actions are whole, and the next ones of their kind."""
+    if len(run.actions) != run.actions_count * templates.action_bytes or run.first != first:
+        raise JournalCorrupt(
+            f"{len(run.actions)} bytes for {run.actions_count} actions of {templates.action_bytes}, from number "
+            f"{run.first} on where {first} is the next; restore from a copy"
         )
 
 

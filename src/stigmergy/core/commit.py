@@ -204,8 +204,12 @@ def open_commit(body: bytes) -> Commit:
         raise JournalForeign(
             f"shard {commit.shard}, position {commit.position}: commit format {commit.format} with hash algorithm "
             f"{commit.hash_algorithm}; this version reads formats {COMMIT_FORMAT} and {COLUMNS_FORMAT} with "
-            f"{HashAlgorithm.BLAKE3_256}: "
-            "use the version that wrote it, or a later one"
+            f"{HashAlgorithm.BLAKE3_256}: use the version that wrote it, or a later one"
+        )
+    if commit.format == COMMIT_FORMAT and (commit.columns or commit.confirmed):
+        raise JournalCorrupt(
+            f"shard {commit.shard}, position {commit.position}: columns in a commit of format {COMMIT_FORMAT}; "
+            "restore from a copy"
         )
     if not commit.runs or any(run.events < 0 for run in commit.runs):
         raise JournalCorrupt(f"shard {commit.shard}, position {commit.position}: no runs; restore from a copy")

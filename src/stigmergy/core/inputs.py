@@ -26,6 +26,11 @@ class Delivery(Struct, frozen=True):
     """The length of the envelope, if these items are all of it: they cannot take more room in a commit. 0: count them.
     The shard trusts it, so a figure that is too low makes a commit too large, which stops the node."""
 
+    @property
+    def length(self) -> int:
+        """How many inputs there are."""
+        return len(self.items)
+
 
 class ColumnDelivery(Struct, frozen=True):
     """Consecutive records of one source for compiled agents of one kind, all of this shard. Nothing of it is consumed
@@ -45,6 +50,11 @@ class ColumnDelivery(Struct, frozen=True):
     epoch: int = 0
     start: int = 0
     """So many of the records were taken before."""
+
+    @property
+    def length(self) -> int:
+        """How many inputs are left."""
+        return self.count - self.start
 
 
 class Ask(Struct, frozen=True):

@@ -14,7 +14,7 @@ import msgspec
 
 from stigmergy.core.agent import step_time_ns
 from stigmergy.core.codec import tag_of
-from stigmergy.core.columns import ColumnRun, Layout, check_run, read_records
+from stigmergy.core.columns import ColumnRun, Layout, check_actions, check_run, read_records
 from stigmergy.core.commit import Commit, Run
 from stigmergy.core.effects import TIMERS
 from stigmergy.core.errors import FoldMismatch, JournalCorrupt
@@ -80,6 +80,7 @@ def _fold_columns(state: ShardState, commit: Commit) -> None:
         else:
             table.fold(run.records, layout, run.time_ns)
         if run.actions_count:
+            check_actions(run, state.directory.templates_of(run.templates), state.blocks.next_sequence(run.kind))
             state.blocks.owe(commit.incarnation, commit.position, index, run)
             index += run.actions_count
 
@@ -148,12 +149,15 @@ def _fold_into_table(state: ShardState, address: str, agent_plan: AgentPlan, bod
     if isinstance(event, FACTS):
         state.note(address, event, now_ns)
         return
-    table, agent = state.table_at(address)
-    if table is None or event is None:
+    if event is None:
         return
+    kind, _, name = address.partition("/")
+    table = state.tables[kind]
+    agent = table.find(name)
     if agent < 0:
         agent = len(table)
-        table.enroll((address.partition("/")[2],))
+        table.enroll((name,))
+        state.directory.unlisted.setdefault(kind, []).append(name)
     table.fold(table.record_of(agent, event), table.layout, now_ns)
 
 

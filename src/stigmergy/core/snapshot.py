@@ -63,6 +63,8 @@ class Tables(Struct, array_like=True, frozen=True):
     actions: list[tuple[str, int, int]] = []
     rosters: dict[str, list[str]] = {}
     """Names of agents that were compiled once and are not any more."""
+    unlisted: dict[str, list[str]] = {}
+    """Names of compiled agents that have a number and are in no `AgentsEnrolled` yet."""
 
 
 class Kind(Struct, array_like=True, frozen=True):
@@ -117,6 +119,7 @@ def tables_of(state: ShardState) -> Tables:
         blocks=list(state.blocks.owed()),
         actions=state.blocks.sent(),
         rosters=state.directory.names,
+        unlisted=state.directory.unlisted,
     )
 
 
@@ -196,10 +199,13 @@ class SnapshotTaking:
             genesis=state.genesis,
         )
         self._header: bytes | None = zlib.compress(encode_header(header), 1)
-        # Begun now, all of them: a table fixes its rows when its snapshot begins.
+        # Begun now, all of them: a table fixes its rows when its snapshot begins. Tables note what changes since the
+        # last one that was begun; where that one was given up, and is not our base, they give out everything.
+        full = not base or base != state.rows_since
         self._tables = [
-            (kind, encode(table.layout), table.begin_snapshot(full=not base)) for kind, table in state.tables.items()
+            (kind, encode(table.layout), table.begin_snapshot(full=full)) for kind, table in state.tables.items()
         ]
+        state.rows_since = state.position
 
     def keep_images(self, touched: Mapping[str, Any]) -> None:
         """Remembers agents as they were before a commit that was sealed since."""
@@ -296,7 +302,13 @@ def read_header(body: bytes) -> Header:
 
 
 def load_tables(state: ShardState, tables: Tables) -> None:
-    """Puts the tables of a snapshot in place of the state's own."""
+    """Puts the tables of a snapshot in place of the state's own. The agents of its parts are there already.
+
+    Raises FoldMismatch for agents with numbers whose kind has become a compiled one: replay the log instead.
+    """
+    for kind in tables.rosters:
+        if kind in state.tables:
+            raise _other_engine(kind, "interpreted")
     state.position = tables.position
     state.digest = tables.digest
     state.epoch = tables.epoch
@@ -309,15 +321,17 @@ def load_tables(state: ShardState, tables: Tables) -> None:
     state.answers.restore(tables.answers)
     state.letters.restore(tables.letters)
     state.failures.restore(tables.failures)
+    for address in state.stopped:  # by the snapshot that this one adds to
+        state.stop_row(address, stopped=False)
     state.stopped = dict(tables.stopped)
     state.signers = list(tables.signers)
     state.directory.restore(tables.declared)
     state.directory.names = {kind: list(names) for kind, names in tables.rosters.items()}
+    state.directory.unlisted = {kind: list(names) for kind, names in tables.unlisted.items()}
     state.blocks.restore(tables.actions, tables.blocks)
+    state.rows_since = tables.position
     for address in state.stopped:
-        table, agent = state.table_at(address)
-        if table is not None and agent >= 0:
-            table.stop(agent, True)
+        state.stop_row(address, stopped=True)
 
 
 def load_agents(state: ShardState, header: Header, part: bytes) -> None:
@@ -326,7 +340,7 @@ def load_agents(state: ShardState, header: Header, part: bytes) -> None:
     Raises FoldMismatch where a kind has changed and its `upcast_state` does not say how: replay the log instead.
     """
     if part.startswith(TABLE_PART):
-        _load_rows(state, part)
+        _load_rows(state, header, part)
         return
     written = {kind.kind: kind for kind in header.kinds}
     try:
@@ -339,6 +353,8 @@ def load_agents(state: ShardState, header: Header, part: bytes) -> None:
         old = written.get(kind)
         if plan is None or old is None:
             raise FoldMismatch(f"the snapshot has agents of kind {kind!r}, which this fleet does not; add the class")
+        if plan.engine is not None:
+            raise _other_engine(kind, "interpreted")
         try:
             if (old.version, old.layout) == (plan.version, plan.layout):
                 state.agents[address] = plan.restore(body)
@@ -351,19 +367,29 @@ def load_agents(state: ShardState, header: Header, part: bytes) -> None:
             ) from None
 
 
-def _load_rows(state: ShardState, part: bytes) -> None:
-    """Puts the rows of one part into their table."""
+def _load_rows(state: ShardState, header: Header, part: bytes) -> None:
+    """Puts the rows of one part into their table. Those of another version or layout of the class are made anew."""
     try:
         kind, layout, body = _table_parts.decode(part[len(TABLE_PART) :])
     except UNDECODABLE as error:
         raise JournalCorrupt(f"a part of a snapshot does not decode ({error}); an older one is used") from None
     table = state.tables.get(kind)
     if table is None:
+        raise _other_engine(kind, "compiled")
+    plan = state.plans[kind]
+    if Kind(kind, plan.version, plan.layout) not in header.kinds:
         raise FoldMismatch(
-            f"the snapshot has compiled agents of kind {kind!r}, which is not compiled here; declare the class with "
-            "compiled=, or keep the whole log so that it can be replayed"
+            f"{kind} was another version in the snapshot, and rows of compiled agents are not carried over; "
+            "keep the whole log so that it can be replayed"
         )
     table.load(body, read_layout(layout))
+
+
+def _other_engine(kind: str, was: str) -> FoldMismatch:
+    return FoldMismatch(
+        f"{kind} was {was} in the snapshot, and is not any more; declare it as it was, or keep the whole log so that "
+        "it can be replayed"
+    )
 
 
 def _carry_over(plan: AgentPlan, old: Kind, address: str, body: bytes) -> Any:

@@ -13,8 +13,8 @@ from msgspec import Struct
 
 from stigmergy.core.agent import Agent
 from stigmergy.core.blocks import Blocks
-from stigmergy.core.columns import Directory
-from stigmergy.core.commit import GENESIS, Head
+from stigmergy.core.commit import GENESIS, Commit, Head
+from stigmergy.core.directory import Directory
 from stigmergy.core.effects import WindowClosed
 from stigmergy.core.errors import ConfigError, DefinitionError, JournalCorrupt, UnknownKind
 from stigmergy.core.marks import Marks
@@ -111,6 +111,8 @@ class ShardState:
         """The compiled ones, by kind."""
         self.enrolled: dict[str, int] = {}
         """How many agents of each table are durable."""
+        self.rows_since = 0
+        """The position of the last snapshot that was begun or loaded: since then tables note which rows change."""
         self.directory = Directory()
         self.blocks = Blocks()
         self.marks = Marks()
@@ -190,11 +192,11 @@ class ShardState:
                 self.letters.take(event.letter)
             case AgentStopped():
                 self.stopped[address] = event.reason
-                self._stop_row(address, stopped=True)
+                self.stop_row(address, stopped=True)
             case AgentResumed():
                 self.stopped.pop(address, None)
                 self.failures.forget(address)
-                self._stop_row(address, stopped=False)
+                self.stop_row(address, stopped=False)
             case ColumnsDeclared():
                 self.directory.declare(event.layout, event.templates)
             case AgentsEnrolled():
@@ -213,24 +215,43 @@ class ShardState:
         if isinstance(event, InputFailed) and address:
             self.failures.add(address, time_ns, self.plan_at(address).supervision.within_s)
 
-    def _stop_row(self, address: str, *, stopped: bool) -> None:
+    def stop_row(self, address: str, *, stopped: bool) -> None:
+        """Tells the table of a compiled agent that its records halt a stretch from now on, or no longer."""
         table, agent = self.table_at(address)
         if table is not None and agent >= 0:
             table.stop(agent, stopped)
 
     def _enroll(self, event: AgentsEnrolled) -> None:
-        table = self.tables.get(event.kind)
-        names = self.directory.names.setdefault(event.kind, []) if table is None else None
-        known = len(table) if table is not None else len(names or ())
-        if event.first != known:
-            raise JournalCorrupt(
-                f"{event.kind} has {known} agents, and the next ones are enrolled from {event.first} on; "
-                "restore from a copy"
-            )
-        if table is not None:
-            table.enroll(event.names)
-        elif names is not None:
+        table, directory = self.tables.get(event.kind), self.directory
+        if table is None:
+            names = directory.names.setdefault(event.kind, [])
+            _check_first(event, len(names))
             names.extend(event.names)
+            return
+        _check_first(event, len(table) - len(directory.unlisted.get(event.kind, ())))
+        new = event.names[directory.list_names(event.kind, event.names) :]
+        if new:
+            table.enroll(new)
+
+    def follow(self, commit: Commit, enrolled: Mapping[str, int]) -> None:
+        """A commit has become durable: queries see what it did to compiled agents, and the new ones among them."""
+        for run in commit.columns:
+            self.tables[run.kind].follow(run.records, run.time_ns)
+        self.enrolled = dict(enrolled)
+
+    def catch_up(self) -> None:
+        """Everything was replayed, and so is durable."""
+        for table in self.tables.values():
+            table.catch_up()
+        self.enrolled = {kind: len(table) for kind, table in self.tables.items()}
+
+
+def _check_first(event: AgentsEnrolled, known: int) -> None:
+    if event.first != known:
+        raise JournalCorrupt(
+            f"{event.kind} has {known} agents, and the next ones are enrolled from {event.first} on; "
+            "restore from a copy"
+        )
 
 
 def evolve_event(plan: Plan, agent: Any, event: Any, now_ns: int) -> None:

@@ -28,10 +28,13 @@ ActionT = TypeVar("ActionT", bound=Action)
 WorkT = TypeVar("WorkT", bound=Work)
 AgentT = TypeVar("AgentT", bound=Agent)
 AttachmentT = TypeVar("AttachmentT", bound=Attachment)
+BatchedHandT = TypeVar("BatchedHandT", bound="BatchedHand")
 PolledT = TypeVar("PolledT", bound=Polled)
 PushedT = TypeVar("PushedT", bound=Pushed)
 Hand = Callable[[Order[Any]], Awaitable[Event | None] | Event | None]
 """An actuator or worker: given an order, it returns when it is done, or raises."""
+BatchedHand = Callable[[Any], Awaitable[None] | None]
+"""The same for many orders at once: see runtime/columns/orders.py."""
 
 
 class Hands(Struct, frozen=True):
@@ -40,6 +43,8 @@ class Hands(Struct, frozen=True):
     by_tag: dict[str, tuple[type[Action] | type[Work], Hand]]
     patience: dict[str, Patience] = {}
     """How often and for how long; the settings say it for those that are not named here."""
+    batched: dict[str, tuple[type[Action], BatchedHand]] = {}
+    """Who carries out actions of compiled agents in bulk."""
 
 
 class Equipment:
@@ -51,6 +56,7 @@ class Equipment:
     def __init__(self) -> None:
         self._hands: dict[str, tuple[type[Action] | type[Work], Hand]] = {}
         self._patience: dict[str, Patience] = {}
+        self._batched: dict[str, tuple[type[Action], BatchedHand]] = {}
         self._nobody: dict[str, str] = {}
         self.attachments: list[Attachment] = []
         self.sensors: dict[str, SensorSpec] = {}
@@ -59,7 +65,7 @@ class Equipment:
     @property
     def hands(self) -> Hands:
         """The registered actuators and workers."""
-        return Hands(dict(self._hands), dict(self._patience))
+        return Hands(dict(self._hands), dict(self._patience), dict(self._batched))
 
     def attach(self, attachment: AttachmentT) -> AttachmentT:
         """Has something that sensors and actuators share opened with each node of this fleet, and closed with it."""
@@ -185,6 +191,30 @@ class Equipment:
             seen: Confirm | None = confirm
             _check_hand("actuator", Action, action, hand)
             self._register(action, hand if seen is None else confirmed(hand, seen), Patience(tries, within_s))
+            return hand
+
+        return register
+
+    def batch_actuator(
+        self, action: type[ActionT], *, tries: int | None = None, within_s: float | None = None
+    ) -> Callable[[BatchedHandT], BatchedHandT]:
+        """Registers who carries out this action for compiled agents, many orders at a time: it is given `Orders`.
+
+        Returning confirms all of them. What interpreted agents ask for, and what makes agents safe, still needs an
+        actuator.
+        """
+
+        def register(hand: BatchedHandT) -> BatchedHandT:
+            _check_hand("batch_actuator", Action, action, hand)
+            tag = spec_of(action).tag
+            if tag in self._batched:
+                raise DefinitionError(
+                    f"fleet {self.name!r}: {action.__name__} has somebody to carry it out in bulk already"
+                )
+            patience = Patience(tries, within_s)
+            patience.check(f"fleet {self.name!r}: {action.__name__}")
+            self._batched[tag] = (action, hand)
+            self._patience.setdefault(tag, patience)
             return hand
 
         return register

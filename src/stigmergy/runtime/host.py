@@ -13,18 +13,19 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
+from stigmergy.core.codec import open_envelope
 from stigmergy.core.errors import Bug, NotRunning
 from stigmergy.core.inputs import (
+    ActionsConfirmed,
+    ColumnDelivery,
     Delivery,
     EffectSettled,
     EffectsSettled,
     EnrollSigner,
-    SafeActionOut,
     SequencesSkipped,
     SnapshotStored,
-    Verdict,
 )
-from stigmergy.core.messages import SECOND_NS, Action
+from stigmergy.core.messages import SECOND_NS
 from stigmergy.core.outbox import Pending
 from stigmergy.core.ready import Stepped
 from stigmergy.core.shard import Shard
@@ -33,6 +34,10 @@ from stigmergy.ports.journal import Journal
 from stigmergy.ports.trust import Signer, Verifier
 from stigmergy.runtime.alarms import Alarms
 from stigmergy.runtime.audit.signers import check_ends, check_own_key
+from stigmergy.runtime.columns.following import catch_up, durable_agent, follow
+from stigmergy.runtime.columns.hands import BlockHands
+from stigmergy.runtime.columns.intake import ColumnIntake
+from stigmergy.runtime.columns.joining import join_letters
 from stigmergy.runtime.committer import Committer, Flight
 from stigmergy.runtime.declaration import Declaration
 from stigmergy.runtime.effector import Effector
@@ -41,9 +46,12 @@ from stigmergy.runtime.ingress import Ingress
 from stigmergy.runtime.intake import Intake, Waiter
 from stigmergy.runtime.mailbox import Letter, Mailbox
 from stigmergy.runtime.recovery import Recovered, Recovery, check_receivers
+from stigmergy.runtime.repeats import Repeats
+from stigmergy.runtime.safety import Safety
 from stigmergy.runtime.settings import Settings
-from stigmergy.runtime.staleness import Staleness, safe_actions_of
+from stigmergy.runtime.staleness import Staleness
 from stigmergy.runtime.tells import SHARD_SINKS, letter_of
+from stigmergy.runtime.waking import Waker
 
 DRAIN_LOOK_S = 0.002
 """How often a stop looks whether everything is done."""
@@ -71,11 +79,14 @@ class Host:
         self.key = (signer.algorithm, signer.public_key)
         self._trusted = tuple(trusted)
         """Other keys whose end of the log we believe; our own signature we always do."""
+        self._waker = Waker(self._turn)
+        self._wake = self._waker.wake
         self.shards: list[Shard] = []
         self.mailbox = Mailbox(
             self.settings.commands_count_max, self.settings.telemetry_items_max, self.settings.telemetry_bytes_max
         )
         self.ingress = Ingress(
+            open_envelope,
             self._consumed,
             gap_wait_ns=int(self.settings.gap_wait_s * SECOND_NS),
             gap_deliveries_max=self.settings.gap_deliveries_max,
@@ -84,16 +95,26 @@ class Host:
         self.effector = Effector(
             declaration.hands, declaration.plans, self.settings, journal.identity.incarnation, self._settle
         )
+        self._safety = Safety(self.shards, self.effector, clock, self.intake.put_inside)
+        self.columns = ColumnIntake(
+            declaration,
+            self.shards,
+            self.mailbox,
+            self.intake,
+            clock.monotonic_ns,
+            gap_wait_ns=int(self.settings.gap_wait_s * SECOND_NS),
+            gap_deliveries_max=self.settings.gap_deliveries_max,
+        )
+        self.block_hands = BlockHands(
+            declaration.hands, lambda number: self.shards[number].state, self.settings, self._confirmed
+        )
         self.failure: Exception | None = None
         self._failed = asyncio.Event()
         self._alarms = Alarms()
         self._staleness = Staleness(declaration.plans)
-        self._turn_scheduled = False
-        self._timer: asyncio.TimerHandle | None = None
-        self._armed_ns = 0
         self._check_every_ns = int(self.settings.retention.check_every_s * SECOND_NS)
         self._durable: list[int] = []
-        self._repeats: list[tuple[int, int, tuple[str, str], Verdict]] = []
+        self._repeats = Repeats(self.durable_position, self.intake.answer)
 
     # ------------------------------------------------------------------ life
 
@@ -117,9 +138,10 @@ class Host:
         self._ring(now_ns, monotonic_ns)
         for shard in self.shards:
             self._release(shard.state.shard, list(shard.state.outbox.owed()))
+            self.block_hands.release(shard.state.shard, list(shard.state.blocks.owed()))
             for address in shard.state.stopped:
                 # Whether its safe action went out before the node stopped is not known.
-                self._make_safe(shard, address, "stopped by its supervision before this start", journal=True)
+                self._safety.make_safe(shard, address, "stopped by its supervision before this start", journal=True)
         self._wake()
         return recovered
 
@@ -128,6 +150,10 @@ class Host:
         recovery = Recovery(self.journal, declaration.plans, self.verifier, self.settings.limits)
         recovered = recovery.recover()
         self.shards.extend(Shard(state, declaration.shards) for state in recovered.states)
+        for state in recovered.states:
+            catch_up(state)
+            for table in state.tables.values():
+                table.batch(list(declaration.hands.batched))
         self._durable = [state.position for state in recovered.states]
         self.housekeeper = Housekeeper(self.shards, self.journal, self.settings, self.clock, self._snapshot_stored)
         for number, basis in enumerate(recovered.bases):
@@ -144,7 +170,7 @@ class Host:
             self._written,
             self._give_up,
         )
-        self._watches = (self._alarms, self._staleness, self.ingress, self.committer)
+        self._watches = (self._alarms, self._staleness, self.ingress, self.columns, self.committer)
         return recovered
 
     async def stop(self) -> None:
@@ -156,12 +182,14 @@ class Host:
         self.committer.draining = True
         deadline_s = self._loop_time() + self.settings.drain_s
         while self.failure is None and self._loop_time() < deadline_s:
-            if not (self.mailbox.waiting or self.effector.busy) and self.committer.idle:
+            busy = self.mailbox.waiting or self.effector.busy or self.block_hands.busy
+            if not busy and self.committer.idle:
                 break
             self._wake()
             await asyncio.sleep(DRAIN_LOOK_S)
         await self.effector.wait_safe(self.settings.drain_s)
         await self.effector.close()
+        await self.block_hands.close()
         # What the last effects have left to write; bounded as well, because a disk may stall.
         while self.failure is None and self._loop_time() < deadline_s + self.settings.drain_s:
             if not self.mailbox.pressing and self.committer.idle:
@@ -178,6 +206,7 @@ class Host:
         """Ends at once, as a crash would: nothing more is written, nobody is told. For simulations."""
         self._halt(NotRunning("the node was killed"))
         await self.effector.close()
+        await self.block_hands.close()
 
     def durable_position(self, shard: int) -> int:
         """The position up to which a shard is on disk."""
@@ -187,6 +216,8 @@ class Host:
         """An agent as it is on disk; None for one that is not there yet."""
         number = self.intake.shard_of(address)
         shard = self.shards[number]
+        if address.partition("/")[0] in shard.state.tables:
+            return durable_agent(shard.state, address)
         flight = self.committer.flight
         for ready in flight.readies if flight else ():
             if ready.sealed.shard == number and address in ready.touched:
@@ -207,20 +238,19 @@ class Host:
             self.failure = error
         self._failed.set()
         self.intake.close(str(error))
-        if self._timer is not None:
-            self._timer.cancel()
+        self._waker.end()
         self.committer.abandon(error)
         self.intake.fail_all(error)
+        self.columns.fail_all(error)
 
     def _fail(self, error: Exception) -> None:
         """The journal or we ourselves have failed: agents are made safe without the disk, and nothing more is done."""
         if self.failure is not None:
             return
         self.effector.halt()
+        self.block_hands.halt()
         try:
-            for shard in self.shards:
-                for address in list(shard.state.agents):
-                    self._make_safe(shard, address, "", journal=False)
+            self._safety.make_all_safe()
         finally:
             self._halt(error)
 
@@ -233,13 +263,7 @@ class Host:
 
     # ------------------------------------------------------------------ turns
 
-    def _wake(self) -> None:
-        if not self._turn_scheduled and self.failure is None:
-            self._turn_scheduled = True
-            asyncio.get_running_loop().call_soon(self._turn)
-
     def _turn(self) -> None:
-        self._turn_scheduled = False
         if self.failure is not None:
             return
         try:
@@ -262,18 +286,19 @@ class Host:
         """What time brings: stale agents are made safe, timers and gaps that ran out become inputs."""
         for stale in self._staleness.due(monotonic_ns):
             shard = self.shards[self.intake.shard_of(stale.agent)]
-            self._send_safe(shard, stale.agent, stale.rule.then, stale.because, journal=True)
+            self._safety.send(shard, stale.agent, stale.rule.then, stale.because, journal=True)
         for number, due in self._alarms.due(now_ns, monotonic_ns):
             self.intake.put_inside(number, due)
         self.intake.post(self.ingress.overdue(monotonic_ns))
+        self.columns.overdue(monotonic_ns)
 
     def _step(self, now_ns: int, monotonic_ns: int) -> bool:
         """Steps what waits, as far as there is room; whether there was anything."""
         room = self.committer.room
         if not room or not self.mailbox.waiting:
             return False
-        owed = sum(shard.state.outbox.count for shard in self.shards)
-        letters = list(self.mailbox.take(room, telemetry=owed < self.settings.owed_count_max))
+        owed = sum(shard.state.outbox.count + shard.state.blocks.count for shard in self.shards)
+        letters = join_letters(list(self.mailbox.take(room, telemetry=owed < self.settings.owed_count_max)))
         left: list[Letter] = []
         for number, shard in enumerate(self.shards):
             mine = letters if len(self.shards) == 1 else [letter for letter in letters if letter.shard == number]
@@ -304,7 +329,7 @@ class Host:
             self._staleness.refresh(address, event, monotonic_ns)
         number = shard.state.shard
         for address, command_id, verdict, position in stepped.repeats:
-            self._repeats.append((number, position, (address, command_id), verdict))
+            self._repeats.add(number, position, (address, command_id), verdict)
         taken = len(letters) - len(stepped.left)
         left = [
             Letter(number, one, letter.tickets, letter.items, letter.size_bytes)
@@ -319,7 +344,7 @@ class Host:
                 ticket.resolve()
             else:
                 self.committer.notify(ticket, written=stepped.wait_ns is not None)
-        self._answer_repeats()
+        self._repeats.give()
         return left
 
     def _refuse(self, stepped: Stepped, letters: Sequence[Letter]) -> None:
@@ -332,6 +357,9 @@ class Host:
                         ticket.fail(error)
             if isinstance(untaken, Delivery | SequencesSkipped):
                 self.ingress.forget(untaken.source, untaken.incarnation)
+            if isinstance(untaken, ColumnDelivery | SequencesSkipped):
+                for number in range(len(self.shards)):
+                    self.columns.forget(number, untaken.source, untaken.incarnation)
 
     def _written(self, flight: Flight) -> None:
         if self.failure is not None:
@@ -359,12 +387,14 @@ class Host:
             for timer, set_at_ns in ready.timers:
                 self._alarms.set(number, timer, set_at_ns, monotonic_ns)
             for address in ready.stopped:
-                self._make_safe(self.shards[number], address, "stopped by its supervision", journal=True)
+                self._safety.make_safe(self.shards[number], address, "stopped by its supervision", journal=True)
             self._release(number, ready.owed)
+            follow(self.shards[number].state, ready)
+            self.block_hands.release(number, ready.blocks)
             self.housekeeper.durable(ready)
         for ticket in flight.tickets:
             ticket.resolve()
-        self._answer_repeats()
+        self._repeats.give()
 
     def _release(self, number: int, owed: Sequence[Pending]) -> None:
         """Hands durable effects to who carries them out; tells become deliveries of the shard they go to."""
@@ -378,33 +408,16 @@ class Host:
             letter = letter_of(number, self.shards[number].epoch, sink, pendings, self.intake.put_inside)
             self.mailbox.put_inside(letter)
 
-    def _make_safe(self, shard: Shard, address: str, because: str, *, journal: bool) -> None:
-        """Sends out an agent's safe actions; they are written down afterwards if the journal lives."""
-        plan = shard.state.plans[address.partition("/")[0]]
-        for action in safe_actions_of(plan):
-            self._send_safe(shard, address, action, because, journal=journal)
-
-    def _send_safe(self, shard: Shard, address: str, action: Action, because: str, *, journal: bool) -> None:
-        state = shard.state
-        self.effector.release_safe(state.shard, state.position, address, action, self.clock.monotonic_ns())
-        if journal:
-            self.intake.put_inside(state.shard, SafeActionOut(address, type(action).__name__, because))
-
     def _settle(self, number: int, settled: EffectSettled | EffectsSettled) -> None:
         if self.failure is None:
             self.intake.put_inside(number, settled)
 
+    def _confirmed(self, number: int, confirmed: ActionsConfirmed) -> None:
+        if self.failure is None:
+            self.intake.put_inside(number, confirmed)
+
     def _snapshot_stored(self, number: int, stored: SnapshotStored) -> None:
         self.intake.put_inside(number, stored)
-
-    def _answer_repeats(self) -> None:
-        waiting: list[tuple[int, int, tuple[str, str], Verdict]] = []
-        for number, position, command, verdict in self._repeats:
-            if position <= self._durable[number]:
-                self.intake.answer(command, verdict)
-            else:
-                waiting.append((number, position, command, verdict))
-        self._repeats = waiting
 
     def _arm(self, monotonic_ns: int, latest_ns: int | None = None) -> None:
         """Sets the clock for the next turn that nobody else will cause. One that rings too early does no harm."""
@@ -413,13 +426,7 @@ class Host:
             at_ns = watch.next_ns
             if at_ns is not None and at_ns < due_ns:
                 due_ns = at_ns
-        if monotonic_ns < self._armed_ns <= due_ns:
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._armed_ns = due_ns
-        wait_s = max(0, due_ns - monotonic_ns) / SECOND_NS
-        self._timer = asyncio.get_running_loop().call_later(wait_s, self._wake)
+        self._waker.arm(monotonic_ns, due_ns)
 
     def _now_ns(self) -> int:
         """Never behind what has been journaled."""

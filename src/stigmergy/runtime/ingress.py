@@ -7,10 +7,10 @@ only reads how far each source has been consumed.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, Generic, Protocol, Self, TypeVar
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
-from stigmergy.core.codec import Envelope, open_envelope
 from stigmergy.core.errors import Overloaded, StaleEpoch, StigmergyError
 from stigmergy.runtime.mailbox import Ticket
 
@@ -23,6 +23,42 @@ EXPECTED_COUNT_MAX = 100_000
 """Sources whose next number is remembered here; the marks know the others, which then may have to wait for a gap."""
 
 
+class Parcel(Protocol):
+    """What is numbered: consecutive inputs of one source, in an envelope or a column batch."""
+
+    @property
+    def source(self) -> str:
+        """Who counts."""
+        ...
+
+    @property
+    def incarnation(self) -> int:
+        """Which life of the source it is."""
+        ...
+
+    @property
+    def sequence(self) -> int:
+        """The number of the first input."""
+        ...
+
+    @property
+    def lost(self) -> int:
+        """So many numbers before it will never come."""
+        ...
+
+    @property
+    def count(self) -> int:
+        """How many inputs there are."""
+        ...
+
+    def with_lost(self, lost: int) -> Self:
+        """The same with another number of lost ones."""
+        ...
+
+
+ParcelT = TypeVar("ParcelT", bound=Parcel)
+
+
 class IngressCounters(Struct):
     """What came through the door."""
 
@@ -33,19 +69,19 @@ class IngressCounters(Struct):
     refused: int = 0
 
 
-class Early(Struct):
+class Early(Struct, Generic[ParcelT]):
     """An envelope that came before those that should precede it."""
 
-    envelope: Envelope
+    envelope: ParcelT
     size_bytes: int
     tickets: tuple[Ticket, ...]
     since_ns: int
 
 
-class Accept(Struct, frozen=True):
+class Accept(Struct, Generic[ParcelT], frozen=True):
     """What the door lets through: an envelope in order, or the end of a gap that nobody filled."""
 
-    envelope: Envelope
+    envelope: ParcelT
     size_bytes: int
     tickets: tuple[Ticket, ...]
     skip_to: int = 0
@@ -54,22 +90,30 @@ class Accept(Struct, frozen=True):
     """Whether their sender said that they are lost; otherwise they did not come in time."""
 
 
-class Ingress:
-    """Keeps the order of each source. `consumed` tells how far a source has been consumed by the shards."""
+class Ingress(Generic[ParcelT]):
+    """Keeps the order of each source. `open_parcel` decodes, `consumed` tells how far the shards have consumed it."""
 
-    def __init__(self, consumed: Callable[[str, int], int], *, gap_wait_ns: int, gap_deliveries_max: int) -> None:
+    def __init__(
+        self,
+        open_parcel: Callable[[Any], ParcelT],
+        consumed: Callable[[str, int], int],
+        *,
+        gap_wait_ns: int,
+        gap_deliveries_max: int,
+    ) -> None:
+        self._open_parcel = open_parcel
         self._consumed = consumed
         self._gap_wait_ns = gap_wait_ns
         self._gap_deliveries_max = gap_deliveries_max
         self._expected: dict[tuple[str, int], int] = {}
-        self._early: dict[tuple[str, int], dict[int, Early]] = {}
+        self._early: dict[tuple[str, int], dict[int, Early[ParcelT]]] = {}
         self._early_count = 0
         self.counters = IngressCounters()
 
-    def open(self, data: bytes) -> Envelope:
-        """Opens an envelope; raises Malformed or TooLarge and counts it."""
+    def open(self, data: bytes | memoryview) -> ParcelT:
+        """Opens an envelope or a batch; raises Malformed or TooLarge and counts it."""
         try:
-            envelope = open_envelope(data)
+            envelope = self._open_parcel(data)
         except StigmergyError:
             self.counters.malformed += 1
             raise
@@ -81,8 +125,8 @@ class Ingress:
         return envelope
 
     def admit(
-        self, envelope: Envelope, size_bytes: int, tickets: tuple[Ticket, ...], monotonic_ns: int
-    ) -> list[Accept]:
+        self, envelope: ParcelT, size_bytes: int, tickets: tuple[Ticket, ...], monotonic_ns: int
+    ) -> list[Accept[ParcelT]]:
         """What may go to the step now: nothing yet for one that came early; more than one when it fills a gap."""
         key = (envelope.source, envelope.incarnation)
         expected = self._expected.get(key)
@@ -93,13 +137,13 @@ class Ingress:
             self._expect(key, expected)
             return []
         accepted = [self._in_order(envelope, size_bytes, tickets, expected)]
-        self._expect(key, max(expected, envelope.sequence + len(envelope.items)))
+        self._expect(key, max(expected, envelope.sequence + envelope.count))
         accepted += self._release(key)
         return accepted
 
-    def overdue(self, monotonic_ns: int) -> list[Accept]:
+    def overdue(self, monotonic_ns: int) -> list[Accept[ParcelT]]:
         """Early ones that have waited long enough: the gap before them is declared lost."""
-        accepted: list[Accept] = []
+        accepted: list[Accept[ParcelT]] = []
         for key in list(self._early):
             waiting = self._early[key]
             lowest = min(waiting)
@@ -108,7 +152,7 @@ class Ingress:
             early = self._pop(key, lowest)
             self.counters.gaps += 1
             accepted.append(Accept(early.envelope, early.size_bytes, early.tickets, skip_to=lowest))
-            self._expect(key, max(self._expected.get(key, 0), lowest + len(early.envelope.items)))
+            self._expect(key, max(self._expected.get(key, 0), lowest + early.envelope.count))
             accepted += self._release(key)
         return accepted
 
@@ -134,16 +178,16 @@ class Ingress:
         if len(self._expected) > EXPECTED_COUNT_MAX:
             del self._expected[next(iter(self._expected))]
 
-    def _hold(self, key: tuple[str, int], early: Early) -> None:
+    def _hold(self, key: tuple[str, int], early: Early[ParcelT]) -> None:
         waiting = self._early.get(key, {})
         before = waiting.get(early.envelope.sequence)
         if before is not None:
             # A repetition. The longer one stays, so that everybody who waits gets what they wait for.
             before.tickets = (*before.tickets, *early.tickets)
             lost = max(before.envelope.lost, early.envelope.lost)
-            if len(early.envelope.items) > len(before.envelope.items):
+            if early.envelope.count > before.envelope.count:
                 before.envelope, before.size_bytes = early.envelope, early.size_bytes
-            before.envelope = structs.replace(before.envelope, lost=lost)
+            before.envelope = before.envelope.with_lost(lost)
             return
         if self._early_count >= self._gap_deliveries_max:
             self.counters.refused += 1
@@ -155,26 +199,28 @@ class Ingress:
         self._early_count += 1
         self._early.setdefault(key, waiting)[early.envelope.sequence] = early
 
-    def _release(self, key: tuple[str, int]) -> list[Accept]:
+    def _release(self, key: tuple[str, int]) -> list[Accept[ParcelT]]:
         """Early ones whose turn has come."""
-        accepted: list[Accept] = []
+        accepted: list[Accept[ParcelT]] = []
         while waiting := self._early.get(key):
             lowest, expected = min(waiting), self._expected[key]
             if lowest - waiting[lowest].envelope.lost > expected:
                 break
             early = self._pop(key, lowest)
-            self._expect(key, max(expected, lowest + len(early.envelope.items)))
+            self._expect(key, max(expected, lowest + early.envelope.count))
             accepted.append(self._in_order(early.envelope, early.size_bytes, early.tickets, expected))
         return accepted
 
-    def _in_order(self, envelope: Envelope, size_bytes: int, tickets: tuple[Ticket, ...], expected: int) -> Accept:
+    def _in_order(
+        self, envelope: ParcelT, size_bytes: int, tickets: tuple[Ticket, ...], expected: int
+    ) -> Accept[ParcelT]:
         """One whose turn has come. What is still missing before it is what its sender has declared lost."""
         if envelope.sequence <= expected:
             return Accept(envelope, size_bytes, tickets)
         self.counters.gaps += 1
         return Accept(envelope, size_bytes, tickets, skip_to=envelope.sequence, declared=True)
 
-    def _pop(self, key: tuple[str, int], sequence: int) -> Early:
+    def _pop(self, key: tuple[str, int], sequence: int) -> Early[ParcelT]:
         waiting = self._early[key]
         early = waiting.pop(sequence)
         self._early_count -= 1

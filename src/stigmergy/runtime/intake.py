@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from stigmergy.core.codec import encode, printable
+from stigmergy.core.codec import Envelope, encode, printable
 from stigmergy.core.draft import OVERHEAD_BYTES
 from stigmergy.core.errors import Malformed, NotRunning, Overloaded, UnknownKind
 from stigmergy.core.inputs import ELSEWHERE, LOCAL, Ask, Delivery, Input, SequencesSkipped, Verdict
@@ -68,7 +68,7 @@ class Intake:
         declaration: Declaration,
         shards: list[Shard],
         mailbox: Mailbox,
-        ingress: Ingress,
+        ingress: Ingress[Envelope],
         monotonic_ns: Callable[[], int],
         wake: Callable[[], None],
     ) -> None:
@@ -120,7 +120,7 @@ class Intake:
         self._wake()
         return future
 
-    def post(self, accepted: list[Accept]) -> None:
+    def post(self, accepted: list[Accept[Envelope]]) -> None:
         """Puts what the door let through into the mailbox. For what finds no room, whoever waits is told."""
         full: dict[tuple[str, int], Overloaded] = {}
         for one in accepted:
@@ -172,6 +172,10 @@ class Intake:
         self._wake()
         return future
 
+    def wake(self) -> None:
+        """Something was put into the mailbox."""
+        self._wake()
+
     def put_inside(self, shard: int, one: Input) -> None:
         """Takes an input from inside: a timer, a result, a note."""
         self._mailbox.put_inside(Letter(shard=shard, input=one))
@@ -216,7 +220,7 @@ class Intake:
             shard = self._shard_of[address] = shard_of(address, shards)
         return shard
 
-    def _post(self, accepted: Accept) -> None:
+    def _post(self, accepted: Accept[Envelope]) -> None:
         envelope = accepted.envelope
         policy = self._declaration.policy_of(envelope.source)
         shards = len(self._shards)

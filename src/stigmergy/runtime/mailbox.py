@@ -15,7 +15,7 @@ from typing import Protocol
 from msgspec import Struct, structs
 
 from stigmergy.core.errors import Overloaded
-from stigmergy.core.inputs import Delivery, Input, SequencesSkipped
+from stigmergy.core.inputs import ColumnDelivery, Delivery, Input, SequencesSkipped
 
 
 class Overflow(enum.Enum):
@@ -294,7 +294,7 @@ class Mailbox:
     def _become_note(self, letter: Letter, *, waiting: bool = True) -> None:
         """Counts what is shed and leaves a note in its place, so that its source's mark moves past it."""
         shed = letter.input
-        if not isinstance(shed, Delivery):
+        if not isinstance(shed, Delivery | ColumnDelivery):
             return
         self.counters.shed_items += letter.items
         if waiting:
@@ -305,7 +305,7 @@ class Mailbox:
             source=shed.source,
             incarnation=shed.incarnation,
             epoch=shed.epoch,
-            last=shed.sequence and shed.sequence + len(shed.items) - 1,
+            last=shed.sequence and shed.sequence + shed.length - 1,
             because="shed: more came than could be taken",
         )
 
@@ -321,7 +321,7 @@ class Mailbox:
 
 def _stream(letter: Letter) -> Stream:
     one = letter.input
-    if isinstance(one, Delivery | SequencesSkipped):
+    if isinstance(one, Delivery | ColumnDelivery | SequencesSkipped):
         return (letter.shard, one.source, one.incarnation)
     return (letter.shard, "", 0)
 

@@ -1,0 +1,210 @@
+"""Batched hands: carries out blocks of actions in order, a whole block at a time, and confirms how far it has come.
+
+Blocks of one shard and kind are carried out one after the other; shards and kinds go side by side. A hand that raises
+is tried again with the same orders, so many times; then the block is given up, counted, and the next one follows.
+Nothing is confirmed before everything up to it is over: after a crash the rest comes again, with the same keys and
+sequences.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from stigmergy.core.blocks import Block
+from stigmergy.core.codec import printable
+from stigmergy.core.errors import DeviceRefused
+from stigmergy.core.inputs import ActionsConfirmed
+from stigmergy.core.messages import Action
+from stigmergy.core.state import ShardState
+from stigmergy.runtime.actuators import Patience
+from stigmergy.runtime.columns.orders import Orders, tags_in
+from stigmergy.runtime.effector import PAUSE_S_MAX
+from stigmergy.runtime.equipment import Hands
+from stigmergy.runtime.settings import Settings
+
+Lane = tuple[int, str]
+"""Shard and kind."""
+TROUBLE_CHARS_MAX = 300
+
+
+class BlockCounters(Struct):
+    """What became of actions in blocks."""
+
+    batched: int = 0
+    batched_done: int = 0
+    batched_failed: int = 0
+    batched_retries: int = 0
+
+
+class BlockHands:
+    """Carries out blocks. `confirm` is told, per shard, how far a kind's actions are over."""
+
+    def __init__(
+        self,
+        hands: Hands,
+        states: Callable[[int], ShardState],
+        settings: Settings,
+        confirm: Callable[[int, ActionsConfirmed], None],
+    ) -> None:
+        self._hands = hands
+        self._states = states
+        self._settings = settings
+        self._confirm = confirm
+        self._lanes: dict[Lane, deque[Block]] = {}
+        self._tasks: dict[Lane, asyncio.Task[None]] = {}
+        self._halted = False
+        self.counters = BlockCounters()
+        self.trouble = ""
+        """Why the last block was given up, for people."""
+
+    @property
+    def busy(self) -> int:
+        """How many lanes have something under way."""
+        return len(self._lanes)
+
+    def release(self, shard: int, blocks: Sequence[Block]) -> None:
+        """Has durable blocks carried out, after those of the same shard and kind before them."""
+        if self._halted:
+            return
+        for block in blocks:
+            self.counters.batched += block.count
+            lane = (shard, block.kind)
+            waiting = self._lanes.get(lane)
+            if waiting is not None:
+                waiting.append(block)
+            elif not self._done_at_once(shard, block):
+                self._lanes[lane] = deque([block])
+                self._tasks[lane] = asyncio.ensure_future(self._work_off(lane))
+
+    def halt(self) -> None:
+        """Begins nothing more."""
+        self._halted = True
+
+    async def close(self) -> None:
+        """Ends what is under way. What was not confirmed is released again after the next start."""
+        self._halted = True
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        deadline = asyncio.get_running_loop().time() + self._settings.drain_s
+        # A hand that does not let itself be cancelled is left behind.
+        while not all(task.done() for task in tasks) and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0)
+            if not all(task.done() for task in tasks):
+                await asyncio.sleep(0.001)
+        self._lanes.clear()
+
+    def _done_at_once(self, shard: int, block: Block) -> bool:
+        """Whether plain functions have carried it out, all of them without waiting."""
+        tags = self._tags(shard, block)
+        if any(inspect.iscoroutinefunction(self._call_of(tag)[1]) for tag in tags):
+            return False
+        try:
+            for tag in tags:
+                if inspect.isawaitable(begun := self._begin(shard, block, tag, attempt=1)):
+                    close = getattr(begun, "close", None)
+                    if close is not None:
+                        close()  # it is begun again, in a task of its own
+                    return False
+        except Exception:
+            return False
+        self._over(shard, block, done=True)
+        return True
+
+    async def _work_off(self, lane: Lane) -> None:
+        blocks = self._lanes[lane]
+        try:
+            while blocks and not self._halted:
+                await self._carry_out(lane[0], blocks[0])
+                blocks.popleft()
+        finally:
+            self._tasks.pop(lane, None)
+            self._lanes.pop(lane, None)
+
+    async def _carry_out(self, shard: int, block: Block) -> None:
+        """Carries a block out, type by type; each type is tried for itself, so none is repeated for another's sake."""
+        done = True
+        for tag in self._tags(shard, block):
+            done = await self._carry_out_type(shard, block, tag) and done
+        if not self._halted:
+            self._over(shard, block, done=done)
+
+    async def _carry_out_type(self, shard: int, block: Block, tag: str) -> bool:
+        patience = self._hands.patience.get(tag, Patience())
+        tries = patience.tries or self._settings.effect_tries
+        pause_s = self._settings.effect_pause_s
+        for attempt in range(1, tries + 1):
+            if attempt > 1:
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s * 2, PAUSE_S_MAX)
+                self.counters.batched_retries += 1
+            if self._halted:
+                return False
+            try:
+                begun = self._begin(shard, block, tag, attempt)
+                if inspect.isawaitable(begun):
+                    async with asyncio.timeout(patience.within_s or self._settings.effect_within_s):
+                        await begun
+            except DeviceRefused as error:
+                self.trouble = printable(f"{tag}: {error}", TROUBLE_CHARS_MAX)
+                return False
+            except Exception as error:
+                self.trouble = printable(f"{tag}: {type(error).__name__}: {error}", TROUBLE_CHARS_MAX)
+            else:
+                return True
+        return False
+
+    def _begin(self, shard: int, block: Block, tag: str, attempt: int) -> Any:
+        action, call, batched = self._call_of(tag)
+        state = self._states(shard)
+        name_of = _names(state, block.kind)
+        templates = state.directory.templates_of(block.templates)
+        orders: Orders[Any] = Orders(action, tag, shard, block, templates, name_of, attempt)
+        return call(orders) if batched else _one_by_one(call, orders)
+
+    def _call_of(self, tag: str) -> tuple[type[Action], Callable[[Any], Any], bool]:
+        """Who carries out an action; whether in bulk. For one that lost its batched hand, the ordinary one."""
+        batched = self._hands.batched.get(tag)
+        if batched is not None:
+            return batched[0], batched[1], True
+        ordinary = self._hands.by_tag.get(tag)
+        if ordinary is None or not issubclass(ordinary[0], Action):
+            raise DeviceRefused(f"nobody is registered to carry out {tag}")
+        return ordinary[0], ordinary[1], False
+
+    def _tags(self, shard: int, block: Block) -> list[str]:
+        """The types in a block that somebody is there for; what nobody is there for is counted as failed."""
+        templates = self._states(shard).directory.templates_of(block.templates)
+        found = tags_in(block.actions, templates)
+        there = [tag for tag in found if tag in self._hands.batched or tag in self._hands.by_tag]
+        if len(there) < len(found):
+            self.trouble = f"nobody is registered to carry out {', '.join(tag for tag in found if tag not in there)}"
+        return there
+
+    def _over(self, shard: int, block: Block, *, done: bool) -> None:
+        if done:
+            self.counters.batched_done += block.count
+        else:
+            self.counters.batched_failed += block.count
+        self._confirm(shard, ActionsConfirmed(block.kind, block.first + block.count - 1))
+
+
+async def _one_by_one(call: Callable[[Any], Any], orders: Orders[Any]) -> None:
+    for order in orders:
+        result = call(order)
+        if inspect.isawaitable(result):
+            await result
+
+
+def _names(state: ShardState, kind: str) -> Callable[[int], str]:
+    table = state.tables.get(kind)
+    if table is not None:
+        return table.name
+    names: Mapping[str, list[str]] = state.directory.names
+    return lambda number: names[kind][number]

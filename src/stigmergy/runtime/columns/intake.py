@@ -1,0 +1,196 @@
+"""Column batches in: opened, kept in the order of their source, put into the mailbox. Rosters for who makes them.
+
+A source counts for each shard anew, because a batch is for one shard. So each shard has a door of its own, with the
+same rules as for envelopes: what comes early waits within bounds, what was lost is declared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from stigmergy.core.batches import ColumnBatch, open_batch
+from stigmergy.core.columns import Layout
+from stigmergy.core.errors import Malformed, Overloaded, UnknownKind
+from stigmergy.core.inputs import ColumnDelivery, EnrollAgents, SequencesSkipped
+from stigmergy.core.shard import Shard
+from stigmergy.core.tables import Table
+from stigmergy.runtime.columns.roster import Place, Roster, ShardRoster
+from stigmergy.runtime.declaration import Declaration
+from stigmergy.runtime.ingress import Accept, Ingress, IngressCounters
+from stigmergy.runtime.intake import DECLARED, MISSING, Intake, Waiter
+from stigmergy.runtime.mailbox import Letter, Mailbox
+
+ITEM_BYTES = 432
+"""So many bytes of records count as one input, so that a commit's worth of either is about the same."""
+ENROLLED_BYTES = 16 * 1024
+"""Names that are enrolled in one go; more of them are enrolled one part after the other, while others go on."""
+
+
+class ColumnIntake:
+    """Takes column batches into the mailbox, and enrols agents."""
+
+    def __init__(
+        self,
+        declaration: Declaration,
+        shards: list[Shard],
+        mailbox: Mailbox,
+        intake: Intake,
+        monotonic_ns: Callable[[], int],
+        *,
+        gap_wait_ns: int,
+        gap_deliveries_max: int,
+    ) -> None:
+        self._declaration = declaration
+        self._shards = shards
+        self._mailbox = mailbox
+        self._intake = intake
+        self._monotonic_ns = monotonic_ns
+        self._gap_wait_ns = gap_wait_ns
+        self._gap_deliveries_max = gap_deliveries_max
+        self._doors: dict[int, Ingress[ColumnBatch]] = {}
+        self.counters = IngressCounters()
+
+    def deliver(self, data: bytes | memoryview) -> asyncio.Future[None]:
+        """Takes a batch. The future is done when all of it is durable, and fails when it was not taken."""
+        self._intake.check_open()
+        # Which door it is stands inside; any of them can open it.
+        batch = self._door(0).open(data)
+        if batch.header.shard >= len(self._shards):
+            raise Malformed(f"a column batch for shard {batch.header.shard}; there are {len(self._shards)}")
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        door = self._door(batch.header.shard)
+        self._post(batch.header.shard, door.admit(batch, len(data), (Waiter(future),), self._monotonic_ns()))
+        return future
+
+    async def enroll(self, kind: str, names: Sequence[str]) -> Roster:
+        """Gives agents their numbers, durably; those that have one keep it. Returns where each of them is."""
+        if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+            raise Malformed(f"enroll({kind!r}, {names!r:.60}): give a list of names, also for one alone")
+        self._check_compiled(kind)
+        by_shard: dict[int, list[str]] = {}
+        for name in names:
+            by_shard.setdefault(self._intake.shard_of(f"{kind}/{name}"), []).append(name)
+        for shard, here in by_shard.items():
+            for part in _parts(here):
+                await self._intake.take(shard, EnrollAgents(kind, part))
+        places = [self._place(kind, name) for name in names]
+        return self.roster(kind, places)
+
+    def roster(self, kind: str, places: list[Place] | None = None) -> Roster:
+        """What a producer needs to make records for agents of this kind, as it is on disk now."""
+        self._check_compiled(kind)
+        shards: list[ShardRoster] = []
+        layout: Layout | None = None
+        for shard in self._shards:
+            table = shard.state.tables[kind]
+            layout = table.layout
+            generation, check = _durable_generation(table, shard.state.enrolled.get(kind, 0))
+            shards.append(ShardRoster(table.layout_digest, generation, check, shard.state.enrolled.get(kind, 0)))
+        if layout is None:
+            raise UnknownKind(f"{kind!r}: this node has no shard")
+        return Roster(kind, layout, shards, [] if places is None else places)
+
+    def overdue(self, monotonic_ns: int) -> None:
+        """Early batches that have waited long enough: the gap before them is declared lost."""
+        for shard, door in self._doors.items():
+            self._post(shard, door.overdue(monotonic_ns))
+
+    @property
+    def next_ns(self) -> int | None:
+        """When the oldest early batch will have waited long enough."""
+        waiting = [at_ns for door in self._doors.values() if (at_ns := door.next_ns) is not None]
+        return min(waiting, default=None)
+
+    def forget(self, shard: int, source: str, incarnation: int) -> None:
+        """The shard could not take what was let through: the next one is measured against the marks again."""
+        if shard in self._doors:
+            self._doors[shard].forget(source, incarnation)
+
+    def fail_all(self, error: Exception) -> None:
+        """Tells everybody who waits that it is over."""
+        for door in self._doors.values():
+            for ticket in door.clear():
+                ticket.fail(error)
+
+    def _door(self, shard: int) -> Ingress[ColumnBatch]:
+        door = self._doors.get(shard)
+        if door is None:
+            door = self._doors[shard] = Ingress(
+                open_batch,
+                self._shards[shard].state.marks.consumed,
+                gap_wait_ns=self._gap_wait_ns,
+                gap_deliveries_max=self._gap_deliveries_max,
+            )
+            door.counters = self.counters
+        return door
+
+    def _post(self, shard: int, accepted: list[Accept[ColumnBatch]]) -> None:
+        """Puts what the door let through into the mailbox. For what finds no room, whoever waits is told."""
+        full: dict[tuple[str, int], Overloaded] = {}
+        for one in accepted:
+            key = (one.envelope.source, one.envelope.incarnation)
+            if key not in full:
+                try:
+                    self._put(shard, one)
+                except Overloaded as error:
+                    full[key] = error
+                    self.forget(shard, *key)
+            if key in full:
+                for ticket in one.tickets:
+                    ticket.fail(full[key])
+        if accepted:
+            self._intake.wake()
+
+    def _put(self, shard: int, accepted: Accept[ColumnBatch]) -> None:
+        header, policy = accepted.envelope.header, self._declaration.policy_of(accepted.envelope.source)
+        if accepted.skip_to:
+            because = DECLARED if accepted.declared else MISSING
+            skipped = SequencesSkipped(header.source, header.incarnation, header.epoch, accepted.skip_to - 1, because)
+            self._mailbox.put_note(Letter(shard=shard, input=skipped, items=0), policy)
+        delivery = ColumnDelivery(
+            source=header.source,
+            kind=header.kind,
+            layout=header.layout,
+            generation=header.generation,
+            check=header.check,
+            records=accepted.envelope.records,
+            count=header.count,
+            sequence=header.sequence,
+            incarnation=header.incarnation,
+            epoch=header.epoch,
+        )
+        size_bytes = len(delivery.records)
+        letter = Letter(shard, delivery, accepted.tickets, max(1, size_bytes // ITEM_BYTES), accepted.size_bytes)
+        self._mailbox.put_telemetry(letter, policy)
+
+    def _place(self, kind: str, name: str) -> Place:
+        shard = self._intake.shard_of(f"{kind}/{name}")
+        return Place(shard, self._shards[shard].state.tables[kind].find(name))
+
+    def _check_compiled(self, kind: str) -> None:
+        plan = self._declaration.plans.get(kind)
+        if plan is None or plan.engine is None:
+            compiled = ", ".join(name for name, other in self._declaration.plans.items() if other.engine) or "none"
+            raise UnknownKind(f"{kind!r} is no compiled kind of this fleet; there are {compiled}")
+
+
+def _parts(names: list[str]) -> list[list[str]]:
+    parts: list[list[str]] = [[]]
+    size_bytes = 0
+    for name in names:
+        size_bytes += len(str(name)) + 2
+        if size_bytes > ENROLLED_BYTES and parts[-1]:
+            parts.append([])
+            size_bytes = len(str(name)) + 2
+        parts[-1].append(name)
+    return parts
+
+
+def _durable_generation(table: Table, enrolled: int) -> tuple[int, bytes]:
+    """The last enrolment that is on disk."""
+    for generation in range(table.generation, -1, -1):
+        known = table.check_of(generation)
+        if known is not None and known[0] <= enrolled:
+            return generation, known[1]
+    return 0, b""
