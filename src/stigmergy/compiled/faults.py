@@ -1,0 +1,99 @@
+"""Faults: what a place in compiled code reports when it comes to a halt. The texts are those of the interpreted engine.
+
+Where Python itself raises, its own exception is made by doing what fails: the wording differs between versions.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from stigmergy.core.errors import Bug
+
+NameOf = Callable[[int], str]
+Make = Callable[[bytes, int, NameOf], Exception]
+INT_MIN = -(2**63)
+INT_MAX = 2**63 - 1
+
+_INT_OUTSIDE = "an int outside of -2^63 to 2^63 - 1"
+_FLOAT_OUTSIDE = "a float outside of -2^63 to 2^63 - 1, made an int"
+
+
+def int_outside() -> Exception:
+    """A sum, difference, product or quotient of ints has no place in 8 bytes."""
+    return OverflowError(_INT_OUTSIDE)
+
+
+def float_outside() -> Exception:
+    """A float that was to become an int is too large for one."""
+    return OverflowError(_FLOAT_OUTSIDE)
+
+
+def stored_int_outside(owner: str, field: str, low: int, high: int) -> Exception:
+    """An int was stored in a field that is narrower, or has bounds."""
+    return OverflowError(f"{owner}.{field}: outside of {low} to {high}")
+
+
+def stored_float_outside(owner: str, field: str) -> Exception:
+    """A float was stored in a field with bounds that do not allow it."""
+    return ValueError(f"{owner}.{field}: outside of its bounds")
+
+
+def float_divided_by_zero() -> Exception:
+    """A float divided by zero."""
+    return _raised(lambda zero: 1.0 / zero)
+
+
+def divided_by_zero() -> Exception:
+    """An int divided by zero, rounded down."""
+    return _raised(lambda zero: 1 // int(zero))
+
+
+def remainder_by_zero() -> Exception:
+    """The remainder of an int divided by zero."""
+    return _raised(lambda zero: 1 % int(zero))
+
+
+def int_of_nan() -> Exception:
+    """NaN made an int."""
+    return _raised(lambda _: int(math.nan))
+
+
+def int_of_infinity() -> Exception:
+    """An infinity made an int."""
+    return _raised(lambda _: int(math.inf))
+
+
+def root_of_negative() -> Exception:
+    """The square root of a negative number."""
+    return _raised(lambda zero: math.sqrt(zero - 1.0))
+
+
+def index_outside() -> Exception:
+    """An index outside of a tuple."""
+    empty: tuple[int, ...] = ()
+    return _raised(lambda zero: empty[int(zero)])
+
+
+def always(make: Callable[[], Exception]) -> Make:
+    """A fault that says the same whatever the numbers were."""
+    return lambda *_: make()
+
+
+def number_at(slots: bytes, slot: int, kind: str) -> Any:
+    """What lies in a slot: a float, a boolean or a whole number."""
+    if kind == "float":
+        return struct.unpack_from("<d", slots, slot * 8)[0]
+    (value,) = struct.unpack_from("<q", slots, slot * 8)
+    return bool(value) if kind == "bool" else value
+
+
+def _raised(operation: Callable[[float], object]) -> Exception:
+    """The exception that an operation raises when it is given zero."""
+    try:
+        operation(0.0)
+    except Exception as error:
+        return error.with_traceback(None)
+    raise Bug("what always fails has not failed; report it")

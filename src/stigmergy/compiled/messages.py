@@ -1,0 +1,268 @@
+"""Messages: what a `yield` makes. An event becomes a record behind those that are kept, an effect a record of slots.
+
+Of a message all arguments are evaluated first, in the order of the source; then its fields are checked against their
+bounds, in the order of their declaration.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from stigmergy.compiled import faults
+from stigmergy.compiled.faults import NameOf, number_at
+from stigmergy.compiled.fields import Field, Refusal, field_of
+from stigmergy.compiled.frames import SLOTS_COUNT_MAX, FormInfo, store
+from stigmergy.compiled.sources import MISSING
+from stigmergy.compiled.texts import Draft, Slots, Texts, slot_of
+from stigmergy.compiled.values import BOOL, FLOAT, INT, Value
+from stigmergy.core.annotations import resolve_hints
+from stigmergy.core.codec import UNDECODABLE, encode
+from stigmergy.core.columns import Constant, Part, Slot, Text, text_of
+from stigmergy.core.messages import Message, newer_version
+
+Build = Callable[[bytes, int, NameOf], Any]
+"""Makes the value of a field, given the slots, the agent's number and who tells names."""
+
+
+class Given(Struct, frozen=True):
+    """An argument of a message, evaluated."""
+
+    node: ast.expr
+    value: Value | None = None
+    draft: Draft | None = None
+    constant: Any = MISSING
+
+
+class Made(Struct, frozen=True):
+    """A field of an effect: how it is declared in the log, and how it is made."""
+
+    part: Part
+    build: Build
+
+
+class Messages(Texts):
+    """A frame that compiles the making of messages."""
+
+    def message_class(self, node: ast.expr) -> type[Message] | None:
+        """The class of the message that an expression makes, if it does."""
+        if not isinstance(node, ast.Call):
+            return None
+        found = self.source.resolve(node.func)
+        return found if isinstance(found, type) and issubclass(found, Message) else None
+
+    def arguments(self, node: ast.Call, cls: type[Message]) -> dict[str, ast.expr] | None:
+        """The expressions of a message's fields in the order of the source; without those left to defaults."""
+        if any(isinstance(one, ast.Starred) for one in node.args) or any(one.arg is None for one in node.keywords):
+            self.refuse(node, "is given *arguments", "name the fields")
+            return None
+        named = {str(one.arg): one.value for one in node.keywords}
+        try:
+            bound: dict[str, Any] = inspect.signature(cls).bind(*node.args, **named).arguments
+        except TypeError as error:
+            self.refuse(node, f"does not fit {cls.__name__} ({error})", "give its fields")
+            return None
+        by_expression = {id(expression): name for name, expression in bound.items()}
+        expressions = (*node.args, *(one.value for one in node.keywords))
+        return {by_expression[id(expression)]: expression for expression in expressions}
+
+    # ---- events that decide yields
+
+    def event_fields(self, node: ast.Call, form: FormInfo) -> dict[str, Value] | None:
+        """The values of a new event's fields, checked; None where one was refused."""
+        arguments = self.arguments(node, form.message)
+        if arguments is None:
+            return None
+        values: dict[str, Value] = {}
+        for name, expression in arguments.items():
+            field = form.fields.get(name)
+            value = self.value(expression)
+            if field is not None and value.is_known:
+                value = self.fitting(expression, value, field)
+                values[name] = self.spill(value)
+        defaults = defaults_of(form.message)
+        for name, field in form.fields.items():
+            if name not in arguments:
+                values[name] = self.fitting(node, self.constant(node, defaults[name]), field)
+        if len(values) != len(form.message.__struct_fields__) or not all(one.is_known for one in values.values()):
+            return None
+        return {
+            name: self.checked(node, values[name], field, outside(form.message.__name__, field))
+            for name, field in form.fields.items()
+        }
+
+    def fitting(self, node: ast.AST, value: Value, field: Field) -> Value:
+        """A value as one of a field's kind; an int becomes a float, all else is refused."""
+        if not value.is_known or value.kind == field.kind:
+            return value
+        if field.kind == FLOAT and value.kind == INT:
+            return self.to_float(node, value)
+        remedy = "write int(x)" if field.kind == INT else "write x != 0" if field.kind == BOOL else "give it one"
+        return self.refuse(node, f"{value.kind} for {field.name}, which is {field.kind}", remedy)
+
+    def put_event(self, form: FormInfo, values: dict[str, Value]) -> None:
+        """Writes an event behind those that are kept; it counts as one when it has been evolved."""
+        self.lines.add(f"at = (kept_count + queued) * {self.unit.record_words}")
+        self.lines.add(f"kept_i8[at] = agent | {form.number << 32}")
+        covered = {
+            word
+            for column in form.columns.values()
+            if column.size_bytes % 8 == 0
+            for word in range(column.offset // 8, (column.offset + column.size_bytes) // 8)
+        }
+        for word in range(1, self.unit.record_words):
+            if word not in covered:
+                self.lines.add(f"kept_i8[at + {word}] = 0")
+        for name, value in values.items():
+            store(self.lines, value, form.columns[name], "kept", "at")
+        self.lines.add("queued += 1")
+
+    # ---- effects
+
+    def given(self, node: ast.expr) -> Given | None:
+        """An argument of an effect, evaluated; None where it was refused."""
+        if isinstance(node, ast.JoinedStr) or self.own_name(node) is not None:
+            draft = self.text(node)
+            return None if draft is None else Given(node, draft=draft)
+        if isinstance(node, ast.Constant) and node.value is None:
+            return Given(node, constant=None)
+        value = self.value(node)
+        if not value.is_known:
+            return None
+        if value.is_constant:
+            return Given(node, value=value, constant=value.constant)
+        return Given(node, value=self.spill(value))
+
+    def fields_made(self, node: ast.Call, cls: type[Message], slots: Slots) -> dict[str, Made] | None:
+        """The fields of an effect, or of a message inside one; None where one was refused."""
+        arguments = self.arguments(node, cls)
+        if arguments is None:
+            return None
+        given = {name: self.given(expression) for name, expression in arguments.items()}
+        hints = resolve_hints(cls, cls.__qualname__)
+        defaults = defaults_of(cls)
+        made: dict[str, Made] = {}
+        for name in cls.__struct_fields__:
+            if name not in arguments:
+                one = self._constant_made(node, cls, name, hints[name], defaults.get(name, MISSING))
+            else:
+                argument = given[name]
+                one = None if argument is None else self._made(argument, cls, name, hints[name], slots)
+            if one is not None:
+                made[name] = one
+        return made if len(made) == len(cls.__struct_fields__) else None
+
+    def _constant_made(self, node: ast.AST, cls: type[Message], name: str, hint: Any, value: Any) -> Made | None:
+        if value is MISSING:
+            self.refuse(node, f"the default of {cls.__name__}.{name} is made anew each time", "give it here")
+            return None
+        try:
+            body = encode(value)
+            msgspec.msgpack.decode(body, type=hint)
+        except (*UNDECODABLE, TypeError) as error:
+            self.refuse(node, f"{cls.__name__}.{name} cannot be {value!r:.50} ({error})", "give it a value of its type")
+            return None
+        return Made(Constant(body), lambda *_: value)
+
+    def _made(self, given: Given, cls: type[Message], name: str, hint: Any, slots: Slots) -> Made | None:
+        where = f"{cls.__name__}.{name}"
+        if given.constant is not MISSING:
+            return self._constant_made(given.node, cls, name, hint, given.constant)
+        if given.draft is not None:
+            if hint is not str:
+                self.refuse(given.node, f"{where} is no plain text", "declare it as str")
+                return None
+            return text_made(given.draft.text(slots), self.unit.cls.__agent_kind__)
+        value = given.value
+        assert value is not None
+        field = field_of(name, hint)
+        if isinstance(field, Refusal):
+            self.refuse(given.node, f"{where}: {field.reason}", field.remedy)
+            return None
+        if not (field.kind == FLOAT and value.kind == INT):
+            value = self.fitting(given.node, value, field)
+        if not value.is_known:
+            return None
+        value = self.checked(given.node, value, field, outside(cls.__name__, field))
+        return value_made(slot_of(value, list(field.members), slots), value)
+
+    def passed_on(self, slots: Slots) -> tuple[type[Message], dict[str, Made]]:
+        """The observed event itself, as the message inside an effect."""
+        assert self.record is not None
+        form = self.record.form
+        made = {
+            name: value_made(slot_of(self.record.read(name), list(field.members), slots), self.record.read(name))
+            for name, field in form.fields.items()
+        }
+        return form.message, made
+
+    def put_effect(self, node: ast.AST, number: int, slots: Slots, cause: str) -> None:
+        """Writes an effect: to the batched actions if its hands are batched, to the others otherwise."""
+        if len(slots.values) > SLOTS_COUNT_MAX:
+            self.refuse(node, f"{len(slots.values)} numbers in one effect", f"give it at most {SLOTS_COUNT_MAX}")
+        self.unit.slots_count = max(self.unit.slots_count, len(slots.values))
+        for head, array in ((f"if batched[{number}] != 0:", "actions"), ("else:", "others")):
+            with self.lines.block(head):
+                self.lines.add(f"at = new_{array} * action_words")
+                self.lines.add(f"{array}_i8[at] = agent | {number << 32}")
+                self.lines.add(f"{array}_i8[at + 1] = {cause}")
+                for index, value in enumerate(slots.values):
+                    if value.kind == FLOAT:
+                        text = f"{value.code} if {value.code} == {value.code} else NAN"
+                        self.lines.add(f"{array}_f8[at + {index + 2}] = {text}")
+                    else:
+                        self.lines.add(f"{array}_i8[at + {index + 2}] = {value.code}")
+                self.lines.add(f"for word in range({len(slots.values) + 2}, action_words):")
+                self.lines.add(f"    {array}_i8[at + word] = 0")
+                self.lines.add(f"new_{array} += 1")
+
+    def is_newest(self, node: ast.AST, cls: type[Message]) -> bool:
+        """Whether no upcaster carries this message to a newer one."""
+        newer = newer_version(cls)
+        if newer is not None:
+            self.refuse(node, f"an upcaster carries it to {newer.__name__}", f"make {newer.__name__} instead")
+        return newer is None
+
+
+def text_made(text: Text, kind: str) -> Made:
+    """A text that is put together from the slots."""
+    return Made(text, lambda slots, agent, name_of: text_of(text, kind, slots, agent, name_of))
+
+
+def value_made(slot: Slot, value: Value) -> Made:
+    """A number, enum or bytes from its slots."""
+    at, kind = slot.slot, value.kind
+
+    def build(slots: bytes, *_: Any) -> Any:
+        if kind.name == "bytes":
+            return slots[at * 8 : at * 8 + kind.size]
+        number = number_at(slots, at, kind.name)
+        if kind.enum is not None:
+            return list(kind.enum)[number]
+        return kind.names[number] if kind.name == "name" else number
+
+    return Made(slot, build)
+
+
+def outside(owner: str, field: Field) -> Callable[[], Exception]:
+    """What is raised when a value is stored that its field does not allow."""
+    if field.kind == INT:
+        return lambda: faults.stored_int_outside(owner, field.name, field.low, field.high)
+    return lambda: faults.stored_float_outside(owner, field.name)
+
+
+def defaults_of(cls: type[Any]) -> dict[str, Any]:
+    """The defaults of a struct by field; without those that a factory makes."""
+    names, defaults = cls.__struct_fields__, cls.__struct_defaults__
+    given = zip(names[len(names) - len(defaults) :], defaults, strict=True)
+    return {name: value for name, value in given if value is not msgspec.NODEFAULT and not is_factory(value)}
+
+
+def is_factory(default: object) -> bool:
+    """Whether a default is made anew each time."""
+    return type(default).__name__ == "Factory" and type(default).__module__.startswith("msgspec")

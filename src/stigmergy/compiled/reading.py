@@ -1,0 +1,285 @@
+"""Reads an agent class: its fields, messages and the source of its handlers become a Program, or a list of findings.
+
+Nothing is compiled and nothing runs here. What cannot be compiled raises DefinitionError, with every finding of the
+class: file, line, method, reason and remedy.
+"""
+
+from __future__ import annotations
+
+import ast
+import enum
+from typing import Any
+
+from stigmergy.compiled.emitting import Emitter
+from stigmergy.compiled.fields import Field, Refusal, field_of, lay_out, names_field
+from stigmergy.compiled.frames import FormInfo, Unit
+from stigmergy.compiled.messages import is_factory
+from stigmergy.compiled.program import Program
+from stigmergy.compiled.refusals import Findings, file_and_line
+from stigmergy.compiled.sources import Source
+from stigmergy.compiled.values import FLOAT, INT
+from stigmergy.core.agent import Agent, AgentMeta, Handlers
+from stigmergy.core.annotations import resolve_hints
+from stigmergy.core.columns import (
+    ACTION_HEAD_BYTES,
+    FORMS_COUNT_MAX,
+    LAYOUT_FORMAT,
+    RECORD_BYTES_MAX,
+    RECORD_HEAD_BYTES,
+    ROW_BYTES_MAX,
+    SLOT_BYTES,
+    Column,
+    Form,
+    Layout,
+    Templates,
+    write_columns,
+)
+from stigmergy.core.effects import ActionDone, ActionFailed, CancelWake, WakeMe, WakeMeAt, Woken, WorkFailed
+from stigmergy.core.errors import DefinitionError
+from stigmergy.core.messages import Command, Event, Keeping, Message, spec_of
+from stigmergy.core.plans import plan_agent
+from stigmergy.core.supervision import FACTS
+from stigmergy.core.windows import Window
+
+_ROW_BYTES_MIN = 8
+_CONFIRMATIONS = (ActionDone, ActionFailed, WorkFailed)
+
+
+def read_agent(cls: type[Agent]) -> Program:
+    """What is needed to run this class over columns. Raises DefinitionError with all that keeps it from being so."""
+    if not isinstance(cls, AgentMeta):
+        raise DefinitionError(f"{cls!r} is no agent class; subclass Agent")
+    plan = plan_agent(cls)
+    findings = Findings()
+    state = _state_fields(cls, findings)
+    columns, row_bytes = lay_out(list(state.values()), 0)
+    row_bytes = max(row_bytes, _ROW_BYTES_MIN)
+    unit = Unit(cls, findings, state, {column.name: column for column in columns})
+    handlers = dict(cls.__agent_handlers__)
+    inputs = [message for message in plan.plans if message in handlers or plan.plans[message].watched]
+    yielded = [message for message in _yielded_events(handlers) if message not in inputs]
+    unit.wakes = Woken in handlers
+    record_bytes = _number_forms(unit, inputs, yielded, handlers)
+    unit.record_words, unit.row_words = record_bytes // 8, row_bytes // 8
+    forms = [_form(info) for info in unit.forms.values()]
+    _check_sizes(cls, findings, record_bytes, row_bytes, len(forms))
+    plain = all(info.is_kept for info in unit.forms.values() if issubclass(info.message, Event)) and not any(
+        issubclass(message, Event) and found.decide is not None for message, found in handlers.items()
+    )
+    emitter = Emitter(unit, handlers, plain=plain)
+    source = emitter.module()
+    findings.raise_any()
+    kept = [info.message for info in unit.forms.values() if info.is_kept]
+    return Program(
+        kind=cls.__agent_kind__,
+        cls=cls,
+        layout=Layout(LAYOUT_FORMAT, cls.__agent_kind__, record_bytes, forms, row_bytes, columns),
+        templates=Templates(
+            LAYOUT_FORMAT, cls.__agent_kind__, ACTION_HEAD_BYTES + SLOT_BYTES * unit.slots_count, unit.templates
+        ),
+        makings=unit.makings,
+        sites=unit.sites,
+        source=source,
+        plain=plain,
+        record_max=emitter.bounds.records,
+        action_max=emitter.bounds.actions,
+        first_row=_first_row(cls, columns, row_bytes),
+        wait_ns=min((spec_of(message).keep.wait_ns for message in kept), default=0),
+    )
+
+
+# ---- the state
+
+
+def _state_fields(cls: type[Agent], findings: Findings) -> dict[str, Field]:
+    hints = resolve_hints(cls, cls.__qualname__)
+    file, line = file_and_line(cls)
+    first: Any = cls()
+    fields: dict[str, Field] = {}
+    for name in cls.__struct_fields__:
+        if name == "id":
+            continue
+        default = getattr(first, name)
+        if isinstance(default, Window):
+            says = "windows do not compile yet; fold what you need of its events into fields"
+            findings.add(file, line, f"{cls.__name__}.{name}", says)
+            continue
+        field = field_of(name, hints[name])
+        if isinstance(field, Refusal):
+            findings.add(file, line, f"{cls.__name__}.{name}", str(field))
+            continue
+        fields[name] = field
+        wrong = _wrong_default(field, default)
+        if wrong:
+            findings.add(file, line, f"{cls.__name__}.{name}", wrong)
+    return fields
+
+
+def _wrong_default(field: Field, default: Any) -> str:
+    """What is wrong with the default of a field, if anything is."""
+    if field.kind == FLOAT and type(default) is int:
+        return f"its default {default} is an int, and stays one until it is assigned; write {float(default)!r}"
+    wanted: Any = field.kind.enum or {"int": int, "float": float, "bool": bool, "bytes": bytes}[field.kind.name]
+    if type(default) is not wanted and not (isinstance(default, enum.Enum) and isinstance(default, wanted)):
+        return f"its default {default!r:.50} is no {field.kind}; give it one"
+    if field.kind.name == "bytes" and len(default) != field.kind.size:
+        return f"its default has {len(default)} bytes; give it {field.kind.size}"
+    if field.kind in (INT, FLOAT) and not field.allows(default):
+        return f"its default {default!r} is outside of its bounds; give {field.said()}"
+    return ""
+
+
+def _first_row(cls: type[Agent], columns: list[Column], row_bytes: int) -> bytes:
+    row = bytearray(row_bytes)
+    first: Any = cls()
+    write_columns(columns, {column.name: getattr(first, column.name) for column in columns}, row, cls.__name__)
+    return bytes(row)
+
+
+# ---- messages
+
+
+def _number_forms(
+    unit: Unit, inputs: list[type[Message]], yielded: list[type[Message]], handlers: dict[type[Message], Handlers]
+) -> int:
+    """Gives each message its number and its columns; returns the width of records."""
+    fields_by_message: dict[type[Message], dict[str, Field]] = {}
+    for message in (*inputs, *yielded):
+        fields = _message_fields(unit, message, handlers)
+        if fields is not None:
+            fields_by_message[message] = fields
+    record_bytes = RECORD_HEAD_BYTES
+    for message, fields in fields_by_message.items():
+        columns, end = lay_out(list(fields.values()), RECORD_HEAD_BYTES)
+        record_bytes = max(record_bytes, end)
+        unit.forms[message] = FormInfo(
+            number=len(unit.forms),
+            message=message,
+            fields=fields,
+            columns={column.name: column for column in columns},
+            is_input=message in inputs,
+            is_kept=issubclass(message, Event) and spec_of(message).keep.promise is not Keeping.TRANSIENT,
+        )
+    return record_bytes
+
+
+def _message_fields(
+    unit: Unit, message: type[Message], handlers: dict[type[Message], Handlers]
+) -> dict[str, Field] | None:
+    """The fields of a message; None where the message itself is refused."""
+    findings, cls = unit.findings, unit.cls
+    file, line = file_and_line(message)
+    if message is Woken:
+        return {"name": names_field("name", _timer_names(handlers))}
+    refused = _refused_message(message)
+    if refused:
+        own_file, own_line = file_and_line(cls) if message.__module__.startswith("stigmergy.core") else (file, line)
+        findings.add(own_file, own_line, f"{cls.__name__} with {message.__name__}", refused)
+        if issubclass(message, (*FACTS, *_CONFIRMATIONS)):
+            return None
+    fields: dict[str, Field] = {}
+    hints = resolve_hints(message, message.__qualname__)
+    for name in message.__struct_fields__:
+        field = field_of(name, hints[name])
+        if isinstance(field, Refusal):
+            findings.add(file, line, f"{message.__name__}.{name}", str(field))
+        else:
+            fields[name] = field
+    for name, default in zip(
+        message.__struct_fields__[len(message.__struct_fields__) - len(message.__struct_defaults__) :],
+        message.__struct_defaults__,
+        strict=True,
+    ):
+        if is_factory(default):
+            findings.add(file, line, f"{message.__name__}.{name}", "a default that is made anew; give a plain one")
+    return fields
+
+
+def _refused_message(message: type[Message]) -> str:
+    """Why a message has no form, if so."""
+    config = message.__struct_config__
+    if issubclass(message, FACTS):
+        return "facts of the framework have texts; let an interpreted agent of the fleet react to them"
+    if issubclass(message, _CONFIRMATIONS):
+        return "confirmations have texts of any length; let an interpreted agent ask for the action"
+    if spec_of(message).keep.promise is Keeping.LATEST:
+        return "latest is not kept in columns; use within(seconds=…)"
+    if message.__struct_encode_fields__ != message.__struct_fields__:
+        return "fields that are renamed on the wire; take rename= out"
+    if config.array_like or config.omit_defaults:
+        return "array_like and omit_defaults; take them out"
+    if hasattr(message, "__post_init__"):
+        return "__post_init__ does not run in compiled code; take it out"
+    return ""
+
+
+def _yielded_events(handlers: dict[type[Message], Handlers]) -> list[type[Message]]:
+    """The events that `decide` handlers make, in the order of the source."""
+    found: dict[type[Message], None] = {}
+    for handler in (found.decide for found in handlers.values()):
+        for source, call in _calls(handler):
+            cls = source.resolve(call.func)
+            if isinstance(cls, type) and issubclass(cls, Event) and not issubclass(cls, FACTS):
+                found[cls] = None
+    return list(found)
+
+
+def _timer_names(handlers: dict[type[Message], Handlers]) -> list[str]:
+    """The names of timers that a class mentions, in the order of the source."""
+    names: dict[str, None] = {}
+    for found in handlers.values():
+        for source, call in _calls(found.react):
+            if source.resolve(call.func) in (WakeMe, WakeMeAt, CancelWake):
+                named = [one.value for one in call.keywords if one.arg == "name"] or call.args[:1]
+                for node in named:
+                    text = node.value if isinstance(node, ast.Constant) else source.resolve(node)
+                    if isinstance(text, str):
+                        names[text] = None
+    woken = handlers.get(Woken, Handlers())
+    for handler in (woken.decide, woken.evolve, woken.react):
+        for source, node in _compared(handler):
+            text = node.value if isinstance(node, ast.Constant) else source.resolve(node)
+            if isinstance(text, str):
+                names[text] = None
+    return list(names)
+
+
+def _calls(handler: Any) -> list[tuple[Source, ast.Call]]:
+    source = _source(handler)
+    return [] if source is None else [(source, one) for one in ast.walk(source.tree) if isinstance(one, ast.Call)]
+
+
+def _compared(handler: Any) -> list[tuple[Source, ast.expr]]:
+    """What values are compared with, in a handler."""
+    source = _source(handler)
+    nodes = [] if source is None else [one for one in ast.walk(source.tree) if isinstance(one, ast.Compare)]
+    found: list[tuple[Source, ast.expr]] = []
+    for compare in nodes:
+        for node in (compare.left, *compare.comparators):
+            parts = node.elts if isinstance(node, ast.Tuple | ast.List | ast.Set) else [node]
+            found += [(source, part) for part in parts if source is not None]
+    return found
+
+
+def _source(handler: Any) -> Source | None:
+    """The source of a handler; what cannot be read is found later, with its name."""
+    try:
+        return None if handler is None else Source(handler)
+    except (OSError, SyntaxError):
+        return None
+
+
+def _form(info: FormInfo) -> Form:
+    columns = [info.columns[name] for name in info.fields]
+    return Form(spec_of(info.message).tag, columns, is_command=issubclass(info.message, Command))
+
+
+def _check_sizes(cls: type[Agent], findings: Findings, record_bytes: int, row_bytes: int, forms: int) -> None:
+    file, line = file_and_line(cls)
+    for count, most, what in (
+        (record_bytes, RECORD_BYTES_MAX, "bytes in a record; split the largest message"),
+        (row_bytes, ROW_BYTES_MAX, "bytes in a row; split the agent"),
+        (forms, FORMS_COUNT_MAX, "messages; split the agent"),
+    ):
+        if count > most:
+            findings.add(file, line, cls.__name__, f"{count} {what}, at most {most}")

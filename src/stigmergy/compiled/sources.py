@@ -1,0 +1,62 @@
+"""Sources: a function as a syntax tree with the lines of its file, and what the names in it stand for."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import inspect
+import types
+from collections.abc import Callable
+from typing import Any
+
+from stigmergy.core.annotations import parameters_of
+
+MISSING = object()
+
+
+class Source:
+    """One function, read."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        """Raises OSError or SyntaxError where there is no source to read, as in an interactive session."""
+        lines, first = inspect.getsourcelines(function)
+        # A block of our own around it: its indentation is right whatever its strings contain.
+        indented = lines[0][:1].isspace()
+        text = ("if True:\n" if indented else "") + "".join(lines)
+        statement = ast.parse(text).body[0]
+        if indented:
+            assert isinstance(statement, ast.If)
+            statement = statement.body[0]
+        if not isinstance(statement, ast.FunctionDef):
+            raise SyntaxError("it is not written with def")
+        self.function = function
+        self.tree = statement
+        self.file = inspect.getsourcefile(function) or ""
+        self.parameters = parameters_of(function)
+        self._first = first - (1 if indented else 0)
+
+    def line_of(self, node: ast.AST) -> int:
+        """The line of the file."""
+        return int(getattr(node, "lineno", 1)) + self._first - 1
+
+    def lookup(self, name: str) -> Any:
+        """What a name stands for that is no local: in an enclosing function, the module, or Python; or MISSING."""
+        code = self.function.__code__
+        for free, cell in zip(code.co_freevars, getattr(self.function, "__closure__", None) or (), strict=True):
+            if free == name:
+                try:
+                    return cell.cell_contents
+                except ValueError:
+                    return MISSING
+        names = self.function.__globals__
+        return names[name] if name in names else getattr(builtins, name, MISSING)
+
+    def resolve(self, node: ast.expr) -> Any:
+        """What a name, or a path of names through modules and classes, stands for; or MISSING."""
+        if isinstance(node, ast.Name):
+            return self.lookup(node.id)
+        if isinstance(node, ast.Attribute):
+            owner = self.resolve(node.value)
+            if isinstance(owner, types.ModuleType | type):
+                return getattr(owner, node.attr, MISSING)
+        return MISSING

@@ -1,0 +1,373 @@
+"""Statements: assignments, branches, loops of fixed length, yields. A `return` becomes a flag that the rest heeds.
+
+A handler is compiled in the place where it is called, inside the loop over records, so that there is no call and
+nothing is copied. Only a halt leaves the loop.
+"""
+
+from __future__ import annotations
+
+import ast
+
+from stigmergy.compiled.effects import Effecting
+from stigmergy.compiled.frames import Body, Lines, Unit, field_value, name_words
+from stigmergy.compiled.messages import outside
+from stigmergy.compiled.refusals import shown
+from stigmergy.compiled.sources import Source
+from stigmergy.compiled.texts import Slots
+from stigmergy.compiled.values import FLOAT, INT, REFUSED, TEXT, Value, fits
+from stigmergy.core.agent import Rejection, reject
+from stigmergy.core.columns import text_of
+from stigmergy.core.messages import Event
+from stigmergy.core.supervision import FACTS
+from stigmergy.core.tables import Halt
+
+ROUNDS_COUNT_MAX = 256
+YIELDS_COUNT_MAX = 256
+_REFUSED: dict[type[ast.stmt], tuple[str, str]] = {
+    ast.Assert: ("an assertion is no answer", "use if, with reject or without a yield"),
+    ast.While: ("a loop without a fixed end", "write for i in range(…) with a constant"),
+    ast.Raise: ("handlers refuse, they do not raise", "use reject in @decide of a command, or yield nothing"),
+    ast.Try: ("nothing is caught in compiled code", "check before you calculate"),
+    ast.With: ("there is nothing to enter", "take it out"),
+    ast.Match: ("match is not on the list of what compiles", "use if and elif"),
+    ast.FunctionDef: ("a function inside a handler", "define it in the module"),
+    ast.Delete: ("nothing can be deleted", "take it out"),
+}
+
+
+class Statements(Effecting):
+    """A frame that compiles statements: one function as a whole."""
+
+    def __init__(self, unit: Unit, body: Body, source: Source, where: str, role: str, lines: Lines) -> None:
+        super().__init__(unit, body, source, where, role, lines)
+        self.result: Value | None = None
+        """Of a function: what it returns, once known."""
+        self.rounds = 1
+        """How often the present statement runs at most."""
+        self._loops = 0
+        nodes = list(ast.walk(source.tree))
+        self._done = f"done{self.number}" if any(isinstance(node, ast.Return) for node in nodes) else ""
+        self._ints_stored: set[str] = set()
+        """Float fields of the state that are given an int here."""
+
+    def run(self) -> None:
+        """Compiles the body of the function."""
+        if self._done:
+            self.lines.add(f"{self._done} = False")
+        self.block(self.source.tree.body)
+        if self.role == "" and self.assigned is not None:
+            self.refuse(self.source.tree, "may end without a value", "return one at its end")
+        self._check_ints_stored()
+
+    # ---- blocks
+
+    def block(self, statements: list[ast.stmt]) -> None:
+        """Statements in order; those behind a return are not run."""
+        for index, statement in enumerate(statements):
+            if self.assigned is None:
+                return
+            self.statement(statement)
+            rest = statements[index + 1 :]
+            returns = not isinstance(statement, ast.Return) and _contains(statement, ast.Return)
+            if not returns or self.assigned is None:
+                continue
+            if self._loops:
+                if isinstance(statement, ast.For):
+                    self.lines.add(f"if {self._done}:")
+                    self.lines.add("    break")
+            elif rest:
+                with self.lines.block(f"if not {self._done}:"):
+                    self.block(rest)
+                return
+
+    def statement(self, node: ast.stmt) -> None:
+        """One statement."""
+        if not isinstance(node, ast.If | ast.For | ast.Pass) and not _is_docstring(node):
+            self.lines.add(f"# {shown(node)}")
+        match node:
+            case ast.Pass():
+                pass
+            case ast.Expr():
+                self.expression(node)
+            case ast.Assign() | ast.AnnAssign() | ast.AugAssign():
+                self.assignment(node)
+            case ast.If():
+                self.branch(node)
+            case ast.For():
+                self.loop(node)
+            case ast.Return():
+                self.finish(node)
+            case ast.Break() | ast.Continue():
+                self.lines.add("break" if isinstance(node, ast.Break) else "continue")
+                self.assigned = None
+            case _:
+                what = type(node).__name__
+                reason = _REFUSED.get(
+                    type(node), (f"{what} is not on the list of what compiles", "see docs/compiled.md")
+                )
+                self.refuse(node, *reason)
+
+    def expression(self, node: ast.Expr) -> None:
+        """A statement that is an expression: a yield, a refusal, a docstring."""
+        match node.value:
+            case ast.Constant():
+                pass
+            case ast.Yield(value=value) if value is not None and self.role == "decide":
+                self.yield_event(value)
+            case ast.Yield(value=value) if value is not None and self.role == "react":
+                self.body.effects_count += self.rounds
+                self.yield_effect(value)
+            case ast.Yield():
+                self.refuse(node, "a yield of nothing, or in a function", "yield in @decide or @react itself")
+            case ast.YieldFrom():
+                self.refuse(node, "yields what has no fixed number", "yield one by one")
+            case ast.Call(func=func) if self.source.resolve(func) is reject:
+                self.refusal(node.value)
+            case _:
+                self.refuse(node, "does nothing, or is not on the list of what compiles", "see docs/compiled.md")
+
+    # ---- assigning
+
+    def assignment(self, node: ast.Assign | ast.AnnAssign | ast.AugAssign) -> None:
+        """To a local, or to a field of the state."""
+        if isinstance(node, ast.Assign) and len(node.targets) != 1:
+            self.refuse(node, "assigns several at once", "assign one after the other")
+            return
+        target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+        if node.value is None:
+            return
+        if isinstance(node, ast.AugAssign):
+            before = self.value(ast.copy_location(_read(target), target))
+            by = self.value(node.value)
+            known = before.is_known and by.is_known
+            value = self.operate(node, type(node.op), before, by) if known else REFUSED
+        else:
+            value = self.value(node.value)
+        if value.kind == TEXT or not fits(value):
+            value = self.refuse(node, "a text, or an int beyond 8 bytes", "texts belong into effects and reject")
+        match target:
+            case ast.Name(id=name):
+                self._assign_local(node, name, value)
+            case ast.Attribute(value=ast.Name(id=owner), attr=attr) if owner == self.self_name and attr:
+                self._assign_state(node, attr, value)
+            case _:
+                self.refuse(target, "only locals and fields of self are assigned", "name one of them")
+
+    def _assign_local(self, node: ast.AST, name: str, value: Value) -> None:
+        if name in (self.self_name, self.message_name):
+            self.refuse(node, f"{name} is what it is", "choose another name")
+            return
+        known = self.locals.get(name)
+        if not value.is_known:
+            self.locals[name] = REFUSED
+        elif known is None or not known.is_known:
+            words = name_words(f"v{self.number}_{name}", value.kind)
+            self.locals[name] = Value(value.kind, words)
+        elif known.kind != value.kind:
+            self.refuse(node, f"{name} is {known.kind}, and here {value.kind}", "use another name, or 0.0 for 0")
+        if self.assigned is not None:
+            self.assigned.add(name)
+        if value.is_known and self.locals[name].kind == value.kind:
+            self._copy(self.locals[name].words, value)
+
+    def _copy(self, words: tuple[str, ...], value: Value) -> None:
+        for word, text in zip(words, value.words, strict=True):
+            if word != text:
+                self.lines.add(f"{word} = {text}")
+
+    def _assign_state(self, node: ast.AST, name: str, value: Value) -> None:
+        if self.role != "evolve":
+            self.refuse(node, "only @evolve handlers change the state", "assign there, not in a function it calls")
+            return
+        field = self.unit.state.get(name)
+        if field is None:
+            if name not in self.unit.cls.__struct_fields__:
+                self.refuse(node, f"{self.unit.cls.__name__} has no field {name}", "declare it")
+            return
+        if not value.is_known:
+            return
+        if field.kind == FLOAT and value.kind == INT:
+            self._ints_stored.add(name)
+        value = self.fitting(node, value, field)
+        if not value.is_known:
+            return
+        value = self.checked(node, value, field, outside(self.unit.cls.__name__, field))
+        self.state(name)
+        self.body.stored.setdefault(name, field)
+        self._copy(field_value(field, f"s_{name}").words, value)
+
+    def _check_ints_stored(self) -> None:
+        """Interpreted, such a field holds an int until the handler ends, and an int calculates otherwise."""
+        for node in ast.walk(self.source.tree):
+            match node:
+                case ast.Attribute(value=ast.Name(id=owner), attr=attr, ctx=ast.Load()) if owner == self.self_name:
+                    if attr in self._ints_stored:
+                        self.refuse(node, f"{attr} is a float that is given an int in this method", "write 0.0 for 0")
+                case ast.AugAssign(target=ast.Attribute(value=ast.Name(id=owner), attr=attr)) if (
+                    owner == self.self_name
+                ):
+                    if attr in self._ints_stored:
+                        self.refuse(node, f"{attr} is a float that is given an int in this method", "write 0.0 for 0")
+                case _:
+                    pass
+
+    # ---- branches and loops
+
+    def branch(self, node: ast.If) -> None:
+        """`if`, `elif`, `else`."""
+        test = self.condition(node.test)
+        before = None if self.assigned is None else set(self.assigned)
+        self.lines.add(f"# if {shown(node.test)}:")
+        with self.lines.block(f"if {test.code if test.is_known else 'False'}:"):
+            self.block(node.body)
+        after, self.assigned = self.assigned, before
+        if node.orelse:
+            with self.lines.block("else:"):
+                self.block(node.orelse)
+        if after is not None:
+            self.assigned = after if self.assigned is None else self.assigned & after
+
+    def loop(self, node: ast.For) -> None:
+        """`for i in range(…)` with a constant number of rounds."""
+        rounds = self._range(node)
+        if rounds is None or not isinstance(node.target, ast.Name) or node.orelse:
+            self.refuse(
+                node.iter, "is no range of constants over a plain name", "write for i in range(8), without else"
+            )
+            return
+        if len(rounds) > ROUNDS_COUNT_MAX or self.rounds * len(rounds) > ROUNDS_COUNT_MAX:
+            self.refuse(node.iter, "too many rounds", f"use at most {ROUNDS_COUNT_MAX}, loops inside loops included")
+            return
+        name = node.target.id
+        self._assign_local(node, name, Value(INT, ("0",)))
+        if not rounds and self.assigned is not None:
+            self.assigned.discard(name)
+            return
+        if self.locals[name].kind != INT or self.assigned is None:
+            return
+        before = set(self.assigned)
+        word = self.locals[name].code
+        self.lines.add(f"# for {name} in {shown(node.iter)}:")
+        self.rounds *= len(rounds)
+        self._loops += 1
+        with self.lines.block(f"for {word} in range({rounds.start}, {rounds.stop}, {rounds.step}):"):
+            self.block(node.body)
+        self._loops -= 1
+        self.rounds //= len(rounds)
+        leaves = any(_contains(node, one) for one in (ast.Break, ast.Continue, ast.Return))
+        self.assigned = before if leaves or self.assigned is None else self.assigned | before
+
+    def _range(self, node: ast.For) -> range | None:
+        call = node.iter
+        if not isinstance(call, ast.Call) or self.source.resolve(call.func) is not range or call.keywords:
+            return None
+        values = [self.value(argument) for argument in call.args]
+        constants = [value.constant for value in values if value.is_constant and value.kind == INT]
+        if not 1 <= len(constants) == len(values) <= 3 or 0 in constants[2:]:
+            return None
+        return range(*constants)
+
+    def finish(self, node: ast.Return) -> None:
+        """`return`: of a handler without a value, of a function with one."""
+        if self.role == "":
+            self._give_back(node)
+        elif node.value is not None and not (isinstance(node.value, ast.Constant) and node.value.value is None):
+            self.refuse(node, "returns what it should yield", "yield one by one")
+        self.lines.add(f"{self._done} = True")
+        if self._loops:
+            self.lines.add("break")
+        self.assigned = None
+
+    def _give_back(self, node: ast.Return) -> None:
+        value = REFUSED if node.value is None else self.value(node.value)
+        if node.value is None or value.kind == TEXT or not fits(value):
+            self.refuse(node, "returns no number", "return a number, boolean, enum or bytes")
+            value = REFUSED
+        if not value.is_known:
+            self.result = REFUSED
+        elif self.result is None:
+            self.result = Value(value.kind, name_words(f"r{self.number}", value.kind))
+        elif self.result.is_known and self.result.kind != value.kind:
+            self.refuse(
+                node, f"returns {value.kind}, and elsewhere {self.result.kind}", "return one kind, like 0.0 for 0"
+            )
+            self.result = REFUSED
+        if value.is_known and self.result.is_known:
+            self._copy(self.result.words, value)
+
+    # ---- what decide does
+
+    def yield_event(self, node: ast.expr) -> None:
+        """`yield SomeEvent(…)`, or the observed event itself."""
+        if isinstance(node, ast.Name) and node.id == self.message_name and self.record is not None:
+            if self.is_command:
+                self.refuse(node, "a command is no event", "yield an event that says what follows from it")
+                return
+            form = self.record.form
+            self.lines.add(f"at = (kept_count + queued) * {self.unit.record_words}")
+            for word in range(self.unit.record_words):
+                self.lines.add(f"kept_i8[at + {word}] = {self.record.arrays}_i8[{self.record.base} + {word}]")
+            self.lines.add("queued += 1")
+            self.yielded[form.message] = self.yielded.get(form.message, 0) + self.rounds
+            return
+        cls = self.message_class(node)
+        if cls is None or not issubclass(cls, Event) or issubclass(cls, FACTS) or not isinstance(node, ast.Call):
+            self.refuse(node, "is no event that is made in place", "write yield SomeEvent(…)")
+            return
+        known = self.unit.forms.get(cls)
+        if not self.is_newest(node, cls) or known is None:
+            return
+        self.yielded[cls] = self.yielded.get(cls, 0) + self.rounds
+        values = self.event_fields(node, known)
+        if values is not None:
+            self.put_event(known, values)
+
+    def refusal(self, node: ast.Call) -> None:
+        """`reject(…)`."""
+        if self.role != "decide" or not self.is_command:
+            self.refuse(node, "only commands are refused, by their @decide handler", "yield nothing to filter an event")
+            return
+        if len(node.args) + len(node.keywords) != 1:
+            self.refuse(node, "is given no reason", 'write reject("…")')
+            return
+        draft = self.text(node.args[0] if node.args else node.keywords[0].value)
+        if draft is None:
+            return
+        slots = Slots()
+        text, kind = draft.text(slots), self.unit.cls.__agent_kind__
+        self.halt(
+            Halt.REFUSED,
+            node,
+            lambda data, agent, name_of: Rejection(text_of(text, kind, data, agent, name_of)),
+            tuple(slots.values),
+        )
+        self.assigned = None
+
+    # ---- functions
+
+    def inline(self, node: ast.AST, source: Source, where: str, bound: list[tuple[str, Value]], method: bool) -> Value:
+        """Compiles a function here: arguments become its locals, what it returns is a value."""
+        inner = Statements(self.unit, self.body, source, where, "", self.lines)
+        inner.callers = (*self.callers, source.function)
+        inner.self_name = source.parameters[0] if method and source.parameters else ""
+        for name, value in bound:
+            inner._assign_local(node, name, value)
+        before = len(self.unit.findings)
+        self.lines.add(f"# {where}:")
+        inner.run()
+        if inner.result is None or len(self.unit.findings) > before:
+            return REFUSED
+        return inner.result
+
+
+def _contains(node: ast.AST, kind: type[ast.AST]) -> bool:
+    return any(isinstance(inner, kind) for inner in ast.walk(node))
+
+
+def _is_docstring(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def _read(target: ast.expr) -> ast.expr:
+    """The target of an assignment, as an expression."""
+    return ast.parse(ast.unparse(target), mode="eval").body
