@@ -1,4 +1,4 @@
-"""`python -m stigmergy.bench [interpreted|edge] [--json] [--quick]`: measures, and prints a table or JSON."""
+"""`python -m stigmergy.bench [NAME] [--json] [--quick] [--plot FILE.png]`: tables and charts, or JSON."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ import sys
 import msgspec
 from rich.console import Console
 
-from stigmergy.bench import edge, interpreted
-from stigmergy.bench.targets import show
+from stigmergy.bench.catalogue import BENCHMARKS, measure
+from stigmergy.bench.showing import show
+from stigmergy.core.errors import ConfigError
 
-BENCHMARKS = {"interpreted": interpreted, "edge": edge}
+DEFAULT = "interpreted"
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs what the command line says."""
-    parser = argparse.ArgumentParser(prog="python -m stigmergy.bench", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print the figures for machines")
-    commands = parser.add_subparsers(dest="benchmark")
-    for name, benchmark in BENCHMARKS.items():
-        benchmark.add_arguments(commands.add_parser(name, description=benchmark.__doc__))
     given = sys.argv[1:] if arguments is None else arguments
-    named = any(word in BENCHMARKS for word in given)
-    json = "--json" in given
-    rest = [word for word in given if word != "--json"]
-    options = parser.parse_args(rest if named else ["interpreted", *rest])
-    benchmark = BENCHMARKS[options.benchmark]
-    figures = benchmark.run(options)
-    if json:
-        print(msgspec.json.format(msgspec.json.encode(figures), indent=2).decode())
+    words = [word for word in given if word != "--json"]
+    name = words.pop(0) if words and not words[0].startswith("-") else DEFAULT
+    if name not in BENCHMARKS:
+        print(f"{name!r} is no benchmark; there are: {', '.join(BENCHMARKS)}", file=sys.stderr)
+        return 2
+    try:
+        measured = measure(name, words, argparse.ArgumentParser(prog=f"python -m stigmergy.bench {name}"))
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    if "--json" in given:
+        print(msgspec.json.format(msgspec.json.encode(measured.figures), indent=2).decode())
     else:
-        show(options.benchmark, benchmark.TARGETS, figures, Console())
+        show(measured, Console())
     return 0
 
 

@@ -20,8 +20,10 @@ from typing import Any
 
 from msgspec import Struct
 
+from stigmergy.bench.charts import Bar, Bars, Chart
 from stigmergy.bench.flash import KINDS, write_for
 from stigmergy.bench.flood import measure_flood
+from stigmergy.bench.options import add_common
 from stigmergy.bench.targets import Target
 from stigmergy.testing.brokers import NoBroker, start_nats
 
@@ -84,13 +86,7 @@ QUICK = Sizes(flash_s=60.0, windows=1, window_s=1.0)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench edge`."""
-    parser.add_argument("--quick", action="store_true", help="small counts: shows that it runs, not what it reaches")
-    parser.add_argument(
-        "--directory",
-        type=Path,
-        default=Path(),
-        help="where the files go for the time being: on the disk that is to be measured (default: here)",
-    )
+    add_common(parser)
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -116,6 +112,20 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         except NoBroker:
             figures |= {"idle_mb": round(idle_mb(folder, None), 1), "flood_p99_ratio": None}
     return figures
+
+
+def charts(figures: dict[str, Any]) -> list[Chart]:
+    """What is written and what is taken; and, where there was a broker, what a flood does to the others."""
+    flash = [Bar(f"keep={keep}", figures[f"flash_{keep}_mb_per_h"]) for keep in KINDS]
+    sizes = [Bar("base install, on disk", figures["install_mb"]), Bar("idle node, in memory", figures["idle_mb"])]
+    drawn: list[Chart] = [
+        Bars("written for one event a second, by its promise", "MB/h", flash),
+        Bars("what a node takes", "MB", sizes),
+    ]
+    if figures["flood_p99_ratio"] is not None:
+        flood = [Bar("flood elsewhere", figures["others_p99_ms"]), Bar("flood here", figures["others_p99_flooded_ms"])]
+        drawn.append(Bars("p99 of the others while one agent floods", "ms", flood))
+    return drawn
 
 
 def install_bytes() -> int:

@@ -15,8 +15,10 @@ from typing import Any
 from msgspec import Struct
 
 from stigmergy.adapters.system import make_process_ours
+from stigmergy.bench.charts import Bar, Bars, Chart
 from stigmergy.bench.footprint import Start, fill, recover, snapshot, weigh
 from stigmergy.bench.latency import EVENTS_PER_S, measure_latency
+from stigmergy.bench.options import add_common
 from stigmergy.bench.targets import Target
 from stigmergy.bench.throughput import measure_throughput
 
@@ -52,14 +54,8 @@ TARGETS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench interpreted`."""
-    parser.add_argument("--quick", action="store_true", help="small counts: shows that it runs, not what it reaches")
+    add_common(parser)
     parser.add_argument("--windows", type=int, default=WINDOWS, help="windows of each measurement, at least 5")
-    parser.add_argument(
-        "--directory",
-        type=Path,
-        default=Path(),
-        help="where the files go for the time being: on the disk that is to be measured (default: here)",
-    )
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -104,6 +100,33 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         "snapshot_tail_events": restored.events,
         "snapshot_recovery_s": round(restored.seconds, 3),
     }
+
+
+def charts(figures: dict[str, Any]) -> list[Chart]:
+    """Speed, latency, recovery, each next to what it is held against."""
+    speed = [
+        Bar("host on SQLite", figures["events_per_s"]),
+        Bar("host on segments", figures["segments_events_per_s"]),
+        Bar("bare loop", figures["limit_events_per_s"], ours=False),
+        Bar("bare loop, nested", figures["nested_limit_events_per_s"], ours=False),
+    ]
+    latency = [
+        Bar("SQLite, p50", figures["p50_ms"]),
+        Bar("SQLite, p99", figures["p99_ms"]),
+        Bar("segments, p50", figures["segments_p50_ms"]),
+        Bar("segments, p99", figures["segments_p99_ms"]),
+        Bar("sync alone, p50", figures["fdatasync_p50_ms"], ours=False),
+        Bar("sync alone, p99", figures["fdatasync_p99_ms"], ours=False),
+    ]
+    starts = [
+        Bar(f"replay of {figures['replay_events']:,} events", figures["replay_1m_s"]),
+        Bar("from a snapshot", figures["snapshot_recovery_s"]),
+    ]
+    return [
+        Bars("durable throughput of ordinary agents", "events/s", speed),
+        Bars(f"event to action at {figures['open_loop_events_per_s']:,} events/s", "ms", latency),
+        Bars("start of a node", "s", starts),
+    ]
 
 
 def _recoveries(folder: Path, sizes: Sizes) -> tuple[Start, Start]:

@@ -34,7 +34,8 @@ class Output:
         self.json = json
 
     @cached_property
-    def _console(self) -> Console:
+    def console(self) -> Console:
+        """The console for results, on stdout, for those that draw themselves."""
         return _make_console(stderr=False)
 
     @cached_property
@@ -52,7 +53,7 @@ class Output:
     def line(self, *cells: Cell) -> None:
         """One line for people; does nothing with --json."""
         if not self.json:
-            self._console.print(_text(cells))
+            self.console.print(_text(cells))
 
     def table(self, heading: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
         """Aligned columns; the last one may be as long as it likes."""

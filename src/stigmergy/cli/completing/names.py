@@ -51,7 +51,7 @@ class Names:
             case "MODULE:FLEET":
                 return _fleets()
             case "NAME" if command == "bench":
-                return ((name, "") for name in benchmarks())
+                return iter(benchmarks().items())
             case _:
                 return None
 
