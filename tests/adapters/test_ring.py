@@ -153,6 +153,13 @@ def test_file_open_to_others_is_refused(path: Path) -> None:
     open_producer(path).close()
 
 
+def test_file_of_somebody_else_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_with(path)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(RingForeign, match="both sides of a ring run as one user"):
+        open_producer(path)
+
+
 def test_half_made_ring_is_made_anew(path: Path) -> None:
     """A process may die between taking the room and writing the header."""
     path.write_bytes(bytes(5000))
@@ -288,6 +295,8 @@ def test_sleeping_costs_nothing(path: Path) -> None:
         producer.put_nowait(bytes(3900))
         consumer.take_nowait()
         consumer.take_nowait()
+        producer._ready.ring()
+        consumer._room.ring()
         begin_s = time.process_time()
         results = await asyncio.gather(
             consumer.wait_ready(1.0), producer.put(bytes(4000), within_s=1.0), return_exceptions=True

@@ -220,7 +220,7 @@ def test_one_torn_slot_of_a_cursor_is_covered_by_the_other_and_two_are_damage() 
 
 
 def test_cursors_that_cannot_belong_together_are_damage() -> None:
-    for written in ((CAPACITY_BYTES + 16, 1), (16, 2), (8, 1), (1 << 60, 1 << 40)):
+    for written in ((CAPACITY_BYTES + 16, 1), (16, 2), (8, 1), (24, 1), (1 << 60, 1 << 40)):
         ring = MemoryRing(capacity_bytes=CAPACITY_BYTES)
         ring._memory().write_cursor(WRITTEN, *written)
         with pytest.raises(RingDamaged):
@@ -242,16 +242,39 @@ def test_cursor_that_runs_wild_under_way_is_damage_and_stays_so() -> None:
         producer.durable()
 
 
-@pytest.mark.parametrize("length", [1, 600, CAPACITY_BYTES, 0xFFFFFFFF, 0xFFFFFFF0])
-def test_a_length_that_lies_is_not_followed(length: int) -> None:
-    """Even with a check that fits."""
+@pytest.mark.parametrize("length", [1, 484, 500, 513, 600, 2033, 2500, CAPACITY_BYTES, 0xFFFFFFFF, 0xFFFFFFF0])
+@pytest.mark.parametrize("others", [0, 4], ids=["alone", "with others behind"])
+def test_a_length_that_lies_is_not_followed(length: int, others: int) -> None:
+    """Even with a check that fits: it leads neither past what was written nor past the limit, nor to a message."""
     ring = MemoryRing(capacity_bytes=CAPACITY_BYTES)
     producer, consumer = ring.open_producer(), ring.open_consumer()
-    producer.put_nowait(bytes(500))
-    producer.put_nowait(b"next")
+    for _ in range(1 + others):
+        producer.put_nowait(bytes(500))
     ring._memory().write_header(0, 1, length)
-    with pytest.raises(RingDamaged, match="message"):
-        bodies_of(consumer)
+    if length <= 512 or (others and length <= 2032):
+        message = consumer.take_nowait()
+        assert message is not None
+        assert len(message.body) == length
+    if others and not 497 <= length <= 512:
+        with pytest.raises(RingDamaged, match=r"message [12] "):
+            bodies_of(consumer)
+    elif length > 512:
+        with pytest.raises(RingDamaged, match=r"message 1 "):
+            consumer.take_nowait()
+
+
+def test_a_length_that_leads_past_the_end_of_the_ring_is_not_followed() -> None:
+    ring = MemoryRing(capacity_bytes=CAPACITY_BYTES)
+    producer, consumer = ring.open_producer(), ring.open_consumer()
+    for _ in range(2):
+        producer.put_nowait(bytes(1500))
+    bodies_of(consumer)
+    consumer.mark_durable(2)
+    producer.put_nowait(bytes(1000))
+    producer.put_nowait(bytes(1000))
+    ring._memory().write_header(2 * 1520, 3, 1050)
+    with pytest.raises(RingDamaged, match="message 3 claims to have 1050 bytes"):
+        consumer.take_nowait()
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -27,6 +27,8 @@ LARGE_BYTES = 30_000
 """Two of them fit, three do not."""
 SOON_S = 10.0
 SHORT_S = 0.05
+WOKEN_S_MAX = 3.0
+"""Forty times woken takes less; forty times looking again now and then takes longer."""
 
 P = ParamSpec("P")
 
@@ -183,6 +185,7 @@ class RingContract:
         producer, consumer = ring.open_producer(), ring.open_consumer()
         assert not await consumer.wait_ready(0)
         assert not await consumer.wait_ready(SHORT_S)
+        begin_s = asyncio.get_running_loop().time()
         for number in range(1, 40):
             waiting = asyncio.ensure_future(consumer.wait_ready(SOON_S))
             await asyncio.sleep(0.001 if number % 2 else 0)
@@ -190,6 +193,22 @@ class RingContract:
             assert await waiting
             assert await consumer.wait_ready()
             assert take_all(consumer) == [(number, b"x")]
+        assert asyncio.get_running_loop().time() - begin_s < WOKEN_S_MAX
+        producer.close()
+        consumer.close()
+
+    @in_a_loop
+    async def test_sleeping_producer_is_woken(self, ring: Ring) -> None:
+        producer, consumer = ring.open_producer(), ring.open_consumer()
+        begin_s = asyncio.get_running_loop().time()
+        for number in range(1, 40):
+            producer.put_nowait(b"x")
+            take_all(consumer)
+            waiting = asyncio.ensure_future(producer.wait_durable(within_s=SOON_S))
+            await asyncio.sleep(0.001 if number % 2 else 0)
+            consumer.mark_durable(number)
+            await waiting
+        assert asyncio.get_running_loop().time() - begin_s < WOKEN_S_MAX
         producer.close()
         consumer.close()
 

@@ -117,11 +117,11 @@ class Memory:
         Nothing outside of what was written, up to `end`, is ever looked at or returned. Raises RingDamaged.
         """
         offset = position % self.capacity
-        length = self._length(offset, position, number, end)
+        length = self._length(offset, number)
         if length == _SKIP:
             position += self.capacity - offset
             offset = 0
-            length = self._length(offset, position, number, end)
+            length = self._length(offset, number)
         framed = framed_bytes(length)
         if length > self.message_bytes_max or position + framed > end or offset + framed > self.capacity:
             raise self.damaged(f"message {number} claims to have {length} bytes")
@@ -137,9 +137,7 @@ class Memory:
         if not 0 <= used <= self.capacity or not 0 <= messages * MESSAGE_HEADER_BYTES <= used:
             raise self.damaged(f"it claims to hold {messages} messages in {used} bytes")
 
-    def _length(self, offset: int, position: int, number: int, end: int) -> int:
-        if position + MESSAGE_HEADER_BYTES > end:
-            raise self.damaged(f"message {number} is missing")
+    def _length(self, offset: int, number: int) -> int:
         at = (HEADER_BYTES + offset) // _WORD_BYTES
         found, lengths = self.words[at], self.words[at + 1]
         length = lengths & 0xFFFFFFFF
