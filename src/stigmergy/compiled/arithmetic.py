@@ -6,12 +6,11 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numba
+import numba.extending
 
 from stigmergy.compiled import program
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-_SMALL = 2**31
-_INT_MIN = -(2**63)
 _TAKEN, _KEPT, _ACTIONS, _OTHERS = program.TAKEN, program.KEPT, program.ACTIONS, program.OTHERS
 _HALT, _SITE = program.HALT, program.SITE
 
@@ -21,33 +20,49 @@ def _compiled(function: _F) -> _F:
     return cast("_F", made)
 
 
-@_compiled
-def add_overflows(a: int, b: int) -> bool:
-    """Whether a + b has no place in i8."""
-    wrapped = a + b
-    return ((a ^ wrapped) & (b ^ wrapped)) < 0
+def _with_overflow(operation: str) -> Any:
+    """The processor's own operation that says whether its result has no place in i8.
+
+    numba's + - * promise the optimizer that they never overflow, so that no check after them can be relied on.
+    """
+
+    def typed(_: Any, a: Any, b: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            pair = getattr(builder, operation)(*arguments)
+            parts = [builder.extract_value(pair, index) for index in range(2)]
+            return context.make_tuple(builder, signature.return_type, parts)
+
+        del a, b
+        whole = numba.types.int64
+        return numba.types.Tuple((whole, numba.types.boolean))(whole, whole), generate
+
+    return numba.extending.intrinsic(typed)
+
+
+_added = _with_overflow("sadd_with_overflow")
+_subtracted = _with_overflow("ssub_with_overflow")
+_multiplied = _with_overflow("smul_with_overflow")
 
 
 @_compiled
-def subtract_overflows(a: int, b: int) -> bool:
-    """Whether a - b has no place in i8."""
-    wrapped = a - b
-    return ((a ^ b) & (a ^ wrapped)) < 0
+def add(a: int, b: int) -> tuple[int, bool]:
+    """A + b, and whether that has no place in i8."""
+    made: tuple[int, bool] = _added(a, b)
+    return made
 
 
 @_compiled
-def multiply_overflows(a: int, b: int) -> bool:
-    """Whether a * b has no place in i8. Divides only where a factor is large, which is rare."""
-    if -_SMALL <= a < _SMALL and -_SMALL <= b < _SMALL:
-        return False
-    if a == 0 or b == 0:
-        return False
-    if a == -1:
-        return b == _INT_MIN
-    if b == -1:
-        return a == _INT_MIN
-    wrapped = a * b
-    return wrapped % b != 0 or wrapped // b != a
+def subtract(a: int, b: int) -> tuple[int, bool]:
+    """A - b, and whether that has no place in i8."""
+    made: tuple[int, bool] = _subtracted(a, b)
+    return made
+
+
+@_compiled
+def multiply(a: int, b: int) -> tuple[int, bool]:
+    """A * b, and whether that has no place in i8."""
+    made: tuple[int, bool] = _multiplied(a, b)
+    return made
 
 
 @_compiled

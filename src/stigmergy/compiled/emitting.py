@@ -54,12 +54,7 @@ class Emitter:
             "",
             "import numpy as np",
             "",
-            "from stigmergy.compiled.arithmetic import (",
-            *(
-                f"    {one},"
-                for one in ("add_overflows", "finish", "multiply_overflows", "remainder", "subtract_overflows")
-            ),
-            ")",
+            "from stigmergy.compiled.arithmetic import add, finish, multiply, remainder, subtract",
             "",
             'NAN = float("nan")',
             'INFINITY = float("inf")',

@@ -217,10 +217,11 @@ class Expressions(Conditions):
         low, high = _range(sign, a, b)
         if low >= faults.INT_MIN and high <= faults.INT_MAX:
             return Value(INT, (f"({a.code} {sign} {b.code})",), low=low, high=high)
-        a, b = self.spill(a), self.spill(b)
-        overflows = {"+": "add_overflows", "-": "subtract_overflows", "*": "multiply_overflows"}[sign]
-        self.fault_if(f"{overflows}({a.code}, {b.code})", node, faults.always(faults.int_outside))
-        return self.spill(Value(INT, (f"{a.code} {sign} {b.code}",)))
+        function = {"+": "add", "-": "subtract", "*": "multiply"}[sign]
+        word, failed = f"t{self.unit.number()}", f"f{self.unit.number()}"
+        self.lines.add(f"{word}, {failed} = {function}({a.code}, {b.code})")
+        self.fault_if(failed, node, faults.always(faults.int_outside))
+        return Value(INT, (word,))
 
     def _divide(self, node: ast.AST, sign: str, a: Value, b: Value) -> Value:
         a, b = self.spill(a), self.spill(b)
