@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import socket
 from collections.abc import Callable, Sequence
@@ -123,6 +124,8 @@ class Running:
         self._trust = [read_key(text).key for text in (*config.fleet.trust, *trust)]
         self._agents = tuple(agents) or config.fleet.agents
         self.bearings = find_bearings(bearings or Bearings(), config)
+        self.say: Callable[[str], None] = _say_to_the_log
+        """Told what takes long at a start: that agents are compiled. Set it before entering."""
         self._link: BusLink | None = None
         self._host: Host | None = None
         self._safeguards: Safeguards | None = None
@@ -131,6 +134,7 @@ class Running:
 
     async def __aenter__(self) -> Live:
         self._fleet.check_safe_actions()
+        self._fleet.prepare(self.say)
         entropy = SystemEntropy()
         bus = open_bus(self.bearings, self._fleet.name, entropy)
         signer = load_signer(self._key, create=True)
@@ -184,6 +188,10 @@ class Running:
             raise NotRunning("the fleet does not run yet; enter it first")
         node = Node(version, self.url, (self._signer.algorithm, self._signer.public_key), self._signer)
         return ControlServer(path, ControlDesk(live, verifier(), node, stop))
+
+
+def _say_to_the_log(sentence: str) -> None:
+    logging.getLogger("stigmergy").warning(sentence)
 
 
 def _check_texts(**given: object) -> None:

@@ -79,6 +79,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     journal = None if arguments.journal is None else url_of(arguments.journal)
     bearings = Bearings(arguments.bus, arguments.site, arguments.node)
     running = Running(fleet, config, journal, arguments.key, None, arguments.trust, (), bearings)
+    running.say = output.note
     path = arguments.socket or running.socket
     make_process_ours()
     return _run_to_the_end(_Node(fleet, running, path, output).live_and_die())

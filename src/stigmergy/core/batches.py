@@ -82,6 +82,11 @@ class ColumnBatch(Struct, frozen=True):
 _headers = msgspec.msgpack.Decoder(BatchHeader)
 
 
+def is_batch(data: object) -> bool:
+    """Whether these are bytes that begin like a batch."""
+    return isinstance(data, bytes | memoryview) and bytes(data[: len(BATCH_MAGIC)]) == BATCH_MAGIC
+
+
 def pack_batch(header: BatchHeader, records: bytes | memoryview) -> bytes:
     """The bytes of a batch."""
     packed = encode(header)

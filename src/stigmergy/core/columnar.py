@@ -6,25 +6,29 @@ What a table makes of records enters the draft here. What cannot be taken goes t
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from stigmergy.core.codec import SOURCE_CHARS_MAX, encode, printable
-from stigmergy.core.columns import ColumnRun, read_records
-from stigmergy.core.draft import COLUMNS_BYTES_MAX, OVERHEAD_BYTES, Draft
-from stigmergy.core.errors import JournalCorrupt, Malformed, Overloaded, PeerError, StaleMapping
+from stigmergy.core.columns import ColumnRun, read_layout, read_records, read_templates
+from stigmergy.core.counters import Counters
+from stigmergy.core.draft import COLUMNS_BYTES_MAX, DRAFT_BYTES_MAX, OVERHEAD_BYTES, Draft
+from stigmergy.core.errors import Bug, DefinitionError, JournalCorrupt, Malformed, Overloaded, PeerError, StaleMapping
 from stigmergy.core.inputs import ColumnDelivery
-from stigmergy.core.messages import Message
+from stigmergy.core.messages import Event, Message
 from stigmergy.core.outcome import NO_CAUSE, owe, pack_effect
+from stigmergy.core.plans import AgentPlan
 from stigmergy.core.state import ShardState
 from stigmergy.core.supervision import SHARD_ADDRESS, AgentsEnrolled, ColumnsDeclared
-from stigmergy.core.tables import Halt, Stretch, Table
+from stigmergy.core.tables import INPUT_BYTES_MAX, Halt, Stretch, Table
 
-if TYPE_CHECKING:
-    from stigmergy.core.handling import Handling
-
+DECLARED_BYTES_MAX = 64 * 1024
+"""A layout and templates: so that what declares them always finds room in a commit."""
 ENROLLED_BYTES_MAX = 32 * 1024
 """Names of one enrolment; more of them are several enrolments."""
+NAME_BYTES = 2
+"""Counted for each name beside its letters."""
 COLUMN_CAUSES = -2
 """The causes of ordinary effects whose events are in columns: this one for the first of the commit, then downwards."""
 
@@ -34,14 +38,43 @@ def column_cause(place: int) -> int:
     return COLUMN_CAUSES - place
 
 
+class Handler(Protocol):
+    """The ordinary way, for what is no matter of columns."""
+
+    @property
+    def counters(self) -> Counters:
+        """What was taken, failed and passed over."""
+        ...
+
+    def keep(self, draft: Draft, address: str, event: Event, now_ns: int) -> Exception | None:
+        """Keeps an event of the framework."""
+        ...
+
+    def fail(
+        self,
+        draft: Draft,
+        address: str,
+        body: bytes,
+        source: str,
+        error: Exception,
+        now_ns: int,
+        *,
+        reached: bool = False,
+    ) -> None:
+        """Keeps `InputFailed` and makes the input a dead letter. If it `reached` a handler, supervision decides."""
+        ...
+
+
 class Columnar:
     """Turns records into what a draft keeps."""
 
-    def __init__(self, state: ShardState, shards: int, handling: Handling) -> None:
+    def __init__(self, state: ShardState, shards: int, handling: Handler) -> None:
         self._state = state
         self._shards = shards
         self._handling = handling
-        self._declared: dict[str, None] = {}
+        self._undeclared = {kind: _declaration(kind, table) for kind, table in state.tables.items()}
+        """What the log may not say yet: looked at once for each run of this node."""
+        self._watched = {kind: _watched_forms(table, state.plans[kind]) for kind, table in state.tables.items()}
 
     def check(self, delivery: ColumnDelivery) -> int:
         """Raises unless the delivery is meant for this very table; returns how many agents its sender knows."""
@@ -69,47 +102,52 @@ class Columnar:
 
     def take(self, draft: Draft, delivery: ColumnDelivery, known: int, now_ns: int) -> int:
         """Takes records in order; returns how many, fewer than there are only when the draft is full."""
-        table = self._state.tables[delivery.kind]
-        self._declare(draft, delivery.kind, table, now_ns)
+        kind = delivery.kind
+        table = self._state.tables[kind]
         source = printable(delivery.source, SOURCE_CHARS_MAX)
         start = delivery.start
         while start < delivery.count:
-            room_bytes = COLUMNS_BYTES_MAX - draft.size_bytes
+            room_bytes = COLUMNS_BYTES_MAX - draft.size_bytes - self._undeclared_bytes(kind)
             if room_bytes <= 0:
                 break
             stretch = table.step(delivery.records, start, known, room_bytes, now_ns)
-            self._enter(draft, delivery.kind, table, source, stretch, now_ns)
+            if self._enter(draft, kind, table, source, stretch, now_ns) > room_bytes:
+                raise Bug(f"the table of {kind} has made more than the {room_bytes} bytes that were free")
+            if self._watched[kind]:
+                width = table.layout.record_bytes
+                came = delivery.records[start * width : (start + stretch.taken) * width]
+                self._freshen(draft, kind, table, came)
             start += stretch.taken
-            if stretch.halt is Halt.END or (stretch.halt is Halt.FULL and not stretch.taken):
+            if stretch.halt in (Halt.END, Halt.FULL):
                 break
-            if stretch.halt is not Halt.FULL:
-                self._give_up(draft, delivery, table, start, stretch, now_ns)
-                start += 1
+            self._give_up(draft, delivery, table, start, stretch, now_ns)
+            start += 1
         taken = start - delivery.start
         self._handling.counters.inputs += taken
         return taken
 
     def record_of(self, address: str, message: Message) -> bytes:
         """A message as the record of its agent, which may be one that is not there yet. Raises PeerError."""
-        table, agent = self._state.table_at(address)
-        if table is None:
-            raise Malformed(f"{address} is no compiled agent")
-        return table.record_of(len(table) if agent < 0 else agent, message)
-
-    def run(self, draft: Draft, address: str, record: bytes, source: str, now_ns: int) -> None:
-        """Takes the record of one message. Raises, as a handler would, with nothing changed."""
         kind, _, name = address.partition("/")
         table = self._state.tables[kind]
-        self._declare(draft, kind, table, now_ns)
-        newcomer = table.find(name) < 0
-        stretch = table.step(record, 0, len(table), COLUMNS_BYTES_MAX, now_ns, newcomer=newcomer)
-        if stretch.error is not None:
-            raise stretch.error
+        agent = table.find(name)
+        return table.record_of(len(table) if agent < 0 else agent, message)
+
+    def run(self, draft: Draft, address: str, record: bytes, now_ns: int) -> PeerError | None:
+        """Takes the record of one message. Returns what is wrong with it if no handler was reached. Raises as a handler
+        would. In both cases nothing is changed."""
+        kind, _, name = address.partition("/")
+        table = self._state.tables[kind]
+        newcomer = name if table.find(name) < 0 else ""
+        stretch = table.step(record, 0, len(table), INPUT_BYTES_MAX, now_ns, newcomer=newcomer)
+        if stretch.halt in (Halt.FAULT, Halt.REFUSED):
+            raise stretch.error or Bug(f"the table of {kind} does not say what has failed")
         if stretch.halt is not Halt.END:
-            raise Malformed(f"a record for {address} was not taken ({stretch.halt.name.lower()})")
-        if newcomer:
+            return stretch.error if isinstance(stretch.error, PeerError) else self._reason(stretch.halt, address)
+        if newcomer and stretch.count:
             self.ensure(draft, address, now_ns)
-        self._enter(draft, kind, table, printable(source, SOURCE_CHARS_MAX), stretch, now_ns)
+        self._enter(draft, kind, table, draft.source, stretch, now_ns, address)
+        return None
 
     def ensure(self, draft: Draft, address: str, now_ns: int) -> None:
         """Enrols an agent unless it is."""
@@ -125,12 +163,24 @@ class Columnar:
         new = [name for name in dict.fromkeys(names) if table.find(name) < 0]
         for name in new:
             self._state.plan_at(f"{kind}/{name}")
-        if sum(len(name) + 2 for name in new) > ENROLLED_BYTES_MAX:
+        if sum(len(name) + NAME_BYTES for name in new) > ENROLLED_BYTES_MAX:
             raise Malformed(f"{len(new)} names in one enrolment; give {ENROLLED_BYTES_MAX} bytes of them at most")
         self.check_room(kind, len(new))
-        self._declare(draft, kind, table, now_ns)
+        self._declare(draft, kind, now_ns)
         if new:
             self._enroll(draft, kind, tuple(new), now_ns)
+
+    def list_names(self, draft: Draft, now_ns: int) -> bool:
+        """Lists the agents that have numbers and that the log does not name yet; whether those were all of them."""
+        draft.begin_run(now_ns, SHARD_ADDRESS)
+        for kind in list(self._state.directory.unlisted):
+            while (names := self._state.directory.unlisted.get(kind)) is not None:
+                if draft.size_bytes > DRAFT_BYTES_MAX:
+                    return False
+                first = len(self._state.tables[kind]) - len(names)
+                event = AgentsEnrolled(kind=kind, first=first, names=_fitting(names))
+                self._handling.keep(draft, SHARD_ADDRESS, event, now_ns)
+        return True
 
     def check_room(self, what: str, count: int = 1) -> None:
         """Raises Overloaded unless so many more agents may be here."""
@@ -141,22 +191,34 @@ class Columnar:
     def _enroll(self, draft: Draft, kind: str, names: tuple[str, ...], now_ns: int) -> None:
         event = AgentsEnrolled(kind=kind, first=len(self._state.tables[kind]), names=names)
         self._handling.keep(draft, SHARD_ADDRESS, event, now_ns)
+        if self._state.plans[kind].stale_rules:
+            draft.fresh.extend((f"{kind}/{name}", None) for name in names)
 
-    def _declare(self, draft: Draft, kind: str, table: Table, now_ns: int) -> None:
+    def _undeclared_bytes(self, kind: str) -> int:
+        event = self._undeclared.get(kind)
+        return 0 if event is None else len(event.layout) + len(event.templates) + len(kind) + 2 * OVERHEAD_BYTES
+
+    def _declare(self, draft: Draft, kind: str, now_ns: int) -> None:
         """Once for each run of this node, and only if the log does not say it already: how records are to be read."""
-        if kind in self._declared:
+        event = self._undeclared.pop(kind, None)
+        if event is None:
             return
-        self._declared[kind] = None
-        directory = self._state.directory
+        table, directory = self._state.tables[kind], self._state.directory
         if table.layout_digest not in directory.layouts or table.templates_digest not in directory.templates:
-            event = ColumnsDeclared(kind=kind, layout=encode(table.layout), templates=encode(table.templates))
             self._handling.keep(draft, SHARD_ADDRESS, event, now_ns)
 
-    def _enter(self, draft: Draft, kind: str, table: Table, source: str, stretch: Stretch, now_ns: int) -> None:
-        """Lets what a stretch has made become part of the draft."""
+    def _enter(
+        self, draft: Draft, kind: str, table: Table, source: str, stretch: Stretch, now_ns: int, address: str = ""
+    ) -> int:
+        """Lets what a stretch has made become part of the draft; returns how many bytes that is. With `address` all of
+        it is of this agent."""
         state = self._state
         base = draft.columns_count
+        made_bytes = len(stretch.records) + len(stretch.actions)
         if stretch.count:
+            self._declare(draft, kind, now_ns)
+            if self._watched[kind]:
+                self._freshen(draft, kind, table, stretch.records)
             first = state.blocks.next_sequence(kind) if stretch.actions_count else 0
             run = ColumnRun(
                 kind=kind,
@@ -177,10 +239,21 @@ class Columnar:
                 draft.blocks.append(state.blocks.owe(state.incarnation, draft.position, index, run))
                 draft.hurry(0)
         for place, agent, effect in stretch.others:
-            address = f"{kind}/{table.name(agent)}"
+            asking = address or f"{kind}/{table.name(agent)}"
             packed = pack_effect(state, self._shards, effect, (None, b""), now_ns)
-            owe(state, draft, address, packed, NO_CAUSE if place < 0 else column_cause(base + place), now_ns)
-            draft.size_bytes += len(packed[1]) + len(address) + OVERHEAD_BYTES
+            owe(state, draft, asking, packed, NO_CAUSE if place < 0 else column_cause(base + place), now_ns)
+            owed_bytes = len(packed[1]) + len(asking) + OVERHEAD_BYTES
+            draft.size_bytes += owed_bytes
+            made_bytes += owed_bytes
+        return made_bytes
+
+    def _freshen(self, draft: Draft, kind: str, table: Table, records: bytes) -> None:
+        """Says of which agents something has come that a staleness rule waits for."""
+        watched = self._watched[kind]
+        heads = struct.iter_unpack(f"<IH{table.layout.record_bytes - 6}x", records)
+        for agent, form in dict.fromkeys(heads):
+            if form in watched:
+                draft.fresh.append((f"{kind}/{table.name(agent)}", watched[form]))
 
     def _give_up(
         self, draft: Draft, delivery: ColumnDelivery, table: Table, number: int, stretch: Stretch, now_ns: int
@@ -196,19 +269,53 @@ class Columnar:
             body = read.body
         except JournalCorrupt:
             body = record
-        error = stretch.error or _reason(stretch.halt, address, self._state)
-        reached = there and stretch.halt is Halt.FAULT
+        error = stretch.error or self._reason(stretch.halt, address)
+        reached = stretch.halt is Halt.FAULT
         self._handling.fail(draft, address, body, delivery.source, error, now_ns, reached=reached)
 
+    def _reason(self, halt: Halt, address: str) -> PeerError:
+        match halt:
+            case Halt.UNKNOWN_AGENT:
+                return PeerError(f"{address}: the roster of the batch has no such agent; enrol it and send this again")
+            case Halt.STOPPED:
+                reason = self._state.stopped.get(address, "")
+                return PeerError(f"{address} is stopped: {reason}; resume it, then send or retry this")
+            case _:
+                return Malformed("a record of no form that events have; commands are sent one by one")
 
-def _reason(halt: Halt, address: str, state: ShardState) -> Exception:
-    match halt:
-        case Halt.UNKNOWN_AGENT:
-            return PeerError(f"{address}: the roster of the batch has no such agent; enrol it, then send this again")
-        case Halt.STOPPED:
-            return PeerError(f"{address} is stopped: {state.stopped.get(address, '')}; resume it, then send this again")
-        case _:
-            return Malformed("a record of no form that events have; commands are sent one by one")
+
+def _declaration(kind: str, table: Table) -> ColumnsDeclared:
+    """How records are to be read. Raises DefinitionError for what the log could not hold, or nobody could read."""
+    event = ColumnsDeclared(kind=kind, layout=encode(table.layout), templates=encode(table.templates))
+    size_bytes = len(event.layout) + len(event.templates)
+    if size_bytes > DECLARED_BYTES_MAX:
+        raise DefinitionError(
+            f"{kind}: it takes {size_bytes} bytes to describe its messages, {DECLARED_BYTES_MAX} at most; "
+            "compile fewer messages in one class, or smaller enums"
+        )
+    try:
+        read_layout(event.layout)
+        read_templates(event.templates)
+    except JournalCorrupt as error:
+        raise DefinitionError(f"{kind}: nobody could read what it keeps: {error}") from None
+    return event
+
+
+def _watched_forms(table: Table, plan: AgentPlan) -> dict[int, type[Message]]:
+    """The forms that a staleness rule of this kind waits for, by number."""
+    watched = {one.tag: message for message, one in plan.plans.items() if one.watched}
+    forms = enumerate(table.layout.forms)
+    return {number: watched[form.tag] for number, form in forms if form.tag in watched}
+
+
+def _fitting(names: Sequence[str]) -> tuple[str, ...]:
+    """As many of these names as one enrolment has room for."""
+    size_bytes = 0
+    for count, name in enumerate(names):
+        size_bytes += len(name) + NAME_BYTES
+        if size_bytes > ENROLLED_BYTES_MAX:
+            return tuple(names[:count])
+    return tuple(names)
 
 
 __all__ = ["Columnar", "column_cause"]

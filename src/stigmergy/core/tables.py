@@ -144,7 +144,7 @@ class Table(Protocol):
         room_bytes: int,
         now_ns: int,
         *,
-        newcomer: bool = False,
+        newcomer: str = "",
     ) -> Stretch:
         """Takes records from number `start` on, until the end, one that cannot be taken, or until there might be no
         room for the next. Agents are known up to number `known` (exclusive). Nothing of the record that halted the
@@ -154,8 +154,8 @@ class Table(Protocol):
         record, each other effect `len(encode(effect))` and OTHER_BYTES. With INPUT_BYTES_MAX of room any record finds
         some: an input that would cause more than that is a FAULT with TooLarge, or its class is refused beforehand.
 
-        With `newcomer` the one record may be for the agent that would be enrolled next, in its first state. If
-        events of it are kept, the caller enrols it at once; otherwise the place is as if nothing had been.
+        With `newcomer`, a name, the one record may be for the agent that would be enrolled next under that name, in its
+        first state. If events of it are kept, the caller enrols it at once; otherwise it is as if it had never been.
         A command is taken only where `records` is one record; in a batch it is an UNKNOWN_FORM, as is an event that
         the agent only yields.
         """

@@ -8,10 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 
+from msgspec import structs
+
 from stigmergy.core.agent import Agent
-from stigmergy.core.errors import DefinitionError
+from stigmergy.core.errors import ConfigError, DefinitionError
 from stigmergy.core.plans import AgentPlan
 from stigmergy.core.state import plan_agents
+from stigmergy.core.tables import Engine, Say
 from stigmergy.runtime.equipment import Equipment
 from stigmergy.runtime.listening import Listening
 from stigmergy.runtime.mailbox import BLOCK, StreamPolicy
@@ -44,6 +47,30 @@ def _check_options(name: str, settings: object, streams: object) -> None:
         )
 
 
+def _compiled_of(name: str, agents: Sequence[type[Agent]], compiled: object) -> Sequence[type[Agent]]:
+    if isinstance(compiled, bool):
+        return agents if compiled else ()
+    given = compiled if isinstance(compiled, list | tuple) else (compiled,)
+    for cls in given:
+        if cls not in agents:
+            raise DefinitionError(
+                f"fleet {name!r}: compiled={compiled!r}; give True for all agents, or a list of some that agents= has"
+            )
+    return given
+
+
+def _engine_of(cls: type[Agent]) -> Engine:
+    """Reads the class, and refuses it with lines and reasons if it cannot be compiled. Nothing is compiled yet."""
+    try:
+        from stigmergy.compiled.engine import engine_of
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"{cls.__qualname__} is to be compiled, and {error.name} is not installed; "
+            'pip install "stigmergy[compiled]", or declare the fleet without compiled='
+        ) from None
+    return engine_of(cls)
+
+
 class Declaration(Equipment, Listening):
     """A fleet: a name, agent classes, and who carries out their actions and slow work."""
 
@@ -55,7 +82,10 @@ class Declaration(Equipment, Listening):
         shards: int = 1,
         settings: Settings | None = None,
         streams: Mapping[str, StreamPolicy] | None = None,
+        compiled: bool | Sequence[type[Agent]] = False,
     ) -> None:
+        """Declares a fleet. `compiled` names the classes that run as compiled code, or True for all of them: see
+        docs/compiled.md for what can be compiled. `shards` and `name` are for good."""
         _check_declared(name, agents, shards)
         _check_options(name, settings, streams)
         Equipment.__init__(self)
@@ -64,9 +94,18 @@ class Declaration(Equipment, Listening):
         self.shards = shards
         self.settings = settings or Settings()
         self.plans: dict[str, AgentPlan] = plan_agents(agents)
+        for cls in _compiled_of(name, agents, compiled):
+            kind = cls.__agent_kind__
+            self.plans[kind] = structs.replace(self.plans[kind], engine=_engine_of(cls))
         self._streams = dict(streams or {})
         self.receivers: dict[str, Callable[[int], int]] = {}
         """Per sink, asked at start: the highest sequence of this shard's effects that the receiver has confirmed."""
+
+    def prepare(self, say: Say) -> None:
+        """Compiles what is to be compiled, or loads it from the cache. `say` is told what takes long."""
+        for plan in self.plans.values():
+            if plan.engine is not None:
+                plan.engine.prepare(say)
 
     def policy_of(self, source: str) -> StreamPolicy:
         """What happens with a source's observed events when the node cannot keep up; the longest prefix decides."""

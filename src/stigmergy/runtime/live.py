@@ -10,11 +10,13 @@ Queries ask nobody: they see the state as it is on disk, and never one that a lo
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, TypeVar, overload
 
 from msgspec import Struct, structs
 
 from stigmergy.core.agent import Agent
+from stigmergy.core.batches import is_batch
 from stigmergy.core.codec import printable
 from stigmergy.core.commit import Head
 from stigmergy.core.errors import ConfigError, StigmergyError, TrustError, UnknownKind
@@ -25,6 +27,8 @@ from stigmergy.core.shard import Shard
 from stigmergy.ports.clock import Entropy
 from stigmergy.runtime.audit.signatures import SIGNERS_SHARD
 from stigmergy.runtime.audit.signers import check_enrolment, check_revocation
+from stigmergy.runtime.columns.following import durable_addresses
+from stigmergy.runtime.columns.roster import Roster
 from stigmergy.runtime.devices import Devices, DeviceStanding
 from stigmergy.runtime.host import Host
 from stigmergy.runtime.intake import check_address
@@ -83,8 +87,24 @@ class Live:
         await self._host.intake.observe(address, event)
 
     async def deliver(self, envelope: bytes) -> None:
-        """Takes an envelope of another node; returns when all of it is durable, so that the sender may forget it."""
-        await self._host.intake.deliver(envelope)
+        """Takes an envelope, or a column batch for compiled agents; returns when all of it is durable, so that the
+        sender may forget it."""
+        if is_batch(envelope):
+            await self._host.columns.deliver(envelope)
+        else:
+            await self._host.intake.deliver(envelope)
+
+    async def enroll(self, kind: str | type[Agent], names: Sequence[str]) -> Roster:
+        """Gives compiled agents their numbers, durably, and returns what a producer needs to make records for them.
+
+        Agents that have a number keep it. It does not have to be called: an agent is enrolled with its first input; but
+        who sends batches must know the numbers.
+        """
+        return await self._host.columns.enroll(_kind_name(kind), names)
+
+    def roster(self, kind: str | type[Agent]) -> Roster:
+        """How records for this compiled kind are made at present; without the places of any agents."""
+        return self._host.columns.roster(_kind_name(kind))
 
     @overload
     def query(self, address: str) -> Any: ...
@@ -111,12 +131,17 @@ class Live:
         name = None if kind is None else _kind_name(kind)
         if name is not None and name not in self._host.declaration.plans:
             raise UnknownKind(f"{name!r} is no agent kind here; there are {', '.join(self._host.declaration.plans)}")
-        addresses = [address for shard in self._host.shards for address in shard.state.agents]
-        return sorted(
-            address
-            for address in addresses
-            if (name is None or address.startswith(f"{name}/")) and self._host.durable_image(address) is not None
-        )
+        found: list[str] = []
+        for state in (shard.state for shard in self._host.shards):
+            for compiled in state.tables:
+                if name in (None, compiled):
+                    found += durable_addresses(state, compiled)
+            found += (
+                address
+                for address in state.agents
+                if (name is None or address.startswith(f"{name}/")) and self._host.durable_image(address) is not None
+            )
+        return sorted(found)
 
     def devices(self) -> list[DeviceStanding]:
         """How each sensor and control loop of this node is doing."""
@@ -186,7 +211,8 @@ class Live:
         """Where this node stands: what is on disk, and what the counters of this run say beside it."""
         host = self._host
         counters: dict[str, int] = {}
-        parts = [host.mailbox.counters, host.ingress.counters, host.effector.counters, host.housekeeper.counters]
+        parts: list[Any] = [host.mailbox.counters, host.ingress.counters, host.columns.counters]
+        parts += [host.effector.counters, host.block_hands.counters, host.housekeeper.counters]
         for counted in (*(shard.counters for shard in host.shards), *parts):
             for name, value in structs.asdict(counted).items():
                 counters[name] = counters.get(name, 0) + value
@@ -196,7 +222,8 @@ class Live:
             counters |= self.link.counters()
         return Standing(
             fleet=host.declaration.name,
-            agents=sum(len(shard.state.agents) for shard in host.shards) - self._agents_not_kept_yet(),
+            agents=sum(len(shard.state.agents) + sum(shard.state.enrolled.values()) for shard in host.shards)
+            - self._agents_not_kept_yet(),
             heads=self._heads(),
             events=sum(shard.state.events_count for shard in host.shards) - self._events_not_kept_yet(),
             owed=sum(
