@@ -37,12 +37,12 @@ from stigmergy.core.inputs import (
 from stigmergy.core.messages import SECOND_NS, Message, spec_of
 from stigmergy.core.ready import Ready
 from stigmergy.core.shard import Shard
-from stigmergy.core.snapshot import Header, SnapshotTaking, digest_of_parts, digest_of_state
+from stigmergy.core.snapshot import Header, SnapshotTaking, digest_of_parts, digest_of_state, encode_header
 from stigmergy.core.state import ShardState, plan_agents, shard_of
 from stigmergy.ports.journal import Journal, SnapshotPart
 from stigmergy.runtime.audit.flight import Cut, make_flight
 from stigmergy.runtime.recovery import new_state
-from tests.formats import golden
+from tests.formats import golden, golden_columns
 
 NOON_NS = 1_700_000_000 * SECOND_NS
 
@@ -194,8 +194,22 @@ async def make_event_log() -> dict[str, bytes]:
 def snapshot_parts(header: Header, agents: Sequence[tuple[str, Agent]]) -> dict[str, bytes]:
     """The parts of a snapshot as they are stored, and the digest that a commit would note."""
     listed = [(address, canonical_bytes(agent)) for address, agent in agents]
-    parts = [zlib.compress(encode(header), 1), zlib.compress(encode(listed), 1)]
+    parts = [zlib.compress(encode_header(header), 1), zlib.compress(encode(listed), 1)]
     return {"part 0": parts[0], "part 1": parts[1], "digest": digest_of_parts(parts)}
+
+
+def columns_parts() -> dict[str, bytes]:
+    """The parts of a snapshot with compiled agents, and its digest."""
+    parts = [zlib.compress(encode_header(golden_columns.HEADER), 1), golden_columns.ROWS_PART]
+    return {"part 0": parts[0], "part 1": parts[1], "digest": digest_of_parts(parts)}
+
+
+def columns() -> dict[str, bytes]:
+    """How a kind of compiled agents lies in bytes, and the digests of that."""
+    layout, templates = golden_columns.LAYOUT, golden_columns.TEMPLATES
+    lines = {"layout": encode(layout), "layout digest": layout.digest()}
+    lines |= {"templates": encode(templates), "templates digest": templates.digest()}
+    return lines | {f"check {generation}": check for generation, check in enumerate(golden_columns.CHECKS)}
 
 
 def flight_bytes(journal: Path) -> bytes:
@@ -230,8 +244,14 @@ def main() -> None:
     tagged = {spec_of(type(message)).tag: encode(message) for message in golden.MESSAGES}
     texts = {
         "messages-1.txt": lines_text("one message of each tag", tagged),
+        "messages-2.txt": lines_text(
+            "messages about compiled agents",
+            {spec_of(type(message)).tag: encode(message) for message in golden_columns.MESSAGES},
+        ),
         "envelope-1.hex": hex_text("an envelope", encode(golden.ENVELOPE)),
         "commit-1.hex": hex_text("a commit with something in every field", seal(golden.COMMIT).body),
+        "commit-2.hex": hex_text("a commit with columns", seal(golden_columns.COMMIT).body),
+        "columns-1.txt": lines_text("a layout, templates and what stands for them", columns()),
         "statement-1.hex": hex_text("what a signer signs for a group", statement(golden.HEADS)),
         "signature-1.hex": hex_text("a group signature as it is stored", encode(golden.SIGNATURE)),
         "mark-1.hex": hex_text("the mark of a SQLite journal", encode_mark(golden.MARK)),
@@ -240,6 +260,7 @@ def main() -> None:
         "snapshot-incremental-1.txt": lines_text(
             "an incremental snapshot", snapshot_parts(golden.INCREMENTAL, golden.INCREMENTAL_AGENTS)
         ),
+        "snapshot-columns-1.txt": lines_text("a snapshot with compiled agents", columns_parts()),
         "event-log-1.txt": lines_text("commits with events of version 1", asyncio.run(make_event_log())),
     }
     for name, text in texts.items():

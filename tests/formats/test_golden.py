@@ -24,12 +24,21 @@ from stigmergy.adapters import sqlite
 from stigmergy.adapters.ed25519 import Ed25519Verifier
 from stigmergy.adapters.filing.mark import decode_mark, encode_mark
 from stigmergy.adapters.keyfile import decode_private_key
-from stigmergy.core.codec import canonical_bytes, encode, open_envelope, pack_envelope
+from stigmergy.core.codec import canonical_bytes, encode, open_envelope, pack_envelope, without_empty_end
 from stigmergy.core.commit import Commit, Signature, digest_commit, open_commit, seal, statement
 from stigmergy.core.effects import Publish
 from stigmergy.core.messages import Message, spec_of, to_newest
 from stigmergy.core.replay import apply
-from stigmergy.core.snapshot import Header, digest_of_parts, digest_of_state, load_agents, read_header, tables_of
+from stigmergy.core.snapshot import (
+    Header,
+    Tables,
+    digest_of_parts,
+    digest_of_state,
+    encode_header,
+    load_agents,
+    read_header,
+    tables_of,
+)
 from stigmergy.core.state import Limits, ShardState, plan_agents
 from stigmergy.core.supervision import FRAMEWORK_EVENTS
 from stigmergy.runtime.recovery import Recovery
@@ -38,6 +47,7 @@ from tests.formats.golden import read_hex, read_lines
 from tests.formats.manual import fields_of
 
 PLANS = plan_agents([golden.Drone, golden.Tower])
+LEFT_OUT_MAX = {"Commit": 2, "Tables": 5}
 STRUCTURES = ("Run", "Answer", "Owed", "MarkMoved", "Settled", "SnapshotNote")
 
 
@@ -55,8 +65,10 @@ def plain(value: Any) -> Any:
 
 
 def by_the_manual(structure: str, values: list[Any]) -> dict[str, Any]:
-    """An array with the names that docs/formats.md gives to its places."""
-    return dict(zip(fields_of(structure), values, strict=True))
+    """An array with the names that docs/formats.md gives to its places; fields at the end may be left out."""
+    names = fields_of(structure)
+    assert len(values) >= len(names) - LEFT_OUT_MAX.get(structure, 0)
+    return dict(zip(names, values, strict=False))
 
 
 # Messages.
@@ -74,7 +86,8 @@ def test_messages_have_these_bytes(message: Message) -> None:
 
 
 def test_every_event_of_the_framework_has_a_fixture() -> None:
-    assert {spec_of(event).tag for event in FRAMEWORK_EVENTS} <= set(read_lines("messages-1.txt"))
+    stored = {*read_lines("messages-1.txt"), *read_lines("messages-2.txt")}
+    assert {spec_of(event).tag for event in FRAMEWORK_EVENTS} <= stored
 
 
 def test_an_old_version_is_carried_to_the_newest() -> None:
@@ -125,7 +138,7 @@ def test_commit() -> None:
 
 def test_commit_read_by_the_manual_alone() -> None:
     named = by_the_manual("Commit", messagepack.decode(read_hex("commit-1.hex")))
-    assert named == {name: plain(getattr(golden.COMMIT, name)) for name in Commit.__struct_fields__}
+    assert named == {name: plain(getattr(golden.COMMIT, name)) for name in Commit.__struct_fields__[:15]}
     places = {"Run": "runs", "Answer": "answers", "Owed": "owed", "MarkMoved": "marks", "Settled": "settled"}
     for structure in STRUCTURES:
         field = places.get(structure, "snapshots")
@@ -152,7 +165,7 @@ def test_a_commit_without_its_last_fields_has_empty_ones() -> None:
     whole = messagepack.decode(read_hex("commit-1.hex"))
     short = open_commit(msgspec.msgpack.encode(whole[:8]))
     assert (short.events, short.answers, short.snapshots) == (golden.COMMIT.events, [], [])
-    longer = open_commit(msgspec.msgpack.encode([*whole, ["of a later version"]]))
+    longer = open_commit(msgspec.msgpack.encode([*whole, [], [], ["of a later version"]]))
     assert longer == golden.COMMIT
 
 
@@ -195,7 +208,7 @@ def test_snapshot(name: str, header: Header, agents: list[tuple[str, Any]]) -> N
     parts = [stored["part 0"], stored["part 1"]]
     assert read_header(parts[0]) == header
     # How zlib compresses is not ours to promise, what it compresses is.
-    assert encode(header) == zlib.decompress(parts[0])
+    assert encode_header(header) == zlib.decompress(parts[0])
     assert encode([(address, canonical_bytes(agent)) for address, agent in agents]) == zlib.decompress(parts[1])
     assert digest_of_parts(parts) == stored["digest"]
     kinds = [msgspec.structs.replace(kind, layout=PLANS[kind.kind].layout, version=1) for kind in header.kinds]
@@ -211,7 +224,7 @@ def test_snapshot_by_the_manual(name: str, header: Header, agents: list[tuple[st
     assert (named["format"], named["base"], named["agents_count"]) == (1, header.base, len(agents))
     assert [by_the_manual("Kind", kind)["kind"] for kind in named["kinds"]] == ["Drone", "Tower"]
     tables = by_the_manual("Tables", named["tables"])
-    assert tables == {name: plain(getattr(header.tables, name)) for name in fields_of("Tables")}
+    assert tables == {name: plain(getattr(header.tables, name)) for name in fields_of("Tables")[:15]}
     inside = {"marks": "MarkMoved", "owed": "Pending", "timers": "Timer", "answers": "Remembered", "letters": "Letter"}
     for field, structure in {**inside, "signers": "Signer"}.items():
         for array, value in zip(tables[field], getattr(header.tables, field), strict=True):
@@ -250,7 +263,7 @@ def test_a_log_of_old_events_is_folded_through_the_upcaster() -> None:
         apply(state, commit, digest_commit(body))
     assert state.agents["Drone/D-1"].battery == 0.2
     assert digest_of_state(state) == lines["state"]
-    tables = msgspec.msgpack.encode(plain(tables_of(state)))
+    tables = msgspec.msgpack.encode(plain(without_empty_end(tables_of(state), len(Tables.__struct_fields__) - 5)))
     drone = msgspec.msgpack.encode({"id": "D-1", "battery": 0.2, "mission": None, "legs": (), "done": 0})
     assert blake3(tables + msgspec.msgpack.encode(["Drone/D-1", drone])).digest() == lines["state"], "by the manual"
 

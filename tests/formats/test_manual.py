@@ -13,7 +13,8 @@ from msgspec.structs import fields
 
 from stigmergy.adapters.segments import frames, opening, snapshots
 from stigmergy.adapters.sqlite import schema
-from stigmergy.core import codec, commit, draft, effects, flight, snapshot, supervision
+from stigmergy.core import codec, columnar, columns, commit, draft, effects, flight, snapshot, supervision
+from stigmergy.core.blocks import Block
 from stigmergy.core.commit import Answer, Commit, Head, MarkMoved, Owed, Run, Settled, Signature, SnapshotNote
 from stigmergy.core.flight import FlightCommit, FlightManifest, FlightOpening, FlightSeal, FlightSection
 from stigmergy.core.memory import Letter, Remembered
@@ -46,6 +47,18 @@ STRUCTURES: tuple[type[Struct], ...] = (
     Remembered,
     Letter,
     Signer,
+    Block,
+    columns.Layout,
+    columns.Form,
+    columns.Column,
+    columns.Templates,
+    columns.Template,
+    columns.Constant,
+    columns.Slot,
+    columns.Text,
+    columns.Formatted,
+    columns.OwnName,
+    columns.ColumnRun,
     FlightOpening,
     FlightCommit,
     FlightManifest,
@@ -87,12 +100,13 @@ def test_messages_of_the_framework_are_documented() -> None:
 
 def test_limits_are_documented() -> None:
     documented = {row[0].strip("`"): int(row[1]) for row in tables("formats.md")["Limits"]}
-    known = {**vars(codec), **vars(commit), **vars(draft), **vars(snapshot), **vars(flight)}
+    modules = (columns, codec, commit, draft, columnar, snapshot, flight)
+    known = {name: value for module in modules for name, value in vars(module).items()}
     assert documented == {name: known[name] for name in documented}
 
 
 def test_contexts_and_numbers_are_documented() -> None:
-    for module in ("core.commit", "core.snapshot", "core.flight", "adapters.keyfile"):
+    for module in ("core.columns", "core.commit", "core.snapshot", "core.flight", "adapters.keyfile"):
         source = inspect.getsource(importlib.import_module(f"stigmergy.{module}"))
         contexts = re.findall(r'"(stigmergy 2026 [^"]+)"', source)
         assert contexts
@@ -105,8 +119,12 @@ def test_contexts_and_numbers_are_documented() -> None:
         schema.FORMAT,
         flight.FLIGHT_FORMAT,
         frames.FORMAT,
+        columns.LAYOUT_FORMAT,
     )
-    assert formats == (1, 1, 1, 1, 1, 1), "a new number needs its own section in docs/formats.md and its own fixtures"
+    assert formats == (1, 1, 1, 1, 1, 1, 1), (
+        "a new number needs its own section in docs/formats.md and its own fixtures"
+    )
+    assert commit.COLUMNS_FORMAT == 2
 
 
 def test_kinds_of_frames_are_documented() -> None:

@@ -40,8 +40,9 @@ command causes all that it may (80 KiB) or fails (84 KiB with the reactions to t
 then it is answered (68 KiB).
 """
 COLUMNS_BYTES_MAX = 432 * 1024
-"""The same for column deliveries. One more record needs little: a few kilobytes if it fails and stops its agent, and no
-more than 64 KiB for the ordinary effects of a few records, which are counted after each."""
+"""The same for column deliveries. A table never makes more than there is room for; the room up to COMMIT_BYTES_MAX is
+what one record needs that fails: its message in words (64 KiB), its error, and why its agent is stopped (5 KiB); then
+the run and the mark of its source (4 KiB)."""
 JOINED_BYTES_MAX = 16 * 1024
 """Runs of more bytes are not joined: to copy them costs more than a new one."""
 OVERHEAD_BYTES = 64
@@ -109,6 +110,11 @@ class Draft:
         elif not self._runs or self._runs[-1][1:] != (time_ns, source):
             self._runs.append((start, time_ns, source))
             self.grow(source)
+
+    @property
+    def source(self) -> str:
+        """Whence what is taken now comes."""
+        return self._runs[-1][2]
 
     def hurry(self, wait_ns: int) -> None:
         """Something was added that may wait this long for the disk."""

@@ -154,8 +154,9 @@ class Handling:
         try:
             if record is None:
                 self._run(draft, address, agent_plan, message, body, now_ns)
-            else:
-                self.columnar.run(draft, address, record, source, now_ns)
+            elif (wrong := self.columnar.run(draft, address, record, now_ns)) is not None:
+                self.fail(draft, address, body, source, wrong, now_ns)
+                return
             # Only what an agent could make something of is fresh: a gauge whose every reading fails is a silent one.
             if agent_plan.plan_for(type(message)).watched:
                 draft.fresh.append((address, type(message)))
@@ -182,8 +183,8 @@ class Handling:
         try:
             if record is None:
                 self._run(draft, address, agent_plan, message, body, now_ns)
-            else:
-                self.columnar.run(draft, address, record, "command", now_ns)
+            elif (wrong := self.columnar.run(draft, address, record, now_ns)) is not None:
+                reason = str(wrong)
         except Rejection as rejection:
             reason = printable(rejection.reason, REASON_CHARS_MAX)
         except Exception as error:
@@ -231,7 +232,7 @@ class Handling:
             return None
         agent_plan = self._state.plan_at(address)
         if agent_plan.engine is not None:
-            self.columnar.ensure(draft, address, now_ns)
+            # No handler of a compiled agent is for such an event, and whoever says one has enrolled its agent.
             draft.events.append((address, body))
             draft.grow(address, bodies_bytes=len(body))
             draft.hurry(0)

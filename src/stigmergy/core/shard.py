@@ -115,6 +115,9 @@ class Shard:
     def _take_all(self, inputs: Sequence[Input], now_ns: int) -> list[Input]:
         """Takes inputs until the draft is full; returns the rest."""
         draft = self._draft
+        if self.state.directory.unlisted and not self._handling.columnar.list_names(draft, now_ns):
+            draft.hurry(0)
+            return list(inputs)
         for number, one in enumerate(inputs):
             # Records are small and their loop stops where the room ends: a draft may take more of them.
             limit = COLUMNS_BYTES_MAX if isinstance(one, ColumnDelivery) else DRAFT_BYTES_MAX
@@ -225,15 +228,16 @@ class Shard:
             if sequence:
                 seen = self.state.marks.admit(delivery.source, delivery.incarnation, delivery.epoch, sequence)
                 seen = min(seen, delivery.count - start)
-                self._handling.counters.duplicates += seen
+                if seen:
+                    self._pass_over(delivery, seen)
                 sequence, start = sequence + seen, start + seen
         except (PeerError, Overloaded) as error:
             self._handling.counters.count_untaken(error)
             self._untaken.append((delivery, error))
             return None
-        rest = structs.replace(delivery, sequence=sequence, start=start)
         if start == delivery.count:
             return None
+        rest = structs.replace(delivery, sequence=sequence, start=start)
         self._draft.begin_run(now_ns, delivery.source)
         taken = columnar.take(self._draft, rest, known, now_ns)
         if sequence and taken:
@@ -268,7 +272,7 @@ class Shard:
             epoch=delivery.epoch,
         )
 
-    def _pass_over(self, delivery: Delivery, count: int) -> None:
+    def _pass_over(self, delivery: Delivery | ColumnDelivery, count: int) -> None:
         """The first so many items were consumed before. A new owner who repeats them is an owner all the same."""
         self._handling.counters.duplicates += count
         if delivery.epoch > self.state.marks.epoch(delivery.source, delivery.incarnation):

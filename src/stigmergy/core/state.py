@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from stigmergy.core.agent import Agent
 from stigmergy.core.blocks import Blocks
-from stigmergy.core.commit import GENESIS, Commit, Head
+from stigmergy.core.commit import GENESIS, Head
 from stigmergy.core.directory import Directory
 from stigmergy.core.effects import WindowClosed
 from stigmergy.core.errors import ConfigError, DefinitionError, JournalCorrupt, UnknownKind
@@ -232,18 +232,6 @@ class ShardState:
         new = event.names[directory.list_names(event.kind, event.names) :]
         if new:
             table.enroll(new)
-
-    def follow(self, commit: Commit, enrolled: Mapping[str, int]) -> None:
-        """A commit has become durable: queries see what it did to compiled agents, and the new ones among them."""
-        for run in commit.columns:
-            self.tables[run.kind].follow(run.records, run.time_ns)
-        self.enrolled = dict(enrolled)
-
-    def catch_up(self) -> None:
-        """Everything was replayed, and so is durable."""
-        for table in self.tables.values():
-            table.catch_up()
-        self.enrolled = {kind: len(table) for kind, table in self.tables.items()}
 
 
 def _check_first(event: AgentsEnrolled, known: int) -> None:
