@@ -24,6 +24,11 @@ _DRAIN_BYTES = 65536
 class Bell(Protocol):
     """Rings, and can be waited for. Hearing it means: look; it does not mean that there is something."""
 
+    @property
+    def relook_s(self) -> float:
+        """Whoever waits looks again after so long: a bell between processes may go unheard."""
+        ...
+
     def ring(self) -> None:
         """Wakes whoever waits, or the next who does. Never waits."""
         ...
@@ -52,16 +57,19 @@ class Listeners:
         loop = asyncio.get_running_loop()
         waiting: asyncio.Future[None] = loop.create_future()
         self._waiting.append(waiting)
-        timer = loop.call_later(within_s, _end, waiting)
+        timer = loop.call_later(within_s, _end, waiting) if within_s < math.inf else None
         try:
             await waiting
         finally:
-            timer.cancel()
+            if timer is not None:
+                timer.cancel()
             self._waiting.remove(waiting)
 
 
 class PipeBell:
     """A bell between processes. `file` is a named pipe, open at both ends, not blocking; it is closed here."""
+
+    relook_s = RELOOK_S
 
     def __init__(self, file: int) -> None:
         self._file = file
@@ -111,7 +119,9 @@ class PipeBell:
 
 
 class MemoryBell:
-    """A bell within one event loop, which may be that of a simulation."""
+    """A bell within one event loop, which may be that of a simulation. None of its rings is ever lost."""
+
+    relook_s = math.inf
 
     def __init__(self) -> None:
         self._listeners = Listeners()

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from stigmergy.adapters.ring.bell import RELOOK_S, Bell, PipeBell
+from stigmergy.adapters.ring.bell import Bell, PipeBell
 from stigmergy.adapters.ring.layout import (
     CONSUMER_SLEEPS,
     DURABLE,
@@ -144,7 +144,7 @@ class Consumer(_Consumer):
             left_s = deadline_s - loop.time()
             if left_s <= 0:
                 return False
-            await self._ready.wait_heard(min(left_s, RELOOK_S))
+            await self._ready.wait_heard(min(left_s, self._ready.relook_s))
 
 
 class BlockingConsumer(_Consumer):
@@ -166,7 +166,7 @@ class BlockingConsumer(_Consumer):
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 return False
-            self._ready.wait_heard_blocking(min(left_s, RELOOK_S))
+            self._ready.wait_heard_blocking(min(left_s, self._ready.relook_s))
 
     def __enter__(self) -> BlockingConsumer:
         return self

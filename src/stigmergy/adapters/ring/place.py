@@ -2,7 +2,8 @@
 
 Beside the ring `name` are two named pipes, the bells: `name.ready` is heard by the consumer, `name.room` by the
 producer, and whoever hears one has it locked (flock), so that a second one of its side is refused. The lock ends with
-the process, however that ends. All have mode 0600; what belongs to somebody else is not touched.
+the process, however that ends; children that were forked without a new program have it too, and keep it. All files
+have mode 0600; what belongs to somebody else is not touched.
 
 The memory is taken in advance (fallocate): a device without room says so when the ring is made, and not by ending a
 process in the middle of a message (SIGBUS). Whoever cuts the file short while it is in use still ends both processes.

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from stigmergy.adapters.ring.bell import RELOOK_S, Bell, PipeBell
+from stigmergy.adapters.ring.bell import Bell, PipeBell
 from stigmergy.adapters.ring.layout import (
     CONSUMER_SLEEPS,
     DURABLE,
@@ -194,7 +194,7 @@ class Producer(_Producer):
         """Sleeps until there may be something new; False when the time is over."""
         if left_s <= 0:
             return False
-        await self._room.wait_heard(min(left_s, RELOOK_S))
+        await self._room.wait_heard(min(left_s, self._room.relook_s))
         return True
 
 
@@ -242,5 +242,5 @@ class BlockingProducer(_Producer):
     def _wait_woken(self, left_s: float) -> bool:
         if left_s <= 0:
             return False
-        self._room.wait_heard_blocking(min(left_s, RELOOK_S))
+        self._room.wait_heard_blocking(min(left_s, self._room.relook_s))
         return True
