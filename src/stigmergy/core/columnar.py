@@ -108,11 +108,10 @@ class Columnar:
         start = delivery.start
         while start < delivery.count:
             room_bytes = COLUMNS_BYTES_MAX - draft.size_bytes - self._undeclared_bytes(kind)
-            if room_bytes <= 0:
+            if room_bytes < INPUT_BYTES_MAX:
                 break
             stretch = table.step(delivery.records, start, known, room_bytes, now_ns)
-            if self._enter(draft, kind, table, source, stretch, now_ns) > room_bytes:
-                raise Bug(f"the table of {kind} has made more than the {room_bytes} bytes that were free")
+            self._enter(draft, kind, table, source, stretch, now_ns)
             if self._watched[kind]:
                 width = table.layout.record_bytes
                 came = delivery.records[start * width : (start + stretch.taken) * width]
@@ -209,12 +208,10 @@ class Columnar:
 
     def _enter(
         self, draft: Draft, kind: str, table: Table, source: str, stretch: Stretch, now_ns: int, address: str = ""
-    ) -> int:
-        """Lets what a stretch has made become part of the draft; returns how many bytes that is. With `address` all of
-        it is of this agent."""
+    ) -> None:
+        """Lets what a stretch has made become part of the draft. With `address` all of it is of this agent."""
         state = self._state
         base = draft.columns_count
-        made_bytes = len(stretch.records) + len(stretch.actions)
         if stretch.count:
             self._declare(draft, kind, now_ns)
             if self._watched[kind]:
@@ -238,14 +235,20 @@ class Columnar:
                 index = sum(block.count for block in draft.blocks)
                 draft.blocks.append(state.blocks.owe(state.incarnation, draft.position, index, run))
                 draft.hurry(0)
+        unsent: tuple[str, Exception] | None = None
         for place, agent, effect in stretch.others:
             asking = address or f"{kind}/{table.name(agent)}"
-            packed = pack_effect(state, self._shards, effect, (None, b""), now_ns)
+            try:
+                packed = pack_effect(state, self._shards, effect, (None, b""), now_ns)
+            except Exception as error:
+                unsent = unsent or (asking, error)
+                continue
             owe(state, draft, asking, packed, NO_CAUSE if place < 0 else column_cause(base + place), now_ns)
-            owed_bytes = len(packed[1]) + len(asking) + OVERHEAD_BYTES
-            draft.size_bytes += owed_bytes
-            made_bytes += owed_bytes
-        return made_bytes
+            draft.size_bytes += len(packed[1]) + len(asking) + OVERHEAD_BYTES
+        if unsent is not None:
+            # The table cannot know who is in the fleet, and what it has taken cannot be undone. So the event stays, and
+            # there is nothing to retry.
+            self._handling.fail(draft, unsent[0], b"", source, unsent[1], now_ns, reached=True)
 
     def _freshen(self, draft: Draft, kind: str, table: Table, records: bytes) -> None:
         """Says of which agents something has come that a staleness rule waits for."""

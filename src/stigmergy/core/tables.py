@@ -57,7 +57,8 @@ class Stretch(Struct, frozen=True):
     actions_count: int = 0
     others: list[tuple[int, int, Effect]] = []
     """All other effects in their order: the place of the event behind it in `records` (-1: it is not kept), the agent,
-    the effect. They can be written: whatever `outcome.pack_effect` would refuse is a FAULT."""
+    the effect. What can be known here to be no effect, or one that cannot be written, is a FAULT. One that the shard
+    finds to be wrong later, such as a tell to a kind that the fleet does not have, is not sent and its event stays."""
     halt: Halt = Halt.END
     error: Exception | None = None
     """With BAD_VALUE a Malformed, with REFUSED a Rejection, with FAULT what the handler raised; else None."""
@@ -151,8 +152,9 @@ class Table(Protocol):
         stretch is done.
 
         What a step makes takes `room_bytes` at most, never more: each kept event and each batched action takes its
-        record, each other effect `len(encode(effect))` and OTHER_BYTES. With INPUT_BYTES_MAX of room any record finds
-        some: an input that would cause more than that is a FAULT with TooLarge, or its class is refused beforehand.
+        record, each other effect `len(encode(effect))` and OTHER_BYTES. There are always INPUT_BYTES_MAX of room, and
+        with these any record finds some: an input that would cause more is a FAULT with TooLarge, or its class is
+        refused beforehand.
 
         With `newcomer`, a name, the one record may be for the agent that would be enrolled next under that name, in its
         first state. If events of it are kept, the caller enrols it at once; otherwise it is as if it had never been.
