@@ -9,6 +9,7 @@ import functools
 import importlib.util
 import itertools
 import struct
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -39,7 +40,7 @@ def module_of(folder: Path, source: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)  # annotations are looked up there
     spec.loader.exec_module(module)
     return module
 

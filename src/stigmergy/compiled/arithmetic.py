@@ -33,8 +33,8 @@ def _with_overflow(operation: str) -> Any:
             return context.make_tuple(builder, signature.return_type, parts)
 
         del a, b
-        whole = numba.types.int64
-        return numba.types.Tuple((whole, numba.types.boolean))(whole, whole), generate
+        types: Any = numba.types
+        return types.Tuple((types.int64, types.boolean))(types.int64, types.int64), generate
 
     return numba.extending.intrinsic(typed)
 

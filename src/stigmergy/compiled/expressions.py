@@ -188,7 +188,7 @@ class Expressions(Conditions):
             return self.refuse(node, "constants beyond reason", "use smaller ones")
         try:
             return self.constant_result(node, function(*operands))
-        except (ArithmeticError, ValueError, TypeError) as error:
+        except (ArithmeticError, LookupError, ValueError, TypeError) as error:
             return self.refuse(node, f"always fails ({error})", "mend it")
 
     def constant_result(self, node: ast.AST, value: Any) -> Value:

@@ -28,7 +28,7 @@ _WIDTHS = {
     "u4": (0, 2**32 - 1),
     "i8": (INT_MIN, INT_MAX),
 }
-_LITTLE = (
+_CONDITIONS = (
     ("ge", "{value} >= {bound}"),
     ("gt", "{value} > {bound}"),
     ("le", "{value} <= {bound}"),
@@ -71,12 +71,6 @@ class Field(Struct, frozen=True):
         """How much room it takes; bytes are filled up to whole words."""
         size = size_of(self.code)
         return -(-size // ALIGNMENT) * ALIGNMENT if self.code.startswith("S") else size
-
-    def allows(self, value: Any) -> bool:
-        """Whether a constant of the right kind may be in it."""
-        if self.kind == INT:
-            return bool(self.low <= value <= self.high)
-        return all(_holds(condition, value, bound) for condition, bound in self.bounds)
 
     def said(self) -> str:
         """What is allowed, in words."""
@@ -158,7 +152,7 @@ def _float_field(name: str, metas: list[Meta]) -> Field:
     bounds = [
         (condition, float(getattr(meta, bound)))
         for meta in metas
-        for bound, condition in _LITTLE
+        for bound, condition in _CONDITIONS
         if getattr(meta, bound) is not None
     ]
     return Field(name, FLOAT, "f8", bounds=tuple(bounds))
@@ -204,15 +198,3 @@ def _refusal_of(hint: Any) -> Refusal:
     return Refusal(
         f"{shown} has no fixed width", "use float, int, bool, an enum or fixed bytes; one field for each value"
     )
-
-
-def _holds(condition: str, value: float, bound: float) -> bool:
-    match condition.split()[1]:
-        case ">=":
-            return value >= bound
-        case ">":
-            return value > bound
-        case "<=":
-            return value <= bound
-        case _:
-            return value < bound

@@ -181,6 +181,9 @@ class Messages(Texts):
         value = given.value
         assert value is not None
         field = field_of(name, hint)
+        if hint is str:
+            self.refuse(given.node, f"{value.kind} for {where}, which is a text", 'write f"{x}"')
+            return None
         if isinstance(field, Refusal):
             self.refuse(given.node, f"{where}: {field.reason}", field.remedy)
             return None

@@ -15,9 +15,9 @@ from stigmergy.compiled.fields import Field, Refusal, field_of, lay_out, names_f
 from stigmergy.compiled.frames import FormInfo, Unit
 from stigmergy.compiled.messages import is_factory
 from stigmergy.compiled.program import Program
-from stigmergy.compiled.refusals import Findings, file_and_line
+from stigmergy.compiled.refusals import Findings, file_and_line, file_and_line_of_field
 from stigmergy.compiled.sources import Source
-from stigmergy.compiled.values import FLOAT, INT
+from stigmergy.compiled.values import FLOAT
 from stigmergy.core.agent import Agent, AgentMeta, Handlers
 from stigmergy.core.annotations import resolve_hints
 from stigmergy.core.columns import (
@@ -93,13 +93,13 @@ def read_agent(cls: type[Agent]) -> Program:
 
 def _state_fields(cls: type[Agent], findings: Findings) -> dict[str, Field]:
     hints = resolve_hints(cls, cls.__qualname__)
-    file, line = file_and_line(cls)
     first: Any = cls()
     fields: dict[str, Field] = {}
     for name in cls.__struct_fields__:
         if name == "id":
             continue
         default = getattr(first, name)
+        file, line = file_and_line_of_field(cls, name)
         if isinstance(default, Window):
             says = "windows do not compile yet; fold what you need of its events into fields"
             findings.add(file, line, f"{cls.__name__}.{name}", says)
@@ -122,10 +122,6 @@ def _wrong_default(field: Field, default: Any) -> str:
     wanted: Any = field.kind.enum or {"int": int, "float": float, "bool": bool, "bytes": bytes}[field.kind.name]
     if type(default) is not wanted and not (isinstance(default, enum.Enum) and isinstance(default, wanted)):
         return f"its default {default!r:.50} is no {field.kind}; give it one"
-    if field.kind.name == "bytes" and len(default) != field.kind.size:
-        return f"its default has {len(default)} bytes; give it {field.kind.size}"
-    if field.kind in (INT, FLOAT) and not field.allows(default):
-        return f"its default {default!r} is outside of its bounds; give {field.said()}"
     return ""
 
 
@@ -182,7 +178,7 @@ def _message_fields(
     for name in message.__struct_fields__:
         field = field_of(name, hints[name])
         if isinstance(field, Refusal):
-            findings.add(file, line, f"{message.__name__}.{name}", str(field))
+            findings.add(*file_and_line_of_field(message, name), f"{message.__name__}.{name}", str(field))
         else:
             fields[name] = field
     for name, default in zip(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from pathlib import PurePath
 from typing import Any
 
@@ -39,6 +40,19 @@ def file_and_line(cls: type[Any]) -> tuple[str, int]:
         return inspect.getsourcefile(cls) or "", inspect.getsourcelines(cls)[1]
     except (OSError, TypeError):
         return "", 0
+
+
+def file_and_line_of_field(cls: type[Any], name: str) -> tuple[str, int]:
+    """Where a field is declared, by the class or the base that it comes from."""
+    owner = next((base for base in cls.__mro__ if name in vars(base).get("__annotations__", {})), cls)
+    file, line = file_and_line(owner)
+    if not line:
+        return file, line
+    lines = inspect.getsourcelines(owner)[0]
+    for number, text in enumerate(lines):
+        if re.match(rf"\s+{re.escape(name)}\s*:", text):
+            return file, line + number
+    return file, line
 
 
 def shown(node: ast.AST) -> str:

@@ -134,6 +134,9 @@ class Statements(Effecting):
             self.refuse(node, "assigns several at once", "assign one after the other")
             return
         target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+        if not isinstance(target, ast.Name | ast.Attribute):
+            self.refuse(node, "only locals and fields of self are assigned, one by one", "name one of them")
+            return
         if node.value is None:
             return
         if isinstance(node, ast.AugAssign):
