@@ -307,7 +307,7 @@ def test_sleeping_costs_nothing(path: Path) -> None:
         consumer.close()
         return time.process_time() - begin_s
 
-    assert asyncio.run(sleep()) < 0.3
+    assert asyncio.run(sleep()) < 0.15
 
 
 def test_lost_bell_costs_a_moment_only(path: Path) -> None:

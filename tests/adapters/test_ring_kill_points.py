@@ -256,7 +256,7 @@ def test_a_length_that_lies_is_not_followed(length: int, others: int) -> None:
         assert message is not None
         assert len(message.body) == length
     if others and not 497 <= length <= 512:
-        with pytest.raises(RingDamaged, match=r"message [12] "):
+        with pytest.raises(RingDamaged, match="message 1 claims" if length > 2032 else "message 2 has no header"):
             bodies_of(consumer)
     elif length > 512:
         with pytest.raises(RingDamaged, match=r"message 1 "):
