@@ -109,6 +109,7 @@ PROMISED = {
     "columns.FORMAT_WIDTH_MAX": 250,
     "columns.DIGEST_BYTES": 16,
     "columns.CHECK_BYTES": 8,
+    "columns.NOT_KEPT": 4_294_967_295,
     "columns.NO_FORM": 65_535,
     "commit.COMMIT_FORMAT": 1,
     "commit.COLUMNS_FORMAT": 2,

@@ -143,7 +143,7 @@ class Columnar:
             raise stretch.error or Bug(f"the table of {kind} does not say what has failed")
         if stretch.halt is not Halt.END:
             return stretch.error if isinstance(stretch.error, PeerError) else self._reason(stretch.halt, address)
-        if newcomer and stretch.count:
+        if newcomer and (stretch.count or stretch.actions_count):
             self.ensure(draft, address, now_ns)
         self._enter(draft, kind, table, draft.source, stretch, now_ns, address)
         return None
@@ -212,7 +212,7 @@ class Columnar:
         """Lets what a stretch has made become part of the draft. With `address` all of it is of this agent."""
         state = self._state
         base = draft.columns_count
-        if stretch.count:
+        if stretch.count or stretch.actions_count:
             self._declare(draft, kind, now_ns)
             if self._watched[kind]:
                 self._freshen(draft, kind, table, stretch.records)

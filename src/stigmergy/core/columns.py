@@ -40,6 +40,8 @@ DIGEST_BYTES = 16
 CHECK_BYTES = 8
 NO_CHECK = bytes(CHECK_BYTES)
 """Of a roster without any enrolment."""
+NOT_KEPT = 0xFFFFFFFF
+"""The cause of an action whose event was transient, and so is not in the log."""
 NO_FORM = 0xFFFF
 """No form has this number; a record that bears it is of nobody's making."""
 _LAYOUT_CONTEXT = "stigmergy 2026 layout of columns"
@@ -162,7 +164,7 @@ class ColumnRun(Struct, array_like=True, frozen=True):
     """The sequence of the first action, of all that this kind has asked batched hands for."""
     actions_count: int = 0
     actions: bytes = b""
-    """Their causes count the records of this run."""
+    """Their causes count the records of this run, or are NOT_KEPT."""
 
 
 class Record(Struct, frozen=True):
@@ -260,7 +262,7 @@ def _check_how(piece: Formatted) -> None:
 
 def check_run(run: ColumnRun, layout: Layout) -> None:
     """Raises JournalCorrupt unless a run has as many records as it says, all of them whole."""
-    if run.count < 1 or len(run.records) != run.count * layout.record_bytes:
+    if run.count + run.actions_count < 1 or len(run.records) != run.count * layout.record_bytes:
         raise JournalCorrupt(
             f"{len(run.records)} bytes for {run.count} records of {layout.record_bytes}; restore from a copy"
         )

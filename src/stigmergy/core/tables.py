@@ -53,7 +53,7 @@ class Stretch(Struct, frozen=True):
     """The events that are kept; they need not be those that came."""
     count: int
     actions: bytes = b""
-    """Actions for batched hands; their causes count `records`."""
+    """Actions for batched hands; their causes count `records`, or are NOT_KEPT."""
     actions_count: int = 0
     others: list[tuple[int, int, Effect]] = []
     """All other effects in their order: the place of the event behind it in `records` (-1: it is not kept), the agent,
@@ -122,7 +122,7 @@ class Table(Protocol):
 
     def enroll(self, names: Sequence[str]) -> None:
         """Adds agents, in their first state, as one enrolment, ahead and durable. The caller has made sure that none is
-        there. If the last call was a step of a newcomer that kept events, the first of them is that one, and has the
+        there. If the last call was a step of a newcomer that made records, the first of them is that one, and has the
         row that this step made."""
         ...
 
@@ -157,7 +157,8 @@ class Table(Protocol):
         refused beforehand.
 
         With `newcomer`, a name, the one record may be for the agent that would be enrolled next under that name, in its
-        first state. If events of it are kept, the caller enrols it at once; otherwise it is as if it had never been.
+        first state. If it has made records of events or actions, the caller enrols it at once; otherwise it is as if it
+        had never been.
         A command is taken only where `records` is one record; in a batch it is an UNKNOWN_FORM, as is an event that
         the agent only yields.
         """
