@@ -23,9 +23,11 @@ from stigmergy.bench.contestants import ENTRIES, Entry
 from stigmergy.bench.options import add_common
 from stigmergy.bench.subjects import Subject
 from stigmergy.bench.targets import Target
+from stigmergy.bench.workload import BATCH_EVENTS
 
+EVENTS_MIN = 100
+"""In a window, however slow a contestant is."""
 INSTALL = 'pip install "stigmergy[bench]"'
-ROUND_TO = 1_000
 TARGETS = (Target("ratio", "our fastest / the fastest durable alternative", 1.0, at_least=True),)
 
 
@@ -125,9 +127,10 @@ def _enter(entry: Entry, folder: Path, sizes: Sizes, stock: Stock, open_ones: Ex
 
 
 def _events_in(window: Taken, seconds: float, events_max: int) -> int:
-    """How many events it will take in so many seconds, in thousands, at least one."""
-    thousands = round(window.events_per_s * seconds / ROUND_TO)
-    return min(events_max, max(1, thousands) * ROUND_TO)
+    """How many events it will take in so many seconds: whole batches, or for one that is slower a part of one."""
+    events = window.events_per_s * seconds
+    whole = BATCH_EVENTS if events >= BATCH_EVENTS else EVENTS_MIN
+    return min(events_max, max(1, round(events / whole)) * whole)
 
 
 def _window(entry: Entry, subject: Subject[Taken], events: int, stock: Stock) -> Taken:

@@ -57,7 +57,7 @@ def _show_figures(figures: dict[str, Any], console: Console) -> None:
     for name, rows in figures.items():
         if is_table(rows):
             console.print(Text(f"\n  {name}", style="bold"))
-            console.print(_table_of(rows), soft_wrap=False)
+            _show_rows(rows, console)
 
 
 def is_table(value: Any) -> bool:
@@ -89,13 +89,20 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _table_of(rows: list[dict[str, Any]]) -> Table:
-    """Numbers to the right and in one piece; only sentences are broken."""
+def _show_rows(rows: list[dict[str, Any]], console: Console) -> None:
+    """Numbers and names as a table; what is said in sentences stands below it, where it has the room."""
+    spoken = [name for name in rows[0] if any(isinstance(row[name], str) and " " in row[name] for row in rows)]
+    columns = [name for name in rows[0] if name not in spoken]
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in rows[0]:
-        words = any(isinstance(row[name], str) and " " in row[name] for row in rows)
+    for name in columns:
         number = all(isinstance(row[name], int | float) and not isinstance(row[name], bool) for row in rows)
-        table.add_column(name.replace("_", " "), justify="right" if number else "left", no_wrap=not words)
+        table.add_column(name.replace("_", " "), justify="right" if number else "left", no_wrap=True)
     for row in rows:
-        table.add_row(*(Text(figure(value)) for value in row.values()))
-    return table
+        table.add_row(*(Text(figure(row[name])) for name in columns))
+    console.print(table, soft_wrap=False)
+    if spoken:
+        notes = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2))
+        for row in rows:
+            notes.add_row(Text(f"  {row[columns[0]]}", style="dim"), *(Text(str(row[name])) for name in spoken))
+        console.print(notes, soft_wrap=False)
+        console.print()

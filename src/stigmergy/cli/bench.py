@@ -33,6 +33,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     from stigmergy.bench.showing import show
 
     words = [one for one in arguments.rest if one not in {"--json", "--debug"}]
+    if not {"--quick", "-h", "--help"} & set(words):
+        output.note("measuring, for minutes: whatever else runs here slows it down (--quick only shows that it runs)")
     measured = measure(arguments.benchmark, words, Parser(prog=f"stigmergy bench {arguments.benchmark}"))
     output.document(measured.figures)
     if not output.json:
