@@ -11,6 +11,7 @@ import pytest
 
 from stigmergy.adapters.segments import SegmentJournal, open_journal
 from stigmergy.adapters.segments import journal as journal_module
+from stigmergy.adapters.segments.frames import Kind, read_frame
 from stigmergy.adapters.segments.segment import LANDMARK_BYTES, Segment
 from stigmergy.core.errors import Bug, JournalCorrupt, JournalFull, JournalUnknown
 from stigmergy.ports.journal import JournalIdentity, SnapshotPart
@@ -123,7 +124,7 @@ async def test_refusals_leave_no_file_open(path: Path, monkeypatch: pytest.Monke
         raise OSError(28, "No space left on device")
 
     before = len(os.listdir("/proc/self/fd"))
-    monkeypatch.setattr("stigmergy.adapters.segments.folder.write_exactly", no_room)
+    monkeypatch.setattr("stigmergy.adapters.segments.folder.os.pwritev", no_room)
     for _ in range(20):
         again = CommitChain()
         again.continue_from(first.commits[0])
@@ -525,4 +526,49 @@ async def test_snapshots_that_were_cut_damaged_or_begun_anew(disk: SimDisk) -> N
     await journal.drop_snapshot(0, 9)
     assert journal.snapshots(0) == [1]
     assert list(journal.read_snapshot(0, 9)) == []
+    await journal.close()
+
+
+async def test_large_groups_end_with_blocks_and_small_ones_fit_in_between(path: Path) -> None:
+    """So that large ones can be written past the page cache, and everything is read back as it was."""
+    key = bytes(range(32))
+    journal, chain = open_journal(f"segments:{path}", IDENTITY, key=key), CommitChain()
+    sizes = (200_000, 100, 70_000, 300_000, 66_000, 100, 430_000)
+    bodies = []
+    for size in sizes:
+        group = chain.group([0], os.urandom(size))
+        bodies.append(group.commits[0].body)
+        await journal.append(group)
+    await journal.close()
+    frames = []
+    for name in sorted(name for name in os.listdir(path) if name.endswith(".log")):
+        content, offset = (path / name).read_bytes(), 0
+        while (frame := read_frame(key, content, offset)) is not None:
+            offset += frame.size_bytes
+            frames.append((frame.kind, offset % 4096 == 0))
+    assert [aligned for kind, aligned in frames if kind is Kind.BLOCKS] == [True] * 5
+    assert [kind for kind, _ in frames].count(Kind.GROUP) == 2
+    again = open_journal(f"segments:{path}", IDENTITY)
+    assert [stored.sealed.body for stored in again.read(0)] == bodies
+    await again.close()
+
+
+async def test_a_disk_that_knows_no_direct_writes_is_written_to_the_other_way(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = os.open
+
+    def no_direct(name: str, flags: int, mode: int = 0o777) -> int:
+        if flags & os.O_DIRECT:
+            raise OSError(22, "Invalid argument")
+        return opened(name, flags, mode)
+
+    monkeypatch.setattr("stigmergy.adapters.segments.folder.os.open", no_direct)
+    journal, chain = open_journal(f"segments:{path}", IDENTITY), CommitChain()
+    bodies = []
+    for _ in range(3):
+        group = chain.group([0], os.urandom(100_000))
+        bodies.append(group.commits[0].body)
+        await journal.append(group)
+    assert [stored.sealed.body for stored in journal.read(0)] == bodies
     await journal.close()

@@ -19,7 +19,7 @@ import enum
 import errno
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
@@ -330,6 +330,14 @@ class SimFile:
     def write_at(self, offset: int, data: bytes) -> None:
         """All of the data, or an error and perhaps some of it."""
         self._disk.do_write(self, offset, data)
+
+    def write_pieces(self, offset: int, pieces: Sequence[bytes]) -> None:
+        """The same for pieces that follow each other."""
+        self.write_at(offset, b"".join(pieces))
+
+    def reserve(self, size: int) -> None:
+        """Makes the file so long, with zeros. A disk that is full has no room for them."""
+        self.write_at(self.size(), bytes(max(0, size - self.size())))
 
     def truncate(self, size: int) -> None:
         """Cuts or lengthens the file."""

@@ -7,10 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import mmap
 import os
+from collections.abc import Sequence
 from typing import Protocol
 
 from stigmergy.adapters.filing.files import Claim, OsClaim, read_exactly, write_exactly
+
+DIRECT_BYTES_MIN = 1 << 16
+BLOCK_BYTES = 4096
+_UNTRIED, _UNABLE = -2, -1
 
 
 class OpenFile(Protocol):
@@ -22,6 +28,14 @@ class OpenFile(Protocol):
 
     def write_at(self, offset: int, data: bytes) -> None:
         """All of the data, or an error and perhaps some of it."""
+        ...
+
+    def write_pieces(self, offset: int, pieces: Sequence[bytes]) -> None:
+        """The same for pieces that follow each other, without putting them together first."""
+        ...
+
+    def reserve(self, size: int) -> None:
+        """Makes the file so long, with room for all of it that nobody else can take; what is new reads as zeros."""
         ...
 
     def sync(self) -> None:
@@ -76,17 +90,59 @@ class Folder(Protocol):
 
 
 class OsFile:
-    """An open file of the operating system."""
+    """An open file of the operating system. Large writes of whole blocks go past the page cache, where that can be:
+    they would only push out of it what is needed."""
 
     def __init__(self, path: str, *, create: bool) -> None:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        self._path = path
         self._file = os.open(path, flags, 0o644)
+        self._direct = _UNTRIED
+        self._blocks: mmap.mmap | None = None
+        """Memory that begins at a page, as such writes need it."""
 
     def read_at(self, offset: int, size: int) -> bytes:
         return read_exactly(self._file, offset, size)
 
     def write_at(self, offset: int, data: bytes) -> None:
         write_exactly(self._file, offset, data)
+
+    def write_pieces(self, offset: int, pieces: Sequence[bytes]) -> None:
+        size_bytes = sum(len(piece) for piece in pieces)
+        whole = size_bytes >= DIRECT_BYTES_MIN and not offset % BLOCK_BYTES and not size_bytes % BLOCK_BYTES
+        if whole and self._write_direct(offset, pieces, size_bytes):
+            return
+        written = os.pwritev(self._file, pieces, offset)
+        if written < size_bytes:
+            write_exactly(self._file, offset + written, b"".join(pieces)[written:])
+
+    def _write_direct(self, offset: int, pieces: Sequence[bytes], size_bytes: int) -> bool:
+        """Whether it was written past the page cache. Not every file system can."""
+        if self._direct == _UNTRIED:
+            try:
+                self._direct = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC | os.O_DIRECT)
+            except OSError:
+                self._direct = _UNABLE
+        if self._direct == _UNABLE:
+            return False
+        if self._blocks is None or len(self._blocks) < size_bytes:
+            self._blocks = mmap.mmap(-1, size_bytes)
+        at = 0
+        for piece in pieces:
+            self._blocks[at : at + len(piece)] = piece
+            at += len(piece)
+        try:
+            # A write that stops half way through is done again, the other way.
+            return os.pwrite(self._direct, memoryview(self._blocks)[:size_bytes], offset) == size_bytes
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            os.close(self._direct)
+            self._direct = _UNABLE
+            return False
+
+    def reserve(self, size: int) -> None:
+        os.posix_fallocate(self._file, 0, size)
 
     def sync(self) -> None:
         # Where the file is long enough already, this writes nothing but the data.
@@ -99,6 +155,9 @@ class OsFile:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+        if self._direct >= 0:
+            os.close(self._direct)
+            self._direct = _UNABLE
 
 
 class OsFolder:

@@ -25,12 +25,13 @@ from stigmergy.ports.journal import StoredCommit
 T = TypeVar("T")
 MAGIC = b"STGF"
 FORMAT = 1
-_START = struct.Struct("<4sBB2xIQ")
+_START = struct.Struct("<4sBBHIQ")
 _CHECK_BYTES = 4
 _CHECKSUM_BYTES = 16
 _SIGNED_BYTES = _START.size + _CHECK_BYTES
 HEADER_BYTES = _SIGNED_BYTES + _CHECKSUM_BYTES
 ALIGNMENT = 8
+BLOCK_BYTES = 4096
 KEY_BYTES = 32
 
 
@@ -43,6 +44,8 @@ class Kind(enum.IntEnum):
     PART = 4
     IDENTITY = 5
     KEPT = 6
+    BLOCKS = 7
+    """A large group: as GROUP, but filled up to the end of a block, so that the next can be written in whole ones."""
 
 
 class Frame(Struct, frozen=True):
@@ -99,10 +102,25 @@ _firsts = msgspec.msgpack.Decoder(dict[int, int])
 
 def encode_frame(key: bytes, kind: Kind, number: int, payload: bytes) -> bytes:
     """The bytes of a frame."""
-    padding = -(HEADER_BYTES + len(payload)) % ALIGNMENT
-    start = _START.pack(MAGIC, kind, padding, len(payload), number)
+    return b"".join(frame_pieces(key, kind, number, payload))
+
+
+def frame_pieces(key: bytes, kind: Kind, number: int, payload: bytes, offset: int = 0) -> tuple[bytes, bytes, bytes]:
+    """The bytes of a frame in pieces: to put a large payload behind its header would be to copy it. `offset` is where
+    it will begin; one of kind BLOCKS is filled up to where a block ends."""
+    filling = frame_size(kind, payload, offset) - HEADER_BYTES - len(payload)
+    padding, more = (0, filling) if kind is Kind.BLOCKS else (filling, 0)
+    start = _START.pack(MAGIC, kind, padding, more, len(payload), number)
     start += _check(key, start)
-    return b"".join((start, _checksum(key, start, payload), payload, bytes(padding)))
+    return start + _checksum(key, start, payload), payload, bytes(filling)
+
+
+def frame_size(kind: Kind, payload: bytes, offset: int = 0) -> int:
+    """How many bytes the frame of a payload takes that begins there."""
+    size_bytes = HEADER_BYTES + len(payload)
+    if kind is Kind.BLOCKS:
+        return size_bytes + -(offset + size_bytes) % BLOCK_BYTES
+    return size_bytes + -size_bytes % ALIGNMENT
 
 
 def read_frame(key: bytes, data: bytes, offset: int = 0) -> Frame | None:
@@ -110,7 +128,7 @@ def read_frame(key: bytes, data: bytes, offset: int = 0) -> Frame | None:
     size_bytes = size_ahead(key, data, offset)
     if not size_bytes or len(data) - offset < size_bytes:
         return None
-    _, kind, _, length, number = _START.unpack_from(data, offset)
+    _, kind, _, _, length, number = _START.unpack_from(data, offset)
     body = offset + HEADER_BYTES
     payload = bytes(data[body : body + length])
     checksum = data[offset + _SIGNED_BYTES : body]
@@ -126,11 +144,11 @@ def size_ahead(key: bytes, data: bytes, offset: int = 0) -> int:
     """How many bytes the frame takes whose header this is, filled up; 0 if it is none."""
     if len(data) - offset < HEADER_BYTES or not data.startswith(MAGIC, offset):
         return 0
-    _, _, padding, length, _ = _START.unpack_from(data, offset)
+    _, _, padding, more, length, _ = _START.unpack_from(data, offset)
     start = data[offset : offset + _START.size]
     if data[offset + _START.size : offset + _SIGNED_BYTES] != _check(key, start):
         return 0
-    return HEADER_BYTES + int(length) + int(padding)
+    return HEADER_BYTES + int(length) + int(padding) + int(more)
 
 
 def frames_anywhere(key: bytes, data: bytes) -> Iterator[Frame]:

@@ -30,9 +30,10 @@ from stigmergy.adapters.segments.frames import (
     Kind,
     SegmentHead,
     encode_firsts,
-    encode_frame,
     encode_group,
     encode_head,
+    frame_pieces,
+    frame_size,
 )
 from stigmergy.adapters.segments.kept import KEPT_COMMITS_MAX, KEPT_SHARE_MAX, Kept, by_shard, write_kept
 from stigmergy.adapters.segments.segment import SPARE, Landmark, Segment, segment_name
@@ -43,6 +44,9 @@ from stigmergy.ports.journal import JournalIdentity, JournalSize, SnapshotPart, 
 
 FILL_BYTES = 1 << 18
 """A spare grows by so much after an append, at most; at least by as much as the append took."""
+LARGE_BYTES = 1 << 16
+"""A frame of so many bytes is written in whole blocks, and behind it a spare is only reserved, not filled: for large
+writes it pays to write once, and past the page cache."""
 FILL_SYNC_BYTES = 1 << 20
 """A spare is synced each time it has grown by so much, so that no sync has much to do."""
 
@@ -185,7 +189,8 @@ class SegmentJournal:
 
     def _append(self, group: Group, moved: dict[int, Head]) -> None:
         with self._writing():
-            self._write(Kind.GROUP, encode_group(group))
+            payload = encode_group(group)
+            self._write(Kind.BLOCKS if len(payload) >= LARGE_BYTES else Kind.GROUP, payload)
             self._heads.update(moved)
             last = group.commits[-1]
             mark = Mark(self.identity.incarnation, last.shard, last.position, self._opened.pid)
@@ -196,18 +201,17 @@ class SegmentJournal:
     def _write(self, kind: Kind, payload: bytes) -> None:
         """Adds one frame and syncs. A frame alone in its sync: so a bad one in front of a good one is damage."""
         segment, file = self._active()
-        frame = encode_frame(self._key, kind, self._number + 1, payload)
         end = segment.end or 0
-        if self._is_full(segment, end + len(frame)):
+        if self._is_full(segment, end + frame_size(kind, payload, end)):
             segment, file = self._begin_segment()
-            frame = encode_frame(self._key, kind, self._number + 1, payload)
             end = segment.end or 0
-        self._write_frame(file, end, frame)
+        size_bytes = frame_size(kind, payload, end)
+        self._write_frame(file, end, frame_pieces(self._key, kind, self._number + 1, payload, end))
         self._number += 1
-        self._appended_bytes = len(frame)
+        self._appended_bytes = size_bytes
         if segment.is_due(end):
             segment.note(end, self._number, self._positions())
-        segment.end = end + len(frame)
+        segment.end = end + size_bytes
         self._file_bytes = max(self._file_bytes, segment.end)
 
     def _is_full(self, segment: Segment, end: int) -> bool:
@@ -217,23 +221,23 @@ class SegmentJournal:
             return False
         return end > self._segment_bytes or (end > self._file_bytes and self._spare_bytes >= self._segment_bytes)
 
-    def _write_frame(self, file: OpenFile, offset: int, frame: bytes) -> None:
+    def _write_frame(self, file: OpenFile, offset: int, frame: Sequence[bytes]) -> None:
         try:
-            file.write_at(offset, frame)
+            file.write_pieces(offset, frame)
         except OSError as error:
             if not is_full(error):
                 raise
             self._write_in_place_of_the_spare(file, offset, frame, error)
         file.sync()
 
-    def _write_in_place_of_the_spare(self, file: OpenFile, offset: int, frame: bytes, error: OSError) -> None:
+    def _write_in_place_of_the_spare(self, file: OpenFile, offset: int, frame: Sequence[bytes], error: OSError) -> None:
         if self._folder.size(SPARE) is None:
             raise full_error(self._folder.path) from error
         self._drop_spare_handle()
         self._folder.remove(SPARE)
         self._folder.sync()
         try:
-            file.write_at(offset, frame)
+            file.write_pieces(offset, frame)
         except OSError as again:
             if is_full(again):
                 raise full_error(self._folder.path) from again
@@ -265,14 +269,15 @@ class SegmentJournal:
             raise
         heads = [self._heads[shard] for shard in sorted(self._heads)]
         head = SegmentHead(FORMAT, self.identity.incarnation, number, heads, self._firsts)
-        frame = encode_frame(self._key, Kind.SEGMENT, self._number + 1, encode_head(head))
+        frame = frame_pieces(self._key, Kind.SEGMENT, self._number + 1, payload := encode_head(head))
         try:
             self._write_frame(file, 0, frame)
         except BaseException:
             file.close()
             raise
         self._number += 1
-        segment = Segment(number, Landmark(len(frame), self._number + 1, self._positions()), len(frame))
+        start = frame_size(Kind.SEGMENT, payload)
+        segment = Segment(number, Landmark(start, self._number + 1, self._positions()), start)
         if self._file is not None:
             self._file.close()
         self._segments.append(segment)
@@ -354,6 +359,7 @@ class SegmentJournal:
         """After an append, when whoever waits has been told. If it fails, the next segment begins without a spare."""
         if not self._filled or self._closed or self._failure is not None or not self._appended_bytes:
             return
+        large = self._appended_bytes >= LARGE_BYTES
         grow_bytes = max(FILL_BYTES if self._appended_bytes > FILL_BYTES // 8 else 1 << 14, 2 * self._appended_bytes)
         self._appended_bytes = 0
         # Whatever goes wrong, nobody waits for this, and the thread it runs in must live.
@@ -363,6 +369,10 @@ class SegmentJournal:
             if self._spare is None:
                 self._spare = self._folder.open(SPARE, create=True)
                 self._spare_bytes = self._spare_synced = self._spare.size()
+            if large and self._spare_bytes < self._segment_bytes:
+                self._spare.reserve(self._segment_bytes)
+                self._spare.sync()
+                self._spare_bytes = self._spare_synced = self._segment_bytes
             grow_bytes = min(grow_bytes, self._segment_bytes - self._spare_bytes)
             if grow_bytes > 0:
                 self._spare.write_at(self._spare_bytes, bytes(grow_bytes))

@@ -298,7 +298,7 @@ class _Opening:
                     segment.note(offset, frame.number, {shard: one.position for shard, one in opened.heads.items()})
                 if frame.kind is Kind.FIRSTS:
                     opened.firsts.update(decode_firsts(frame, where))
-                elif frame.kind is Kind.GROUP:
+                elif frame.kind in (Kind.GROUP, Kind.BLOCKS):
                     self._advance(opened.heads, frame, where)
             segment.end = end
             self._check_end(opened, segment, file, end)

@@ -114,7 +114,7 @@ class Segment:
             reached = landmark.offset
             for offset, frame in self.walk(file, key, landmark):
                 reached = offset + frame.size_bytes
-                if frame.kind is not Kind.GROUP:
+                if frame.kind not in (Kind.GROUP, Kind.BLOCKS):
                     continue
                 self.note(offset, frame.number, positions)
                 for stored in decode_group(frame, where):
