@@ -16,7 +16,7 @@ from typing import Any
 
 from stigmergy.compiled import faults
 from stigmergy.compiled.expressions import Expressions, as_float
-from stigmergy.compiled.sources import MISSING, Source
+from stigmergy.compiled.sources import MISSING, Source, source_of
 from stigmergy.compiled.values import BOOL, FLOAT, INT, REFUSED, TEXT, Value, constant_of, fits
 from stigmergy.core.agent import reject
 
@@ -230,7 +230,7 @@ class Calls(Expressions):
         if function in self.callers or len(self.callers) >= CALLS_DEPTH_MAX:
             return self.refuse(node, "calls itself, or is called too deep", f"call at most {CALLS_DEPTH_MAX} deep")
         try:
-            source = Source(function)
+            source = source_of(function)
             arguments = inspect.signature(function).bind(*([REFUSED] if method else []), *values, **named)
         except (OSError, SyntaxError, TypeError) as error:
             return self.refuse(

@@ -14,7 +14,7 @@ from msgspec import Struct
 from stigmergy.compiled.fields import Field, spare_words
 from stigmergy.compiled.frames import VIEWS, Body, FormInfo, Lines, Record, Unit, field_value, load, store
 from stigmergy.compiled.program import ALONE, DIRTY_SHIFT, NEWCOMER, NO_CAUSE, Site
-from stigmergy.compiled.sources import Source
+from stigmergy.compiled.sources import source_of
 from stigmergy.compiled.statements import YIELDS_COUNT_MAX, Statements
 from stigmergy.compiled.values import BOOL, FLOAT, INT, Value, int_text
 from stigmergy.core.agent import Handlers
@@ -233,7 +233,7 @@ class Emitter:
         unit = self._unit
         where = f"{unit.cls.__name__}.{handler.__name__}"
         try:
-            source = Source(handler)
+            source = source_of(handler)
         except (OSError, SyntaxError) as error:
             unit.findings.add("", 0, where, f"its source cannot be read ({error}); define it in a file")
             return None

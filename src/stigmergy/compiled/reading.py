@@ -15,8 +15,8 @@ from stigmergy.compiled.fields import Field, Refusal, field_of, lay_out, names_f
 from stigmergy.compiled.frames import FormInfo, Unit
 from stigmergy.compiled.messages import is_factory
 from stigmergy.compiled.program import Program
-from stigmergy.compiled.refusals import Findings, file_and_line, file_and_line_of_field
-from stigmergy.compiled.sources import Source
+from stigmergy.compiled.refusals import Findings
+from stigmergy.compiled.sources import Source, source_of
 from stigmergy.compiled.values import FLOAT
 from stigmergy.core.agent import Agent, AgentMeta, Handlers
 from stigmergy.core.annotations import resolve_hints
@@ -99,19 +99,18 @@ def _state_fields(cls: type[Agent], findings: Findings) -> dict[str, Field]:
         if name == "id":
             continue
         default = getattr(first, name)
-        file, line = file_and_line_of_field(cls, name)
         if isinstance(default, Window):
             says = "windows do not compile yet; fold what you need of its events into fields"
-            findings.add(file, line, f"{cls.__name__}.{name}", says)
+            findings.add_of(cls, f"{cls.__name__}.{name}", says, name)
             continue
         field = field_of(name, hints[name])
         if isinstance(field, Refusal):
-            findings.add(file, line, f"{cls.__name__}.{name}", str(field))
+            findings.add_of(cls, f"{cls.__name__}.{name}", str(field), name)
             continue
         fields[name] = field
         wrong = _wrong_default(field, default)
         if wrong:
-            findings.add(file, line, f"{cls.__name__}.{name}", wrong)
+            findings.add_of(cls, f"{cls.__name__}.{name}", wrong, name)
     return fields
 
 
@@ -164,13 +163,12 @@ def _message_fields(
 ) -> dict[str, Field] | None:
     """The fields of a message; None where the message itself is refused."""
     findings, cls = unit.findings, unit.cls
-    file, line = file_and_line(message)
     if message is Woken:
         return {"name": names_field("name", _timer_names(handlers))}
     refused = _refused_message(message)
     if refused:
-        own_file, own_line = file_and_line(cls) if message.__module__.startswith("stigmergy.core") else (file, line)
-        findings.add(own_file, own_line, f"{cls.__name__} with {message.__name__}", refused)
+        owner = cls if message.__module__.startswith("stigmergy.core") else message
+        findings.add_of(owner, f"{cls.__name__} with {message.__name__}", refused)
         if issubclass(message, (*FACTS, *_CONFIRMATIONS)):
             return None
     fields: dict[str, Field] = {}
@@ -178,7 +176,7 @@ def _message_fields(
     for name in message.__struct_fields__:
         field = field_of(name, hints[name])
         if isinstance(field, Refusal):
-            findings.add(*file_and_line_of_field(message, name), f"{message.__name__}.{name}", str(field))
+            findings.add_of(message, f"{message.__name__}.{name}", str(field), name)
         else:
             fields[name] = field
     for name, default in zip(
@@ -187,7 +185,7 @@ def _message_fields(
         strict=True,
     ):
         if is_factory(default):
-            findings.add(file, line, f"{message.__name__}.{name}", "a default that is made anew; give a plain one")
+            findings.add_of(message, f"{message.__name__}.{name}", "a default that is made anew; give one", name)
     return fields
 
 
@@ -260,7 +258,7 @@ def _compared(handler: Any) -> list[tuple[Source, ast.expr]]:
 def _source(handler: Any) -> Source | None:
     """The source of a handler; what cannot be read is found later, with its name."""
     try:
-        return None if handler is None else Source(handler)
+        return None if handler is None else source_of(handler)
     except (OSError, SyntaxError):
         return None
 
@@ -271,11 +269,10 @@ def _form(info: FormInfo) -> Form:
 
 
 def _check_sizes(cls: type[Agent], findings: Findings, record_bytes: int, row_bytes: int, forms: int) -> None:
-    file, line = file_and_line(cls)
     for count, most, what in (
         (record_bytes, RECORD_BYTES_MAX, "bytes in a record; split the largest message"),
         (row_bytes, ROW_BYTES_MAX, "bytes in a row; split the agent"),
         (forms, FORMS_COUNT_MAX, "messages; split the agent"),
     ):
         if count > most:
-            findings.add(file, line, cls.__name__, f"{count} {what}, at most {most}")
+            findings.add_of(cls, cls.__name__, f"{count} {what}, at most {most}")

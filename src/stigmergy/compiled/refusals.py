@@ -28,6 +28,11 @@ class Findings:
         place = f"{name} line {line}: " if line else f"{name}: " if name else ""
         self._found.setdefault((file, line, f"{where}: {says}"), f"{place}{where}: {says}")
 
+    def add_of(self, cls: type[Any], where: str, says: str, field: str = "") -> None:
+        """One finding about a class, or about a field of it. To find its line takes long, so only this looks for it."""
+        file, line = file_and_line_of_field(cls, field) if field else file_and_line(cls)
+        self.add(file, line, where, says)
+
     def raise_any(self) -> None:
         """Raises DefinitionError with all findings, if there are any."""
         if self._found:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 import inspect
 import types
 from collections.abc import Callable
@@ -12,6 +13,12 @@ from typing import Any
 from stigmergy.core.annotations import parameters_of
 
 MISSING = object()
+
+
+@functools.lru_cache(maxsize=1_000)
+def source_of(function: Callable[..., Any]) -> Source:
+    """A function, read once."""
+    return Source(function)
 
 
 class Source:
