@@ -463,13 +463,14 @@ class Report(Command):
 
 
 class Timed(Agent):
+    AT = "at"
     ticks: int = 0
 
     @react
     def begin(self, event: Begin) -> Effects:
         yield WakeMe("tick", event.wait)
         yield WakeMe(name="late", after_s=event.whole)
-        yield WakeMeAt("at", at_s=self.now + event.wait)
+        yield WakeMeAt(self.AT, at_s=self.now + event.wait)
         yield Tell("Other/1", Report(wait=event.wait, text=f"{self.id} {event.whole:03d}"))
         yield Tell(to=self.address, message=event)
         yield Publish(f"begun/{self.id}", event)
@@ -771,3 +772,54 @@ def test_returns_breaks_and_loops_go_where_pythons_go() -> None:
     for a in range(-1, 12):
         for b in range(-2, 9):
             assert run(program, Flow(a=a, b=b)).states == [flowed(a, b)], (a, b)
+
+
+def test_any_number_of_early_returns_and_branches_is_taken(tmp_path: Path) -> None:
+    returns = "\n".join(
+        f"        if event.x == {n}:\n            self.x = {n + 1}\n            return" for n in range(150)
+    )
+    branches = "\n".join(f"        elif event.x == {n}:\n            self.x = {n + 2}" for n in range(150, 300))
+    written = module_of(
+        tmp_path,
+        f"""
+class Told(Event):
+    x: int
+class Listener(Agent):
+    x: int = 0
+    @evolve
+    def told(self, event: Told) -> None:
+{returns}
+        if event.x < 0:
+            self.x = -1
+{branches}
+        else:
+            self.x = -2
+""",
+    )
+    program = read_agent(written.Listener)
+    for x, want in ((0, 1), (149, 150), (150, 152), (299, 301), (300, -2), (-5, -1)):
+        assert run(program, written.Told(x=x)).states == [{"x": want}]
+
+
+def test_a_loop_that_may_not_run_gives_no_value(tmp_path: Path) -> None:
+    written = module_of(
+        tmp_path,
+        """
+class Told(Event):
+    x: int
+class Listener(Agent):
+    x: int = 0
+    last: int = 0
+    @evolve
+    def told(self, event: Told) -> None:
+        total = 0
+        for i in range(3):
+            twice = i * 2
+            total += twice + event.x
+        for j in range(0):
+            total += 1000
+        self.x = total + i
+        self.last = twice
+""",
+    )
+    assert run(read_agent(written.Listener), written.Told(x=5)).states == [{"x": 23, "last": 4}]

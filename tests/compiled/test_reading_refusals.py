@@ -293,7 +293,26 @@ class Holder(Agent):
 
 
 CLASSES = [
-    ("speed: float = 0", "stays one until it is assigned", "write 0.0"),
+    ("@evolve\n    def half(self, event: Half) -> None: self.count += 1", "Python leaves it one", "write 0.0"),
+    (
+        "x: float = 0.0\n    def positive(self) -> bool:\n        return self.x > 0.0\n"
+        "    @evolve\n    def other(self, event: Other) -> None:\n        self.x = 0\n"
+        "        self.count += int(self.positive())",
+        "read by what this calls",
+        "write 0.0",
+    ),
+    (
+        "@evolve\n    @wrapped\n    def other(self, event: Other) -> None: self.count += 1",
+        "Holder.around",
+        "docs/compiled.md",
+    ),
+    (
+        "@evolve\n    def other(self, event: Other) -> None:\n        LIMIT = event.i\n        abs = 5\n"
+        "        self.count = LIMIT + abs(3)",
+        "nothing is known of what it calls",
+        "function of a module",
+    ),
+    ("speed: float = 0", "Python leaves it one", "write 0.0"),
     ("recent: Window[Told] = Window.last(8)", "windows do not compile yet", "fields"),
     ("mission: str = ''", "a text has no fixed width", "enum or fixed bytes"),
     ("@evolve\n    def done(self, event: ActionDone) -> None: self.count += 1", "texts of any length", "interpreted"),
@@ -310,11 +329,19 @@ CLASSES = [
 ]
 
 
-@pytest.mark.parametrize(("line", "reason", "remedy"), CLASSES, ids=[case[1] for case in CLASSES])
+@pytest.mark.parametrize(("line", "reason", "remedy"), CLASSES, ids=[case[1] + case[0][:40] for case in CLASSES])
 def test_a_class_is_refused(tmp_path: Path, line: str, reason: str, remedy: str) -> None:
     written = module_of(
         tmp_path,
         f"""
+def wrapped(function):
+    def around(self, event: Other) -> None:
+        function(self, event)
+    return around
+class Other(Event):
+    i: int
+class Half(Event):
+    x: float = 0
 class Told(Event):
     i: int
 class Newest(Event, keep=latest):

@@ -139,11 +139,13 @@ class Effecting(Messages):
     def timer_name(self, node: ast.AST, made: Made) -> bool:
         """Whether the name of a timer is one that may be."""
         if not isinstance(made.part, Constant):
-            if self.unit.wakes:
+            if self.unit.timer_names is not None:
                 self.refuse(node, "the name of a timer that is calculated", "use constant names, or no @… of Woken")
                 return False
             return True
         name = made.build(b"", 0, str)
+        if self.unit.timer_names is not None and name not in self.unit.timer_names:
+            raise Bug(f"{self.where}: the timer {name!r} was not seen before; report it")
         try:
             timer_body(CancelWake(name=name), 0)
         except ValueError as error:

@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from stigmergy.compiled.fields import Field, spare_words
+from stigmergy.compiled.fields import Field, spare_words, width_of
 from stigmergy.compiled.frames import VIEWS, Body, FormInfo, Lines, Record, Unit, field_value, load, store
 from stigmergy.compiled.program import ALONE, DIRTY_SHIFT, NEWCOMER, NO_CAUSE, Site
 from stigmergy.compiled.sources import source_of
@@ -25,7 +25,8 @@ from stigmergy.core.tables import Halt
 
 _ARRAYS = {"in": "records", "row": "rows", "kept": "kept", "actions": "actions", "others": "others"}
 _COUNTS = "kept_count, actions_count, others_count"
-_HANDLER_ROLES = ("decide", "evolve", "react")
+DEPTH_MAX = 80
+"""Python reads source that is indented up to 100 times."""
 
 
 class Bounds(Struct):
@@ -47,6 +48,8 @@ class Emitter:
     def module(self) -> str:
         """The text of the module. Findings are in the unit."""
         step, fold = self._step(), self._fold()
+        if any(line.startswith(" " * 4 * DEPTH_MAX) for line in (*step.lines, *fold.lines)):
+            self._unit.findings.add_of(self._unit.cls, self._unit.cls.__name__, "nested too deep; use fewer ifs in ifs")
         unit, name = self._unit, self._unit.cls.__name__
         lines = [
             f'"""{name}, to be compiled: made from its own source. Records of {unit.record_words * 8} bytes, rows of '
@@ -332,10 +335,9 @@ class Emitter:
 def _disallowed(field: Field) -> str:
     """The condition under which a value that came is none of this field's; empty if all are."""
     if field.kind == INT:
-        width = {"i": (-(2 ** (8 * int(field.code[1]) - 1)), 2 ** (8 * int(field.code[1]) - 1) - 1)}.get(
-            field.code[0], (0, 2 ** (8 * int(field.code[1])) - 1)
+        return (
+            "" if (field.low, field.high) == width_of(field.code) else f"not ({field.low} <= {{value}} <= {field.high})"
         )
-        return "" if (field.low, field.high) == width else f"not ({field.low} <= {{value}} <= {field.high})"
     if field.kind == BOOL:
         return "{value} > 1"
     if field.kind.name in ("enum", "name"):

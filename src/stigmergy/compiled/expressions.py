@@ -297,9 +297,8 @@ class Expressions(Conditions):
         texts = [item.code for item in items_of(items)]
         name = self.unit.table(_DTYPES[kind.name], ", ".join(texts))
         count = len(items)
-        if index.low < 0 or index.high >= count:
-            index = self.spill(index)
-            self.fault_if(f"not (-{count} <= {index.code} < {count})", node, faults.always(faults.index_outside))
+        index = self.spill(index)
+        self.fault_if(f"not (-{count} <= {index.code} < {count})", node, faults.always(faults.index_outside))
         if index.low < 0:
             index = self.spill(Value(INT, (f"({index.code} if {index.code} >= 0 else {index.code} + {count})",)))
         if kind != INT:

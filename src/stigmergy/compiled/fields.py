@@ -42,6 +42,11 @@ _REMEDIES: dict[Any, tuple[str, str]] = {
 }
 
 
+def width_of(code: str) -> tuple[int, int]:
+    """The least and the greatest int that a column of this code can hold."""
+    return _WIDTHS.get(code, (INT_MIN, INT_MAX))
+
+
 class Refusal(Struct, frozen=True):
     """Why something has no place in a record, and what to do."""
 

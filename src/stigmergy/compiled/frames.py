@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import Struct
 
 from stigmergy.compiled.faults import Make, always
-from stigmergy.compiled.fields import Field
+from stigmergy.compiled.fields import Field, width_of
 from stigmergy.compiled.program import Making, Site
 from stigmergy.compiled.refusals import Findings, shown
 from stigmergy.compiled.sources import Source
@@ -66,8 +66,8 @@ class Unit:
         """By what was yielded and where: the same handler may be compiled in several places."""
         self.slots_count = 0
         """The most slots of any template."""
-        self.wakes = False
-        """Whether the class has a handler for Woken."""
+        self.timer_names: list[str] | None = None
+        """Of a class that has a handler for Woken: all names of timers that it mentions."""
         self.numbered = 0
         self.tables: dict[tuple[str, str], str] = {}
         """Names of constant tables by type and content."""
@@ -119,6 +119,8 @@ class Body:
         self.loaded: dict[str, Field] = {}
         self.stored: dict[str, Field] = {}
         self.effects_count = 0
+        self.read_inside: set[tuple[Any, str]] = set()
+        """Which fields of the state are read by functions that a handler calls."""
 
     def halt(self, reason: Halt, site: int) -> str:
         """The line that ends the call."""
@@ -226,6 +228,8 @@ class Frame:
         """A field of the state."""
         field = self.unit.state[name]
         self.body.loaded.setdefault(name, field)
+        if not self.role:
+            self.body.read_inside.add((self.callers[0], name))
         return field_value(field, f"s_{name}")
 
     def checked(self, node: ast.AST, value: Value, field: Field, fail: Callable[[], Exception]) -> Value:
@@ -247,8 +251,9 @@ def name_words(name: str, kind: Kind) -> tuple[str, ...]:
 
 
 def field_value(field: Field, name: str) -> Value:
-    """The value that a field has under a name."""
-    return Value(field.kind, name_words(name, field.kind), low=field.low, high=field.high)
+    """The value that a field has under a name. Only its width counts as known: bytes from a disk may say anything."""
+    low, high = width_of(field.code)
+    return Value(field.kind, name_words(name, field.kind), low=low, high=high)
 
 
 def place(column: Column, arrays: str, base: str, word: int = 0) -> str:

@@ -259,11 +259,16 @@ def outside(owner: str, field: Field) -> Callable[[], Exception]:
     return lambda: faults.stored_float_outside(owner, field.name)
 
 
-def defaults_of(cls: type[Any]) -> dict[str, Any]:
-    """The defaults of a struct by field; without those that a factory makes."""
+def given_defaults(cls: type[Any]) -> list[tuple[str, Any]]:
+    """The defaults that a struct declares, by field; also the factories among them."""
     names, defaults = cls.__struct_fields__, cls.__struct_defaults__
     given = zip(names[len(names) - len(defaults) :], defaults, strict=True)
-    return {name: value for name, value in given if value is not msgspec.NODEFAULT and not is_factory(value)}
+    return [(name, default) for name, default in given if default is not msgspec.NODEFAULT]
+
+
+def defaults_of(cls: type[Any]) -> dict[str, Any]:
+    """The defaults of a struct by field; without those that a factory makes."""
+    return {name: default for name, default in given_defaults(cls) if not is_factory(default)}
 
 
 def is_factory(default: object) -> bool:

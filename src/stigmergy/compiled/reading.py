@@ -13,7 +13,7 @@ from typing import Any
 from stigmergy.compiled.emitting import Emitter
 from stigmergy.compiled.fields import Field, Refusal, field_of, lay_out, names_field
 from stigmergy.compiled.frames import FormInfo, Unit
-from stigmergy.compiled.messages import is_factory
+from stigmergy.compiled.messages import given_defaults, is_factory
 from stigmergy.compiled.program import Program
 from stigmergy.compiled.refusals import Findings
 from stigmergy.compiled.sources import Source, source_of
@@ -58,8 +58,8 @@ def read_agent(cls: type[Agent]) -> Program:
     handlers = dict(cls.__agent_handlers__)
     inputs = [message for message in plan.plans if message in handlers or plan.plans[message].watched]
     yielded = [message for message in _yielded_events(handlers) if message not in inputs]
-    unit.wakes = Woken in handlers
-    record_bytes = _number_forms(unit, inputs, yielded, handlers)
+    unit.timer_names = _timer_names(cls, handlers) if Woken in handlers else None
+    record_bytes = _number_forms(unit, inputs, yielded)
     unit.record_words, unit.row_words = record_bytes // 8, row_bytes // 8
     forms = [_form(info) for info in unit.forms.values()]
     _check_sizes(cls, findings, record_bytes, row_bytes, len(forms))
@@ -117,7 +117,7 @@ def _state_fields(cls: type[Agent], findings: Findings) -> dict[str, Field]:
 def _wrong_default(field: Field, default: Any) -> str:
     """What is wrong with the default of a field, if anything is."""
     if field.kind == FLOAT and type(default) is int:
-        return f"its default {default} is an int, and stays one until it is assigned; write {float(default)!r}"
+        return f"its default {default} is an int, and Python leaves it one; write {float(default)!r}"
     wanted: Any = field.kind.enum or {"int": int, "float": float, "bool": bool, "bytes": bytes}[field.kind.name]
     if type(default) is not wanted and not (isinstance(default, enum.Enum) and isinstance(default, wanted)):
         return f"its default {default!r:.50} is no {field.kind}; give it one"
@@ -134,13 +134,11 @@ def _first_row(cls: type[Agent], columns: list[Column], row_bytes: int) -> bytes
 # ---- messages
 
 
-def _number_forms(
-    unit: Unit, inputs: list[type[Message]], yielded: list[type[Message]], handlers: dict[type[Message], Handlers]
-) -> int:
+def _number_forms(unit: Unit, inputs: list[type[Message]], yielded: list[type[Message]]) -> int:
     """Gives each message its number and its columns; returns the width of records."""
     fields_by_message: dict[type[Message], dict[str, Field]] = {}
     for message in (*inputs, *yielded):
-        fields = _message_fields(unit, message, handlers)
+        fields = _message_fields(unit, message)
         if fields is not None:
             fields_by_message[message] = fields
     record_bytes = RECORD_HEAD_BYTES
@@ -158,13 +156,11 @@ def _number_forms(
     return record_bytes
 
 
-def _message_fields(
-    unit: Unit, message: type[Message], handlers: dict[type[Message], Handlers]
-) -> dict[str, Field] | None:
+def _message_fields(unit: Unit, message: type[Message]) -> dict[str, Field] | None:
     """The fields of a message; None where the message itself is refused."""
     findings, cls = unit.findings, unit.cls
     if message is Woken:
-        return {"name": names_field("name", _timer_names(handlers))}
+        return {"name": names_field("name", unit.timer_names or [])}
     refused = _refused_message(message)
     if refused:
         owner = cls if message.__module__.startswith("stigmergy.core") else message
@@ -179,13 +175,12 @@ def _message_fields(
             findings.add_of(message, f"{message.__name__}.{name}", str(field), name)
         else:
             fields[name] = field
-    for name, default in zip(
-        message.__struct_fields__[len(message.__struct_fields__) - len(message.__struct_defaults__) :],
-        message.__struct_defaults__,
-        strict=True,
-    ):
-        if is_factory(default):
-            findings.add_of(message, f"{message.__name__}.{name}", "a default that is made anew; give one", name)
+    for name, default in given_defaults(message):
+        wrong = "a default that is made anew; give a plain one" if is_factory(default) else ""
+        if not wrong and name in fields:
+            wrong = _wrong_default(fields[name], default)
+        if wrong:
+            findings.add_of(message, f"{message.__name__}.{name}", wrong, name)
     return fields
 
 
@@ -218,24 +213,31 @@ def _yielded_events(handlers: dict[type[Message], Handlers]) -> list[type[Messag
     return list(found)
 
 
-def _timer_names(handlers: dict[type[Message], Handlers]) -> list[str]:
+def _timer_names(cls: type[Agent], handlers: dict[type[Message], Handlers]) -> list[str]:
     """The names of timers that a class mentions, in the order of the source."""
-    names: dict[str, None] = {}
+    named: list[tuple[Source, ast.expr]] = []
     for found in handlers.values():
         for source, call in _calls(found.react):
             if source.resolve(call.func) in (WakeMe, WakeMeAt, CancelWake):
-                named = [one.value for one in call.keywords if one.arg == "name"] or call.args[:1]
-                for node in named:
-                    text = node.value if isinstance(node, ast.Constant) else source.resolve(node)
-                    if isinstance(text, str):
-                        names[text] = None
+                nodes = [one.value for one in call.keywords if one.arg == "name"] or call.args[:1]
+                named += [(source, node) for node in nodes]
     woken = handlers.get(Woken, Handlers())
     for handler in (woken.decide, woken.evolve, woken.react):
-        for source, node in _compared(handler):
-            text = node.value if isinstance(node, ast.Constant) else source.resolve(node)
-            if isinstance(text, str):
-                names[text] = None
-    return list(names)
+        named += _compared(handler)
+    texts = [_text(cls, source, node) for source, node in named]
+    return list(dict.fromkeys(text for text in texts if text is not None))
+
+
+def _text(cls: type[Agent], source: Source, node: ast.expr) -> str | None:
+    """The text that a constant is: written there, of a module, or of the class."""
+    match node:
+        case ast.Constant():
+            text: Any = node.value
+        case ast.Attribute(value=ast.Name(id=owner)) if owner == source.parameters[0]:
+            text = getattr(cls, node.attr, None)
+        case _:
+            text = source.resolve(node)
+    return text if isinstance(text, str) else None
 
 
 def _calls(handler: Any) -> list[tuple[Source, ast.Call]]:

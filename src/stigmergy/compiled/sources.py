@@ -26,7 +26,9 @@ class Source:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         """Raises OSError or SyntaxError where there is no source to read, as in an interactive session."""
-        lines, first = inspect.getsourcelines(function)
+        # Of the code itself: a decorator may have put another function around the one that is written there.
+        code = function.__code__
+        lines, first = inspect.getsourcelines(code)
         # A block of our own around it: its indentation is right whatever its strings contain.
         indented = lines[0][:1].isspace()
         text = ("if True:\n" if indented else "") + "".join(lines)
@@ -36,6 +38,8 @@ class Source:
             statement = statement.body[0]
         if not isinstance(statement, ast.FunctionDef):
             raise SyntaxError("it is not written with def")
+        if statement.name != code.co_name:
+            raise OSError("its file has changed since")
         self.function = function
         self.tree = statement
         self.file = inspect.getsourcefile(function) or ""
@@ -49,6 +53,8 @@ class Source:
     def lookup(self, name: str) -> Any:
         """What a name stands for that is no local: in an enclosing function, the module, or Python; or MISSING."""
         code = self.function.__code__
+        if name in code.co_varnames:
+            return MISSING
         for free, cell in zip(code.co_freevars, getattr(self.function, "__closure__", None) or (), strict=True):
             if free == name:
                 try:

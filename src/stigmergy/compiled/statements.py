@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 
 from stigmergy.compiled.effects import Effecting
-from stigmergy.compiled.frames import Body, Lines, Unit, field_value, name_words
+from stigmergy.compiled.frames import SLOTS_COUNT_MAX, Body, Lines, Unit, field_value, name_words
 from stigmergy.compiled.messages import outside
 from stigmergy.compiled.refusals import shown
 from stigmergy.compiled.sources import Source
@@ -63,22 +63,23 @@ class Statements(Effecting):
 
     def block(self, statements: list[ast.stmt]) -> None:
         """Statements in order; those behind a return are not run."""
-        for index, statement in enumerate(statements):
+        guarded = False
+        for statement in statements:
             if self.assigned is None:
                 return
-            self.statement(statement)
-            rest = statements[index + 1 :]
+            if guarded:
+                with self.lines.block(f"if not {self._done}:"):
+                    self.statement(statement)
+            else:
+                self.statement(statement)
             returns = not isinstance(statement, ast.Return) and _contains(statement, ast.Return)
             if not returns or self.assigned is None:
                 continue
-            if self._loops:
-                if isinstance(statement, ast.For):
-                    self.lines.add(f"if {self._done}:")
-                    self.lines.add("    break")
-            elif rest:
-                with self.lines.block(f"if not {self._done}:"):
-                    self.block(rest)
-                return
+            if not self._loops:
+                guarded = True
+            elif isinstance(statement, ast.For):
+                self.lines.add(f"if {self._done}:")
+                self.lines.add("    break")
 
     def statement(self, node: ast.stmt) -> None:
         """One statement."""
@@ -201,6 +202,10 @@ class Statements(Effecting):
 
     def _check_ints_stored(self) -> None:
         """Interpreted, such a field holds an int until the handler ends, and an int calculates otherwise."""
+        for name in sorted(self._ints_stored):
+            if (self.source.function, name) in self.body.read_inside:
+                says = f"{name} is a float that is given an int here, and read by what this calls"
+                self.refuse(self.source.tree.body[-1], says, "write 0.0 for 0")
         for node in ast.walk(self.source.tree):
             match node:
                 case ast.Attribute(value=ast.Name(id=owner), attr=attr, ctx=ast.Load()) if owner == self.self_name:
@@ -218,15 +223,30 @@ class Statements(Effecting):
 
     def branch(self, node: ast.If) -> None:
         """`if`, `elif`, `else`."""
-        test = self.condition(node.test)
-        before = None if self.assigned is None else set(self.assigned)
         self.lines.add(f"# if {shown(node.test)}:")
-        with self.lines.block(f"if {test.code if test.is_known else 'False'}:"):
+        test = self.condition(node.test)
+        self._branches("if", node, test)
+
+    def _branches(self, word: str, node: ast.If, test: Value) -> None:
+        before = None if self.assigned is None else set(self.assigned)
+        with self.lines.block(f"{word} {test.code if test.is_known else 'False'}:"):
             self.block(node.body)
         after, self.assigned = self.assigned, before
-        if node.orelse:
-            with self.lines.block("else:"):
-                self.block(node.orelse)
+        match node.orelse:
+            case []:
+                pass
+            case [ast.If() as other]:
+                with self.aside() as lines:
+                    test = self.condition(other.test)
+                if lines.lines:
+                    with self.lines.block("else:"):
+                        self.lines.extend(lines)
+                        self._branches("if", other, test)
+                else:
+                    self._branches("elif", other, test)
+            case _:
+                with self.lines.block("else:"):
+                    self.block(node.orelse)
         if after is not None:
             self.assigned = after if self.assigned is None else self.assigned & after
 
@@ -338,6 +358,9 @@ class Statements(Effecting):
             return
         slots = Slots()
         text, kind = draft.text(slots), self.unit.cls.__agent_kind__
+        if len(slots.values) > SLOTS_COUNT_MAX:
+            self.refuse(node, f"{len(slots.values)} numbers in one text", f"use at most {SLOTS_COUNT_MAX}")
+            return
         self.halt(
             Halt.REFUSED,
             node,
