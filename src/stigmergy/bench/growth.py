@@ -1,10 +1,11 @@
 """What an event costs as the fleet grows and as the log grows, and how long a start takes then.
 
-The fleets are hosts in processes of their own, one window after the other in turn. A log grows twice, with snapshots as
-they are by default and without any; what an event costs behind a length is the median over windows in turn. A start is
-timed as `bench interpreted` does it: file checked, digests and signatures verified, ready; with snapshots it is one
-behind a fresh snapshot. How the load itself left the log stands beside it: snapshots take at most a twentieth of the
-time, so a log that was written within seconds may have a long tail behind its last one.
+Everything is measured in turn: fleets of each size, and logs of each length, written with snapshots as they are by
+default and without any, are hosts in processes of their own that take one window after the other. What an event costs
+with history is what it costs behind that length. A start is timed as `bench interpreted` does it: file checked, digests
+and signatures verified, ready; with snapshots it is one behind a fresh snapshot. Beside it stands one from the log as
+the load left it: snapshots take at most a twentieth of the time, so a log that was written within seconds may have a
+long tail behind its last one.
 """
 
 from __future__ import annotations
@@ -75,10 +76,10 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             rows, ratio = _fleets(engine, folder, sizes)
             fleet += rows
             figures[f"{engine.name}_fleet_ratio"] = ratio
-            rows = _histories(engine, folder, sizes)
-            history += rows
-            figures[f"{engine.name}_history_ratio"] = _end_to_begin(rows, snapshots=True)
-            figures[f"{engine.name}_history_ratio_without_snapshots"] = _end_to_begin(rows, snapshots=False)
+            logs = _histories(engine, folder, sizes)
+            history += [_row(engine, log) for log in logs]
+            figures[f"{engine.name}_history_ratio"] = _end_to_begin(logs, WITH)
+            figures[f"{engine.name}_history_ratio_without_snapshots"] = _end_to_begin(logs, WITHOUT)
     return figures | {"fleet": fleet, "history": history}
 
 
@@ -130,62 +131,63 @@ def _fleets(engine: Engine, folder: Path, sizes: Sizes) -> tuple[list[dict[str, 
         }
         for agents in fleets
     ]
-    pairs = zip(windows[fleets[-1]], windows[fleets[0]], strict=True)
-    return rows, round(statistics.median(large.us_per_event / small.us_per_event for large, small in pairs), 2)
+    return rows, _ratio(windows[fleets[-1]], windows[fleets[0]])
 
 
-def _histories(engine: Engine, folder: Path, sizes: Sizes) -> list[dict[str, Any]]:
-    """What an event and a start cost at each length, with snapshots and without."""
+class _Log(Struct):
+    """A journal of one length, written with snapshots or without, and what was measured behind it."""
+
+    path: Path
+    events: int
+    way: str
+    as_left: list[Start] = []
+    """Starts from it as the load left it."""
+    behind: list[Start] = []
+    """Starts behind a fresh snapshot, where there are snapshots."""
+    windows: list[Grown] = []
+
+
+def _histories(engine: Engine, folder: Path, sizes: Sizes) -> list[_Log]:
+    """What an event and a start cost behind each length, with snapshots and without; all in turn."""
     module: Any = importlib.import_module(f"stigmergy.bench.engines.{engine.module}")
-    paths = {way: folder / f"{way}.db" for way in WAYS}
-    rows: list[dict[str, Any]] = []
-    reached = 0
-    for length in sizes.histories(engine):
-        _grow(engine, paths, length - reached, enrol=0 if reached else DRONES)
-        starts: dict[str, tuple[Start, Start]] = {}
-        for way, path in paths.items():
-            as_left = behind = _median_start([module.start(path) for _ in range(sizes.starts)])
-            if way == WITH:
-                module.snapshot(path)
-                behind = _median_start([module.start(path) for _ in range(sizes.starts)])
-            starts[way] = as_left, behind
-        windows = _windows(engine, paths, sizes)
-        for way, (as_left, behind) in starts.items():
-            rows.append(
-                {
-                    "engine": engine.name,
-                    "snapshots": way == WITH,
-                    "events": length,
-                    **_cost(windows[way]),
-                    "start_s": round(behind.seconds, 4),
-                    "start_as_left_s": round(as_left.seconds, 4),
-                    "replayed_as_left": as_left.events,
-                }
-            )
-        reached = length + (sizes.windows + 1) * sizes.history_events
-    return rows
-
-
-def _grow(engine: Engine, paths: dict[str, Path], events: int, enrol: int) -> None:
-    """Makes both logs longer."""
-    for way, path in paths.items():
-        with Subject(Grown, MODULE, engine.name, path, way) as host:
-            host.ask(Grow(events - enrol, DRONES, enrol=enrol))
-
-
-def _windows(engine: Engine, paths: dict[str, Path], sizes: Sizes) -> dict[str, list[Grown]]:
-    """What comes after that length, in turn; the first window of each warms its process up."""
-    found: dict[str, list[Grown]] = {way: [] for way in paths}
+    logs = [
+        _Log(folder / f"{way}-{length}.db", length, way)
+        for length in sizes.histories(engine)
+        for way in (WITH, WITHOUT)
+    ]
+    for log in logs:
+        with Subject(Grown, MODULE, engine.name, log.path, log.way) as host:
+            host.ask(Grow(log.events - DRONES, DRONES, enrol=DRONES))
+    for _ in range(sizes.starts):
+        for log in logs:
+            log.as_left.append(module.start(log.path))
+    for log in logs:
+        if log.way == WITH:
+            module.snapshot(log.path)
+    for _ in range(sizes.starts):
+        for log in logs:
+            log.behind.append(module.start(log.path) if log.way == WITH else log.as_left[len(log.behind)])
     with ExitStack() as stack:
-        hosts = {
-            way: stack.enter_context(Subject(Grown, MODULE, engine.name, path, way)) for way, path in paths.items()
-        }
+        hosts = [stack.enter_context(Subject(Grown, MODULE, engine.name, log.path, log.way)) for log in logs]
         for window in range(sizes.windows + 1):
-            for way, host in hosts.items():
+            for log, host in zip(logs, hosts, strict=True):
                 grown = host.ask(Grow(sizes.history_events, DRONES))
-                if window:
-                    found[way].append(grown)
-    return found
+                if window:  # the first one warms everything up
+                    log.windows.append(grown)
+    return logs
+
+
+def _row(engine: Engine, log: _Log) -> dict[str, Any]:
+    as_left, behind = _median_start(log.as_left), _median_start(log.behind)
+    return {
+        "engine": engine.name,
+        "snapshots": log.way == WITH,
+        "events": log.events,
+        **_cost(log.windows),
+        "start_s": round(behind.seconds, 4),
+        "start_as_left_s": round(as_left.seconds, 4),
+        "replayed_as_left": as_left.events,
+    }
 
 
 def _median_start(starts: list[Start]) -> Start:
@@ -200,6 +202,12 @@ def _cost(windows: list[Grown]) -> dict[str, Any]:
     }
 
 
-def _end_to_begin(rows: list[dict[str, Any]], *, snapshots: bool) -> float:
-    costs = [row["us_per_event"] for row in rows if row["snapshots"] == snapshots]
-    return float(round(costs[-1] / costs[0], 2))
+def _ratio(large: list[Grown], small: list[Grown]) -> float:
+    """Of what an event costs, window by window."""
+    pairs = zip(large, small, strict=True)
+    return round(statistics.median(one.us_per_event / other.us_per_event for one, other in pairs), 2)
+
+
+def _end_to_begin(logs: list[_Log], way: str) -> float:
+    windows = [log.windows for log in logs if log.way == way]
+    return _ratio(windows[-1], windows[0])

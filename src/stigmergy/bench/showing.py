@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,8 @@ from stigmergy.bench.catalogue import WHOLE, Measured, benchmark_of
 from stigmergy.bench.targets import Target
 from stigmergy.bench.terminal import draw
 from stigmergy.bench.whole import NOT_RUN
+
+HEAD_COLUMNS = 10
 
 
 def show(measured: Measured, console: Console) -> None:
@@ -96,7 +99,7 @@ def _show_rows(rows: list[dict[str, Any]], console: Console) -> None:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in columns:
         number = all(isinstance(row[name], int | float) and not isinstance(row[name], bool) for row in rows)
-        table.add_column(name.replace("_", " "), justify="right" if number else "left", no_wrap=True)
+        table.add_column(_narrow(name), justify="right" if number else "left", no_wrap=True)
     for row in rows:
         table.add_row(*(Text(figure(row[name])) for name in columns))
     console.print(table, soft_wrap=False)
@@ -106,3 +109,8 @@ def _show_rows(rows: list[dict[str, Any]], console: Console) -> None:
             notes.add_row(Text(f"  {row[columns[0]]}", style="dim"), *(Text(str(row[name])) for name in spoken))
         console.print(notes, soft_wrap=False)
         console.print()
+
+
+def _narrow(name: str) -> str:
+    """The name of a figure over several lines, so that its column need not be wider than its values."""
+    return "\n".join(textwrap.wrap(name.replace("_", " "), HEAD_COLUMNS, break_long_words=False))
