@@ -40,6 +40,7 @@ from stigmergy.ports.clock import Entropy
 from stigmergy.ports.journal import Journal, JournalIdentity
 from stigmergy.ports.trust import Signer, Verifier
 from stigmergy.runtime.audit.archiving import Archivist
+from stigmergy.runtime.audit.directories import live_readings
 from stigmergy.runtime.audit.holds import Holds
 from stigmergy.runtime.audit.rotation import Rotation
 from stigmergy.runtime.audit.safeguards import Safeguards
@@ -298,9 +299,8 @@ def make_safeguards(host: Host, url: str, signer: Signer) -> Safeguards:
     archivist = None
     if rule.archive is not None:
         archive = FolderArchive(Path(rule.archive))
-        archivist = Archivist(
-            host.journal, archive, signer, host.clock.wall_ns, lambda: host.shards[SIGNERS_SHARD].state.signers
-        )
+        signers, live = host.shards[SIGNERS_SHARD].state, live_readings(host.shards)
+        archivist = Archivist(host.journal, archive, signer, host.clock.wall_ns, lambda: signers.signers, live=live)
     return Safeguards(find_holds(url), archivist, archive_or_drop=rule.archive_or_drop)
 
 

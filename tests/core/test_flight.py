@@ -7,6 +7,7 @@ from stigmergy.core.codec import encode
 from stigmergy.core.commit import COMMIT_FORMAT, Commit, HashAlgorithm, Head, Run, Sealed, Signature, seal
 from stigmergy.core.errors import Bug, JournalCorrupt, JournalForeign
 from stigmergy.core.flight import (
+    AGENTS_MAX,
     FLIGHT_FORMAT,
     FLIGHT_MAGIC,
     FLIGHT_SHARDS_MAX,
@@ -14,8 +15,10 @@ from stigmergy.core.flight import (
     RECORD_HEADER_BYTES,
     FlightCommit,
     FlightDigest,
+    FlightDirectory,
     FlightManifest,
     FlightOpening,
+    FlightRoster,
     FlightSeal,
     FlightWriting,
     RecordKind,
@@ -26,8 +29,10 @@ from stigmergy.core.flight import (
     read_flight_commit,
     read_record,
     read_record_header,
+    restore_directory,
 )
 from stigmergy.core.state import Signer
+from tests.formats.golden_columns import COMMIT, LAYOUT, RUN, TEMPLATES
 
 OPENING = FlightOpening(FLIGHT_FORMAT, 1, "golden", 2, 7, 99, "", "", [Signer(1, b"k" * 32)])
 
@@ -57,6 +62,7 @@ def test_a_record_is_read_back_as_it_was() -> None:
         (RecordKind.COMMIT, FlightCommit(0, 1, b"d", None, b"body")),
         (RecordKind.MANIFEST, FlightWriting().manifest()),
         (RecordKind.SEAL, FlightSeal(1, b"key", b"value")),
+        (RecordKind.DIRECTORY, FlightDirectory(0, [(b"layout", b"")], [FlightRoster("Meter", 3, [1], ["M-2"])])),
     ):
         head, body, checksum = pieces(frame(kind, record))
         assert read_record_header(head) == (kind, len(body))
@@ -149,3 +155,42 @@ def test_a_gap_or_a_shard_out_of_order_is_a_bug_of_the_writer() -> None:
             writing.add(commit(1, position), None)
     with pytest.raises(Bug, match="shard by shard"):
         writing.add(commit(0, 1), None)
+
+
+# ---- what it takes to read records
+
+
+def test_directories_add_up_and_are_under_the_seal() -> None:
+    parts = [
+        FlightDirectory(0, [(encode(LAYOUT), b"")], [FlightRoster("Meter", 3, [2], ["M-7"])]),
+        FlightDirectory(0, [(b"", encode(TEMPLATES))], [FlightRoster("Meter", 2, [0], ["M-1"])]),
+    ]
+    directory = restore_directory(parts)
+    assert directory.names == {"Meter": ["M-1", "", "M-7"]}
+    assert (directory.layout_of(RUN), directory.templates_of(TEMPLATES.digest())) == (LAYOUT, TEMPLATES)
+    writing = FlightWriting()
+    data = writing.open(OPENING) + writing.describe(parts[0])
+    digest = FlightDigest()
+    digest.add(data)
+    assert writing.manifest().digest == digest.value()
+    assert restore_directory([]).names == {}
+
+
+@pytest.mark.parametrize(
+    "roster",
+    [
+        FlightRoster("Meter", -1, [], []),
+        FlightRoster("Meter", AGENTS_MAX + 1, [], []),
+        FlightRoster("Meter", 3, [1], []),
+        FlightRoster("Meter", 3, [3], ["M-9"]),
+        FlightRoster("Meter", 3, [-1], ["M-9"]),
+    ],
+)
+def test_a_roster_that_cannot_be_is_refused(roster: FlightRoster) -> None:
+    with pytest.raises(JournalCorrupt, match="of Meter"):
+        restore_directory([FlightDirectory(0, [], [roster])])
+
+
+def test_events_in_columns_are_counted() -> None:
+    sealed = seal(COMMIT)
+    assert read_flight_commit(FlightCommit(1, 301, sealed.digest, None, sealed.body))[0].events == 6

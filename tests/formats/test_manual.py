@@ -16,7 +16,15 @@ from stigmergy.adapters.sqlite import schema
 from stigmergy.core import codec, columnar, columns, commit, draft, effects, flight, snapshot, supervision
 from stigmergy.core.blocks import Block
 from stigmergy.core.commit import Answer, Commit, Head, MarkMoved, Owed, Run, Settled, Signature, SnapshotNote
-from stigmergy.core.flight import FlightCommit, FlightManifest, FlightOpening, FlightSeal, FlightSection
+from stigmergy.core.flight import (
+    FlightCommit,
+    FlightDirectory,
+    FlightManifest,
+    FlightOpening,
+    FlightRoster,
+    FlightSeal,
+    FlightSection,
+)
 from stigmergy.core.memory import Letter, Remembered
 from stigmergy.core.messages import Effect, Event, Message, spec_of
 from stigmergy.core.outbox import Pending
@@ -61,12 +69,16 @@ STRUCTURES: tuple[type[Struct], ...] = (
     columns.ColumnRun,
     FlightOpening,
     FlightCommit,
+    FlightDirectory,
+    FlightRoster,
     FlightManifest,
     FlightSection,
     FlightSeal,
     opening.SegmentIdentity,
     frames.SegmentHead,
     frames.SegmentGroup,
+    frames.SegmentIndex,
+    frames.IndexedCommit,
     frames.SegmentCommit,
     frames.KeptCommit,
     snapshots.SegmentPart,

@@ -67,6 +67,26 @@ class Directory:
             )
         return layout
 
+    def name(self, kind: str, number: int) -> str:
+        """The id of an agent, as far as it is known here. Raises JournalCorrupt for one that was never enrolled."""
+        names = self.names.get(kind, ())
+        if not 0 <= number < len(names) or not names[number]:
+            raise JournalCorrupt(
+                f"agent {number} of {kind} was never enrolled; restore from a copy, or read the log from its beginning"
+            )
+        return names[number]
+
+    def enroll(self, kind: str, first: int, names: Sequence[str]) -> None:
+        """Takes in what `AgentsEnrolled` says, for whoever reads a log without tables. What is known already must be
+        the same; an empty name is one that is not known here. Raises JournalCorrupt."""
+        known = self.names.setdefault(kind, [])
+        before = known[first : first + len(names)]
+        if first > len(known) or any(one and one != other for one, other in zip(before, names, strict=False)):
+            raise JournalCorrupt(
+                f"{kind} has {len(known)} agents, and others are enrolled from {first} on; restore from a copy"
+            )
+        known[first : first + len(names)] = names
+
     def list_names(self, kind: str, names: Sequence[str]) -> int:
         """Names of a compiled kind are enrolled; returns how many of them had a number before, unlisted.
 

@@ -1,6 +1,7 @@
 """The flight log: commits of a journal in one file that proves itself, without the journal and without any class.
 
-A file is a magic word and then records: an opening, commits as they are in the journal, a manifest, a seal. The
+A file is a magic word and then records: an opening, commits as they are in the journal, a manifest, a seal. Where its
+commits hold records of compiled agents and the log has said before how to read them, directories are in front. The
 manifest names the head of every section and a digest over all bytes before it; the seal signs the manifest. So one
 signature stands for every commit in the file, also where the group's own signature lies in a shard that was left out.
 Pure: bytes in, bytes out. docs/formats.md describes every byte.
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import enum
 import zlib
+from collections.abc import Sequence
 
 import msgspec
 from blake3 import blake3
@@ -17,6 +19,7 @@ from msgspec import Struct
 
 from stigmergy.core.codec import UNDECODABLE, encode
 from stigmergy.core.commit import HashAlgorithm, Sealed, Signature, digest_commit, open_commit
+from stigmergy.core.directory import Directory
 from stigmergy.core.errors import Bug, JournalCorrupt, JournalForeign
 from stigmergy.core.state import Signer
 
@@ -26,6 +29,8 @@ RECORD_BYTES_MAX = 2 * 1024 * 1024
 """A record: the largest commit with the largest signature, and room to spare. A reader refuses a larger one."""
 FLIGHT_SHARDS_MAX = 4_096
 """As many as a fleet may have; a file that claims more is refused, so that nobody makes room for them."""
+AGENTS_MAX = 10_000_000
+"""Of one kind in one shard; a file that claims more is refused, so that nobody makes room for them."""
 RECORD_HEADER_BYTES = 5
 RECORD_CHECKSUM_BYTES = 4
 _CONTEXT = "stigmergy 2026 flight log"
@@ -39,6 +44,8 @@ class RecordKind(enum.IntEnum):
     COMMIT = 2
     MANIFEST = 3
     SEAL = 4
+    DIRECTORY = 5
+    """Only where commits need it that do not begin where their log began; before the first commit."""
 
 
 class FlightOpening(Struct, array_like=True, frozen=True):
@@ -64,6 +71,25 @@ class FlightCommit(Struct, array_like=True, frozen=True):
     digest: bytes
     signature: bytes | None
     body: bytes
+
+
+class FlightRoster(Struct, array_like=True, frozen=True):
+    """Names of compiled agents of one kind, by number; of those that the commits are about."""
+
+    kind: str
+    count: int
+    """At least so many were enrolled where the commits begin."""
+    numbers: list[int]
+    names: list[str]
+
+
+class FlightDirectory(Struct, array_like=True, frozen=True):
+    """What it takes to read the column runs of one shard, where the log has said it before the commits begin."""
+
+    shard: int
+    declared: list[tuple[bytes, bytes]]
+    """Layouts and templates; one of the two may be empty."""
+    rosters: list[FlightRoster]
 
 
 class FlightSection(Struct, array_like=True, frozen=True):
@@ -97,15 +123,15 @@ class FlightSeal(Struct, array_like=True, frozen=True):
     value: bytes
 
 
-_decoders: dict[RecordKind, msgspec.msgpack.Decoder[FlightOpening | FlightCommit | FlightManifest | FlightSeal]] = {
+FlightRecord = FlightOpening | FlightCommit | FlightManifest | FlightSeal | FlightDirectory
+_decoders: dict[RecordKind, msgspec.msgpack.Decoder[FlightRecord]] = {
     RecordKind.OPENING: msgspec.msgpack.Decoder(FlightOpening),
     RecordKind.COMMIT: msgspec.msgpack.Decoder(FlightCommit),
     RecordKind.MANIFEST: msgspec.msgpack.Decoder(FlightManifest),
     RecordKind.SEAL: msgspec.msgpack.Decoder(FlightSeal),
+    RecordKind.DIRECTORY: msgspec.msgpack.Decoder(FlightDirectory),
 }
 _signature_decoder = msgspec.msgpack.Decoder(Signature)
-
-FlightRecord = FlightOpening | FlightCommit | FlightManifest | FlightSeal
 
 
 def flight_statement(manifest: bytes) -> bytes:
@@ -166,7 +192,7 @@ def read_flight_commit(record: FlightCommit) -> tuple[Sealed, Signature | None]:
         position=record.position,
         epoch=commit.epoch,
         time_ns=commit.runs[-1].time_ns,
-        events=len(commit.events),
+        events=commit.events_count,
         digest=record.digest,
         body=record.body,
     )
@@ -208,6 +234,10 @@ class FlightWriting:
         """The first bytes of the file."""
         return self._count(FLIGHT_MAGIC + frame(RecordKind.OPENING, opening))
 
+    def describe(self, directory: FlightDirectory) -> bytes:
+        """The bytes of what it takes to read the commits; before the first of them."""
+        return self._count(frame(RecordKind.DIRECTORY, directory))
+
     def add(self, sealed: Sealed, signature: Signature | None) -> bytes:
         """The bytes of the next commit. Commits of a shard follow each other, and so do the shards."""
         section = self._sections.get(sealed.shard)
@@ -245,6 +275,23 @@ class FlightWriting:
     def _count(self, data: bytes) -> bytes:
         self._digest.add(data)
         return data
+
+
+def restore_directory(parts: Sequence[FlightDirectory]) -> Directory:
+    """What these say together. Raises JournalCorrupt for what does not decode or cannot be."""
+    directory = Directory()
+    for part in parts:
+        directory.restore(part.declared)
+        for roster in part.rosters:
+            if not 0 <= roster.count <= AGENTS_MAX or len(roster.numbers) != len(roster.names):
+                raise JournalCorrupt(f"a roster of {roster.kind} that cannot be")
+            known = directory.names.setdefault(roster.kind, [])
+            known.extend([""] * (roster.count - len(known)))
+            for number, name in zip(roster.numbers, roster.names, strict=True):
+                if not 0 <= number < len(known):
+                    raise JournalCorrupt(f"agent {number} of {roster.kind}, of which there are {len(known)}")
+                known[number] = name
+    return directory
 
 
 def commit_is_intact(record: FlightCommit) -> bool:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from msgspec import Struct
 
+from stigmergy.core.directory import Directory
 from stigmergy.core.flight import FlightManifest, FlightOpening, FlightSeal
 from stigmergy.ports.journal import Journal
 
@@ -18,7 +19,16 @@ class Flaw(Struct, frozen=True):
     what: str
 
 
-class FlightLog(Journal, Protocol):
+@runtime_checkable
+class CarriesDirectory(Protocol):
+    """A part of a log that brings along what was declared and enrolled before it begins."""
+
+    def directory_before(self, shard: int) -> Directory:
+        """Layouts, templates and names that its commits of this shard need; a new one, empty where none are needed."""
+        ...
+
+
+class FlightLog(Journal, CarriesDirectory, Protocol):
     """A flight log, read as a journal that nobody writes to. It has no snapshots, and every write raises Bug."""
 
     @property

@@ -24,6 +24,7 @@ from stigmergy.core.messages import Command, Event, Message
 from stigmergy.core.plans import AgentPlan
 from stigmergy.ports.trust import Signer, Verifier
 from stigmergy.runtime import protocol
+from stigmergy.runtime.audit.directories import live_readings
 from stigmergy.runtime.audit.history import History, Moment, Sight, read_moment
 from stigmergy.runtime.audit.listing import Wanted, list_log, readable_fields, readable_time
 from stigmergy.runtime.audit.signatures import SIGNERS_SHARD
@@ -61,6 +62,7 @@ class ControlDesk:
         self._verifier = verifier
         self._node = node
         self._stop = stop
+        self._reading = live_readings(self._host.shards)
         self._since_ns = self._host.clock.monotonic_ns()
         self._long = False
         """Whether somebody looks back or verifies; one at a time, because each takes from the agents' time."""
@@ -173,7 +175,7 @@ class ControlDesk:
             shard=request.shard,
             limit=request.limit,
         )
-        return list_log(self._host.journal, wanted)
+        return list_log(self._host.journal, wanted, self._reading)
 
     def _verify(self, request: protocol.Verify) -> Iterator[Any]:
         """Verifies the journal as it is now, beside the work of the node."""
@@ -196,11 +198,12 @@ class ControlDesk:
         try:
             journal = self._host.journal
             if isinstance(request, protocol.Export):
-                yield from export_items(journal, request)
+                yield from export_items(journal, request, self._reading)
                 return
             if self._node.sealing is None:
                 raise NotRunning("this node has no key to seal a flight log with; export from the stopped journal")
-            yield from flight_items(journal, self._node.sealing, request, self._host.clock.wall_ns())
+            made_ns = self._host.clock.wall_ns()
+            yield from flight_items(journal, self._node.sealing, request, made_ns, self._reading)
         finally:
             self._end_long()
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from stigmergy.core.commit import Group, Head
+from stigmergy.core.directory import Directory
 from stigmergy.core.errors import Bug, ConfigError, JournalCorrupt, JournalError, JournalForeign
 from stigmergy.core.flight import (
     FLIGHT_MAGIC,
@@ -21,6 +22,7 @@ from stigmergy.core.flight import (
     RECORD_HEADER_BYTES,
     FlightCommit,
     FlightDigest,
+    FlightDirectory,
     FlightManifest,
     FlightOpening,
     FlightRecord,
@@ -31,6 +33,7 @@ from stigmergy.core.flight import (
     read_flight_commit,
     read_record,
     read_record_header,
+    restore_directory,
 )
 from stigmergy.ports.archive import Flaw
 from stigmergy.ports.journal import JournalIdentity, JournalSize, SnapshotPart, StoredCommit
@@ -60,6 +63,7 @@ class FlightFile:
         self._name = name
         self._file = file
         self._sections: dict[int, _Section] = {}
+        self._directories: dict[int, list[FlightDirectory]] = {}
         self._opening: FlightOpening | None = None
         self._manifest: FlightManifest | None = None
         self._manifest_bytes = b""
@@ -131,6 +135,9 @@ class FlightFile:
             if record.position >= section.last:
                 return
 
+    def directory_before(self, shard: int) -> Directory:
+        return restore_directory(self._directories.get(shard, ()))
+
     def snapshots(self, shard: int) -> list[int]:
         return []
 
@@ -201,6 +208,10 @@ class FlightFile:
                 if self._opening is not None:
                     raise JournalCorrupt("a second opening")
                 self._opening = record
+            case FlightDirectory():
+                if self._opening is None or self._sections or not 0 <= record.shard < self._opening.shards:
+                    raise JournalCorrupt("a directory that is not between the opening and the commits, or of no shard")
+                self._directories.setdefault(record.shard, []).append(record)
             case FlightCommit():
                 self._keep_commit(record, offset)
             case FlightManifest():

@@ -21,6 +21,7 @@ from stigmergy.core.state import Signer as KnownSigner
 from stigmergy.ports.archive import Archive
 from stigmergy.ports.journal import Journal
 from stigmergy.ports.trust import Signer
+from stigmergy.runtime.audit.directories import LiveReading
 from stigmergy.runtime.audit.flight import Cut, make_flight
 
 SEGMENT_BYTES = 4 * 1024 * 1024
@@ -49,6 +50,7 @@ class Archivist:
         wall_ns: Callable[[], int],
         signers: Callable[[], Sequence[KnownSigner]],
         *,
+        live: LiveReading | None = None,
         segment_bytes: int = SEGMENT_BYTES,
     ) -> None:
         self._journal = journal
@@ -56,6 +58,7 @@ class Archivist:
         self._signer = signer
         self._wall_ns = wall_ns
         self._signers = signers
+        self._live = live
         self._segment_bytes = segment_bytes
         self._archived: dict[int, int] = {}
         self._wanted: dict[int, int] = {}
@@ -102,9 +105,10 @@ class Archivist:
         last = await self._measured(shard, first, upto)
         cut = Cut(ranges=((shard, first, last),), reason="archived before it was dropped")
         pieces: list[bytes] = []
-        for piece in make_flight(self._journal, self._signer, cut, self._wall_ns(), signers=self._signers()):
+        made_ns, signers = self._wall_ns(), self._signers()
+        for piece in make_flight(self._journal, self._signer, cut, made_ns, signers=signers, live=self._live):
             pieces.append(piece)
-            if not len(pieces) % GIVE_WAY_COMMITS:
+            if not len(pieces) % GIVE_WAY_COMMITS or not piece:
                 await asyncio.sleep(0)
         data = b"".join(pieces)
         await self._archive.keep(self._name(shard, first, last), data)

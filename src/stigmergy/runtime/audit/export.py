@@ -16,7 +16,9 @@ from msgspec import Struct
 from stigmergy.core.commit import Commit, open_commit
 from stigmergy.core.errors import ConfigError
 from stigmergy.core.state import shard_of
+from stigmergy.core.walking import Reading
 from stigmergy.ports.journal import Journal
+from stigmergy.runtime.audit.directories import Directories, LiveReading
 from stigmergy.runtime.audit.flight import last_before
 from stigmergy.runtime.audit.listing import Entry, list_commit
 
@@ -46,8 +48,9 @@ class Selection(Struct, frozen=True):
 class Export:
     """One export of one journal."""
 
-    def __init__(self, journal: Journal, selection: Selection) -> None:
+    def __init__(self, journal: Journal, selection: Selection, live: LiveReading | None = None) -> None:
         self._journal = journal
+        self._directories = Directories(journal, live)
         self._selection = selection
         self._ranges = self._find_ranges()
         self.commits_read = 0
@@ -57,12 +60,22 @@ class Export:
         """How many commits will be looked at."""
         return sum(last - first + 1 for _, first, last in self._ranges)
 
-    def entries(self) -> Iterator[Entry | None]:
-        """The wanted entries, oldest first."""
+    def commits(self) -> Iterator[Commit]:
+        """All commits that have wanted entries, and some that have none, in the order of their time."""
         lanes = [self._commits(*one) for one in self._ranges]
         for commit in heapq.merge(*lanes, key=_written_at):
             self.commits_read += 1
-            wanted = [entry for entry in list_commit(commit) if self._selection.takes(entry)]
+            yield commit
+
+    def reading(self, commit: Commit) -> Reading:
+        """What it takes to read the records in a commit; ask for each commit, in order."""
+        return self._directories.of(commit)
+
+    def entries(self) -> Iterator[Entry | None]:
+        """The wanted entries, oldest first."""
+        for commit in self.commits():
+            listed = list_commit(commit, self._directories.of(commit), agent=self._selection.agent)
+            wanted = [entry for entry in listed if self._selection.takes(entry)]
             if wanted:
                 yield from wanted
             else:

@@ -6,13 +6,14 @@ bytes of the file, that the manifest says what is in it, and who vouches for the
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
 from stigmergy.core.codec import encode
-from stigmergy.core.commit import HashAlgorithm, Head, open_commit
-from stigmergy.core.errors import ConfigError
+from stigmergy.core.commit import Commit, HashAlgorithm, Head, open_commit
+from stigmergy.core.errors import ConfigError, JournalCorrupt
 from stigmergy.core.flight import (
     FLIGHT_FORMAT,
     FlightOpening,
@@ -26,9 +27,12 @@ from stigmergy.core.snapshot import read_header
 from stigmergy.core.state import Signer as KnownSigner
 from stigmergy.core.state import shard_of
 from stigmergy.core.supervision import SignerEnrolled
+from stigmergy.core.walking import Reading, runs_of
 from stigmergy.ports.archive import FlightLog
 from stigmergy.ports.journal import Journal, StoredCommit
 from stigmergy.ports.trust import Signer, Verifier
+from stigmergy.runtime.audit.directories import Directories, LiveReading
+from stigmergy.runtime.audit.needs import GIVE_WAY_COMMITS, Needs
 from stigmergy.runtime.audit.signatures import SIGNERS_SHARD, key_name
 from stigmergy.runtime.audit.signers import signer_changes
 from stigmergy.runtime.audit.verification import Problem, Verification, Verified
@@ -68,9 +72,16 @@ AGENTS_MAX = 10_000
 
 
 def make_flight(
-    journal: Journal, signer: Signer, cut: Cut, made_ns: int, *, signers: Sequence[KnownSigner] | None = None
+    journal: Journal,
+    signer: Signer,
+    cut: Cut,
+    made_ns: int,
+    *,
+    signers: Sequence[KnownSigner] | None = None,
+    live: LiveReading | None = None,
 ) -> Iterator[bytes]:
-    """The bytes of a flight log, piece by piece: about one commit each. `signers` may sign where it begins."""
+    """The bytes of a flight log, piece by piece: about one commit each, and now and then nothing. `signers` may sign
+    where it begins; `live` are the shards of the node that runs this journal."""
     ranges = _ranges(journal, cut)
     if not ranges:
         raise ConfigError("nothing of the log is like that, so there is no flight log to make; choose another range")
@@ -92,14 +103,30 @@ def make_flight(
         )
     )
     for shard, first, last in ranges:
-        for stored in journal.read(shard, after=first - 1):
-            if stored.sealed.position > last:
-                break
+        if first > 1:
+            needs = Needs()
+            for stored in _stored_in(journal, shard, first, last):
+                needs.take(open_commit(stored.sealed.body))
+                if not stored.sealed.position % GIVE_WAY_COMMITS:
+                    yield b""
+            if needs.runs_count:
+                reading = Directories(journal, live).at(shard, first - 1)
+                for directory in needs.directories(shard, reading):
+                    yield writing.describe(directory)
+    for shard, first, last in ranges:
+        for stored in _stored_in(journal, shard, first, last):
             yield writing.add(stored.sealed, stored.signature)
     manifest = writing.manifest()
     value = signer.sign(flight_statement(encode(manifest)))
     yield frame(RecordKind.MANIFEST, manifest)
     yield frame(RecordKind.SEAL, FlightSeal(signer.algorithm, signer.public_key, value))
+
+
+def _stored_in(journal: Journal, shard: int, first: int, last: int) -> Iterator[StoredCommit]:
+    for stored in journal.read(shard, after=first - 1):
+        if stored.sealed.position > last:
+            return
+        yield stored
 
 
 def commits_in(journal: Journal, cut: Cut) -> int:
@@ -294,14 +321,28 @@ class FlightVerification:
         return seal.key
 
     def _count_agents(self) -> None:
+        directories = Directories(self._flight)
         for head in self._flight.heads():
             for stored in self._flight.read(head.shard):
-                for address, _ in open_commit(stored.sealed.body).events:
-                    if address in self._agents:
-                        self._agents[address] += 1
-                    elif address and len(self._agents) < AGENTS_MAX:
-                        self._agents[address] = 1
+                commit = open_commit(stored.sealed.body)
+                for address, _ in commit.events:
+                    self._count_agent(address, 1)
+                try:
+                    self._count_records(commit, directories.of(commit))
+                except JournalCorrupt:
+                    continue  # The verification has said so.
         self._agents_count = len(self._agents)
+
+    def _count_records(self, commit: Commit, reading: Reading) -> None:
+        for records in runs_of(commit, reading):
+            for agent, count in Counter(agent for agent, _ in records.heads()).items():
+                self._count_agent(records.address(agent), count)
+
+    def _count_agent(self, address: str, count: int) -> None:
+        if address in self._agents:
+            self._agents[address] += count
+        elif address and len(self._agents) < AGENTS_MAX:
+            self._agents[address] = count
 
     def _problem(self, shard: int, position: int, what: str) -> None:
         self._verification.found.problems.append(Problem(shard, position, what))

@@ -1,30 +1,40 @@
 """Looks back: one agent as it was at a position or at a time, from the log, without disturbing who is running.
 
-Only the agent's own events are folded, so that a look needs the memory of one agent. It goes commit by commit, and its
-caller may do something else in between. Digests and the chain are checked on the way; signatures are not.
+Only the agent's own events are folded, so that a look needs the memory of one agent; of a compiled one, of the table of
+its kind in its shard. It goes commit by commit, and its caller may do something else in between. Digests and the chain
+are checked on the way; signatures are not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import struct
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from stigmergy.core.commit import Commit, Run, digest_commit, genesis_of, open_commit
+from stigmergy.core.codec import tag_of
+from stigmergy.core.columns import ColumnRun
+from stigmergy.core.commit import Commit, Run, digest_commit, open_commit
 from stigmergy.core.errors import Bug, ConfigError, FoldMismatch, JournalCorrupt
+from stigmergy.core.messages import spec_of
 from stigmergy.core.plans import AgentPlan
 from stigmergy.core.replay import apply
-from stigmergy.core.snapshot import Header, digest_of_parts, load_agents, load_tables, read_header
+from stigmergy.core.rosters import kind_of_part
+from stigmergy.core.snapshot import Header, load_agents, load_tables
 from stigmergy.core.state import Limits, ShardState, shard_of
+from stigmergy.core.supervision import SHARD_ADDRESS, AgentsEnrolled, ColumnsDeclared
+from stigmergy.core.walking import said_in
 from stigmergy.ports.journal import Journal, StoredCommit
+from stigmergy.runtime.audit.snapshots import is_noted, read_chain
 from stigmergy.runtime.recovery import new_state
 
-NOTE_COMMITS_MAX = 1_000
-"""So many commits behind a snapshot are searched for the note that makes it count; else the log is folded instead."""
+DECLARED = spec_of(ColumnsDeclared).tag
+NUMBERING = (DECLARED, spec_of(AgentsEnrolled).tag)
+_enrolled = msgspec.msgpack.Decoder(AgentsEnrolled)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
@@ -71,80 +81,68 @@ class History:
     def look_slowly(self, address: str, moment: Moment) -> Iterator[Sight | None]:
         """The same in small pieces: yields None after each commit, and at last what was seen."""
         shard = shard_of(address, self._journal.identity.shards)
-        state = new_state(self._journal.identity, shard, self._plans, self._limits)
-        plan = state.plan_at(address)
         self._check_reached(shard, moment)
-        yield from self._begin(state, address, moment)
+        state = yield from self._begin(shard, address, moment)
+        plan = state.plan_at(address)
         for stored in self._journal.read(shard, after=state.position):
             if moment.before(stored.sealed.position, stored.sealed.time_ns):
                 break
             commit = _opened(shard, stored)
-            apply(state, narrowed(commit, address), stored.sealed.digest)
+            apply(state, narrowed(commit, address, state), stored.sealed.digest)
             yield None
-        agent = state.agents.get(address)
+        agent = _agent_in(state, address)
         seen = state.new_agent(address, plan) if agent is None else agent
         yield Sight(seen, agent is not None, shard, state.position, state.time_ns)
+
+    def _new_state(self, shard: int, address: str) -> ShardState:
+        """A shard in which only the kind of this agent may be compiled: nobody else's table is needed."""
+        kind = address.partition("/")[0]
+        plans = {
+            name: plan if name == kind or plan.engine is None else structs.replace(plan, engine=None)
+            for name, plan in self._plans.items()
+        }
+        state = new_state(self._journal.identity, shard, plans, self._limits)
+        state.plan_at(address)
+        return state
 
     def _check_reached(self, shard: int, moment: Moment) -> None:
         head = next((head.position for head in self._journal.heads() if head.shard == shard), 0)
         if moment.position is not None and not 0 <= moment.position <= head:
             raise ConfigError(f"position {moment.position}: the log of shard {shard} goes from 0 to {head}; give one")
 
-    def _begin(self, state: ShardState, address: str, moment: Moment) -> Iterator[None]:
+    def _begin(self, shard: int, address: str, moment: Moment) -> Generator[None, None, ShardState]:
         """Loads the newest snapshot before the moment that counts; none is needed if the log is whole."""
-        shard = state.shard
         for position in reversed(self._journal.snapshots(shard)):
             if moment.position is not None and position > moment.position:
                 continue
             yield None
+            state = self._new_state(shard, address)
             try:
-                headers, agents_digest = self._chain(shard, position)
+                headers, agents_digest = read_chain(self._journal, shard, position)
                 if moment.before(position, headers[-1].tables.time_ns):
                     continue
-                if not self._is_noted(shard, position, agents_digest):
+                if not is_noted(self._journal, shard, position, agents_digest):
                     continue
                 yield from self._load(state, address, headers)
+                load_tables(state, headers[-1].tables)
             except (FoldMismatch, JournalCorrupt):
-                state.agents.clear()
                 continue
-            load_tables(state, headers[-1].tables)
-            return
+            return state
         first = self._journal.first_position(shard)
         if first != 1:
             raise ConfigError(
                 f"shard {shard}: the log begins at position {first}, what was before has been dropped, and no snapshot "
                 "is left of that time; look at a later moment, or at an older copy of the journal"
             )
-
-    def _chain(self, shard: int, position: int) -> tuple[list[Header], bytes]:
-        """The header of a snapshot behind those it adds to, base first, and the digest of its parts."""
-        parts = [part.body for part in self._journal.read_snapshot(shard, position)]
-        if not parts:
-            raise JournalCorrupt(f"shard {shard}: the snapshot at {position} is not there")
-        header = read_header(parts[0])
-        genesis = genesis_of(self._journal.identity.fleet, shard)
-        if header.genesis != genesis or header.tables.position != position or not 0 <= header.base < position:
-            raise JournalCorrupt(f"shard {shard}: the snapshot at {position} is another one")
-        before: list[Header] = []
-        if header.base:
-            before, base_digest = self._chain(shard, header.base)
-            if base_digest != header.base_digest:
-                raise JournalCorrupt(f"shard {shard}: the snapshot at {header.base} is not the one it was built on")
-        return [*before, header], digest_of_parts(parts)
-
-    def _is_noted(self, shard: int, position: int, digest: bytes) -> bool:
-        """Whether the log behind a snapshot says that it is whole."""
-        for stored in islice(self._journal.read(shard, after=position), NOTE_COMMITS_MAX):
-            for note in _opened(shard, stored).snapshots:
-                if note.position == position:
-                    return note.digest == digest
-        return False
+        return self._new_state(shard, address)
 
     def _load(self, state: ShardState, address: str, headers: list[Header]) -> Iterator[None]:
-        """Takes the agent, and only it, out of a snapshot and those it adds to."""
+        """Takes the agent, and only it, out of a snapshot and those it adds to; of a compiled one all of its kind."""
         for header in headers:
             parts = self._journal.read_snapshot(state.shard, header.tables.position)
             for part in islice(parts, 1, None):
+                if kind_of_part(part.body) not in ("", address.partition("/")[0]):
+                    continue
                 kept = state.agents.get(address)
                 load_agents(state, header, part.body)
                 kept = state.agents.get(address, kept)
@@ -152,15 +150,21 @@ class History:
                 yield None
 
 
-def narrowed(commit: Commit, address: str) -> Commit:
-    """The commit with the events of one agent only; what it says of effects, marks and answers is left out."""
+def narrowed(commit: Commit, address: str, state: ShardState) -> Commit:
+    """The commit with the events of one agent only; what it says of effects, marks and answers is left out.
+
+    `state` is what it will be applied to. Of a kind that has numbers, what gives them is left in.
+    """
+    kind, _, name = address.partition("/")
     events = iter(commit.events)
     kept: list[tuple[str, bytes]] = []
     runs: list[Run] = []
+    whole = f"{kind}/" if kind in state.tables else address
     for run in commit.runs:
         before = len(kept)
-        kept += [event for event in islice(events, run.events) if event[0] == address]
-        runs.append(msgspec.structs.replace(run, events=len(kept) - before))
+        kept += [event for event in islice(events, run.events) if _concerns(event, address, whole, kind)]
+        runs.append(structs.replace(run, events=len(kept) - before))
+    mine = [run for run in commit.columns if run.kind == kind]
     return Commit(
         format=commit.format,
         hash_algorithm=commit.hash_algorithm,
@@ -170,7 +174,54 @@ def narrowed(commit: Commit, address: str) -> Commit:
         previous=commit.previous,
         runs=runs,
         events=kept,
+        columns=list(_own_records(mine, _number_of(commit, kind, name, state))) if mine else [],
     )
+
+
+def _concerns(event: tuple[str, bytes], address: str, whole: str, kind: str) -> bool:
+    """Whether an event is of this agent, or gives numbers to agents of a compiled kind: by saying so, or by its being
+    the first of another agent, from a time when the kind was not compiled."""
+    if event[0] == SHARD_ADDRESS:
+        return tag_of(event[1]) in NUMBERING and (tag_of(event[1]) == DECLARED or _kind_said(event[1]) == kind)
+    return event[0] == address or (whole != address and event[0].startswith(whole))
+
+
+def _kind_said(body: bytes) -> str:
+    return _enrolled.decode(body).kind
+
+
+def _number_of(commit: Commit, kind: str, name: str, state: ShardState) -> int:
+    """The number of an agent once the events of a commit are folded; -1 if it has none even then."""
+    table, names = state.tables.get(kind), state.directory.names.get(kind, [])
+    if table is not None and (number := table.find(name)) >= 0:
+        return number
+    if name in names:
+        return names.index(name)
+    for said in said_in(commit):
+        if isinstance(said, AgentsEnrolled) and said.kind == kind and name in said.names:
+            return said.first + said.names.index(name)
+    return -1
+
+
+def _own_records(runs: Sequence[ColumnRun], number: int) -> Iterator[ColumnRun]:
+    """The runs with the records of one agent only, and without actions."""
+    for run in runs:
+        width = len(run.records) // max(run.count, 1)
+        heads = struct.iter_unpack(f"<I{width - 4}x", run.records) if run.count and number >= 0 else ()
+        places = [place for place, (agent,) in enumerate(heads) if agent == number]
+        if places:
+            records = b"".join(run.records[place * width : (place + 1) * width] for place in places)
+            yield structs.replace(
+                run, count=len(places), records=records, templates=b"", first=0, actions_count=0, actions=b""
+            )
+
+
+def _agent_in(state: ShardState, address: str) -> Any:
+    """The agent as it was folded; None if it was not there."""
+    table, number = state.table_at(address)
+    if table is None:
+        return state.agents.get(address)
+    return None if number < 0 else table.agent(number, ahead=True)
 
 
 def _opened(shard: int, stored: StoredCommit) -> Commit:

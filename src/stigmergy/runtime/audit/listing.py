@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import heapq
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -18,10 +18,14 @@ from msgspec import Struct
 
 from stigmergy.core.codec import UNDECODABLE, tag_of
 from stigmergy.core.commit import Answer, Commit, Owed, open_commit
+from stigmergy.core.directory import Directory
 from stigmergy.core.effects import PUBLISH, TIMERS
 from stigmergy.core.errors import ConfigError
+from stigmergy.core.outcome import NO_CAUSE
 from stigmergy.core.state import shard_of
+from stigmergy.core.walking import Kept, Reading, effects_of, runs_of
 from stigmergy.ports.journal import Journal
+from stigmergy.runtime.audit.directories import Directories, LiveReading
 
 ENTRIES_MAX = 100_000
 """A listing is at most so long; ask for a range of positions to see more."""
@@ -85,14 +89,16 @@ class Wanted(Struct, frozen=True):
             raise ConfigError(f"from {self.first} to {self.last}: the end comes before the beginning; swap them")
 
 
-def list_log(journal: Journal, wanted: Wanted) -> Iterator[Entry | None]:
-    """The wanted entries in the order in which they were written, with None where nothing is shown yet."""
+def list_log(journal: Journal, wanted: Wanted, live: LiveReading | None = None) -> Iterator[Entry | None]:
+    """The wanted entries in the order in which they were written, with None where nothing is shown yet. `live` are the
+    shards of the node that runs this journal."""
     shards = _shards(journal, wanted)
+    directories = Directories(journal, live)
     if wanted.first is None:
-        yield from _tail(journal, shards, wanted)
+        yield from _tail(journal, directories, shards, wanted)
         return
     count = 0
-    for entry in _merged(journal, dict.fromkeys(shards, wanted.first), wanted):
+    for entry in _merged(journal, directories, dict.fromkeys(shards, wanted.first), wanted):
         yield entry
         count += entry is not None
         if count == wanted.limit:
@@ -125,7 +131,7 @@ def _shards(journal: Journal, wanted: Wanted) -> list[int]:
     return list(range(count)) if not wanted.agent else [shard_of(wanted.agent, count)]
 
 
-def _tail(journal: Journal, shards: list[int], wanted: Wanted) -> Iterator[Entry | None]:
+def _tail(journal: Journal, directories: Directories, shards: list[int], wanted: Wanted) -> Iterator[Entry | None]:
     """Looks at longer and longer ends of the log until enough was found."""
     ends = {head.shard: head.position for head in journal.heads() if head.shard in shards}
     if wanted.last is not None:
@@ -135,7 +141,7 @@ def _tail(journal: Journal, shards: list[int], wanted: Wanted) -> Iterator[Entry
     while True:
         starts = {shard: max(end - window + 1, journal.first_position(shard)) for shard, end in ends.items()}
         found: deque[Entry] = deque(maxlen=wanted.limit)
-        for entry in _merged(journal, starts, wanted):
+        for entry in _merged(journal, directories, starts, wanted):
             if entry is not None:
                 found.append(entry)
             yield None
@@ -145,11 +151,14 @@ def _tail(journal: Journal, shards: list[int], wanted: Wanted) -> Iterator[Entry
         window *= _TAIL_GROWTH
 
 
-def _merged(journal: Journal, starts: dict[int, int], wanted: Wanted) -> Iterator[Entry | None]:
+def _merged(
+    journal: Journal, directories: Directories, starts: dict[int, int], wanted: Wanted
+) -> Iterator[Entry | None]:
     """The commits of all shards in the order of their time."""
     lanes = [_commits(journal, shard, start, wanted.last) for shard, start in sorted(starts.items())]
     for commit in heapq.merge(*lanes, key=lambda commit: (commit.runs[-1].time_ns, commit.shard)):
-        entries = [entry for entry in list_commit(commit) if _is_wanted(entry, wanted)]
+        listed = list_commit(commit, directories.of(commit), agent=wanted.agent)
+        entries = [entry for entry in listed if _is_wanted(entry, wanted)]
         if entries:
             yield from entries
         else:
@@ -170,11 +179,13 @@ def _is_wanted(entry: Entry, wanted: Wanted) -> bool:
     return wanted.type is None or any(wanted.type in (tag, tag.partition("@")[0]) for tag in types)
 
 
-def list_commit(commit: Commit) -> Iterator[Entry]:
-    """Everything that one commit says about agents, in the order of its events."""
-    effects: dict[int, list[Owed]] = {}
-    for owed in commit.owed:
-        effects.setdefault(owed.cause, []).append(owed)
+def list_commit(commit: Commit, reading: Reading | None = None, *, agent: str | None = None) -> Iterator[Entry]:
+    """Everything that one commit says about agents, in the order of its events; with `agent` at least all of it.
+
+    `reading` is needed where it keeps events of compiled agents. Raises JournalCorrupt for what cannot be read.
+    """
+    reading = Directory() if reading is None else reading
+    effects = effects_of(commit, reading)
     answers = deque(commit.answers)
     answered: Answer | None = None
     index = 0
@@ -185,25 +196,48 @@ def list_commit(commit: Commit) -> Iterator[Entry]:
                 yield _answer_entry(commit, answered, index, run.source)
             address, body = commit.events[index]
             causing = answered if answered and not answered.refused and answered.agent == address else None
-            yield Entry(
-                kind="event",
-                shard=commit.shard,
-                position=commit.position,
-                index=index,
-                time=readable_time(run.time_ns),
-                time_ns=run.time_ns,
-                agent=address,
-                type=tag_of(body),
-                fields=readable_fields(body),
-                cause=Cause(run.source, tag_of(causing.command) if causing else "", _id(causing)),
-                effects=[owing(owed) for owed in effects.pop(index, ())],
-            )
+            cause = Cause(run.source, tag_of(causing.command) if causing else "", _id(causing))
+            kept = Kept(index, address, tag_of(body), body, run.time_ns, run.source)
+            yield _event_entry(commit, kept, cause, effects.pop(index, ()))
             index += 1
         answered = None
     for answer in answers:
         yield _answer_entry(commit, answer, index, commit.runs[-1].source)
-    for owed in [one for cause in sorted(effects) for one in effects[cause]]:
-        yield _effect_entry(commit, owed, index)
+    for kept in _kept_in_columns(commit, reading, agent):
+        yield _event_entry(commit, kept, Cause(kept.source), effects.pop(kept.index, ()))
+    if agent is None:
+        for owed in [one for cause in sorted(effects) for one in effects[cause]]:
+            yield _effect_entry(commit, owed, commit.events_count)
+    else:
+        for owed in effects.get(NO_CAUSE, ()):
+            yield _effect_entry(commit, owed, commit.events_count)
+
+
+def _kept_in_columns(commit: Commit, reading: Reading, agent: str | None) -> Iterator[Kept]:
+    """The events of compiled agents; with `agent` those of others are not even taken apart."""
+    kind = None if agent is None else agent.partition("/")[0]
+    for records in runs_of(commit, reading):
+        if kind is not None and records.run.kind != kind:
+            continue
+        for place, (number, form) in enumerate(records.heads()):
+            if agent is None or records.address(number) == agent:
+                yield records.kept(place, number, form)
+
+
+def _event_entry(commit: Commit, kept: Kept, cause: Cause, effects: Iterable[Owed]) -> Entry:
+    return Entry(
+        kind="event",
+        shard=commit.shard,
+        position=commit.position,
+        index=kept.index,
+        time=readable_time(kept.time_ns),
+        time_ns=kept.time_ns,
+        agent=kept.address,
+        type=kept.tag,
+        fields=readable_fields(kept.body),
+        cause=cause,
+        effects=[owing(owed) for owed in effects],
+    )
 
 
 def _answer_entry(commit: Commit, answer: Answer, index: int, source: str) -> Entry:

@@ -13,6 +13,7 @@ from stigmergy.core.errors import ConfigError
 from stigmergy.ports.journal import Journal
 from stigmergy.ports.trust import Signer
 from stigmergy.runtime import protocol
+from stigmergy.runtime.audit.directories import LiveReading
 from stigmergy.runtime.audit.export import Export, Selection
 from stigmergy.runtime.audit.flight import Cut, commits_in, make_flight
 from stigmergy.runtime.audit.holds import Hold, Holds
@@ -22,10 +23,10 @@ TOLD_COMMITS = 1_000
 """So often an export says how far it has come."""
 
 
-def export_items(journal: Journal, request: protocol.Export) -> Iterator[Any]:
+def export_items(journal: Journal, request: protocol.Export, live: LiveReading) -> Iterator[Any]:
     """Entries, and before the first and after every so many commits how far it is, and whose log it is."""
     selection = Selection(**{name: getattr(request, name) for name in Selection.__struct_fields__})
-    export = Export(journal, selection)
+    export = Export(journal, selection, live)
     whose = {"fleet": journal.identity.fleet, "incarnation": journal.identity.incarnation}
     yield {"commits": 0, "of": export.commits_expected, **whose}
     told = 0
@@ -36,12 +37,19 @@ def export_items(journal: Journal, request: protocol.Export) -> Iterator[Any]:
         yield entry
 
 
-def flight_items(journal: Journal, signer: Signer, request: protocol.Flight, made_ns: int) -> Iterator[Any]:
+def flight_items(
+    journal: Journal, signer: Signer, request: protocol.Flight, made_ns: int, live: LiveReading
+) -> Iterator[Any]:
     """The bytes of a flight log up to the end that the log has now."""
     asked = Cut(request.agent, request.since_ns, request.until_ns, reason=request.reason)
     of = commits_in(journal, asked)
-    for number, piece in enumerate(make_flight(journal, signer, asked, made_ns)):
-        yield {"commits": min(number, of), "of": of, "data": base64.b64encode(piece).decode()}
+    written = 0
+    for piece in make_flight(journal, signer, asked, made_ns, live=live):
+        if piece:
+            written += 1
+            yield {"commits": min(written - 1, of), "of": of, "data": base64.b64encode(piece).decode()}
+        else:
+            yield None
 
 
 def answer_hold(holds: Holds | None, request: protocol.Holds | protocol.Hold | protocol.Unhold, now_ns: int) -> Any:

@@ -1,4 +1,4 @@
-"""Verifies a whole journal without the users' classes: digests, chains, every signature, signers, snapshots.
+"""Verifies a whole journal without the users' classes: digests, chains, signatures, signers, snapshots, records.
 
 The groups of all shards are walked through in the order in which they were written, so that for each signature it is
 known who was enrolled by then. What is wrong is listed with its place, up to PROBLEMS_MAX of it, and reading goes on as
@@ -21,6 +21,7 @@ from stigmergy.core.snapshot import PartsDigest, read_header
 from stigmergy.core.state import Signer
 from stigmergy.ports.journal import Journal, StoredCommit
 from stigmergy.ports.trust import Verifier
+from stigmergy.runtime.audit.column_check import ColumnCheck
 from stigmergy.runtime.audit.signatures import SIGNERS_SHARD, covers
 from stigmergy.runtime.audit.signers import SignerHistory, SignerRecord
 
@@ -77,6 +78,7 @@ class _Lane:
         self.at_snapshot: dict[int, bytes] = {}
         """The chain digests at the positions of stored snapshots."""
         self.notes: dict[int, SnapshotNote] = {}
+        self.columns: ColumnCheck | None = None
 
 
 class Verification:
@@ -146,6 +148,7 @@ class Verification:
             self.commits_expected += count
             lane = _Lane(shard, islice(journal.read(shard), count), first, genesis_of(journal.identity.fleet, shard))
             lane.at_snapshot = dict.fromkeys(journal.snapshots(shard), b"")
+            lane.columns = ColumnCheck(journal, shard, first)
             self._lanes.append(lane)
         if self._known_signers is not None:
             self._signers.adopt(self._known_signers)
@@ -294,11 +297,14 @@ class Verification:
         sealed = stored.sealed
         said = (sealed.shard, sealed.position, sealed.epoch, sealed.events, sealed.time_ns)
         times_ns = [run.time_ns for run in commit.runs]
-        written = (commit.shard, commit.position, commit.epoch, len(commit.events), times_ns[-1] if times_ns else -1)
+        time_ns = times_ns[-1] if times_ns else -1
+        written = (commit.shard, commit.position, commit.epoch, commit.events_count, time_ns)
         if said != written:
             self._problem(lane.shard, sealed.position, f"is stored as {said}, its bytes say {written}")
         if sum(run.events for run in commit.runs) != len(commit.events) or times_ns != sorted(times_ns):
             self._problem(lane.shard, sealed.position, "its events and the times they were taken at do not fit")
+        for what in lane.columns.take(commit) if lane.columns is not None else ():
+            self._problem(lane.shard, sealed.position, what)
 
     def _check_note(self, lane: _Lane, position: int, note: SnapshotNote) -> None:
         lane.notes[note.position] = note
