@@ -12,7 +12,19 @@ from typing import Any
 from msgspec import Struct
 
 from stigmergy.compiled.fields import Field, spare_words, width_of
-from stigmergy.compiled.frames import VIEWS, Body, FormInfo, Lines, Record, Unit, field_value, load, store
+from stigmergy.compiled.frames import (
+    ACTION_WORDS,
+    VIEWS,
+    ZEROS,
+    Body,
+    FormInfo,
+    Lines,
+    Record,
+    Unit,
+    field_value,
+    load,
+    store,
+)
 from stigmergy.compiled.program import ALONE, DIRTY_SHIFT, NEWCOMER, NO_CAUSE, Site
 from stigmergy.compiled.sources import source_of
 from stigmergy.compiled.statements import YIELDS_COUNT_MAX, Statements
@@ -84,13 +96,13 @@ class Emitter:
             self._views(step, loop)
             action_bytes = ACTION_HEAD_BYTES + SLOT_BYTES * self._unit.slots_count
             step.add("result_f8 = result.view(np.float64)")
-            step.add(f"action_words = {action_bytes // 8}")
             step.add(f"kept_room = kept.size // {self._unit.record_words * 8}")
             step.add(f"actions_room = actions.size // {action_bytes}")
             step.add(f"others_room = others.size // {action_bytes}")
             step.add(f"agents_end = known + (flags_of_call & {NEWCOMER})")
             for name in ("kept_count", "actions_count", "others_count"):
                 step.add(f"{name} = 0")
+            loop.lines = _widened(loop.lines, action_bytes // 8)
             step.extend(loop)
             step.add(f"return finish(result, end - start, {_COUNTS}, {int(Halt.END)}, 0)")
         return step
@@ -330,6 +342,20 @@ class Emitter:
         self._load_state(lines, body)
         lines.extend(inner)
         self._store_state(lines, body)
+
+
+def _widened(lines: list[str], words: int) -> list[str]:
+    """The lines, now that it is known how many words an action has."""
+    made: list[str] = []
+    for line in lines:
+        text = line.lstrip()
+        if text.startswith(ZEROS):
+            _, array, first = text.split()
+            indent = line[: len(line) - len(text)]
+            made += [f"{indent}{array}_i8[at + {word}] = 0" for word in range(int(first), words)]
+        else:
+            made.append(line.replace(ACTION_WORDS, str(words)))
+    return made
 
 
 def _disallowed(field: Field) -> str:

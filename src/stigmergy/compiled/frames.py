@@ -21,6 +21,9 @@ from stigmergy.core.tables import Halt
 
 SLOTS_AT = 8
 SLOTS_COUNT_MAX = 48
+ACTION_WORDS = "@action_words"
+ZEROS = "@zeros"
+"""Stand for what is known only when all effects have been seen: how wide an action is, and so what of it is spare."""
 VIEWS = {
     "f8": "np.float64",
     "i8": "np.int64",

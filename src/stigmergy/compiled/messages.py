@@ -17,7 +17,7 @@ from msgspec import Struct
 from stigmergy.compiled import faults
 from stigmergy.compiled.faults import NameOf, number_at
 from stigmergy.compiled.fields import Field, Refusal, field_of
-from stigmergy.compiled.frames import SLOTS_COUNT_MAX, FormInfo, store
+from stigmergy.compiled.frames import ACTION_WORDS, SLOTS_COUNT_MAX, ZEROS, FormInfo, store
 from stigmergy.compiled.sources import MISSING
 from stigmergy.compiled.texts import Draft, Slots, Texts, slot_of
 from stigmergy.compiled.values import BOOL, FLOAT, INT, Value
@@ -211,7 +211,7 @@ class Messages(Texts):
         self.unit.slots_count = max(self.unit.slots_count, len(slots.values))
         for head, array in ((f"if batched[{number}] != 0:", "actions"), ("else:", "others")):
             with self.lines.block(head):
-                self.lines.add(f"at = new_{array} * action_words")
+                self.lines.add(f"at = new_{array} * {ACTION_WORDS}")
                 self.lines.add(f"{array}_i8[at] = agent | {number << 32}")
                 self.lines.add(f"{array}_i8[at + 1] = {cause}")
                 for index, value in enumerate(slots.values):
@@ -220,8 +220,7 @@ class Messages(Texts):
                         self.lines.add(f"{array}_f8[at + {index + 2}] = {text}")
                     else:
                         self.lines.add(f"{array}_i8[at + {index + 2}] = {value.code}")
-                self.lines.add(f"for word in range({len(slots.values) + 2}, action_words):")
-                self.lines.add(f"    {array}_i8[at + word] = 0")
+                self.lines.add(f"{ZEROS} {array} {len(slots.values) + 2}")
                 self.lines.add(f"new_{array} += 1")
 
     def is_newest(self, node: ast.AST, cls: type[Message]) -> bool:
