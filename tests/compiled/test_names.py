@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stigmergy.compiled import names as names_module
-from stigmergy.compiled.names import NO_CHECK, REBUILD_SHARE, Roster
+from stigmergy.compiled.names import REBUILD_SHARE, Roster
 from stigmergy.core.codec import encode
+from stigmergy.core.columns import NO_CHECK
 from stigmergy.core.errors import Bug
 
 NAMES = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=12)

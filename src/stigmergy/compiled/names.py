@@ -15,15 +15,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from blake3 import blake3
 from numpy.typing import NDArray
 
-from stigmergy.core.codec import encode
+from stigmergy.core.columns import CHECK_BYTES, NO_CHECK, roster_check
 from stigmergy.core.errors import Bug
 
-CHECK_BYTES = 8
-NO_CHECK = bytes(CHECK_BYTES)
-"""Of generation 0, which has no agents."""
 NAMES_COUNT_MAX = 2**32 - 2
 NAMES_BYTES_MAX = 2**32 - 1
 SLOTS_MIN = 64
@@ -31,7 +27,6 @@ SPILL_SLOTS = 64
 """Behind the last slot, for those whose slot is taken: there is no way around to the first."""
 REBUILD_SHARE = 16
 """An enrolment of more than a sixteenth of those that are there makes the index anew; a smaller one adds to it."""
-_CONTEXT = "stigmergy 2026 roster of agents"
 _HALF = 32
 _LOW = 2**_HALF - 1
 _END = b"\0"
@@ -96,7 +91,7 @@ class Roster:
     def enroll(self, names: Sequence[str]) -> None:
         """Adds names as one enrolment. Raises Bug, with nothing changed, for a name that is there already."""
         previous = self._checks[-CHECK_BYTES:] or NO_CHECK
-        check = blake3(previous + encode(list(names)), derive_key_context=_CONTEXT).digest(length=CHECK_BYTES)
+        check = roster_check(bytes(previous), names)
         self._append(names)
         self._counts.append(len(self))
         self._checks += check

@@ -17,10 +17,9 @@ from blake3 import blake3
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from stigmergy.compiled.names import CHECK_BYTES
 from stigmergy.compiled.rows import Bytes
 from stigmergy.core.codec import UNDECODABLE, encode
-from stigmergy.core.columns import ENUM, Column, Layout
+from stigmergy.core.columns import CHECK_BYTES, ENUM, Column, Layout
 from stigmergy.core.errors import JournalCorrupt
 
 PART_FORMAT = 1
