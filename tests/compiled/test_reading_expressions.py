@@ -83,6 +83,7 @@ EXPRESSIONS = [
     ("int", "+e.i"),
     ("int", "abs(e.i)"),
     ("int", "~e.i & 255 | e.j ^ 5"),
+    ("int", "(e.i >> 3) - (e.j >> 63)"),
     ("int", "int(e.x)"),
     ("int", "int(e.q) + int(e.i)"),
     ("int", "math.floor(e.x)"),

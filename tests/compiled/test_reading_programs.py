@@ -627,8 +627,12 @@ class Derived(Base, kind="derived"):
     def both(self, happened: Stepped | Weighed) -> Effects:
         """A docstring
         that is indented less than its method."""
-        if self.total > 0:
-            yield Light(level=float(self.total))
+        if isinstance(happened, Weighed):
+            yield Light(level=float(happened.whole))
+        elif isinstance(happened, (Raised, Holder)):
+            yield Light(level=happened.not_there)  # type: ignore[union-attr]
+        elif self.total > 0 and not isinstance(happened, Flow):
+            yield Light(level=float(self.total + happened.by))
 
     @evolve
     def weighed(this, what: Weighed) -> None:
@@ -638,7 +642,7 @@ class Derived(Base, kind="derived"):
 def test_inherited_handlers_methods_and_constants_are_those_of_the_class() -> None:
     ran = run(read_agent(Derived), Stepped(by=5, of=1), Weighed(whole=9))
     assert ran.states == [{"total": 15 + 100 + 20, "seen": 9}]
-    assert [effect for _, effect in ran.effects] == [Light(level=135.0), Light(level=135.0)]
+    assert [effect for _, effect in ran.effects] == [Light(level=140.0), Light(level=9.0)]
     assert read_agent(Derived).kind == "derived"
     assert len(read_agent(Derived).templates.templates) == 2
 

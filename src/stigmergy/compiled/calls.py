@@ -52,6 +52,8 @@ class Calls(Expressions):
                 return self._method(node, node.func)
             if owner == self.message_name or owner in self.locals:
                 return self.refuse(node, "methods of values do not compile", "name the field itself")
+        if isinstance(node.func, ast.Name) and self.source.lookup(node.func.id) is isinstance:
+            return self._is_instance(node)
         called = MISSING
         if not (isinstance(node.func, ast.Name) and node.func.id in self.locals):
             called = self.source.resolve(node.func)
@@ -60,6 +62,16 @@ class Calls(Expressions):
         if isinstance(called, types.FunctionType) and called is not reject:
             return self._function(node, called)
         return self._built_in(node, called)
+
+    def _is_instance(self, node: ast.Call) -> Value:
+        """isinstance(event, SomeEvent): known while compiling, because each message is compiled for itself."""
+        match node.args:
+            case [ast.Name(id=name), kind] if name == self.message_name and self.record is not None:
+                kinds = kind.elts if isinstance(kind, ast.Tuple) else [kind]
+                classes = [self.source.resolve(one) for one in kinds]
+                if all(isinstance(one, type) for one in classes) and not node.keywords:
+                    return self.constant(node, issubclass(self.record.form.message, tuple(classes)))
+        return self.refuse(node, "only the message is asked for its class", "write isinstance(event, SomeEvent)")
 
     def _built_in(self, node: ast.Call, called: Any) -> Value:
         try:

@@ -157,6 +157,12 @@ class Expressions(Conditions):
         """An operation on two values."""
         if op is ast.Pow:
             return self.refuse(node, "** differs in the last bit between compiled and plain Python", "multiply")
+        if op is ast.RShift and a.kind == INT and b.kind == INT and b.is_constant and 0 <= b.constant < 64:
+            if a.is_constant:
+                return self.fold(node, operator.rshift, a.constant, b.constant)
+            return Value(INT, (f"({a.code} >> {b.constant})",), low=a.low >> b.constant, high=a.high >> b.constant)
+        if op in (ast.LShift, ast.RShift):
+            return self.refuse(node, "only >> of an int by a constant of 0 to 63", "multiply, or use a constant")
         if op not in _BINARY:
             return self.refuse(node, f"{op.__name__} is not on the list of what compiles", "see docs/compiled.md")
         sign, function = _BINARY[op]

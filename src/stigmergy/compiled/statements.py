@@ -225,6 +225,9 @@ class Statements(Effecting):
         """`if`, `elif`, `else`."""
         self.lines.add(f"# if {shown(node.test)}:")
         test = self.condition(node.test)
+        if test.is_constant:  # as for isinstance: what is never run need not compile
+            self.block(node.body if test.constant else node.orelse)
+            return
         self._branches("if", node, test)
 
     def _branches(self, word: str, node: ast.If, test: Value) -> None:
@@ -238,7 +241,10 @@ class Statements(Effecting):
             case [ast.If() as other]:
                 with self.aside() as lines:
                     test = self.condition(other.test)
-                if lines.lines:
+                if test.is_constant:
+                    with self.lines.block("else:"):
+                        self.block(other.body if test.constant else other.orelse)
+                elif lines.lines:
                     with self.lines.block("else:"):
                         self.lines.extend(lines)
                         self._branches("if", other, test)
