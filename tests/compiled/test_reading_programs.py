@@ -630,7 +630,7 @@ class Derived(Base, kind="derived"):
         if isinstance(happened, Weighed):
             yield Light(level=float(happened.whole))
         elif isinstance(happened, (Raised, Holder)):
-            yield Light(level=happened.not_there)  # type: ignore[union-attr]
+            yield Light(level=happened.not_there)  # type: ignore[attr-defined]
         elif self.total > 0 and not isinstance(happened, Flow):
             yield Light(level=float(self.total + happened.by))
 
