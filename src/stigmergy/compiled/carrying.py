@@ -6,7 +6,7 @@ decoders, upcasters and `upcast_state`, so that it ends where the interpreted en
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +17,15 @@ from stigmergy.compiled.parts import RowsPart
 from stigmergy.compiled.program import Program
 from stigmergy.compiled.rows import Bytes
 from stigmergy.core.codec import UNDECODABLE, encode
-from stigmergy.core.columns import Layout, read_columns, read_records, write_columns, write_record
+from stigmergy.core.columns import (
+    Column,
+    Layout,
+    canonical_nan,
+    read_columns,
+    read_records,
+    write_columns,
+    write_record,
+)
 from stigmergy.core.errors import FoldMismatch, Malformed
 from stigmergy.core.messages import Message, spec_of
 from stigmergy.core.plans import AgentPlan, plan_agent
@@ -53,8 +61,7 @@ class Carrying:
             checked = check(encode(message))
         except (*UNDECODABLE, TypeError, ValueError, OverflowError) as error:
             raise Malformed(f"{spec_of(cls).tag} for {self._layout.kind} does not decode: {error}") from None
-        fields = {column.name: getattr(checked, column.name) for column in self._layout.forms[form].columns}
-        return write_record(self._layout, form, agent, fields)
+        return write_record(self._layout, form, agent, _fields(checked, self._layout.forms[form].columns))
 
     def agent_of(self, name: str, row: bytes) -> Any:
         """A row as an object."""
@@ -113,10 +120,18 @@ class Carrying:
         return carried
 
     def _row_of(self, agent: Any) -> bytes:
-        row = bytearray(self._layout.row_bytes)
-        fields = {column.name: getattr(agent, column.name) for column in self._layout.columns}
+        columns, row = self._layout.columns, bytearray(self._layout.row_bytes)
         try:
-            write_columns(self._layout.columns, fields, row, self._program.cls.__qualname__)
+            write_columns(columns, _fields(agent, columns), row, self._program.cls.__qualname__)
         except Malformed as error:
             raise FoldMismatch(f"upcast_state has made a state that has no place in a row: {error}") from None
         return bytes(row)
+
+
+def _fields(values: Any, columns: Sequence[Column]) -> dict[str, Any]:
+    """What goes into columns, with the one NaN."""
+    found: dict[str, Any] = {}
+    for column in columns:
+        value = getattr(values, column.name)
+        found[column.name] = canonical_nan(value) if isinstance(value, float) else value
+    return found

@@ -198,7 +198,7 @@ class CompiledTable:
         else:
             self._take(call)
         if newcomer:
-            self._newcomer = call.kept > 0
+            self._newcomer = call.number > start
         return Stretch(
             taken=call.number - start,
             records=self._kept_records(records, data, start, call.number - start, call.kept),
