@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from stigmergy.adapters.segments import SegmentJournal, open_journal
-from stigmergy.adapters.segments import journal as journal_module
 from stigmergy.adapters.segments.frames import Kind, read_frame
 from stigmergy.adapters.segments.segment import LANDMARK_BYTES, Segment
+from stigmergy.adapters.segments.spare import FILL_BYTES, FILL_SYNC_BYTES
 from stigmergy.core.errors import Bug, JournalCorrupt, JournalFull, JournalUnknown
 from stigmergy.ports.journal import JournalIdentity, SnapshotPart
 from stigmergy.sim.disk import Call, Fault, IoCall, SimDisk
@@ -222,7 +222,7 @@ async def test_spare_is_filled_after_the_append_was_acknowledged_and_never_beyon
             break
     assert len(logs(disk)) == 1
     assert disk.size("fleet/spare") == 1 << 22
-    assert most <= journal_module.FILL_SYNC_BYTES + journal_module.FILL_BYTES
+    assert most <= FILL_SYNC_BYTES + FILL_BYTES
     await journal.close()
 
 
@@ -370,13 +370,13 @@ async def test_damaged_segment_is_not_given_up_for_what_is_left_of_it(disk: SimD
     for _ in range(60):
         await journal.append(chain.group([0], bytes(2_000)))
     content = bytearray(disk.content(logs(disk)[0]))
-    content[2_000] ^= 1
+    content[6_000] ^= 1
     if reopened:
         await journal.close()
         disk.put(logs(disk)[0], bytes(content))
         journal = open_on(disk, filled=False)
     else:
-        disk._folder.seen[logs(disk)[0]].flip(2_000, 0)
+        disk._folder.seen[logs(disk)[0]].flip(6_000, 0)
     before = len(logs(disk))
     await journal.drop(0, 60)
     assert len(logs(disk)) == before

@@ -13,7 +13,7 @@ from typing import Protocol
 from stigmergy.core.codec import SOURCE_CHARS_MAX, encode, printable
 from stigmergy.core.columns import ColumnRun, read_layout, read_records, read_templates
 from stigmergy.core.counters import Counters
-from stigmergy.core.draft import COLUMNS_BYTES_MAX, DRAFT_BYTES_MAX, OVERHEAD_BYTES, Draft
+from stigmergy.core.draft import DRAFT_BYTES_MAX, OVERHEAD_BYTES, Draft
 from stigmergy.core.errors import Bug, DefinitionError, JournalCorrupt, Malformed, Overloaded, PeerError, StaleMapping
 from stigmergy.core.inputs import ColumnDelivery
 from stigmergy.core.messages import Event, Message
@@ -107,7 +107,7 @@ class Columnar:
         source = printable(delivery.source, SOURCE_CHARS_MAX)
         start = delivery.start
         while start < delivery.count:
-            room_bytes = COLUMNS_BYTES_MAX - draft.size_bytes - self._undeclared_bytes(kind)
+            room_bytes = self._state.limits.columns_bytes_max - draft.size_bytes - self._undeclared_bytes(kind)
             if room_bytes < INPUT_BYTES_MAX:
                 break
             stretch = table.step(delivery.records, start, known, room_bytes, now_ns)
@@ -115,7 +115,8 @@ class Columnar:
             if self._watched[kind]:
                 width = table.layout.record_bytes
                 came = delivery.records[start * width : (start + stretch.taken) * width]
-                self._freshen(draft, kind, table, came)
+                if came != stretch.records:
+                    self._freshen(draft, kind, table, came)
             start += stretch.taken
             if stretch.halt in (Halt.END, Halt.FULL):
                 break

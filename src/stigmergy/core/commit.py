@@ -23,6 +23,7 @@ COMMIT_FORMAT = 1
 COLUMNS_FORMAT = 2
 """Of a commit with events or confirmations of compiled agents, which no reader may pass over."""
 COMMIT_BYTES_MAX = 512 * 1024
+"""Of a commit without columns; for the others see `Limits.columns_bytes_max`."""
 GENESIS = bytes(32)
 """What the first commit of a shard cites as the one before it where no fleet is given: in tests."""
 _GENESIS_CONTEXT = "stigmergy 2026 first commit of a shard"

@@ -39,10 +39,10 @@ The room up to COMMIT_BYTES_MAX is what one input can need at worst: a window cl
 command causes all that it may (80 KiB) or fails (84 KiB with the reactions to that) and its agent is stopped (17 KiB),
 then it is answered (68 KiB).
 """
-COLUMNS_BYTES_MAX = 432 * 1024
-"""The same for column deliveries. A table never makes more than there is room for; the room up to COMMIT_BYTES_MAX is
-what one record needs that fails: its message in words (64 KiB), its error, and why its agent is stopped (5 KiB); then
-the run and the mark of its source (4 KiB)."""
+COLUMNS_REST_BYTES = 80 * 1024
+"""How much larger than `columns_bytes_max` a commit with records can become. A table never makes more than there is
+room for; the rest is what one record needs that fails: its message in words (64 KiB), its error, and why its agent is
+stopped (5 KiB); then the run and the mark of its source (4 KiB)."""
 JOINED_BYTES_MAX = 16 * 1024
 """Runs of more bytes are not joined: to copy them costs more than a new one."""
 OVERHEAD_BYTES = 64

@@ -29,7 +29,7 @@ from msgspec import structs
 from stigmergy.core.agent import step_time_ns
 from stigmergy.core.codec import encode, printable
 from stigmergy.core.commit import COMMIT_BYTES_MAX, MarkMoved, Settled, seal
-from stigmergy.core.draft import COLUMNS_BYTES_MAX, DRAFT_BYTES_MAX, NEVER_NS, Draft
+from stigmergy.core.draft import COLUMNS_REST_BYTES, DRAFT_BYTES_MAX, NEVER_NS, Draft
 from stigmergy.core.effects import Woken, shard_sink
 from stigmergy.core.errors import Bug, Overloaded, PeerError, StigmergyError
 from stigmergy.core.handling import ADDRESS_CHARS_MAX, Handling
@@ -120,7 +120,7 @@ class Shard:
             return list(inputs)
         for number, one in enumerate(inputs):
             # Records are small and their loop stops where the room ends: a draft may take more of them.
-            limit = COLUMNS_BYTES_MAX if isinstance(one, ColumnDelivery) else DRAFT_BYTES_MAX
+            limit = self.state.limits.columns_bytes_max if isinstance(one, ColumnDelivery) else DRAFT_BYTES_MAX
             if draft.size_bytes > limit:
                 draft.hurry(0)
                 return list(inputs[number:])
@@ -156,8 +156,9 @@ class Shard:
             return None
         commit = draft.close(state, self.epoch, self._now_ns)
         sealed = seal(commit)
-        if len(sealed.body) > COMMIT_BYTES_MAX:
-            raise Bug(f"shard {state.shard}: a commit of {len(sealed.body)} bytes, {COMMIT_BYTES_MAX} at most")
+        bytes_max = state.limits.columns_bytes_max + COLUMNS_REST_BYTES if commit.columns else COMMIT_BYTES_MAX
+        if len(sealed.body) > max(bytes_max, COMMIT_BYTES_MAX):
+            raise Bug(f"shard {state.shard}: a commit of {len(sealed.body)} bytes, {bytes_max} at most")
         state.position = sealed.position
         state.time_ns = sealed.time_ns
         state.digest = sealed.digest

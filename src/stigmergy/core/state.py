@@ -37,6 +37,8 @@ from stigmergy.core.timers import Timers
 from stigmergy.core.windows import Window
 
 AGENTS_COUNT_MAX = 1_000_000
+COLUMNS_BYTES_MAX = 4 * 1024 * 1024
+COLUMNS_BYTES_BOUNDS = (256 * 1024, 16 * 1024 * 1024)
 DECISION_BYTES_MAX = 80 * 1024
 """Events and effects that one input may cause; it holds the largest message, passed on."""
 _ADDRESS = re.compile(r"[A-Za-z0-9_.-]{1,64}/[A-Za-z0-9_.:@=~-]{1,128}", re.ASCII)
@@ -48,8 +50,13 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
     agents_count_max: int = AGENTS_COUNT_MAX
     events_per_decision_max: int = 1_000
     bytes_per_decision_max: int = DECISION_BYTES_MAX
+    columns_bytes_max: int = COLUMNS_BYTES_MAX
+    """So far a commit is filled with records of compiled agents: the more there are, the less each costs."""
 
     def __post_init__(self) -> None:
+        low, high = COLUMNS_BYTES_BOUNDS
+        if not low <= self.columns_bytes_max <= high:
+            raise ConfigError(f"columns_bytes_max={self.columns_bytes_max}: give {low} to {high}")
         if not 1 <= self.bytes_per_decision_max <= DECISION_BYTES_MAX:
             raise ConfigError(
                 f"bytes_per_decision_max={self.bytes_per_decision_max}: give 1 to {DECISION_BYTES_MAX}, "

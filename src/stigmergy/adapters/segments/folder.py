@@ -89,17 +89,34 @@ class Folder(Protocol):
         ...
 
 
+class Blocks:
+    """Memory that begins at a page, as writes past the page cache need it. Shared by the files of a folder, of which
+    one is written at a time."""
+
+    def __init__(self) -> None:
+        self._memory: mmap.mmap | None = None
+
+    def filled(self, pieces: Sequence[bytes], size_bytes: int) -> memoryview:
+        """The pieces, put together there."""
+        if self._memory is None or len(self._memory) < size_bytes:
+            self._memory = mmap.mmap(-1, size_bytes)
+        at = 0
+        for piece in pieces:
+            self._memory[at : at + len(piece)] = piece
+            at += len(piece)
+        return memoryview(self._memory)[:size_bytes]
+
+
 class OsFile:
     """An open file of the operating system. Large writes of whole blocks go past the page cache, where that can be:
     they would only push out of it what is needed."""
 
-    def __init__(self, path: str, *, create: bool) -> None:
+    def __init__(self, path: str, *, create: bool, blocks: Blocks | None = None) -> None:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         self._path = path
         self._file = os.open(path, flags, 0o644)
         self._direct = _UNTRIED
-        self._blocks: mmap.mmap | None = None
-        """Memory that begins at a page, as such writes need it."""
+        self._blocks = blocks or Blocks()
 
     def read_at(self, offset: int, size: int) -> bytes:
         return read_exactly(self._file, offset, size)
@@ -125,15 +142,9 @@ class OsFile:
                 self._direct = _UNABLE
         if self._direct == _UNABLE:
             return False
-        if self._blocks is None or len(self._blocks) < size_bytes:
-            self._blocks = mmap.mmap(-1, size_bytes)
-        at = 0
-        for piece in pieces:
-            self._blocks[at : at + len(piece)] = piece
-            at += len(piece)
         try:
             # A write that stops half way through is done again, the other way.
-            return os.pwrite(self._direct, memoryview(self._blocks)[:size_bytes], offset) == size_bytes
+            return os.pwrite(self._direct, self._blocks.filled(pieces, size_bytes), offset) == size_bytes
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
@@ -165,6 +176,7 @@ class OsFolder:
 
     def __init__(self, path: str, *, create: bool) -> None:
         self.path = os.path.realpath(path)
+        self._blocks = Blocks()
         if create:
             _make_folder(self.path)
 
@@ -181,7 +193,7 @@ class OsFolder:
         return OsClaim(self._of(name))
 
     def open(self, name: str, *, create: bool = False) -> OpenFile:
-        return OsFile(self._of(name), create=create)
+        return OsFile(self._of(name), create=create, blocks=self._blocks)
 
     def replace(self, source: str, target: str) -> None:
         file = OsFile(self._of(source), create=False)

@@ -16,9 +16,9 @@ from typing import TypeVar
 
 import msgspec
 from blake3 import blake3
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from stigmergy.core.commit import Group, Head, Sealed, Signature
+from stigmergy.core.commit import Group, Head, Sealed, Signature, digest_commit
 from stigmergy.core.errors import JournalCorrupt
 from stigmergy.ports.journal import StoredCommit
 
@@ -33,6 +33,9 @@ HEADER_BYTES = _SIGNED_BYTES + _CHECKSUM_BYTES
 ALIGNMENT = 8
 BLOCK_BYTES = 4096
 KEY_BYTES = 32
+INDEX_LENGTH_BYTES = 4
+_LENGTH_BYTES = 4
+"""What the length of a filling takes, at most, and some of what a frame is filled up with."""
 
 
 class Kind(enum.IntEnum):
@@ -66,6 +69,8 @@ class SegmentHead(Struct, array_like=True, frozen=True):
     segment: int
     heads: list[Head]
     firsts: dict[int, int]
+    filling: bytes = b""
+    """Zeros, so that what follows begins with a block."""
 
 
 class SegmentCommit(Struct, array_like=True, frozen=True):
@@ -87,6 +92,25 @@ class SegmentGroup(Struct, array_like=True, frozen=True):
     signature: Signature
 
 
+class IndexedCommit(Struct, array_like=True, frozen=True):
+    """A commit of a large group: the bodies lie behind all of these, in their order."""
+
+    shard: int
+    position: int
+    epoch: int
+    time_ns: int
+    events: int
+    digest: bytes
+    length: int
+
+
+class SegmentIndex(Struct, array_like=True, frozen=True):
+    """What a large group's payload begins with, behind its own length in 4 bytes; then come the bodies."""
+
+    commits: list[IndexedCommit]
+    signature: Signature
+
+
 class KeptCommit(SegmentCommit, array_like=True, frozen=True):
     """A commit that was kept of a segment that has gone, with the signature if it was the last of its group."""
 
@@ -95,6 +119,7 @@ class KeptCommit(SegmentCommit, array_like=True, frozen=True):
 
 _encoder = msgspec.msgpack.Encoder()
 _rows = msgspec.msgpack.Decoder(SegmentGroup)
+_index = msgspec.msgpack.Decoder(SegmentIndex)
 _heads = msgspec.msgpack.Decoder(SegmentHead)
 _kept_rows = msgspec.msgpack.Decoder(list[KeptCommit])
 _firsts = msgspec.msgpack.Decoder(dict[int, int])
@@ -102,22 +127,25 @@ _firsts = msgspec.msgpack.Decoder(dict[int, int])
 
 def encode_frame(key: bytes, kind: Kind, number: int, payload: bytes) -> bytes:
     """The bytes of a frame."""
-    return b"".join(frame_pieces(key, kind, number, payload))
+    return b"".join(frame_pieces(key, kind, number, [payload]))
 
 
-def frame_pieces(key: bytes, kind: Kind, number: int, payload: bytes, offset: int = 0) -> tuple[bytes, bytes, bytes]:
-    """The bytes of a frame in pieces: to put a large payload behind its header would be to copy it. `offset` is where
-    it will begin; one of kind BLOCKS is filled up to where a block ends."""
-    filling = frame_size(kind, payload, offset) - HEADER_BYTES - len(payload)
+def frame_pieces(key: bytes, kind: Kind, number: int, payload: Sequence[bytes], offset: int = 0) -> list[bytes]:
+    """The bytes of a frame in pieces: to put a large payload together would be to copy it. `offset` is where it will
+    begin; one of kind BLOCKS is filled up to where a block ends."""
+    length = sum(len(piece) for piece in payload)
+    filling = frame_size(kind, length, offset) - HEADER_BYTES - length
     padding, more = (0, filling) if kind is Kind.BLOCKS else (filling, 0)
-    start = _START.pack(MAGIC, kind, padding, more, len(payload), number)
+    start = _START.pack(MAGIC, kind, padding, more, length, number)
     start += _check(key, start)
-    return start + _checksum(key, start, payload), payload, bytes(filling)
+    # Of a large group only the index is checked here: in it are the digests of the bodies, which check those.
+    checked = payload[:1] if kind is Kind.BLOCKS else payload
+    return [start + _checksum(key, start, *checked), *payload, bytes(filling)]
 
 
-def frame_size(kind: Kind, payload: bytes, offset: int = 0) -> int:
-    """How many bytes the frame of a payload takes that begins there."""
-    size_bytes = HEADER_BYTES + len(payload)
+def frame_size(kind: Kind, length: int, offset: int = 0) -> int:
+    """How many bytes the frame of a payload of this length takes that begins there."""
+    size_bytes = HEADER_BYTES + length
     if kind is Kind.BLOCKS:
         return size_bytes + -(offset + size_bytes) % BLOCK_BYTES
     return size_bytes + -size_bytes % ALIGNMENT
@@ -132,12 +160,35 @@ def read_frame(key: bytes, data: bytes, offset: int = 0) -> Frame | None:
     body = offset + HEADER_BYTES
     payload = bytes(data[body : body + length])
     checksum = data[offset + _SIGNED_BYTES : body]
-    if _checksum(key, bytes(data[offset : offset + _SIGNED_BYTES]), payload) != checksum:
+    start = bytes(data[offset : offset + _SIGNED_BYTES])
+    if kind == Kind.BLOCKS:
+        if not _blocks_are_whole(key, start, checksum, payload):
+            return None
+    elif _checksum(key, start, payload) != checksum:
         return None
     try:
         return Frame(Kind(kind), number, payload, size_bytes)
     except ValueError:
         raise JournalCorrupt(f"frame {number} is of kind {kind}, which this version does not know") from None
+
+
+def _blocks_are_whole(key: bytes, start: bytes, checksum: bytes, payload: bytes) -> bool:
+    index = payload[: INDEX_LENGTH_BYTES + int.from_bytes(payload[:INDEX_LENGTH_BYTES], "little")]
+    if len(index) < INDEX_LENGTH_BYTES or _checksum(key, start, index) != checksum:
+        return False
+    return all(digest_commit(sealed.body) == sealed.digest for sealed in _sealed_in(payload, index)[0])
+
+
+def _sealed_in(payload: bytes, index: bytes) -> tuple[list[Sealed], Signature]:
+    """The commits of a large group, and its signature."""
+    rows = _index.decode(index[INDEX_LENGTH_BYTES:])
+    found: list[Sealed] = []
+    at = len(index)
+    for row in rows.commits:
+        body = payload[at : at + row.length]
+        found.append(Sealed(row.shard, row.position, row.epoch, row.time_ns, row.events, row.digest, body))
+        at += row.length
+    return found, rows.signature
 
 
 def size_ahead(key: bytes, data: bytes, offset: int = 0) -> int:
@@ -166,8 +217,24 @@ def encode_group(group: Group) -> bytes:
     return _encoder.encode(([_row(one) for one in group.commits], group.signature))
 
 
+def encode_blocks(group: Group) -> list[bytes]:
+    """The payload of a large group, in pieces: the index, then the bodies as they are."""
+    rows = [
+        (one.shard, one.position, one.epoch, one.time_ns, one.events, one.digest, len(one.body))
+        for one in group.commits
+    ]
+    index = _encoder.encode((rows, group.signature))
+    return [len(index).to_bytes(INDEX_LENGTH_BYTES, "little") + index, *(one.body for one in group.commits)]
+
+
 def decode_group(frame: Frame, where: str) -> list[StoredCommit]:
     """The commits of a group; the last one has the signature."""
+    if frame.kind is Kind.BLOCKS:
+        length = INDEX_LENGTH_BYTES + int.from_bytes(frame.payload[:INDEX_LENGTH_BYTES], "little")
+        found, signature = _sealed_in(frame.payload, frame.payload[:length])
+        return [
+            StoredCommit(sealed, signature if number == len(found) - 1 else None) for number, sealed in enumerate(found)
+        ]
     rows = _decoded(_rows, frame, where)
     last = len(rows.commits) - 1
     return [
@@ -195,8 +262,11 @@ def decode_kept(frame: Frame, where: str) -> list[StoredCommit]:
 
 
 def encode_head(head: SegmentHead) -> bytes:
-    """The payload of a segment's first frame."""
-    return _encoder.encode(head)
+    """The payload of a segment's first frame, filled up so that the next frame begins with a block."""
+    room_bytes = -(HEADER_BYTES + len(_encoder.encode(head))) % BLOCK_BYTES
+    # The length of the filling takes some bytes as well, and a frame is filled up to a multiple of 8 in any case.
+    filled = structs.replace(head, filling=bytes(max(0, room_bytes - _LENGTH_BYTES)))
+    return _encoder.encode(filled)
 
 
 def decode_head(frame: Frame, where: str) -> SegmentHead:
@@ -229,5 +299,8 @@ def _check(key: bytes, start: bytes) -> bytes:
     return blake3(start, key=key).digest(length=_CHECK_BYTES)
 
 
-def _checksum(key: bytes, start: bytes, payload: bytes) -> bytes:
-    return blake3(start, key=key).update(payload).digest(length=_CHECKSUM_BYTES)
+def _checksum(key: bytes, start: bytes, *payload: bytes) -> bytes:
+    hasher = blake3(start, key=key)
+    for piece in payload:
+        hasher.update(piece)
+    return hasher.digest(length=_CHECKSUM_BYTES)

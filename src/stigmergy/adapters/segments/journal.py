@@ -29,6 +29,7 @@ from stigmergy.adapters.segments.frames import (
     FORMAT,
     Kind,
     SegmentHead,
+    encode_blocks,
     encode_firsts,
     encode_group,
     encode_head,
@@ -37,18 +38,11 @@ from stigmergy.adapters.segments.frames import (
 )
 from stigmergy.adapters.segments.kept import KEPT_COMMITS_MAX, KEPT_SHARE_MAX, Kept, by_shard, write_kept
 from stigmergy.adapters.segments.segment import SPARE, Landmark, Segment, segment_name
+from stigmergy.adapters.segments.spare import LARGE_BYTES, Spare
 from stigmergy.core.commit import Group, Head
 from stigmergy.core.continuity import advance, check_drop
 from stigmergy.core.errors import Bug, JournalCorrupt, JournalUnknown, StigmergyError
 from stigmergy.ports.journal import JournalIdentity, JournalSize, SnapshotPart, StoredCommit
-
-FILL_BYTES = 1 << 18
-"""A spare grows by so much after an append, at most; at least by as much as the append took."""
-LARGE_BYTES = 1 << 16
-"""A frame of so many bytes is written in whole blocks, and behind it a spare is only reserved, not filled: for large
-writes it pays to write once, and past the page cache."""
-FILL_SYNC_BYTES = 1 << 20
-"""A spare is synced each time it has grown by so much, so that no sync has much to do."""
 
 
 class Opened(Struct):
@@ -87,9 +81,7 @@ class SegmentJournal:
         self._filled = filled
         self._file: OpenFile | None = None
         self._file_bytes = 0
-        self._spare: OpenFile | None = None
-        self._spare_bytes = 0
-        self._spare_synced = 0
+        self._spare = Spare(self._folder, segment_bytes)
         self._appended_bytes = 0
         self._lock = threading.Lock()
         self._closed = False
@@ -189,8 +181,10 @@ class SegmentJournal:
 
     def _append(self, group: Group, moved: dict[int, Head]) -> None:
         with self._writing():
-            payload = encode_group(group)
-            self._write(Kind.BLOCKS if len(payload) >= LARGE_BYTES else Kind.GROUP, payload)
+            if sum(len(one.body) for one in group.commits) >= LARGE_BYTES:
+                self._write(Kind.BLOCKS, encode_blocks(group))
+            else:
+                self._write(Kind.GROUP, [encode_group(group)])
             self._heads.update(moved)
             last = group.commits[-1]
             mark = Mark(self.identity.incarnation, last.shard, last.position, self._opened.pid)
@@ -198,14 +192,16 @@ class SegmentJournal:
             with contextlib.suppress(OSError):
                 self._opened.claim.write(encode_mark(mark))
 
-    def _write(self, kind: Kind, payload: bytes) -> None:
+    def _write(self, kind: Kind, payload: Sequence[bytes]) -> None:
         """Adds one frame and syncs. A frame alone in its sync: so a bad one in front of a good one is damage."""
         segment, file = self._active()
         end = segment.end or 0
-        if self._is_full(segment, end + frame_size(kind, payload, end)):
+        # A large frame may go beyond what was reserved: else much of a segment would stay empty.
+        length = sum(len(piece) for piece in payload)
+        if self._is_full(segment, end + (1 if kind is Kind.BLOCKS else frame_size(kind, length))):
             segment, file = self._begin_segment()
             end = segment.end or 0
-        size_bytes = frame_size(kind, payload, end)
+        size_bytes = frame_size(kind, length, end)
         self._write_frame(file, end, frame_pieces(self._key, kind, self._number + 1, payload, end))
         self._number += 1
         self._appended_bytes = size_bytes
@@ -219,7 +215,7 @@ class SegmentJournal:
         one that is filled already is at hand: so the first segment of a journal, which nobody has filled, is short."""
         if segment.end == segment.start.offset:
             return False
-        return end > self._segment_bytes or (end > self._file_bytes and self._spare_bytes >= self._segment_bytes)
+        return end > self._segment_bytes or (end > self._file_bytes and self._spare.ready)
 
     def _write_frame(self, file: OpenFile, offset: int, frame: Sequence[bytes]) -> None:
         try:
@@ -231,11 +227,8 @@ class SegmentJournal:
         file.sync()
 
     def _write_in_place_of_the_spare(self, file: OpenFile, offset: int, frame: Sequence[bytes], error: OSError) -> None:
-        if self._folder.size(SPARE) is None:
+        if not self._spare.give_up():
             raise full_error(self._folder.path) from error
-        self._drop_spare_handle()
-        self._folder.remove(SPARE)
-        self._folder.sync()
         try:
             file.write_pieces(offset, frame)
         except OSError as again:
@@ -258,9 +251,7 @@ class SegmentJournal:
         number = self._segments[-1].number + 1 if self._segments else 1
         name = segment_name(number)
         try:
-            if self._folder.size(SPARE) is not None:
-                self._drop_spare_handle()
-                self._folder.replace(SPARE, name)
+            self._spare.become(name)
             file = self._folder.open(name, create=True)
             self._folder.sync()
         except OSError as error:
@@ -269,14 +260,15 @@ class SegmentJournal:
             raise
         heads = [self._heads[shard] for shard in sorted(self._heads)]
         head = SegmentHead(FORMAT, self.identity.incarnation, number, heads, self._firsts)
-        frame = frame_pieces(self._key, Kind.SEGMENT, self._number + 1, payload := encode_head(head))
+        payload = encode_head(head)
+        frame = frame_pieces(self._key, Kind.SEGMENT, self._number + 1, [payload])
         try:
             self._write_frame(file, 0, frame)
         except BaseException:
             file.close()
             raise
         self._number += 1
-        start = frame_size(Kind.SEGMENT, payload)
+        start = frame_size(Kind.SEGMENT, len(payload))
         segment = Segment(number, Landmark(start, self._number + 1, self._positions()), start)
         if self._file is not None:
             self._file.close()
@@ -302,7 +294,7 @@ class SegmentJournal:
             return
         with self._writing():
             moved = {shard: upto + 1}
-            self._write(Kind.FIRSTS, encode_firsts(moved))
+            self._write(Kind.FIRSTS, [encode_firsts(moved)])
             self._firsts = {**self._firsts, **moved}
             while len(self._segments) > 1 and self._is_free(*self._segments[:2]):
                 self._discard(self._segments.pop(0))
@@ -348,9 +340,8 @@ class SegmentJournal:
         return True
 
     def _discard(self, segment: Segment) -> None:
-        if self._filled and self._spare is None and self._folder.size(SPARE) is None:
-            self._folder.replace(segment.name, SPARE)
-            self._spare_bytes = self._spare_synced = self._folder.size(SPARE) or 0
+        if self._filled and self._spare.wanted:
+            self._spare.take_over(segment.name)
         else:
             self._folder.remove(segment.name)
             self._folder.sync()
@@ -359,33 +350,10 @@ class SegmentJournal:
         """After an append, when whoever waits has been told. If it fails, the next segment begins without a spare."""
         if not self._filled or self._closed or self._failure is not None or not self._appended_bytes:
             return
-        large = self._appended_bytes >= LARGE_BYTES
-        grow_bytes = max(FILL_BYTES if self._appended_bytes > FILL_BYTES // 8 else 1 << 14, 2 * self._appended_bytes)
-        self._appended_bytes = 0
+        appended_bytes, self._appended_bytes = self._appended_bytes, 0
         # Whatever goes wrong, nobody waits for this, and the thread it runs in must live.
         with self._lock, contextlib.suppress(Exception):
-            if self._folder.free_bytes() < 2 * self._segment_bytes:
-                return
-            if self._spare is None:
-                self._spare = self._folder.open(SPARE, create=True)
-                self._spare_bytes = self._spare_synced = self._spare.size()
-            if large and self._spare_bytes < self._segment_bytes:
-                self._spare.reserve(self._segment_bytes)
-                self._spare.sync()
-                self._spare_bytes = self._spare_synced = self._segment_bytes
-            grow_bytes = min(grow_bytes, self._segment_bytes - self._spare_bytes)
-            if grow_bytes > 0:
-                self._spare.write_at(self._spare_bytes, bytes(grow_bytes))
-                self._spare_bytes += grow_bytes
-                if self._spare_bytes - self._spare_synced >= FILL_SYNC_BYTES:
-                    self._spare.sync()
-                    self._spare_synced = self._spare_bytes
-
-    def _drop_spare_handle(self) -> None:
-        if self._spare is not None:
-            self._spare.close()
-            self._spare = None
-        self._spare_bytes = self._spare_synced = 0
+            self._spare.grow(appended_bytes)
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
@@ -408,11 +376,12 @@ class SegmentJournal:
 
     def _let_go(self) -> None:
         """Leaves the files as they are. A failed journal must not be made to look well by a later sync."""
-        for file in (self._file, self._spare):
-            if file is not None:
-                with contextlib.suppress(OSError):
-                    file.close()
-        self._file = self._spare = None
+        with contextlib.suppress(OSError):
+            if self._file is not None:
+                self._file.close()
+        with contextlib.suppress(OSError):
+            self._spare.let_go()
+        self._file = None
         self._opened.claim.close()
 
     # What follows runs on the event loop.

@@ -21,7 +21,7 @@ from stigmergy.runtime.ingress import Accept, Ingress, IngressCounters
 from stigmergy.runtime.intake import DECLARED, MISSING, Intake, Waiter
 from stigmergy.runtime.mailbox import Letter, Mailbox
 
-ITEM_BYTES = 432
+ITEM_BYTES = 4096
 """So many bytes of records count as one input, so that a commit's worth of either is about the same."""
 ENROLLED_BYTES = 16 * 1024
 """Names that are enrolled in one go; more of them are enrolled one part after the other, while others go on."""

@@ -12,8 +12,9 @@ from msgspec import structs
 from stigmergy.core.inputs import ColumnDelivery
 from stigmergy.runtime.mailbox import Letter
 
-JOINED_BYTES_MAX = 432 * 1024
-"""As much as a commit takes."""
+JOINED_BYTES_MAX = 256 * 1024
+SMALL_BYTES = 64 * 1024
+"""Larger ones are left alone: to copy them costs more than to step them one by one."""
 
 
 def join_letters(letters: Sequence[Letter]) -> list[Letter]:
@@ -35,6 +36,8 @@ def join_letters(letters: Sequence[Letter]) -> list[Letter]:
 def _follows(before: Letter, after: Letter) -> bool:
     one, other = before.input, after.input
     if not isinstance(one, ColumnDelivery) or not isinstance(other, ColumnDelivery) or other.start:
+        return False
+    if max(before.size_bytes, after.size_bytes) > SMALL_BYTES:
         return False
     return (
         before.shard == after.shard
