@@ -299,8 +299,9 @@ def make_safeguards(host: Host, url: str, signer: Signer) -> Safeguards:
     archivist = None
     if rule.archive is not None:
         archive = FolderArchive(Path(rule.archive))
-        signers, live = host.shards[SIGNERS_SHARD].state, live_readings(host.shards)
-        archivist = Archivist(host.journal, archive, signer, host.clock.wall_ns, lambda: signers.signers, live=live)
+        shards, wall_ns = host.shards, host.clock.wall_ns
+        signers, live = lambda: shards[SIGNERS_SHARD].state.signers, live_readings(shards)
+        archivist = Archivist(host.journal, archive, signer, wall_ns, signers, live=live)
     return Safeguards(find_holds(url), archivist, archive_or_drop=rule.archive_or_drop)
 
 

@@ -9,10 +9,12 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import msgpack, structs
 
 from stigmergy.core.codec import encode
 from stigmergy.core.commit import COMMIT_FORMAT, Commit, HashAlgorithm, Run
-from stigmergy.core.errors import ConfigError
+from stigmergy.core.directory import Directory
+from stigmergy.core.errors import ConfigError, JournalCorrupt
 from stigmergy.core.messages import SECOND_NS, Event
 from stigmergy.core.uplink import (
     FIRST_EVENT,
@@ -29,6 +31,8 @@ from stigmergy.core.uplink import (
     number_of,
     position_of,
 )
+from stigmergy.core.walking import learn, walk
+from tests.formats.golden_columns import COMMIT, RECORDS, RUN
 
 
 class Moved(Event):
@@ -365,3 +369,50 @@ def test_who_reads_again_from_the_horizon_finds_the_same(steps: list[tuple[int, 
     assert rest == [item for item in whole if position_of(item[0]) > stop + 1]
     numbers = [number for number, _, _ in whole]
     assert numbers == sorted(set(numbers))
+
+
+# ---- events of compiled agents
+
+
+def test_records_go_up_as_the_messages_that_they_are() -> None:
+    sieve = Sieve(UplinkRule())
+    items = sieve.take(COMMIT, metering())
+    expected = [one for one in walk(COMMIT, metering()) if one.address]
+    assert [(address, body) for _, address, body in items] == [(one.address, one.body) for one in expected]
+    assert [number & WHOLE for number, _, _ in items] == [FIRST_EVENT + one.index for one in expected]
+    assert (sieve.counters.uplink_events_passed, sieve.counters.uplink_events_left_out) == (4, 2)
+
+
+def test_records_that_nobody_wants_are_not_taken_apart() -> None:
+    strange = structs.replace(RUN, records=RECORDS[:48] + b"\xff" + RECORDS[49:])
+    sieve = Sieve(UplinkRule(only=("Measured",)))
+    items = sieve.take(structs.replace(COMMIT, columns=[strange]), metering())
+    assert [address for _, address, _ in items] == ["Meter/M-7"]
+    assert sieve.counters.uplink_events_left_out == 4
+
+
+def test_records_are_sampled_and_summed_up() -> None:
+    rule = UplinkRule(sample={"Measured": "1s"}, aggregate={"Measured": Aggregate(every="1s", fields=("level",))})
+    sieve = Sieve(rule)
+    items = sieve.take(COMMIT, metering())
+    assert [address for _, address, _ in items if address.startswith("Meter")] == ["Meter/M-7", "Meter/M-1"]
+    later = structs.replace(
+        COMMIT, runs=[Run(0, COMMIT.runs[0].time_ns + SECOND_NS, "")], events=[], owed=[], columns=[]
+    )
+    ((_, address, body),) = sieve.take(later)
+    summary = msgpack.decode(body, type=Summary)
+    level = summary.field("level")
+    assert (address, summary.event, summary.count) == ("Meter/M-7", "Measured", 2)
+    assert level is not None
+    assert (level.count, level.min, level.mean) == (2, 99.5, 99.5)
+
+
+def test_records_need_what_the_log_says_of_them() -> None:
+    with pytest.raises(JournalCorrupt, match="does not declare"):
+        Sieve(UplinkRule()).take(COMMIT)
+
+
+def metering() -> Directory:
+    directory = Directory()
+    learn(directory, COMMIT)
+    return directory

@@ -22,9 +22,12 @@ import msgspec
 from msgspec import Struct
 
 from stigmergy.core.codec import encode, tag_of
+from stigmergy.core.columns import read_columns
 from stigmergy.core.commit import Commit
+from stigmergy.core.directory import Directory
 from stigmergy.core.errors import ConfigError
 from stigmergy.core.messages import SECOND_NS, Event
+from stigmergy.core.walking import Reading, Records, runs_of
 
 SLOT_BITS = 22
 FIRST_EVENT = 1 << (SLOT_BITS - 1)
@@ -161,10 +164,9 @@ class _Bucket:
         self.count = 0
         self.fields: dict[str, _Field] = {}
 
-    def add(self, body: bytes, wanted: tuple[str, ...], time_ns: int) -> None:
+    def add(self, message: Mapping[str, Any], wanted: tuple[str, ...], time_ns: int) -> None:
         self.count += 1
         self.last_ns = time_ns
-        message: Any = msgspec.msgpack.decode(body)
         for name in wanted or message:
             value = message.get(name)
             if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
@@ -221,34 +223,56 @@ class Sieve:
         """From which time on commits matter for what the sieve remembers after a commit of this time."""
         return min((_floor(time_ns, length_ns) for length_ns in self._lengths), default=time_ns + 1)
 
-    def take(self, commit: Commit) -> list[Item]:
-        """What of this commit goes up, and the summaries that its time completes, in the order of their numbers."""
+    def take(self, commit: Commit, reading: Reading | None = None) -> list[Item]:
+        """What of this commit goes up, and the summaries that its time completes, in the order of their numbers.
+
+        `reading` is needed where it keeps events of compiled agents; they go up as the messages that they are.
+        """
         items: list[Item] = []
         base = commit.position << SLOT_BITS
         first_ns = commit.runs[0].time_ns
         if self._buckets and first_ns >= self._next_end_ns:
             for slot, (address, body) in enumerate(self._completed(first_ns), start=1):
                 items.append((base | slot, address, body))
+        completed = len(items)
         slot = base | FIRST_EVENT
         events = iter(commit.events)
         for run in commit.runs:
             for _ in range(run.events):
                 address, body = next(events)
-                if self._passes(address, body, run.time_ns):
+                name = self._name(tag_of(body))
+                if name in self._aggregate:
+                    self._collect(address, name, msgspec.msgpack.decode(body), run.time_ns)
+                if self._passes(address, name, run.time_ns):
                     items.append((slot, address, body))
-                    self.counters.uplink_events_passed += 1
-                else:
-                    self.counters.uplink_events_left_out += 1
                 slot += 1
+        if commit.columns:
+            for records in runs_of(commit, Directory() if reading is None else reading):
+                self._take_records(records, base | FIRST_EVENT, items)
+        passed = len(items) - completed
+        self.counters.uplink_events_passed += passed
+        self.counters.uplink_events_left_out += commit.events_count - passed
         return items
 
-    def _passes(self, address: str, body: bytes, time_ns: int) -> bool:
-        """Whether an event goes up as it is; counts it towards a summary if there is to be one."""
-        name = self._name(tag_of(body))
+    def _take_records(self, records: Records, base: int, items: list[Item]) -> None:
+        """The same for records. Of those that nobody wants nothing is taken apart."""
+        run, forms = records.run, records.layout.forms
+        names = [self._name(form.tag) for form in forms]
+        wanted = [name in self._aggregate or name in self._sample or self._passes("", name, 0) for name in names]
+        for place, (agent, form) in enumerate(records.heads()):
+            if not wanted[form]:
+                continue
+            address, name = records.address(agent), names[form]
+            if name in self._aggregate:
+                start = place * records.layout.record_bytes
+                self._collect(address, name, read_columns(forms[form].columns, run.records, start), run.time_ns)
+            if self._passes(address, name, run.time_ns):
+                items.append((base + records.first + place, address, records.body(place, form)))
+
+    def _passes(self, address: str, name: str, time_ns: int) -> bool:
+        """Whether an event goes up as it is."""
         if not name:
             return False
-        if name in self._aggregate:
-            self._collect(address, name, body, time_ns)
         if name in self._sample:
             return self._is_first(address, name, time_ns)
         return name not in self._aggregate if self._only is None else name in self._only
@@ -274,7 +298,7 @@ class Sieve:
         self._sampled[key] = end_ns
         return True
 
-    def _collect(self, address: str, name: str, body: bytes, time_ns: int) -> None:
+    def _collect(self, address: str, name: str, message: Mapping[str, Any], time_ns: int) -> None:
         length_ns, wanted = self._aggregate[name]
         start_ns = _floor(time_ns, length_ns)
         key = (start_ns + length_ns, address, name)
@@ -285,7 +309,7 @@ class Sieve:
                 return
             bucket = self._buckets[key] = _Bucket(start_ns, time_ns)
             self._next_end_ns = min(self._next_end_ns or key[0], key[0])
-        bucket.add(body, wanted, time_ns)
+        bucket.add(message, wanted, time_ns)
 
     def _completed(self, time_ns: int) -> Iterator[tuple[str, bytes]]:
         """The summaries whose time is over; no event of theirs can follow, because a journal's time never goes back."""

@@ -20,6 +20,8 @@ from stigmergy.core.messages import spec_of
 from stigmergy.core.replay import apply
 from stigmergy.core.state import shard_of
 from stigmergy.core.supervision import SHARD_ADDRESS, InputFailed, InputsSkipped
+from stigmergy.core.walking import walk
+from stigmergy.runtime.audit.directories import ShardReading
 from stigmergy.runtime.recovery import new_state
 from stigmergy.sim.drones import Beaten, Garbled, Measured, Passed, Photograph, Positioned, Spotted
 from stigmergy.sim.node import SimNode
@@ -53,10 +55,11 @@ class Evidence(Struct):
         return self.node.logbook.commits[shard]
 
     def events(self, shard: int) -> Iterator[tuple[int, str, bytes]]:
-        """All events of a shard in order, with their positions."""
+        """All events of a shard in order, with their positions, those of compiled agents among them."""
+        reading = ShardReading(self.node.logbook.states[shard])
         for commit in self.commits(shard):
-            for address, body in commit.events:
-                yield commit.position, address, body
+            for kept in walk(commit, reading):
+                yield commit.position, kept.address, kept.body
 
     @property
     def shards(self) -> int:
@@ -160,6 +163,9 @@ def everything_owed_is_settled(evidence: Evidence) -> list[str]:
         if state.outbox.count:
             waiting = [(pending.sink, pending.sequence) for pending in state.outbox.owed()]
             findings.append(f"shard {state.shard}: still owed after the heal: {waiting[:5]}")
+        if state.blocks.count:
+            blocks = [(block.kind, block.first, block.count) for block in state.blocks.owed()]
+            findings.append(f"shard {state.shard}: blocks of actions still owed after the heal: {blocks[:5]}")
     for shard in range(evidence.shards):
         given_up = _given_up(evidence, shard)
         for commit in evidence.commits(shard):

@@ -17,9 +17,11 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from stigmergy.core.codec import canonical_bytes, tag_of
+from stigmergy.core.codec import canonical_bytes
 from stigmergy.core.errors import StigmergyError
 from stigmergy.core.messages import Command, Event, spec_of
+from stigmergy.core.walking import walk
+from stigmergy.runtime.audit.directories import ShardReading
 from stigmergy.runtime.mailbox import BLOCK, DROP_OLDEST, StreamPolicy, sample
 from stigmergy.runtime.settings import Retention, Settings, Snapshots
 from stigmergy.sim import drones
@@ -310,10 +312,11 @@ class Trial:
     def _read_beats(self) -> None:
         """Which beat of each agent is the last in the log: it was not fresh before that one was first delivered."""
         for shard, commits in enumerate(self.node.logbook.commits):
+            reading = ShardReading(self.node.logbook.states[shard])
             for commit in commits[self._read_upto.get(shard, 0) :]:
-                for address, body in commit.events:
-                    if tag_of(body) == BEATEN:
-                        self._beats[address] = msgspec.msgpack.decode(body, type=drones.Beaten).number
+                for kept in walk(commit, reading):
+                    if kept.tag == BEATEN:
+                        self._beats[kept.address] = msgspec.msgpack.decode(kept.body, type=drones.Beaten).number
             self._read_upto[shard] = len(commits)
 
     def _look_at(self, address: str, now_ns: int) -> None:

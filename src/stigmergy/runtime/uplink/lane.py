@@ -17,6 +17,7 @@ from stigmergy.core.errors import DataLost, JournalCorrupt
 from stigmergy.core.uplink import Item, Sieve, SieveCounters, UplinkRule, complete_position, number_of, position_of
 from stigmergy.core.uplink_messages import DIGEST_BYTES, ITEM_OVERHEAD_BYTES, ITEMS_COUNT_MAX, Batch, Mark
 from stigmergy.ports.journal import Journal, StoredCommit
+from stigmergy.runtime.audit.directories import Directories, LiveReading
 from stigmergy.runtime.audit.flight import last_before
 
 GULP_COMMITS = 128
@@ -59,8 +60,17 @@ class _Covered(Struct, frozen=True):
 class Lane:
     """The uplink of one shard."""
 
-    def __init__(self, journal: Journal, shard: int, rule: UplinkRule, counters: SieveCounters) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        shard: int,
+        rule: UplinkRule,
+        counters: SieveCounters,
+        live: LiveReading | None = None,
+    ) -> None:
+        """`live` are the shards of the node that runs this journal."""
         self._journal = journal
+        self._directories = Directories(journal, live)
         self.shard = shard
         self._rule = rule
         self._counters = counters
@@ -156,7 +166,7 @@ class Lane:
                 if position > last + 1:
                     break
                 taken = self._opened(stored)
-                self._sieve.take(taken)
+                self._sieve.take(taken, self._directories.of(taken))
                 self._note(taken)
             yield
 
@@ -299,7 +309,7 @@ class Lane:
 
     def _take(self, commit: Commit, digest: bytes) -> None:
         known = self._sent.get(commit.incarnation, 0)
-        for number, address, body in self._sieve.take(commit):
+        for number, address, body in self._sieve.take(commit, self._directories.of(commit)):
             if number > known:
                 queued = _Queued(commit.incarnation, number, address, body, digest)
                 self._queue.append(queued)

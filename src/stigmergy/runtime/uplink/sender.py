@@ -19,6 +19,7 @@ from stigmergy.core.messages import SECOND_NS
 from stigmergy.core.uplink import SieveCounters, UplinkRule
 from stigmergy.core.uplink_messages import Inquiry, Mark, Told, Up, read_told, write_message
 from stigmergy.ports.bus import Bus, BusMessage
+from stigmergy.runtime.audit.directories import live_readings
 from stigmergy.runtime.host import Host
 from stigmergy.runtime.settings import UplinkSettings
 from stigmergy.runtime.uplink.lane import Lane
@@ -72,7 +73,8 @@ class Uplink:
         self._run = run
         self.rule = rule
         self.counters = UplinkCounters()
-        self._lanes = [Lane(host.journal, shard, rule, self.counters) for shard in range(host.journal.identity.shards)]
+        shards, live = range(host.journal.identity.shards), live_readings(host.shards)
+        self._lanes = [Lane(host.journal, shard, rule, self.counters, live) for shard in shards]
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._asked = 0
