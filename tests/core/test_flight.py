@@ -5,6 +5,7 @@ from msgspec import msgpack
 
 from stigmergy.core.codec import encode
 from stigmergy.core.commit import COMMIT_FORMAT, Commit, HashAlgorithm, Head, Run, Sealed, Signature, seal
+from stigmergy.core.draft import COLUMNS_REST_BYTES
 from stigmergy.core.errors import Bug, JournalCorrupt, JournalForeign
 from stigmergy.core.flight import (
     AGENTS_MAX,
@@ -31,7 +32,7 @@ from stigmergy.core.flight import (
     read_record_header,
     restore_directory,
 )
-from stigmergy.core.state import Signer
+from stigmergy.core.state import COLUMNS_BYTES_BOUNDS, Signer
 from tests.formats.golden_columns import COMMIT, LAYOUT, RUN, TEMPLATES
 
 OPENING = FlightOpening(FLIGHT_FORMAT, 1, "golden", 2, 7, 99, "", "", [Signer(1, b"k" * 32)])
@@ -189,6 +190,11 @@ def test_directories_add_up_and_are_under_the_seal() -> None:
 def test_a_roster_that_cannot_be_is_refused(roster: FlightRoster) -> None:
     with pytest.raises(JournalCorrupt, match="of Meter"):
         restore_directory([FlightDirectory(0, [], [roster])])
+
+
+def test_the_largest_commit_is_a_record() -> None:
+    largest = COLUMNS_BYTES_BOUNDS[1] + COLUMNS_REST_BYTES
+    assert largest + 1024 * 1024 <= RECORD_BYTES_MAX
 
 
 def test_events_in_columns_are_counted() -> None:

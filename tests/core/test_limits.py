@@ -121,7 +121,8 @@ PROMISED = {
     "draft.OVERHEAD_BYTES": 64,
     "fence.FENCED_COUNT_MAX": 1_000_000,
     "flight.FLIGHT_FORMAT": 1,
-    "flight.RECORD_BYTES_MAX": 2 * MIB,
+    "flight.AGENTS_MAX": 10_000_000,
+    "flight.RECORD_BYTES_MAX": 18 * MIB,
     "flight.FLIGHT_SHARDS_MAX": 4_096,
     "flight.RECORD_HEADER_BYTES": 5,
     "flight.RECORD_CHECKSUM_BYTES": 4,
@@ -245,6 +246,7 @@ def test_algorithms_and_kinds_keep_their_numbers() -> None:
         ("COMMIT", 2),
         ("MANIFEST", 3),
         ("SEAL", 4),
+        ("DIRECTORY", 5),
     ]
     assert [(kind.name, kind.value) for kind in windows.Shape] == [("LAST", 1), ("SLIDING", 2), ("TUMBLING", 3)]
     assert [kind.value for kind in (*commit.HashAlgorithm, *commit.SignatureAlgorithm)] == [1, 1]

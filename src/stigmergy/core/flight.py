@@ -25,7 +25,7 @@ from stigmergy.core.state import Signer
 
 FLIGHT_FORMAT = 1
 FLIGHT_MAGIC = b"stgflog1"
-RECORD_BYTES_MAX = 2 * 1024 * 1024
+RECORD_BYTES_MAX = 18 * 1024 * 1024
 """A record: the largest commit with the largest signature, and room to spare. A reader refuses a larger one."""
 FLIGHT_SHARDS_MAX = 4_096
 """As many as a fleet may have; a file that claims more is refused, so that nobody makes room for them."""

@@ -19,6 +19,8 @@ from stigmergy.runtime.audit.flight import Cut, commits_in, make_flight
 from stigmergy.runtime.audit.holds import Hold, Holds
 from stigmergy.runtime.audit.listing import readable_time
 
+PIECE_BYTES = 512 * 1024
+"""So much of a flight log is told in one line."""
 TOLD_COMMITS = 1_000
 """So often an export says how far it has come."""
 
@@ -45,10 +47,11 @@ def flight_items(
     of = commits_in(journal, asked)
     written = 0
     for piece in make_flight(journal, signer, asked, made_ns, live=live):
-        if piece:
-            written += 1
-            yield {"commits": min(written - 1, of), "of": of, "data": base64.b64encode(piece).decode()}
-        else:
+        written += bool(piece)
+        for start in range(0, len(piece), PIECE_BYTES):
+            data = base64.b64encode(piece[start : start + PIECE_BYTES]).decode()
+            yield {"commits": min(written - 1, of), "of": of, "data": data}
+        if not piece:
             yield None
 
 
