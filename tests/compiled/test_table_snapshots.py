@@ -237,9 +237,8 @@ def test_names_that_do_not_fit_are_refused(drones: CompiledEngine) -> None:
         changed(names, checks=bytes(15)),
     ]
     for bad in bad_names:
-        again = drones.table()
         with pytest.raises(JournalCorrupt):
-            again.load(bad, again.layout)
+            loaded(drones, [bad]).catch_up()
     table.enroll(["d"])
     later, _ = table.begin_snapshot(full=False)
     with pytest.raises(JournalCorrupt, match="agents from number 3 on, and 4 are there"):

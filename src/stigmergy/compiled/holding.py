@@ -95,6 +95,7 @@ class Holding:
 
     def catch_up(self) -> None:
         """The durable rows become what those ahead are."""
+        self._index_names()
         self.rows_of(self.durable)[:] = self.rows_of(self.ahead)
 
     def _begin_rows(self, before: int, first: int) -> None:
@@ -162,15 +163,20 @@ class Holding:
         if anew:
             self.roster.clear()
             self.stopped.data[:] = 0
-        try:
-            self.roster.restore(names, counts, part.checks)
-        except (Bug, UnicodeDecodeError) as error:
-            raise JournalCorrupt(f"names in a snapshot are no names ({error}); an older one is used") from None
+        self.roster.restore(names, counts, part.checks)
         self._begin_rows(before, before)
         self.dirty.data[:] = 0
         self._noted = (len(self.roster), self.roster.generation)
 
+    def _index_names(self) -> None:
+        """All names of a snapshot at once: to do so for each part would take much longer."""
+        try:
+            self.roster.index()
+        except Bug as error:
+            raise JournalCorrupt(f"a name is twice in a snapshot ({error}); an older one is used") from None
+
     def _load_rows(self, part: RowsPart, layout: Layout) -> None:
+        self._index_names()
         rows = read_rows(part, layout, len(self.roster))
         same = (part.version, part.columns, part.start) == self._identity
         if not same:

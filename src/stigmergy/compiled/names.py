@@ -25,6 +25,7 @@ NAMES_BYTES_MAX = 2**32 - 1
 SLOTS_MIN = 64
 SPILL_SLOTS = 64
 """Behind the last slot, for those whose slot is taken: there is no way around to the first."""
+HASHED_AT_ONCE = 65_536
 REBUILD_SHARE = 16
 """An enrolment of more than a sixteenth of those that are there makes the index anew; a smaller one adds to it."""
 _HALF = 32
@@ -47,6 +48,8 @@ class Roster:
         self._starts = array("I", [0])
         self._counts = array("I")
         self._checks = bytearray()
+        self._behind = 0
+        """How many of the last names are not in the index yet."""
         self._make_index(np.empty(0, np.uint64), SLOTS_MIN)
 
     def __len__(self) -> int:
@@ -72,6 +75,8 @@ class Roster:
 
     def find(self, name: str) -> int:
         """The number of an agent, or -1."""
+        if self._behind:
+            self.index()
         tag = (hash(name) >> _HALF) & _LOW
         number: int
         slots = self._slots
@@ -90,11 +95,29 @@ class Roster:
 
     def enroll(self, names: Sequence[str]) -> None:
         """Adds names as one enrolment. Raises Bug, with nothing changed, for a name that is there already."""
+        self.index()
         previous = self._checks[-CHECK_BYTES:] or NO_CHECK
         check = roster_check(bytes(previous), names)
-        self._append(names)
+        before, count = len(self), len(names)
+        self._append(b"".join(name.encode() + _END for name in names), count)
+        try:
+            if count * REBUILD_SHARE > before:
+                self._add_many(np.fromiter(map(hash, names), np.int64, count))
+            else:
+                self._add_few(names, before)
+        except Bug:
+            del self._bytes[self._starts[before] :]
+            del self._starts[before + 1 :]
+            raise
         self._counts.append(len(self))
         self._checks += check
+
+    def index(self) -> None:
+        """Sees to it that all names are found; those of a snapshot are not at first. Raises Bug for one that is there
+        twice."""
+        if self._behind:
+            self._add_many(self._hashes(len(self) - self._behind))
+            self._behind = 0
 
     # ---- for snapshots
 
@@ -118,38 +141,38 @@ class Roster:
 
     def restore(self, names: bytes, counts: Sequence[int], checks: bytes) -> None:
         """Adds names and enrolments from a snapshot. The caller has made sure that they go together."""
-        if names:
-            self._append(names[:-1].decode().split("\0"))
+        count = names.count(_END)
+        self._append(names, count)
+        self._behind += count
         self._counts.extend(counts)
         self._checks += checks
 
     # ---- inside
 
-    def _append(self, names: Sequence[str]) -> None:
-        before, count = len(self), len(names)
-        joined = "\0".join(names).encode() + _END if count else b""
+    def _append(self, joined: bytes, count: int) -> None:
+        """Adds names, each followed by a zero byte."""
         if joined.count(_END) != count:
             raise Bug("a name with a zero byte in it")
-        if before + count > NAMES_COUNT_MAX or len(self._bytes) + len(joined) > NAMES_BYTES_MAX:
-            raise Bug(f"{before + count} names of agents in one table")
+        if len(self) + count > NAMES_COUNT_MAX or len(self._bytes) + len(joined) > NAMES_BYTES_MAX:
+            raise Bug(f"{len(self) + count} names of agents in one table")
         ends = np.flatnonzero(np.frombuffer(joined, np.uint8) == 0) + (1 + len(self._bytes))
         self._bytes += joined
         self._starts.frombytes(ends.astype(np.uint32).tobytes())
-        try:
-            if count * REBUILD_SHARE > before:
-                self._add_many(names, before)
-            else:
-                self._add_few(names, before)
-        except Bug:
-            del self._bytes[self._starts[before] :]
-            del self._starts[before + 1 :]
-            raise
 
-    def _add_many(self, names: Sequence[str], before: int) -> None:
-        """Makes the index anew."""
-        hashes = np.fromiter(map(hash, names), np.int64, len(names)).view(np.uint64)
-        numbers = np.arange(before + 1, before + 1 + len(names), dtype=np.uint64)
-        entries = np.concatenate((self._entries(), (hashes & np.uint64(_LOW << _HALF)) | numbers))
+    def _hashes(self, first: int) -> NDArray[np.int64]:
+        """Of all names from this number on, some at a time: as objects they take much room."""
+        hashes = np.empty(len(self) - first, np.int64)
+        for start in range(0, len(hashes), HASHED_AT_ONCE):
+            end = min(start + HASHED_AT_ONCE, len(hashes))
+            names = self.names_from(first + start, first + end)[:-1].decode().split("\0")
+            hashes[start:end] = np.fromiter(map(hash, names), np.int64, len(names))
+        return hashes
+
+    def _add_many(self, hashes: NDArray[np.int64]) -> None:
+        """Makes the index anew, with so many of the last names."""
+        numbers = np.arange(len(self) + 1 - len(hashes), len(self) + 1, dtype=np.uint64)
+        new = (hashes.view(np.uint64) & np.uint64(_LOW << _HALF)) | numbers
+        entries = np.concatenate((self._entries(), new))
         entries.sort()
         tags = entries >> np.uint64(_HALF)
         for place in np.flatnonzero(tags[1:] == tags[:-1]).tolist():

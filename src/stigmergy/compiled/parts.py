@@ -25,7 +25,7 @@ from stigmergy.core.errors import JournalCorrupt
 PART_FORMAT = 1
 ROWS_BYTES = 1024 * 1024
 """Of one part, before they are compressed: a few milliseconds of work."""
-NAMES_BYTES = 4 * 1024 * 1024
+NAMES_BYTES = 1024 * 1024
 PART_BYTES_MAX = 64 * 1024 * 1024
 """What a part may become when it is read."""
 SAMPLE_COUNT = 1024
@@ -176,6 +176,10 @@ def read_names(part: NamesPart, known: int, generation: int) -> tuple[bytes, lis
         raise _corrupt(f"has agents from number {part.first} on, and {known} are there")
     generations = len(part.checks) // CHECK_BYTES
     names = _decompress(part.names, None)
+    try:
+        names.decode()
+    except UnicodeDecodeError as error:
+        raise _corrupt(f"has names that are no text ({error})") from None
     counts: list[int] = np.frombuffer(_decompress(part.counts, 4 * generations), "<u4").tolist()
     in_order = all(a <= b for a, b in zip([known, *counts], [*counts, known + part.count], strict=True))
     if len(part.checks) % CHECK_BYTES or names.count(0) != part.count or names[-1:] not in (b"", b"\0") or not in_order:
