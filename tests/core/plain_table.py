@@ -7,7 +7,6 @@ compiler.
 from __future__ import annotations
 
 import enum
-import math
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args, get_origin, get_type_hints
@@ -40,7 +39,7 @@ from stigmergy.core.columns import (
     write_columns,
     write_record,
 )
-from stigmergy.core.effects import Publish, Tell
+from stigmergy.core.effects import Publish, Tell, Woken
 from stigmergy.core.errors import FoldMismatch, JournalCorrupt, Malformed, TooLarge
 from stigmergy.core.messages import Action, Effect, Event, Keeping, Message, spec_of
 from stigmergy.core.plans import AgentPlan, plan_agent
@@ -64,10 +63,12 @@ def code_of(hint: Any) -> tuple[str, list[tuple[str, bytes]]]:
     return _SLOTS[hint], []
 
 
-def columns_of(cls: type, start: int) -> tuple[list[Column], int]:
-    """The fields of a class, each at a multiple of 8, and where they end."""
+def columns_of(cls: type, start: int, timers: Sequence[str] = ()) -> tuple[list[Column], int]:
+    """The fields of a class, each at a multiple of 8, and where they end. The name of a timer is one of a few."""
     columns: list[Column] = []
     hints = get_type_hints(cls, include_extras=True)
+    if cls is Woken:
+        return [Column("name", "e2", start, [(name, encode(name)) for name in timers])], start + 8
     for name in cls.__struct_fields__:  # type: ignore[attr-defined]
         if name == "id":
             continue
@@ -79,7 +80,7 @@ def columns_of(cls: type, start: int) -> tuple[list[Column], int]:
 
 class PlainEngine:
     """Implements core.tables.Engine. `yielded` are events that the class only yields, `texts` the texts of its actions
-    by tag and field."""
+    by class and field, `timers` the names of its timers."""
 
     def __init__(
         self,
@@ -88,12 +89,13 @@ class PlainEngine:
         actions: Sequence[type[Action]] = (),
         yielded: Sequence[type[Event]] = (),
         texts: Mapping[tuple[type[Action], str], Text] | None = None,
+        timers: Sequence[str] = (),
     ) -> None:
         self.plan = plan_agent(cls)
         handled = [message for message in self.plan.plans if message not in FRAMEWORK_EVENTS]
         self.messages: list[type[Message]] = [*handled, *yielded]
         self.inputs = len(handled)
-        fields = [columns_of(message, RECORD_HEAD_BYTES) for message in self.messages]
+        fields = [columns_of(message, RECORD_HEAD_BYTES, timers) for message in self.messages]
         rows, row_bytes = columns_of(cls, 0)
         forms = [
             Form(spec_of(message).tag, columns, is_command=self.plan.plan_for(message).is_command)
@@ -139,10 +141,12 @@ class Caused(Struct):
     records: list[bytes]
     actions: list[tuple[int, bytes]]
     others: list[tuple[int, Effect]]
+    size_bytes: int = 0
 
-    def size_bytes(self) -> int:
-        own = sum(len(record) for record in self.records) + sum(len(action) for _, action in self.actions)
-        return own + sum(len(encode(effect)) + OTHER_BYTES for _, effect in self.others)
+    def grow(self, size_bytes: int) -> None:
+        self.size_bytes += size_bytes
+        if self.size_bytes > INPUT_BYTES_MAX:
+            raise TooLarge(f"more than {INPUT_BYTES_MAX} bytes of events and effects from one input")
 
 
 class Halted(Exception):
@@ -270,9 +274,9 @@ class PlainTable:
                 record = bytes(records[number * width : (number + 1) * width])
                 agent, message = self._opened(record, known, newcomer, alone=count == 1)
                 changed, caused = self._caused(agent, message, newcomer, now_ns)
-                if caused.size_bytes() > room_bytes:
+                if caused.size_bytes > room_bytes:
                     raise Halted(Halt.FULL)
-                room_bytes -= caused.size_bytes()
+                room_bytes -= caused.size_bytes
                 base = len(kept)
                 for place, action in caused.actions:
                     cause = NOT_KEPT if place < 0 else base + place
@@ -313,7 +317,6 @@ class PlainTable:
         try:
             (read,) = read_records(record, self._layout)
             message = self._plan.decode(read.body)
-            _check_bounds(message)
         except (*UNDECODABLE, JournalCorrupt) as error:
             raise Halted(Halt.BAD_VALUE, Malformed(f"{form.tag}: {error}")) from None
         return agent, message
@@ -333,11 +336,10 @@ class PlainTable:
                 if plan.promise is not Keeping.TRANSIENT:
                     place = len(caused.records)
                     caused.records.append(self.record_of(number, event))
+                    caused.grow(self._layout.record_bytes)
                 for effect in () if plan.react is None else plan.react(agent, event) or ():
                     self._react(caused, number, agent.id, place, effect, now_ns)
             write_columns(self._layout.columns, structs.asdict(agent), bytearray(self._layout.row_bytes), "a row")
-            if caused.size_bytes() > INPUT_BYTES_MAX:
-                raise TooLarge(f"more than {INPUT_BYTES_MAX} bytes of events and effects from one input")
         except Rejection as rejection:
             raise Halted(Halt.REFUSED, rejection) from None
         except Exception as error:
@@ -348,10 +350,12 @@ class PlainTable:
         tag = spec_of(type(effect)).tag
         if isinstance(effect, Action) and tag in self._batched:
             caused.actions.append((place, self._action(number, name, effect, tag)))
+            caused.grow(self.templates.action_bytes)
             return
         if not isinstance(effect, Tell | Publish | Action):
             timer_body(effect, now_ns)
         caused.others.append((place, effect))
+        caused.grow(len(encode(effect)) + OTHER_BYTES)
 
     def _action(self, number: int, name: str, effect: Action, tag: str) -> bytes:
         """The record of a batched action, without its cause."""
@@ -481,14 +485,6 @@ class PlainTable:
     def digest(self) -> bytes:
         rows = [(name, canonical_bytes(agent)) for name, agent in zip(self._names, self._ahead, strict=True)]
         return blake3(encode((rows, self._counts, self._checks))).digest()
-
-
-def _check_bounds(message: Message) -> None:
-    """NaN passes no bound."""
-    for name, hint in get_type_hints(type(message), include_extras=True).items():
-        value = getattr(message, name, None)
-        if get_origin(hint) is not None and isinstance(value, float) and math.isnan(value):
-            raise msgspec.ValidationError(f"{name} is no number")
 
 
 def compiled(engine: PlainEngine) -> AgentPlan:

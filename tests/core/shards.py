@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from msgspec import msgpack
@@ -12,6 +12,7 @@ from stigmergy.core.codec import encode
 from stigmergy.core.commit import Commit, digest_commit, open_commit
 from stigmergy.core.inputs import Ask, Delivery, Input
 from stigmergy.core.messages import SECOND_NS, Message
+from stigmergy.core.plans import AgentPlan
 from stigmergy.core.ready import Ready, Stepped
 from stigmergy.core.replay import apply
 from stigmergy.core.shard import Shard
@@ -23,8 +24,14 @@ from stigmergy.core.supervision import FRAMEWORK_EVENTS
 class Probe:
     """One shard, its log, and the replay of it that is compared after each seal."""
 
-    def __init__(self, *classes: type[Agent], shards: int = 1, limits: Limits | None = None) -> None:
-        self.plans = plan_agents(classes)
+    def __init__(
+        self,
+        *classes: type[Agent],
+        shards: int = 1,
+        limits: Limits | None = None,
+        plans: Mapping[str, AgentPlan] | None = None,
+    ) -> None:
+        self.plans = {**plan_agents(classes), **(plans or {})}
         self.limits = limits
         self.shard = Shard(ShardState(0, self.plans, limits), shards)
         self.log: list[bytes] = []

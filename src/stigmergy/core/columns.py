@@ -220,6 +220,11 @@ def read_layout(body: bytes) -> Layout:
         raise JournalCorrupt(f"a layout does not decode ({error}); restore from a copy") from None
     if layout.format != LAYOUT_FORMAT or layout.record_bytes % ALIGNMENT:
         raise JournalCorrupt(f"a layout of format {layout.format}; use the version that wrote it, or a later one")
+    if not RECORD_HEAD_BYTES <= layout.record_bytes <= RECORD_BYTES_MAX or not 0 <= layout.row_bytes <= ROW_BYTES_MAX:
+        raise JournalCorrupt(
+            f"records of {layout.record_bytes} bytes and rows of {layout.row_bytes}, {RECORD_BYTES_MAX} and "
+            f"{ROW_BYTES_MAX} at most; restore from a copy"
+        )
     return layout
 
 

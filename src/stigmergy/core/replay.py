@@ -145,12 +145,6 @@ def _fold_first(state: ShardState, commit: Commit, address: str, body: bytes, no
 
 def _fold_into_table(state: ShardState, address: str, agent_plan: AgentPlan, body: bytes, now_ns: int) -> None:
     """A fact about a compiled agent; or an event of the time when its kind was not compiled yet."""
-    event = agent_plan.decode_kept(body)
-    if isinstance(event, FACTS):
-        state.note(address, event, now_ns)
-        return
-    if event is None:
-        return
     kind, _, name = address.partition("/")
     table = state.tables[kind]
     agent = table.find(name)
@@ -158,7 +152,11 @@ def _fold_into_table(state: ShardState, address: str, agent_plan: AgentPlan, bod
         agent = len(table)
         table.enroll((name,))
         state.directory.unlisted.setdefault(kind, []).append(name)
-    table.fold(table.record_of(agent, event), table.layout, now_ns)
+    event = agent_plan.decode_kept(body)
+    if isinstance(event, FACTS):
+        state.note(address, event, now_ns)
+    elif event is not None:
+        table.fold(table.record_of(agent, event), table.layout, now_ns)
 
 
 def _fold_any(
