@@ -76,6 +76,9 @@ class Committer:
         self._items = 0
         self._over = False
         self.flight: Flight | None = None
+        """On its way to the disk."""
+        self._sealed: Flight | None = None
+        """Sealed while another was on its way, because the drafts were full: it goes next."""
         self.draining = False
         self.covers_all = False
         """The next signature covers the heads of all shards: some end with that of another key, whom we trust now."""
@@ -88,7 +91,12 @@ class Committer:
     @property
     def idle(self) -> bool:
         """Whether there is nothing to write and nothing being written."""
-        return self._writing is None and self._flush_ns == NEVER_NS
+        return self._writing is None and self._sealed is None and self._flush_ns == NEVER_NS
+
+    @property
+    def in_doubt(self) -> list[Ready]:
+        """Commits that are sealed and not durable yet, oldest first."""
+        return [ready for flight in (self.flight, self._sealed) if flight is not None for ready in flight.readies]
 
     @property
     def next_ns(self) -> int | None:
@@ -115,9 +123,16 @@ class Committer:
         """Somebody waits for what was stepped last. Where it left nothing to write, what came before is enough."""
         if written:
             self._tickets.append(ticket)
-        elif self.flight is not None:
-            self.flight.tickets.append(ticket)
         else:
+            self._resolve_behind([ticket])
+
+    def _resolve_behind(self, tickets: Sequence[Ticket]) -> None:
+        """Tells these when what was sealed before them is durable; at once if it is."""
+        last = self._sealed or self.flight
+        if last is not None:
+            last.tickets.extend(tickets)
+            return
+        for ticket in tickets:
             ticket.resolve()
 
     def write(self, monotonic_ns: int) -> None:
@@ -125,8 +140,11 @@ class Committer:
         if self._writing is not None:
             if monotonic_ns >= self._write_until_ns:
                 self._check_answer(monotonic_ns)
+            if self._items >= self._batch_events_max and self._sealed is None:
+                # Full, so that nothing can join it any more: sealed now, it need not be when the disk is free.
+                self._close_drafts(monotonic_ns)
             return
-        due = self._flush_ns <= monotonic_ns or self._items >= self._batch_events_max
+        due = self._sealed is not None or self._flush_ns <= monotonic_ns or self._items >= self._batch_events_max
         due = due or (self.draining and self._flush_ns < NEVER_NS)
         if not due or (self._housekeeping_next and self._housekeeper.has_work(monotonic_ns)):
             self._housekeeping_next = False
@@ -138,9 +156,12 @@ class Committer:
             if chore is not None or not due:
                 return
         self._housekeeping_next = True
-        group = self._close_drafts(monotonic_ns)
-        if group is not None:
-            self._start(self._journal.append(group), monotonic_ns)
+        if self._sealed is None:
+            self._close_drafts(monotonic_ns)
+        flight, self._sealed = self._sealed, None
+        if flight is not None and flight.group is not None:
+            self.flight = flight
+            self._start(self._journal.append(flight.group), monotonic_ns)
 
     def _check_answer(self, monotonic_ns: int) -> None:
         """The write under way should be over. If we were held up ourselves, its end may only not be heard yet."""
@@ -156,23 +177,24 @@ class Committer:
     def abandon(self, error: Exception) -> None:
         """It is over: whoever waits is told, and no write begins any more, whatever becomes of the one under way."""
         self._over = True
-        for ticket in self._tickets + (self.flight.tickets if self.flight else []):
+        waiting = [flight.tickets for flight in (self.flight, self._sealed) if flight is not None]
+        for ticket in [ticket for tickets in (*waiting, self._tickets) for ticket in tickets]:
             ticket.fail(error)
         self._tickets = []
 
-    def _close_drafts(self, monotonic_ns: int) -> Group | None:
-        # On its way from here on, whatever may fail in between: what is sealed is not durable, and tickets are told.
-        flight = self.flight = Flight([], self._tickets)
+    def _close_drafts(self, monotonic_ns: int) -> None:
+        """Seals what the drafts hold, if anything, and signs it: it is what is written next."""
+        # Sealed from here on, whatever may fail in between: what is sealed is not durable, and tickets are told.
+        flight = self._sealed = Flight([], self._tickets)
         readies = flight.readies
         self._tickets = []
         self._items = 0
         self._flush_ns = NEVER_NS
         readies.extend(ready for ready in (shard.seal() for shard in self._shards) if ready is not None)
         if not readies:
-            self.flight = None
-            for ticket in flight.tickets:
-                ticket.resolve()
-            return None
+            self._sealed = None
+            self._resolve_behind(flight.tickets)
+            return
         for ready in readies:
             self._housekeeper.sealed(ready)
         self._housekeeper.begin_if_due(monotonic_ns)
@@ -180,7 +202,6 @@ class Committer:
         value = self._signer.sign(statement(heads))
         signature = Signature(self._signer.algorithm, self._signer.public_key, heads, value)
         flight.group = Group(commits=tuple(ready.sealed for ready in readies), signature=signature)
-        return flight.group
 
     def _heads(self, readies: Sequence[Ready]) -> list[Head]:
         """What the signature covers: the heads of the group's shards.

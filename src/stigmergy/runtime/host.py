@@ -218,8 +218,7 @@ class Host:
         shard = self.shards[number]
         if address.partition("/")[0] in shard.state.tables:
             return durable_agent(shard.state, address)
-        flight = self.committer.flight
-        for ready in flight.readies if flight else ():
+        for ready in self.committer.in_doubt:
             if ready.sealed.shard == number and address in ready.touched:
                 return ready.touched[address]
         if address in shard.open_images:

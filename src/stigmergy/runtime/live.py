@@ -243,14 +243,12 @@ class Live:
 
     def _agents_not_kept_yet(self) -> int:
         """How many agents have had their first input in a commit that is not on disk yet."""
-        flight = self._host.committer.flight
-        images = [ready.touched for ready in flight.readies] if flight else []
+        images = [ready.touched for ready in self._host.committer.in_doubt]
         images += [shard.open_images for shard in self._host.shards]
         return sum(1 for touched in images for image in touched.values() if image is None)
 
     def _events_not_kept_yet(self) -> int:
-        flight = self._host.committer.flight
-        return sum(ready.sealed.events for ready in flight.readies) if flight else 0
+        return sum(ready.sealed.events for ready in self._host.committer.in_doubt)
 
     def _heads(self) -> list[Head]:
         """The heads as the journal has them; once it cannot be asked any more, the last that were made."""

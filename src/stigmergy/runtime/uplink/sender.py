@@ -238,7 +238,7 @@ class Uplink:
     async def _wait_quiet(self) -> None:
         """Reading would wait for a write under way, and with it the agents would: better to wait here, for a while."""
         for _ in range(QUIET_TRIES):
-            if self._host.committer.flight is None:
+            if not self._host.committer.in_doubt:
                 return
             await asyncio.sleep(QUIET_PAUSE_S)
 
