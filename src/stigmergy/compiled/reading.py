@@ -32,6 +32,7 @@ from stigmergy.core.columns import (
     Form,
     Layout,
     Templates,
+    canonical_nan,
     write_columns,
 )
 from stigmergy.core.effects import ActionDone, ActionFailed, CancelWake, WakeMe, WakeMeAt, Woken, WorkFailed
@@ -127,7 +128,9 @@ def _wrong_default(field: Field, default: Any) -> str:
 def _first_row(cls: type[Agent], columns: list[Column], row_bytes: int) -> bytes:
     row = bytearray(row_bytes)
     first: Any = cls()
-    write_columns(columns, {column.name: getattr(first, column.name) for column in columns}, row, cls.__name__)
+    values = {column.name: getattr(first, column.name) for column in columns}
+    plain = {name: canonical_nan(value) if isinstance(value, float) else value for name, value in values.items()}
+    write_columns(columns, plain, row, cls.__name__)
     return bytes(row)
 
 
