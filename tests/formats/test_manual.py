@@ -13,6 +13,7 @@ from msgspec.structs import fields
 
 from stigmergy.adapters.segments import frames, opening, snapshots
 from stigmergy.adapters.sqlite import schema
+from stigmergy.compiled import parts
 from stigmergy.core import codec, columnar, columns, commit, draft, effects, flight, snapshot, state, supervision
 from stigmergy.core.blocks import Block
 from stigmergy.core.commit import Answer, Commit, Head, MarkMoved, Owed, Run, Settled, Signature, SnapshotNote
@@ -67,6 +68,8 @@ STRUCTURES: tuple[type[Struct], ...] = (
     columns.Formatted,
     columns.OwnName,
     columns.ColumnRun,
+    parts.NamesPart,
+    parts.RowsPart,
     FlightOpening,
     FlightCommit,
     FlightDirectory,
@@ -118,7 +121,8 @@ def test_limits_are_documented() -> None:
 
 
 def test_contexts_and_numbers_are_documented() -> None:
-    for module in ("core.columns", "core.commit", "core.snapshot", "core.flight", "adapters.keyfile"):
+    modules = ("core.columns", "core.commit", "core.snapshot", "core.flight", "adapters.keyfile")
+    for module in (*modules, "compiled.parts", "compiled.holding"):
         source = inspect.getsource(importlib.import_module(f"stigmergy.{module}"))
         contexts = re.findall(r'"(stigmergy 2026 [^"]+)"', source)
         assert contexts
@@ -132,8 +136,9 @@ def test_contexts_and_numbers_are_documented() -> None:
         flight.FLIGHT_FORMAT,
         frames.FORMAT,
         columns.LAYOUT_FORMAT,
+        parts.PART_FORMAT,
     )
-    assert formats == (1, 1, 1, 1, 1, 1, 1), (
+    assert formats == (1, 1, 1, 1, 1, 1, 1, 1), (
         "a new number needs its own section in docs/formats.md and its own fixtures"
     )
     assert commit.COLUMNS_FORMAT == 2
