@@ -406,6 +406,44 @@ def test_a_fault_in_the_middle_of_a_decision_undoes_all_of_it() -> None:
     assert "yield Answered(level=command.level / (command.times" in line
 
 
+class Choosing(Agent):
+    x: float = 0.0
+
+    @decide
+    def choose(self, event: Reported) -> Events:
+        if event.level > 5.0:
+            yield Raised(level=1.0)
+            yield Raised(level=2.0)
+        elif event.level > 3.0:
+            yield event
+        else:
+            for i in range(3):
+                if event.level > 1.0:
+                    yield Answered(level=float(i))
+                else:
+                    yield event
+
+    @react
+    def light(self, event: Raised | Reported) -> Effects:
+        if isinstance(event, Raised):
+            yield Light(level=1.0)
+            yield Light(level=2.0)
+        elif event.level > 4.0:
+            yield Light(level=3.0)
+        else:
+            yield Look(level=4.0)
+
+
+def test_of_branches_the_one_counts_that_causes_most() -> None:
+    program = read_agent(Choosing)
+    assert program.record_max == 3
+    assert program.action_max == 2 * 2 + 3 * 1
+    for level in (9.0, 4.0, 2.0, 0.0):
+        ran = run(program, Reported(level=level), room=program.action_max)
+        assert ran.halt is Halt.END
+        assert len(ran.effects) <= program.action_max
+
+
 # ---- faults after the state has changed
 
 

@@ -36,6 +36,8 @@ class Effecting(Messages):
         """The place of the event behind the effect among those that are kept."""
         self.yielded: dict[type[Message], int] = {}
         """How many events of which type one decision yields at most."""
+        self.queued_max = 0
+        """How many events it yields at most, of all types together."""
 
     def yield_effect(self, node: ast.expr) -> None:
         """One effect."""

@@ -187,10 +187,11 @@ class Emitter:
         inner = Lines()
         frame = self._frame(handler, "decide", body, record, inner)
         yielded: dict[type[Message], int] = {}
+        queued = 0
         if frame is not None:
             frame.is_command = issubclass(form.message, Command)
             frame.run()
-            yielded = frame.yielded
+            yielded, queued = frame.yielded, frame.queued_max
         record.loads(lines)
         lines.add("queued = 0")
         lines.extend(inner)
@@ -210,7 +211,7 @@ class Emitter:
                         self._decided(lines, body, one, thinned=thinned)
                     effects += (body.effects_count - before) * yielded[one.message]
         body.effects_count = effects
-        return sum(yielded.values())
+        return queued
 
     def _decided(self, lines: Lines, body: Body, form: FormInfo, *, thinned: bool) -> None:
         """One event of a decision."""

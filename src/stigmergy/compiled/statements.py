@@ -17,7 +17,7 @@ from stigmergy.compiled.texts import Slots
 from stigmergy.compiled.values import FLOAT, INT, REFUSED, TEXT, Value, fits
 from stigmergy.core.agent import Rejection, reject
 from stigmergy.core.columns import text_of
-from stigmergy.core.messages import Event
+from stigmergy.core.messages import Event, Message
 from stigmergy.core.supervision import FACTS
 from stigmergy.core.tables import Halt
 
@@ -232,9 +232,12 @@ class Statements(Effecting):
 
     def _branches(self, word: str, node: ast.If, test: Value) -> None:
         before = None if self.assigned is None else set(self.assigned)
+        counts = self._counts()
         with self.lines.block(f"{word} {test.code if test.is_known else 'False'}:"):
             self.block(node.body)
         after, self.assigned = self.assigned, before
+        others = self._counts()
+        self.body.effects_count, self.queued_max, self.yielded = counts
         match node.orelse:
             case []:
                 pass
@@ -255,6 +258,15 @@ class Statements(Effecting):
                     self.block(node.orelse)
         if after is not None:
             self.assigned = after if self.assigned is None else self.assigned & after
+        # Only one of the branches is run: what counts is the one that causes most.
+        effects, queued, yielded = others
+        self.body.effects_count = max(self.body.effects_count, effects)
+        self.queued_max = max(self.queued_max, queued)
+        for cls, count in yielded.items():
+            self.yielded[cls] = max(self.yielded.get(cls, 0), count)
+
+    def _counts(self) -> tuple[int, int, dict[type[Message], int]]:
+        return self.body.effects_count, self.queued_max, dict(self.yielded)
 
     def loop(self, node: ast.For) -> None:
         """`for i in range(…)` with a constant number of rounds."""
@@ -337,7 +349,7 @@ class Statements(Effecting):
             for word in range(self.unit.record_words):
                 self.lines.add(f"kept_i8[at + {word}] = {self.record.arrays}_i8[{self.record.base} + {word}]")
             self.lines.add("queued += 1")
-            self.yielded[form.message] = self.yielded.get(form.message, 0) + self.rounds
+            self._count(form.message)
             return
         cls = self.message_class(node)
         if cls is None or not issubclass(cls, Event) or issubclass(cls, FACTS) or not isinstance(node, ast.Call):
@@ -346,10 +358,14 @@ class Statements(Effecting):
         known = self.unit.forms.get(cls)
         if not self.is_newest(node, cls) or known is None:
             return
-        self.yielded[cls] = self.yielded.get(cls, 0) + self.rounds
+        self._count(cls)
         values = self.event_fields(node, known)
         if values is not None:
             self.put_event(known, values)
+
+    def _count(self, cls: type[Message]) -> None:
+        self.yielded[cls] = self.yielded.get(cls, 0) + self.rounds
+        self.queued_max += self.rounds
 
     def refusal(self, node: ast.Call) -> None:
         """`reject(…)`."""
