@@ -99,7 +99,7 @@ def open_batch(data: bytes | memoryview) -> ColumnBatch:
     if len(data) > BATCH_BYTES_MAX:
         raise TooLarge(f"a batch of {len(data)} bytes, {BATCH_BYTES_MAX} at most; send fewer records in one")
     length = int.from_bytes(data[4:_START_BYTES], "little")
-    if data[:4] != BATCH_MAGIC or not 0 < length <= min(HEADER_BYTES_MAX, len(data) - _START_BYTES):
+    if bytes(data[:4]) != BATCH_MAGIC or not 0 < length <= min(HEADER_BYTES_MAX, len(data) - _START_BYTES):
         raise Malformed("not a column batch; docs/formats.md describes its bytes")
     try:
         header = _headers.decode(data[_START_BYTES : _START_BYTES + length])

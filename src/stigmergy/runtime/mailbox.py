@@ -115,6 +115,10 @@ class Mailbox:
         """Letters in the telemetry lane that were merged into later ones; they are passed over."""
         self.counters = MailboxCounters()
 
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether observed events of so many bytes would be taken at once, by whichever policy."""
+        return not self._blocked and self._items < self._items_max and self._bytes + size_bytes <= self._bytes_max
+
     def put_inside(self, letter: Letter) -> None:
         """From a timer, a sink or another shard: what we owe bounds how many there can be."""
         self._inside.append(letter)
