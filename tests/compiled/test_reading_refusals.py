@@ -11,6 +11,8 @@ from tests.compiled.running import IMPORTS, module_of
 
 SOURCE = """
 LIMIT = 15.0
+class Metres(float): ...
+HIGH = Metres(3.5)
 WORDS = ("a", "b")
 MIXED = (1, 2.0)
 
@@ -124,6 +126,7 @@ EVOLVE = [
     ("self.x = missing", "is not defined", "define it"),
     ("self.x = event.x.real", "is no constant of a module or class", "name a field"),
     ("self.x = event", "event itself is no number", "name a field"),
+    ("self.x = HIGH", "a Metres is no constant of fixed width", "numbers"),
     ("self.x = None", "None has no place", "flag"),
     ("self.x = len(WORDS)", "nothing here has a length", "constant"),
     ("x: float = self.id", "a text", "texts of effects"),

@@ -72,19 +72,17 @@ def constant_of(value: Any) -> Value | None:
     if isinstance(value, enum.Enum):
         members = list(type(value))
         return Value(Kind("enum", enum=type(value)), (str(members.index(value)),), value)
-    match value:
-        case bool():
-            return Value(BOOL, (str(value),), value)
-        case int():
-            return Value(INT, (int_text(value),), value, value, value)
-        case float():
-            return Value(FLOAT, (float_text(value),), value)
-        case bytes() if value:
-            return Value(Kind("bytes", size=len(value)), words_of(value), value)
-        case str():
-            return Value(TEXT, ("0",), value)
-        case _:
-            return None
+    # Exactly these types: a number of another library calculates in its own way.
+    kind = type(value)
+    if kind is bool:
+        return Value(BOOL, (str(value),), value)
+    if kind is int:
+        return Value(INT, (int_text(value),), value, value, value)
+    if kind is float:
+        return Value(FLOAT, (float_text(value),), value)
+    if kind is bytes and value:
+        return Value(Kind("bytes", size=len(value)), words_of(value), value)
+    return Value(TEXT, ("0",), value) if kind is str else None
 
 
 def fits(value: Value) -> bool:
