@@ -35,6 +35,7 @@ from stigmergy.core.columns import (
     read_columns,
     read_records,
     roster_check,
+    size_of,
     text_of,
     write_columns,
     write_record,
@@ -64,7 +65,7 @@ def code_of(hint: Any) -> tuple[str, list[tuple[str, bytes]]]:
 
 
 def columns_of(cls: type, start: int, timers: Sequence[str] = ()) -> tuple[list[Column], int]:
-    """The fields of a class, each at a multiple of 8, and where they end. The name of a timer is one of a few."""
+    """The fields of a class, but for flags at multiples of 8, and where they end. A timer's name is one of a few."""
     columns: list[Column] = []
     hints = get_type_hints(cls, include_extras=True)
     if cls is Woken:
@@ -73,9 +74,12 @@ def columns_of(cls: type, start: int, timers: Sequence[str] = ()) -> tuple[list[
         if name == "id":
             continue
         code, members = code_of(hints[name])
+        size_bytes = size_of(code)
+        aligned = 1 if code == "b1" else 8
+        start = -(-start // aligned) * aligned
         columns.append(Column(name, code, start, members))
-        start += -(-columns[-1].size_bytes // 8) * 8
-    return columns, start
+        start += size_bytes
+    return columns, -(-start // 8) * 8
 
 
 class PlainEngine:

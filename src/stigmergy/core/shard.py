@@ -156,8 +156,9 @@ class Shard:
             return None
         commit = draft.close(state, self.epoch, self._now_ns)
         sealed = seal(commit)
-        bytes_max = state.limits.columns_bytes_max + COLUMNS_REST_BYTES if commit.columns else COMMIT_BYTES_MAX
-        if len(sealed.body) > max(bytes_max, COMMIT_BYTES_MAX):
+        columns_bytes_max = state.limits.columns_bytes_max + COLUMNS_REST_BYTES if commit.columns else 0
+        bytes_max = max(columns_bytes_max, COMMIT_BYTES_MAX)
+        if len(sealed.body) > bytes_max:
             raise Bug(f"shard {state.shard}: a commit of {len(sealed.body)} bytes, {bytes_max} at most")
         state.position = sealed.position
         state.time_ns = sealed.time_ns
