@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import math
 import struct
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -685,14 +684,21 @@ def test_inherited_handlers_methods_and_constants_are_those_of_the_class() -> No
     assert len(read_agent(Derived).templates.templates) == 2
 
 
-def made_in_a_function(limit: float) -> type[Agent]:
+def made_in_a_function(limit: float) -> list[Any]:
     factor = 2.0
 
     def scaled(x: float, by: float = factor) -> float:
         return x * by
 
+    class Colour(enum.Enum):
+        RED = "red"
+        BLUE = "blue"
+
     class Gauge(Event):
         x: float
+
+    class Paint(Action):
+        colour: Colour
 
     class Gauging(Agent):
         over: bool = False
@@ -703,15 +709,21 @@ def made_in_a_function(limit: float) -> type[Agent]:
             self.over = scaled(event.x) > limit
             self.x = scaled(by=0.5, x=event.x)
 
-    return Gauging
+        @react
+        def paint(self, event: Gauge) -> Effects:
+            for _ in range(2):
+                if self.over:
+                    yield Paint(colour=Colour.BLUE)
+                    return
+
+    return [read_agent(Gauging), Gauge]
 
 
 def test_a_class_inside_a_function_sees_what_is_around_it() -> None:
-    cls = made_in_a_function(limit=10.0)
-    (message,) = cls.__agent_handlers__
-    program = read_agent(cls)
-    build: Callable[..., Any] = message
-    assert run(program, build(x=5.5)).states == [{"over": True, "x": 2.75}]
+    program, build = made_in_a_function(limit=10.0)
+    ran = run(program, build(x=5.5))
+    assert ran.states == [{"over": True, "x": 2.75}]
+    assert len(ran.effects) == 1
     assert run(program, build(x=5.0)).states == [{"over": False, "x": 2.5}]
 
 

@@ -262,9 +262,8 @@ class Emitter:
 
     def _note_bounds(self, form: FormInfo, records: int, effects: int) -> None:
         if max(records, effects) > YIELDS_COUNT_MAX:
-            self._unit.findings.add(
-                "",
-                0,
+            self._unit.findings.add_of(
+                self._unit.cls,
                 f"{self._unit.cls.__name__} with {form.message.__name__}",
                 f"{records} events and {effects} effects of one input; cause at most {YIELDS_COUNT_MAX} of each",
             )

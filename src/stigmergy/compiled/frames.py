@@ -60,6 +60,8 @@ class Unit:
         self.state = state
         self.columns = columns
         self.forms: dict[type[Message], FormInfo] = {}
+        self.hints: dict[type[Message], dict[str, Any]] = {}
+        """The annotations of all messages that handlers make."""
         self.record_words = 0
         self.row_words = 0
         self.sites: list[Site] = []

@@ -7,7 +7,6 @@ bounds, in the order of their declaration.
 from __future__ import annotations
 
 import ast
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +20,6 @@ from stigmergy.compiled.frames import ACTION_WORDS, SLOTS_COUNT_MAX, ZEROS, Form
 from stigmergy.compiled.sources import MISSING
 from stigmergy.compiled.texts import Draft, Slots, Texts, slot_of
 from stigmergy.compiled.values import BOOL, FLOAT, INT, Value
-from stigmergy.core.annotations import resolve_hints
 from stigmergy.core.codec import UNDECODABLE, encode
 from stigmergy.core.columns import Constant, Part, Slot, Text, text_of
 from stigmergy.core.messages import Message, newer_version
@@ -61,15 +59,19 @@ class Messages(Texts):
         if any(isinstance(one, ast.Starred) for one in node.args) or any(one.arg is None for one in node.keywords):
             self.refuse(node, "is given *arguments", "name the fields")
             return None
-        named = {str(one.arg): one.value for one in node.keywords}
-        try:
-            bound: dict[str, Any] = inspect.signature(cls).bind(*node.args, **named).arguments
-        except TypeError as error:
-            self.refuse(node, f"does not fit {cls.__name__} ({error})", "give its fields")
+        places: tuple[str, ...] = cls.__match_args__
+        given = {
+            **dict(zip(places, node.args, strict=False)),
+            **{str(one.arg): one.value for one in node.keywords},
+        }
+        needed = [name for name in cls.__struct_fields__ if name not in dict(given_defaults(cls))]
+        wrong = [name for name in given if name not in cls.__struct_fields__]
+        wrong += [name for name in needed if name not in given]
+        if wrong or len(given) != len(node.args) + len(node.keywords):
+            says = f"does not fit {cls.__name__}({', '.join(cls.__struct_fields__)})"
+            self.refuse(node, says, "give each of its fields once")
             return None
-        by_expression = {id(expression): name for name, expression in bound.items()}
-        expressions = (*node.args, *(one.value for one in node.keywords))
-        return {by_expression[id(expression)]: expression for expression in expressions}
+        return given
 
     # ---- events that decide yields
 
@@ -144,7 +146,7 @@ class Messages(Texts):
         if arguments is None:
             return None
         given = {name: self.given(expression) for name, expression in arguments.items()}
-        hints = resolve_hints(cls, cls.__qualname__)
+        hints = self.unit.hints[cls]
         defaults = defaults_of(cls)
         made: dict[str, Made] = {}
         for name in cls.__struct_fields__:

@@ -43,6 +43,7 @@ from stigmergy.core.supervision import FACTS
 from stigmergy.core.windows import Window
 
 _ROW_BYTES_MIN = 8
+_ROLES = ("decide", "react")
 _CONFIRMATIONS = (ActionDone, ActionFailed, WorkFailed)
 
 
@@ -58,7 +59,11 @@ def read_agent(cls: type[Agent]) -> Program:
     unit = Unit(cls, findings, state, {column.name: column for column in columns})
     handlers = dict(cls.__agent_handlers__)
     inputs = [message for message in plan.plans if message in handlers or plan.plans[message].watched]
-    yielded = [message for message in _yielded_events(handlers) if message not in inputs]
+    yielded = [message for message in _made_messages(handlers, "decide") if _is_decided(message, inputs)]
+    # Looked up here, near to the caller: what is defined inside a function is found only while that runs.
+    unit.hints = {
+        message: resolve_hints(message, message.__qualname__) for message in _made_messages(handlers, *_ROLES)
+    }
     unit.timer_names = _timer_names(cls, handlers) if Woken in handlers else None
     record_bytes = _number_forms(unit, inputs, yielded)
     unit.record_words, unit.row_words = record_bytes // 8, row_bytes // 8
@@ -205,14 +210,20 @@ def _refused_message(message: type[Message]) -> str:
     return ""
 
 
-def _yielded_events(handlers: dict[type[Message], Handlers]) -> list[type[Message]]:
-    """The events that `decide` handlers make, in the order of the source."""
+def _is_decided(message: type[Message], inputs: list[type[Message]]) -> bool:
+    """Whether this is an event that the agent itself says, and nobody else."""
+    return issubclass(message, Event) and not issubclass(message, FACTS) and message not in inputs
+
+
+def _made_messages(handlers: dict[type[Message], Handlers], *roles: str) -> list[type[Message]]:
+    """All messages that handlers with these roles make, in the order of the source."""
     found: dict[type[Message], None] = {}
-    for handler in (found.decide for found in handlers.values()):
-        for source, call in _calls(handler):
-            cls = source.resolve(call.func)
-            if isinstance(cls, type) and issubclass(cls, Event) and not issubclass(cls, FACTS):
-                found[cls] = None
+    for by_role in handlers.values():
+        for role in roles:
+            for source, call in _calls(getattr(by_role, role)):
+                cls = source.resolve(call.func)
+                if isinstance(cls, type) and issubclass(cls, Message):
+                    found[cls] = None
     return list(found)
 
 
