@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from stigmergy.compiled import building
+from stigmergy.compiled import building, store
 from stigmergy.compiled.building import build, processor
 from stigmergy.compiled.store import Store, cache_folder
 from stigmergy.core.errors import Bug, ConfigError
@@ -123,6 +123,22 @@ def test_what_numba_does_not_take_is_a_bug_of_ours(tmp_path: Path) -> None:
         build(tiny_program(SOURCE.replace("end - start", "end.nothing")), lambda _: None, tmp_path)
 
 
+def test_versions_that_nobody_uses_any_more_go(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "FOLDERS_PER_KIND_MAX", 4)
+    used = next(cache.iterdir())
+    others = [cache / f"Tiny.kind-1-{number:x}" for number in range(4)]
+    strangers = [cache / "Tiny.kind-12-abc", cache / "Tiny.kind-1-thing"]
+    for age, path in enumerate([*others, *strangers], start=1):
+        path.mkdir()
+        (path / "file").write_text("")
+        os.utime(path, (0, 1_000_000 - age))
+    os.utime(used, (0, 0))
+    build(tiny_program(), silent, cache)
+    made = build(tiny_program(f"{SOURCE}# new\n"), lambda _: None, cache).folder
+    assert made is not None
+    assert sorted(cache.iterdir()) == sorted([used, made, *others[:2], *strangers])
+
+
 # ---- for which processor
 
 
@@ -140,12 +156,12 @@ def test_code_for_another_processor_is_not_taken(cache: Path) -> None:
     assert build(tiny_program(), lambda _: None, cache).compiled
     # Nor if somebody gives it the name of ours.
     generic = (processor()[0], building.GENERIC, "")
-    store = Store(next(cache.iterdir()))
+    kept = Store(next(cache.iterdir()))
     for name in ("step", "fold"):
-        store.write(building._file_name(name, processor()), b"")
-        body = store.read(next(path.name for path in files(cache) if path.name.startswith(f"{name}-pentium")))
+        kept.write(building._file_name(name, processor()), b"")
+        body = kept.read(next(path.name for path in files(cache) if path.name.startswith(f"{name}-pentium")))
         assert body is not None
-        store.write(building._file_name(name, generic), body)
+        kept.write(building._file_name(name, generic), body)
     assert build(tiny_program(), lambda _: None, cache).compiled
 
 
@@ -175,9 +191,9 @@ def test_a_damaged_file_is_made_anew(cache: Path, damage: Any) -> None:
 
 
 def test_what_this_numba_cannot_load_is_made_anew(cache: Path) -> None:
-    store = Store(next(cache.iterdir()))
+    kept = Store(next(cache.iterdir()))
     for path in files(cache):
-        store.write(path.name, b"whole, but no pickle")
+        kept.write(path.name, b"whole, but no pickle")
     assert build(tiny_program(), lambda _: None, cache).compiled
     assert not build(tiny_program(), silent, cache).compiled
 

@@ -89,6 +89,8 @@ def build(program: Program, say: Say, root: Path | None = None) -> Built:
         say(f"compiling {program.cls.__name__} for this machine, once; takes some seconds")
         made.update(_compile_all(program, module, store, missing))
         say(_told(store, time.perf_counter() - begin_s))
+        store.drop_others(program.kind)
+    store.note_use()
     step, fold = made["step"], made["fold"]
     if step is None or fold is None:
         raise Bug(f"{program.kind}: a function is neither loaded nor compiled")

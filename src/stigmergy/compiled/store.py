@@ -6,7 +6,10 @@ refused; a file that is cut or changed counts as absent; and a folder that canno
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -15,6 +18,8 @@ from blake3 import blake3
 from stigmergy.core.errors import ConfigError
 
 CACHE_VARIABLE = "STIGMERGY_CACHE"
+FOLDERS_PER_KIND_MAX = 64
+"""Each version of a class has a folder. When there are more of one kind, those go that were used longest ago."""
 FILE_BYTES_MAX = 64 * 1024 * 1024
 """A longer file is none of ours."""
 _MAGIC = b"STGMCODE"
@@ -59,6 +64,23 @@ class Store:
             return None
         body = data[_HEAD_BYTES:]
         return body if data[:_HEAD_BYTES] == _head(body) else None
+
+    def note_use(self) -> None:
+        """Remembers that this one is in use, as far as the folder can be written."""
+        with contextlib.suppress(OSError):
+            os.utime(self.folder)
+
+    def drop_others(self, kind: str) -> None:
+        """Removes folders of this kind that nobody has used for long, if there are too many. Who loaded from one needs
+        it no more; who would have to compiles again."""
+        with contextlib.suppress(OSError):
+            named = re.compile(rf"{re.escape(kind)}-[0-9a-f]+")
+            found = [
+                path for path in self.folder.parent.iterdir() if named.fullmatch(path.name) and path != self.folder
+            ]
+            found.sort(key=lambda path: (path.stat().st_mtime, path.name))
+            for path in found[: max(len(found) + 1 - FOLDERS_PER_KIND_MAX, 0)]:
+                shutil.rmtree(path, ignore_errors=True)
 
     def write(self, name: str, body: bytes) -> None:
         """Keeps this under a name, or notes the trouble."""
