@@ -206,6 +206,11 @@ class Watched(Agent):
     n: int = 0
     stale = WhenStale(Silent, after_s=1.0, then=Hush())
 
+    @decide
+    def heard(self, event: Silent) -> Events:
+        if event.n >= 0:
+            yield event
+
     @evolve
     def silent(self, event: Silent) -> None:
         self.n += 1

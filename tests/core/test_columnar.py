@@ -431,6 +431,9 @@ def test_actions_are_confirmed_up_to_a_number() -> None:
     probe.step(ActionsConfirmed("Meter", 1), ActionsConfirmed("Meter", 3))
     assert probe.seal().commit.confirmed == [("Meter", 3)]
     assert probe.state.blocks.count == 0
+    probe.take(probe.batch(high, high))
+    probe.step(ActionsConfirmed("Meter", 4), ActionsConfirmed("Meter", 5))
+    assert probe.seal().commit.confirmed == [("Meter", 5)], "one number says it"
 
 
 def test_nobody_has_done_what_the_open_commit_will_owe() -> None:

@@ -295,6 +295,7 @@ def test_staleness_rules_hear_of_records() -> None:
     probe.seal()
     assert probe.step(watched(probe, Silent(), Silent(), Counted(by=1))).fresh[0] == ("Watched/w", Silent)
     assert probe.step(watched(probe, Counted(by=1))).fresh == []
+    assert probe.step(watched(probe, Silent(n=-1))).fresh == [("Watched/w", Silent)], "also where nothing is kept of it"
     assert ("Watched/w", Silent) in probe.step(observed("Watched/w", Silent())).fresh
     assert probe.step(observed("Watched/x", Silent())).fresh[0] == ("Watched/x", None)
     assert probe.step(observed("Meter/a", Counted(by=1))).fresh == []

@@ -270,7 +270,8 @@ def test_items_of_other_shards_are_passed_over_and_the_mark_moves_past_them() ->
     commit = probe.take(Delivery("s", [("", ELSEWHERE), (R, encode(Saw(how="well"))), ("", ELSEWHERE)], sequence=1))
     assert len(commit.events) == 1
     assert probe.state.marks.consumed("s", 0) == 3
-    assert probe.shard.counters.failed == 0
+    probe.take(Delivery("s", [(R, ELSEWHERE)], sequence=4))
+    assert (probe.state.marks.consumed("s", 0), probe.shard.counters.failed) == (4, 0), "whatever the address"
     probe.take(Delivery("s", [("", bytes(bytearray(ELSEWHERE)))]))
     assert probe.shard.counters.failed == 1, "the same bytes from outside are noise"
 

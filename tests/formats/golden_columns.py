@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from msgspec import structs
 
+from stigmergy.core.batches import BatchHeader, pack_batch
 from stigmergy.core.blocks import Block
 from stigmergy.core.codec import encode
 from stigmergy.core.columns import (
@@ -146,6 +147,9 @@ COMMIT = Commit(
 )
 
 CHECKS = [NO_CHECK, roster_check(NO_CHECK, NAMES), roster_check(roster_check(NO_CHECK, NAMES), ("M-8",))]
+
+BATCH_HEADER = BatchHeader(1, "radio/7", 3, 2, 1_000, 4, 1, "Meter", LAYOUT.digest(), 1, CHECKS[1], 2)
+BATCH = pack_batch(BATCH_HEADER, RECORDS)
 
 BLOCK = Block(4242, 301, 0, "Meter", TEMPLATES.digest(), 41, 2, ACTIONS)
 TABLES = structs.replace(

@@ -251,6 +251,7 @@ def main() -> None:
         "envelope-1.hex": hex_text("an envelope", encode(golden.ENVELOPE)),
         "commit-1.hex": hex_text("a commit with something in every field", seal(golden.COMMIT).body),
         "commit-2.hex": hex_text("a commit with columns", seal(golden_columns.COMMIT).body),
+        "batch-1.hex": hex_text("a column batch", golden_columns.BATCH),
         "columns-1.txt": lines_text("a layout, templates and what stands for them", columns()),
         "statement-1.hex": hex_text("what a signer signs for a group", statement(golden.HEADS)),
         "signature-1.hex": hex_text("a group signature as it is stored", encode(golden.SIGNATURE)),

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from blake3 import blake3
 
+from stigmergy.core.batches import open_batch
 from stigmergy.core.codec import encode
 from stigmergy.core.columns import read_actions, read_layout, read_records, read_templates, roster_check
 from stigmergy.core.commit import open_commit, seal
@@ -104,6 +105,26 @@ def test_records_by_the_manual() -> None:
     ]
     ours = [(one.agent, messagepack.decode(one.body)) for one in read_records(records, golden.LAYOUT)]
     assert ours == found
+
+
+def test_batch() -> None:
+    stored = read_hex("batch-1.hex")
+    batch = open_batch(stored)
+    assert (batch.header, batch.records) == (golden.BATCH_HEADER, golden.RECORDS)
+    assert stored == golden.BATCH
+
+
+def test_batch_by_the_manual() -> None:
+    stored = read_hex("batch-1.hex")
+    assert stored[:4] == b"STGB"
+    length = int.from_bytes(stored[4:8], "little")
+    named = by_the_manual("BatchHeader", messagepack.decode(stored[8 : 8 + length]))
+    assert (named["format"], named["source"], named["sequence"], named["count"]) == (1, "radio/7", 1_000, 2)
+    assert (named["layout"], named["generation"]) == (COLUMNS["layout digest"], 1)
+    assert named["check"] == COLUMNS["check 1"]
+    start = -(-(8 + length) // 8) * 8
+    assert stored[8 + length : start] == bytes(start - 8 - length)
+    assert len(stored) - start == 2 * 48
 
 
 def test_actions_by_the_manual() -> None:

@@ -14,7 +14,19 @@ from msgspec.structs import fields
 from stigmergy.adapters.segments import frames, opening, snapshots
 from stigmergy.adapters.sqlite import schema
 from stigmergy.compiled import parts
-from stigmergy.core import codec, columnar, columns, commit, draft, effects, flight, snapshot, state, supervision
+from stigmergy.core import (
+    batches,
+    codec,
+    columnar,
+    columns,
+    commit,
+    draft,
+    effects,
+    flight,
+    snapshot,
+    state,
+    supervision,
+)
 from stigmergy.core.blocks import Block
 from stigmergy.core.commit import Answer, Commit, Head, MarkMoved, Owed, Run, Settled, Signature, SnapshotNote
 from stigmergy.core.flight import (
@@ -68,6 +80,7 @@ STRUCTURES: tuple[type[Struct], ...] = (
     columns.Formatted,
     columns.OwnName,
     columns.ColumnRun,
+    batches.BatchHeader,
     parts.NamesPart,
     parts.RowsPart,
     FlightOpening,
@@ -115,7 +128,7 @@ def test_messages_of_the_framework_are_documented() -> None:
 
 def test_limits_are_documented() -> None:
     documented = {row[0].strip("`"): int(row[1]) for row in tables("formats.md")["Limits"]}
-    modules = (columns, codec, commit, draft, state, columnar, snapshot, flight)
+    modules = (batches, columns, codec, commit, draft, state, columnar, snapshot, flight)
     known = {name: value for module in modules for name, value in vars(module).items()}
     assert documented == {name: known[name] for name in documented}
 

@@ -18,7 +18,7 @@ import math
 import re
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, assert_never
 
 import msgspec
 from blake3 import blake3
@@ -314,6 +314,8 @@ def action_body(template: Template, kind: str, slots: bytes, agent: int, name_of
                 fields[name] = _slot_value(slots, part)
             case Text():
                 fields[name] = text_of(part, kind, slots, agent, name_of)
+            case _:
+                assert_never(part)
     return encode(fields)
 
 
@@ -328,6 +330,8 @@ def text_of(text: Text, kind: str, slots: bytes, agent: int, name_of: Callable[[
                 made.append(format(_number(slots, piece.slot, piece.code), piece.how))
             case OwnName():
                 made.append(f"{kind}/{name_of(agent)}" if piece.with_kind else name_of(agent))
+            case _:
+                assert_never(piece)
     return "".join(made)
 
 
