@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+from msgspec import structs
+
 from stigmergy.core.batches import ColumnBatch, open_batch
 from stigmergy.core.columns import Layout
 from stigmergy.core.errors import Malformed, Overloaded, UnknownKind
@@ -75,9 +77,9 @@ class ColumnIntake:
             for part in _parts(here):
                 await self._intake.take(shard, EnrollAgents(kind, part))
         places = [self._place(kind, name) for name in names]
-        return self.roster(kind, places)
+        return structs.replace(self.roster(kind), places=places, names=list(names))
 
-    def roster(self, kind: str, places: list[Place] | None = None) -> Roster:
+    def roster(self, kind: str) -> Roster:
         """What a producer needs to make records for agents of this kind, as it is on disk now."""
         self._check_compiled(kind)
         shards: list[ShardRoster] = []
@@ -89,7 +91,7 @@ class ColumnIntake:
             shards.append(ShardRoster(table.layout_digest, generation, check, shard.state.enrolled.get(kind, 0)))
         if layout is None:
             raise UnknownKind(f"{kind!r}: this node has no shard")
-        return Roster(kind, layout, shards, [] if places is None else places)
+        return Roster(kind, layout, shards, [])
 
     def overdue(self, monotonic_ns: int) -> None:
         """Early batches that have waited long enough: the gap before them is declared lost."""

@@ -32,3 +32,5 @@ class Roster(Struct, array_like=True, frozen=True):
     shards: list[ShardRoster]
     places: list[Place]
     """Of the agents that were asked for, in that order."""
+    names: list[str] = []
+    """The same agents."""

@@ -1,0 +1,78 @@
+"""The log as Arrow record batches, and record batches as what compiled agents are sent.
+
+    from stigmergy.arrow import add_table, read_log
+
+    for batch in read_log("segments:telemetry", kind="Drone", type="Positioned"):
+        ...                                        # a pyarrow.RecordBatch: agent, time, north_m, …
+
+Importing it needs pyarrow and numpy, which come with `pip install "stigmergy[parquet]"`. Whoever reads a log needs
+neither the fleet's classes nor a compiler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+from stigmergy.compiled.arrow import ROWS_PER_BATCH, EventBatches, Wanted, kind_and_type
+from stigmergy.compiled.arrow_in import add_table
+from stigmergy.compiled.arrow_orders import OrderBatches
+from stigmergy.core.errors import ConfigError
+from stigmergy.runtime.audit.export import Export, Selection
+from stigmergy.runtime.audit.history import read_moment
+from stigmergy.wiring import inspect_journal
+
+__all__ = ["add_table", "kind_and_type", "read_log"]
+
+
+def read_log(
+    url: str,
+    *,
+    kind: str | None = None,
+    type: str | None = None,
+    agent: str | None = None,
+    shard: int | None = None,
+    first: int | None = None,
+    last: int | None = None,
+    since: datetime | str | None = None,
+    until: datetime | str | None = None,
+    orders: bool = False,
+    rows: int = ROWS_PER_BATCH,
+) -> Iterator[Any]:
+    """What compiled agents have kept, as record batches of pyarrow; with `orders` what they have asked hands for.
+
+    A batch is of one event type and one shard, and has about `rows` rows at most; `kind_and_type` tells what it is of.
+    Choose by kind, type (with or without its version), agent ('Drone/D-17'), shard, positions and times: both ends are
+    inclusive, and times need a zone. `url` is a journal that nobody runs, or `flight:FILE`. What interpreted agents
+    have kept has no columns; it is in `stigmergy log export`.
+    """
+    journal = inspect_journal(url)
+    try:
+        since_ns, until_ns = _time_ns("since", since), _time_ns("until", until)
+        selection = Selection(None, None, shard, first, last, since_ns, until_ns)
+        wanted = Wanted(kind, type, agent, since_ns, until_ns)
+        export = Export(journal, selection)
+        batches = OrderBatches(wanted, rows=rows) if orders else EventBatches(wanted, rows=rows)
+        for commit in export.commits():
+            yield from batches.take(commit, export.reading(commit))
+        yield from batches.rest()
+    finally:
+        # Not by asyncio.run: whoever reads may be inside of a loop of their own, and a journal that is only read has
+        # nothing to wait for.
+        closing = journal.close()
+        try:
+            closing.send(None)
+        except StopIteration:
+            pass
+        finally:
+            closing.close()
+
+
+def _time_ns(what: str, moment: datetime | str | None) -> int | None:
+    if moment is None:
+        return None
+    found = read_moment(moment if isinstance(moment, str) else moment.isoformat()).time_ns
+    if found is None:
+        raise ConfigError(f"{what}={moment!r}: give a time with its zone; for positions there are first and last")
+    return found
