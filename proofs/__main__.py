@@ -45,6 +45,7 @@ ROWS = (
     Row("replay", "8", 5),
     Row("fuzz", "17", 5),
     Row("link_cuts", "", 6),
+    Row("engines", "", 20),
     Row("ring_kill", "", 1),
 )
 BY_NAME = {row.name: row for row in ROWS}

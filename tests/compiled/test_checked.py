@@ -188,18 +188,19 @@ def test_a_fault_names_the_line_of_the_source() -> None:
     assert (frame.filename, frame.line) == (__file__, "return a * b")
 
 
-def test_inherited_methods_and_enclosing_names_are_checked_too() -> None:
+def test_inherited_methods_properties_and_enclosing_names_are_checked_too() -> None:
     limit = BIG
 
     class Base(Agent):
         total: int = 0
 
+        @property
         def beyond(self) -> int:
             return limit + limit
 
         @evolve
         def numbers(self, event: Numbers) -> None:
-            self.total += self.beyond() * event.a
+            self.total += self.beyond // 4 * event.a
 
     class Derived(Base):
         @react

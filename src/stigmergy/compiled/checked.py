@@ -54,6 +54,8 @@ def checked(cls: type[_A]) -> type[_A]:
         for name, method in vars(base).items():
             if isinstance(method, FunctionType) and not name.startswith("__"):
                 namespace[name] = rewriting.rewritten(method)
+            elif isinstance(method, property) and isinstance(method.fget, FunctionType):
+                namespace[name] = property(rewriting.rewritten(method.fget))
     make: Any = type(cls)
     made: type[_A] = make(cls.__name__, (cls,), namespace, kind=cls.__agent_kind__, version=cls.__agent_version__)
     return made
