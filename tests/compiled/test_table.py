@@ -229,68 +229,72 @@ def test_a_record_alone_always_finds_room(drones: CompiledEngine, room_bytes: in
         assert step(table, records, room_bytes, start=1).halt is Halt.END
 
 
-class Picky:
-    """Makes effects, until it is asked for one too many."""
+def picky_table(drones: CompiledEngine, agents: list[str], refused: int, action_max: int = 1) -> CompiledTable:
+    """Its effects can be made, but for those of one agent, and say the names of the others."""
 
-    def __init__(self, drones: CompiledEngine, error: Exception, good: int, action_max: int = 1) -> None:
-        self._error, self._good = error, good
-        self.made = 0
-        made = Making(Land, self._make)
-        program = msgspec.structs.replace(drones.program, makings=[made, made], action_max=action_max)
-        assert drones.built is not None
-        self.table = CompiledTable(program, drones.built, Carrying(program))
-
-    def _make(self, slots: bytes, agent: int, name_of: Callable[[int], str]) -> Land:
-        if self.made == self._good:
-            raise self._error
-        self.made += 1
+    def make(slots: bytes, agent: int, name_of: Callable[[int], str]) -> Land:
+        if agent == refused:
+            raise ValueError("not that one")
         return Land(reason=name_of(agent))
 
+    made = Making(Land, make)
+    program = msgspec.structs.replace(drones.program, makings=[made, made], action_max=action_max)
+    assert drones.built is not None
+    table = CompiledTable(program, drones.built, Carrying(program))
+    table.enroll(agents)
+    return table
 
-@pytest.mark.parametrize("good", [0, 1, 30])
-def test_an_effect_that_cannot_be_made_is_a_fault_of_its_record(drones: CompiledEngine, good: int) -> None:
+
+@pytest.mark.parametrize("refused", [0, 1, 70, 299])
+def test_an_effect_that_cannot_be_made_is_a_fault_of_its_record(drones: CompiledEngine, refused: int) -> None:
     """Nothing of that record remains, everything of those before it does."""
-    picky = Picky(drones, ValueError("not that one"), good)
-    table = picky.table
-    table.enroll([f"D-{number}" for number in range(7)])
-    events: list[tuple[int, Event]] = [(n, Positioned(north_m=1.0, east_m=1.0, altitude_m=1.0)) for n in range(7)]
-    events += [(number % 7, BatteryMeasured(percent=number / 10)) for number in range(150)]
+    table = picky_table(drones, [f"D-{number}" for number in range(300)], refused)
+    events: list[tuple[int, Event]] = []
+    for number in range(300):
+        events.append((number, Positioned(north_m=1.0, east_m=1.0, altitude_m=1.0)))
+        events.append((number, BatteryMeasured(percent=number / 100)))
+        events.append((0, OrderAcknowledged(order=number)))
     records = records_of(table, events)
     stretch = step(table, records)
-    assert (stretch.taken, stretch.halt, str(stretch.error)) == (7 + good, Halt.FAULT, "not that one")
-    assert stretch.records == records[: (7 + good) * 32]
-    assert [place for place, _, _ in stretch.others] == list(range(7, 7 + good))
-    model = with_agents(drones, 7)
+    taken = 3 * refused + 1
+    assert (stretch.taken, stretch.halt, str(stretch.error)) == (taken, Halt.FAULT, "not that one")
+    assert stretch.records == records[: taken * 32]
+    assert stretch.others == [(3 * n + 1, n, Land(reason=f"D-{n}")) for n in range(refused)]
+    model = with_agents(drones, 300)
     model.fold(stretch.records, model.layout, 0)
     assert table.digest() == model.digest()
+    assert step(table, records, start=taken + 1).halt is Halt.END
 
 
 def test_effects_of_several_records_may_be_large_together(drones: CompiledEngine) -> None:
-    """There is room for the effects of three records in a call; each of these is fine, all of them are too much."""
-    table = Picky(drones, ValueError("not that one"), 3 + 5, action_max=3).table
-    table.enroll([str(number) * (INPUT_BYTES_MAX // 3) for number in range(3)])
-    low = records_of(table, [(number % 3, BatteryMeasured(percent=1.0)) for number in range(9)])
+    """Each of them is fine, all of them are too much for one call of the compiled code."""
+    names = [str(number) * (INPUT_BYTES_MAX // 3) for number in range(4)]
+    table = picky_table(drones, names, 3)
+    low = records_of(table, [(number % 3, BatteryMeasured(percent=1.0)) for number in range(30)])
     stretch = step(table, low, 9 * INPUT_BYTES_MAX)
-    assert (stretch.taken, stretch.halt, str(stretch.error)) == (5, Halt.FAULT, "not that one")
-    assert [(place, agent) for place, agent, _ in stretch.others] == [(0, 0), (1, 1), (2, 2), (3, 0), (4, 1)]
-    assert used_bytes(stretch) <= 9 * INPUT_BYTES_MAX
-    bad = low[:64] + low[64:95] + b"\x01"
-    table = Picky(drones, ValueError("not that one"), 99, action_max=3).table
-    table.enroll([str(number) * (INPUT_BYTES_MAX // 2) for number in range(3)])
-    stretch = step(table, bad, 9 * INPUT_BYTES_MAX)
-    assert (stretch.taken, stretch.halt, type(stretch.error)) == (2, Halt.BAD_VALUE, Malformed)
+    assert stretch.halt is Halt.FULL
+    assert stretch.taken == 24
+    assert 8 * INPUT_BYTES_MAX < used_bytes(stretch) <= 9 * INPUT_BYTES_MAX
+    assert [(place, agent) for place, agent, _ in stretch.others] == [(number, number % 3) for number in range(24)]
+    for last, halt, error in (
+        (table.record_of(3, BatteryMeasured(percent=1.0)), Halt.FAULT, ValueError),
+        (low[:31] + b"\x01", Halt.BAD_VALUE, Malformed),
+    ):
+        stretch = step(table, low[: 5 * 32] + last + low, 9 * INPUT_BYTES_MAX)
+        assert (stretch.taken, stretch.halt, type(stretch.error)) == (5, halt, error)
 
 
 def test_effects_that_are_too_large_are_a_fault(drones: CompiledEngine) -> None:
-    picky = Picky(drones, ValueError(), 10)
-    table = picky.table
-    table.enroll(["x" * INPUT_BYTES_MAX, "y"])
-    table.batch([])
-    records = records_of(table, [(1, BatteryMeasured(percent=1.0)), (0, BatteryMeasured(percent=1.0))])
-    stretch = step(table, records)
-    assert (stretch.taken, stretch.halt) == (1, Halt.FAULT)
-    assert isinstance(stretch.error, TooLarge)
-    assert table.agent(0, ahead=True).battery_percent == 100.0
+    for room_bytes in (INPUT_BYTES_MAX, 20 * INPUT_BYTES_MAX):
+        table = picky_table(drones, ["x" * INPUT_BYTES_MAX, "y"], 3)
+        low = BatteryMeasured(percent=1.0)
+        stretch = step(table, records_of(table, [(1, low), (1, low), (0, low), (1, low)]), room_bytes)
+        if room_bytes == INPUT_BYTES_MAX:
+            assert (stretch.taken, stretch.halt) == (1, Halt.FULL)
+            continue
+        assert (stretch.taken, stretch.halt, len(stretch.others)) == (2, Halt.FAULT, 2)
+        assert isinstance(stretch.error, TooLarge)
+        assert table.agent(0, ahead=True).battery_percent == 100.0
 
 
 # ---- what halts a stretch

@@ -26,6 +26,8 @@ from stigmergy.core.tables import INPUT_BYTES_MAX, OTHER_BYTES, Halt, Stretch
 
 SHARE = 16
 """Of the room, actions may take one part in so many in one call of the compiled code."""
+OTHERS_AT_ONCE = 64
+"""So many effects that are no batched actions end a call, or as many as one record may cause, if that is more."""
 STRIDE_MIN = 64
 STRIDE_MAX = 4096
 """How many records are tried in one call where their effects are made one by one."""
@@ -97,8 +99,7 @@ class CompiledTable:
         """What one record may cause in records and batched actions."""
         self._keeps = not program.plain
         self._result = np.zeros(RESULT_LENGTH, np.int64)
-        self._others = np.empty(self._actions_bytes, np.uint8)
-        """Has room for the effects of one record."""
+        self._others = np.empty(max(program.action_max, OTHERS_AT_ONCE) * self._action_bytes, np.uint8)
         self._room_bytes = -1
         self._make_outputs(0)
         self.batch(())
@@ -233,18 +234,19 @@ class CompiledTable:
 
     def _take_carefully(self, call: _Call) -> None:
         """The same where effects must be made that are no batched actions: how much room they take is known only then,
-        and making one may fail. So a call has room for the effects of few records; if these cannot be made, the rows
-        are put back, and the records are taken one by one."""
+        and making one may fail. So a quarter of the room is for them; if they take more, or one cannot be made, the
+        rows are put back, and the records of that call are taken one by one."""
         self._make_outputs(min(call.left, (call.count - call.number) * self._most_bytes))
-        stride = STRIDE_MIN
+        stride, input_bytes = STRIDE_MIN, INPUT_BYTES_MAX - self._most_bytes
         while self._goes_on(call):
             free = max(call.left - INPUT_BYTES_MAX, 0)
-            records_max = min(stride, (free - free // SHARE) // self._kept_bytes)
+            share, others_bytes = free // SHARE, min(free // 4, input_bytes)
+            records_max = min(stride, (free - share - others_bytes) // self._kept_bytes)
             number, end = call.number, min(call.count, call.number + max(1, records_max))
-            if not self._try(call, end, free // SHARE):
+            if end == number + 1 or not self._try(call, end, share, others_bytes):
                 call.error = None
                 while call.number < end and self._goes_on(call):
-                    if not self._try(call, call.number + 1, 0):
+                    if not self._try(call, call.number + 1, 0, input_bytes):
                         call.halt = Halt.FAULT
             stride = max(STRIDE_MIN, min(STRIDE_MAX, 2 * (call.number - number)))
 
@@ -256,8 +258,9 @@ class CompiledTable:
             return False
         return True
 
-    def _try(self, call: _Call, end: int, share: int) -> bool:
-        """One call, with the effects that come of it; if they cannot be made, False, and nothing has happened."""
+    def _try(self, call: _Call, end: int, share: int, others_bytes: int) -> bool:
+        """One call, with the effects that come of it, which may take so much room. If they cannot be made, False, and
+        nothing has happened."""
         rows = self._holding.matrix(self._holding.ahead)
         touched = self._agents_of(call, call.number, end)
         before, mark = rows[touched], call.mark()
@@ -265,7 +268,7 @@ class CompiledTable:
         if not others:
             return True
         try:
-            made, size_bytes = self._make_others(others, mark[1])
+            made, size_bytes = self._make_others(others, mark[1], others_bytes)
         except Exception as error:
             # What the handler would have raised: whatever a class does when its objects are made.
             rows[touched] = before
@@ -328,8 +331,8 @@ class CompiledTable:
     def _is_command(self, data: Bytes) -> bool:
         return self._layout.forms[int.from_bytes(data[4:6].tobytes(), "little")].is_command
 
-    def _make_others(self, count: int, base: int) -> tuple[list[tuple[int, int, Effect]], int]:
-        """The effects of one record, and how much room they take. Raises what making one raises, or TooLarge."""
+    def _make_others(self, count: int, base: int, bytes_max: int) -> tuple[list[tuple[int, int, Effect]], int]:
+        """The effects of a call, and how much room they take. Raises what making one raises, or TooLarge."""
         made: list[tuple[int, int, Effect]] = []
         size_bytes = 0
         width = self._action_bytes
@@ -341,8 +344,8 @@ class CompiledTable:
             )
             size_bytes += len(encode(effect)) + OTHER_BYTES
             made.append((-1 if cause == NO_CAUSE else cause + base, agent, effect))
-        if size_bytes + self._most_bytes > INPUT_BYTES_MAX:
-            raise TooLarge(f"one input causes {size_bytes} bytes of effects, {INPUT_BYTES_MAX} at most; ask for less")
+        if size_bytes > bytes_max:
+            raise TooLarge(f"one input causes {size_bytes} bytes of effects, {bytes_max} at most; ask for less")
         return made, size_bytes
 
     def _explain(self, data: Bytes, number: int) -> Exception:
