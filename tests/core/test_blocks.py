@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from stigmergy.core.blocks import BLOCK_INDEX, Block, Blocks
-from stigmergy.core.columns import ColumnRun
+from stigmergy.core.columns import ACTION_HEAD_BYTES, ColumnRun
+from stigmergy.core.draft import COLUMNS_REST_BYTES, OVERHEAD_BYTES
+from stigmergy.core.state import COLUMNS_BYTES_BOUNDS
 
 
 def run(kind: str, first: int, count: int) -> ColumnRun:
@@ -81,5 +83,7 @@ def test_a_snapshot_holds_all_of_it(blocks: Blocks) -> None:
 
 
 def test_their_ids_are_nobody_elses() -> None:
-    # A commit of 512 KiB has room for fewer actions, and for fewer ordinary effects, than these.
-    assert BLOCK_INDEX == 2**19 > 512 * 1024 // 16
+    # The largest commit has room for no more actions than there are ids behind BLOCK_INDEX, and below 2**20.
+    actions_count_max = COLUMNS_BYTES_BOUNDS[1] // ACTION_HEAD_BYTES
+    assert BLOCK_INDEX + actions_count_max <= 2**20
+    assert (COLUMNS_BYTES_BOUNDS[1] + COLUMNS_REST_BYTES) // OVERHEAD_BYTES <= BLOCK_INDEX, "nor of ordinary effects"

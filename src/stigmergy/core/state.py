@@ -38,7 +38,8 @@ from stigmergy.core.windows import Window
 
 AGENTS_COUNT_MAX = 1_000_000
 COLUMNS_BYTES_MAX = 4 * 1024 * 1024
-COLUMNS_BYTES_BOUNDS = (256 * 1024, 16 * 1024 * 1024)
+COLUMNS_BYTES_BOUNDS = (256 * 1024, 8 * 1024 * 1024)
+"""An action takes 16 bytes or more: so no commit has more of them than there are ids for, see blocks.BLOCK_INDEX."""
 DECISION_BYTES_MAX = 80 * 1024
 """Events and effects that one input may cause; it holds the largest message, passed on."""
 _ADDRESS = re.compile(r"[A-Za-z0-9_.-]{1,64}/[A-Za-z0-9_.:@=~-]{1,128}", re.ASCII)
