@@ -6,6 +6,7 @@ Everything here raises OSError and nothing else; the caller translates. The simu
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import mmap
 import os
@@ -94,17 +95,24 @@ class Blocks:
     one is written at a time."""
 
     def __init__(self) -> None:
-        self._memory: mmap.mmap | None = None
+        self._memory = mmap.mmap(-1, BLOCK_BYTES)
+        self._address = _address_of(self._memory)
 
     def filled(self, pieces: Sequence[bytes], size_bytes: int) -> memoryview:
         """The pieces, put together there."""
-        if self._memory is None or len(self._memory) < size_bytes:
+        if len(self._memory) < size_bytes:
             self._memory = mmap.mmap(-1, size_bytes)
+            self._address = _address_of(self._memory)
         at = 0
         for piece in pieces:
-            self._memory[at : at + len(piece)] = piece
+            # Copied like this, and not by a slice, because it lets the interpreter go on meanwhile.
+            ctypes.memmove(self._address + at, piece, len(piece))
             at += len(piece)
         return memoryview(self._memory)[:size_bytes]
+
+
+def _address_of(memory: mmap.mmap) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 
 class OsFile:

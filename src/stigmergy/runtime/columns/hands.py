@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from stigmergy.core.blocks import Block
 from stigmergy.core.codec import printable
@@ -72,7 +72,7 @@ class BlockHands:
         """Has durable blocks carried out, after those of the same shard and kind before them."""
         if self._halted:
             return
-        for block in blocks:
+        for block in _joined(blocks):
             self.counters.batched += block.count
             lane = (shard, block.kind)
             waiting = self._lanes.get(lane)
@@ -193,6 +193,28 @@ class BlockHands:
         else:
             self.counters.batched_failed += block.count
         self._confirm(shard, ActionsConfirmed(block.kind, block.first + block.count - 1))
+
+
+def _joined(blocks: Sequence[Block]) -> list[Block]:
+    """The blocks, with neighbours of one commit and kind put together: a hand is called once for all of them."""
+    runs: list[list[Block]] = []
+    for block in blocks:
+        if runs and _follows(runs[-1][-1], block):
+            runs[-1].append(block)
+        else:
+            runs.append([block])
+    return [run[0] if len(run) == 1 else _put_together(run) for run in runs]
+
+
+def _follows(one: Block, other: Block) -> bool:
+    """Whether keys and sequences run on from one block to the other."""
+    same = (one.position, one.kind, one.templates) == (other.position, other.kind, other.templates)
+    return same and one.index + one.count == other.index and one.first + one.count == other.first
+
+
+def _put_together(run: Sequence[Block]) -> Block:
+    count, actions = sum(block.count for block in run), b"".join(block.actions for block in run)
+    return structs.replace(run[0], count=count, actions=actions)
 
 
 async def _one_by_one(call: Callable[[Any], Any], orders: Orders[Any]) -> None:
