@@ -139,6 +139,12 @@ def test_versions_that_nobody_uses_any_more_go(cache: Path, monkeypatch: pytest.
     assert sorted(cache.iterdir()) == sorted([used, made, *others[:2], *strangers])
 
 
+def test_says_so_where_numba_may_not_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(building._config, "DISABLE_JIT", 1)
+    with pytest.raises(ConfigError, match="NUMBA_DISABLE_JIT is set"):
+        build(tiny_program(), lambda _: None, tmp_path)
+
+
 # ---- for which processor
 
 

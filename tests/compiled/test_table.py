@@ -430,6 +430,18 @@ def test_grows_with_its_agents(drones: CompiledEngine) -> None:
         assert step(table, table.record_of(number, OrderAcknowledged(order=0))).halt is Halt.STOPPED
 
 
+def test_grows_also_while_somebody_holds_on_to_its_rows(meters: CompiledEngine) -> None:
+    """As whoever keeps an exception with all that its frames point to."""
+    table = with_agents(meters, 1000)
+    step(table, table.record_of(7, Counted(amount=5)))
+    held = table._holding.ahead.data[:24]
+    table.enroll([f"E-{number}" for number in range(5000)])
+    assert table.agent(7, ahead=True).total == 5
+    assert step(table, table.record_of(5999, Counted(amount=6))).taken == 1
+    assert table.agent(5999, ahead=True).total == 6
+    assert held.tobytes() == meters.program.first_row
+
+
 # ---- folding what other versions wrote
 
 

@@ -31,7 +31,7 @@ from numba.core.registry import cpu_target
 from stigmergy.compiled.program import Program
 from stigmergy.compiled.store import CACHE_VARIABLE, Store, cache_folder
 from stigmergy.core.codec import encode
-from stigmergy.core.errors import Bug
+from stigmergy.core.errors import Bug, ConfigError
 from stigmergy.core.tables import Say
 
 BUILDING_VERSION = 1
@@ -41,6 +41,7 @@ GENERIC = "generic"
 _llvm: Any = importlib.import_module("llvmlite.binding")
 _runtime: Any = importlib.import_module("numba.core.runtime._nrt_python")
 _dumps: Any = serialize.dumps
+_config: Any = numba.config
 _OURS = "stigmergy."
 _SYMBOL = struct.Struct("<IBBHQQ")
 """A line in the table of symbols of an object file: name, info, other, section, value, size."""
@@ -156,6 +157,8 @@ def _told(store: Store, seconds: float) -> str:
 
 def _compile_all(program: Program, module: ModuleType, store: Store, names: list[str]) -> dict[str, Function]:
     """Compiles what is missing; the source is what we have in hand, never what lies on disk."""
+    if _config.DISABLE_JIT:
+        raise ConfigError("NUMBA_DISABLE_JIT is set, and with it nothing can be compiled; unset it")
     path = store.folder / "program.py"
     store.write_for_people(path.name, program.source)
     module.__file__ = str(path)

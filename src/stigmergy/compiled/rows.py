@@ -41,10 +41,14 @@ class Rows:
             return
         self.room = max(count, 2 * self.room)
         size = self.room * self._width
-        # Memory that something points into cannot be moved.
         del self.data
-        self._memory.resize(max(size, mmap.PAGESIZE))
-        _ask_for_large_pages(self._memory, size)
+        try:
+            self._memory.resize(max(size, mmap.PAGESIZE))
+            _ask_for_large_pages(self._memory, size)
+        except (BufferError, OSError, SystemError, ValueError):
+            # Somebody points into it, or this system cannot move memory: then it is copied.
+            before, self._memory = self._memory, _fresh(size)
+            self._memory[: len(before)] = before[:]
         self.data = np.frombuffer(self._memory, np.uint8)
 
     def fill(self, first: int, end: int, row: bytes) -> None:

@@ -270,10 +270,11 @@ class CompiledTable:
         try:
             made, size_bytes = self._make_others(others, mark[1], others_bytes)
         except Exception as error:
-            # What the handler would have raised: whatever a class does when its objects are made.
+            # What the handler would have raised: whatever a class does when its objects are made. Its traceback would
+            # hold on to the rows.
             rows[touched] = before
             call.go_back(mark)
-            call.error = error
+            call.error = error.with_traceback(None)
             return False
         call.others += made
         call.left -= size_bytes
