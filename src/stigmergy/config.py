@@ -10,6 +10,7 @@
     site = "north"                     # where this is; else "local"
     node = "gateway"                   # what this node is called there; else the name of the machine
     uplink = { only = ["Alert"] }      # what of this node's log is sent on to whoever collects it there
+    processes = 2                      # so many processes share the fleet's shards
     collects = true                    # takes what the uplinks of this fleet's other nodes at this site bring
 
     [settings]
@@ -53,6 +54,8 @@ class Place(Struct, frozen=True, forbid_unknown_fields=True):
     node: str | None = None
     uplink: UplinkRule | None = None
     """What of the journal is sent on; nothing without it."""
+    processes: int = 1
+    """How many processes share the fleet's shards when it is run by the command line."""
     collects: bool = False
     """Whether this node takes what the uplinks of others at this site bring, for agents of the same address."""
 

@@ -10,12 +10,11 @@ from importlib.metadata import PackageNotFoundError, entry_points
 from importlib.metadata import version as metadata_version
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from msgspec import Struct
 
-from stigmergy.adapters.archive import FolderArchive, HoldsFile, NewFile, open_flight, open_whole_flight
-from stigmergy.adapters.control import ControlClient, ControlServer, answers_at
+from stigmergy.adapters.archive import FolderArchive, HoldsFile, NewFile, open_flight
+from stigmergy.adapters.control import ControlCall, ControlClient, ControlServer, answers_at
 from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
 from stigmergy.adapters.keyfile import (
     PrivateKey,
@@ -28,40 +27,36 @@ from stigmergy.adapters.keyfile import (
     read_public_key,
     write_private_key,
 )
-from stigmergy.adapters.segments import inspect_journal as inspect_segments
-from stigmergy.adapters.sqlite import inspect_journal as inspect_sqlite
+from stigmergy.adapters.lifeline import Lifeline, keep_to_one_core, make_lifeline
 from stigmergy.adapters.system import SystemClock, SystemEntropy, SystemThreads, make_process_ours
 from stigmergy.config import Config, find_config
 from stigmergy.core.commit import SignatureAlgorithm
 from stigmergy.core.errors import ConfigError, NotRunning, TrustError
 from stigmergy.core.uplink import UplinkRule
+from stigmergy.journals import FLIGHT, JOURNALS, inspect_all, inspect_journal, journals_in, open_journal
+from stigmergy.parts import SEGMENTS, SQLITE, journal_path, neighbourhood_of, part_url
 from stigmergy.ports.bus import Bus
 from stigmergy.ports.clock import Entropy
-from stigmergy.ports.journal import Journal, JournalIdentity
+from stigmergy.ports.journal import Journal
 from stigmergy.ports.trust import Signer, Verifier
 from stigmergy.runtime.audit.archiving import Archivist
 from stigmergy.runtime.audit.directories import live_readings
 from stigmergy.runtime.audit.holds import Holds
 from stigmergy.runtime.audit.rotation import Rotation
 from stigmergy.runtime.audit.safeguards import Safeguards
-from stigmergy.runtime.audit.signatures import SIGNERS_SHARD
 from stigmergy.runtime.control import ControlDesk, Node
 from stigmergy.runtime.declaration import Declaration
 from stigmergy.runtime.devices import Devices, start_attached
 from stigmergy.runtime.host import Host
 from stigmergy.runtime.link import BusLink
 from stigmergy.runtime.live import Live
+from stigmergy.runtime.neighbours import Neighbours
 from stigmergy.runtime.settings import Settings
+from stigmergy.runtime.shares import Share
 from stigmergy.runtime.topics import safe_node_name
 
-JOURNALS = "stigmergy.journals"
-"""The entry point group where adapters register: the name is the scheme of the URL, the value opens it."""
 BUSES = "stigmergy.buses"
-"""The entry point group of buses, alike."""
-INCARNATION_BYTES = 6
-SQLITE = "sqlite:"
-SEGMENTS = "segments:"
-FLIGHT = "flight:"
+"""The entry point group of buses: the name is the scheme of the URL, the value opens it."""
 _HEX_KEY = re.compile(r"[0-9a-fA-F]{64}")
 
 
@@ -101,7 +96,13 @@ class Fleet(Declaration):
             raise ConfigError(f"uplink={uplink!r}: give UplinkRule(…)")
         place = None if key is None else Path(key)
         where = Bearings(bus, site, node, uplink)
-        return Running(self, find_config(Path.cwd()), journal, place, settings, trust, agents, where)
+        config = find_config(Path.cwd())
+        if config.fleet.processes > 1:
+            raise ConfigError(
+                f"processes = {config.fleet.processes} in stigmergy.toml is for stigmergy run; a program that embeds a "
+                "fleet runs it in one process: take it out, or start the fleet on its own"
+            )
+        return Running(self, config, journal, place, settings, trust, agents, where)
 
 
 class Running:
@@ -117,10 +118,14 @@ class Running:
         trust: Sequence[str] = (),
         agents: Sequence[str] = (),
         bearings: Bearings | None = None,
+        share: Share | None = None,
     ) -> None:
+        """With a `share`, this is one of several processes, and has a part of the journal."""
         self._fleet = fleet
-        self.url = journal or config.fleet.journal or f"sqlite:{fleet.name}.db"
-        self._key = key or (Path(config.fleet.key) if config.fleet.key else default_key_path(fleet.name, self.url))
+        self._all_url = journal or config.fleet.journal or f"sqlite:{fleet.name}.db"
+        self.url = self._all_url if share is None else part_url(self._all_url, share)
+        self._share = share
+        self._key = key or (Path(config.fleet.key) if config.fleet.key else default_key_path(fleet.name, self._all_url))
         self._settings = settings or config.settings
         self._trust = [read_key(text).key for text in (*config.fleet.trust, *trust)]
         self._agents = tuple(agents) or config.fleet.agents
@@ -132,6 +137,7 @@ class Running:
         self._safeguards: Safeguards | None = None
         self._devices: Devices | None = None
         self._signer: Signer | None = None
+        self._neighbours: Neighbours | None = None
 
     async def __aenter__(self) -> Live:
         self._fleet.check_safe_actions()
@@ -139,14 +145,21 @@ class Running:
         entropy = SystemEntropy()
         bus = open_bus(self.bearings, self._fleet.name, entropy)
         signer = load_signer(self._key, create=True)
-        journal = open_journal(self.url, self._fleet.name, self._fleet.shards)
+        part = None if self._share is None else self._share.part
+        journal = open_journal(self.url, self._fleet.name, self._fleet.shards, part)
         try:
             host = Host(self._fleet, journal, signer, verifier(), SystemClock(), self._settings, self._trust)
+            if self._share is not None:
+                self._neighbours = Neighbours(host, neighbourhood_of(self._all_url, self._share), self._share)
             devices = Devices(host, SystemThreads(), self._agents)
             link = None if bus is None else make_link(host, bus, entropy, self.bearings, self._agents)
             recovered = await start_attached(host, devices)
+            if self._neighbours is not None:
+                await self._neighbours.start()
             host.housekeeper.guard(safeguards := make_safeguards(host, self.url, signer))
         except BaseException:
+            if self._neighbours is not None:
+                await self._neighbours.stop()
             await journal.close()
             raise
         self._host = host
@@ -155,6 +168,7 @@ class Running:
         self._signer = signer
         devices.start()
         live = Live(host, entropy, recovered, devices)
+        live.neighbours = self._neighbours
         if link is not None:
             self._link = live.link = link
             try:
@@ -171,12 +185,24 @@ class Running:
             await self._devices.stop()
         if self._link is not None:
             await self._link.stop()
+        if self._neighbours is not None:
+            await self._neighbours.stop()
         if self._safeguards is not None:
             await self._safeguards.close()
         if self._host is not None:
             await self._host.stop()
         if self._devices is not None:
             await self._devices.close()
+
+    @property
+    def key(self) -> Path | None:
+        """The file with the key that it signs with; None for one that is made for this run only."""
+        return self._key
+
+    @property
+    def settings(self) -> Settings:
+        """The bounds that it will have."""
+        return self._settings or self._fleet.settings
 
     @property
     def socket(self) -> Path:
@@ -212,19 +238,6 @@ def _check_arguments(journal: object, key: object, settings: object, trust: obje
     for name, texts in (("trust", trust), ("agents", agents)):
         if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
             raise ConfigError(f"{name}={texts!r}: give a list of texts, also for one alone")
-
-
-def open_journal(url: str, fleet: str, shards: int, **options: Any) -> Journal:
-    """Opens the journal that a URL names, through the adapter registered for its scheme."""
-    scheme, colon, _ = url.partition(":")
-    found = {entry.name: entry for entry in entry_points(group=JOURNALS)}
-    if not colon or scheme not in found:
-        known = ", ".join(f"{name}:" for name in sorted(found))
-        raise ConfigError(f"journal {url!r}: no adapter for {scheme!r}; there are {known}, for example sqlite:fleet.db")
-    incarnation = int.from_bytes(SystemEntropy().token(INCARNATION_BYTES), "big") + 1
-    identity = JournalIdentity(fleet=fleet, shards=shards, incarnation=incarnation)
-    journal: Journal = found[scheme].load()(url, identity, **options)
-    return journal
 
 
 class Bearings(Struct, frozen=True):
@@ -300,7 +313,7 @@ def make_safeguards(host: Host, url: str, signer: Signer) -> Safeguards:
     if rule.archive is not None:
         archive = FolderArchive(Path(rule.archive))
         shards, wall_ns = host.shards, host.clock.wall_ns
-        signers, live = lambda: shards[SIGNERS_SHARD].state.signers, live_readings(shards)
+        signers, live = lambda: shards.signers.state.signers, live_readings(shards)
         archivist = Archivist(host.journal, archive, signer, wall_ns, signers, live=live)
     return Safeguards(find_holds(url), archivist, archive_or_drop=rule.archive_or_drop)
 
@@ -311,38 +324,13 @@ def find_holds(url: str) -> Holds | None:
     return None if path is None else Holds(HoldsFile(Path(f"{path}-holds")))
 
 
-def inspect_journal(url: str) -> Journal:
-    """Opens an existing journal of any fleet, or a flight log, for reading only."""
-    if url.startswith(FLIGHT):
-        return open_whole_flight(Path(url.removeprefix(FLIGHT)))
-    if url.startswith(SEGMENTS):
-        return inspect_segments(url)
-    if not url.startswith(SQLITE):
-        raise ConfigError(f"journal {url!r}: only a file can be looked at while nobody runs it, like sqlite:fleet.db")
-    return inspect_sqlite(url)
-
-
-def journal_path(url: str) -> Path | None:
-    """The file or folder of a journal; None for one that is neither."""
-    for scheme in (SQLITE, SEGMENTS):
-        if url.startswith(scheme):
-            return Path(url.removeprefix(scheme))
-    return None
-
-
-def journals_in(folder: Path) -> list[str]:
-    """The URLs of what looks like a journal in a folder: files that end in .db, and folders with an identity."""
-    files = [f"{SQLITE}{path}" for path in sorted(folder.glob("*.db"))]
-    return files + [f"{SEGMENTS}{path.parent}" for path in sorted(folder.glob("*/identity"))]
-
-
 async def open_rotation(url: str, key: Path) -> tuple[Journal, Rotation]:
     """A journal that nobody runs, opened so that its signers can be changed; the caller closes it."""
     signer = load_signer(key, create=False)
     looked_at = inspect_journal(url)
     identity = looked_at.identity
     await looked_at.close()
-    journal = open_journal(url, identity.fleet, identity.shards)
+    journal = open_journal(url, identity.fleet, identity.shards, identity.part)
     try:
         return journal, Rotation(journal, signer, verifier(), SystemClock())
     except BaseException:
@@ -417,8 +405,11 @@ __all__ = [
     "SEGMENTS",
     "SQLITE",
     "Bearings",
+    "ControlCall",
     "ControlClient",
+    "ControlServer",
     "Fleet",
+    "Lifeline",
     "NewFile",
     "PrivateKey",
     "PublicKey",
@@ -430,16 +421,20 @@ __all__ = [
     "encode_public_key",
     "find_holds",
     "fingerprint",
+    "inspect_all",
     "inspect_journal",
     "is_private_key",
     "journal_path",
     "journals_in",
+    "keep_to_one_core",
     "load_signer",
+    "make_lifeline",
     "make_private_key",
     "make_process_ours",
     "open_flight",
     "open_journal",
     "open_rotation",
+    "part_url",
     "read_key",
     "read_private_key",
     "read_public_key",

@@ -59,7 +59,7 @@ async def test_hands_that_block_do_not_keep_drones_in_the_air() -> None:
         for number in range(PUMPS):
             await live.observe(f"Pump/{number}", Seen())
         await live.observe("Drone/d", Seen())
-        live.host._fail(JournalUnknown("the disk is gone"))
+        live.host.fail(JournalUnknown("the disk is gone"))
         assert made_safe == ["Pump/0"], "the first goes out at once"
     assert made_safe.index("Drone/d") <= 2
     pumps = [agent for agent in made_safe if agent != "Drone/d"]
@@ -74,7 +74,7 @@ async def test_quick_hands_make_all_agents_safe_at_once() -> None:
     async with fleet.running(journal="memory:") as live:
         for number in range(3):
             await live.observe(f"Pump/{number}", Seen())
-        live.host._fail(JournalUnknown("the disk is gone"))
+        live.host.fail(JournalUnknown("the disk is gone"))
         assert len(made_safe) == 3
 
 
@@ -88,7 +88,7 @@ async def test_what_could_not_go_out_before_the_end_is_counted() -> None:
     async with fleet.running(journal="memory:") as live:
         for number in range(3):
             await live.observe(f"Pump/{number}", Seen())
-        live.host._fail(JournalUnknown("the disk is gone"))
+        live.host.fail(JournalUnknown("the disk is gone"))
         await live.host.kill()
         assert live.standing().counters["safe_failed"] == 2
         await asyncio.sleep(0)

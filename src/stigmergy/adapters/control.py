@@ -1,8 +1,7 @@
 """The control endpoint on a Unix socket: the server side for a node, the client side for a program beside it.
 
-The socket's file has mode 0600: who may write to the journal may control the node, nobody else. A file left behind by a
-process that died is replaced; one that somebody answers on is respected. A path too long for the address of a socket
-is reached through its folder. The server carries lines; what they mean is its handler's.
+The socket's file has mode 0600: who may write to the journal may control the node, nobody else. The
+server carries lines; what they mean is its handler's.
 
 The client blocks and belongs into a program without an event loop.
 """
@@ -12,13 +11,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import socket
-import stat
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Protocol
 
-from stigmergy.core.errors import ConfigError, JournalLocked, NotRunning, Overloaded, StigmergyError, TooLarge
+from stigmergy.adapters.sockets import answers_at, bound, connected, reason
+from stigmergy.core.errors import NotRunning, Overloaded, StigmergyError, TooLarge
 
 REQUEST_BYTES_MAX = 256 * 1024
 """A longer line is refused, and its connection closed."""
@@ -32,17 +30,19 @@ IDLE_S_MAX = 300.0
 ACCEPTING_ROUNDS = 10
 CLOSING_S_MAX = 5.0
 """Requests under way when the server is closed get so long to be answered."""
+OTHER_PLACE = "name another place with --socket"
 GIVE_WAY_LINES = 64
 """After so many lines of a stream the node gets its turn."""
-_ADDRESS_BYTES_MAX = 107
-_PROBE_S = 1.0
 
 
 class Handler(Protocol):
     """Who answers."""
 
-    async def answer(self, line: bytes) -> Iterator[bytes]:
-        """The lines of the answer, each with its end; an empty one means: nothing yet. Raises nothing."""
+    async def answer(self, line: bytes) -> Iterator[bytes] | AsyncIterator[bytes]:
+        """The lines of the answer, each with its end; an empty one means: nothing yet. Raises nothing.
+
+        Whoever has to wait for lines gives them as they come.
+        """
         ...
 
     def refuse(self, error: StigmergyError) -> bytes:
@@ -69,7 +69,7 @@ class ControlServer:
 
     async def start(self) -> None:
         """Binds and listens. Raises JournalLocked if another process answers there, ConfigError if it cannot be."""
-        listening = _bound(self._path)
+        listening = bound(self._path, CONNECTIONS_MAX, OTHER_PLACE)
         status = os.stat(self._path)
         self._identity = (status.st_dev, status.st_ino)
         self._server = await asyncio.start_unix_server(self._serve, sock=listening, limit=REQUEST_BYTES_MAX)
@@ -149,6 +149,10 @@ class ControlServer:
             )
             await self._write(writer, self._handler.refuse(Overloaded(text)))
             return False
+        if isinstance(lines, AsyncIterator):
+            async for answer in lines:
+                await self._write(writer, answer)
+            return True
         for number, answer in enumerate(lines, start=1):
             if answer:
                 await self._write(writer, answer)
@@ -167,7 +171,7 @@ class ControlClient:
 
     def __init__(self, path: Path, *, timeout_s: float = REQUEST_S_MAX + 5.0) -> None:
         self._path = path
-        self._socket = _connected(path, timeout_s)
+        self._socket = connected(path, timeout_s)
         self._file = self._socket.makefile("rb")
 
     def ask(self, request: bytes) -> Iterator[bytes]:
@@ -183,7 +187,7 @@ class ControlClient:
         except TimeoutError:
             raise NotRunning(f"{self._path}: the node does not answer; is it stopped or overloaded?") from None
         except OSError as error:
-            raise NotRunning(f"{self._path}: the connection broke ({_reason(error)}); has the node ended?") from None
+            raise NotRunning(f"{self._path}: the connection broke ({reason(error)}); has the node ended?") from None
         raise NotRunning(f"{self._path}: the node ended the connection before it had answered")
 
     def close(self) -> None:
@@ -192,83 +196,36 @@ class ControlClient:
         self._socket.close()
 
 
-def answers_at(path: Path) -> bool:
-    """Whether a process listens on this socket."""
-    try:
-        _connected(path, _PROBE_S).close()
-    except StigmergyError:
-        return False
-    return True
+class ControlCall:
+    """Asks a node from within an event loop, with a connection for each request."""
 
+    def __init__(self, path: Path, *, timeout_s: float = REQUEST_S_MAX + 5.0) -> None:
+        self._path = path
+        self._timeout_s = timeout_s
 
-def _bound(path: Path) -> socket.socket:
-    """A listening socket at this path, for its owner only."""
-    try:
-        _make_way(path)
-        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    async def ask(self, request: bytes) -> AsyncIterator[bytes]:
+        """The lines that answer a request, as they come. Raises NotRunning, at the first line or on the way.
+
+        The caller says when it has enough, by closing it.
+        """
+        connection = connected(self._path, 0)
+        reader, writer = await asyncio.open_unix_connection(sock=connection, limit=REPLY_BYTES_MAX)
         try:
-            # On Linux the file gets the mode of the socket, so that it is never open to others, not even for a moment.
-            os.fchmod(listening.fileno(), 0o600)
-            with _short(path) as address:
-                listening.bind(address)
-            os.chmod(path, 0o600)
-            listening.listen(CONNECTIONS_MAX)
-        except BaseException:
-            listening.close()
-            raise
-    except OSError as error:
-        raise ConfigError(
-            f"the control socket {str(path)!a} cannot be made ({_reason(error)}); name another place with --socket"
-        ) from None
-    return listening
+            writer.write(request)
+            while True:
+                async with asyncio.timeout(self._timeout_s):
+                    line = await reader.readline()
+                if not line.endswith(b"\n"):
+                    raise NotRunning(f"{self._path}: the node ended the connection before it had answered")
+                yield line
+        except TimeoutError:
+            raise NotRunning(f"{self._path}: the node does not answer; is it stopped or overloaded?") from None
+        except ValueError:
+            raise TooLarge(f"{self._path}: an answer of more than {REPLY_BYTES_MAX} bytes") from None
+        except OSError as error:
+            raise NotRunning(f"{self._path}: the connection broke ({reason(error)}); has the node ended?") from None
+        finally:
+            writer.close()
 
 
-def _make_way(path: Path) -> None:
-    """Removes the socket of a dead process; refuses to take the place of a living one, or of something else."""
-    try:
-        status = os.lstat(path)
-    except FileNotFoundError:
-        return
-    if not stat.S_ISSOCK(status.st_mode):
-        raise ConfigError(f"{str(path)!a} is there and is no socket; name another place with --socket")
-    if answers_at(path):
-        raise JournalLocked(f"{str(path)!a}: another node answers there; stop it first, or name another --socket")
-    os.unlink(path)
-
-
-def _connected(path: Path, timeout_s: float) -> socket.socket:
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    try:
-        connection.settimeout(timeout_s)
-        with _short(path) as address:
-            connection.connect(address)
-    except PermissionError:
-        connection.close()
-        raise ConfigError(f"{str(path)!a}: the node belongs to somebody else; run this as its owner") from None
-    except OSError as error:
-        connection.close()
-        raise NotRunning(f"no node answers at {str(path)!a} ({_reason(error)})") from None
-    return connection
-
-
-@contextlib.contextmanager
-def _short(path: Path) -> Iterator[str]:
-    """The path in a form that fits the address of a socket."""
-    if len(os.fsencode(path)) <= _ADDRESS_BYTES_MAX:
-        yield str(path)
-        return
-    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        address = f"/proc/self/fd/{folder}/{path.name}"
-        if len(os.fsencode(address)) > _ADDRESS_BYTES_MAX:
-            raise ConfigError(
-                f"{path.name!a} is too long a name for a socket; give a shorter one with --socket, "
-                f"{_ADDRESS_BYTES_MAX} bytes at most"
-            )
-        yield address
-    finally:
-        os.close(folder)
-
-
-def _reason(error: OSError) -> str:
-    return error.strerror or str(error)
+__all__ = ["ControlCall", "ControlClient", "ControlServer", "Handler", "answers_at"]

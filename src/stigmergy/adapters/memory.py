@@ -91,7 +91,7 @@ class MemoryJournal:
     async def append(self, group: Group) -> None:
         self._begin()
         try:
-            moved = advance(self._heads, group, self.identity.shards)
+            moved = advance(self._heads, group, self.identity.owned)
             await asyncio.sleep(0)
             self._check_owner()
             self._store.reserve(sum(len(sealed.body) for sealed in group.commits))
@@ -195,9 +195,14 @@ def open_journal(url: str, identity: JournalIdentity, *, store: MemoryStore | No
         raise ConfigError(f"journal URL {url!r}: expected {SCHEME!r}")
     if store is None:
         store = MemoryStore(identity)
-    if (store.identity.fleet, store.identity.shards) != (identity.fleet, identity.shards):
+    known, wanted = ((one.fleet, one.shards, one.part) for one in (store.identity, identity))
+    if known != wanted:
         raise JournalForeign(
-            f"the store belongs to fleet {store.identity.fleet!r} with {store.identity.shards} shards, not to "
-            f"{identity.fleet!r} with {identity.shards}; name the right one"
+            f"the store belongs to fleet {known[0]!r} with {known[1]} shards{_some(known[2])}, not to "
+            f"{wanted[0]!r} with {wanted[1]}{_some(wanted[2])}; name the right one"
         )
     return MemoryJournal(store)
+
+
+def _some(part: tuple[int, int] | None) -> str:
+    return "" if part is None else f", of which it keeps {part[0]} to {part[1]}"

@@ -12,14 +12,18 @@ from stigmergy.core.commit import Group, Head, head_of
 from stigmergy.core.errors import Bug, JournalConflict
 
 
-def advance(heads: Mapping[int, Head], group: Group, shards: int) -> dict[int, Head]:
-    """The heads that the group moves, as they are once it is durable. Raises JournalConflict or Bug."""
+def advance(heads: Mapping[int, Head], group: Group, shards: int | range) -> dict[int, Head]:
+    """The heads that the group moves, as they are once it is durable. Raises JournalConflict or Bug.
+
+    `shards` are those that the journal was made for: so many, or from one to another.
+    """
+    kept = range(shards) if isinstance(shards, int) else shards
     if not group.commits:
         raise Bug("a group without commits has nothing to make durable; do not append it")
     moved: dict[int, Head] = {}
     for sealed in group.commits:
-        if not 0 <= sealed.shard < shards:
-            raise Bug(f"shard {sealed.shard} does not exist: the journal was made for shards 0 to {shards - 1}")
+        if sealed.shard not in kept:
+            raise Bug(f"shard {sealed.shard} does not exist: the journal was made for shards {kept[0]} to {kept[-1]}")
         head = moved.get(sealed.shard) or heads.get(sealed.shard)
         expected = head.position + 1 if head else 1
         if sealed.position < expected:

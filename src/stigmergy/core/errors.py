@@ -13,6 +13,7 @@ StigmergyError
 │   └── StaleMapping       records made for another layout, or for agents' numbers that are not ours
 ├── Overloaded             a bounded queue is full: slow down and try again
 ├── NotRunning             the node is stopping or stopped: nothing was taken
+├── NotOwned               another process owns the agent's shard: ask that one
 ├── LinkDown               the link to a broker is down: try again when it is up
 ├── DeviceRefused          a device will not do this: trying again is of no use
 │   └── StaleOrder         an older decision than one that was carried out already
@@ -88,6 +89,10 @@ class Overloaded(StigmergyError):
 
 class NotRunning(StigmergyError):
     """The node is stopping or stopped; nothing was taken."""
+
+
+class NotOwned(StigmergyError):
+    """The agent lives in a shard that another process owns; nothing was taken."""
 
 
 class LinkDown(StigmergyError):

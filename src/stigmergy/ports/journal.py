@@ -8,6 +8,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from stigmergy.core.commit import Group, Head, Sealed, Signature
+from stigmergy.core.errors import ConfigError
 
 
 class JournalIdentity(Struct, frozen=True):
@@ -17,6 +18,23 @@ class JournalIdentity(Struct, frozen=True):
     shards: int
     incarnation: int
     """Changes with every restore from a copy, so that peers do not mistake the copy for the original."""
+    part: tuple[int, int] | None = None
+    """The first and the last shard kept here, where several processes keep the log of a fleet; None: all of them."""
+
+    def __post_init__(self) -> None:
+        if self.part is not None and not 0 <= self.part[0] <= self.part[1] < self.shards:
+            first, last = self.part
+            raise ConfigError(f"shards {first} to {last} are no part of {self.shards} shards; they count from 0")
+
+    @property
+    def owned(self) -> range:
+        """The shards that are kept here."""
+        return range(self.shards) if self.part is None else range(self.part[0], self.part[1] + 1)
+
+    @property
+    def signers_shard(self) -> int:
+        """Signers are enrolled and revoked in the log of this shard, and their positions are its positions."""
+        return self.owned[0]
 
 
 class StoredCommit(Struct, frozen=True):
@@ -56,7 +74,7 @@ class Journal(Protocol):
 
     @property
     def identity(self) -> JournalIdentity:
-        """The fleet, number of shards and incarnation this journal was made with."""
+        """The fleet, number of shards, incarnation and part this journal was made with."""
         ...
 
     def heads(self) -> list[Head]:

@@ -7,7 +7,7 @@ wait any longer, or when enough has come together. Between groups, housekeeping 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from msgspec import Struct
 
@@ -46,7 +46,7 @@ class Committer:
 
     def __init__(
         self,
-        shards: Sequence[Shard],
+        shards: Iterable[Shard],
         journal: Journal,
         signer: Signer,
         clock: Clock,

@@ -27,7 +27,6 @@ from stigmergy.runtime import protocol
 from stigmergy.runtime.audit.directories import live_readings
 from stigmergy.runtime.audit.history import History, Moment, Sight, read_moment
 from stigmergy.runtime.audit.listing import Wanted, list_log, readable_fields, readable_time
-from stigmergy.runtime.audit.signatures import SIGNERS_SHARD
 from stigmergy.runtime.audit.signers import Key, check_enrolment, check_revocation
 from stigmergy.runtime.audit.streams import answer_hold, export_items, flight_items
 from stigmergy.runtime.audit.verification import Verification, Verified
@@ -92,7 +91,7 @@ class ControlDesk:
             case protocol.Send():
                 return await self._send(request)
             case protocol.Observe():
-                plan = self._host.shards[0].state.plan_at(request.agent)
+                plan = self._host.shards.first.state.plan_at(request.agent)
                 event = phrase(plan, Event, request.event, request.fields, request.texts)
                 await self._live.observe(request.agent, event)
                 return {"observed": True}
@@ -112,7 +111,7 @@ class ControlDesk:
                 return await self._revoke(request)
             case protocol.Holds() | protocol.Hold() | protocol.Unhold():
                 if isinstance(request, protocol.Hold) and request.agent.partition("/")[2]:
-                    self._host.shards[0].state.plan_at(request.agent)  # A kind that was misspelt would hold nothing.
+                    self._host.shards.first.state.plan_at(request.agent)  # A kind that was misspelt would hold nothing.
                 return answer_hold(self._host.housekeeper.safeguards.holds, request, self._host.clock.wall_ns())
             case protocol.Stop():
                 self._stop()
@@ -123,7 +122,7 @@ class ControlDesk:
                 assert_never(request)
 
     async def _send(self, request: protocol.Send) -> Any:
-        plan = self._host.shards[0].state.plan_at(request.agent)
+        plan = self._host.shards.first.state.plan_at(request.agent)
         command = phrase(plan, Command, request.command, request.fields, request.texts)
         verdict = await self._live.send(request.agent, command, command_id=request.command_id)
         if isinstance(verdict, Accepted):
@@ -230,17 +229,17 @@ class ControlDesk:
 
     async def _enrol(self, request: protocol.Enrol) -> Any:
         key = _key(request.public_key, request.algorithm)
-        state = self._host.shards[SIGNERS_SHARD].state
+        state = self._host.shards.signers.state
         check_enrolment(state.signers, self._verifier, key)
-        await self._host.intake.take(SIGNERS_SHARD, EnrollSigner(*key))
+        await self._host.intake.take(state.shard, EnrollSigner(*key))
         return {"public_key": key[1].hex(), "enrolled": True}
 
     async def _revoke(self, request: protocol.Revoke) -> Any:
         key = _key(request.public_key, request.algorithm)
-        state = self._host.shards[SIGNERS_SHARD].state
+        state = self._host.shards.signers.state
         last = state.position if request.last_position is None else request.last_position
         check_revocation(state.signers, key, self._node.signer, last, state.position)
-        await self._host.intake.take(SIGNERS_SHARD, RevokeSigner(*key, last))
+        await self._host.intake.take(state.shard, RevokeSigner(*key, last))
         return {"public_key": key[1].hex(), "revoked_after": last}
 
     def _names(self, request: protocol.Names) -> Any:
@@ -256,7 +255,7 @@ class ControlDesk:
     def _status(self) -> Any:
         standing = self._live.standing()
         used = resource.getrusage(resource.RUSAGE_SELF)
-        signers = self._host.shards[SIGNERS_SHARD].state.signers
+        signers = self._host.shards.signers.state.signers
         return {
             "fleet": standing.fleet,
             "version": self._node.version,

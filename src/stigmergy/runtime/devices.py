@@ -176,7 +176,7 @@ class Devices:
             prefix, named = f"{spec.kind.__agent_kind__}/", self._named(spec)
             mine = here if named is None else [f"{prefix}{name}" for name in named]
             for address in mine:
-                if address.startswith(prefix):
+                if address.startswith(prefix) and self._host.intake.shard_of(address) in self._host.shards:
                     self._begin(spec, address)
 
     def _begin(self, spec: SensorSpec | LoopSpec, address: str) -> None:

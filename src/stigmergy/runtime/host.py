@@ -45,12 +45,13 @@ from stigmergy.runtime.housekeeping import Housekeeper
 from stigmergy.runtime.ingress import Ingress
 from stigmergy.runtime.intake import Intake, Waiter
 from stigmergy.runtime.mailbox import Letter, Mailbox
+from stigmergy.runtime.ownership import Shards
 from stigmergy.runtime.recovery import Recovered, Recovery, check_receivers
 from stigmergy.runtime.repeats import Repeats
 from stigmergy.runtime.safety import Safety
 from stigmergy.runtime.settings import Settings
 from stigmergy.runtime.staleness import Staleness
-from stigmergy.runtime.tells import SHARD_SINKS, letter_of
+from stigmergy.runtime.tells import Tells
 from stigmergy.runtime.waking import Waker
 
 DRAIN_LOOK_S = 0.002
@@ -69,6 +70,7 @@ class Host:
         clock: Clock,
         settings: Settings | None = None,
         trusted: Sequence[bytes] = (),
+        owned: Sequence[int] | None = None,
     ) -> None:
         self.declaration = declaration
         self.settings = settings or declaration.settings
@@ -81,7 +83,7 @@ class Host:
         """Other keys whose end of the log we believe; our own signature we always do."""
         self._waker = Waker(self._turn)
         self._wake = self._waker.wake
-        self.shards: list[Shard] = []
+        self.shards = Shards(journal.identity, owned)
         self.mailbox = Mailbox(
             self.settings.commands_count_max, self.settings.telemetry_items_max, self.settings.telemetry_bytes_max
         )
@@ -92,6 +94,7 @@ class Host:
             gap_deliveries_max=self.settings.gap_deliveries_max,
         )
         self.intake = Intake(declaration, self.shards, self.mailbox, self.ingress, clock.monotonic_ns, self._wake)
+        self.tells = Tells(self.shards, self.mailbox, self.intake.put_inside)
         self.effector = Effector(
             declaration.hands, declaration.plans, self.settings, journal.identity.incarnation, self._settle
         )
@@ -113,7 +116,7 @@ class Host:
         self._alarms = Alarms()
         self._staleness = Staleness(declaration.plans)
         self._check_every_ns = int(self.settings.retention.check_every_s * SECOND_NS)
-        self._durable: list[int] = []
+        self._durable: dict[int, int] = {}
         self._repeats = Repeats(self.durable_position, self.intake.answer)
 
     # ------------------------------------------------------------------ life
@@ -149,15 +152,15 @@ class Host:
         declaration = self.declaration
         recovery = Recovery(self.journal, declaration.plans, self.verifier, self.settings.limits)
         recovered = recovery.recover()
-        self.shards.extend(Shard(state, declaration.shards) for state in recovered.states)
         for state in recovered.states:
+            self.shards.take(Shard(state, declaration.shards))
+            self._durable[state.shard] = state.position
             catch_up(state)
             for table in state.tables.values():
                 table.batch(list(declaration.hands.batched))
-        self._durable = [state.position for state in recovered.states]
         self.housekeeper = Housekeeper(self.shards, self.journal, self.settings, self.clock, self._snapshot_stored)
-        for number, basis in enumerate(recovered.bases):
-            self.housekeeper.adopt(number, basis)
+        for state, basis in zip(recovered.states, recovered.bases, strict=True):
+            self.housekeeper.adopt(state.shard, basis)
         self.committer = Committer(
             self.shards,
             self.journal,
@@ -242,7 +245,7 @@ class Host:
         self.intake.fail_all(error)
         self.columns.fail_all(error)
 
-    def _fail(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
         """The journal or we ourselves have failed: agents are made safe without the disk, and nothing more is done."""
         if self.failure is not None:
             return
@@ -256,7 +259,7 @@ class Host:
     def _give_up(self, error: BaseException) -> None:
         """Fails with whatever was raised. What ends programs is passed on once agents are safe."""
         ends = f"a handler raised {type(error).__name__}, which ends programs; raise an Exception instead"
-        self._fail(error if isinstance(error, Exception) else Bug(ends))
+        self.fail(error if isinstance(error, Exception) else Bug(ends))
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise error
 
@@ -299,7 +302,8 @@ class Host:
         owed = sum(shard.state.outbox.count + shard.state.blocks.count for shard in self.shards)
         letters = join_letters(list(self.mailbox.take(room, telemetry=owed < self.settings.owed_count_max)))
         left: list[Letter] = []
-        for number, shard in enumerate(self.shards):
+        for shard in self.shards:
+            number = shard.state.shard
             mine = letters if len(self.shards) == 1 else [letter for letter in letters if letter.shard == number]
             if mine:
                 try:
@@ -357,8 +361,8 @@ class Host:
             if isinstance(untaken, Delivery | SequencesSkipped):
                 self.ingress.forget(untaken.source, untaken.incarnation)
             if isinstance(untaken, ColumnDelivery | SequencesSkipped):
-                for number in range(len(self.shards)):
-                    self.columns.forget(number, untaken.source, untaken.incarnation)
+                for shard in self.shards:
+                    self.columns.forget(shard.state.shard, untaken.source, untaken.incarnation)
 
     def _written(self, flight: Flight) -> None:
         if self.failure is not None:
@@ -368,7 +372,7 @@ class Host:
         except BaseException as error:
             ends = f"a hand raised {type(error).__name__}, which ends programs; raise an Exception instead"
             failure = error if isinstance(error, Exception) else Bug(ends)
-            self._fail(failure)
+            self.fail(failure)
             for ticket in flight.tickets:
                 ticket.fail(failure)
             if not isinstance(error, Exception):
@@ -397,15 +401,8 @@ class Host:
 
     def _release(self, number: int, owed: Sequence[Pending]) -> None:
         """Hands durable effects to who carries them out; tells become deliveries of the shard they go to."""
-        tells: dict[str, list[Pending]] = {}
-        for pending in owed:
-            if pending.sink.startswith(SHARD_SINKS):
-                tells.setdefault(pending.sink, []).append(pending)
-            else:
-                self.effector.release(number, pending)
-        for sink, pendings in tells.items():
-            letter = letter_of(number, self.shards[number].epoch, sink, pendings, self.intake.put_inside)
-            self.mailbox.put_inside(letter)
+        for pending in self.tells.release(number, owed):
+            self.effector.release(number, pending)
 
     def _settle(self, number: int, settled: EffectSettled | EffectsSettled) -> None:
         if self.failure is None:
@@ -440,10 +437,10 @@ class Host:
 
     def _check_signer(self, recovered: Recovered) -> None:
         """We may sign here, and the log ends with a signature of ours: all of it is what we, or who we trust, left."""
-        state = self.shards[0].state
+        state = self.shards.signers.state
         key = (self._signer.algorithm, self._signer.public_key)
         if state.position == 0:
-            self.intake.put_inside(0, EnrollSigner(*key))
+            self.intake.put_inside(state.shard, EnrollSigner(*key))
             return
         check_own_key(state.signers, key)
         self.committer.covers_all = not check_ends(recovered.last_signers, key, self._trusted)

@@ -6,7 +6,7 @@ to do when the journal is free, and tells `durable` when a commit has been writt
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from msgspec import Struct, field
@@ -71,7 +71,7 @@ class Housekeeper:
 
     def __init__(
         self,
-        shards: list[Shard],
+        shards: Iterable[Shard],
         journal: Journal,
         settings: Settings,
         clock: Clock,
@@ -82,7 +82,7 @@ class Housekeeper:
         self._tell = tell
         self._monotonic_ns = clock.monotonic_ns
         now_ns = clock.monotonic_ns()
-        self._records = [_ShardRecord(shard=shard, since_ns=now_ns) for shard in shards]
+        self._records = {shard.state.shard: _ShardRecord(shard=shard, since_ns=now_ns) for shard in shards}
         self._last_check_ns = now_ns
         self._obsolete: list[tuple[int, int]] = []
         """Snapshots to drop: shard and position."""
@@ -134,7 +134,7 @@ class Housekeeper:
     def begin_if_due(self, monotonic_ns: int, *, force: bool = False) -> None:
         """Begins snapshots that are due. Call it between `seal` and the next `step`, when the drafts are empty."""
         rule = self._settings.snapshots
-        for record in self._records:
+        for record in self._records.values():
             if record.taking is not None or record.awaiting_note is not None or not record.events:
                 continue
             waited_s = (monotonic_ns - record.since_ns) / SECOND_NS
@@ -146,7 +146,7 @@ class Housekeeper:
 
     def next_write(self, wall_ns: int, monotonic_ns: int) -> Awaitable[None] | None:
         """Something small to write, if there is something: a part of a snapshot, or something to drop."""
-        for record in self._records:
+        for record in self._records.values():
             if record.taking is not None:
                 return self._write_part(record)
         if self._obsolete and not self._no_room:
@@ -159,7 +159,7 @@ class Housekeeper:
 
     def has_work(self, monotonic_ns: int) -> bool:
         """Whether there is something to write, so that commits and this take turns."""
-        taking = any(record.taking is not None for record in self._records)
+        taking = any(record.taking is not None for record in self._records.values())
         return taking or (bool(self._obsolete) and not self._no_room) or self._check_due(monotonic_ns)
 
     def durable(self, ready: Ready) -> None:
@@ -178,7 +178,7 @@ class Housekeeper:
 
     async def make_room(self) -> bool:
         """The disk is full: drops everything that may be dropped; whether that was anything. Raises JournalFull."""
-        for record in self._records:
+        for record in self._records.values():
             if record.taking is not None:
                 self._give_up(record, record.taking)
         made_room = bool(self._obsolete)
@@ -186,7 +186,7 @@ class Housekeeper:
             await self._journal.drop_snapshot(*self._obsolete[-1])
             self._obsolete.pop()
         before = self.counters.commits_dropped
-        for record in self._records:
+        for record in self._records.values():
             await self._drop(record, self._spare(record, self._droppable(record, full=True)), full=True)
         return made_room or self.counters.commits_dropped > before
 
@@ -301,7 +301,7 @@ class Housekeeper:
         """Drops what the rules of retention let go."""
         rule = self._settings.retention
         size = self._journal.size()
-        for record in self._records:
+        for record in self._records.values():
             droppable = self._droppable(record)
             spare, sent = self._spare(record, droppable), self.safeguards.sent(record.shard.state.shard, droppable)
             upto = 0

@@ -15,11 +15,11 @@ from stigmergy.core.draft import OVERHEAD_BYTES
 from stigmergy.core.errors import Malformed, NotRunning, Overloaded, UnknownKind
 from stigmergy.core.inputs import ELSEWHERE, LOCAL, Ask, Delivery, Input, SequencesSkipped, Verdict
 from stigmergy.core.messages import Command, Event
-from stigmergy.core.shard import Shard
 from stigmergy.core.state import shard_of
 from stigmergy.runtime.declaration import Declaration
 from stigmergy.runtime.ingress import Accept, Ingress
 from stigmergy.runtime.mailbox import BLOCK, Letter, Mailbox
+from stigmergy.runtime.ownership import Shards
 
 SHARD_CACHE_MAX = 1_000_000
 SHOWN_CHARS_MAX = 200
@@ -66,7 +66,7 @@ class Intake:
     def __init__(
         self,
         declaration: Declaration,
-        shards: list[Shard],
+        shards: Shards,
         mailbox: Mailbox,
         ingress: Ingress[Envelope],
         monotonic_ns: Callable[[], int],
@@ -92,6 +92,9 @@ class Intake:
         if not isinstance(data, bytes):
             raise Malformed(f"{_shown(data)} is no envelope; give the bytes that pack_envelope makes")
         envelope = self._ingress.open(data)
+        if len(self._shards) < self._shards.total:
+            for address, _ in envelope.items:
+                self.home_of(address)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiter = Waiter(future)
         accepted = self._ingress.admit(envelope, len(data), (waiter,), self._monotonic_ns())
@@ -108,7 +111,7 @@ class Intake:
         """
         self.check_open()
         check_address(address)
-        shard, policy = self.shard_of(address), self._declaration.policy_of(stream.source)
+        shard, policy = self.home_of(address), self._declaration.policy_of(stream.source)
         source, incarnation, epoch = stream.source, stream.incarnation, stream.epoch
         if sequence > 1:
             skipped = SequencesSkipped(source, incarnation, epoch, sequence - 1, MISSING if missing else "")
@@ -146,7 +149,7 @@ class Intake:
         body = written(event, Event)
         delivery = Delivery(source=source, items=[(address, body)])
         letter = Letter(
-            shard=self.shard_of(address),
+            shard=self.home_of(address),
             input=delivery,
             tickets=(Waiter(future, eager=True),),
             size_bytes=len(body) + 64,
@@ -165,7 +168,7 @@ class Intake:
             raise Malformed(f"{_shown(command_id)} is no command id; give a text, or leave it out")
         body = command if isinstance(command, bytes) else written(command, Command)
         ask = Ask(agent=address, command_id=command_id, command=body, source=source)
-        shard = self.shard_of(address)
+        shard = self.home_of(address)
         self._mailbox.put_command(Letter(shard=shard, input=ask))
         future: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
         self._asks.setdefault((address, command_id), []).append(future)
@@ -179,6 +182,12 @@ class Intake:
     def put_inside(self, shard: int, one: Input) -> None:
         """Takes an input from inside: a timer, a result, a note."""
         self._mailbox.put_inside(Letter(shard=shard, input=one))
+        self._wake()
+
+    def put_letter(self, letter: Letter) -> None:
+        """Takes a letter of another process, whose sender waits on its ticket."""
+        self.check_open()
+        self._mailbox.put_inside(letter)
         self._wake()
 
     def take(self, shard: int, one: Input) -> asyncio.Future[None]:
@@ -210,7 +219,7 @@ class Intake:
 
     def shard_of(self, address: str) -> int:
         """Where an agent lives; remembered, because it is asked for every input."""
-        shards = len(self._shards)
+        shards = self._shards.total
         if shards == 1:
             return 0
         shard = self._shard_of.get(address)
@@ -220,15 +229,22 @@ class Intake:
             shard = self._shard_of[address] = shard_of(address, shards)
         return shard
 
+    def home_of(self, address: str) -> int:
+        """The shard of ours where an agent lives. Raises NotOwned, with who has it, for one that lives elsewhere."""
+        shard = self.shard_of(address)
+        if shard not in self._shards:
+            self._shards.check_home(address, shard)
+        return shard
+
     def _post(self, accepted: Accept[Envelope]) -> None:
         envelope = accepted.envelope
         policy = self._declaration.policy_of(envelope.source)
         shards = len(self._shards)
-        items = [envelope.items] if shards == 1 else self._split(envelope.items, shards)
+        parts = [envelope.items] if shards == 1 else self._split(envelope.items)
         for ticket in accepted.tickets:
             if isinstance(ticket, Waiter):
                 ticket.expect(shards)
-        for shard, part in enumerate(items):
+        for shard, part in zip((one.state.shard for one in self._shards), parts, strict=True):
             if accepted.skip_to:
                 skipped = SequencesSkipped(
                     source=envelope.source,
@@ -250,12 +266,12 @@ class Intake:
             letter = Letter(shard, delivery, accepted.tickets, len(part), accepted.size_bytes // shards)
             self._mailbox.put_telemetry(letter, policy)
 
-    def _split(self, items: list[tuple[str, bytes]], shards: int) -> list[list[tuple[str, bytes]]]:
+    def _split(self, items: list[tuple[str, bytes]]) -> list[list[tuple[str, bytes]]]:
         """One list for each shard, of full length: the numbers of a source run through all of them."""
-        parts: list[list[tuple[str, bytes]]] = [[("", ELSEWHERE)] * len(items) for _ in range(shards)]
+        parts = {shard.state.shard: [("", ELSEWHERE)] * len(items) for shard in self._shards}
         for number, item in enumerate(items):
             parts[self.shard_of(item[0])][number] = item
-        return parts
+        return list(parts.values())
 
     def check_open(self) -> None:
         """Raises NotRunning once nothing is taken any more."""

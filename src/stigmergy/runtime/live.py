@@ -25,7 +25,6 @@ from stigmergy.core.memory import Letter
 from stigmergy.core.messages import Command, Event
 from stigmergy.core.shard import Shard
 from stigmergy.ports.clock import Entropy
-from stigmergy.runtime.audit.signatures import SIGNERS_SHARD
 from stigmergy.runtime.audit.signers import check_enrolment, check_revocation
 from stigmergy.runtime.columns.following import durable_addresses
 from stigmergy.runtime.columns.roster import Roster
@@ -33,6 +32,7 @@ from stigmergy.runtime.devices import Devices, DeviceStanding
 from stigmergy.runtime.host import Host
 from stigmergy.runtime.intake import check_address
 from stigmergy.runtime.link import BusLink, LinkStanding
+from stigmergy.runtime.neighbours import Neighbours
 from stigmergy.runtime.presence import Member
 from stigmergy.runtime.recovery import Recovered
 
@@ -70,6 +70,8 @@ class Live:
         self.recovered = recovered
         self.link: BusLink | None = None
         """The node's side of the bus; None without one."""
+        self.neighbours: Neighbours | None = None
+        """The other processes of this fleet; None where this one has all shards."""
 
     @property
     def host(self) -> Host:
@@ -174,14 +176,14 @@ class Live:
     def resume(self, address: str, by: str) -> None:
         """Lets an agent go on that its supervision has stopped. `by` says in the log who wanted it."""
         check_address(address)
-        self._put(self._host.intake.shard_of(address), ResumeAgent(address, printable(by, BY_CHARS_MAX)))
+        self._put(self._host.intake.home_of(address), ResumeAgent(address, printable(by, BY_CHARS_MAX)))
 
     def enroll_signer(self, algorithm: int, public_key: bytes) -> None:
         """Lets another key sign from the next commit on. Raises TrustError for one that may not."""
         self._host.intake.check_open()
         key = _key(algorithm, public_key)
-        check_enrolment(self._host.shards[SIGNERS_SHARD].state.signers, self._host.verifier, key)
-        self._put(SIGNERS_SHARD, EnrollSigner(*key))
+        check_enrolment(self._host.shards.signers.state.signers, self._host.verifier, key)
+        self._put(self._host.shards.signers.state.shard, EnrollSigner(*key))
 
     def revoke_signer(self, algorithm: int, public_key: bytes, last_position: int) -> None:
         """A key's signatures count up to this position and no further. Raises WrongKey, also for our own."""
@@ -189,13 +191,13 @@ class Live:
         key, last = _key(algorithm, public_key), last_position
         if not isinstance(last, int):
             raise ConfigError(f"last_position={last!r}: give the number of the last position that counts")
-        state = self._host.shards[SIGNERS_SHARD].state
+        state = self._host.shards.signers.state
         check_revocation(state.signers, key, self._host.key, last, state.position)
-        self._put(SIGNERS_SHARD, RevokeSigner(*key, last))
+        self._put(state.shard, RevokeSigner(*key, last))
 
     def _shard_of_letter(self, letter: object) -> int:
         found = LETTER_ID.fullmatch(letter.letter) if isinstance(letter, Letter) else None
-        if found is None or int(found[1]) >= len(self._host.shards):
+        if found is None or int(found[1]) not in self._host.shards:
             raise ConfigError(f"{letter!r} is no dead letter of this node; give one of those that dead_letters() lists")
         return int(found[1])
 
@@ -220,6 +222,8 @@ class Live:
             counters |= self._devices.counters()
         if self.link is not None:
             counters |= self.link.counters()
+        if self.neighbours is not None:
+            counters |= self.neighbours.counters()
         return Standing(
             fleet=host.declaration.name,
             agents=sum(len(shard.state.agents) + sum(shard.state.enrolled.values()) for shard in host.shards)
@@ -238,6 +242,7 @@ class Live:
             troubles=[
                 *(why for _, why in sorted(host.housekeeper.troubles.items())),
                 *(() if self.link is None else self.link.troubles()),
+                *(() if self.neighbours is None else self.neighbours.troubles()),
             ],
         )
 

@@ -102,10 +102,11 @@ class Ordering:
 
     def start(self) -> None:
         """Finds out whether an earlier run has listened already, and remembers that this one has."""
-        if self._host.shards[0].state.marks.consumed(BUS_SOURCES, 0):
+        first = self._host.shards.first.state
+        if first.marks.consumed(BUS_SOURCES, 0):
             self._links += 1
         else:
-            self._host.intake.put_inside(0, SequencesSkipped(BUS_SOURCES, 0, 0, 1, ""))
+            self._host.intake.put_inside(first.shard, SequencesSkipped(BUS_SOURCES, 0, 0, 1, ""))
 
     def link(self, up: bool) -> None:
         """The link came or went: what was under way on the last one may come again, and late.

@@ -43,7 +43,7 @@ class Recovered(Struct):
     snapshots: dict[int, int] = {}
     """Per shard the position of the snapshot it started from; shards replayed from the beginning are absent."""
     bases: list[Basis] = []
-    """By shard."""
+    """In the order of the states."""
     passed_over: list[str] = []
     """Snapshots that could not be used, and why."""
 
@@ -78,9 +78,9 @@ class Recovery:
         self._signatures = SignatureCheck(verifier, every_signature=every_signature)
 
     def recover(self) -> Recovered:
-        """All shards, each from its newest usable snapshot and the log behind it."""
+        """All shards that are kept here, each from its newest usable snapshot and the log behind it."""
         found = Recovered(states=[])
-        for shard in range(self._journal.identity.shards):
+        for shard in self._journal.identity.owned:
             found.states.append(self._recover_shard(shard, found))
         found.signatures = self._signatures.finish(found.states)
         found.last_signers = self._signatures.last_signers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 
 from stigmergy.core.inputs import Input, SafeActionOut
 from stigmergy.core.messages import Action
@@ -17,7 +17,7 @@ class Safety:
     """The safe actions of a host's agents."""
 
     def __init__(
-        self, shards: Sequence[Shard], effector: Effector, clock: Clock, put_inside: Callable[[int, Input], None]
+        self, shards: Iterable[Shard], effector: Effector, clock: Clock, put_inside: Callable[[int, Input], None]
     ) -> None:
         self._shards = shards
         self._effector = effector

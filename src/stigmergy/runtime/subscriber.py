@@ -312,7 +312,7 @@ class Subscriber:
         return address in self._agents or not any(agent.partition("/")[0] == kind for agent in self._agents)
 
     def _plan(self, address: str) -> AgentPlan:
-        return self._host.shards[0].state.plan_at(address)
+        return self._host.shards.first.state.plan_at(address)
 
     def _body(self, event: CloudEvent, plan: AgentPlan, base: type[Command] | type[Event]) -> bytes:
         """The bytes of the message for this kind of agent. Raises PeerError for one that it could not take."""

@@ -1,18 +1,33 @@
-"""Tells between shards: what one shard owes another becomes a letter, and is settled once it is durable there."""
+"""Tells between shards: what one shard owes another becomes a letter, and is settled once it is durable there.
+
+Where the other shard is not ours, who has it takes them; until that one has them durable, they stay owed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import msgspec
 
 from stigmergy.core.effects import shard_sink
 from stigmergy.core.inputs import Delivery, EffectSettled, Input
 from stigmergy.core.outbox import Pending
-from stigmergy.runtime.mailbox import Letter, Ticket
+from stigmergy.runtime.mailbox import Letter, Mailbox, Ticket
+from stigmergy.runtime.ownership import Shards
 
 SHARD_SINKS = "shard/"
 _told = msgspec.msgpack.Decoder(tuple[str, bytes])
+
+
+def shard_of_sink(sink: str) -> int:
+    """The shard that a sink of tells stands for."""
+    return int(sink.removeprefix(SHARD_SINKS))
+
+
+def told_items(pendings: Sequence[Pending]) -> list[tuple[str, bytes]]:
+    """Whom these tells are for, and what they say."""
+    return [_told.decode(pending.body) for pending in pendings]
 
 
 class Settles:
@@ -39,10 +54,47 @@ def letter_of(
     shard: int, epoch: int, sink: str, pendings: Sequence[Pending], put: Callable[[int, Input], None]
 ) -> Letter:
     """The letter with these tells of a shard; the shard hears through `put` when they have arrived."""
-    target = int(sink.removeprefix(SHARD_SINKS))
-    items = [_told.decode(pending.body) for pending in pendings]
+    target = shard_of_sink(sink)
+    items = told_items(pendings)
     first = pendings[0].sequence
     delivery = Delivery(shard_sink(shard), items, sequence=first, epoch=epoch)
     # What a shard tells itself is settled in the very step that takes it.
     tickets: tuple[Ticket, ...] = () if target == shard else (Settles(put, shard, sink, first, first + len(items) - 1),)
     return Letter(target, delivery, tickets, len(items))
+
+
+class Elsewhere(Protocol):
+    """The owners of the other shards, as a host sees them."""
+
+    def release(self, shard: int, epoch: int, target: int, pendings: Sequence[Pending]) -> None:
+        """Takes durable tells of a shard of ours for one that is elsewhere, in order."""
+        ...
+
+
+class Tells:
+    """Releases what the shards of a host tell others."""
+
+    def __init__(self, shards: Shards, mailbox: Mailbox, put: Callable[[int, Input], None]) -> None:
+        self._shards = shards
+        self._mailbox = mailbox
+        self._put = put
+        self.elsewhere: Elsewhere | None = None
+        """Who takes tells for shards that are not ours; without anybody they stay owed until a start with somebody."""
+
+    def release(self, shard: int, owed: Sequence[Pending]) -> list[Pending]:
+        """Takes the tells among these durable effects; returns the others."""
+        others: list[Pending] = []
+        tells: dict[str, list[Pending]] = {}
+        for pending in owed:
+            if pending.sink.startswith(SHARD_SINKS):
+                tells.setdefault(pending.sink, []).append(pending)
+            else:
+                others.append(pending)
+        epoch = self._shards[shard].epoch if tells else 0
+        for sink, pendings in tells.items():
+            target = shard_of_sink(sink)
+            if target in self._shards:
+                self._mailbox.put_inside(letter_of(shard, epoch, sink, pendings, self._put))
+            elif self.elsewhere is not None:
+                self.elsewhere.release(shard, epoch, target, pendings)
+        return others

@@ -88,7 +88,10 @@ class Logbook:
 
     def compare_states(self, states: Sequence[ShardState], where: str) -> None:
         """A state that was reached in some other way must be the same as the fold of all commits."""
-        for mine, other in zip(self.states, states, strict=True):
+        if [state.shard for state in states] != list(self.identity.owned):
+            self.findings.append(f"{where}: the shards {[state.shard for state in states]} are not those of this node")
+        for other in states:
+            mine = self.states[other.shard]
             if (mine.position, mine.digest) != (other.position, other.digest):
                 self.findings.append(
                     f"{where}: shard {mine.shard} is at {other.position}, the log that was durable ends at "

@@ -30,6 +30,7 @@ from stigmergy.runtime.devices import Devices, Inline, start_attached
 from stigmergy.runtime.host import Host
 from stigmergy.runtime.link import BusLink
 from stigmergy.runtime.live import Live
+from stigmergy.runtime.neighbours import Neighbours
 from stigmergy.runtime.settings import Settings
 from stigmergy.sim.clock import SimClock, SimEntropy
 from stigmergy.sim.disk import AfterFailedSync, IoCall, SimDisk
@@ -101,6 +102,8 @@ class SimNode:
         agents: Sequence[str] = (),
         broker: MemoryBroker | None = None,
         uplink: UplinkRule | None = None,
+        part: tuple[int, int] | None = None,
+        attach: Callable[[Host], Neighbours] | None = None,
     ) -> None:
         self.world = world
         self.name = name
@@ -115,7 +118,10 @@ class SimNode:
         self.lives = 0
         self.up_since_ns = 0
         self.on_disk_call: Callable[[IoCall], None] | None = None
-        self._identity = JournalIdentity(fleet=self.declaration.name, shards=self.declaration.shards, incarnation=1)
+        self._identity = JournalIdentity(self.declaration.name, self.declaration.shards, incarnation=1, part=part)
+        self._attach = attach
+        """Makes the node one of several processes that share its fleet."""
+        self.neighbours: Neighbours | None = None
         self.logbook = Logbook(self._identity, self.declaration.plans, self.settings.limits)
         self.store = MemoryStore(self._identity) if in_memory else None
         self._in_segments = in_segments
@@ -167,7 +173,10 @@ class SimNode:
             journal.owner_failed = lambda: host.failure is not None
             devices = Devices(host, Inline(), self._agents)
             link = self._make_link(host)
+            self.neighbours = None if self._attach is None else self._attach(host)
             recovered = await start_attached(host, devices)
+            if self.neighbours is not None:
+                await self.neighbours.start()
         except StigmergyError as error:
             self.record("does not start", type(error).__name__)
             await self._die()
@@ -206,6 +215,8 @@ class SimNode:
                 await self._devices.stop()
             if live.link is not None:
                 await live.link.stop()
+            if self.neighbours is not None:
+                await self.neighbours.stop()
             await live.host.stop()
             if self._devices is not None:
                 await self._devices.close()
@@ -242,6 +253,8 @@ class SimNode:
             journal.dead = True
         if devices is not None:
             await devices.kill()
+        if self.neighbours is not None:
+            await self.neighbours.stop()
         bus, self._bus = self._bus, None
         if bus is not None and self.broker is not None:
             # The broker sees the connection break; nothing that still runs here reaches it any more.

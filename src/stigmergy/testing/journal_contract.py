@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, ParamSpec
 
 import pytest
+from msgspec import structs
 
 from stigmergy.core.commit import Group, head_of
 from stigmergy.core.errors import Bug, JournalConflict, JournalForeign, JournalLocked
@@ -330,6 +331,30 @@ class JournalContract:
             with pytest.raises(JournalForeign):
                 open_journal(other)
         await open_journal(IDENTITY).close()
+
+    @in_a_loop
+    async def test_part_keeps_its_own_shards_and_is_no_other_part(self, open_journal: OpenJournal) -> None:
+        part = structs.replace(IDENTITY, part=(1, 2))
+        journal, chain = open_journal(part), CommitChain()
+        assert (journal.identity, list(journal.identity.owned), journal.identity.signers_shard) == (part, [1, 2], 1)
+        group = chain.group([1, 2])
+        await journal.append(group)
+        for shard in (0, 3):
+            await self.refuses(journal, chain.group([shard]), Bug)
+        await journal.close()
+        for other in (None, (0, 1), (2, 3), (1, 1)):
+            with pytest.raises(JournalForeign, match="1 to 2"):
+                open_journal(structs.replace(IDENTITY, part=other))
+        journal = open_journal(part)
+        assert journal.identity == part
+        assert list(journal.read(1)) == stored(group, shard=1)
+        await journal.close()
+
+    @in_a_loop
+    async def test_whole_journal_is_no_part(self, open_journal: OpenJournal) -> None:
+        await open_journal(IDENTITY).close()
+        with pytest.raises(JournalForeign):
+            open_journal(structs.replace(IDENTITY, part=(0, IDENTITY.shards - 1)))
 
     @in_a_loop
     async def test_incarnation_is_the_one_it_was_made_with(self, open_journal: OpenJournal) -> None:

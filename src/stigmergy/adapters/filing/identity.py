@@ -27,6 +27,22 @@ def check_identity(found: JournalIdentity, wanted: JournalIdentity, path: str) -
         raise JournalForeign(
             f"{path}: made for {found.shards} shards, not for {wanted.shards}; the number of shards is fixed for good"
         )
+    if found.part != wanted.part:
+        raise JournalForeign(f"{path}: keeps {_shards(found)}, not {_shards(wanted)}; {_remedy(found)}")
+
+
+def _shards(identity: JournalIdentity) -> str:
+    """Which shards a journal keeps, for people."""
+    if identity.part is None:
+        return f"all of the {identity.shards} shards"
+    first, last = identity.part
+    return f"shard {first}" if first == last else f"shards {first} to {last}"
+
+
+def _remedy(found: JournalIdentity) -> str:
+    if found.part is None:
+        return "it was made by one process alone: run it with one, or name another journal"
+    return "it is a part of a journal of several processes: run it with as many as it was made for"
 
 
 def check_mark(heads: Mapping[int, Head], identity: JournalIdentity, mark: Mark | None, path: str) -> None:

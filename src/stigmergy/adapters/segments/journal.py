@@ -129,7 +129,7 @@ class SegmentJournal:
     def append(self, group: Group) -> Awaitable[None]:
         try:
             self._check_writable()
-            moved = advance(self._heads, group, self.identity.shards)
+            moved = advance(self._heads, group, self.identity.owned)
             return self._writer.run(partial(self._append, group, moved))
         except StigmergyError as error:
             return refused_write(error)

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 import msgspec
 from blake3 import blake3
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from stigmergy.adapters.filing.files import Claim
 from stigmergy.adapters.filing.identity import check_identity, check_incarnation, check_mark, own_mark
@@ -53,6 +53,8 @@ SEGMENT_BYTES_MIN = 1 << 12
 SHARDS_MAX = 1 << 22
 IDENTITY = "identity"
 MARK = "mark"
+PART_FORMAT = 2
+"""Of a journal that keeps some of a fleet's shards: a version that knows of no parts does not take it for all."""
 _IDENTITY_KEY = blake3(b"stigmergy 2026 identity of a journal in segments").digest()
 """The identity's own frame cannot be keyed with what it holds."""
 
@@ -67,8 +69,15 @@ class SegmentIdentity(Struct, array_like=True, frozen=True):
     key: bytes
 
 
+class SegmentPartIdentity(SegmentIdentity, array_like=True, frozen=True):
+    """The same of a journal that keeps some of the shards: from which to which."""
+
+    part: tuple[int, int]
+
+
 _encoder = msgspec.msgpack.Encoder()
 _identity = msgspec.msgpack.Decoder(SegmentIdentity)
+_part_identity = msgspec.msgpack.Decoder(SegmentPartIdentity)
 
 
 def open_journal(
@@ -105,7 +114,7 @@ def renew_incarnation(url: str, incarnation: int, *, folder: Folder | None = Non
     check_incarnation(incarnation)
     opened = _Opening(url, folder, read_only=False, heed_mark=False).run(None, None)
     try:
-        renewed = JournalIdentity(opened.identity.fleet, opened.identity.shards, incarnation)
+        renewed = structs.replace(opened.identity, incarnation=incarnation)
         _write_identity(opened.folder, renewed, opened.key)
     except OSError as error:
         raise opening_error(error, opened.folder.path) from error
@@ -224,14 +233,16 @@ class _Opening:
             if frame is None or frame.kind is not Kind.IDENTITY:
                 raise msgspec.DecodeError("not whole")
             found = _identity.decode(frame.payload)
-        except msgspec.DecodeError as error:
+            part = _part_identity.decode(frame.payload).part if found.format == PART_FORMAT else None
+            identity = JournalIdentity(found.fleet, found.shards, found.incarnation, part)
+        except (msgspec.DecodeError, ConfigError) as error:
             raise JournalCorrupt(f"{self._folder.path}: the identity is damaged ({error}); {RESTORE}") from None
-        if found.format != FORMAT:
+        if found.format not in (FORMAT, PART_FORMAT):
             raise JournalForeign(
-                f"{self._folder.path}: journal format {found.format}, this version reads {FORMAT}; "
+                f"{self._folder.path}: journal format {found.format}, this version reads {FORMAT} and {PART_FORMAT}; "
                 "use the version that wrote it"
             )
-        return JournalIdentity(found.fleet, found.shards, found.incarnation), found.key
+        return identity, found.key
 
     # ------------------------------------------------------------------ the segments
 
@@ -333,7 +344,12 @@ def _later(key: bytes, data: bytes, reached: int) -> Iterator[Frame]:
 
 
 def _write_identity(folder: Folder, identity: JournalIdentity, key: bytes) -> None:
-    record = SegmentIdentity(FORMAT, identity.fleet, identity.shards, identity.incarnation, key)
+    names = (identity.fleet, identity.shards, identity.incarnation, key)
+    record = (
+        SegmentIdentity(FORMAT, *names)
+        if identity.part is None
+        else SegmentPartIdentity(PART_FORMAT, *names, identity.part)
+    )
     fresh = f"{IDENTITY}.new"
     folder.remove(fresh)
     file = folder.open(fresh, create=True)
@@ -346,7 +362,5 @@ def _write_identity(folder: Folder, identity: JournalIdentity, key: bytes) -> No
 
 def _check_shards(opened: Opened) -> None:
     for shard in opened.heads:
-        if shard >= opened.identity.shards:
-            raise JournalCorrupt(
-                f"{opened.folder.path}: commits of shard {shard}, but there are {opened.identity.shards} shards"
-            )
+        if shard not in opened.identity.owned:
+            raise JournalCorrupt(f"{opened.folder.path}: commits of shard {shard}, which is not kept here; {RESTORE}")

@@ -16,6 +16,7 @@ import os
 from collections.abc import Iterator
 
 import apsw
+from msgspec import structs
 
 from stigmergy.adapters.filing.files import Claim, Files, OsFiles
 from stigmergy.adapters.filing.identity import check_identity, check_incarnation, own_mark
@@ -65,7 +66,7 @@ def renew_incarnation(url: str, incarnation: int, *, vfs: str | None = None, fil
     check_incarnation(incarnation)
     opened = _Opening(url, vfs, files, heed_mark=False).run(None)
     try:
-        renewed = JournalIdentity(opened.identity.fleet, opened.identity.shards, incarnation)
+        renewed = structs.replace(opened.identity, incarnation=incarnation)
         opened.connection.execute(
             "INSERT OR REPLACE INTO identity VALUES (?, ?, ?, ?, ?)", schema.identity_row(renewed)
         )
@@ -177,9 +178,12 @@ class _Opening:
             connection.pragma("page_size", PAGE_BYTES)
             connection.pragma("auto_vacuum", 2)
             connection.pragma("application_id", schema.APPLICATION_ID)
-            connection.pragma("user_version", schema.FORMAT)
+            connection.pragma("user_version", schema.FORMAT if identity.part is None else schema.PART_FORMAT)
             connection.execute(schema.TABLES)
             connection.execute("INSERT INTO identity VALUES (?, ?, ?, ?, ?)", schema.identity_row(identity))
+            if identity.part is not None:
+                connection.execute(schema.PART_TABLE)
+                connection.execute("INSERT INTO part VALUES (?, ?, ?, ?)", schema.part_row(identity.part))
             connection.pragma("journal_mode", "WAL")
             connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
         finally:
@@ -211,7 +215,9 @@ class _Opening:
         if connection.pragma("journal_mode") != "wal":
             raise JournalCorrupt(f"{self._path}: not in WAL mode; somebody changed it, set it back or {RESTORE}")
         rows = connection.execute("SELECT * FROM identity").fetchall()
-        identity = schema.read_identity(rows, self._path)
+        has_part = connection.pragma("user_version") == schema.PART_FORMAT
+        part = connection.execute("SELECT * FROM part").fetchall() if has_part else None
+        identity = schema.read_identity(rows, self._path, part)
         if wanted is not None:
             check_identity(identity, wanted, self._path)
         frames, _ = connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)

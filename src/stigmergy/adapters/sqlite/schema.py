@@ -19,12 +19,14 @@ from msgspec import Struct
 
 from stigmergy.adapters.sqlite.errors import RESTORE
 from stigmergy.core.commit import Group, Head, Sealed, Signature
-from stigmergy.core.errors import Bug, JournalCorrupt, JournalForeign
+from stigmergy.core.errors import Bug, ConfigError, JournalCorrupt, JournalForeign
 from stigmergy.ports.journal import JournalIdentity, SnapshotPart, StoredCommit
 
 APPLICATION_ID = 0x5354474D
 """STGM; `file fleet.db` shows it."""
 FORMAT = 1
+PART_FORMAT = 2
+"""Of a journal that keeps some of a fleet's shards: a version that knows of no parts does not take it for all."""
 POSITION_BITS = 40
 SHARDS_MAX = 1 << 22
 
@@ -54,6 +56,13 @@ CREATE TABLE snapshots(
     PRIMARY KEY (shard, position, part)
 ) STRICT;
 """
+
+PART_TABLE = """
+CREATE TABLE part(
+    only INTEGER PRIMARY KEY CHECK (only = 1), first INTEGER NOT NULL, last INTEGER NOT NULL, checksum INTEGER NOT NULL
+) STRICT;
+"""
+"""Only in a journal that keeps some of the shards."""
 
 Value = int | str | bytes | float | None
 Row = tuple[Value, ...]
@@ -100,9 +109,10 @@ def check_database_header(data: bytes, path: str) -> None:
             f"{path}: a database of another program (application id {application:#x}); name the right file, "
             "it was not touched"
         )
-    if version != FORMAT:
+    if version not in (FORMAT, PART_FORMAT):
         raise JournalForeign(
-            f"{path}: journal format {version}, this version reads {FORMAT}; use the version that wrote it"
+            f"{path}: journal format {version}, this version reads {FORMAT} and {PART_FORMAT}; "
+            "use the version that wrote it"
         )
 
 
@@ -112,15 +122,33 @@ def identity_row(identity: JournalIdentity) -> Row:
     return (1, *values, row_checksum(*values))
 
 
-def read_identity(rows: list[Row], path: str) -> JournalIdentity:
-    """The identity out of its table's rows."""
+def part_row(part: tuple[int, int]) -> Row:
+    """What `part` holds."""
+    return (1, *part, row_checksum(*part))
+
+
+def read_identity(rows: list[Row], path: str, part_rows: list[Row] | None = None) -> JournalIdentity:
+    """The identity out of its table's rows, and those of the table `part` where there is one."""
+    damaged = f"{path}: the record of the journal's identity is damaged; {RESTORE}"
+    part = None if part_rows is None else _read_part(part_rows, damaged)
     match rows:
         case [(1, str(fleet), int(shards), int(incarnation), int(checksum))] if checksum == row_checksum(
             fleet, shards, incarnation
         ):
-            return JournalIdentity(fleet=fleet, shards=shards, incarnation=incarnation)
+            try:
+                return JournalIdentity(fleet=fleet, shards=shards, incarnation=incarnation, part=part)
+            except ConfigError:
+                raise JournalCorrupt(damaged) from None
         case _:
-            raise JournalCorrupt(f"{path}: the record of the journal's identity is damaged; {RESTORE}")
+            raise JournalCorrupt(damaged)
+
+
+def _read_part(rows: list[Row], damaged: str) -> tuple[int, int]:
+    match rows:
+        case [(1, int(first), int(last), int(checksum))] if checksum == row_checksum(first, last):
+            return (first, last)
+        case _:
+            raise JournalCorrupt(damaged)
 
 
 def shard_row(note: ShardNote) -> Row:

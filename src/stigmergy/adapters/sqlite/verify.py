@@ -31,8 +31,8 @@ def read_shards(
     """The head and the first position of each shard that has commits."""
     heads, firsts = _ends(connection, path)
     for shard in heads:
-        if shard >= identity.shards:
-            raise JournalCorrupt(f"{path}: commits of shard {shard}, but there are {identity.shards} shards; {RESTORE}")
+        if shard not in identity.owned:
+            raise JournalCorrupt(f"{path}: commits of shard {shard}, which is not kept here; {RESTORE}")
     notes = {
         note.shard: note
         for note in (schema.read_shard_note(row, path) for row in connection.execute("SELECT * FROM shards"))

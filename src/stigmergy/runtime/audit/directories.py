@@ -7,18 +7,18 @@ beginning. No tables, no numpy and none of the users' classes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from stigmergy.core.columns import ColumnRun, Layout, Templates
 from stigmergy.core.commit import Commit, open_commit
 from stigmergy.core.directory import Directory
 from stigmergy.core.errors import JournalError
-from stigmergy.core.shard import Shard
 from stigmergy.core.state import ShardState
 from stigmergy.core.walking import Reading, learn
 from stigmergy.ports.archive import CarriesDirectory
 from stigmergy.ports.journal import Journal
 from stigmergy.runtime.audit.snapshots import NamesRead, is_noted, read_chain
+from stigmergy.runtime.ownership import Shards
 
 LiveReading = Callable[[int], Reading]
 
@@ -45,7 +45,7 @@ class ShardReading:
         return table.name(number)
 
 
-def live_readings(shards: Sequence[Shard]) -> LiveReading:
+def live_readings(shards: Shards) -> LiveReading:
     """What the shards of a running node know."""
     return lambda shard: ShardReading(shards[shard].state)
 

@@ -84,10 +84,10 @@ class Export:
     def _find_ranges(self) -> list[tuple[int, int, int]]:
         """Per shard from where to where. Entries are as old as their commit at most, and as young as the one before."""
         journal, wanted = self._journal, self._selection
-        shards = journal.identity.shards
-        if wanted.shard is not None and not 0 <= wanted.shard < shards:
-            raise ConfigError(f"shard {wanted.shard}: this journal has shards 0 to {shards - 1}")
-        only = wanted.shard if wanted.agent is None else shard_of(wanted.agent, shards)
+        kept = journal.identity.owned
+        if wanted.shard is not None and wanted.shard not in kept:
+            raise ConfigError(f"shard {wanted.shard}: this journal has shards {kept[0]} to {kept[-1]}")
+        only = wanted.shard if wanted.agent is None else shard_of(wanted.agent, journal.identity.shards)
         found: list[tuple[int, int, int]] = []
         for head in journal.heads():
             if only is not None and head.shard != only:

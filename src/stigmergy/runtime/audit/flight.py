@@ -33,11 +33,13 @@ from stigmergy.ports.journal import Journal, StoredCommit
 from stigmergy.ports.trust import Signer, Verifier
 from stigmergy.runtime.audit.directories import Directories, LiveReading
 from stigmergy.runtime.audit.needs import GIVE_WAY_COMMITS, Needs
-from stigmergy.runtime.audit.signatures import SIGNERS_SHARD, key_name
+from stigmergy.runtime.audit.signatures import key_name
 from stigmergy.runtime.audit.signers import signer_changes
 from stigmergy.runtime.audit.verification import Problem, Verification, Verified
 
 REASON_CHARS_MAX = 500
+SIGNERS_SHARD = 0
+"""Where signers are enrolled in a log that is not in parts."""
 
 
 class Cut(Struct, frozen=True):
@@ -82,6 +84,10 @@ def make_flight(
 ) -> Iterator[bytes]:
     """The bytes of a flight log, piece by piece: about one commit each, and now and then nothing. `signers` may sign
     where it begins; `live` are the shards of the node that runs this journal."""
+    if journal.identity.part is not None:
+        raise ConfigError(
+            "a flight log of a journal in parts cannot be made yet; export it as lines or Parquet, or copy the parts"
+        )
     ranges = _ranges(journal, cut)
     if not ranges:
         raise ConfigError("nothing of the log is like that, so there is no flight log to make; choose another range")

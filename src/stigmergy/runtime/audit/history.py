@@ -19,7 +19,7 @@ from msgspec import Struct, structs
 from stigmergy.core.codec import tag_of
 from stigmergy.core.columns import ColumnRun
 from stigmergy.core.commit import Commit, Run, digest_commit, open_commit
-from stigmergy.core.errors import Bug, ConfigError, FoldMismatch, JournalCorrupt
+from stigmergy.core.errors import Bug, ConfigError, FoldMismatch, JournalCorrupt, NotOwned
 from stigmergy.core.messages import spec_of
 from stigmergy.core.plans import AgentPlan
 from stigmergy.core.replay import apply
@@ -63,6 +63,16 @@ class Sight(Struct, frozen=True):
     time_ns: int
 
 
+def check_kept(journal: Journal, address: str, shard: int) -> None:
+    """Refuses to look for an agent in a journal that keeps other shards."""
+    kept = journal.identity.owned
+    if shard not in kept:
+        raise NotOwned(
+            f"{address} lives in shard {shard}, and this journal keeps {kept[0]} to {kept[-1]} only; "
+            "name the folder that has all parts"
+        )
+
+
 class History:
     """Looks back in one journal."""
 
@@ -81,6 +91,7 @@ class History:
     def look_slowly(self, address: str, moment: Moment) -> Iterator[Sight | None]:
         """The same in small pieces: yields None after each commit, and at last what was seen."""
         shard = shard_of(address, self._journal.identity.shards)
+        check_kept(self._journal, address, shard)
         self._check_reached(shard, moment)
         state = yield from self._begin(shard, address, moment)
         plan = state.plan_at(address)

@@ -123,12 +123,12 @@ def readable_fields(body: bytes) -> Any:
 
 
 def _shards(journal: Journal, wanted: Wanted) -> list[int]:
-    count = journal.identity.shards
-    if wanted.shard is not None and not 0 <= wanted.shard < count:
-        raise ConfigError(f"shard {wanted.shard}: this journal has shards 0 to {count - 1}")
+    kept = journal.identity.owned
+    if wanted.shard is not None and wanted.shard not in kept:
+        raise ConfigError(f"shard {wanted.shard}: this journal has shards {kept[0]} to {kept[-1]}")
     if wanted.shard is not None:
         return [wanted.shard]
-    return list(range(count)) if not wanted.agent else [shard_of(wanted.agent, count)]
+    return list(kept) if not wanted.agent else [shard_of(wanted.agent, journal.identity.shards)]
 
 
 def _tail(journal: Journal, directories: Directories, shards: list[int], wanted: Wanted) -> Iterator[Entry | None]:

@@ -28,7 +28,7 @@ from stigmergy.core.supervision import SHARD_ADDRESS, SignerEnrolled, SignerRevo
 from stigmergy.ports.clock import Clock
 from stigmergy.ports.journal import Journal
 from stigmergy.ports.trust import Signer, Verifier
-from stigmergy.runtime.audit.signatures import SIGNERS_SHARD, key_name
+from stigmergy.runtime.audit.signatures import key_name
 from stigmergy.runtime.audit.signers import Key, check_enrolment, check_revocation
 from stigmergy.runtime.audit.verification import Verification
 
@@ -43,9 +43,8 @@ class Rotation:
         self._clock = clock
         self._signers = self._verified_signers()
         heads = {head.shard: head for head in journal.heads()}
-        self._head = heads.get(
-            SIGNERS_SHARD, Head(SIGNERS_SHARD, 0, 0, genesis_of(journal.identity.fleet, SIGNERS_SHARD))
-        )
+        shard = journal.identity.signers_shard
+        self._head = heads.get(shard, Head(shard, 0, 0, genesis_of(journal.identity.fleet, shard)))
 
     async def enrol(self, key: Key) -> int:
         """Lets another key sign from the next commit on; returns the position that says so."""
@@ -100,7 +99,7 @@ class Rotation:
             Commit(
                 format=COMMIT_FORMAT,
                 hash_algorithm=HashAlgorithm.BLAKE3_256,
-                shard=SIGNERS_SHARD,
+                shard=self._head.shard,
                 position=self._head.position + 1,
                 epoch=self._head.epoch,
                 previous=self._head.digest,

@@ -14,9 +14,6 @@ from stigmergy.core.state import ShardState
 from stigmergy.ports.journal import StoredCommit
 from stigmergy.ports.trust import Verifier
 
-SIGNERS_SHARD = 0
-"""Signers are enrolled and revoked in the log of this shard, and their positions are its positions."""
-
 
 def key_name(key: bytes) -> str:
     """How a message names a key: enough of it to find it in a list."""
@@ -76,7 +73,10 @@ class SignatureCheck:
         self._last.pop(shard, None)
 
     def finish(self, states: Sequence[ShardState]) -> int:
-        """Verifies the last signature of each run, and that one covers every head; returns how many it verified."""
+        """Verifies the last signature of each run, and that one covers every head; returns how many it verified.
+
+        The first of the states is that of the shard in which signers are enrolled.
+        """
         for shard in sorted(self._last):
             self._verify(self._last[shard])
         for state in states:
@@ -90,7 +90,7 @@ class SignatureCheck:
                 )
             for signature in claim[1].values():
                 self._verify(signature)
-                self._check_signer(state.shard, signature, states[SIGNERS_SHARD])
+                self._check_signer(state.shard, signature, states[0])
         return len(self._verified)
 
     @property
@@ -110,7 +110,7 @@ class SignatureCheck:
                 "enrolled; somebody else has written it"
             )
         revoked_after = last_position[key]
-        signed = max((head.position for head in signature.heads if head.shard == SIGNERS_SHARD), default=0)
+        signed = max((head.position for head in signature.heads if head.shard == signers_state.shard), default=0)
         if revoked_after is not None and signed > revoked_after:
             raise WrongKey(
                 f"shard {shard}: the log ends at {signed} with a signature by {key_name(signature.key)}, whose "

@@ -18,7 +18,7 @@ from stigmergy.core.messages import spec_of
 from stigmergy.core.state import Signer
 from stigmergy.core.supervision import SHARD_ADDRESS, SignerEnrolled, SignerRevoked
 from stigmergy.ports.trust import Verifier
-from stigmergy.runtime.audit.signatures import SIGNERS_SHARD, key_name
+from stigmergy.runtime.audit.signatures import key_name
 
 _ENROLLED_TAG = spec_of(SignerEnrolled).tag
 _REVOKED_TAG = spec_of(SignerRevoked).tag
@@ -123,7 +123,7 @@ class SignerHistory:
         record = self._by_key.get((signature.algorithm, signature.key))
         if head is not None and head.position == 1:
             return  # the first commit brings its own key, and `take` sees whether it does
-        where = f"shard {shard}, position {position}: " if shard != SIGNERS_SHARD else ""
+        where = f"shard {shard}, position {position}: " if shard else ""
         if record is None:
             self._problem(position, f"{where}signed by {key_name(signature.key)}, which was not enrolled by then")
             return

@@ -22,7 +22,7 @@ from stigmergy.core.state import Signer
 from stigmergy.ports.journal import Journal, StoredCommit
 from stigmergy.ports.trust import Verifier
 from stigmergy.runtime.audit.column_check import ColumnCheck
-from stigmergy.runtime.audit.signatures import SIGNERS_SHARD, covers
+from stigmergy.runtime.audit.signatures import covers
 from stigmergy.runtime.audit.signers import SignerHistory, SignerRecord
 
 PROBLEMS_MAX = 100
@@ -102,6 +102,7 @@ class Verification:
         self._trusted_key = trusted_key
         self._found = Verified()
         self._lanes: list[_Lane] = []
+        self._signers_shard = journal.identity.signers_shard
         self._signers = SignerHistory(self._signer_problem)
         self._last_signers: dict[int, tuple[int, bytes]] = {}
         self.commits_expected = 0
@@ -141,7 +142,7 @@ class Verification:
     def _open_lanes(self) -> None:
         journal = self._journal
         ends = {head.shard: head.position for head in journal.heads()}
-        for shard in range(journal.identity.shards):
+        for shard in journal.identity.owned:
             first = journal.first_position(shard)
             # Not to its end as it will be by then: groups that are appended meanwhile would be seen in one shard only.
             count = max(0, ends.get(shard, 0) - first + 1)
@@ -152,18 +153,20 @@ class Verification:
             self._lanes.append(lane)
         if self._known_signers is not None:
             self._signers.adopt(self._known_signers)
-        elif self._lanes[SIGNERS_SHARD].first > 1:
+        elif self._lanes[0].first > 1:
             self._adopt_signers()
         for lane in self._lanes:
             self._advance(lane)
 
     def _adopt_signers(self) -> None:
         """The beginning of the log was dropped: who was enrolled in it is said by the oldest snapshot."""
-        positions = self._journal.snapshots(SIGNERS_SHARD)
-        for part in self._journal.read_snapshot(SIGNERS_SHARD, positions[0]) if positions else ():
+        positions = self._journal.snapshots(self._signers_shard)
+        for part in self._journal.read_snapshot(self._signers_shard, positions[0]) if positions else ():
             self._signers.adopt(read_header(part.body).tables.signers)
             return
-        self._problem(SIGNERS_SHARD, 0, "the beginning of the log was dropped, and no snapshot says who may sign it")
+        self._problem(
+            self._signers_shard, 0, "the beginning of the log was dropped, and no snapshot says who may sign it"
+        )
 
     def _walk(self) -> Iterator[int]:
         """Takes group after group. The signature of a group is with its last commit and names all the others."""
@@ -187,13 +190,17 @@ class Verification:
 
     def _is_ahead(self, head: Head) -> bool:
         """Whether commits of that shard must be taken before the group that names this head."""
-        if not 0 <= head.shard < len(self._lanes):
+        other = self._lane_of(head.shard)
+        if other is None:
             return False
-        other = self._lanes[head.shard]
         if other.next is None:
             return False
         before = head.position - (1 if other.next[0].signature is None else 0)
         return other.position < before
+
+    def _lane_of(self, shard: int) -> _Lane | None:
+        number = shard - self._signers_shard
+        return self._lanes[number] if 0 <= number < len(self._lanes) else None
 
     def _take_group(self, lane: _Lane) -> None:
         if lane.next is None or (signature := lane.next[0].signature) is None:
@@ -208,7 +215,7 @@ class Verification:
         elif own is None or own.position != position:
             self._problem(lane.shard, position, "the signature stored here is for another commit")
         else:
-            self._signers.check(signature, heads.get(SIGNERS_SHARD), lane.shard, position)
+            self._signers.check(signature, heads.get(self._signers_shard), lane.shard, position)
             for head in signature.heads:
                 self._check_head(lane, head, signature)
         for member in members:
@@ -216,10 +223,10 @@ class Verification:
 
     def _check_head(self, lane: _Lane, head: Head, signature: Signature) -> None:
         """A signature names commits of its own group, and may name the last one of a shard that is not in it."""
-        if not 0 <= head.shard < len(self._lanes):
+        other = self._lane_of(head.shard)
+        if other is None:
             self._problem(lane.shard, lane.position + 1, f"the signature names shard {head.shard}, which is not ours")
             return
-        other = self._lanes[head.shard]
         digest = other.digest if other.position == head.position else None
         if other.next is not None and other.position + 1 == head.position:
             digest = other.next[0].sealed.digest
@@ -258,8 +265,8 @@ class Verification:
             self._problem(lane.shard, position, "does not cite the commit before it: the chain is broken")
         if sealed.time_ns < lane.time_ns:
             self._problem(lane.shard, position, "is older than the commit before it")
-        if lane.shard == SIGNERS_SHARD:
-            self._signers.take(commit, self._last_signers.get(SIGNERS_SHARD))
+        if lane.shard == self._signers_shard:
+            self._signers.take(commit, self._last_signers.get(self._signers_shard))
         for note in commit.snapshots:
             self._check_note(lane, position, note)
         lane.position = position
@@ -362,10 +369,10 @@ class Verification:
             return
         ends = [self._last_signers.get(lane.shard) for lane in self._lanes if lane.head is not None]
         if not ends or any(end != self._trusted_key for end in ends):
-            self._problem(SIGNERS_SHARD, 0, "the key given neither began this log nor signed its end")
+            self._problem(self._signers_shard, 0, "the key given neither began this log nor signed its end")
 
     def _signer_problem(self, position: int, what: str) -> None:
-        self._problem(SIGNERS_SHARD, position, what)
+        self._problem(self._signers_shard, position, what)
 
     def _problem(self, shard: int, position: int, what: str) -> None:
         self._found.problems.append(Problem(shard=shard, position=position, what=what))

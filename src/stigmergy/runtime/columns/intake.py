@@ -15,13 +15,13 @@ from stigmergy.core.batches import ColumnBatch, open_batch
 from stigmergy.core.columns import Layout
 from stigmergy.core.errors import Malformed, Overloaded, UnknownKind
 from stigmergy.core.inputs import ColumnDelivery, EnrollAgents, SequencesSkipped
-from stigmergy.core.shard import Shard
 from stigmergy.core.tables import Table
 from stigmergy.runtime.columns.roster import Place, Roster, ShardRoster
 from stigmergy.runtime.declaration import Declaration
 from stigmergy.runtime.ingress import Accept, Ingress, IngressCounters
 from stigmergy.runtime.intake import DECLARED, MISSING, Intake, Waiter
 from stigmergy.runtime.mailbox import Letter, Mailbox
+from stigmergy.runtime.ownership import Shards
 
 ITEM_BYTES = 4096
 """So many bytes of records count as one input, so that a commit's worth of either is about the same."""
@@ -35,7 +35,7 @@ class ColumnIntake:
     def __init__(
         self,
         declaration: Declaration,
-        shards: list[Shard],
+        shards: Shards,
         mailbox: Mailbox,
         intake: Intake,
         monotonic_ns: Callable[[], int],
@@ -58,8 +58,8 @@ class ColumnIntake:
         self._intake.check_open()
         # Which door it is stands inside; any of them can open it.
         batch = self._door(0).open(data)
-        if batch.header.shard >= len(self._shards):
-            raise Malformed(f"a column batch for shard {batch.header.shard}; there are {len(self._shards)}")
+        if batch.header.shard >= self._shards.total:
+            raise Malformed(f"a column batch for shard {batch.header.shard}; there are {self._shards.total}")
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         door = self._door(batch.header.shard)
         self._post(batch.header.shard, door.admit(batch, len(data), (Waiter(future),), self._monotonic_ns()))
@@ -72,7 +72,7 @@ class ColumnIntake:
         self._check_compiled(kind)
         by_shard: dict[int, list[str]] = {}
         for name in names:
-            by_shard.setdefault(self._intake.shard_of(f"{kind}/{name}"), []).append(name)
+            by_shard.setdefault(self._intake.home_of(f"{kind}/{name}"), []).append(name)
         for shard, here in by_shard.items():
             for part in _parts(here):
                 await self._intake.take(shard, EnrollAgents(kind, part))
@@ -167,7 +167,7 @@ class ColumnIntake:
         self._mailbox.put_telemetry(letter, policy)
 
     def _place(self, kind: str, name: str) -> Place:
-        shard = self._intake.shard_of(f"{kind}/{name}")
+        shard = self._intake.home_of(f"{kind}/{name}")
         return Place(shard, self._shards[shard].state.tables[kind].find(name))
 
     def _check_compiled(self, kind: str) -> None:

@@ -194,9 +194,9 @@ class Collector:
     def _pass(self, batch: Batch, source: str, last: int, because: str = "") -> None:
         """Numbers up to here were left out by the rule and are passed over without a word, or are lost."""
         policy = self._host.declaration.policy_of(source)
-        for shard in range(len(self._host.shards)):
+        for shard in self._host.shards:
             passed = SequencesSkipped(source, batch.incarnation, batch.epoch, last, because)
-            self._host.mailbox.put_note(Letter(shard=shard, input=passed, items=0), policy)
+            self._host.mailbox.put_note(Letter(shard=shard.state.shard, input=passed, items=0), policy)
 
     def _post(self, batch: Batch, source: str, number: int, items: list[tuple[str, bytes]]) -> asyncio.Future[None]:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()

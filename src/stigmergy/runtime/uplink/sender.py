@@ -73,7 +73,7 @@ class Uplink:
         self._run = run
         self.rule = rule
         self.counters = UplinkCounters()
-        shards, live = range(host.journal.identity.shards), live_readings(host.shards)
+        shards, live = host.journal.identity.owned, live_readings(host.shards)
         self._lanes = [Lane(host.journal, shard, rule, self.counters, live) for shard in shards]
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None

@@ -1,0 +1,67 @@
+"""Opens journals by their URLs, through the adapters registered for them; finds and inspects those that are there."""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from stigmergy.adapters.archive import open_whole_flight
+from stigmergy.adapters.segments import inspect_journal as inspect_segments
+from stigmergy.adapters.sqlite import inspect_journal as inspect_sqlite
+from stigmergy.adapters.system import SystemEntropy
+from stigmergy.core.errors import ConfigError
+from stigmergy.parts import SEGMENTS, SQLITE, check_single, check_whole, part_urls
+from stigmergy.ports.journal import Journal, JournalIdentity
+from stigmergy.runtime.audit.joined import JoinedJournal
+
+JOURNALS = "stigmergy.journals"
+"""The entry point group where adapters register: the name is the scheme of the URL, the value opens it."""
+INCARNATION_BYTES = 6
+FLIGHT = "flight:"
+
+
+def open_journal(url: str, fleet: str, shards: int, part: tuple[int, int] | None = None, **options: Any) -> Journal:
+    """Opens the journal that a URL names, through the adapter registered for its scheme."""
+    check_whole(url)
+    scheme, colon, _ = url.partition(":")
+    found = {entry.name: entry for entry in entry_points(group=JOURNALS)}
+    if not colon or scheme not in found:
+        known = ", ".join(f"{name}:" for name in sorted(found))
+        raise ConfigError(f"journal {url!r}: no adapter for {scheme!r}; there are {known}, for example sqlite:fleet.db")
+    incarnation = int.from_bytes(SystemEntropy().token(INCARNATION_BYTES), "big") + 1
+    identity = JournalIdentity(fleet=fleet, shards=shards, incarnation=incarnation, part=part)
+    journal: Journal = found[scheme].load()(url, identity, **options)
+    return journal
+
+
+def inspect_journal(url: str) -> Journal:
+    """Opens an existing journal of any fleet, or a flight log, for reading only."""
+    check_single(url)
+    if url.startswith(FLIGHT):
+        return open_whole_flight(Path(url.removeprefix(FLIGHT)))
+    if url.startswith(SEGMENTS):
+        return inspect_segments(url)
+    if not url.startswith(SQLITE):
+        raise ConfigError(f"journal {url!r}: only a file can be looked at while nobody runs it, like sqlite:fleet.db")
+    return inspect_sqlite(url)
+
+
+def inspect_all(url: str) -> Journal:
+    """The same, with the parts of a journal of several processes read as one."""
+    urls = part_urls(url)
+    if not urls:
+        return inspect_journal(url)
+    parts: list[Journal] = []
+    for one in urls:
+        parts.append(inspect_journal(one))
+    return JoinedJournal(parts)
+
+
+def journals_in(folder: Path) -> list[str]:
+    """The URLs of what looks like a journal in a folder: files that end in .db, and folders with an identity."""
+    files = [f"{SQLITE}{path}" for path in sorted(folder.glob("*.db"))]
+    folders = {path.parent for path in folder.glob("*/identity")} | {
+        path.parent.parent for path in folder.glob("*/*-of-*/identity")
+    }
+    return files + [f"{SEGMENTS}{path}" for path in sorted(folders)]

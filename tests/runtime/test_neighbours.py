@@ -1,0 +1,369 @@
+"""Tells between the shards of different processes, in virtual time: first-in first-out, once, over crashes and cuts."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import pytest
+
+from stigmergy.adapters.memory_neighbours import MemoryStreet
+from stigmergy.core.errors import (
+    ConfigError,
+    DataLost,
+    LinkDown,
+    NotOwned,
+    StaleEpoch,
+    StigmergyError,
+)
+from stigmergy.core.state import shard_of
+from stigmergy.ports.neighbour import Channel
+from stigmergy.runtime.host import Host
+from stigmergy.runtime.live import Live
+from stigmergy.runtime.neighbours import Neighbours, frames, sending
+from stigmergy.runtime.neighbours.frames import Goodbye, Hello, Opening, Parcel, Reached, Welcome
+from stigmergy.runtime.shares import Share, check_processes, owned_by, process_of
+from stigmergy.sim.disk import Fault
+from stigmergy.sim.node import SimNode, World
+from tests.runtime.counting import Add, Counted, declare, envelope
+
+SHARDS = 4
+
+
+class Street:
+    """Processes that share a fleet, each on a disk of its own."""
+
+    def __init__(self, world: World, processes: int, shards: int = SHARDS) -> None:
+        self.street = MemoryStreet()
+        self.shards = shards
+        self.processes = processes
+        self.nodes: dict[int, SimNode] = {}
+        for process in range(1, processes + 1):
+            share = Share(process, processes, shards)
+            self.nodes[process] = SimNode(
+                world,
+                lambda _: declare(shards),
+                name=f"process {process}",
+                part=share.part,
+                attach=partial(self._attach, share),
+            )
+
+    def _attach(self, share: Share, host: Host) -> Neighbours:
+        return Neighbours(host, self.street.neighbourhood(share.process), share)
+
+    async def start(self) -> None:
+        for node in self.nodes.values():
+            await node.start()
+
+    def owner(self, address: str) -> SimNode:
+        return self.nodes[process_of(shard_of(address, self.shards), self.processes, self.shards)]
+
+    def somebody(self, process: int) -> str:
+        return next(f"Counter/{n}" for n in range(50) if self.owner(f"Counter/{n}") is self.nodes[process])
+
+    def target(self, process: int) -> int:
+        return next(n for n in range(5) if self.owner(f"Counter/t{n}") is self.nodes[process])
+
+    def live(self, address: str) -> Live:
+        live = self.owner(address).live
+        assert live is not None
+        return live
+
+    async def add(self, address: str, number: int) -> None:
+        await self.live(address).send(address, Add(number=number), command_id=str(number))
+
+    def greeted(self, target: str, source: str) -> list[int]:
+        return [number for by, number in self.live(target).query(target).greeted if by == source]
+
+    def told(self, source: str, target: int) -> list[int]:
+        return [number for number in self.live(source).query(source).numbers if number >= 100 and number % 5 == target]
+
+    @property
+    def owed(self) -> int:
+        return sum(shard.state.outbox.count for node in self.nodes.values() for shard in node.host.shards)
+
+    async def settle(self, within_s: float = 60.0) -> None:
+        for _ in range(int(within_s / 0.05)):
+            if not self.owed:
+                return
+            await asyncio.sleep(0.05)
+        raise AssertionError(f"{self.owed} are still owed")
+
+
+def play(
+    main: Callable[[Street, World], Awaitable[None]], *, processes: int = 2, shards: int = SHARDS, seed: int = 1
+) -> None:
+    world = World(seed, shuffle=True)
+    street = Street(world, processes, shards)
+
+    async def scene() -> None:
+        await street.start()
+        await main(street, world)
+        for node in street.nodes.values():
+            if node.live is not None:
+                await node.stop()
+
+    world.run(scene())
+    for node in street.nodes.values():
+        assert not node.logbook.findings
+
+
+def check_told(street: Street, sources: list[str]) -> int:
+    """Everybody has heard, from everybody, what was told, in order and once; returns how much that is."""
+    count = 0
+    for source in sources:
+        for target in range(5):
+            told = street.told(source, target)
+            assert street.greeted(f"Counter/t{target}", source) == told
+            count += len(told)
+    return count
+
+
+class TestTells:
+    @pytest.mark.parametrize("processes", [2, 3, 4])
+    def test_all_arrive_in_order_and_are_settled(self, processes: int) -> None:
+        async def main(street: Street, world: World) -> None:
+            sources = [f"Counter/{letter}" for letter in "abcdef"]
+            for number in range(100, 400):
+                await street.add(sources[number % 6], number)
+            await street.settle()
+            assert check_told(street, sources) == 300
+            for process, node in street.nodes.items():
+                assert node.neighbours is not None
+                counters = node.neighbours.counters()
+                assert counters["neighbour_tells_out"] == counters["neighbour_tells_settled"], process
+
+        play(main, processes=processes)
+
+    @pytest.mark.parametrize("seed", range(8))
+    def test_once_and_in_order_over_crashes_and_cuts(self, seed: int) -> None:
+        async def main(street: Street, world: World) -> None:
+            chance = world.chance("crashes")
+            sources = [f"Counter/{letter}" for letter in "abcdef"]
+            number = 100
+            for _ in range(12):
+                victim = chance.randint(1, street.processes)
+                node = street.nodes[victim]
+                fault = chance.choice((Fault.POWER_LOSS, Fault.KILL, None))
+                if fault is not None:
+                    node.disk.fail(node.disk.calls + chance.randint(1, 40), fault)
+                for _ in range(chance.randint(5, 25)):
+                    number += 1
+                    try:
+                        await street.add(chance.choice(sources), number)
+                    except (StigmergyError, AssertionError):
+                        break
+                    if fault is None and chance.random() < 0.3:
+                        street.street.cut(victim)
+                if fault is not None:
+                    await node.lose_power()
+                    node.disk.forgive()
+                    await asyncio.sleep(chance.random())
+                    await node.start()
+            await street.settle()
+            assert check_told(street, sources) > 50
+
+        play(main, processes=2 + seed % 2, seed=seed)
+
+    def test_neighbour_that_is_down_holds_up_only_what_is_for_it(self) -> None:
+        async def main(street: Street, world: World) -> None:
+            await street.nodes[3].kill()
+            here = street.somebody(1)
+            gone = [n for n in range(5) if street.owner(f"Counter/t{n}") is street.nodes[3]]
+            there = [n for n in range(5) if n not in gone]
+            assert gone
+            assert there
+            for number in range(100, 150):
+                await street.add(here, number)
+            await asyncio.sleep(2.0)
+            for target in there:
+                assert street.greeted(f"Counter/t{target}", here) == street.told(here, target)
+            assert street.nodes[1].host.shards[0].state.outbox.count == 10 * len(gone)
+            await street.nodes[3].start()
+            await street.settle()
+            check_told(street, [here])
+
+        play(main, processes=3)
+
+    def test_window_bounds_what_is_under_way(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sending, "PARCEL_ITEMS_MAX", 2)
+        monkeypatch.setattr(sending, "PARCELS_IN_FLIGHT_MAX", 3)
+        most = 0
+
+        async def main(street: Street, world: World) -> None:
+            nonlocal most
+            here = street.somebody(1)
+            away = street.target(2)
+            street.nodes[2].latency.before_s = 0.5
+            asked = [street.add(here, 100 + away + 5 * n) for n in range(60)]
+            await asyncio.gather(*asked)
+            assert street.nodes[1].neighbours is not None
+            lanes = street.nodes[1].neighbours._sendings[2]
+            while street.owed:
+                most = max(most, lanes._parcels_count)
+                assert sum(len(lane.under_way) for lane in lanes._lanes.values()) <= 6
+                await asyncio.sleep(0.01)
+            check_told(street, [here])
+
+        play(main)
+        assert most == 3
+
+
+class TestElsewhere:
+    def test_direct_caller_hears_who_has_the_agent_and_nothing_is_taken(self) -> None:
+        async def main(street: Street, world: World) -> None:
+            away = street.somebody(2)
+            live = street.nodes[1].live
+            assert live is not None
+            for ask in (
+                partial(live.send, away, Add(number=1)),
+                partial(live.observe, away, Counted(number=1)),
+                partial(live.deliver, envelope(1, range(1), address=away)),
+            ):
+                with pytest.raises(NotOwned, match=r"lives in shard \d, which process 2 of 2 has"):
+                    await ask()
+            with pytest.raises(NotOwned, match="process 2 of 2 has shard"):
+                live.query(away)
+            with pytest.raises(NotOwned, match="process 2 of 2"):
+                live.resume(away, "somebody")
+            assert live.agents() == []
+            assert [head.shard for head in live.standing().heads] == [0, 1]
+
+        play(main)
+
+    def test_envelope_for_our_own_shards_is_taken(self) -> None:
+        async def main(street: Street, world: World) -> None:
+            own = [f"Counter/{n}" for n in range(50) if street.owner(f"Counter/{n}") is street.nodes[2]][:5]
+            live = street.nodes[2].live
+            assert live is not None
+            for number, address in enumerate(own, start=1):
+                await live.deliver(envelope(number, range(number, number + 1), address=address))
+            assert [live.query(address).numbers for address in own] == [(n,) for n in range(1, 6)]
+
+        play(main)
+
+
+class TestLoss:
+    def test_sender_that_has_lost_its_end_stops(self) -> None:
+        async def main(street: Street, world: World) -> None:
+            here = street.somebody(1)
+            away = street.target(2)
+            await street.add(here, 100 + away)
+            await street.settle()
+            source, target = shard_of(here, SHARDS), shard_of(f"Counter/t{away}", SHARDS)
+            # As if the receiver had heard more than the sender's log knows of.
+            street.nodes[2].host.shards[target].state.marks._marks[f"shard/{source}", 0].sequence = 7
+            street.street.cut(1)
+            await street.add(here, 200 + away)
+            failure = await asyncio.wait_for(street.nodes[1].host.wait_failure(), 10)
+            assert isinstance(failure, DataLost)
+            assert "has 7 tells of it" in str(failure)
+            await street.nodes[2].kill()
+
+        play(main)
+
+    def test_receiver_that_has_lost_its_end_stops(self) -> None:
+        async def main(street: Street, world: World) -> None:
+            channel = await meet(street, caller=1, called=2)
+            await channel.send(frames.write_frame(Opening(0, 2, 5)))
+            assert isinstance(said := frames.read_frame(await channel.receive()), Goodbye)
+            assert "5 tells of its shard 0 were durable here, this journal has 0" in said.why
+            assert isinstance(street.nodes[2].host.failure, DataLost)
+
+        play(main)
+
+    def test_replaced_owner_is_refused_and_stops(self) -> None:
+        async def main(street: Street, world: World) -> None:
+            here = street.somebody(1)
+            away = street.target(2)
+            await street.add(here, 100 + away)
+            await street.settle()
+            street.nodes[1].host.shards[shard_of(here, SHARDS)].epoch -= 1
+            await street.add(here, 200 + away)
+            failure = await asyncio.wait_for(street.nodes[1].host.wait_failure(), 10)
+            assert isinstance(failure, StaleEpoch)
+
+        play(main)
+
+
+async def meet(street: Street, caller: int, called: int) -> Channel:
+    """A connection by hand, up to the welcome."""
+    channel = street.street.connect(caller, called)
+    await channel.send(frames.write_frame(Hello(1, "counters", SHARDS, caller, street.processes)))
+    assert frames.read_frame(await channel.receive()) == Welcome()
+    return channel
+
+
+class TestManners:
+    @pytest.mark.parametrize(
+        ("hello", "why"),
+        [
+            (Hello(1, "others", SHARDS, 1, 2), "no neighbour"),
+            (Hello(1, "counters", 5, 1, 2), "no neighbour"),
+            (Hello(1, "counters", SHARDS, 1, 3), "no neighbour"),
+            (Hello(1, "counters", SHARDS, 2, 2), "no neighbour"),
+            (Hello(2, "counters", SHARDS, 1, 2), "no neighbour"),
+            (Welcome(), "says hello first"),
+        ],
+    )
+    def test_stranger_is_sent_away(self, hello: frames.Frame, why: str) -> None:
+        async def main(street: Street, world: World) -> None:
+            channel = street.street.connect(1, 2)
+            await channel.send(frames.write_frame(hello))
+            assert isinstance(said := frames.read_frame(await channel.receive()), Goodbye)
+            assert why in said.why
+            with pytest.raises(LinkDown):
+                await channel.receive()
+
+        play(main)
+
+    @pytest.mark.parametrize(
+        ("frame", "why"),
+        [
+            (Opening(2, 2, 0), "nothing to tell"),
+            (Opening(0, 1, 0), "nothing to tell"),
+            (Opening(-1, 2, 0), "nothing to tell"),
+            (Opening(9, 2, 0), "nothing to tell"),
+            (Parcel(0, 2, 1, 0, [("Counter/a", b"")]), "count from 1"),
+            (Parcel(0, 2, 1, 1, []), "has items"),
+            (Reached(0, 2, 0), "says no Reached"),
+            (b"\xff", "does not decode"),
+        ],
+    )
+    def test_one_who_does_wrong_is_sent_away(self, frame: frames.Frame | bytes, why: str) -> None:
+        async def main(street: Street, world: World) -> None:
+            channel = await meet(street, 1, 2)
+            await channel.send(frame if isinstance(frame, bytes) else frames.write_frame(frame))
+            assert isinstance(said := frames.read_frame(await channel.receive()), Goodbye)
+            assert why in said.why
+            assert street.nodes[2].host.failure is None
+
+        play(main)
+
+    def test_one_who_says_nothing_is_sent_away(self) -> None:
+        async def main(street: Street, world: World) -> None:
+            channel = street.street.connect(1, 2)
+            assert isinstance(frames.read_frame(await channel.receive()), Goodbye)
+
+        play(main)
+
+
+class TestShares:
+    def test_every_shard_has_one_owner_and_they_are_side_by_side(self) -> None:
+        for shards in range(1, 40):
+            for processes in range(1, shards + 1):
+                owned = [list(owned_by(process, processes, shards)) for process in range(1, processes + 1)]
+                assert [shard for part in owned for shard in part] == list(range(shards))
+                assert max(map(len, owned)) - min(map(len, owned)) <= 1
+                for process, part in enumerate(owned, start=1):
+                    assert {process_of(shard, processes, shards) for shard in part} == {process}
+
+    @pytest.mark.parametrize("processes", [0, -1, 257, 2.0, "2", True, None])
+    def test_number_that_cannot_be_is_refused(self, processes: object) -> None:
+        with pytest.raises(ConfigError, match="whole number from 1 to 256"):
+            check_processes(processes, 4096)
+
+    def test_more_processes_than_shards_are_refused_with_the_way_out(self) -> None:
+        with pytest.raises(ConfigError, match=r"2 processes for a fleet of 1 shard: .* shards=16"):
+            check_processes(2, 1)
+        with pytest.raises(ConfigError, match="process 3 of 2"):
+            Share(3, 2, 4)
