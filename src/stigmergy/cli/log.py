@@ -18,11 +18,13 @@ from stigmergy.cli.asking import ask_stream
 from stigmergy.cli.output import BAD, GOOD, HEADING, NAME, WARN, Cell, Output, shown_fields
 from stigmergy.cli.places import add_place, find_journal, find_running
 from stigmergy.cli.progress import Progress
+from stigmergy.parts import part_urls
 from stigmergy.runtime.audit.listing import Wanted, list_log
 from stigmergy.runtime.audit.verification import Verification
 from stigmergy.runtime.control import described_verification
+from stigmergy.runtime.merging import added_verifications
 from stigmergy.runtime.protocol import Log, Verify
-from stigmergy.wiring import PublicKey, fingerprint, inspect_journal, read_key, verifier
+from stigmergy.wiring import PublicKey, fingerprint, inspect_all, inspect_journal, read_key, verifier
 
 EXAMPLES = """examples:
   stigmergy log show                                  the last 100 entries
@@ -100,7 +102,7 @@ def _entries(arguments: argparse.Namespace, wanted: Wanted) -> Iterator[dict[str
         request = Log(**{name: getattr(wanted, name) for name in wanted.__struct_fields__})
         yield from ask_stream(path, request)
         return
-    journal = inspect_journal(find_journal(arguments))
+    journal = inspect_all(find_journal(arguments))
     try:
         for entry in list_log(journal, wanted):
             if entry is not None:
@@ -158,6 +160,13 @@ def verify(arguments: argparse.Namespace, output: Output) -> int:
 
 def _from_journal(arguments: argparse.Namespace, trusted: PublicKey | None, progress: Progress) -> dict[str, Any]:
     url = find_journal(arguments)
+    parts = part_urls(url)
+    if not parts:
+        return _verified(url, trusted, progress)
+    return added_verifications(url, [_verified(part, trusted, progress) for part in parts])
+
+
+def _verified(url: str, trusted: PublicKey | None, progress: Progress) -> dict[str, Any]:
     journal = inspect_journal(url)
     try:
         key = None if trusted is None else (trusted.algorithm, trusted.key)

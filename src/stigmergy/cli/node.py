@@ -81,6 +81,8 @@ def status(arguments: argparse.Namespace, output: Output) -> int:
             *(("signer", _signer(signer)) for signer in found["signers"]),
         ]
     )
+    if processes := found.get("processes"):
+        output.table(("PROCESS", "SHARDS", "PID", "AGENTS", "EVENTS", "OWED"), [_process(one) for one in processes])
     if found["stopped"]:
         output.table(("STOPPED", "WHY"), [((agent, BAD), why) for agent, why in found["stopped"].items()])
     for trouble in found["troubles"]:
@@ -167,6 +169,13 @@ def _uplink(uplink: dict[str, Any]) -> Cell:
     if uplink["lost_commits"]:
         return (f"{text}, {counted(uplink['lost_commits'], 'commit')} dropped unsent", BAD)
     return (text, BAD if uplink["trouble"] else GOOD)
+
+
+def _process(one: dict[str, Any]) -> list[Cell]:
+    """One of the processes of a node, as it last said."""
+    told = [("not heard yet", WARN) if one[name] is None else f"{one[name]:,}" for name in ("agents", "events", "owed")]
+    pid = "" if one["pid"] is None else str(one["pid"])
+    return [str(one["process"]), f"{one['first_shard']} to {one['last_shard']}", pid, *told]
 
 
 def _signer(signer: dict[str, Any]) -> str:

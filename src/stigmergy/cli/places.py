@@ -13,6 +13,7 @@ from pathlib import Path
 
 from stigmergy.config import Config, find_config, read_config
 from stigmergy.core.errors import ConfigError, NotRunning, StigmergyError
+from stigmergy.parts import is_in_parts
 from stigmergy.wiring import SEGMENTS, SQLITE, Fleet, answers_at, control_path, journal_path, journals_in
 
 DEFAULT_FLEET = "fleet"
@@ -45,6 +46,8 @@ def url_of(text: str) -> str:
     """A journal's URL; a bare path means SQLite, and one of a folder a journal in segments."""
     if ":" in text:
         return text
+    if scheme := is_in_parts(Path(text)):
+        return f"{scheme}{text}"
     return f"{SEGMENTS if Path(text).is_dir() else SQLITE}{text}"
 
 

@@ -16,14 +16,18 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-from stigmergy.cli import exits
+from stigmergy.cli import exits, working
 from stigmergy.cli.output import GOOD, NAME, Output, counted, shown_bytes
 from stigmergy.cli.places import config_of, folder_of, load_fleet, url_of
+from stigmergy.cli.supervising import Supervisor, check_alone, command_of
 from stigmergy.cli.version import version
-from stigmergy.core.errors import ConfigError, NotRunning
+from stigmergy.config import Config
+from stigmergy.core.errors import ConfigError, NotRunning, StigmergyError
+from stigmergy.parts import check_parts, make_folder
 from stigmergy.runtime.control import described_recovery
 from stigmergy.runtime.live import Live
-from stigmergy.wiring import Bearings, Fleet, Running, make_process_ours
+from stigmergy.runtime.shares import Share, check_processes
+from stigmergy.wiring import Bearings, Fleet, Running, load_signer, make_process_ours
 
 STATUS_EVERY_S = 1.0
 LEFT_BEHIND_S = 1.0
@@ -34,6 +38,7 @@ EXAMPLES = """examples:
   stigmergy run drone:fleet                      the fleet in drone.py, on NAME.db with the key NAME.key
   stigmergy run drone:fleet --journal north.db   on another journal
   stigmergy run drone:fleet --bus mqtt://gateway:1883    on a bus, where others hear it
+  stigmergy run drone:fleet --processes 2        two processes share the shards, one looks after both
   stigmergy run                                  what stigmergy.toml says: module = "drone:fleet" under [fleet]
 """
 
@@ -63,6 +68,8 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("--site", metavar="NAME", help="where this node is; part of all its topics")
     parser.add_argument("--node", metavar="NAME", help="what this node is called; else the name of the machine")
     parser.add_argument("--socket", metavar="PATH", type=Path, help="where to listen; else beside the journal")
+    parser.add_argument("--processes", metavar="N", type=int, help="share the fleet's shards between so many processes")
+    working.add_arguments(parser)
     parser.set_defaults(run=run)
 
 
@@ -75,14 +82,50 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             'which fleet? Give MODULE:FLEET, such as drone:fleet, or write module = "drone:fleet" under [fleet] in '
             "stigmergy.toml"
         )
+    processes = config.fleet.processes if arguments.processes is None else arguments.processes
+    if arguments.process is not None:
+        return _work(arguments, config, spec, processes)
     fleet = load_fleet(spec, folder_of(arguments))
+    check_processes(processes, fleet.shards)
     journal = None if arguments.journal is None else url_of(arguments.journal)
     bearings = Bearings(arguments.bus, arguments.site, arguments.node)
     running = Running(fleet, config, journal, arguments.key, None, arguments.trust, (), bearings)
     running.say = output.note
     path = arguments.socket or running.socket
+    if processes > 1:
+        return _supervise(arguments, fleet, running, path, (spec, processes), output)
     make_process_ours()
     return _run_to_the_end(_Node(fleet, running, path, output).live_and_die())
+
+
+def _supervise(
+    arguments: argparse.Namespace, fleet: Fleet, running: Running, path: Path, what: tuple[str, int], output: Output
+) -> int:
+    """Runs the fleet in several processes, and looks after them."""
+    spec, processes = what
+    check_alone(running.bearings.bus, running.settings.retention.archive)
+    check_parts(running.url, processes)
+    fleet.check_safe_actions()
+    load_signer(running.key, create=True)
+    make_folder(running.url)
+    command = command_of(arguments, spec, processes, running.url, running.key)
+    supervisor = Supervisor(fleet.name, running.url, fleet.shards, processes, path, command, output)
+    return _run_to_the_end(supervisor.live_and_die())
+
+
+def _work(arguments: argparse.Namespace, config: Config, spec: str, processes: int) -> int:
+    """Is one of the processes."""
+    lifeline = working.tie(arguments)
+    try:
+        fleet = load_fleet(spec, folder_of(arguments))
+        share = Share(arguments.process, processes, fleet.shards)
+        report = working.Report(lifeline)
+        working.settle_down(share)
+        running = Running(fleet, config, arguments.journal, arguments.key, None, arguments.trust, share=share)
+        make_process_ours()
+        return _run_to_the_end(_Node(fleet, running, running.socket, report).live_and_die())
+    except StigmergyError as error:
+        return working.failed(working.Report(lifeline), error)
 
 
 def _run_to_the_end(life: Coroutine[Any, Any, int]) -> int:

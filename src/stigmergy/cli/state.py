@@ -17,7 +17,7 @@ from stigmergy.core.errors import JournalForeign
 from stigmergy.runtime.audit.history import History, Moment, read_moment
 from stigmergy.runtime.control import described_sight
 from stigmergy.runtime.protocol import State
-from stigmergy.wiring import inspect_journal
+from stigmergy.wiring import inspect_all
 
 EXAMPLES = """examples:
   stigmergy state Drone/D-17
@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 def _from_journal(arguments: argparse.Namespace, moment: Moment) -> dict[str, Any]:
     fleet = find_fleet(arguments)
     url = find_journal(arguments)
-    journal = inspect_journal(url)
+    journal = inspect_all(url)
     try:
         if journal.identity.fleet != fleet.name:
             raise JournalForeign(f"{url} belongs to the fleet {journal.identity.fleet!r}, not to {fleet.name!r}")

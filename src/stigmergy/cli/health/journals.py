@@ -17,6 +17,7 @@ from stigmergy.cli.asking import ask
 from stigmergy.cli.health.finding import Finding, ill, well, worry
 from stigmergy.cli.output import counted, shown_bytes
 from stigmergy.core.errors import JournalLocked, StigmergyError
+from stigmergy.parts import part_urls
 from stigmergy.ports.journal import Journal
 from stigmergy.runtime.audit.verification import Verification
 from stigmergy.runtime.protocol import Status
@@ -50,8 +51,9 @@ def check_journal(url: str, key: Path | None, wall_ns: int) -> Iterator[Finding]
             found, signers = _running(control_path(url, ""))
             yield from found
         else:
-            found, signers = _stopped(url, wall_ns)
-            yield from found
+            for part in part_urls(url) or [url]:
+                found, signers = _stopped(part, wall_ns)
+                yield from found
         yield from _holds(url)
     if key is not None:
         yield from check_key(key, signers)

@@ -1,0 +1,229 @@
+"""The control endpoint of several processes: each request goes to the one that has the agent or the shard, or to all.
+
+What concerns one agent or shard is passed on, and its answer passed back as it is. What concerns the node is asked of
+all of them and put together: counts are added up, entries of the log brought into the order of their times.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+from stigmergy.core.errors import ConfigError, NotRunning, StigmergyError
+from stigmergy.core.state import shard_of
+from stigmergy.runtime import protocol
+from stigmergy.runtime.merging import MergedEntries, added_status, added_verifications, joined_names
+from stigmergy.runtime.protocol import VERSION, Reply, read_reply, read_request, write_error, write_reply, write_request
+from stigmergy.runtime.shares import owned_by, process_of
+
+LETTER_ID = re.compile(r"(\d{1,4})\.\d+\.\d+", re.ASCII)
+
+
+class Branch(Protocol):
+    """The control endpoint of one of the processes."""
+
+    def ask(self, request: bytes) -> AsyncIterator[bytes]:
+        """The lines that answer a request, as they come. Raises NotRunning where nobody answers."""
+        ...
+
+
+class Switchboard:
+    """Answers requests about a node of several processes. `about` says what is known of the node itself."""
+
+    def __init__(
+        self,
+        shards: int,
+        branches: Sequence[Branch],
+        about: Callable[[], dict[str, Any]],
+        stop: Callable[[], None],
+    ) -> None:
+        self._shards = shards
+        self._branches = tuple(branches)
+        self._about = about
+        self._stop = stop
+        self._last: dict[int, dict[str, Any]] = {}
+        """The last status of each process: one that is down for a moment is not forgotten."""
+
+    async def answer(self, line: bytes) -> Iterator[bytes] | AsyncIterator[bytes]:
+        """The lines that answer this one."""
+        try:
+            return await self._answered(line, read_request(line))
+        except Exception as error:
+            return iter((write_error(error),))
+
+    def refuse(self, error: StigmergyError) -> bytes:
+        """The line for a client whose request could not even be taken."""
+        return write_error(error)
+
+    async def status(self) -> dict[str, Any]:
+        """Where the node stands, all processes added up."""
+        asked = [self._status_of(process) for process in range(1, len(self._branches) + 1)]
+        troubles = [trouble for trouble in await asyncio.gather(*asked) if trouble]
+        return added_status(self._about(), self._last, troubles, self._shards, len(self._branches))
+
+    async def _answered(self, line: bytes, request: protocol.AnyRequest) -> Iterator[bytes] | AsyncIterator[bytes]:
+        shard = self._shard_of(request)
+        if shard is not None:
+            return _Passed(self._branch(shard), line, self._who(shard))
+        match request:
+            case protocol.Status():
+                return _one(await self.status())
+            case protocol.Names():
+                return _one(joined_names(await self._ask_all(line), request.limit))
+            case protocol.Log():
+                return _stream(await self._log(request))
+            case protocol.Letters():
+                return _stream([item for items in await self._ask_streams(line) for item in items])
+            case protocol.Verify():
+                found = [items[-1] for items in await self._ask_streams(line)]
+                return _stream([added_verifications(str(self._about()["journal"]), found)])
+            case protocol.Export():
+                return MergedEntries([branch.ask(line) for branch in self._branches])
+            case protocol.Enrol():
+                return _one((await self._ask_all(line))[0])
+            case protocol.Revoke():
+                return _one(await self._revoke(line, request))
+            case protocol.Stop():
+                self._stop()
+                return _one({"stopping": True})
+            case _:
+                raise ConfigError(
+                    f"a node of several processes cannot be asked for this yet ({type(request).__name__}); ask one of "
+                    f"them, with --socket: {self._about()['sockets']}"
+                )
+
+    def _shard_of(self, request: protocol.AnyRequest) -> int | None:
+        """The one shard that a request is about, if it is about one."""
+        match request:
+            case protocol.Send() | protocol.Observe() | protocol.State() | protocol.Resume():
+                return shard_of(request.agent, self._shards)
+            case protocol.Log() | protocol.Export():
+                if request.shard is not None and not 0 <= request.shard < self._shards:
+                    raise ConfigError(f"shard {request.shard}: this fleet has shards 0 to {self._shards - 1}")
+                return request.shard if request.agent is None else shard_of(request.agent, self._shards)
+            case protocol.Retry() | protocol.Drop():
+                found = LETTER_ID.fullmatch(request.letter)
+                if found is None or int(found[1]) >= self._shards:
+                    raise ConfigError(
+                        f"there is no dead letter {request.letter!r}; stigmergy letters lists those there are"
+                    )
+                return int(found[1])
+            case _:
+                return None
+
+    def _branch(self, shard: int) -> Branch:
+        return self._branches[process_of(shard, len(self._branches), self._shards) - 1]
+
+    def _who(self, shard: int) -> str:
+        process = process_of(shard, len(self._branches), self._shards)
+        return f"process {process} of {len(self._branches)}, which has shard {shard},"
+
+    async def _status_of(self, process: int) -> str:
+        try:
+            self._last[process] = await _first(self._branches[process - 1], write_request(protocol.Status()))
+        except StigmergyError as error:
+            owned = owned_by(process, len(self._branches), self._shards)
+            return f"process {process}, with the shards {owned[0]} to {owned[-1]}, does not answer: {error}"
+        return ""
+
+    async def _ask_all(self, line: bytes) -> list[Any]:
+        return [await _first(branch, line) for branch in self._branches]
+
+    async def _ask_streams(self, line: bytes) -> list[list[Any]]:
+        return [await _items(branch, line) for branch in self._branches]
+
+    async def _log(self, request: protocol.Log) -> list[Any]:
+        """The first entries of all, or the last, by their times; as many as were asked for."""
+        found = await self._ask_streams(write_request(request))
+        entries = sorted((entry for items in found for entry in items), key=_written_at)
+        return entries[: request.limit] if request.first is not None else entries[-request.limit :]
+
+    async def _revoke(self, line: bytes, request: protocol.Revoke) -> Any:
+        if request.last_position is not None:
+            raise ConfigError(
+                "a last position is one in the log of one process, and each has its own; leave it out to revoke up to "
+                f"now, or ask one process with --socket: {self._about()['sockets']}"
+            )
+        return (await self._ask_all(line))[0]
+
+
+class _Passed:
+    """An answer of one process, passed on line by line."""
+
+    def __init__(self, branch: Branch, line: bytes, who: str) -> None:
+        self._lines = branch.ask(line)
+        self._who = who
+        self._over = False
+
+    def __aiter__(self) -> _Passed:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self._over:
+            raise StopAsyncIteration
+        try:
+            line = await anext(self._lines)
+        except NotRunning as error:
+            self._over = True
+            return write_error(NotRunning(f"{self._who} does not answer now; it is started again, try again ({error})"))
+        except StigmergyError as error:
+            self._over = True
+            return write_error(error)
+        if _is_last(line):
+            self._over = True
+            await _close(self._lines)
+        return line
+
+
+def _is_last(line: bytes) -> bool:
+    """Whether nothing follows this line of an answer: only items are followed by something."""
+    return not line.startswith(_ITEM)
+
+
+_ITEM = write_reply(Reply(v=VERSION, item=0))[:-3]
+"""How the line of an item begins."""
+
+
+async def _first(branch: Branch, line: bytes) -> Any:
+    """The one answer of a process; raises what it refuses with."""
+    lines = branch.ask(line)
+    try:
+        return read_reply(await anext(lines)).ok
+    finally:
+        await _close(lines)
+
+
+async def _items(branch: Branch, line: bytes) -> list[Any]:
+    """All items of the answer of a process; raises what it refuses with."""
+    lines = branch.ask(line)
+    found: list[Any] = []
+    try:
+        async for one in lines:
+            reply = read_reply(one)
+            if reply.end is not None:
+                break
+            found.append(reply.item)
+    finally:
+        await _close(lines)
+    return found
+
+
+async def _close(lines: AsyncIterator[bytes]) -> None:
+    close = getattr(lines, "aclose", None)
+    if close is not None:
+        await close()
+
+
+def _one(value: Any) -> Iterator[bytes]:
+    return iter((write_reply(Reply(v=VERSION, ok=value)),))
+
+
+def _stream(items: list[Any]) -> Iterator[bytes]:
+    lines = [write_reply(Reply(v=VERSION, item=item)) for item in items]
+    return iter((*lines, write_reply(Reply(v=VERSION, end={"count": len(lines)}))))
+
+
+def _written_at(entry: dict[str, Any]) -> tuple[int, int, int, int]:
+    return (entry["time_ns"], entry["shard"], entry["position"], entry["index"])
