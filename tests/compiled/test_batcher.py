@@ -69,6 +69,20 @@ def test_types_are_mixed_in_the_order_in_which_they_were_added() -> None:
     assert msgpack.decode(read[3].body) == {"type": "MeterReset@2", "by": 5, "low": -1, "port": 9}
 
 
+def test_no_memory_of_ours_is_sent_along_when_records_are_split_by_shard() -> None:
+    """Of the rows that a mask chooses numpy copies the fields; what lies between them is whatever was there."""
+    names = [f"M-{number}" for number in range(8)]
+    for _ in range(50):
+        batcher = a_batcher(roster=a_roster(names, shards=3))
+        waste = [np.full(LAYOUT.record_bytes * 8, 255, np.uint8) for _ in range(20)]
+        del waste
+        batcher.add(Measured, names, **{name: value if name == "tiny" else value[0] for name, value in GOOD.items()})
+        for record in records(batcher.take()):
+            (read,) = read_records(record, LAYOUT)
+            fields = {name: value if name == "tiny" else value[0] for name, value in GOOD.items()}
+            assert record == write_record(LAYOUT, 0, read.agent, fields)
+
+
 def test_each_shard_is_counted_on_its_own_without_a_gap() -> None:
     names = [f"M-{number}" for number in range(10)]
     batcher = a_batcher(roster=a_roster(names, shards=3))

@@ -171,8 +171,10 @@ class Batcher:
         fill(rows, form, columns, bounds_of(None if isinstance(message, str) else message))
         rows[AGENT] = numbers
         rows[FORM] = number
+        # As bytes: numpy copies the fields of chosen rows, and leaves what lies between them to chance.
+        whole = rows.view(np.uint8).reshape(len(numbers), width)
         for shard in np.unique(shards).tolist():
-            mine = rows if len(self._roster.shards) == 1 else rows[shards == shard]
+            mine = whole if len(self._roster.shards) == 1 else whole[shards == shard]
             self._waiting.setdefault(shard, []).append(mine.tobytes())
         self._waiting_bytes += len(numbers) * width
         return len(numbers)
