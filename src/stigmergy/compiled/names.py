@@ -99,7 +99,7 @@ class Roster:
         previous = self._checks[-CHECK_BYTES:] or NO_CHECK
         check = roster_check(bytes(previous), names)
         before, count = len(self), len(names)
-        self._append(b"".join(name.encode() + _END for name in names), count)
+        self._append("\0".join((*names, "")).encode(), count)
         try:
             if count * REBUILD_SHARE > before:
                 self._add_many(np.fromiter(map(hash, names), np.int64, count))
