@@ -241,7 +241,7 @@ def test_both_engines_end_the_same(script: Script) -> None:
     assert seen_of(lives[0].probe.state) == seen_of(lives[1].probe.state)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.lists(SCRIPTS, min_size=2, max_size=4), st.booleans())
 def test_a_log_goes_on_with_the_other_engine(scripts: list[Script], compiled_first: bool) -> None:
     log: list[bytes] = []

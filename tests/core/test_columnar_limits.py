@@ -227,6 +227,18 @@ def test_a_table_that_makes_too_much_is_found_out() -> None:
         probe.shard.seal()
 
 
+def test_a_table_that_finds_no_room_for_anything() -> None:
+    probe = Panels()
+    probe.observe("Panel/p", Flagged())
+    record = probe.records((0, -1))
+    table: Any = probe.state.tables["Panel"]
+    table.step = lambda *_, **__: Stretch(0, b"", 0, halt=Halt.FULL)
+    with pytest.raises(Bug, match="the table of Panel finds no room for a record in 26[0-9]+ bytes"):
+        probe.step(probe.batch(record))
+    with pytest.raises(Bug, match="restart it from its journal"):
+        probe.step()
+
+
 def test_a_table_that_does_not_say_what_failed() -> None:
     probe = Panels()
     probe.observe("Panel/p", Flagged())

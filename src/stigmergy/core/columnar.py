@@ -111,6 +111,8 @@ class Columnar:
             if room_bytes < INPUT_BYTES_MAX:
                 break
             stretch = table.step(delivery.records, start, known, room_bytes, now_ns)
+            if stretch.halt is Halt.FULL and not stretch.taken:
+                raise Bug(f"the table of {kind} finds no room for a record in {room_bytes} bytes")
             self._enter(draft, kind, table, source, stretch, now_ns)
             if self._watched[kind]:
                 width = table.layout.record_bytes
