@@ -1,7 +1,7 @@
 """`stigmergy log export`: what the log says for other tools, or the log itself as a file that proves itself.
 
-JSON lines, CloudEvents and Parquet say what happened; a flight log (`--flight`) is the commits as they are, sealed, for
-`stigmergy log verify FILE`. A file is written whole or not at all. None of it needs the user's classes.
+JSON lines, CloudEvents and Parquet (see parquet.py) say what happened; a flight log (`--flight`) is the commits as they
+are, sealed, for `stigmergy log verify FILE`. A file is written whole or not at all. Nobody's classes are needed.
 """
 
 from __future__ import annotations
@@ -10,22 +10,24 @@ import argparse
 import asyncio
 import base64
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
 
-from stigmergy.cli import exits
+from stigmergy.cli import exits, parquet
 from stigmergy.cli.asking import ask_stream
 from stigmergy.cli.output import GOOD, NAME, Output, counted, shown_bytes
 from stigmergy.cli.places import add_place, config_of, find_journal, find_running
 from stigmergy.cli.progress import Progress
 from stigmergy.core.cloudevents import JSON, CloudEvent, write_structured
 from stigmergy.core.errors import ConfigError
-from stigmergy.runtime.audit.export import Export, Selection, flat_row
+from stigmergy.ports.journal import Journal
+from stigmergy.runtime.audit.export import Export, Selection
 from stigmergy.runtime.audit.flight import Cut, commits_in, make_flight
 from stigmergy.runtime.audit.history import read_moment
 from stigmergy.runtime.audit.listing import Entry
@@ -34,8 +36,6 @@ from stigmergy.runtime.protocol import Flight as FlightRequest
 from stigmergy.wiring import NewFile, default_key_path, inspect_journal, load_signer
 
 FORMATS = ("jsonl", "cloudevents", "parquet")
-ROWS_PER_GROUP = 20_000
-"""So many rows are held in memory before they are written to a Parquet file."""
 
 
 def add_action(actions: Any, common: argparse.ArgumentParser) -> None:
@@ -43,7 +43,7 @@ def add_action(actions: Any, common: argparse.ArgumentParser) -> None:
     parser = actions.add_parser("export", parents=[common], help="to JSON lines, CloudEvents, Parquet, a flight log")
     parser.add_argument("agent", metavar="KIND/NAME", nargs="?", help="only this agent's")
     parser.add_argument("--format", choices=FORMATS, help="what to write (jsonl)")
-    parser.add_argument("--to", dest="file", metavar="FILE", type=Path, help="where to; else stdout")
+    parser.add_argument("--to", dest="file", metavar="FILE|FOLDER/", help="where to; else stdout")
     parser.add_argument("--flight", metavar="FILE", type=Path, help="a sealed flight log instead; see log verify FILE")
     parser.add_argument(
         "--key", metavar="KEY", type=Path, help="what to seal a flight log with; else the journal's key"
@@ -67,7 +67,12 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         return _export_flight(arguments, output)
     arguments.format = arguments.format or "jsonl"
     if arguments.file is None and arguments.format == "parquet":
-        raise ConfigError("a Parquet file is not written to a terminal or a pipe; give --to FILE")
+        raise ConfigError("a Parquet file is not written to a terminal or a pipe; give --to FILE or --to FOLDER/")
+    if arguments.file is not None:
+        folder = arguments.file.endswith("/") or Path(arguments.file).is_dir()
+        arguments.file = Path(arguments.file)
+        if folder:
+            return _export_folder(arguments, output)
     if arguments.file is None and output.json:
         raise ConfigError("stdout is either the export or --json; give --to FILE as well")
     with Progress(output, "exporting", "commits") as progress:
@@ -88,6 +93,55 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     entries_said = "1 entry" if count == 1 else f"{count:,} entries"
     output.line(("exported", GOOD), f"  {entries_said}  ", _file(arguments.file, size))
     return exits.OK
+
+
+def _export_folder(arguments: argparse.Namespace, output: Output) -> int:
+    """A table for each type of event, with typed columns."""
+    if arguments.format != "parquet":
+        raise ConfigError(f"{arguments.file} is a folder: only --format parquet writes into one; name a file")
+    folder, selection = parquet.Folder(arguments.file), _selection(arguments)
+    with Progress(output, "exporting", "commits") as progress, _opened_journal(arguments, progress) as journal:
+        export = Export(journal, selection)
+        for _ in folder.write(export, selection):
+            progress.show(export.commits_read, export.commits_expected)
+    files = [
+        {"file": str(arguments.file / name), "rows": rows, "bytes": (arguments.file / name).stat().st_size}
+        for name, rows in sorted(folder.rows.items())
+    ]
+    count, size = sum(folder.rows.values()), sum(one["bytes"] for one in files)
+    found = {"file": str(arguments.file), "format": "parquet", "entries": count, "bytes": size, "flight": False}
+    output.document({**found, "files": files})
+    if not files:
+        output.note("nothing in the log is like that")
+    for one in files:
+        output.line(("exported", GOOD), f"  {counted(one['rows'], 'row')}  ", _file(Path(one["file"]), one["bytes"]))
+    return exits.OK
+
+
+@contextmanager
+def _opened_journal(arguments: argparse.Namespace, progress: Progress) -> Iterator[Journal]:
+    """The journal of a stopped node; of a running one, a copy of the part that is wanted, which it gives out."""
+    path = find_running(arguments)
+    if path is None:
+        journal = inspect_journal(find_journal(arguments))
+        try:
+            yield journal
+        finally:
+            asyncio.run(journal.close())
+        return
+    since_ns, until_ns = _time_ns(arguments.since, "--since"), _time_ns(arguments.until, "--until")
+    request = FlightRequest(agent=arguments.agent or "", since_ns=since_ns, until_ns=until_ns, reason="exported")
+    with tempfile.TemporaryDirectory(prefix="stigmergy-export-", dir=arguments.file.parent) as folder:
+        copied = Path(folder) / "copy.flight"
+        with copied.open("wb") as file:
+            for item in ask_stream(path, request):
+                file.write(base64.b64decode(item["data"]))
+                progress.show(item["commits"], item["of"])
+        journal = inspect_journal(f"flight:{copied}")
+        try:
+            yield journal
+        finally:
+            asyncio.run(journal.close())
 
 
 def _file(path: Path, size: int) -> tuple[str, str]:
@@ -187,33 +241,7 @@ def cloud_event(described: _Described) -> CloudEvent:
 
 
 def _write_parquet(entries: Iterable[_Described], stream: BinaryIO) -> int:
-    """A table of one row for each entry, in groups of rows, so that memory does not grow with the log."""
-    try:
-        import pyarrow as arrow  # type: ignore[import-untyped,unused-ignore]
-        from pyarrow import parquet
-    except ModuleNotFoundError:
-        raise ConfigError("Parquet needs a package that is not installed: pip install 'stigmergy[parquet]'") from None
-    texts = ("kind", "agent", "type", "fields", "source", "command", "command_id", "effects", "refused")
-    schema = arrow.schema(
-        [
-            *((name, arrow.int64()) for name in ("shard", "position", "index", "time_ns")),
-            ("time", arrow.timestamp("us", tz="UTC")),
-            *((name, arrow.string()) for name in texts),
-        ]
-    )
-    count = 0
-    rows: list[dict[str, Any]] = []
-    with parquet.ParquetWriter(stream, schema, compression="zstd") as writer:
-        for described in entries:
-            row = flat_row(described.entry, msgspec.json.encode)
-            rows.append({**row, "time": row["time_ns"] // 1000})
-            count += 1
-            if len(rows) == ROWS_PER_GROUP:
-                writer.write_table(arrow.Table.from_pylist(rows, schema=schema))
-                rows = []
-        if rows or not count:
-            writer.write_table(arrow.Table.from_pylist(rows, schema=schema))
-    return count
+    return parquet.write_entries((described.entry for described in entries), stream)
 
 
 _WRITERS: dict[str, Callable[[Iterable[_Described], BinaryIO], int]] = {
