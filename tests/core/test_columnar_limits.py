@@ -164,7 +164,8 @@ def test_the_largest_record_that_fails_at_the_end_of_the_room() -> None:
     (left,) = probe.step(probe.batch(good)).left
     assert left.start == 0, "a stretch is begun only where any record finds room"  # type: ignore[union-attr]
     probe.sealed_bytes()
-    count = SMALL // len(good) - 3
+    fill(probe, SMALL - INPUT_BYTES_MAX - 3_000)
+    count = INPUT_BYTES_MAX // len(good)
     probe.step(probe.batch(good * count + bad + good))
     (letter,) = probe.state.letters.all()[:1]
     assert 50_000 < len(letter.input) < MESSAGE_BYTES_MAX
@@ -205,14 +206,14 @@ def test_messages_and_records_of_all_sizes(columns_bytes_max: int) -> None:
     probe.observe("Panel/q", Flagged())
     fill(probe, DRAFT_BYTES_MAX - 1)
     probe.step(Ask("Blurter/b", "c" * 200, encode(Blurt(pad="y" * 60_000))))
-    items = [(0, 0), (0, -1), (1, 1), (1, -1), (0, -1)] * 60
+    items = [(0, 0), (0, -1), (1, 1), (1, -1), (0, -1)] * 20
     inputs: list[Any] = [probe.batch(probe.records(*items))]
     commits = 0
     while inputs:
         inputs = probe.step(*inputs).left
         assert probe.sealed_bytes() < max(columns_bytes_max + COLUMNS_REST_BYTES, COMMIT_BYTES_MAX)
         commits += 1
-    assert commits > 3
+    assert commits > (3 if columns_bytes_max == SMALL else 1)
     assert probe.state.marks.consumed("ü" * 256, 0) == len(items)
 
 
@@ -233,7 +234,7 @@ def test_a_table_that_finds_no_room_for_anything() -> None:
     record = probe.records((0, -1))
     table: Any = probe.state.tables["Panel"]
     table.step = lambda *_, **__: Stretch(0, b"", 0, halt=Halt.FULL)
-    with pytest.raises(Bug, match="the table of Panel finds no room for a record in 26[0-9]+ bytes"):
+    with pytest.raises(Bug, match=r"the table of Panel finds no room for a record in \d+ bytes"):
         probe.step(probe.batch(record))
     with pytest.raises(Bug, match="restart it from its journal"):
         probe.step()
