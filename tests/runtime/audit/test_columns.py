@@ -19,7 +19,9 @@ from stigmergy.core.flight import FLIGHT_MAGIC, FlightDirectory, RecordKind, fra
 from stigmergy.core.snapshot import TABLE_PART, Header, PartsDigest, Tables, encode_header
 from stigmergy.core.state import Signer
 from stigmergy.core.supervision import AgentsEnrolled
+from stigmergy.core.walking import Kept, Records
 from stigmergy.ports.journal import JournalIdentity, SnapshotPart
+from stigmergy.runtime.audit.column_check import _distinct, distinct_plain
 from stigmergy.runtime.audit.directories import Directories, directory_at
 from stigmergy.runtime.audit.export import Export, Selection
 from stigmergy.runtime.audit.flight import Cut, FlightVerification, make_flight
@@ -331,3 +333,29 @@ def test_the_same_on_disk(tmp_path: Path) -> None:
         await journal.close()
 
     asyncio.run(work())
+
+
+def test_records_are_checked_alike_with_and_without_numpy() -> None:
+    data = b"".join(measured(number, 0.0) for number in (2, 0, 70_000, 2))
+    for offset, code in ((0, "I"), (4, "H"), (8, "I")):
+        assert _distinct(data, 48, offset, code) == distinct_plain(data, 48, offset, code)
+    assert distinct_plain(data, 48, 0, "I") == [0, 2, 70_000]
+
+
+async def test_only_what_is_shown_of_a_large_commit_is_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = ColumnLog()
+    await log.begin()
+    await log.add(columns=[a_run([measured(number % 3, float(number)) for number in range(1000)], 0)])
+    taken: list[int] = []
+    kept = Records.kept
+
+    def counted(records: Records, place: int, agent: int, form: int) -> Kept:
+        taken.append(place)
+        return kept(records, place, agent, form)
+
+    monkeypatch.setattr(Records, "kept", counted)
+    assert [one.fields["level"] for one in entries(log.journal, limit=3)] == [997.0, 998.0, 999.0]
+    assert [one.fields["level"] for one in entries(log.journal, limit=2, agent="Meter/M-2")] == [994.0, 997.0]
+    assert entries(log.journal, type="MeterReset") == []
+    assert [one.fields["level"] for one in entries(log.journal, first=3, limit=2)] == [0.0, 1.0]
+    assert len(taken) == 7

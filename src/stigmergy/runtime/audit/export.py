@@ -74,11 +74,13 @@ class Export:
     def entries(self) -> Iterator[Entry | None]:
         """The wanted entries, oldest first."""
         for commit in self.commits():
-            listed = list_commit(commit, self._directories.of(commit), agent=self._selection.agent)
-            wanted = [entry for entry in listed if self._selection.takes(entry)]
-            if wanted:
-                yield from wanted
-            else:
+            wanted, found = self._selection, False
+            reading = self._directories.of(commit)
+            for entry in list_commit(commit, reading, agent=wanted.agent, type=wanted.type):
+                if wanted.takes(entry):
+                    found = True
+                    yield entry
+            if not found:
                 yield None
 
     def _find_ranges(self) -> list[tuple[int, int, int]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import heapq
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -23,7 +23,7 @@ from stigmergy.core.effects import PUBLISH, TIMERS
 from stigmergy.core.errors import ConfigError
 from stigmergy.core.outcome import NO_CAUSE
 from stigmergy.core.state import shard_of
-from stigmergy.core.walking import Kept, Reading, effects_of, runs_of
+from stigmergy.core.walking import Kept, Reading, Records, effects_of, runs_of
 from stigmergy.ports.journal import Journal
 from stigmergy.runtime.audit.directories import Directories, LiveReading
 
@@ -141,7 +141,7 @@ def _tail(journal: Journal, directories: Directories, shards: list[int], wanted:
     while True:
         starts = {shard: max(end - window + 1, journal.first_position(shard)) for shard, end in ends.items()}
         found: deque[Entry] = deque(maxlen=wanted.limit)
-        for entry in _merged(journal, directories, starts, wanted):
+        for entry in _merged(journal, directories, starts, wanted, newest=wanted.limit):
             if entry is not None:
                 found.append(entry)
             yield None
@@ -152,16 +152,23 @@ def _tail(journal: Journal, directories: Directories, shards: list[int], wanted:
 
 
 def _merged(
-    journal: Journal, directories: Directories, starts: dict[int, int], wanted: Wanted
+    journal: Journal,
+    directories: Directories,
+    starts: dict[int, int],
+    wanted: Wanted,
+    *,
+    newest: int | None = None,
 ) -> Iterator[Entry | None]:
     """The commits of all shards in the order of their time."""
     lanes = [_commits(journal, shard, start, wanted.last) for shard, start in sorted(starts.items())]
     for commit in heapq.merge(*lanes, key=lambda commit: (commit.runs[-1].time_ns, commit.shard)):
-        listed = list_commit(commit, directories.of(commit), agent=wanted.agent)
-        entries = [entry for entry in listed if _is_wanted(entry, wanted)]
-        if entries:
-            yield from entries
-        else:
+        reading = directories.of(commit)
+        found = False
+        for entry in list_commit(commit, reading, agent=wanted.agent, type=wanted.type, newest=newest):
+            if _is_wanted(entry, wanted):
+                found = True
+                yield entry
+        if not found:
             yield None
 
 
@@ -179,10 +186,19 @@ def _is_wanted(entry: Entry, wanted: Wanted) -> bool:
     return wanted.type is None or any(wanted.type in (tag, tag.partition("@")[0]) for tag in types)
 
 
-def list_commit(commit: Commit, reading: Reading | None = None, *, agent: str | None = None) -> Iterator[Entry]:
-    """Everything that one commit says about agents, in the order of its events; with `agent` at least all of it.
+def list_commit(
+    commit: Commit,
+    reading: Reading | None = None,
+    *,
+    agent: str | None = None,
+    type: str | None = None,
+    newest: int | None = None,
+) -> Iterator[Entry]:
+    """Everything that one commit says about agents, in the order of its events.
 
-    `reading` is needed where it keeps events of compiled agents. Raises JournalCorrupt for what cannot be read.
+    `reading` is needed where it keeps events of compiled agents. Of these, only what is of this agent, has or causes
+    something of this type, and is among so many last ones is taken apart; of all else the caller finds more than that.
+    Raises JournalCorrupt for what cannot be read.
     """
     reading = Directory() if reading is None else reading
     effects = effects_of(commit, reading)
@@ -198,30 +214,34 @@ def list_commit(commit: Commit, reading: Reading | None = None, *, agent: str | 
             causing = answered if answered and not answered.refused and answered.agent == address else None
             cause = Cause(run.source, tag_of(causing.command) if causing else "", _id(causing))
             kept = Kept(index, address, tag_of(body), body, run.time_ns, run.source)
-            yield _event_entry(commit, kept, cause, effects.pop(index, ()))
+            yield _event_entry(commit, kept, cause, effects.get(index, ()))
             index += 1
         answered = None
     for answer in answers:
         yield _answer_entry(commit, answer, index, commit.runs[-1].source)
-    for kept in _kept_in_columns(commit, reading, agent):
-        yield _event_entry(commit, kept, Cause(kept.source), effects.pop(kept.index, ()))
-    if agent is None:
-        for owed in [one for cause in sorted(effects) for one in effects[cause]]:
-            yield _effect_entry(commit, owed, commit.events_count)
-    else:
-        for owed in effects.get(NO_CAUSE, ()):
-            yield _effect_entry(commit, owed, commit.events_count)
+    chosen = _chosen_records(commit, reading, agent, type, effects)
+    for records, place, number, form in chosen if newest is None else deque(chosen, newest):
+        kept = records.kept(place, number, form)
+        yield _event_entry(commit, kept, Cause(kept.source), effects.get(kept.index, ()))
+    loose = [cause for cause in sorted(effects) if cause == NO_CAUSE or cause >= commit.events_count]
+    for owed in [one for cause in loose for one in effects[cause]]:
+        yield _effect_entry(commit, owed, commit.events_count)
 
 
-def _kept_in_columns(commit: Commit, reading: Reading, agent: str | None) -> Iterator[Kept]:
-    """The events of compiled agents; with `agent` those of others are not even taken apart."""
+def _chosen_records(
+    commit: Commit, reading: Reading, agent: str | None, type: str | None, effects: Mapping[int, Sequence[Owed]]
+) -> Iterator[tuple[Records, int, int, int]]:
+    """The records that may be wanted: their run, place, agent and form."""
     kind = None if agent is None else agent.partition("/")[0]
     for records in runs_of(commit, reading):
         if kind is not None and records.run.kind != kind:
             continue
+        forms = [type is None or type in (form.tag, form.tag.partition("@")[0]) for form in records.layout.forms]
         for place, (number, form) in enumerate(records.heads()):
+            if not forms[form] and records.first + place not in effects:
+                continue
             if agent is None or records.address(number) == agent:
-                yield records.kept(place, number, form)
+                yield records, place, number, form
 
 
 def _event_entry(commit: Commit, kept: Kept, cause: Cause, effects: Iterable[Owed]) -> Entry:
