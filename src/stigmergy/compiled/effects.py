@@ -65,8 +65,8 @@ class Effecting(Messages):
         if number >= TEMPLATES_COUNT_MAX:
             self.refuse(node, "too many effects in one class", f"use at most {TEMPLATES_COUNT_MAX}")
             return
+        self.put_effect(node, number, slots, self.cause, batchable=issubclass(cls, Action | Work))
         if number < len(self.unit.templates):
-            self.put_effect(node, number, slots, self.cause)
             return
         self.unit.templates.append(template)
 
@@ -74,7 +74,6 @@ class Effecting(Messages):
             return cls(**{name: made.build(data, agent, name_of) for name, made in fields.items()})
 
         self.unit.makings.append(Making(cls, make))
-        self.put_effect(node, number, slots, self.cause)
 
     def _sending(self, node: ast.Call, cls: type[Effect], slots: Slots) -> None:
         """Tell and Publish: a text, and a message inside."""

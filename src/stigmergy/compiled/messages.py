@@ -206,24 +206,30 @@ class Messages(Texts):
         }
         return form.message, made
 
-    def put_effect(self, node: ast.AST, number: int, slots: Slots, cause: str) -> None:
+    def put_effect(self, node: ast.AST, number: int, slots: Slots, cause: str, *, batchable: bool) -> None:
         """Writes an effect: to the batched actions if its hands are batched, to the others otherwise."""
         if len(slots.values) > SLOTS_COUNT_MAX:
             self.refuse(node, f"{len(slots.values)} numbers in one effect", f"give it at most {SLOTS_COUNT_MAX}")
         self.unit.slots_count = max(self.unit.slots_count, len(slots.values))
+        if not batchable:
+            self._write_effect("others", number, slots, cause)
+            return
         for head, array in ((f"if batched[{number}] != 0:", "actions"), ("else:", "others")):
             with self.lines.block(head):
-                self.lines.add(f"at = new_{array} * {ACTION_WORDS}")
-                self.lines.add(f"{array}_i8[at] = agent | {number << 32}")
-                self.lines.add(f"{array}_i8[at + 1] = {cause}")
-                for index, value in enumerate(slots.values):
-                    if value.kind == FLOAT:
-                        text = f"{value.code} if {value.code} == {value.code} else NAN"
-                        self.lines.add(f"{array}_f8[at + {index + 2}] = {text}")
-                    else:
-                        self.lines.add(f"{array}_i8[at + {index + 2}] = {value.code}")
-                self.lines.add(f"{ZEROS} {array} {len(slots.values) + 2}")
-                self.lines.add(f"new_{array} += 1")
+                self._write_effect(array, number, slots, cause)
+
+    def _write_effect(self, array: str, number: int, slots: Slots, cause: str) -> None:
+        self.lines.add(f"at = new_{array} * {ACTION_WORDS}")
+        self.lines.add(f"{array}_i8[at] = agent | {number << 32}" if number else f"{array}_i8[at] = agent")
+        self.lines.add(f"{array}_i8[at + 1] = {cause}")
+        for index, value in enumerate(slots.values):
+            if value.kind == FLOAT:
+                text = f"{value.code} if {value.code} == {value.code} else NAN"
+                self.lines.add(f"{array}_f8[at + {index + 2}] = {text}")
+            else:
+                self.lines.add(f"{array}_i8[at + {index + 2}] = {value.code}")
+        self.lines.add(f"{ZEROS} {array} {len(slots.values) + 2}")
+        self.lines.add(f"new_{array} += 1")
 
     def is_newest(self, node: ast.AST, cls: type[Message]) -> bool:
         """Whether no upcaster carries this message to a newer one."""
