@@ -36,6 +36,7 @@ class Row(Struct, frozen=True):
 
 ROWS = (
     Row("kill", "1", 4),
+    Row("column_kill", "1", 6),
     Row("power_loss", "2", 4),
     Row("io_faults", "3", 5),
     Row("flips", "4", 4),
