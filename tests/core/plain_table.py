@@ -343,7 +343,7 @@ class PlainTable:
                     caused.grow(self._layout.record_bytes)
                 for effect in () if plan.react is None else plan.react(agent, event) or ():
                     self._react(caused, number, agent.id, place, effect, now_ns)
-            write_columns(self._layout.columns, structs.asdict(agent), bytearray(self._layout.row_bytes), "a row")
+            _check_row(self._layout, structs.asdict(agent))
         except Rejection as rejection:
             raise Halted(Halt.REFUSED, rejection) from None
         except Exception as error:
@@ -489,6 +489,13 @@ class PlainTable:
     def digest(self) -> bytes:
         rows = [(name, canonical_bytes(agent)) for name, agent in zip(self._names, self._ahead, strict=True)]
         return blake3(encode((rows, self._counts, self._checks))).digest()
+
+
+def _check_row(layout: Layout, fields: dict[str, Any]) -> None:
+    """Raises unless a state can be a row. An int that grew too large is what docs/compiled.md says it is."""
+    if any(isinstance(value, int) and not -(2**63) <= value < 2**63 for value in fields.values()):
+        raise OverflowError("an int outside of -2^63 to 2^63 - 1")
+    write_columns(layout.columns, fields, bytearray(layout.row_bytes), "a row")
 
 
 def compiled(engine: PlainEngine) -> AgentPlan:
