@@ -33,7 +33,7 @@ from stigmergy.runtime.audit.history import read_moment
 from stigmergy.runtime.audit.listing import Entry
 from stigmergy.runtime.protocol import Export as ExportRequest
 from stigmergy.runtime.protocol import Flight as FlightRequest
-from stigmergy.wiring import NewFile, default_key_path, inspect_journal, load_signer
+from stigmergy.wiring import NewFile, default_key_path, inspect_all, inspect_journal, load_signer
 
 FORMATS = ("jsonl", "cloudevents", "parquet")
 
@@ -123,7 +123,7 @@ def _opened_journal(arguments: argparse.Namespace, progress: Progress) -> Iterat
     """The journal of a stopped node; of a running one, a copy of the part that is wanted, which it gives out."""
     path = find_running(arguments)
     if path is None:
-        journal = inspect_journal(find_journal(arguments))
+        journal = inspect_all(find_journal(arguments))
         try:
             yield journal
         finally:
@@ -193,7 +193,7 @@ def _entries(arguments: argparse.Namespace, progress: Progress) -> Iterator[_Des
             else:
                 yield _Described(*whose, msgspec.convert(item, Entry))
         return
-    journal = inspect_journal(find_journal(arguments))
+    journal = inspect_all(find_journal(arguments))
     try:
         export = Export(journal, selection)
         for entry in export.entries():
