@@ -42,6 +42,7 @@ _llvm: Any = importlib.import_module("llvmlite.binding")
 _runtime: Any = importlib.import_module("numba.core.runtime._nrt_python")
 _dumps: Any = serialize.dumps
 _config: Any = numba.config
+_dispatcher: Any = importlib.import_module("numba.core.dispatcher").Dispatcher
 _OURS = "stigmergy."
 _SYMBOL = struct.Struct("<IBBHQQ")
 """A line in the table of symbols of an object file: name, info, other, section, value, size."""
@@ -60,6 +61,8 @@ _SIGNATURES: dict[str, Any] = {
         *(_bytes_in, numba.int64, _bytes_out, _bytes_out, numba.float64, _result)  # records, count, rows, dirty, now
     ),
 }
+_TYPES: dict[str, Any] = {"int": numba.int64, "float": numba.float64, "bool": numba.boolean, "Any": _result}
+"""What the annotations of the functions in `arithmetic` stand for."""
 
 Function = Callable[..., None]
 Processor = tuple[str, str, str]
@@ -163,6 +166,7 @@ def _compile_all(program: Program, module: ModuleType, store: Store, names: list
     store.write_for_people(path.name, program.source)
     module.__file__ = str(path)
     exec(compile(program.source, str(path), "exec"), module.__dict__)
+    _fix_types(module, program.source)
     made: dict[str, Function] = {}
     for name in names:
         dispatcher: Any = numba.njit(nogil=True, error_model="numpy", fastmath=False)(getattr(module, name))
@@ -179,6 +183,18 @@ def _compile_all(program: Program, module: ModuleType, store: Store, names: list
         store.write(_file_name(name, kept[0]), _dumps(kept))
         made[name] = result.entry_point
     return made
+
+
+def _fix_types(module: ModuleType, source: str) -> None:
+    """Compiles what the program calls, once, for the types that it is annotated with: numba would do so again for each
+    constant that it is called with, which takes most of the time."""
+    function: Any
+    for name, function in vars(module).items():
+        if isinstance(function, _dispatcher) and f"{name}(" in source and function._can_compile:
+            annotations = dict(function.py_func.__annotations__)
+            annotations.pop("return", None)
+            function.compile(tuple(_TYPES[annotation] for annotation in annotations.values()))
+            function.disable_compile()
 
 
 def _file_name(name: str, made_for: Processor) -> str:
