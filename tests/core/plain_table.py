@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -175,6 +175,7 @@ class PlainTable:
         self._stopped: dict[int, None] = {}
         self._batched: tuple[str, ...] = ()
         self._newcomer: Any = None
+        self._check: Callable[[Effect], None] = lambda _: None
         self._changed: dict[int, None] = {}
         self._noted = (0, 0)
         """Names and enrolments that the last snapshot had."""
@@ -251,6 +252,9 @@ class PlainTable:
 
     def batch(self, tags: Sequence[str]) -> None:
         self._batched = tuple(tags)
+
+    def check_effects(self, check: Callable[[Effect], None]) -> None:
+        self._check = check
 
     def step(
         self,
@@ -358,6 +362,7 @@ class PlainTable:
             return
         if not isinstance(effect, Tell | Publish | Action):
             timer_body(effect, now_ns)
+        self._check(effect)
         caused.others.append((place, effect))
         caused.grow(len(encode(effect)) + OTHER_BYTES)
 

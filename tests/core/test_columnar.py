@@ -396,15 +396,15 @@ def test_a_decision_keeps_what_it_decides() -> None:
     assert filtered.columns == []
 
 
-def test_an_effect_that_cannot_be_sent_is_given_up() -> None:
+def test_an_effect_that_cannot_be_sent_is_the_fault_of_its_input() -> None:
     probe = Meters("a")
     commit = probe.take(probe.batch(("a", Poked(how=ABROAD)), ("a", Counted(by=1)), sequence=1))
-    assert probe.meter("a").total == ABROAD + 1, "the event stays"
+    assert probe.meter("a").total == 1
     assert facts(probe, commit) == ["InputFailed"]
     (failed,) = events_of(probe, commit)
     assert failed.error.startswith("UnknownKind: 'Nobody/x' is no address of an agent here")
-    assert failed.input == b"", "there is nothing to retry"
-    assert (commit.owed, len(probe.actions(commit)), commit.marks[0].sequence) == ([], 1, 2)
+    assert msgpack.decode(failed.input) == {"type": "Poked@1", "how": ABROAD}
+    assert (commit.owed, probe.actions(commit), commit.marks[0].sequence) == ([], [], 2)
 
 
 def test_too_much_from_one_record_is_its_fault() -> None:

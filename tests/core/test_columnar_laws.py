@@ -38,6 +38,7 @@ from stigmergy.core.snapshot import (
 from stigmergy.core.state import ShardState
 from stigmergy.core.supervision import AgentsEnrolled
 from tests.core.meters import (
+    ABROAD,
     FAIL,
     LATE,
     NEVER,
@@ -65,7 +66,7 @@ MESSAGES = st.one_of(
         Counted, by=st.sampled_from([1, -5, 13, 2**40]), ok=st.booleans(), code=st.sampled_from([b"abcd", bytes(4)])
     ),
     st.builds(Glimpsed, level=st.sampled_from([0.0, 3.0, 200.0])),
-    st.builds(Poked, how=st.sampled_from([NOTHING, TWO, FAIL, LATE, NEVER])),
+    st.builds(Poked, how=st.sampled_from([NOTHING, TWO, FAIL, LATE, ABROAD, NEVER])),
     st.builds(LimitSet, limit=st.sampled_from([-0.0, 100.0, float("nan")])),
 )
 ITEMS = st.lists(st.tuples(st.sampled_from(NAMES), MESSAGES), min_size=1, max_size=6)

@@ -7,7 +7,7 @@ action or saying why a record was not taken, is done here, one by one, in Python
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -98,6 +98,7 @@ class CompiledTable:
         self._most_bytes = self._kept_bytes + self._actions_bytes
         """What one record may cause in records and batched actions."""
         self._keeps = not program.plain
+        self._check_effect: Callable[[Effect], None] = _let_pass
         self._result = np.zeros(RESULT_LENGTH, np.int64)
         self._others = np.empty(max(program.action_max, OTHERS_AT_ONCE) * self._action_bytes, np.uint8)
         self._room_bytes = -1
@@ -173,6 +174,10 @@ class CompiledTable:
         self._batched = np.array(batched, np.uint8)
         self._batched.flags.writeable = False
         self._careful = not all(batched)
+
+    def check_effects(self, check: Callable[[Effect], None]) -> None:
+        """Each effect that is no batched action is shown to `check` before what caused it counts."""
+        self._check_effect = check
 
     def step(
         self,
@@ -343,6 +348,7 @@ class CompiledTable:
             effect = self._program.makings[template].make(
                 data[at + ACTION_HEAD_BYTES : at + width], agent, self._name_of
             )
+            self._check_effect(effect)
             size_bytes += len(encode(effect)) + OTHER_BYTES
             made.append((-1 if cause == NO_CAUSE else cause + base, agent, effect))
         if size_bytes > bytes_max:
@@ -424,6 +430,10 @@ class CompiledTable:
     def digest(self) -> bytes:
         """Stands for the names and the rows ahead."""
         return self._holding.digest()
+
+
+def _let_pass(effect: Effect) -> None:
+    """What a table does that no shard has told what to check."""
 
 
 def _read_only(records: bytes | memoryview) -> Bytes:

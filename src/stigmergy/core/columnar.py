@@ -10,13 +10,14 @@ import struct
 from collections.abc import Sequence
 from typing import Protocol
 
+from stigmergy.core.agent import step_time_ns
 from stigmergy.core.codec import SOURCE_CHARS_MAX, encode, printable
 from stigmergy.core.columns import ColumnRun, read_layout, read_records, read_templates
 from stigmergy.core.counters import Counters
 from stigmergy.core.draft import DRAFT_BYTES_MAX, OVERHEAD_BYTES, Draft
 from stigmergy.core.errors import Bug, DefinitionError, JournalCorrupt, Malformed, Overloaded, PeerError, StaleMapping
 from stigmergy.core.inputs import ColumnDelivery
-from stigmergy.core.messages import Event, Message
+from stigmergy.core.messages import Effect, Event, Message
 from stigmergy.core.outcome import NO_CAUSE, owe, pack_effect
 from stigmergy.core.plans import AgentPlan
 from stigmergy.core.state import ShardState
@@ -74,6 +75,8 @@ class Columnar:
         self._handling = handling
         self._undeclared = {kind: _declaration(kind, table) for kind, table in state.tables.items()}
         """What the log may not say yet: looked at once for each run of this node."""
+        for table in state.tables.values():
+            table.check_effects(self._check)
         self._watched = {kind: _watched_forms(table, state.plans[kind]) for kind, table in state.tables.items()}
 
     def check(self, delivery: ColumnDelivery) -> int:
@@ -238,20 +241,15 @@ class Columnar:
                 index = sum(block.count for block in draft.blocks)
                 draft.blocks.append(state.blocks.owe(state.incarnation, draft.position, index, run))
                 draft.hurry(0)
-        unsent: tuple[str, Exception] | None = None
         for place, agent, effect in stretch.others:
             asking = address or f"{kind}/{table.name(agent)}"
-            try:
-                packed = pack_effect(state, self._shards, effect, (None, b""), now_ns)
-            except Exception as error:
-                unsent = unsent or (asking, error)
-                continue
+            packed = pack_effect(state, self._shards, effect, (None, b""), now_ns)
             owe(state, draft, asking, packed, NO_CAUSE if place < 0 else column_cause(base + place), now_ns)
             draft.size_bytes += len(packed[1]) + len(asking) + OVERHEAD_BYTES
-        if unsent is not None:
-            # The table cannot know who is in the fleet, and what it has taken cannot be undone. So the event stays, and
-            # there is nothing to retry.
-            self._handling.fail(draft, unsent[0], b"", source, unsent[1], now_ns, reached=True)
+
+    def _check(self, effect: Effect) -> None:
+        """Raises for an effect that cannot be sent, as it would in the hands of an interpreted agent."""
+        pack_effect(self._state, self._shards, effect, (None, b""), step_time_ns.get())
 
     def _freshen(self, draft: Draft, kind: str, table: Table, records: bytes) -> None:
         """Says of which agents something has come that a staleness rule waits for."""

@@ -57,8 +57,7 @@ class Stretch(Struct, frozen=True):
     actions_count: int = 0
     others: list[tuple[int, int, Effect]] = []
     """All other effects in their order: the place of the event behind it in `records` (-1: it is not kept), the agent,
-    the effect. What can be known here to be no effect, or one that cannot be written, is a FAULT. One that the shard
-    finds to be wrong later, such as a tell to a kind that the fleet does not have, is not sent and its event stays."""
+    the effect. All have passed what `check_effects` was told."""
     halt: Halt = Halt.END
     error: Exception | None = None
     """With BAD_VALUE a Malformed, with REFUSED a Rejection, with FAULT what the handler raised; else None."""
@@ -135,6 +134,11 @@ class Table(Protocol):
 
     def batch(self, tags: Sequence[str]) -> None:
         """Actions with these tags go into `Stretch.actions`; before this call none do. A later call replaces it."""
+        ...
+
+    def check_effects(self, check: Callable[[Effect], None]) -> None:
+        """From now on each effect that is no batched action is shown to `check` before what caused it counts. What that
+        raises is a FAULT: only the shard knows who is in the fleet."""
         ...
 
     def step(
