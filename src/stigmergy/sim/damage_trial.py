@@ -14,7 +14,7 @@ from msgspec import Struct
 from stigmergy.core.commit import Sealed, digest_commit
 from stigmergy.core.errors import JournalCorrupt, StigmergyError
 from stigmergy.sim.disk import SimDisk
-from stigmergy.sim.journal_trial import IDENTITY, SHARDS, Open, Trial, make_trial, open_sqlite
+from stigmergy.sim.journal_trial import IDENTITY, SHARDS, SMALL, Open, Trial, make_trial, open_sqlite
 from stigmergy.sim.loop import run
 
 DATABASE, WAL, MARK = "fleet.db", "fleet.db-wal", "fleet.db-mark"
@@ -41,16 +41,24 @@ class Victim(Struct, frozen=True):
     open_on: Open = open_sqlite
 
 
-def make_victim(seed: int, *, steps: int = 60, groups_at_the_end: int = 3, open_on: Open = open_sqlite) -> Victim:
+def make_victim(
+    seed: int,
+    *,
+    steps: int = 60,
+    groups_at_the_end: int = 3,
+    open_on: Open = open_sqlite,
+    sizes: tuple[int, ...] = SMALL,
+    last_bytes: int = 3_000,
+) -> Victim:
     """Random work with checkpoints, then some appends, so that the WAL holds acknowledged commits when the process
     dies."""
-    trial = make_trial(seed, random.Random(seed), open_on=open_on)
+    trial = make_trial(seed, random.Random(seed), open_on=open_on, sizes=sizes)
 
     async def main() -> None:
         journal = trial.open()
         await trial.work(journal, steps)
         for _ in range(groups_at_the_end):
-            group = trial.model.group = trial.model.chain.group([trial.chance.randrange(SHARDS)], bytes(3_000))
+            group = trial.model.group = trial.model.chain.group([trial.chance.randrange(SHARDS)], bytes(last_bytes))
             await journal.append(group)
             trial.model.acknowledge()
             last_groups.append(group.commits)

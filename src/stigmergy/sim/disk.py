@@ -33,6 +33,7 @@ class Call(enum.Enum):
     CREATE = "create"
     READ = "read"
     WRITE = "write"
+    RESERVE = "reserve"
     SYNC = "sync"
     TRUNCATE = "truncate"
     DELETE = "delete"
@@ -260,6 +261,18 @@ class SimDisk:
             raise OSError(errno.ENOSPC, "the simulated disk is full", file.path)
         inode.apply(Write(offset, data))
 
+    def do_reserve(self, file: SimFile, size: int) -> None:
+        growth = size - len(file.inode.seen)
+        room = max(0, self.capacity_bytes - self.used_bytes())
+        fault = self._count(Call.RESERVE, file.path, size, max(0, growth), file)
+        if fault is Fault.POWER_LOSS and growth > 0:
+            file.inode.apply(Truncate(size))
+        self._crash(fault)
+        if growth > room or (growth > 0 and fault is Fault.ENOSPC):
+            raise OSError(errno.ENOSPC, "the simulated disk is full", file.path)
+        if growth > 0:
+            file.inode.apply(Truncate(size))
+
     def do_truncate(self, file: SimFile, size: int) -> None:
         self._ask(Call.TRUNCATE, file.path, size, 0, file)
         file.inode.apply(Truncate(size))
@@ -337,7 +350,7 @@ class SimFile:
 
     def reserve(self, size: int) -> None:
         """Makes the file so long, with zeros. A disk that is full has no room for them."""
-        self.write_at(self.size(), bytes(max(0, size - self.size())))
+        self._disk.do_reserve(self, size)
 
     def truncate(self, size: int) -> None:
         """Cuts or lengthens the file."""

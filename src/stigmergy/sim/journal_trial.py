@@ -29,6 +29,9 @@ WAL_BYTES_MAX = 64 << 10
 URL = "sqlite:fleet.db"
 SEGMENT_BYTES = 16 << 10
 """Small, so that a trial begins many segments."""
+SMALL = (20, 20, 200, 3_000, 9_000)
+LARGE = (20, 3_000, 70_000, 120_000, 300_000)
+"""How large what is appended may be: the small ones, and those that a journal writes in whole blocks."""
 IDENTITY = JournalIdentity(fleet="trial", shards=SHARDS, incarnation=1)
 Open = Callable[[SimDisk], Journal]
 
@@ -121,6 +124,7 @@ class Trial(Struct):
     disk: SimDisk
     model: Model
     open_on: Open = open_sqlite
+    sizes: tuple[int, ...] = SMALL
     refused_full: int = 0
 
     def open(self) -> Journal:
@@ -153,7 +157,7 @@ class Trial(Struct):
                 await journal.drop_snapshot(shard, position)
         else:
             shards = [self.chance.randrange(SHARDS) for _ in range(self.chance.choice((1, 1, 1, 2, 3)))]
-            payload = self.chance.randbytes(self.chance.choice((20, 20, 200, 3_000, 9_000)))
+            payload = self.chance.randbytes(self.chance.choice(self.sizes))
             self.model.group = self.model.chain.group(shards, payload)
             await journal.append(self.model.group)
 
@@ -180,20 +184,27 @@ def make_trial(
     sync_lies: bool = False,
     capacity_bytes: int = 1 << 40,
     open_on: Open = open_sqlite,
+    sizes: tuple[int, ...] = SMALL,
 ) -> Trial:
     """A fresh disk with an empty model."""
     after = chance.choice((AfterFailedSync.STALE_CACHE, AfterFailedSync.DROPPED_CACHE))
     disk = SimDisk(random.Random(seed + 1), sync_lies=sync_lies, after_failed_sync=after, capacity_bytes=capacity_bytes)
-    return Trial(seed=seed, chance=chance, disk=disk, model=Model(), open_on=open_on)
+    return Trial(seed=seed, chance=chance, disk=disk, model=Model(), open_on=open_on, sizes=sizes)
 
 
 def try_power_loss(
-    seed: int, *, crashes: int = 4, calls_max: int = 150, sync_lies: bool = False, open_on: Open = open_sqlite
+    seed: int,
+    *,
+    crashes: int = 4,
+    calls_max: int = 150,
+    sync_lies: bool = False,
+    open_on: Open = open_sqlite,
+    sizes: tuple[int, ...] = SMALL,
 ) -> list[str]:
     """Works, loses power at a random call, again and again, on one disk."""
     chance = random.Random(seed)
     fault = chance.choice((Fault.POWER_LOSS, Fault.POWER_LOSS, Fault.KILL))
-    trial = make_trial(seed, chance, sync_lies=sync_lies, open_on=open_on)
+    trial = make_trial(seed, chance, sync_lies=sync_lies, open_on=open_on, sizes=sizes)
     findings: list[str] = []
     try:
         for _ in range(crashes):
@@ -210,11 +221,17 @@ def try_power_loss(
 
 
 def try_fault_at(
-    call: int, fault: Fault, *, seed: int = 0, steps: int = 25, open_on: Open = open_sqlite
+    call: int,
+    fault: Fault,
+    *,
+    seed: int = 0,
+    steps: int = 25,
+    open_on: Open = open_sqlite,
+    sizes: tuple[int, ...] = SMALL,
 ) -> tuple[list[str], bool]:
     """One fault at one call of a fixed piece of work. Also says whether the work got that far."""
     chance = random.Random(seed)
-    trial = make_trial(seed, chance, open_on=open_on)
+    trial = make_trial(seed, chance, open_on=open_on, sizes=sizes)
     trial.disk.fail(call, fault)
     try:
         _work_until_failure(trial, steps=steps)

@@ -17,6 +17,8 @@ from stigmergy.adapters.filing.files import Claim, OsClaim, read_exactly, write_
 
 DIRECT_BYTES_MIN = 1 << 16
 BLOCK_BYTES = 4096
+PIECES_MAX = 512
+"""The system takes 1,024 in one call and refuses more; a group has one for each of its shards."""
 _UNTRIED, _UNABLE = -2, -1
 
 
@@ -137,6 +139,8 @@ class OsFile:
         whole = size_bytes >= DIRECT_BYTES_MIN and not offset % BLOCK_BYTES and not size_bytes % BLOCK_BYTES
         if whole and self._write_direct(offset, pieces, size_bytes):
             return
+        if len(pieces) > PIECES_MAX:
+            pieces = [b"".join(pieces)]
         written = os.pwritev(self._file, pieces, offset)
         if written < size_bytes:
             write_exactly(self._file, offset + written, b"".join(pieces)[written:])
