@@ -1,0 +1,254 @@
+"""The control endpoint of several processes: who is asked, what is added up, and what is said of one that is down."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from stigmergy.core.errors import NotRunning, StigmergyError
+from stigmergy.core.state import shard_of
+from stigmergy.runtime.merging import MergedEntries
+from stigmergy.runtime.protocol import VERSION, Reply, write_error, write_reply
+from stigmergy.runtime.shares import process_of
+from stigmergy.runtime.switchboard import Switchboard
+
+SHARDS = 4
+Answer = Callable[[dict[str, Any]], list[bytes]]
+AGENTS = {
+    process: next(f"A/{n}" for n in range(99) if process_of(shard_of(f"A/{n}", SHARDS), 2, SHARDS) == process)
+    for process in (1, 2)
+}
+
+
+def ok(value: Any) -> bytes:
+    return write_reply(Reply(v=VERSION, ok=value))
+
+
+def item(value: Any) -> bytes:
+    return write_reply(Reply(v=VERSION, item=value))
+
+
+def stream(*items: Any) -> list[bytes]:
+    return [*map(item, items), write_reply(Reply(v=VERSION, end={"count": len(items)}))]
+
+
+def status(**other: Any) -> dict[str, Any]:
+    counts = dict.fromkeys(("agents", "events", "commits", "owed", "waiting", "dead_letters", "journal_bytes"), 3)
+    return {
+        **counts,
+        "pid": 7,
+        "up_s": 1.5,
+        "cpu_s": 0.25,
+        "memory_peak_bytes": 1000,
+        "journal": "sqlite:part",
+        "stopped": {},
+        "heads": [],
+        "signers": [{"algorithm": 1, "public_key": "aa", "revoked_after": None, "signs_now": True}],
+        "recovered": {"commits": 1, "events": 2, "signatures": 1, "snapshots": {}, "passed_over": []},
+        "counters": {"accepted": 2},
+        "troubles": [],
+        "link": {"state": "none"},
+        **other,
+    }
+
+
+class Process:
+    """A process that answers as the test says."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self.asked: list[dict[str, Any]] = []
+        self.is_down = False
+        self.closed = 0
+
+    async def ask(self, request: bytes) -> AsyncIterator[bytes]:
+        if self.is_down:
+            raise NotRunning("nobody is there")
+        self.asked.append(json.loads(request))
+        try:
+            for line in self._answer(self.asked[-1]):
+                yield line
+                await asyncio.sleep(0)
+            await asyncio.sleep(3600)
+        finally:
+            self.closed += 1
+
+
+class Board:
+    """A switchboard over two processes."""
+
+    def __init__(self, *answers: Answer) -> None:
+        self.processes = [Process(answer) for answer in answers]
+        self.stopped = 0
+        about = {"fleet": "f", "version": "1", "pid": 1, "up_s": 9.0, "journal": "sqlite:all", "sockets": "one, two"}
+        self.board = Switchboard(SHARDS, self.processes, lambda: about, self._stop)
+
+    def _stop(self) -> None:
+        self.stopped += 1
+
+    def ask(self, **request: Any) -> list[dict[str, Any]]:
+        return asyncio.run(self._ask(request))
+
+    async def _ask(self, request: dict[str, Any]) -> list[dict[str, Any]]:
+        lines = await self.board.answer(json.dumps({"v": 1, **request}).encode())
+        if isinstance(lines, AsyncIterator):
+            return [json.loads(line) async for line in lines]
+        return [json.loads(line) for line in lines]
+
+
+def both(answer: Answer) -> Board:
+    return Board(answer, answer)
+
+
+@pytest.mark.parametrize("process", [1, 2])
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {"do": "send", "command": "Go"},
+        {"do": "observe", "event": "Seen"},
+        {"do": "state"},
+        {"do": "resume"},
+        {"do": "log"},
+        {"do": "export"},
+    ],
+    ids=lambda request: request["do"],
+)
+def test_what_is_about_an_agent_goes_to_who_has_it(process: int, request_: dict[str, Any]) -> None:
+    board = both(lambda _: [ok({"done": True})])
+    assert board.ask(agent=AGENTS[process], **request_) == [{"v": 1, "ok": {"done": True}}]
+    asked = [len(one.asked) for one in board.processes]
+    assert asked == ([1, 0] if process == 1 else [0, 1])
+    assert board.processes[process - 1].asked == [{"v": 1, "agent": AGENTS[process], **request_}]
+    assert board.processes[process - 1].closed == 1
+
+
+@pytest.mark.parametrize(("shard", "process"), [(0, 1), (1, 1), (2, 2), (3, 2)])
+def test_shards_and_letters_go_to_who_has_them(shard: int, process: int) -> None:
+    board = both(lambda _: [ok({})])
+    board.ask(do="log", shard=shard)
+    board.ask(do="drop", letter=f"{shard}.4.1")
+    board.ask(do="retry", letter=f"{shard}.4.1")
+    assert len(board.processes[process - 1].asked) == 3
+
+
+def test_answer_is_passed_on_as_it_is_also_a_refusal_and_a_stream() -> None:
+    refused = write_error(StigmergyError("no"))
+    board = Board(lambda _: [refused], lambda _: stream({"n": 1}, {"n": 2}))
+    assert board.ask(do="state", agent=AGENTS[1]) == [{"v": 1, "error": "no", "kind": "StigmergyError"}]
+    assert [one.get("item") for one in board.ask(do="log", agent=AGENTS[2])] == [{"n": 1}, {"n": 2}, None]
+
+
+def test_process_that_is_down_is_said_to_come_back() -> None:
+    board = both(lambda asked: stream({}) if asked["do"] in ("letters", "log", "verify") else [ok({})])
+    board.processes[1].is_down = True
+    (said,) = board.ask(do="state", agent=AGENTS[2])
+    assert said["kind"] == "NotRunning"
+    assert "process 2 of 2, which has shard" in said["error"]
+    assert "try again" in said["error"]
+    assert board.ask(do="state", agent=AGENTS[1]) == [{"v": 1, "ok": {}}]
+    for request in ({"do": "letters"}, {"do": "names"}, {"do": "log"}, {"do": "verify"}):
+        (said,) = board.ask(**request)[-1:]
+        assert said["kind"] == "NotRunning"
+
+
+def test_status_adds_up_and_remembers_one_that_is_down() -> None:
+    board = both(lambda _: [ok(status())])
+    (before,) = board.ask(do="status")
+    found = before["ok"]
+    assert (found["agents"], found["cpu_s"], found["counters"]) == (6, 0.5, {"accepted": 4})
+    assert (found["pid"], found["journal"], found["recovered"]["events"]) == (1, "sqlite:all", 4)
+    assert [(one["process"], one["first_shard"], one["last_shard"]) for one in found["processes"]] == [
+        (1, 0, 1),
+        (2, 2, 3),
+    ]
+    assert len(found["signers"]) == 1
+    assert "sockets" not in found
+    board.processes[1].is_down = True
+    (after,) = board.ask(do="status")
+    assert after["ok"]["agents"] == 6
+    (trouble,) = after["ok"]["troubles"]
+    assert "process 2, with the shards 2 to 3, does not answer" in trouble
+
+
+def test_status_before_anybody_has_answered() -> None:
+    board = both(lambda _: [])
+    for process in board.processes:
+        process.is_down = True
+    (found,) = board.ask(do="status")
+    assert found["ok"]["agents"] == 0
+    assert [one["pid"] for one in found["ok"]["processes"]] == [None, None]
+
+
+def entry(time_ns: int, shard: int) -> dict[str, Any]:
+    return {"time_ns": time_ns, "shard": shard, "position": time_ns, "index": 0}
+
+
+def test_log_is_cut_to_what_was_asked_at_the_right_end() -> None:
+    board = Board(
+        lambda _: stream(entry(1, 0), entry(4, 0)),
+        lambda _: stream(entry(2, 2), entry(3, 2)),
+    )
+    times = [one["item"]["time_ns"] for one in board.ask(do="log", limit=3)[:-1]]
+    assert times == [2, 3, 4]
+    times = [one["item"]["time_ns"] for one in board.ask(do="log", limit=3, first=1)[:-1]]
+    assert times == [1, 2, 3]
+
+
+def test_export_is_in_the_order_of_time_and_says_how_far_it_is() -> None:
+    far = {"commits": 0, "of": 5, "fleet": "f", "incarnation": 1}
+    board = Board(
+        lambda _: stream(far, entry(1, 0), entry(4, 0)),
+        lambda _: stream(far, entry(2, 2), {**far, "commits": 3}, entry(3, 2)),
+    )
+    lines = board.ask(do="export")
+    items = [line["item"] for line in lines[:-1]]
+    assert [one["time_ns"] for one in items if "of" not in one] == [1, 2, 3, 4]
+    assert [(one["commits"], one["of"]) for one in items if "of" in one] == [(0, 10), (3, 10)]
+    assert lines[-1]["end"] == {"count": 4}
+
+
+def test_export_that_breaks_on_the_way_says_so() -> None:
+    async def broken() -> AsyncIterator[bytes]:
+        yield item(entry(1, 0))
+        raise NotRunning("it is gone")
+
+    async def main() -> list[bytes]:
+        return [line async for line in MergedEntries([broken()])]
+
+    lines = [json.loads(line) for line in asyncio.run(main())]
+    assert lines[-1]["kind"] == "NotRunning"
+    assert not any("end" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {"do": "holds"},
+        {"do": "hold", "reason": "r", "by": "b"},
+        {"do": "unhold", "hold": 1, "reason": "r", "by": "b"},
+        {"do": "flight"},
+        {"do": "revoke", "public_key": "aa", "last_position": 3},
+    ],
+    ids=lambda request: request["do"],
+)
+def test_what_cannot_be_asked_of_all_names_whom_to_ask(request_: dict[str, Any]) -> None:
+    board = both(lambda _: [ok({})])
+    (said,) = board.ask(**request_)
+    assert said["kind"] == "ConfigError"
+    assert "one, two" in said["error"]
+    assert not any(process.asked for process in board.processes)
+
+
+def test_signers_are_changed_in_all_and_nonsense_is_refused() -> None:
+    board = both(lambda _: [ok({"enrolled": True})])
+    assert board.ask(do="enrol", public_key="aa")[0]["ok"] == {"enrolled": True}
+    assert board.ask(do="revoke", public_key="aa")[0]["ok"] == {"enrolled": True}
+    assert [len(process.asked) for process in board.processes] == [2, 2]
+    for request in ({"do": "log", "shard": 9}, {"do": "drop", "letter": "9.1.1"}, {"do": "drop", "letter": "x"}):
+        assert board.ask(**request)[0]["kind"] == "ConfigError"
+    assert board.ask(do="nothing")[0]["kind"] == "Malformed"
+    assert board.ask(do="stop") == [{"v": 1, "ok": {"stopping": True}}]
+    assert board.stopped == 1
+    assert json.loads(board.board.refuse(StigmergyError("full")))["error"] == "full"
