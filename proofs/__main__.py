@@ -48,7 +48,7 @@ ROWS = (
     Row("link_cuts", "", 6),
     Row("engines", "", 20),
     Row("ring_kill", "", 1),
-    Row("processes", "", 8),
+    Row("processes", "", 4),
 )
 BY_NAME = {row.name: row for row in ROWS}
 

@@ -99,6 +99,7 @@ class Siege:
             self.tally.kills += 1
             self.tally.killed_all += everybody
             await asyncio.sleep(self._chance.choice((0.0, 0.0, 0.05)))
+            await self._gone([self._pids[process] for process in victims])
             for process in victims:
                 self._start(process)
         self._over = True
@@ -110,10 +111,14 @@ class Siege:
         for process in self._pids:
             with contextlib.suppress(StigmergyError, TimeoutError):
                 await self._ask(process, write_request(Stop()))
-        for _ in range(1_500):
-            if not any(_runs(pid) for pid in self._pids.values()):
+        await self._gone(list(self._pids.values()))
+
+    async def _gone(self, pids: list[int]) -> None:
+        """Waits until they have ended, as a supervisor does: before that they have their journals."""
+        for _ in range(3_000):
+            if not any(_runs(pid) for pid in pids):
                 return
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.01)
 
     def close(self) -> None:
         """Leaves nothing behind."""

@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 
 from stigmergy.adapters.memory_neighbours import MemoryStreet
+from stigmergy.core.codec import encode
 from stigmergy.core.errors import (
     ConfigError,
     DataLost,
@@ -15,16 +16,17 @@ from stigmergy.core.errors import (
     StaleEpoch,
     StigmergyError,
 )
+from stigmergy.core.outbox import Pending
 from stigmergy.core.state import shard_of
 from stigmergy.ports.neighbour import Channel
 from stigmergy.runtime.host import Host
 from stigmergy.runtime.live import Live
 from stigmergy.runtime.neighbours import Neighbours, frames, sending
-from stigmergy.runtime.neighbours.frames import Goodbye, Hello, Opening, Parcel, Reached, Welcome
+from stigmergy.runtime.neighbours.frames import Goodbye, Opening, Parcel, Reached, Welcome
 from stigmergy.runtime.shares import Share, check_processes, owned_by, process_of
 from stigmergy.sim.disk import Fault
 from stigmergy.sim.node import SimNode, World
-from tests.runtime.counting import Add, Counted, declare, envelope
+from tests.runtime.counting import Add, Counted, Hello, declare, envelope
 
 SHARDS = 4
 
@@ -271,6 +273,41 @@ class TestLoss:
 
         play(main)
 
+    def test_receiver_hears_from_its_neighbour_that_it_has_lost_its_end(self) -> None:
+        async def main(street: Street, world: World) -> None:
+            here, away = street.somebody(1), street.target(2)
+            await street.add(here, 100 + away)
+            await street.settle()
+            source, target = shard_of(here, SHARDS), shard_of(f"Counter/t{away}", SHARDS)
+            # As if the receiver had been put back to a time before it heard anything.
+            street.nodes[2].host.shards[target].state.marks._marks[f"shard/{source}", 0].sequence = 0
+            street.street.cut(1)
+            await street.add(here, 200 + away)
+            failure = await asyncio.wait_for(street.nodes[2].host.wait_failure(), 10)
+            assert isinstance(failure, DataLost)
+            assert "1 tells of its shard" in str(failure)
+            assert street.nodes[1].host.failure is None
+            await street.nodes[2].kill()
+
+        play(main)
+
+    def test_parcel_ends_where_sequences_do_not_follow(self) -> None:
+        async def main(street: Street, world: World) -> None:
+            lanes = street.nodes[1].neighbours
+            assert lanes is not None
+            body = encode(("Counter/x", encode(Hello(by="a", number=1))))
+            pendings = [Pending(1, n, 0, "Counter/a", "shard/2", n, body) for n in (1, 2, 4)]
+            sender = lanes._sendings[2]
+            lane = sender._lane(0, 2)
+            lane.waiting.extend(pendings)
+            parcels = [frames.read_frame(sender._pack((0, 2), lane)) for _ in range(2)]
+            assert [(one.sequence, len(one.items)) for one in parcels if isinstance(one, Parcel)] == [(1, 2), (4, 1)]
+            sender._forget_connection()
+            assert list(lane.waiting) == pendings
+            lane.waiting.clear()
+
+        play(main)
+
     def test_replaced_owner_is_refused_and_stops(self) -> None:
         async def main(street: Street, world: World) -> None:
             here = street.somebody(1)
@@ -288,7 +325,7 @@ class TestLoss:
 async def meet(street: Street, caller: int, called: int) -> Channel:
     """A connection by hand, up to the welcome."""
     channel = street.street.connect(caller, called)
-    await channel.send(frames.write_frame(Hello(1, "counters", SHARDS, caller, street.processes)))
+    await channel.send(frames.write_frame(frames.Hello(1, "counters", SHARDS, caller, street.processes)))
     assert frames.read_frame(await channel.receive()) == Welcome()
     return channel
 
@@ -297,11 +334,11 @@ class TestManners:
     @pytest.mark.parametrize(
         ("hello", "why"),
         [
-            (Hello(1, "others", SHARDS, 1, 2), "no neighbour"),
-            (Hello(1, "counters", 5, 1, 2), "no neighbour"),
-            (Hello(1, "counters", SHARDS, 1, 3), "no neighbour"),
-            (Hello(1, "counters", SHARDS, 2, 2), "no neighbour"),
-            (Hello(2, "counters", SHARDS, 1, 2), "no neighbour"),
+            (frames.Hello(1, "others", SHARDS, 1, 2), "no neighbour"),
+            (frames.Hello(1, "counters", 5, 1, 2), "no neighbour"),
+            (frames.Hello(1, "counters", SHARDS, 1, 3), "no neighbour"),
+            (frames.Hello(1, "counters", SHARDS, 2, 2), "no neighbour"),
+            (frames.Hello(2, "counters", SHARDS, 1, 2), "no neighbour"),
             (Welcome(), "says hello first"),
         ],
     )
