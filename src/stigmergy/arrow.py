@@ -21,7 +21,7 @@ from stigmergy.compiled.arrow_orders import OrderBatches
 from stigmergy.core.errors import ConfigError
 from stigmergy.runtime.audit.export import Export, Selection
 from stigmergy.runtime.audit.history import read_moment
-from stigmergy.wiring import inspect_journal
+from stigmergy.wiring import inspect_all
 
 __all__ = ["add_table", "kind_and_type", "read_log"]
 
@@ -47,7 +47,7 @@ def read_log(
     inclusive, and times need a zone. `url` is a journal that nobody runs, or `flight:FILE`. What interpreted agents
     have kept has no columns; it is in `stigmergy log export`.
     """
-    journal = inspect_journal(url)
+    journal = inspect_all(url)
     try:
         since_ns, until_ns = _time_ns("since", since), _time_ns("until", until)
         selection = Selection(None, None, shard, first, last, since_ns, until_ns)

@@ -58,7 +58,9 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         if journal.identity.fleet != fleet.name:
             raise JournalForeign(f"{url} belongs to the fleet {journal.identity.fleet!r}, not to {fleet.name!r}")
         limits = (config_of(arguments).settings or fleet.settings).limits
-        replaying = Replaying(journal, fleet.plans, limits, verifier(), differences_max=arguments.differences)
+        replaying = Replaying(
+            journal, fleet.plans, limits, verifier(), differences_max=arguments.differences, say=output.note
+        )
         with Progress(output, "replaying", "commits") as progress:
             for commits in replaying.run_slowly():
                 progress.show(commits, replaying.commits_expected)

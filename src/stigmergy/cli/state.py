@@ -49,19 +49,19 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     if path is not None:
         seen = ask(path, State(agent=arguments.agent, at=arguments.at))
     else:
-        seen = _from_journal(arguments, moment)
+        seen = _from_journal(arguments, moment, output)
     _show(seen, output)
     return exits.OK
 
 
-def _from_journal(arguments: argparse.Namespace, moment: Moment) -> dict[str, Any]:
+def _from_journal(arguments: argparse.Namespace, moment: Moment, output: Output) -> dict[str, Any]:
     fleet = find_fleet(arguments)
     url = find_journal(arguments)
     journal = inspect_all(url)
     try:
         if journal.identity.fleet != fleet.name:
             raise JournalForeign(f"{url} belongs to the fleet {journal.identity.fleet!r}, not to {fleet.name!r}")
-        sight = History(journal, fleet.plans, fleet.settings.limits).look(arguments.agent, moment)
+        sight = History(journal, fleet.plans, fleet.settings.limits, output.note).look(arguments.agent, moment)
         return described_sight(arguments.agent, sight)
     finally:
         asyncio.run(journal.close())

@@ -51,7 +51,7 @@ async def run(store: MemoryStore, fleet: Fleet, rounds: int = 10) -> None:
         name = f"Meter/{NAMES[number % len(NAMES)]}"
         await live.observe(name, Measured(level=float(number * 60 % 1000)))
         await live.observe(name, Counted(by=number))
-        await live.observe(name, Poked(how=number % 3))
+        await live.observe(name, Poked(how=8 if number == 3 else number % 3))
         await live.observe(name, Glimpsed(level=float(number)))
         await live.send(name, SetLimit(limit=float(number - 1)))
     await host.stop()

@@ -27,6 +27,7 @@ from stigmergy.core.rosters import kind_of_part
 from stigmergy.core.snapshot import Header, load_agents, load_tables
 from stigmergy.core.state import Limits, ShardState, shard_of
 from stigmergy.core.supervision import SHARD_ADDRESS, AgentsEnrolled, ColumnsDeclared
+from stigmergy.core.tables import Say
 from stigmergy.core.walking import said_in
 from stigmergy.ports.journal import Journal, StoredCommit
 from stigmergy.runtime.audit.snapshots import is_noted, read_chain
@@ -76,8 +77,16 @@ def check_kept(journal: Journal, address: str, shard: int) -> None:
 class History:
     """Looks back in one journal."""
 
-    def __init__(self, journal: Journal, plans: Mapping[str, AgentPlan], limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        plans: Mapping[str, AgentPlan],
+        limits: Limits | None = None,
+        say: Say = lambda _: None,
+    ) -> None:
+        """`say` is told what takes long: a class may have to be compiled."""
         self._journal = journal
+        self._say = say
         self._plans = plans
         self._limits = limits or Limits()
 
@@ -112,6 +121,9 @@ class History:
             name: plan if name == kind or plan.engine is None else structs.replace(plan, engine=None)
             for name, plan in self._plans.items()
         }
+        engine = plans[kind].engine if kind in plans else None
+        if engine is not None:
+            engine.prepare(self._say)
         state = new_state(self._journal.identity, shard, plans, self._limits)
         state.plan_at(address)
         return state

@@ -7,20 +7,23 @@ cannot be decided again: an observed event that a `decide` handler has filtered 
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 from stigmergy.core.agent import Rejection, step_time_ns
 from stigmergy.core.codec import REASON_CHARS_MAX, describe, printable, tag_of
+from stigmergy.core.columns import NOT_KEPT, ColumnRun
 from stigmergy.core.commit import Answer, Commit, Owed, Run
 from stigmergy.core.effects import TIMERS, WindowClosed
 from stigmergy.core.errors import PeerError, TooLarge, UnknownKind
 from stigmergy.core.handling import REACTIONS_BYTES_MAX, decode
 from stigmergy.core.messages import Command, Event, Keeping, Message
-from stigmergy.core.outcome import collect, pack_effects
+from stigmergy.core.outcome import NO_CAUSE, collect, pack_effects
 from stigmergy.core.plans import AgentPlan
 from stigmergy.core.state import ShardState, evolve_event, fold_fact
 from stigmergy.core.supervision import FACTS, SHARD_ADDRESS, AgentResumed, AgentStopped, InputFailed
 from stigmergy.core.timers import WINDOW_PREFIX, read_timer
+from stigmergy.core.walking import Records
 from stigmergy.runtime.audit.differences import (
     ABSENT,
     Compared,
@@ -30,6 +33,7 @@ from stigmergy.runtime.audit.differences import (
     name_of,
     shown_effect,
 )
+from stigmergy.runtime.audit.directories import ShardReading
 
 HANDLER_FAILED = "the handler failed: "
 """How the answer to a command begins whose handler raised; the event that says so is compared instead."""
@@ -52,9 +56,12 @@ class Redeciding:
         """Events that follow an answer, so that they may be what it decided."""
         self._owed: dict[int, list[Owed]] = {}
         for owed in commit.owed:
+            if owed.cause < NO_CAUSE:
+                continue  # of a record: see restepping
             if not (owed.sink == TIMERS and read_timer(owed.body).name.startswith(WINDOW_PREFIX)):
                 self._owed.setdefault(owed.cause, []).append(owed)
-        if unkept := len(self._owed.pop(-1, ())):
+        unkept = len(self._owed.pop(NO_CAUSE, ())) + sum(_loose_actions(run) for run in commit.columns)
+        if unkept:
             found.skip("effects of transient events, which are not kept", unkept)
 
     def run(self) -> None:
@@ -84,6 +91,9 @@ class Redeciding:
         self._found.events += 1
         if address == SHARD_ADDRESS or address in self._lost:
             return
+        if self._is_compiled(address):
+            self._compiled_event(index, address, body, run)
+            return
         try:
             agent_plan, agent = self._agent(address)
             event = agent_plan.decode_kept(body)
@@ -103,6 +113,43 @@ class Redeciding:
         elif isinstance(event, AgentResumed):
             self._stopped.pop(address, None)
         self._fold_and_react(index, address, agent_plan, agent, event, body, run.time_ns)
+
+    def _is_compiled(self, address: str) -> bool:
+        return address.partition("/")[0] in self._state.tables
+
+    def _compiled_event(self, index: int, address: str, body: bytes, run: Run) -> None:
+        """What the framework says of a compiled agent; or an event of the time when it was not compiled."""
+        agent_plan, agent = self._agent(address)
+        try:
+            event = agent_plan.decode_kept(body)
+        except Exception as error:
+            self._lose(index, address, body, error)
+            return
+        if isinstance(event, InputFailed):
+            if self._may_have_changed(address):
+                self._found.skip("failures of compiled agents in a commit with other events of theirs")
+            else:
+                self._failure(index, address, agent_plan, agent, event, run.time_ns)
+        elif isinstance(event, AgentStopped):
+            self._stopped[address] = event.reason
+        elif isinstance(event, AgentResumed):
+            self._stopped.pop(address, None)
+        elif event is not None:
+            self._found.skip("events of compiled agents from before they were compiled: they are folded, nothing more")
+
+    def _may_have_changed(self, address: str) -> bool:
+        """Whether the commit has records of a compiled agent: which of them came before something else, it does not
+        say."""
+        kind = address.partition("/")[0]
+        number = self._state.table_at(address)[1]
+        runs = [run for run in self._commit.columns if run.kind == kind and run.count]
+        if number < 0:
+            return bool(runs)
+        for run in runs:
+            width = len(run.records) // run.count
+            if any(agent == number for (agent,) in struct.iter_unpack(f"<I{width - 4}x", run.records)):
+                return True
+        return False
 
     def _fold_and_react(
         self, index: int, address: str, agent_plan: AgentPlan, agent: Any, event: Message, body: bytes, now_ns: int
@@ -198,6 +245,8 @@ class Redeciding:
         """Why this answer cannot be compared; empty if it can."""
         if not answer.command:
             return "commands that were too large to be kept"
+        if self._is_compiled(answer.agent) and self._records_of(answer) is None:
+            return "commands to compiled agents in a commit with other events of theirs"
         if answer.agent in self._stopped:
             return "commands to agents that were stopped"
         if answer.refused is not None and answer.refused.startswith(f"{answer.agent}{NO_ROOM}"):
@@ -220,8 +269,11 @@ class Redeciding:
         if any(agent_plan.plan_for(type(event)).promise is Keeping.LATEST for event, _ in kept):
             self._found.skip("decisions with `latest` events, of which a later one may have taken the place")
             return
-        recorded = self._recorded_for(answer, run, index)
         what = tag_of(answer.command)
+        if self._is_compiled(answer.agent):
+            self._compare_records(answer, index, agent_plan, kept)
+            return
+        recorded = self._recorded_for(answer, run, index)
         for number in range(max(len(kept), len(recorded))):
             place = index + number
             which = f"event {number + 1} of {what}"
@@ -235,6 +287,43 @@ class Redeciding:
             elif not self._is_same(agent_plan, recorded[number], kept[number]):
                 for field, old, new in message_differences(recorded[number], kept[number][1]):
                     self._differ("event", place, answer.agent, which, field, old, new)
+
+    def _compare_records(
+        self, answer: Answer, index: int, agent_plan: AgentPlan, kept: list[tuple[Any, bytes]]
+    ) -> None:
+        """The same for a compiled agent, whose events are records."""
+        recorded = self._records_of(answer) or []
+        what = tag_of(answer.command)
+        if len(recorded) != len(kept):
+            old, new = (", ".join(tag_of(body) for body in some) or ABSENT for some in (recorded, [b for _, b in kept]))
+            self._differ("event", index, answer.agent, f"events of {what}", "type", old, new)
+            return
+        for number, (was, now) in enumerate(zip(recorded, kept, strict=True)):
+            if not self._is_same(agent_plan, was, now):
+                for field, old, new in message_differences(was, now[1]):
+                    self._differ("event", index, answer.agent, f"event {number + 1} of {what}", field, old, new)
+
+    def _records_of(self, answer: Answer) -> list[bytes] | None:
+        """The records that a command to a compiled agent has made; None where the commit may have others of it."""
+        alone = sum(1 for one in self._commit.answers if one.agent == answer.agent) == 1
+        table, number = self._state.table_at(answer.agent)
+        if not alone or table is None or (number < 0 and self._may_have_changed(answer.agent)):
+            return None
+        own = [body for address, body in self._commit.events if address == answer.agent]
+        if any(not tag_of(body).startswith("stigmergy.") for body in own):
+            return None  # from before it was compiled
+        found: list[bytes] = []
+        for run in self._commit.columns:
+            if run.kind != answer.agent.partition("/")[0] or not run.count:
+                continue
+            if run.layout not in self._state.directory.layouts:
+                return None
+            records = Records(run, 0, ShardReading(self._state))
+            mine = [(place, form) for place, (agent, form) in enumerate(records.heads()) if agent == number]
+            if mine and (run.time_ns != answer.time_ns or run.count != len(mine) or answer.refused is not None):
+                return None
+            found += [records.body(place, form) for place, form in mine]
+        return found
 
     def _recorded_for(self, answer: Answer, run: Run, index: int) -> list[bytes]:
         """The events that follow an answer, of its agent, up to the next answer and within its run."""
@@ -324,7 +413,8 @@ class Redeciding:
         agent_plan = self._state.plan_at(address)
         agent = self._agents.get(address)
         if agent is None:
-            there = self._state.agents.get(address)
+            table, number = self._state.table_at(address)
+            there = self._state.agents.get(address) if table is None or number < 0 else table.agent(number, ahead=True)
             agent = self._state.new_agent(address, agent_plan) if there is None else agent_plan.copy(there)
             self._agents[address] = agent
         return agent_plan, agent
@@ -342,3 +432,12 @@ class Redeciding:
         commit = self._commit
         old = tag_of(commit.events[index][1])
         return Difference(kind, commit.shard, commit.position, index, agent, what, field, old, new)
+
+
+def _loose_actions(run: ColumnRun) -> int:
+    """How many actions of a run are of events that are not kept."""
+    if not run.actions_count:
+        return 0
+    width = len(run.actions) // run.actions_count
+    causes = struct.iter_unpack(f"<8xI{width - 12}x", run.actions)
+    return sum(1 for (cause,) in causes if cause == NOT_KEPT)

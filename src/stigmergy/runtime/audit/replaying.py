@@ -18,12 +18,23 @@ from stigmergy.core.commit import Commit, Run, digest_commit, open_commit
 from stigmergy.core.errors import FoldMismatch, JournalCorrupt, JournalError, RecoveryError
 from stigmergy.core.plans import AgentPlan
 from stigmergy.core.replay import apply
-from stigmergy.core.snapshot import Header, PartsDigest, digest_of_state, load_agents, read_header, tables_of
+from stigmergy.core.snapshot import (
+    TABLE_PART,
+    Header,
+    PartsDigest,
+    digest_of_state,
+    load_agents,
+    read_header,
+    tables_of,
+)
 from stigmergy.core.state import Limits, ShardState
+from stigmergy.core.tables import Say
 from stigmergy.ports.journal import Journal, StoredCommit
 from stigmergy.ports.trust import Verifier
 from stigmergy.runtime.audit.differences import Compared, Difference, shortened
 from stigmergy.runtime.audit.redeciding import Redeciding
+from stigmergy.runtime.audit.restepping import Restepping
+from stigmergy.runtime.audit.snapshots import read_chain
 from stigmergy.runtime.recovery import Recovery, new_state
 
 
@@ -38,7 +49,12 @@ class Replaying:
         verifier: Verifier,
         *,
         differences_max: int = 1_000,
+        say: Say = lambda _: None,
     ) -> None:
+        """`say` is told what takes long: classes may have to be compiled."""
+        for plan in plans.values():
+            if plan.engine is not None:
+                plan.engine.prepare(say)
         self._journal = journal
         self._plans = plans
         self._limits = limits
@@ -89,10 +105,20 @@ class _ShardReplay:
             return
         snapshots = dict.fromkeys(self._journal.snapshots(self._shard))
         count = self._last - state.position
+        shards = self._journal.identity.shards
+        restepping = Restepping(state, shards, self._found)
         for stored in islice(self._journal.read(self._shard, after=state.position), count):
             commit = self._opened(stored)
-            Redeciding(state, self._journal.identity.shards, commit, self._found, self._lost).run()
-            apply(state, without(commit, self._lost), stored.sealed.digest)
+            Redeciding(state, shards, commit, self._found, self._lost).run()
+            restepping.prepare(commit)
+            try:
+                apply(state, without(commit, self._lost), stored.sealed.digest)
+                restepping.run(commit)
+            except FoldMismatch as error:
+                # Of agents in tables, which are folded in one go: nothing can be said of what follows.
+                self._differ("fold", commit.position, "", "events of compiled agents", "folded", str(error))
+                self._found.skip("commits behind one that cannot be folded", self._last - commit.position)
+                return
             self._found.commits += 1
             for note in commit.snapshots:
                 self._take_note(note.position, note.digest)
@@ -101,7 +127,7 @@ class _ShardReplay:
             yield self._found.commits
         if self._unnoted:
             self._found.skip("snapshots that were never finished", len(self._unnoted))
-        self._found.agents += len(state.agents)
+        self._found.agents += state.agents_count
         if not self._lost:
             self._found.digests[self._shard] = digest_of_state(state).hex()
 
@@ -140,6 +166,7 @@ class _ShardReplay:
         count = 0
         scratch = new_state(self._journal.identity, self._shard, self._plans, self._limits)
         try:
+            self._load_base(scratch, position)
             for part in parts:
                 digest.add(part.body)
                 if header is None:
@@ -156,7 +183,37 @@ class _ShardReplay:
             return
         if header is not None:
             differences += self._table_differences(state, header)
+            for kind in scratch.tables:
+                count += len(scratch.tables[kind])
+                differences += self._row_differences(state, scratch, kind)
         self._unnoted[position] = (digest.value(), count, differences)
+
+    def _load_base(self, scratch: ShardState, position: int) -> None:
+        """Of tables, an incremental snapshot has only what has changed: those that it adds to come first."""
+        if not scratch.tables:
+            return
+        headers, _ = read_chain(self._journal, self._shard, position)
+        for header in headers[:-1]:
+            for part in islice(self._journal.read_snapshot(self._shard, header.tables.position), 1, None):
+                if part.body.startswith(TABLE_PART):
+                    load_agents(scratch, header, part.body)
+
+    def _row_differences(self, state: ShardState, scratch: ShardState, kind: str) -> Iterator[Difference]:
+        """Compiled agents in a snapshot against what the fold of the log makes of them."""
+        old, new = scratch.tables[kind], state.tables[kind]
+        if old.digest() == new.digest():
+            return
+        if len(old) != len(new):
+            yield self._difference("table", state.position, "", f"how many {kind}", "agents", len(old), len(new))
+        for number in range(min(len(old), len(new))):
+            before, after = old.agent(number, ahead=True), new.agent(number, ahead=True)
+            for field in type(after).__struct_fields__:
+                was, is_ = getattr(before, field), getattr(after, field)
+                if canonical_bytes(was) != canonical_bytes(is_):
+                    address = f"{kind}/{new.name(number)}"
+                    yield self._difference(
+                        "state", state.position, address, "the state", field, shortened(was), shortened(is_)
+                    )
 
     def _take_note(self, position: int, digest: bytes) -> None:
         """A snapshot counts only if the log says that it is whole."""
