@@ -74,7 +74,7 @@ def test_all_names_what_cannot_run_and_goes_on(monkeypatch: pytest.MonkeyPatch, 
         words.append((name, given))
         if name != "alternatives":
             raise ConfigError("not here")
-        return {"ratio": 2.0, "contestants": [said]}
+        return {"ratio": 2.0, "interpreted_ratio": 1.5, "contestants": [said]}
 
     monkeypatch.setattr(whole, "_run", run)
     figures = whole.run(argparse.Namespace(quick=True, directory=tmp_path))

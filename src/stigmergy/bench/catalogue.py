@@ -45,6 +45,7 @@ class Listed(Struct, frozen=True):
 
 BENCHMARKS = {
     "interpreted": Listed("interpreted", "speed, latency, memory and recovery of ordinary agents"),
+    "compiled": Listed("compiled", "the same of compiled agents, next to the machine's limit"),
     "edge": Listed("edge", "the budgets of a small device"),
     "alternatives": Listed("alternatives", "the same events on other Python libraries"),
     "growth": Listed("growth", "cost per event with the fleet's size and the log's length"),

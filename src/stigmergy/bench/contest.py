@@ -7,10 +7,11 @@ what a quick one gets. `make_process_ours` goes for all: it speeds up the others
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -61,6 +62,11 @@ class Stock:
         rounds, rest = divmod(count, STOCK_EVENTS)
         return self._reports * rounds + self._reports[:rest]
 
+    @functools.cache  # noqa: B019 - there is one stock in a process
+    def actions(self, count: int) -> dict[str, list[str]]:
+        """What follows from the first so many: the same in every window that has as many."""
+        return expected(self.take(count))
+
 
 def expected(events: Sequence[Report]) -> dict[str, list[str]]:
     """The actions that follow from these events by the rules of the workload, by drone."""
@@ -73,7 +79,7 @@ def expected(events: Sequence[Report]) -> dict[str, list[str]]:
     return by_drone(acted)
 
 
-def by_drone(acted: Sequence[Acted]) -> dict[str, list[str]]:
+def by_drone(acted: Iterable[Acted]) -> dict[str, list[str]]:
     """Actions by whose they are; only their order at one drone means something."""
     found: dict[str, list[str]] = {}
     for address, action in acted:

@@ -31,6 +31,10 @@ from stigmergy.bench.workload import DRONES
 
 QUICK_FLEETS = (500, 2_000)
 QUICK_HISTORIES = (6_000, 20_000)
+QUICK_WINDOW_EVENTS = 2_000
+QUICK_HISTORY_EVENTS = 1_000
+RATIOS = ("fleet_ratio", "history_ratio", "history_ratio_without_snapshots")
+"""Figures of each engine; none where something is missing that it needs."""
 WAYS = {WITH: "with snapshots", WITHOUT: "without snapshots"}
 TARGETS = tuple(
     Target(f"{engine.name}_fleet_ratio", f"cost per event, {engine.name}: largest fleet / smallest", 4.0)
@@ -42,9 +46,6 @@ class Sizes(Struct, frozen=True):
     """How much is measured."""
 
     windows: int = 5
-    window_events: int = 50_000
-    history_events: int = 5_000
-    """In each window behind a length: little beside the shortest."""
     starts: int = 3
     quick: bool = False
 
@@ -54,9 +55,15 @@ class Sizes(Struct, frozen=True):
     def histories(self, engine: Engine) -> tuple[int, ...]:
         return QUICK_HISTORIES if self.quick else engine.histories
 
+    def window_events(self, engine: Engine) -> int:
+        return QUICK_WINDOW_EVENTS if self.quick else engine.window_events
+
+    def history_events(self, engine: Engine) -> int:
+        return QUICK_HISTORY_EVENTS if self.quick else engine.history_events
+
 
 FULL = Sizes()
-QUICK = Sizes(windows=1, window_events=2_000, history_events=1_000, starts=1, quick=True)
+QUICK = Sizes(windows=1, starts=1, quick=True)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,16 +78,19 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     fleet: list[dict[str, Any]] = []
     history: list[dict[str, Any]] = []
     for engine in ENGINES:
+        if engine.missing:
+            figures |= {f"{engine.name}_{figure}": None for figure in RATIOS}
+            continue
         with tempfile.TemporaryDirectory(prefix="stigmergy-bench-", dir=arguments.directory) as name:
             folder = Path(name)
-            rows, ratio = _fleets(engine, folder, sizes)
+            rows, ratio = measure_fleets(engine, folder, sizes)
             fleet += rows
-            figures[f"{engine.name}_fleet_ratio"] = ratio
             logs = _histories(engine, folder, sizes)
             history += [_row(engine, log) for log in logs]
-            figures[f"{engine.name}_history_ratio"] = _end_to_begin(logs, WITH)
-            figures[f"{engine.name}_history_ratio_without_snapshots"] = _end_to_begin(logs, WITHOUT)
-    return figures | {"fleet": fleet, "history": history}
+            ratios = (ratio, _end_to_begin(logs, WITH), _end_to_begin(logs, WITHOUT))
+            figures |= {f"{engine.name}_{figure}": value for figure, value in zip(RATIOS, ratios, strict=True)}
+    missing = [{"name": one.name, "missing": ", ".join(one.missing)} for one in ENGINES if one.missing]
+    return figures | {"fleet": fleet, "history": history, "not_installed": missing}
 
 
 def charts(figures: dict[str, Any]) -> list[Chart]:
@@ -108,7 +118,7 @@ def charts(figures: dict[str, Any]) -> list[Chart]:
     ]
 
 
-def _fleets(engine: Engine, folder: Path, sizes: Sizes) -> tuple[list[dict[str, Any]], float]:
+def measure_fleets(engine: Engine, folder: Path, sizes: Sizes) -> tuple[list[dict[str, Any]], float]:
     """What an event costs at each size; and the largest's cost over the smallest's, window by window."""
     fleets = sizes.fleets(engine)
     windows: dict[int, list[Grown]] = {agents: [] for agents in fleets}
@@ -118,10 +128,10 @@ def _fleets(engine: Engine, folder: Path, sizes: Sizes) -> tuple[list[dict[str, 
             for agents in fleets
         }
         for agents, host in hosts.items():
-            host.ask(Grow(sizes.window_events, agents, enrol=agents))
+            host.ask(Grow(sizes.window_events(engine), agents, enrol=agents))
         for _ in range(sizes.windows):
             for agents, host in hosts.items():
-                windows[agents].append(host.ask(Grow(sizes.window_events, agents)))
+                windows[agents].append(host.ask(Grow(sizes.window_events(engine), agents)))
     rows = [
         {
             "engine": engine.name,
@@ -171,7 +181,7 @@ def _histories(engine: Engine, folder: Path, sizes: Sizes) -> list[_Log]:
         hosts = [stack.enter_context(Subject(Grown, MODULE, engine.name, log.path, log.way)) for log in logs]
         for window in range(sizes.windows + 1):
             for log, host in zip(logs, hosts, strict=True):
-                grown = host.ask(Grow(sizes.history_events, DRONES))
+                grown = host.ask(Grow(sizes.history_events(engine), DRONES))
                 if window:  # the first one warms everything up
                     log.windows.append(grown)
     return logs

@@ -75,7 +75,7 @@ class Limit:
         self._file_bytes = file_bytes
         self._offset = 0
         self.columns = (*(np.zeros(drones, np.float64) for _ in range(4)), np.zeros(drones, np.int64))
-        _fill(self._file, file_bytes)
+        fill_with_zeros(self._file, file_bytes)
         _fold(records(SEED, 0), *self.columns)
 
     def __enter__(self) -> Self:
@@ -130,7 +130,8 @@ def best_batch(
     return max(sizes, key=lambda size: statistics.median(speeds[size]))
 
 
-def _fill(file: int, size: int) -> None:
+def fill_with_zeros(file: int, size: int) -> None:
+    """Writes and syncs so many zeros, so that what is appended later changes no length and no block map."""
     zeros = bytes(ZEROS_BYTES)
     for start in range(0, size, ZEROS_BYTES):
         os.pwrite(file, zeros[: min(ZEROS_BYTES, size - start)], start)

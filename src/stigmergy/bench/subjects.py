@@ -43,11 +43,19 @@ class Subject(Generic[Answer]):
 
     def ask(self, request: Struct, within_s: float = ANSWER_S_MAX) -> Answer:
         """Has it do one thing and waits for the answer."""
+        self.begin(request)
+        return self.finish(within_s)
+
+    def begin(self, request: Struct) -> None:
+        """Has it do one thing, while we do another."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(msgspec.json.encode(request) + b"\n")
         except BrokenPipeError:
             raise RuntimeError(f"{self._named} has ended before its time; what it said is above") from None
+
+    def finish(self, within_s: float = ANSWER_S_MAX) -> Answer:
+        """Waits for the answer to what was begun."""
         return self._decode(self._line(within_s))
 
     def close(self) -> None:

@@ -19,7 +19,9 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         help="measure how fast it is here",
         description="Measures on this machine. `stigmergy bench NAME --help` lists the options of a benchmark.",
     )
-    parser.add_argument("benchmark", metavar="NAME", nargs="?", help="interpreted, edge, alternatives, growth or all")
+    parser.add_argument(
+        "benchmark", metavar="NAME", nargs="?", help="interpreted, compiled, edge, alternatives, growth, all"
+    )
     parser.add_argument("rest", metavar="OPTION", nargs=argparse.REMAINDER, help="options of that benchmark")
     parser.set_defaults(run=run)
 

@@ -6,7 +6,7 @@ own, so the file may import what it likes; what must be installed for that stand
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from typing import Any, Protocol
 
@@ -29,7 +29,7 @@ class Contestant(Protocol):
     def prepare(self, reports: Sequence[Report]) -> Any:
         """Brings events into the form in which they come to it. Not timed; what is decoded from bytes is, in `take`."""
 
-    def take(self, prepared: Any) -> list[Acted]:
+    def take(self, prepared: Any) -> Iterable[Acted]:
         """Takes them and returns the actions, once all is as durable as it will get. This is timed."""
 
     def close(self) -> None:
@@ -57,6 +57,14 @@ class Entry(Struct, frozen=True):
 
 
 ENTRIES = (
+    Entry(
+        "compiled",
+        "compiled_host",
+        "our host with compiled agents",
+        "every event, chained and signed, synced before its action",
+        ours=True,
+        needs=("numpy", "numba"),
+    ),
     Entry(
         "interpreted",
         "interpreted_host",

@@ -7,6 +7,7 @@ one start from it, each in a process of its own that they start.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -37,8 +38,29 @@ class Engine(Struct, frozen=True):
     """The sizes of fleets that are measured."""
     histories: tuple[int, ...]
     """The lengths of logs that are measured, in events."""
+    window_events: int = 50_000
+    """In each window of a fleet."""
+    history_events: int = 5_000
+    """In each window behind a length: little beside the shortest."""
+    needs: tuple[str, ...] = ()
+    """Modules that must be there; the extra of the engine's name brings them."""
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """What it needs and is not installed."""
+        return tuple(name for name in self.needs if find_spec(name) is None)
 
 
-ENGINES = (
-    Engine("interpreted", "interpreted", fleets=(1_000, 10_000, 100_000), histories=(10_000, 100_000, 1_000_000)),
+INTERPRETED = Engine(
+    "interpreted", "interpreted", fleets=(1_000, 10_000, 100_000), histories=(10_000, 100_000, 1_000_000)
 )
+COMPILED = Engine(
+    "compiled",
+    "compiled",
+    fleets=(1_000, 10_000, 100_000, 1_000_000),
+    histories=(1_000_000, 3_000_000, 10_000_000),
+    window_events=2_000_000,
+    history_events=100_000,
+    needs=("numpy", "numba"),
+)
+ENGINES = (INTERPRETED, COMPILED)

@@ -1,0 +1,118 @@
+"""The whole host at full speed, in its process: windows of column batches, until durable and carried out.
+
+`python -m stigmergy.bench.columns.throughput FOLDER` reads one request a line and answers with what the window took.
+Everything is as it is by default: marks, chain, signature, snapshots, actions in blocks that are carried out and
+confirmed. Batches are packed before the clock runs: a producer does that elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from stigmergy.adapters.system import make_process_ours
+from stigmergy.bench.columns.rig import (
+    BATCH_RECORDS,
+    ColumnFeed,
+    carried_out,
+    confirmed,
+    enrol,
+    make_fleet,
+    make_host,
+    run_columns,
+)
+from stigmergy.bench.records import records
+from stigmergy.bench.rig import SHARED_LOOP
+from stigmergy.bench.subjects import serve
+from stigmergy.bench.workload import DRONES
+from stigmergy.runtime.columns.orders import Orders
+
+MODULE = "stigmergy.bench.columns.throughput"
+STOCK_BATCHES = 80
+"""A million records, as the limit has."""
+SEED = 1
+
+
+class Run(Struct, frozen=True):
+    """Takes so many batches."""
+
+    batches: int
+
+
+class Ran(Struct, frozen=True):
+    """What one window gave."""
+
+    events: int
+    seconds: float
+    cpu_s: float
+    """Processor time, all threads together."""
+    commits: int
+    actions: int
+    """That were carried out; as many as the events cause, or there is no answer."""
+
+    @property
+    def events_per_s(self) -> float:
+        return self.events / self.seconds
+
+    @property
+    def commit_events(self) -> int:
+        """In a commit, on average."""
+        return self.events // max(1, self.commits)
+
+
+class Node:
+    """A host whose event loop runs while it has something to take."""
+
+    def __init__(self, path: Path) -> None:
+        self._acted = 0
+        self._loop = asyncio.new_event_loop()
+        self._host = make_host(path, make_fleet(self._act), SHARED_LOOP)
+        self._loop.run_until_complete(self._host.start())
+        roster = self._loop.run_until_complete(enrol(self._host, DRONES))
+        self._feed = ColumnFeed("ground", records(SEED, STOCK_BATCHES * BATCH_RECORDS), roster)
+
+    def run(self, request: Run) -> Ran:
+        """One window."""
+        state = self._host.shards[0].state
+        records_before, acted_before = self._feed.records, self._acted
+        batches = self._feed.batches(request.batches)
+        position, begin_cpu_s, begin_s = state.position, time.process_time(), time.perf_counter()
+        self._loop.run_until_complete(self._take(batches))
+        seconds, cpu_s = time.perf_counter() - begin_s, time.process_time() - begin_cpu_s
+        commits = state.position - position
+        self._loop.run_until_complete(confirmed(self._host))
+        if self._acted != self._feed.acting:
+            raise RuntimeError(f"{self._feed.acting} events cause an action, {self._acted} were carried out")
+        return Ran(self._feed.records - records_before, seconds, cpu_s, commits, self._acted - acted_before)
+
+    def close(self) -> None:
+        """Stops the host."""
+        self._loop.run_until_complete(self._host.stop())
+        self._loop.close()
+
+    async def _take(self, batches: list[bytes]) -> None:
+        await run_columns(self._host, batches)
+        await carried_out(self._host, self._feed.acting)
+
+    def _act(self, orders: Orders[Any]) -> None:
+        self._acted += len(orders)
+
+
+def main(arguments: list[str]) -> None:
+    """Runs one host."""
+    (folder,) = arguments
+    node = Node(Path(folder))
+    make_process_ours()
+    try:
+        serve(Run, node.run)
+    finally:
+        node.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
