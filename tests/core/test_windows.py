@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -233,3 +235,82 @@ def test_each_event_ends_in_one_bucket_or_is_counted_as_late(times: list[int], l
     assert ends == sorted(set(ends)), "each bucket closes once, in order"
     assert len(seen) + len(window) + window.late == len(times)
     assert window.shape is Shape.TUMBLING
+
+
+# ---- what is in a window
+
+
+class Counted(Event):
+    count: int = 0
+    on: bool = True
+
+
+def counted(*counts: int, window: Window[Counted] | None = None) -> Window[Counted]:
+    made: Window[Counted] = Window.last(8) if window is None else window
+    for at, count in enumerate(counts):
+        made = made.add(at * SECOND_NS, Counted(count=count))
+    return made
+
+
+def test_a_window_is_asked_for_a_field() -> None:
+    window = counted(3, -1, 4, -1)
+    assert (window.total("count"), window.mean("count")) == (5, 1.25)
+    assert (window.lowest("count"), window.highest("count")) == (-1, 4)
+    assert (window.oldest("count"), window.newest("count"), window.newest("on")) == (3, -1, True)
+    assert type(window.total("count")) is int
+
+
+def test_the_bucket_that_closed_is_asked_for_a_field() -> None:
+    window = counted(1, 5, 9, window=Window.tumbling(seconds=2)).close()
+    assert [getattr(window, name)("count", closed=True) for name in ASKED] == [6, 3.0, 1, 5, 1, 5]
+    assert [getattr(window, name)("count") for name in ASKED] == [9, 9.0, 9, 9, 9, 9]
+
+
+ASKED = ("total", "mean", "lowest", "highest", "oldest", "newest")
+
+
+@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("closed", [False, True])
+def test_an_empty_window_has_nothing_to_say_unless_told_what(name: str, closed: bool) -> None:
+    window: Window[Sampled] = Window.sliding(seconds=1)
+    says = rf"{name}\('value'\) of an empty window; ask len\(\) first"
+    with pytest.raises(ValueError, match=says):
+        getattr(window, name)("value", closed=closed)
+    assert getattr(window, name)("value", 2.5, closed=closed) == 2.5
+    assert getattr(window, name)("value", None, closed=closed) is None
+
+
+def test_floats_are_added_one_after_the_other() -> None:
+    window: Window[Sampled] = Window.last(8)
+    for value in (1e16, 1.0, -1e16, -0.0):
+        window = window.add(0, Sampled(value=value))
+    assert window.total("value") == 0.0, "which `sum` of Python 3.12 makes 1.0"
+    assert window.mean("value") == 0.0
+    alone: Window[Sampled] = Window.last(1)
+    assert str(alone.add(0, Sampled(value=-0.0)).total("value")) == "-0.0"
+
+
+def test_a_total_beyond_64_bits_overflows_where_it_does() -> None:
+    assert counted(2**62, 2**62 - 1).total("count") == 2**63 - 1
+    assert counted(-(2**62), -(2**62)).total("count") == -(2**63)
+    for counts in ((2**62, 2**62), (-(2**62), -(2**62), -1), (2**62, 2**62, -1)):
+        for name in ("total", "mean"):
+            with pytest.raises(OverflowError, match=r"outside of -2\^63"):
+                getattr(counted(*counts), name)("count")
+
+
+def test_of_nan_and_zeros_the_choice_is_that_of_min_and_max() -> None:
+    for given_values in ((0.0, -0.0), (-0.0, 0.0), (math.nan, 1.0), (1.0, math.nan), (2.0, 1.0, 3.0)):
+        window: Window[Sampled] = Window.last(8)
+        for value in given_values:
+            window = window.add(0, Sampled(value=value))
+        assert str(window.lowest("value")) == str(min(given_values))
+        assert str(window.highest("value")) == str(max(given_values))
+
+
+@pytest.mark.parametrize("name", ASKED[:4])
+def test_only_numbers_are_calculated_with(name: str) -> None:
+    with pytest.raises(TypeError, match=r"\('on'\) of True, which is no number; use oldest or newest"):
+        getattr(counted(1), name)("on")
+    with pytest.raises(AttributeError):
+        getattr(counted(1), name)("off")

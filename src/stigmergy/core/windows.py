@@ -9,6 +9,11 @@ A window by event time closes a bucket when an event `late_s` younger than its e
 is too late, is counted in `late`, and stays out. So does, counted in `ahead`, what is dated more than `ahead_s` after
 our own time: one device whose clock is years ahead must not close every bucket to come. Every window holds at most
 `count_max` entries; past that the oldest goes and is counted in `dropped`.
+
+What is in a window is asked for by the name of a field: `self.recent.mean("celsius")`, and so `total`, `lowest`,
+`highest`, `oldest`, `newest`; with `closed=True` of the bucket that closed last. They go through the entries in their
+order, one after the other, and so end in the same bits on every machine and in every version of Python, which `sum`
+does not. Of an empty window they raise ValueError, unless they are told what to answer: `total("celsius", 0.0)`.
 """
 
 from __future__ import annotations
@@ -19,6 +24,7 @@ from typing import Any, Generic, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
+from stigmergy.core.codec import NUMBERS_END
 from stigmergy.core.errors import DefinitionError
 from stigmergy.core.messages import SECOND_NS, Event, is_number
 
@@ -36,6 +42,13 @@ class Shape(enum.IntEnum):
     LAST = 1
     SLIDING = 2
     TUMBLING = 3
+
+
+class _Needed:
+    """Stands for a default that was not given."""
+
+
+_NEEDED: Any = _Needed()
 
 
 class Window(Struct, Generic[EventT], frozen=True, kw_only=True):
@@ -103,6 +116,43 @@ class Window(Struct, Generic[EventT], frozen=True, kw_only=True):
     def __len__(self) -> int:
         return len(self.entries)
 
+    def total(self, field: str, default: Any = _NEEDED, *, closed: bool = False) -> Any:
+        """The sum of a field. Raises OverflowError where ints add up to more than 64 bits hold."""
+        values = self._numbers("total", field, closed)
+        return _or("total", field, default) if not values else _sum(values)
+
+    def mean(self, field: str, default: Any = _NEEDED, *, closed: bool = False) -> Any:
+        """The total of a field, as a float, divided by the number of entries."""
+        values = self._numbers("mean", field, closed)
+        return _or("mean", field, default) if not values else float(_sum(values)) / len(values)
+
+    def lowest(self, field: str, default: Any = _NEEDED, *, closed: bool = False) -> Any:
+        """The least value of a field; of equal ones the oldest."""
+        values = self._numbers("lowest", field, closed)
+        return _or("lowest", field, default) if not values else min(values)
+
+    def highest(self, field: str, default: Any = _NEEDED, *, closed: bool = False) -> Any:
+        """The greatest value of a field; of equal ones the oldest."""
+        values = self._numbers("highest", field, closed)
+        return _or("highest", field, default) if not values else max(values)
+
+    def oldest(self, field: str, default: Any = _NEEDED, *, closed: bool = False) -> Any:
+        """A field of the entry that came first."""
+        entries = self.closed if closed else self.entries
+        return _or("oldest", field, default) if not entries else getattr(entries[0][1], field)
+
+    def newest(self, field: str, default: Any = _NEEDED, *, closed: bool = False) -> Any:
+        """A field of the entry that came last."""
+        entries = self.closed if closed else self.entries
+        return _or("newest", field, default) if not entries else getattr(entries[-1][1], field)
+
+    def _numbers(self, what: str, field: str, closed: bool) -> list[Any]:
+        values = [getattr(event, field) for _, event in (self.closed if closed else self.entries)]
+        for value in values:
+            if type(value) is not int and type(value) is not float:
+                raise TypeError(f"{what}({field!r}) of {value!r:.50}, which is no number; use oldest or newest")
+        return values
+
     @property
     def end_ns(self) -> int | None:
         """Where the oldest open bucket of a tumbling window ends; None while there is none."""
@@ -157,6 +207,29 @@ class Window(Struct, Generic[EventT], frozen=True, kw_only=True):
         if not 0 <= time_ns <= TIME_NS_MAX:
             raise ValueError(f"{type(event).__name__}.{self.by} is {getattr(event, self.by)}: no seconds since 1970")
         return time_ns
+
+
+def empty(what: str, field: str) -> ValueError:
+    """What an empty window says when it is asked for something and not told what to answer instead."""
+    return ValueError(
+        f"{what}({field!r}) of an empty window; ask len() first, or say what it is then: a second argument"
+    )
+
+
+def _or(what: str, field: str, default: Any) -> Any:
+    if default is _NEEDED:
+        raise empty(what, field)
+    return default
+
+
+def _sum(values: list[Any]) -> Any:
+    """One after the other: `sum` does it another way from Python 3.12 on."""
+    total = values[0]
+    for value in values[1:]:
+        total += value
+        if type(total) is int and not -NUMBERS_END <= total < NUMBERS_END:
+            raise OverflowError("an int outside of -2^63 to 2^63 - 1")
+    return total
 
 
 def _span(seconds: float) -> int:
