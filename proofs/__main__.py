@@ -40,6 +40,7 @@ ROWS = (
     Row("power_loss", "2", 4),
     Row("io_faults", "3", 5),
     Row("flips", "4", 4),
+    Row("column_disk", "2-4", 8),
     Row("simulation", "5", 60),
     Row("determinism", "6", 1),
     Row("mutation", "7", 16),

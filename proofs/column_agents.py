@@ -231,8 +231,9 @@ def ready_fleet() -> Fleet:
 class Producer:
     """Makes batches for a roster, numbered for good, and keeps the model."""
 
-    def __init__(self, roster: Roster, model: Model, *, source: str = "radio") -> None:
-        self._batcher = Batcher(roster, source=source)
+    def __init__(self, roster: Roster, model: Model, *, batch_bytes: int = BATCH_BYTES) -> None:
+        self._batcher = Batcher(roster, source="radio")
+        self._batch_bytes = batch_bytes
         self._model = model
         self._next = 1
         self._names = list(roster.names)
@@ -251,7 +252,7 @@ class Producer:
             self._model.gauged(name, number)
         self._batcher.add(Gauged, spread, number=list(numbers))
         made: list[tuple[int, int, bytes]] = []
-        for data in self._batcher.take(BATCH_BYTES):
+        for data in self._batcher.take(self._batch_bytes):
             shard, last = last_of(data)
             made.append((shard, last, data))
         return made

@@ -58,7 +58,7 @@ from stigmergy.wiring import inspect_journal
 
 KILLS = 1_000
 KILLS_QUICK = 100
-LIFE_S_MAX = 0.06
+LIFE_S_MAX = 0.2
 HEARD_MAX = 40
 HEARD_S_MAX = 5.0
 BATCHES_IN_FLIGHT = 10
@@ -396,7 +396,7 @@ def kill_often(kills: int, seed: int) -> Proof:
         gc.freeze()  # a forked node then shares our memory instead of copying it at its first collection
         for number in range(kills):
             if number % 4:
-                siege.live(chance.uniform(0.0, LIFE_S_MAX / 10), heard=chance.randint(1, HEARD_MAX))
+                siege.live(chance.uniform(0.0, LIFE_S_MAX / 30), heard=chance.randint(1, HEARD_MAX))
             else:
                 siege.live(chance.uniform(0.0, LIFE_S_MAX))
             if siege.violations:

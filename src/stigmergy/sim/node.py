@@ -152,6 +152,11 @@ class SimNode:
         """Whether anything can leave the machine."""
         return not self.disk.down and self._journal is not None
 
+    @property
+    def journal_key(self) -> bytes:
+        """What the frames of a journal in segments are keyed with."""
+        return SimEntropy(self.world.seed, f"{self.name}/journal").token(segments.KEY_BYTES)
+
     def record(self, what: str, detail: Any = None) -> None:
         """Notes what happened on this node."""
         self.world.record(self.name, what, detail)
@@ -236,7 +241,7 @@ class SimNode:
                 inline=True,
                 segment_bytes=SEGMENT_BYTES,
                 folder=SimFolder(self.disk, "fleet"),
-                key=SimEntropy(self.world.seed, f"{self.name}/journal").token(segments.KEY_BYTES),
+                key=self.journal_key,
             )
         return sqlite.open_journal(
             URL, self._identity, inline=True, wal_bytes_max=WAL_BYTES_MAX, vfs=self.disk.vfs, files=self.disk
