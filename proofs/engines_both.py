@@ -16,21 +16,25 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from stigmergy.compiled.building import Built, build
 from stigmergy.compiled.carrying import Carrying
 from stigmergy.compiled.checked import checked
+from stigmergy.compiled.engine import CompiledEngine
 from stigmergy.compiled.program import Program
 from stigmergy.compiled.reading import read_agent
 from stigmergy.compiled.table import CompiledTable
 from stigmergy.core.agent import Agent, Rejection
 from stigmergy.core.codec import REASON_CHARS_MAX, canonical_bytes, describe, encode, printable, tag_of
+from stigmergy.core.columnar import column_cause
 from stigmergy.core.columns import read_actions, read_records
+from stigmergy.core.commit import Commit
 from stigmergy.core.effects import ACTUATORS
 from stigmergy.core.inputs import Ask, Delivery, Refused
 from stigmergy.core.messages import SECOND_NS, Command, Message, Work, spec_of
 from stigmergy.core.outcome import NO_CAUSE, pack_effect
+from stigmergy.core.plans import AgentPlan
 from stigmergy.core.shard import Shard
 from stigmergy.core.state import ShardState, plan_agents
 from stigmergy.core.supervision import InputFailed
@@ -48,12 +52,15 @@ class Difference(AssertionError):
     """The engines disagree."""
 
 
+Effected = tuple[int, str, bytes]
+"""The event behind an effect, its sink, its bytes."""
+
+
 class Outcome(Struct, frozen=True):
     """All that one input has caused, in bytes, and the agent after it."""
 
     events: list[bytes]
-    effects: list[tuple[int, str, bytes]]
-    """The event behind it, its sink, its bytes."""
+    effects: list[Effected]
     refused: str | None
     failed: str | None
     state: bytes
@@ -94,8 +101,11 @@ class Interpreted:
     """The core's shard on the checked class."""
 
     def __init__(self, cls: type[Agent]) -> None:
-        self.kind = cls.__agent_kind__
-        self.state = ShardState(0, plan_agents([checked(cls)]))
+        self._begin(plan_agents([checked(cls)]))
+
+    def _begin(self, plans: dict[str, AgentPlan]) -> None:
+        (self.kind,) = plans
+        self.state = ShardState(0, plans)
         self._shard = Shard(self.state)
         self._asked = 0
 
@@ -108,9 +118,7 @@ class Interpreted:
         else:
             self._shard.step([Delivery("test", [(address, body)])], now_ns)
         ready = self._shard.seal()
-        plan = self.state.plans[self.kind]
-        agent = self.state.agents.get(address) or self.state.new_agent(address, plan)
-        state = canonical_bytes(agent)
+        state = canonical_bytes(self.agent(address))
         if ready is None:
             return Outcome([], [], None, None, state)
         commit, refused, failed = ready.commit, None, None
@@ -120,15 +128,42 @@ class Interpreted:
         for _, event in commit.events:
             if tag_of(event) == _FAILED:
                 failed = msgspec.msgpack.decode(event, type=InputFailed).error
-        events = [_with_one_nan(event) for _, event in commit.events if tag_of(event) != _FAILED]
-        effects = [(owed.cause, owed.sink, _with_one_nan(owed.body)) for owed in commit.owed]
-        self._settle(effects)
-        return Outcome(events, effects, refused, failed, state)
+        # Nobody carries anything out here.
+        self.state.outbox = type(self.state.outbox)()
+        return Outcome(*self.read(commit), refused, failed, state)
 
-    def _settle(self, effects: Sequence[tuple[int, str, bytes]]) -> None:
-        """Forgets what is owed: nobody carries anything out here."""
-        if effects:
-            self.state.outbox = type(self.state.outbox)()
+    def agent(self, address: str) -> Any:
+        """The agent as it is, or would be."""
+        return self.state.agents.get(address) or self.state.new_agent(address, self.state.plans[self.kind])
+
+    def read(self, commit: Commit) -> tuple[list[bytes], list[Effected]]:
+        """The events and effects of a commit."""
+        events = [_with_one_nan(event) for _, event in commit.events if tag_of(event) != _FAILED]
+        return events, [(owed.cause, owed.sink, _with_one_nan(owed.body)) for owed in commit.owed]
+
+
+class Sharded(Interpreted):
+    """The core's shard on the compiled class: newcomers are enrolled, faults become letters, all in a commit."""
+
+    def __init__(self, cls: type[Agent], program: Program, built: Built) -> None:
+        engine = CompiledEngine(program)
+        engine.built = built
+        self._begin({kind: structs.replace(plan, engine=engine) for kind, plan in plan_agents([cls]).items()})
+
+    def agent(self, address: str) -> Any:
+        """The agent as it is ahead, or would be."""
+        table = self.state.tables[self.kind]
+        number = table.find(address.partition("/")[2])
+        return super().agent(address) if number < 0 else table.agent(number, ahead=True)
+
+    def read(self, commit: Commit) -> tuple[list[bytes], list[Effected]]:
+        """The events and effects of a commit; the causes of effects count what is in columns."""
+        layout = self.state.tables[self.kind].layout
+        events = [record.body for run in commit.columns for record in read_records(run.records, layout)]
+        causes = [
+            cause if cause == NO_CAUSE else column_cause(0) - cause for cause in (one.cause for one in commit.owed)
+        ]
+        return events, [(cause, one.sink, bytes(one.body)) for cause, one in zip(causes, commit.owed, strict=True)]
 
 
 def _with_one_nan(body: bytes) -> bytes:
@@ -144,7 +179,8 @@ class Compiled:
         self.table.enroll(NAMES)
         self.layout = program.layout
         self._state = state
-        self._batched = batched
+        self._now_ns = 0
+        self.table.check_effects(self._check)
         if batched:
             actions = [making.effect for making in program.makings]
             self.table.batch([spec_of(effect).tag for effect in actions if sink_is_plain(effect)])
@@ -152,6 +188,7 @@ class Compiled:
     def take(self, name: str, message: Message, now_ns: int) -> Outcome:
         """Steps one record, alone."""
         number = NAMES.index(name)
+        self._now_ns = now_ns
         stretch = self.table.step(self.table.record_of(number, message), 0, len(NAMES), ROOM_BYTES, now_ns)
         refused, failed = self._verdict(stretch)
         self.table.follow(stretch.records, now_ns)
@@ -160,6 +197,10 @@ class Compiled:
             raise Difference(f"the durable row is another one than that ahead: {self.table.agent(number)}")
         events, effects = self.read(stretch, now_ns)
         return Outcome(events, effects, refused, failed, state)
+
+    def _check(self, effect: Any) -> None:
+        """As the shard does it."""
+        pack_effect(self._state, 1, effect, (None, b""), self._now_ns)
 
     def _verdict(self, stretch: Any) -> tuple[str | None, str | None]:
         match stretch.halt, stretch.error:
@@ -172,7 +213,7 @@ class Compiled:
             case halt, error:
                 raise Difference(f"the table halts with {halt!r}: {error!r}")
 
-    def read(self, stretch: Any, now_ns: int) -> tuple[list[bytes], list[tuple[int, str, bytes]]]:
+    def read(self, stretch: Any, now_ns: int) -> tuple[list[bytes], list[Effected]]:
         """The events and effects of a stretch, as the core would write them."""
         events = [record.body for record in read_records(stretch.records, self.layout)]
         effects = [
@@ -246,10 +287,11 @@ def outcomes_of(cls: type[Agent], inputs: Sequence[Input], make: Callable[[Progr
     interpreted = Interpreted(cls)
     alone = Compiled(program, built, interpreted.state)
     batching = Compiled(program, built, interpreted.state, batched=True)
+    sharded = Sharded(cls, program, built)
     lived: list[tuple[Input, Outcome]] = []
     for number, one in enumerate(inputs):
         expected = interpreted.take(*one)
-        for compiled in (alone, batching):
+        for compiled in (alone, batching, sharded):
             try:
                 found = compiled.take(*one)
             except Difference:
@@ -268,7 +310,7 @@ def outcomes_of(cls: type[Agent], inputs: Sequence[Input], make: Callable[[Progr
 def by_sink(outcome: Outcome) -> Outcome:
     """With the effects of each sink in their order: between sinks there is none."""
     effects = sorted(outcome.effects, key=lambda effect: effect[1])
-    return msgspec.structs.replace(outcome, effects=effects)
+    return structs.replace(outcome, effects=effects)
 
 
 def _compare_in_batches(
@@ -311,9 +353,9 @@ def _compare_in_batches(
         raise Difference("taken in batches, or folded from what was kept, the agents end in another state")
 
 
-def _counted_on(outcomes: Sequence[Outcome]) -> list[tuple[int, str, bytes]]:
+def _counted_on(outcomes: Sequence[Outcome]) -> list[Effected]:
     """The effects of several inputs; their causes count the events of all of them."""
-    counted: list[tuple[int, str, bytes]] = []
+    counted: list[Effected] = []
     base = 0
     for outcome in outcomes:
         counted += [(c if c == NO_CAUSE else base + c, sink, body) for c, sink, body in outcome.effects]

@@ -145,14 +145,14 @@ class Expressions:
                 raise TypeError(kind)
 
     def text(self, scope: Scope, depth: int, *, plain: bool = False) -> str:
-        """A text: a constant, or an f-string of what texts may hold. A plain one has letters, digits and ints only."""
+        """A text: a constant, or an f-string of what texts may hold. A plain one has what names have, mostly."""
         chance = self.chance
         if chance.random() < 0.3:
             return repr(chance.choice(("", "battery", "grün", "{braces}", "it's") if not plain else ("one", "two-2")))
         pieces: list[str] = []
         for _ in range(chance.randrange(1, 4)):
             kind = chance.choice((INT, INT, FLOAT, BOOL, "id", "address", "text"))
-            if kind == "text" or (plain and kind in (FLOAT, "address")):
+            if kind == "text" or (plain and kind == "address"):
                 pieces.append(chance.choice((" of ", "%", "{{}}", "é")) if not plain else "x")
             elif kind in ("id", "address"):
                 pieces.append("{self." + kind + "}")

@@ -541,6 +541,8 @@ class Maker:
                 as_int = field.kind == FLOAT and self.chance.random() < 0.15
                 code = self._fitting(field, INT if as_int else field.kind, scope)
             given.append(f"{field.name}={code}" if by_name else code)
+        if all("=" in code.partition("(")[0] for code in given):
+            self.chance.shuffle(given)
         return f"{made.name}({', '.join(given)})"
 
     def _room(self, handler: _Handler) -> bool:
