@@ -21,16 +21,8 @@ from stigmergy.adapters.ring import (
     remove_ring,
 )
 from stigmergy.adapters.ring.layout import HEADER_BYTES
-from stigmergy.core.errors import ConfigError, Overloaded
-from stigmergy.ports.ring import (
-    CAPACITY_BYTES,
-    CAPACITY_BYTES_MAX,
-    MESSAGE_BYTES_MAX,
-    RingDamaged,
-    RingError,
-    RingForeign,
-    RingLocked,
-)
+from stigmergy.core.errors import ConfigError, Overloaded, RingDamaged, RingError, RingForeign, RingLocked
+from stigmergy.ports.ring import CAPACITY_BYTES, CAPACITY_BYTES_MAX, MESSAGE_BYTES_MAX
 
 SMALL_BYTES = 8192
 

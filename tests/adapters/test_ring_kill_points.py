@@ -9,8 +9,8 @@ import pytest
 
 from stigmergy.adapters.ring import Consumer, MemoryRing
 from stigmergy.adapters.ring.layout import ALIGNMENT, DURABLE, HEADER_BYTES, WRITTEN, Memory
-from stigmergy.core.errors import Overloaded
-from stigmergy.ports.ring import RingDamaged, RingMessage
+from stigmergy.core.errors import Overloaded, RingDamaged
+from stigmergy.ports.ring import RingMessage
 
 CAPACITY_BYTES = 4096
 STORES_MAX = 40

@@ -12,8 +12,7 @@ import pytest
 from stigmergy.adapters.ring import open_blocking_consumer, open_blocking_producer, open_producer
 from stigmergy.adapters.ring.layout import framed_bytes
 from stigmergy.bench.ring import parts_of
-from stigmergy.core.errors import Overloaded
-from stigmergy.ports.ring import RingLocked
+from stigmergy.core.errors import Overloaded, RingLocked
 
 ROOT = Path(__file__).resolve().parents[2]
 CAPACITY_BYTES = 64 * 1024

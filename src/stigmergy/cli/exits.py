@@ -13,6 +13,8 @@ from stigmergy.core.errors import (
     Overloaded,
     PeerError,
     RecoveryError,
+    RingError,
+    RingLocked,
     StigmergyError,
     TrustError,
 )
@@ -23,9 +25,10 @@ REFUSED = 1
 USAGE = 2
 """The command line, a setting, a module or a message is wrong: mend it and try again."""
 NOT_RUNNING = 3
-"""Nobody runs what is asked for, or somebody else has the journal."""
+"""Nobody runs what is asked for, or somebody else has the journal or the ring."""
 DAMAGED = 4
-"""The journal is damaged, foreign, full or failing, or where the output goes is; or the key is not one of its keys."""
+"""The journal or a ring is damaged, foreign, full or failing, or where the output goes is; or the key is not one of the
+journal's."""
 INTERNAL = 5
 """A bug of ours."""
 INTERRUPTED = 130
@@ -40,6 +43,8 @@ _BY_ERROR: tuple[tuple[type[StigmergyError], int], ...] = (
     (NotOwned, NOT_RUNNING),
     (JournalLocked, NOT_RUNNING),
     (JournalError, DAMAGED),
+    (RingLocked, NOT_RUNNING),
+    (RingError, DAMAGED),
     (RecoveryError, DAMAGED),
     (TrustError, DAMAGED),
 )

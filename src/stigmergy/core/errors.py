@@ -24,6 +24,10 @@ StigmergyError
 │   ├── JournalFull        no room; nothing of this commit was kept
 │   ├── JournalConflict    another owner wrote this position
 │   └── JournalUnknown     a sync failed: whether the commit is kept is known after a restart only
+├── RingError              the branch of rings between processes
+│   ├── RingLocked         it has a producer, or a consumer, already
+│   ├── RingForeign        not a ring of ours, or one of another format, size or owner
+│   └── RingDamaged        what is in it is not what was put there
 ├── RecoveryError          a journal that reads well but cannot be resumed
 │   ├── FoldMismatch       a snapshot of another version of the agents, and no way to carry it over
 │   └── DataLost           a receiver has confirmed more than we hold: restore from a copy
@@ -133,6 +137,22 @@ class JournalConflict(JournalError):
 
 class JournalUnknown(JournalError):
     """A write or sync failed half way: only a restart, by reading, tells whether the commit was kept."""
+
+
+class RingError(StigmergyError):
+    """The ring cannot do what was asked."""
+
+
+class RingLocked(RingError):
+    """The ring has a producer, or a consumer, already."""
+
+
+class RingForeign(RingError):
+    """Not a ring of ours, or one of another format, size or owner."""
+
+
+class RingDamaged(RingError):
+    """What is in the ring is not what was put there; nothing behind it can be trusted."""
 
 
 class RecoveryError(StigmergyError):

@@ -11,8 +11,6 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from stigmergy.core.errors import StigmergyError
-
 CAPACITY_BYTES = 16 * 1024 * 1024
 """What a ring holds if nobody says otherwise: with batches of 448 KiB, some 36 of them."""
 CAPACITY_BYTES_MIN = 4096
@@ -26,22 +24,6 @@ DURABLE_S_MAX = 30.0
 
 Part = bytes | bytearray | memoryview
 """What a message is made of: bytes in one piece. An array gives its own by `memoryview(array)`."""
-
-
-class RingError(StigmergyError):
-    """The ring cannot do what was asked."""
-
-
-class RingLocked(RingError):
-    """The ring has a producer, or a consumer, already."""
-
-
-class RingForeign(RingError):
-    """Not a ring of ours, or one of another format, size or owner."""
-
-
-class RingDamaged(RingError):
-    """What is in the ring is not what was put there; nothing behind it can be trusted."""
 
 
 class RingMessage(Struct, frozen=True):

@@ -19,8 +19,8 @@ from typing import Any, ParamSpec, Protocol
 
 import pytest
 
-from stigmergy.core.errors import Bug, Malformed, NotRunning, Overloaded, TooLarge
-from stigmergy.ports.ring import RingConsumer, RingLocked, RingProducer
+from stigmergy.core.errors import Bug, Malformed, NotRunning, Overloaded, RingLocked, TooLarge
+from stigmergy.ports.ring import RingConsumer, RingProducer
 
 CAPACITY_BYTES = 64 * 1024
 LARGE_BYTES = 30_000

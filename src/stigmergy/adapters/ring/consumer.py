@@ -18,8 +18,8 @@ from stigmergy.adapters.ring.layout import (
     Cursor,
     Memory,
 )
-from stigmergy.core.errors import Bug, NotRunning
-from stigmergy.ports.ring import RingDamaged, RingMessage
+from stigmergy.core.errors import Bug, NotRunning, RingDamaged
+from stigmergy.ports.ring import RingMessage
 
 
 class _Consumer:

@@ -27,8 +27,8 @@ import sys
 import threading
 import zlib
 
-from stigmergy.core.errors import ConfigError
-from stigmergy.ports.ring import CAPACITY_BYTES_MAX, CAPACITY_BYTES_MIN, MESSAGE_BYTES_MAX, RingDamaged, RingForeign
+from stigmergy.core.errors import ConfigError, RingDamaged, RingForeign
+from stigmergy.ports.ring import CAPACITY_BYTES_MAX, CAPACITY_BYTES_MIN, MESSAGE_BYTES_MAX
 
 HEADER_BYTES = 4096
 FORMAT = 1

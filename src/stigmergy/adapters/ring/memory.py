@@ -9,7 +9,8 @@ from stigmergy.adapters.ring.bell import MemoryBell
 from stigmergy.adapters.ring.consumer import Consumer
 from stigmergy.adapters.ring.layout import BOOT_BYTES, HEADER_BYTES, Memory, check_capacity, new_header
 from stigmergy.adapters.ring.producer import Producer
-from stigmergy.ports.ring import CAPACITY_BYTES, RingLocked
+from stigmergy.core.errors import RingLocked
+from stigmergy.ports.ring import CAPACITY_BYTES
 
 
 class MemoryRing:

@@ -26,15 +26,8 @@ from pathlib import Path
 
 from stigmergy.adapters.ring.bell import PipeBell
 from stigmergy.adapters.ring.layout import BOOT_BYTES, HEADER_BYTES, Memory, check_capacity, check_header, new_header
-from stigmergy.core.errors import ConfigError, StigmergyError
-from stigmergy.ports.ring import (
-    CAPACITY_BYTES,
-    CAPACITY_BYTES_MAX,
-    RingDamaged,
-    RingError,
-    RingForeign,
-    RingLocked,
-)
+from stigmergy.core.errors import ConfigError, RingDamaged, RingError, RingForeign, RingLocked, StigmergyError
+from stigmergy.ports.ring import CAPACITY_BYTES, CAPACITY_BYTES_MAX
 
 GATE_S_MAX = 5.0
 """So long somebody else may take to open or make the same ring."""
