@@ -166,7 +166,7 @@ class Messages(Texts):
         try:
             body = encode(value)
             msgspec.msgpack.decode(body, type=hint)
-        except (*UNDECODABLE, TypeError) as error:
+        except (*UNDECODABLE, TypeError, UnicodeEncodeError) as error:
             self.refuse(node, f"{cls.__name__}.{name} cannot be {value!r:.50} ({error})", "give it a value of its type")
             return None
         return Made(Constant(body), lambda *_: value)

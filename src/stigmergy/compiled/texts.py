@@ -64,6 +64,16 @@ class Texts(Calls):
 
     def text(self, node: ast.expr) -> Draft | None:
         """A text; None for what is none, or was refused."""
+        draft = self._text(node)
+        try:
+            for piece in draft.pieces if draft is not None else ():
+                (piece.how if isinstance(piece, Piece) else str(piece)).encode()
+        except UnicodeEncodeError as error:
+            self.refuse(node, f"has no bytes in UTF-8 ({error})", "leave half a character out")
+            return None
+        return draft
+
+    def _text(self, node: ast.expr) -> Draft | None:
         if isinstance(node, ast.JoinedStr):
             pieces: list[str | Piece | OwnName] = []
             for part in node.values:
