@@ -1,7 +1,7 @@
 """What a table holds: the names of its agents and their rows, how both grow and get into snapshots. No numba.
 
-Rows are there twice: ahead, which steps change, and durable. Which rows ahead have changed since the last snapshot was
-begun is noted in chunks of 256.
+Rows are there twice: ahead, which steps change, and durable. Which rows ahead have changed is noted in chunks of 256,
+since the last commit and since the last snapshot was begun.
 """
 
 from __future__ import annotations
@@ -36,6 +36,11 @@ from stigmergy.core.errors import Bug, JournalCorrupt
 
 _CONTEXT = "stigmergy 2026 state of a table"
 _CHUNK = 1 << DIRTY_SHIFT
+_FOLDED_BYTES = 32
+"""To fold an event once more takes as long as to copy so many bytes of rows, there and back."""
+
+Image = tuple[list[Run], Bytes]
+"""Rows that have changed, and what they are."""
 
 
 class Holding:
@@ -58,6 +63,9 @@ class Holding:
         self.durable = Rows(self._width)
         self.stopped = Rows(1)
         self.dirty = Rows(1)
+        """Since the last snapshot was begun, but for what `touched` says."""
+        self.touched = Rows(1)
+        """Since the last image."""
         self.unasked = Rows(1)
         """The same for the durable rows, of which nobody asks which have changed."""
         self._noted = (0, 0)
@@ -76,6 +84,7 @@ class Holding:
         self.durable.grow(count)
         self.stopped.grow(count)
         self.dirty.grow((count >> DIRTY_SHIFT) + 1)
+        self.touched.grow((count >> DIRTY_SHIFT) + 1)
         self.unasked.grow((count >> DIRTY_SHIFT) + 1)
 
     def expect_newcomer(self) -> None:
@@ -98,6 +107,30 @@ class Holding:
         self._index_names()
         self.rows_of(self.durable)[:] = self.rows_of(self.ahead)
 
+    def image(self, events: int) -> Image | None:
+        """The rows that so many events have changed since the last image; None if to fold the events is cheaper."""
+        chunks = self.touched.data[: (len(self.roster) + _CHUNK - 1) >> DIRTY_SHIFT]
+        np.bitwise_or(self.dirty.data[: chunks.size], chunks, out=self.dirty.data[: chunks.size])
+        runs = self._runs_of(chunks)
+        chunks[:] = 0
+        size_bytes = sum(length for _, length in runs) * self._width
+        if size_bytes > events * _FOLDED_BYTES:
+            return None
+        return runs, self._copied(runs)
+
+    def adopt(self, image: Image) -> None:
+        """These rows are durable now."""
+        runs, rows = image
+        start, width = 0, self._width
+        for first, length in runs:
+            self.durable.data[first * width : (first + length) * width] = rows[start : start + length * width]
+            start += length * width
+
+    def _copied(self, runs: list[Run]) -> Bytes:
+        width = self._width
+        parts = [self.ahead.data[first * width : (first + length) * width] for first, length in runs]
+        return np.concatenate(parts) if parts else fresh_bytes(0)
+
     def _begin_rows(self, before: int, first: int) -> None:
         count = len(self.roster)
         self.make_room(count)
@@ -112,21 +145,19 @@ class Holding:
 
     def begin_snapshot(self, *, full: bool) -> Iterator[bytes]:
         """Copies what is to be written, at once; the parts are made of the copy, one by one."""
-        count, width = len(self.roster), self._width
+        count = len(self.roster)
         noted = (0, 0) if full else self._noted
-        runs = [(0, count)] if full and count else self._changed(count)
-        rows = fresh_bytes(sum(length for _, length in runs) * width)
-        start = 0
-        for first, length in runs:
-            rows[start : start + length * width] = self.ahead.data[first * width : (first + length) * width]
-            start += length * width
+        changed = self.dirty.data[: (count + _CHUNK - 1) >> DIRTY_SHIFT]
+        np.bitwise_or(changed, self.touched.data[: changed.size], out=changed)
+        runs = [(0, count)] if full and count else self._runs_of(changed)
+        rows = self._copied(runs)
         self.dirty.data[:] = 0
         self._noted = (count, self.roster.generation)
         return self._parts(noted, self._noted, runs, rows)
 
-    def _changed(self, count: int) -> list[Run]:
+    def _runs_of(self, chunks: Bytes) -> list[Run]:
         """The rows that lie in chunks that are noted as changed."""
-        chunks = self.dirty.data[: (count + _CHUNK - 1) >> DIRTY_SHIFT]
+        count = len(self.roster)
         edges = np.flatnonzero(np.diff(chunks, prepend=np.uint8(0), append=np.uint8(0)))
         pairs = (edges.reshape(-1, 2) << DIRTY_SHIFT).tolist()
         return [(first, min(end, count) - first) for first, end in pairs]

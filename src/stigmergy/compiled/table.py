@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from stigmergy.compiled.building import Built
 from stigmergy.compiled.carrying import Carrying
-from stigmergy.compiled.holding import Holding
+from stigmergy.compiled.holding import Holding, Image
 from stigmergy.compiled.program import ALONE, NEWCOMER, NO_CAUSE, RESULT_LENGTH, SITE, SLOTS, Program
 from stigmergy.compiled.rows import Bytes, Rows
 from stigmergy.core.codec import encode
@@ -293,7 +293,7 @@ class CompiledTable:
         kept = self._kept[call.kept * self._record_bytes :] if self._keeps else self._kept
         self._step(
             *(call.data, call.number, end, call.known, call.flags),
-            *(holding.ahead.data, holding.stopped.data, holding.dirty.data),
+            *(holding.ahead.data, holding.stopped.data, holding.touched.data),
             *(kept, actions, self._others, self._batched, call.now, result),
         )
         more: list[int] = result[:5].tolist()
@@ -406,6 +406,14 @@ class CompiledTable:
                 f"{self._layout.kind}: event {taken} of a run is no event ({_HALTS[halt].name.lower()}); restore from "
                 "a copy"
             )
+
+    def image(self, count: int) -> Image | None:
+        """The rows that so many events have changed since the last image."""
+        return self._holding.image(count)
+
+    def adopt(self, image: Image) -> None:
+        """The rows of this image are durable now."""
+        self._holding.adopt(image)
 
     def catch_up(self) -> None:
         """The durable rows become what those ahead are."""

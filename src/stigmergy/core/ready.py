@@ -45,5 +45,7 @@ class Ready(Struct, frozen=True):
     """Agents that supervision has stopped: their safe actions are due."""
     touched: dict[str, Any]
     """Agents as they were before this commit; what a query sees until it is durable."""
+    images: dict[str, Any]
+    """Per kind of compiled agents that has changed, its table's image of that; None: its events are to be folded."""
     enrolled: dict[str, int]
     """How many compiled agents of each kind there are once it is durable."""

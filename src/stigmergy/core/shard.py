@@ -28,7 +28,7 @@ from msgspec import structs
 
 from stigmergy.core.agent import step_time_ns
 from stigmergy.core.codec import encode, printable
-from stigmergy.core.commit import COMMIT_BYTES_MAX, MarkMoved, Settled, seal
+from stigmergy.core.commit import COMMIT_BYTES_MAX, Commit, MarkMoved, Settled, seal
 from stigmergy.core.draft import COLUMNS_REST_BYTES, DRAFT_BYTES_MAX, NEVER_NS, Draft
 from stigmergy.core.effects import Woken, shard_sink
 from stigmergy.core.errors import Bug, Overloaded, PeerError, StigmergyError
@@ -176,6 +176,7 @@ class Shard:
             timers=draft.timers,
             stopped=draft.stopped,
             touched=draft.touched,
+            images=_images(state, commit),
             enrolled={kind: len(table) for kind, table in state.tables.items()},
         )
 
@@ -422,3 +423,10 @@ class Shard:
         self.state.marks.move(moved)
         self._draft.move_mark(moved)
         self._draft.hurry(MARKS_WAIT_NS)
+
+
+def _images(state: ShardState, commit: Commit) -> dict[str, Any]:
+    counts: dict[str, int] = {}
+    for run in commit.columns:
+        counts[run.kind] = counts.get(run.kind, 0) + run.count
+    return {kind: state.tables[kind].image(count) for kind, count in counts.items()}

@@ -185,6 +185,16 @@ class Table(Protocol):
         """Folds kept events, of a commit that has become durable, into the durable rows. In the layout of today."""
         ...
 
+    def image(self, count: int) -> Any:
+        """A commit with so many events of this kind was sealed: the rows that have changed since the last call, as they
+        are now, for `adopt`; or None where it is cheaper to have `follow` fold the events once more."""
+        ...
+
+    def adopt(self, image: Any) -> None:
+        """The commit of this image has become durable: its rows are the durable ones now. Images and events of commits
+        are taken in the order of the commits."""
+        ...
+
     def catch_up(self) -> None:
         """The durable rows become what those ahead are: after a replay."""
         ...

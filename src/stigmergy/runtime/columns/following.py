@@ -10,8 +10,12 @@ from stigmergy.core.state import ShardState
 
 def follow(state: ShardState, ready: Ready) -> None:
     """A commit is on disk: its events enter the durable rows, and agents that it enrolled are there."""
+    for kind, image in ready.images.items():
+        if image is not None:
+            state.tables[kind].adopt(image)
     for run in ready.commit.columns:
-        state.tables[run.kind].follow(run.records, run.time_ns)
+        if ready.images.get(run.kind) is None:
+            state.tables[run.kind].follow(run.records, run.time_ns)
     state.enrolled.update(ready.enrolled)
 
 
