@@ -15,9 +15,14 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
-from stigmergy.compiled.arrow import ROWS_PER_BATCH, EventBatches, Wanted, kind_and_type
-from stigmergy.compiled.arrow_in import add_table
-from stigmergy.compiled.arrow_orders import OrderBatches
+try:
+    from stigmergy.compiled.arrow import ROWS_PER_BATCH, EventBatches, Wanted, kind_and_type
+    from stigmergy.compiled.arrow_in import add_table
+    from stigmergy.compiled.arrow_orders import OrderBatches
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f'stigmergy.arrow needs {error.name}: pip install "stigmergy[parquet]"', name=error.name
+    ) from None
 from stigmergy.core.errors import ConfigError
 from stigmergy.runtime.audit.export import Export, Selection
 from stigmergy.runtime.audit.history import read_moment

@@ -3,7 +3,12 @@
 Importing it needs numpy, which comes with `pip install "stigmergy[compiled]"`. Arrow is in `stigmergy.arrow`.
 """
 
-from stigmergy.compiled.batcher import Batcher
+try:
+    from stigmergy.compiled.batcher import Batcher
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f'stigmergy.columns needs {error.name}: pip install "stigmergy[compiled]"', name=error.name
+    ) from None
 from stigmergy.runtime.columns.orders import Orders
 from stigmergy.runtime.columns.roster import Place, Roster, ShardRoster
 

@@ -27,6 +27,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder.ask(do="observe", agent="Drone/D-0", event="BatteryMeasured", fields={"percent": 12.0})
     folder.json("log", "export", "--to", "live.jsonl")
     folder.json("log", "export", "--flight", "live.flight")
+    folder.json("log", "export", "--format", "parquet", "--to", "live/")
     node.end()
     return path
 
@@ -47,6 +48,13 @@ def test_a_running_node_and_its_journal_export_the_same(copy: Folder) -> None:
     assert live == after[: len(live)]
     assert [one["type"] for one in live if one["kind"] == "event"].count("MissionStarted@1") == 5
     assert copy.json("log", "verify", "live.flight")["sound"] is True
+
+
+def test_a_folder_of_tables_is_made_beside_a_running_node(copy: Folder) -> None:
+    table: Any = parquet.read_table(copy.path / "live" / "log.parquet")
+    live = entries((copy.path / "live.jsonl").read_text())
+    assert table.column("type").to_pylist() == [one["type"] for one in live]
+    assert [path.name for path in copy.path.iterdir() if path.name.startswith("stigmergy-export")] == []
 
 
 def test_filters(copy: Folder) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import subprocess
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -34,7 +36,7 @@ from stigmergy.core.errors import ConfigError, JournalCorrupt, Malformed
 from stigmergy.core.walking import learn, walk
 from stigmergy.ports.journal import JournalIdentity
 from tests.compiled.metering import Measured, a_roster
-from tests.formats.golden_columns import ACTIONS, COMMIT, LAYOUT, NAMES, RECORDS, RUN, TEMPLATES
+from tests.formats.golden_columns import ACTIONS, COMMIT, LAYOUT, NAMES, RECORDS, RUN
 from tests.runtime.audit.column_log import FLEET, SECOND_NS, a_log, a_run, measured
 
 
@@ -337,8 +339,17 @@ def test_columns_must_all_be_there() -> None:
         add_table(a_batcher(), Measured, {"level": [1]})
 
 
+@pytest.mark.parametrize(
+    ("module", "missing", "extra"),
+    [("columns", "numpy", "compiled"), ("arrow", "pyarrow", "parquet"), ("arrow", "numpy", "parquet")],
+)
+def test_without_its_packages_it_says_which_extra_has_them(module: str, missing: str, extra: str) -> None:
+    code = f"import sys; sys.modules[{missing!r}] = None; import stigmergy.{module}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert f'stigmergy.{module} needs {missing}: pip install "stigmergy[{extra}]"' in done.stderr
+
+
 def test_nothing_of_numba_is_needed_to_read() -> None:
-    assert TEMPLATES.templates
     for name in ("arrow", "arrow_in", "arrow_orders", "arrays", "batcher"):
         source = Path(str(importlib.import_module(f"stigmergy.compiled.{name}").__file__)).read_text(encoding="utf-8")
         assert "import numba" not in source

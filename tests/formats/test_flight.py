@@ -12,14 +12,17 @@ from blake3 import blake3
 
 from stigmergy.adapters.archive import open_flight
 from stigmergy.adapters.ed25519 import Ed25519Verifier
+from stigmergy.core.codec import encode
 from stigmergy.core.commit import digest_commit
-from stigmergy.runtime.audit.flight import FlightVerification
+from stigmergy.runtime.audit.flight import Cut, FlightVerification, make_flight
 from tests.formats import golden, messagepack
 from tests.formats.golden import read_hex
+from tests.formats.golden_columns import LAYOUT, TEMPLATES
 from tests.formats.make_fixtures import flight_bytes
 from tests.formats.manual import fields_of
+from tests.runtime.audit.column_log import SECOND_NS, SIGNER, a_log
 
-KINDS = {1: "FlightOpening", 2: "FlightCommit", 3: "FlightManifest", 4: "FlightSeal"}
+KINDS = {1: "FlightOpening", 2: "FlightCommit", 3: "FlightManifest", 4: "FlightSeal", 5: "FlightDirectory"}
 
 
 def records(data: bytes) -> list[tuple[str, dict[str, Any], int, bytes]]:
@@ -73,3 +76,16 @@ def test_it_is_sound(tmp_path: Path) -> None:
 def test_the_same_journal_gives_the_same_bytes(tmp_path: Path) -> None:
     shutil.copy(golden.FOLDER / "journal-1.sqlite3", tmp_path / "golden.db")
     assert flight_bytes(tmp_path / "golden.db") == read_hex("flight-1.hex")
+
+
+async def test_what_a_part_of_a_log_brings_along_is_as_the_manual_says() -> None:
+    log = await a_log()
+    data = b"".join(make_flight(log.journal, SIGNER, Cut(since_ns=4 * SECOND_NS), 9))
+    described = [one for name, one, _, _ in records(data) if name == "FlightDirectory"]
+    rosters = [dict(zip(fields_of("FlightRoster"), one, strict=True)) for part in described for one in part["rosters"]]
+    assert rosters == [{"kind": "Meter", "count": 4, "numbers": [0, 1], "names": ["M-1", "M-2"]}]
+    assert [pair for part in described for pair in part["declared"]] == [
+        [encode(LAYOUT), b""],
+        [b"", encode(TEMPLATES)],
+    ]
+    assert [name for name, _, _, _ in records(data)][:2] == ["FlightOpening", "FlightDirectory"]
