@@ -10,7 +10,7 @@ from stigmergy.core.codec import encode
 from stigmergy.core.counters import Counters
 from stigmergy.core.draft import DRAFT_BYTES_MAX
 from stigmergy.core.effects import Effects, Events, Publish, Tell, WindowClosed
-from stigmergy.core.errors import Overloaded, SequenceGap, StaleEpoch
+from stigmergy.core.errors import Malformed, Overloaded, SequenceGap, StaleEpoch, StaleMapping
 from stigmergy.core.inputs import Delivery
 from stigmergy.core.messages import Action, Event, transient
 from stigmergy.core.supervision import WhenStale
@@ -164,9 +164,10 @@ def test_one_input_closes_so_many_buckets_and_the_next_the_rest(monkeypatch: pyt
 
 def test_what_was_not_taken_is_counted_by_its_reason() -> None:
     counters = Counters()
-    for error in (SequenceGap(""), StaleEpoch(""), Overloaded(""), Overloaded("")):
+    for error in (SequenceGap(""), StaleEpoch(""), StaleMapping(""), Malformed(""), Overloaded(""), Overloaded("")):
         counters.count_untaken(error)
     assert (counters.gaps, counters.stale_epochs, counters.overloads) == (1, 1, 2)
+    assert (counters.stale_mappings, counters.malformed) == (1, 1)
 
 
 def test_a_new_owner_commits_under_a_higher_epoch() -> None:

@@ -216,3 +216,17 @@ def test_an_envelope_keeps_the_bytes_of_its_messages() -> None:
     opened = ingress.open(pack_envelope("s", [("Drone/a", Seen(number=1))], sequence=7, incarnation=2, epoch=3))
     assert (opened.source, opened.sequence, opened.incarnation, opened.epoch) == ("s", 7, 2, 3)
     assert opened.items == [("Drone/a", encode(Seen(number=1)))]
+
+
+def test_what_waits_is_bounded_in_bytes_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stigmergy.runtime.ingress.EARLY_BYTES_MAX", 1_000)
+    ingress = make(early_max=100)
+    assert ingress.admit(envelope(5), 600, (), 0) == []
+    with pytest.raises(Overloaded, match="1 such envelopes of 600 bytes wait already"):
+        ingress.admit(envelope(9), 600, (), 0)
+    assert ingress.admit(envelope(7), 300, (), 0) == []
+    with pytest.raises(Overloaded, match="2 such envelopes of 900 bytes"):
+        ingress.admit(envelope(5, 2), 800, (), 0)  # a longer one in its place
+    assert ingress.counters.refused == 2
+    assert told(ingress.admit(envelope(1, 6), 900, (), 0)) == [(1, 0), (5, 0), (7, 0)]
+    assert ingress.admit(envelope(12), 1_000, (), 0) == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from stigmergy.core.errors import SequenceGap, StaleEpoch, StigmergyError
+from stigmergy.core.errors import Malformed, SequenceGap, StaleEpoch, StaleMapping, StigmergyError
 
 
 class Counters(Struct):
@@ -17,6 +17,8 @@ class Counters(Struct):
     duplicates: int = 0
     gaps: int = 0
     stale_epochs: int = 0
+    stale_mappings: int = 0
+    malformed: int = 0
     overloads: int = 0
     skipped: int = 0
 
@@ -27,5 +29,9 @@ class Counters(Struct):
                 self.gaps += 1
             case StaleEpoch():
                 self.stale_epochs += 1
+            case StaleMapping():
+                self.stale_mappings += 1
+            case Malformed():
+                self.malformed += 1
             case _:
                 self.overloads += 1

@@ -14,6 +14,8 @@ from msgspec import Struct
 from stigmergy.core.errors import Overloaded, StaleEpoch, StigmergyError
 from stigmergy.runtime.mailbox import Ticket
 
+EARLY_BYTES_MAX = 32 * 1024 * 1024
+"""What waits at a door for gaps to be filled: beside the count, because envelopes and batches may be large."""
 SHARD_SOURCES = "shard/"
 BUS_SOURCES = "bus/"
 """What came over a bus has its topic as source; nobody else may speak in its name."""
@@ -108,6 +110,7 @@ class Ingress(Generic[ParcelT]):
         self._expected: dict[tuple[str, int], int] = {}
         self._early: dict[tuple[str, int], dict[int, Early[ParcelT]]] = {}
         self._early_count = 0
+        self._early_bytes = 0
         self.counters = IngressCounters()
 
     def open(self, data: bytes | memoryview) -> ParcelT:
@@ -170,7 +173,7 @@ class Ingress(Generic[ParcelT]):
         """Gives up everything that waits; returns the tickets."""
         tickets = [ticket for waiting in self._early.values() for early in waiting.values() for ticket in early.tickets]
         self._early.clear()
-        self._early_count = 0
+        self._early_count = self._early_bytes = 0
         return tickets
 
     def _expect(self, key: tuple[str, int], sequence: int) -> None:
@@ -181,22 +184,26 @@ class Ingress(Generic[ParcelT]):
     def _hold(self, key: tuple[str, int], early: Early[ParcelT]) -> None:
         waiting = self._early.get(key, {})
         before = waiting.get(early.envelope.sequence)
+        growth_bytes = early.size_bytes - (0 if before is None else before.size_bytes)
+        room_bytes = EARLY_BYTES_MAX - self._early_bytes
+        if growth_bytes > room_bytes or (before is None and self._early_count >= self._gap_deliveries_max):
+            self.counters.refused += 1
+            raise Overloaded(
+                f"source {key[0]!r}: sequence {early.envelope.sequence} came early, and {self._early_count} such "
+                f"envelopes of {self._early_bytes} bytes wait already; send what is missing first"
+            )
         if before is not None:
             # A repetition. The longer one stays, so that everybody who waits gets what they wait for.
             before.tickets = (*before.tickets, *early.tickets)
             lost = max(before.envelope.lost, early.envelope.lost)
             if early.envelope.count > before.envelope.count:
+                self._early_bytes += growth_bytes
                 before.envelope, before.size_bytes = early.envelope, early.size_bytes
             before.envelope = before.envelope.with_lost(lost)
             return
-        if self._early_count >= self._gap_deliveries_max:
-            self.counters.refused += 1
-            raise Overloaded(
-                f"source {key[0]!r}: sequence {early.envelope.sequence} came early, and {self._gap_deliveries_max} "
-                "such envelopes wait already; send what is missing first"
-            )
         self.counters.early += 1
         self._early_count += 1
+        self._early_bytes += early.size_bytes
         self._early.setdefault(key, waiting)[early.envelope.sequence] = early
 
     def _release(self, key: tuple[str, int]) -> list[Accept[ParcelT]]:
@@ -224,6 +231,7 @@ class Ingress(Generic[ParcelT]):
         waiting = self._early[key]
         early = waiting.pop(sequence)
         self._early_count -= 1
+        self._early_bytes -= early.size_bytes
         if not waiting:
             del self._early[key]
         return early

@@ -25,6 +25,7 @@ LOST = (
     "gaps",
     "malformed",
     "stale_epochs",
+    "stale_mappings",
     "overloads",
     "publish_shed",
     "unpublishable",

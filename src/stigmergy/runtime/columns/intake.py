@@ -57,13 +57,31 @@ class ColumnIntake:
         """Takes a batch. The future is done when all of it is durable, and fails when it was not taken."""
         self._intake.check_open()
         # Which door it is stands inside; any of them can open it.
-        batch = self._door(0).open(data)
-        if batch.header.shard >= self._shards.total:
-            raise Malformed(f"a column batch for shard {batch.header.shard}; there are {self._shards.total}")
+        batch = self._door(self._shards.first.state.shard).open(data)
+        self._check(batch)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         door = self._door(batch.header.shard)
         self._post(batch.header.shard, door.admit(batch, len(data), (Waiter(future),), self._monotonic_ns()))
         return future
+
+    def _check(self, batch: ColumnBatch) -> None:
+        """Raises Malformed for a batch that no shard could take, which must not be joined to good ones; NotOwned for
+        one that another process can."""
+        header = batch.header
+        if header.shard >= self._shards.total:
+            self.counters.malformed += 1
+            raise Malformed(f"a column batch for shard {header.shard}; there are {self._shards.total}")
+        if header.shard not in self._shards:
+            self.counters.refused += 1
+        table = self._shards[header.shard].state.tables.get(header.kind)
+        if table is None or table.layout_digest != header.layout:
+            return
+        if len(batch.records) != header.count * table.layout.record_bytes:
+            self.counters.malformed += 1
+            raise Malformed(
+                f"{len(batch.records)} bytes for {header.count} records of {table.layout.record_bytes}; "
+                "send whole ones, and as many as the header says"
+            )
 
     async def enroll(self, kind: str, names: Sequence[str]) -> Roster:
         """Gives agents their numbers, durably; those that have one keep it. Returns where each of them is."""
