@@ -44,11 +44,14 @@ from stigmergy.core.commit import (
 from stigmergy.core.errors import JournalError, PeerError, RecoveryError, StigmergyError, TrustError
 from stigmergy.core.flight import (
     FlightCommit,
+    FlightDirectory,
     FlightOpening,
+    FlightRoster,
     RecordKind,
     read_flight_commit,
     read_record,
     read_record_header,
+    restore_directory,
 )
 from stigmergy.core.inputs import Ask, Delivery
 from stigmergy.core.replay import apply
@@ -125,6 +128,8 @@ def _read_records(data: bytes) -> None:
             record = read_record(kind, data)
             if isinstance(record, FlightCommit):
                 read_flight_commit(record)
+            if isinstance(record, FlightDirectory):
+                restore_directory([record])
 
 
 @functools.cache
@@ -152,7 +157,8 @@ def _flights() -> list[bytes]:
 def _flight_records() -> list[bytes]:
     opening = FlightOpening(1, 1, "fuzzed", 1, 1, 9, "", "", [])
     commit = seal(Commit(1, 1, 0, 1, 1, bytes(32), [Run(0, 1, "")], []))
-    return [encode(opening), encode(FlightCommit(0, 1, commit.digest, None, commit.body))]
+    directory = FlightDirectory(0, [], [FlightRoster("Meter", 3, [1], ["M-2"])])
+    return [encode(opening), encode(FlightCommit(0, 1, commit.digest, None, commit.body)), encode(directory)]
 
 
 def _holds() -> list[Hold]:

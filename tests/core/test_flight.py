@@ -3,6 +3,7 @@
 import pytest
 from msgspec import msgpack
 
+from stigmergy.core import flight
 from stigmergy.core.codec import encode
 from stigmergy.core.commit import COMMIT_FORMAT, Commit, HashAlgorithm, Head, Run, Sealed, Signature, seal
 from stigmergy.core.draft import COLUMNS_REST_BYTES
@@ -175,6 +176,14 @@ def test_directories_add_up_and_are_under_the_seal() -> None:
     digest.add(data)
     assert writing.manifest().digest == digest.value()
     assert restore_directory([]).names == {}
+
+
+def test_rosters_that_claim_too_much_together_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flight, "AGENTS_MAX", 5)
+    parts = [FlightDirectory(0, [], [FlightRoster(kind, 3, [], [])]) for kind in ("Meter", "Gauge")]
+    assert restore_directory(parts[:1]).names == {"Meter": [""] * 3}
+    with pytest.raises(JournalCorrupt, match="rosters of more than 5 agents"):
+        restore_directory(parts)
 
 
 @pytest.mark.parametrize(

@@ -170,6 +170,8 @@ def test_names_are_read_out_of_a_snapshot_without_its_table() -> None:
         (part("names", 1, 0, 2, NAMED[:-2]), "not as many as it says"),
         (part("names", 1, 0, 3, NAMED), "not as many as it says"),
         (part("names", 1, 0, 1, zlib.compress(b"a\0b")), "not as many as it says"),
+        (part("names", 1, 0, 2, zlib.compress(b"\0a\0")), "not as many as it says"),
+        (part("names", 1, 0, 3, zlib.compress(b"a\0\0b\0")), "not as many as it says"),
     ],
 )
 def test_names_that_are_none_are_refused(body: bytes, what: str) -> None:

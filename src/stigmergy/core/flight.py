@@ -30,7 +30,7 @@ RECORD_BYTES_MAX = 18 * 1024 * 1024
 FLIGHT_SHARDS_MAX = 4_096
 """As many as a fleet may have; a file that claims more is refused, so that nobody makes room for them."""
 AGENTS_MAX = 10_000_000
-"""Of one kind in one shard; a file that claims more is refused, so that nobody makes room for them."""
+"""Compiled ones in one shard; a file that claims more is refused, so that nobody makes room for them."""
 RECORD_HEADER_BYTES = 5
 RECORD_CHECKSUM_BYTES = 4
 _CONTEXT = "stigmergy 2026 flight log"
@@ -287,6 +287,8 @@ def restore_directory(parts: Sequence[FlightDirectory]) -> Directory:
                 raise JournalCorrupt(f"a roster of {roster.kind} that cannot be")
             known = directory.names.setdefault(roster.kind, [])
             known.extend([""] * (roster.count - len(known)))
+            if sum(len(names) for names in directory.names.values()) > AGENTS_MAX:
+                raise JournalCorrupt(f"rosters of more than {AGENTS_MAX} agents, the last of {roster.kind}")
             for number, name in zip(roster.numbers, roster.names, strict=True):
                 if not 0 <= number < len(known):
                     raise JournalCorrupt(f"agent {number} of {roster.kind}, of which there are {len(known)}")

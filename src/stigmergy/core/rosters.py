@@ -61,12 +61,14 @@ def names_in(part: bytes) -> tuple[str, int, list[str]] | None:
         raise JournalCorrupt(f"names of format {found.format} in a snapshot, this version reads {PART_FORMAT}")
     engine = zlib.decompressobj()
     try:
-        names = engine.decompress(found.names, PART_BYTES_MAX).decode().split("\0")
+        joined = engine.decompress(found.names, PART_BYTES_MAX).decode()
     except (zlib.error, UnicodeDecodeError) as error:
         raise JournalCorrupt(f"names in a snapshot do not decompress ({error}); an older one is used") from None
-    if not engine.eof or names.pop() or len(names) != found.count:
+    # None of them is empty: nobody makes room for millions of nothing.
+    whole = engine.eof and joined[-1:] in ("", "\0") and not joined.startswith("\0") and "\0\0" not in joined
+    if not whole or joined.count("\0") != found.count:
         raise JournalCorrupt("names in a snapshot are not as many as it says; an older one is used")
-    return kind, found.first, names
+    return kind, found.first, joined[:-1].split("\0") if joined else []
 
 
 def _opened(part: bytes) -> tuple[str, bytes]:
