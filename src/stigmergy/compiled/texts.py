@@ -9,9 +9,9 @@ from msgspec import Struct
 
 from stigmergy.compiled.calls import Calls
 from stigmergy.compiled.values import BOOL, FLOAT, INT, TEXT, Kind, Value
-from stigmergy.core.columns import Formatted, OwnName, Slot, Text
+from stigmergy.core.columns import FORMAT_WIDTH_MAX, Formatted, OwnName, Slot, Text
 
-_WIDE = re.compile(r"\d{4}")
+_digits = re.compile(r"\d+")
 _CODES = {"int": "i8", "float": "f8", "bool": "b1"}
 
 
@@ -132,7 +132,8 @@ class Texts(Calls):
 
     def _formatted(self, node: ast.expr, value: Value, how: str) -> str | Piece | None:
         """A number with its format, which is tried out now: later it may not fail."""
-        if _WIDE.search(how) or how.endswith(("c", "n")):
+        wide = any(int(digits) > FORMAT_WIDTH_MAX for digits in _digits.findall(how))
+        if wide or how.endswith(("c", "n")):
             self.refuse(node, f"the format {how!r} is too wide, or not the same everywhere", "use another")
             return None
         try:
