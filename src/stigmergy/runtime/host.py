@@ -338,7 +338,7 @@ class Host:
             Letter(number, one, letter.tickets, letter.items, letter.size_bytes)
             for one, letter in zip(stepped.left, letters[taken:], strict=True)
         ]
-        self._refuse(stepped, letters)
+        self._refuse(number, stepped, letters)
         tickets = [ticket for letter in letters[:taken] for ticket in letter.tickets]
         if stepped.wait_ns is not None:
             self.committer.may_wait(monotonic_ns + stepped.wait_ns)
@@ -350,7 +350,7 @@ class Host:
         self._repeats.give()
         return left
 
-    def _refuse(self, stepped: Stepped, letters: Sequence[Letter]) -> None:
+    def _refuse(self, number: int, stepped: Stepped, letters: Sequence[Letter]) -> None:
         """What a shard did not consume is not acknowledged, and its source is measured against the marks again."""
         for untaken, error in stepped.untaken:
             for letter in letters:
@@ -358,11 +358,11 @@ class Host:
                     tickets, letter.tickets = letter.tickets, ()
                     for ticket in tickets:
                         ticket.fail(error)
-            if isinstance(untaken, Delivery | SequencesSkipped):
-                self.ingress.forget(untaken.source, untaken.incarnation)
-            if isinstance(untaken, ColumnDelivery | SequencesSkipped):
-                for shard in self.shards:
-                    self.columns.forget(shard.state.shard, untaken.source, untaken.incarnation)
+            # A note of what was skipped came through the door of its source: that of this shard, or that of envelopes.
+            if isinstance(untaken, Delivery | ColumnDelivery | SequencesSkipped):
+                source = (untaken.source, untaken.incarnation)
+                if isinstance(untaken, Delivery) or not self.columns.forget(number, *source):
+                    self.ingress.forget(*source)
 
     def _written(self, flight: Flight) -> None:
         if self.failure is not None:

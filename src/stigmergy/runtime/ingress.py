@@ -165,9 +165,10 @@ class Ingress(Generic[ParcelT]):
         waiting = [early[min(early)].since_ns for early in self._early.values()]
         return min(waiting) + self._gap_wait_ns if waiting else None
 
-    def forget(self, source: str, incarnation: int) -> None:
-        """The host could not take what was let through: the next one is measured against the marks again."""
-        self._expected.pop((source, incarnation), None)
+    def forget(self, source: str, incarnation: int) -> bool:
+        """The host could not take what was let through: the next one is measured against the marks again. Whether this
+        source had come through here."""
+        return self._expected.pop((source, incarnation), None) is not None
 
     def clear(self) -> list[Ticket]:
         """Gives up everything that waits; returns the tickets."""

@@ -257,9 +257,9 @@ class Mailbox:
         self._sampled[stream] = (count + 1) % policy.keep_every
         if count == 0:
             return False
-        items = letter.items
+        before = self.counters.shed_items
         self._shed_newest(letter)
-        self.counters.sampled_items += items
+        self.counters.sampled_items += self.counters.shed_items - before
         return True
 
     def _drop_oldest(self, letter: Letter) -> None:
@@ -300,7 +300,7 @@ class Mailbox:
         shed = letter.input
         if not isinstance(shed, Delivery | ColumnDelivery):
             return
-        self.counters.shed_items += letter.items
+        self.counters.shed_items += shed.length
         if waiting:
             self._items -= letter.items
             self._bytes -= letter.size_bytes

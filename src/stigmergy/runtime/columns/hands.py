@@ -23,7 +23,7 @@ from stigmergy.core.inputs import ActionsConfirmed
 from stigmergy.core.messages import Action
 from stigmergy.core.state import ShardState
 from stigmergy.runtime.actuators import Patience
-from stigmergy.runtime.columns.orders import Orders, tags_in
+from stigmergy.runtime.columns.orders import Orders, counts_in
 from stigmergy.runtime.effector import PAUSE_S_MAX
 from stigmergy.runtime.equipment import Hands
 from stigmergy.runtime.settings import Settings
@@ -42,6 +42,20 @@ class BlockCounters(Struct):
     batched_retries: int = 0
 
 
+class _Work(Struct):
+    """A block under way, and what of it is still to be done."""
+
+    block: Block
+    left: dict[str, int]
+    """The types of its actions that are not over, and how many there are of each."""
+    failed: int = 0
+    """How many of its actions were given up."""
+    attempt: int = 0
+    """How often the first of these types was tried."""
+    begun: Any = None
+    """What the last of these tries has returned, if it is still to be waited for."""
+
+
 class BlockHands:
     """Carries out blocks. `confirm` is told, per shard, how far a kind's actions are over."""
 
@@ -56,7 +70,7 @@ class BlockHands:
         self._states = states
         self._settings = settings
         self._confirm = confirm
-        self._lanes: dict[Lane, deque[Block]] = {}
+        self._lanes: dict[Lane, deque[_Work]] = {}
         self._tasks: dict[Lane, asyncio.Task[None]] = {}
         self._halted = False
         self.counters = BlockCounters()
@@ -74,12 +88,12 @@ class BlockHands:
             return
         for block in _joined(blocks):
             self.counters.batched += block.count
-            lane = (shard, block.kind)
+            lane, work = (shard, block.kind), self._work_of(shard, block)
             waiting = self._lanes.get(lane)
             if waiting is not None:
-                waiting.append(block)
-            elif not self._done_at_once(shard, block):
-                self._lanes[lane] = deque([block])
+                waiting.append(work)
+            elif not self._done_at_once(shard, work):
+                self._lanes[lane] = deque([work])
                 self._tasks[lane] = asyncio.ensure_future(self._work_off(lane))
 
     def halt(self) -> None:
@@ -98,66 +112,90 @@ class BlockHands:
             await asyncio.sleep(0)
             if not all(task.done() for task in tasks):
                 await asyncio.sleep(0.001)
+        for work in (work for works in self._lanes.values() for work in works):
+            _leave(work.begun)
         self._lanes.clear()
 
-    def _done_at_once(self, shard: int, block: Block) -> bool:
-        """Whether plain functions have carried it out, all of them without waiting."""
-        tags = self._tags(shard, block)
-        if any(inspect.iscoroutinefunction(self._call_of(tag)[1]) for tag in tags):
-            return False
-        try:
-            for tag in tags:
-                if inspect.isawaitable(begun := self._begin(shard, block, tag, attempt=1)):
-                    close = getattr(begun, "close", None)
-                    if close is not None:
-                        close()  # it is begun again, in a task of its own
+    def _done_at_once(self, shard: int, work: _Work) -> bool:
+        """Whether plain functions have carried it out, all of them without waiting. If not, the rest goes on later,
+        from where this has come: nothing that was done is done again."""
+        while work.left:
+            tag = next(iter(work.left))
+            if inspect.iscoroutinefunction(self._call_of(tag)[1]):
+                return False
+            work.attempt = 1
+            try:
+                work.begun = self._begin(shard, work.block, tag, attempt=1)
+            except Exception as error:
+                if not self._refused(tag, error):
                     return False
-        except Exception:
-            return False
-        self._over(shard, block, done=True)
+                work.failed += work.left[tag]
+            if inspect.isawaitable(work.begun):
+                return False
+            self._next_type(work, tag)
+        self._over(shard, work)
         return True
 
     async def _work_off(self, lane: Lane) -> None:
-        blocks = self._lanes[lane]
+        works = self._lanes[lane]
         try:
-            while blocks and not self._halted:
-                await self._carry_out(lane[0], blocks[0])
-                blocks.popleft()
+            while works and not self._halted:
+                await self._carry_out(lane[0], works[0])
+                works.popleft()
         finally:
             self._tasks.pop(lane, None)
             self._lanes.pop(lane, None)
 
-    async def _carry_out(self, shard: int, block: Block) -> None:
+    async def _carry_out(self, shard: int, work: _Work) -> None:
         """Carries a block out, type by type; each type is tried for itself, so none is repeated for another's sake."""
-        done = True
-        for tag in self._tags(shard, block):
-            done = await self._carry_out_type(shard, block, tag) and done
-        if not self._halted:
-            self._over(shard, block, done=done)
+        while work.left:
+            tag = next(iter(work.left))
+            done = await self._carry_out_type(shard, work, tag)
+            if self._halted and not done:
+                return
+            work.failed += 0 if done else work.left[tag]
+            self._next_type(work, tag)
+        self._over(shard, work)
 
-    async def _carry_out_type(self, shard: int, block: Block, tag: str) -> bool:
+    def _next_type(self, work: _Work, tag: str) -> None:
+        del work.left[tag]
+        work.attempt, work.begun = 0, None
+
+    async def _carry_out_type(self, shard: int, work: _Work, tag: str) -> bool:
         patience = self._hands.patience.get(tag, Patience())
         tries = patience.tries or self._settings.effect_tries
         pause_s = self._settings.effect_pause_s
-        for attempt in range(1, tries + 1):
-            if attempt > 1:
-                await asyncio.sleep(pause_s)
-                pause_s = min(pause_s * 2, PAUSE_S_MAX)
-                self.counters.batched_retries += 1
-            if self._halted:
-                return False
+        while work.begun is not None or work.attempt < tries:
+            if work.begun is None:
+                if work.attempt:
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(pause_s * 2, PAUSE_S_MAX)
+                    self.counters.batched_retries += 1
+                if self._halted:
+                    return False
+                work.attempt += 1
             try:
-                begun = self._begin(shard, block, tag, attempt)
+                begun, work.begun = work.begun, None
+                if begun is None:
+                    begun = self._begin(shard, work.block, tag, work.attempt)
                 if inspect.isawaitable(begun):
                     async with asyncio.timeout(patience.within_s or self._settings.effect_within_s):
                         await begun
-            except DeviceRefused as error:
-                self.trouble = printable(f"{tag}: {error}", TROUBLE_CHARS_MAX)
-                return False
-            except Exception as error:
-                self.trouble = printable(f"{tag}: {type(error).__name__}: {error}", TROUBLE_CHARS_MAX)
+            except (Exception, asyncio.CancelledError) as error:
+                if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+                    raise
+                if self._refused(tag, error):
+                    return False
             else:
                 return True
+        return False
+
+    def _refused(self, tag: str, error: BaseException) -> bool:
+        """Remembers what a hand raised; whether it is of no use to try again."""
+        if isinstance(error, DeviceRefused):
+            self.trouble = printable(f"{tag}: {error}", TROUBLE_CHARS_MAX)
+            return True
+        self.trouble = printable(f"{tag}: {type(error).__name__}: {error}", TROUBLE_CHARS_MAX)
         return False
 
     def _begin(self, shard: int, block: Block, tag: str, attempt: int) -> Any:
@@ -178,21 +216,39 @@ class BlockHands:
             raise DeviceRefused(f"nobody is registered to carry out {tag}")
         return ordinary[0], ordinary[1], False
 
-    def _tags(self, shard: int, block: Block) -> list[str]:
-        """The types in a block that somebody is there for; what nobody is there for is counted as failed."""
+    def _work_of(self, shard: int, block: Block) -> _Work:
+        """What is to be done for a block; what nobody is there for has failed."""
         templates = self._states(shard).directory.templates_of(block.templates)
-        found = tags_in(block.actions, templates)
-        there = [tag for tag in found if tag in self._hands.batched or tag in self._hands.by_tag]
-        if len(there) < len(found):
-            self.trouble = f"nobody is registered to carry out {', '.join(tag for tag in found if tag not in there)}"
-        return there
+        found = counts_in(block.actions, templates)
+        left = {tag: count for tag, count in found.items() if self._is_there(tag)}
+        if len(left) < len(found):
+            missing = ", ".join(tag for tag in found if tag not in left)
+            self.trouble = printable(f"nobody is registered to carry out {missing}", TROUBLE_CHARS_MAX)
+        return _Work(block, left, failed=block.count - sum(left.values()))
 
-    def _over(self, shard: int, block: Block, *, done: bool) -> None:
-        if done:
-            self.counters.batched_done += block.count
-        else:
-            self.counters.batched_failed += block.count
+    def _is_there(self, tag: str) -> bool:
+        return tag in self._hands.batched or (
+            tag in self._hands.by_tag and issubclass(self._hands.by_tag[tag][0], Action)
+        )
+
+    def _over(self, shard: int, work: _Work) -> None:
+        block = work.block
+        self.counters.batched_done += block.count - work.failed
+        self.counters.batched_failed += work.failed
         self._confirm(shard, ActionsConfirmed(block.kind, block.first + block.count - 1))
+
+
+def _is_cancelled() -> bool:
+    """Whether it is this task that is to end; a hand may raise the same for reasons of its own."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _leave(begun: Any) -> None:
+    """Ends what a hand has returned and nobody waits for any more."""
+    close = getattr(begun, "close", None) or getattr(begun, "cancel", None)
+    if close is not None:
+        close()
 
 
 def _joined(blocks: Sequence[Block]) -> list[Block]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from msgspec import structs
 
 from stigmergy.core.batches import ColumnBatch, open_batch
-from stigmergy.core.columns import Layout
+from stigmergy.core.columns import NO_CHECK
 from stigmergy.core.errors import Malformed, Overloaded, UnknownKind
 from stigmergy.core.inputs import ColumnDelivery, EnrollAgents, SequencesSkipped
 from stigmergy.core.tables import Table
@@ -98,18 +98,16 @@ class ColumnIntake:
         return structs.replace(self.roster(kind), places=places, names=list(names))
 
     def roster(self, kind: str) -> Roster:
-        """What a producer needs to make records for agents of this kind, as it is on disk now."""
+        """What a producer needs to make records for agents of this kind, as it is on disk now. Of shards that another
+        process has, it knows only that they are there."""
         self._check_compiled(kind)
-        shards: list[ShardRoster] = []
-        layout: Layout | None = None
+        table = self._shards.first.state.tables[kind]
+        shards = [ShardRoster(table.layout_digest, 0, NO_CHECK, 0)] * self._shards.total
         for shard in self._shards:
-            table = shard.state.tables[kind]
-            layout = table.layout
-            generation, check = _durable_generation(table, shard.state.enrolled.get(kind, 0))
-            shards.append(ShardRoster(table.layout_digest, generation, check, shard.state.enrolled.get(kind, 0)))
-        if layout is None:
-            raise UnknownKind(f"{kind!r}: this node has no shard")
-        return Roster(kind, layout, shards, [])
+            enrolled = shard.state.enrolled.get(kind, 0)
+            generation, check = _durable_generation(shard.state.tables[kind], enrolled)
+            shards[shard.state.shard] = ShardRoster(table.layout_digest, generation, check, enrolled)
+        return Roster(kind, table.layout, shards, [])
 
     def overdue(self, monotonic_ns: int) -> None:
         """Early batches that have waited long enough: the gap before them is declared lost."""
@@ -122,10 +120,10 @@ class ColumnIntake:
         waiting = [at_ns for door in self._doors.values() if (at_ns := door.next_ns) is not None]
         return min(waiting, default=None)
 
-    def forget(self, shard: int, source: str, incarnation: int) -> None:
-        """The shard could not take what was let through: the next one is measured against the marks again."""
-        if shard in self._doors:
-            self._doors[shard].forget(source, incarnation)
+    def forget(self, shard: int, source: str, incarnation: int) -> bool:
+        """The shard could not take what was let through: the next one is measured against the marks again. Whether it
+        came through a door of ours."""
+        return shard in self._doors and self._doors[shard].forget(source, incarnation)
 
     def fail_all(self, error: Exception) -> None:
         """Tells everybody who waits that it is over."""
@@ -208,9 +206,14 @@ def _parts(names: list[str]) -> list[list[str]]:
 
 
 def _durable_generation(table: Table, enrolled: int) -> tuple[int, bytes]:
-    """The last enrolment that is on disk."""
-    for generation in range(table.generation, -1, -1):
-        known = table.check_of(generation)
-        if known is not None and known[0] <= enrolled:
-            return generation, known[1]
-    return 0, b""
+    """The last enrolment that is on disk: with so many agents, or fewer. Enrolments may be as many as agents."""
+    known = (0, NO_CHECK)
+    low, high = 0, table.generation
+    while low < high:
+        middle = (low + high + 1) // 2
+        found = table.check_of(middle)
+        if found is not None and found[0] <= enrolled:
+            low, known = middle, found
+        else:
+            high = middle - 1
+    return low, known[1]

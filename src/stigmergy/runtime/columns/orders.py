@@ -11,6 +11,7 @@ which whoever compiles agents has.
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
@@ -122,13 +123,20 @@ class Orders(Generic[ActionT]):
         return self._rows[0], self._rows[1]
 
 
-def tags_in(actions: bytes, templates: Templates) -> list[str]:
-    """The types of the actions in a block, each once, in the order of their templates."""
+def counts_in(actions: bytes, templates: Templates) -> dict[str, int]:
+    """How many actions of each type are in a block, in the order of their templates."""
     low, high = actions[4 :: templates.action_bytes], actions[5 :: templates.action_bytes]
-    # The high bytes are almost always zeros, and then the low ones say it all, without a look at each action.
-    numbers = zip(low, high, strict=True) if any(high) else ((number, 0) for number in dict.fromkeys(low))
-    found = sorted(dict.fromkeys(one + 256 * other for one, other in numbers))
-    return list(dict.fromkeys(templates.templates[number].tag for number in found))
+    if any(high):
+        numbers = [one + 256 * other for one, other in zip(low, high, strict=True)]
+        found = dict(sorted(Counter(numbers).items()))
+    else:
+        # As almost always; then there is no look at each action.
+        found = {number: low.count(number) for number in sorted(dict.fromkeys(low))}
+    counts: dict[str, int] = {}
+    for number, count in found.items():
+        tag = templates.templates[number].tag
+        counts[tag] = counts.get(tag, 0) + count
+    return counts
 
 
 @functools.cache
