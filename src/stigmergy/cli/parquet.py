@@ -157,9 +157,15 @@ class Folder:
 
     def _open(self, name: str, schema: Any) -> Any:
         stream = self._files.enter_context(NewFile(self._path / name)).file
+        # What repeats is written once; to try that on measured values would cost more than all the rest.
         coded = [field.name for field in schema if self._arrow.types.is_dictionary(field.type)]
         writer = self._arrow.parquet.ParquetWriter(
-            stream, schema, compression="zstd", compression_level=1, use_dictionary=coded
+            stream,
+            schema,
+            compression="zstd",
+            compression_level=1,
+            use_dictionary=[*coded, "shard", "position", "time"],
+            column_encoding={"index": "DELTA_BINARY_PACKED"},
         )
         return self._files.enter_context(writer)
 
