@@ -103,6 +103,24 @@ def test_a_record_is_taken_apart_only_when_somebody_asks() -> None:
     assert records.kept(1, 0, 2).index == 4
 
 
+@pytest.mark.parametrize("agent", [0, 1, 2, 7, 0x01010101, 0x63626103])
+def test_the_records_of_one_agent_are_found_among_all_others(agent: int) -> None:
+    """Also where its number lies in the middle of the records of others, as zeros do."""
+    numbers = [0, 1, 2, 0, 0x01010101, 7, 2, 0, 0, 1]
+    records = b"".join(number.to_bytes(4, "little") + RECORDS[4:48] for number in numbers)
+    run = structs.replace(RUN, count=len(numbers), records=records)
+    found = list(Records(run, 0, known()).of(agent))
+    assert found == [(place, 0) for place, number in enumerate(numbers) if number == agent]
+
+
+def test_a_record_of_one_agent_must_have_a_form() -> None:
+    run = structs.replace(RUN, records=RECORDS[:4] + b"\x03\x00" + RECORDS[6:])
+    with pytest.raises(JournalCorrupt, match="form 3, and Meter has 3"):
+        list(Records(run, 0, known()).of(2))
+    assert [known().find("Meter", name) for name in ("M-7", "M-9")] == [2, -1]
+    assert known().find("Gauge", "M-7") == -1
+
+
 # ---- what the log says of numbers
 
 

@@ -76,6 +76,11 @@ class Directory:
             )
         return names[number]
 
+    def find(self, kind: str, name: str) -> int:
+        """The number of an agent, as far as it is known here; -1 if it is not."""
+        names = self.names.get(kind, [])
+        return names.index(name) if name in names else -1
+
     def enroll(self, kind: str, first: int, names: Sequence[str]) -> None:
         """Takes in what `AgentsEnrolled` says, for whoever reads a log without tables. What is known already must be
         the same; an empty name is one that is not known here. Raises JournalCorrupt."""

@@ -24,6 +24,7 @@ from stigmergy.core.messages import spec_of
 from stigmergy.core.outcome import NO_CAUSE
 from stigmergy.core.supervision import SHARD_ADDRESS, AgentsEnrolled, ColumnsDeclared
 
+NUMBER_BYTES = 4
 BATCHED = "batched/"
 """What the sink of an action in a block begins with; the kind of its agent follows."""
 _TAGS = (spec_of(ColumnsDeclared).tag, spec_of(AgentsEnrolled).tag)
@@ -33,7 +34,7 @@ _said: msgspec.msgpack.Decoder[ColumnsDeclared | AgentsEnrolled] = msgspec.msgpa
 
 
 class Reading(Protocol):
-    """What it takes to read column runs. All three raise JournalCorrupt for what is not known."""
+    """What it takes to read column runs. All but `find` raise JournalCorrupt for what is not known."""
 
     def layout_of(self, run: ColumnRun) -> Layout:
         """The layout of a run's records."""
@@ -45,6 +46,10 @@ class Reading(Protocol):
 
     def name(self, kind: str, number: int) -> str:
         """The id of an agent."""
+        ...
+
+    def find(self, kind: str, name: str) -> int:
+        """The number of an agent; -1 if it has none."""
         ...
 
 
@@ -78,6 +83,24 @@ class Records:
             if head[1] >= forms_count:
                 raise JournalCorrupt(f"a record of form {head[1]}, and {self.run.kind} has {forms_count}")
             yield head
+
+    def of(self, agent: int) -> Iterator[tuple[int, int]]:
+        """The places and forms of the records of one agent; the others are passed over, and not looked at."""
+        records, width = self.run.records, self.layout.record_bytes
+        wanted = agent.to_bytes(NUMBER_BYTES, "little")
+        start = records.find(wanted)
+        while start >= 0:
+            place, beside = divmod(start, width)
+            if beside:
+                start = (place + 1) * width  # these bytes are within a record, and may be so again and again
+                if records[start : start + NUMBER_BYTES] != wanted:
+                    start = records.find(wanted, start)
+                continue
+            form = int.from_bytes(records[start + NUMBER_BYTES : start + NUMBER_BYTES + 2], "little")
+            if form >= len(self.layout.forms):
+                raise JournalCorrupt(f"a record of form {form}, and {self.run.kind} has {len(self.layout.forms)}")
+            yield place, form
+            start = records.find(wanted, start + width)
 
     def address(self, agent: int) -> str:
         """Whose record it is."""

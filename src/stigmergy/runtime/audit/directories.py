@@ -44,6 +44,11 @@ class ShardReading:
             return self._state.directory.name(kind, number)
         return table.name(number)
 
+    def find(self, kind: str, name: str) -> int:
+        """The number of an agent."""
+        table = self._state.tables.get(kind)
+        return self._state.directory.find(kind, name) if table is None else table.find(name)
+
 
 def live_readings(shards: Shards) -> LiveReading:
     """What the shards of a running node know."""

@@ -232,16 +232,26 @@ def _chosen_records(
     commit: Commit, reading: Reading, agent: str | None, type: str | None, effects: Mapping[int, Sequence[Owed]]
 ) -> Iterator[tuple[Records, int, int, int]]:
     """The records that may be wanted: their run, place, agent and form."""
-    kind = None if agent is None else agent.partition("/")[0]
+    kind, _, name = (agent or "").partition("/")
     for records in runs_of(commit, reading):
-        if kind is not None and records.run.kind != kind:
+        if agent is not None and records.run.kind != kind:
             continue
         forms = [type is None or type in (form.tag, form.tag.partition("@")[0]) for form in records.layout.forms]
-        for place, (number, form) in enumerate(records.heads()):
-            if not forms[form] and records.first + place not in effects:
-                continue
-            if agent is None or records.address(number) == agent:
+        for place, number, form in _records_of(records, reading, name if agent is not None else None):
+            if forms[form] or records.first + place in effects:
                 yield records, place, number, form
+
+
+def _records_of(records: Records, reading: Reading, name: str | None) -> Iterator[tuple[int, int, int]]:
+    """All records of a run, or those of one agent: place, agent and form."""
+    if name is None:
+        for place, (number, form) in enumerate(records.heads()):
+            yield place, number, form
+        return
+    number = reading.find(records.run.kind, name)
+    if number >= 0:
+        for place, form in records.of(number):
+            yield place, number, form
 
 
 def _event_entry(commit: Commit, kept: Kept, cause: Cause, effects: Iterable[Owed]) -> Entry:
