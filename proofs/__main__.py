@@ -45,6 +45,7 @@ ROWS = (
     Row("determinism", "6", 1),
     Row("mutation", "7", 16),
     Row("replay", "8", 5),
+    Row("column_histories", "8", 3),
     Row("fuzz", "17", 5),
     Row("link_cuts", "", 6),
     Row("engines", "", 20),

@@ -9,7 +9,7 @@ to a second state, and the digests of the two are compared; at the end, so is ev
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from random import Random
 
 from msgspec import Struct, msgpack
@@ -52,8 +52,9 @@ from stigmergy.core.inputs import (
 )
 from stigmergy.core.messages import SECOND_NS, Message, spec_of
 from stigmergy.core.outbox import Pending
-from stigmergy.core.replay import apply
+from stigmergy.core.plans import AgentPlan
 from stigmergy.core.ready import Ready
+from stigmergy.core.replay import apply
 from stigmergy.core.shard import Shard
 from stigmergy.core.snapshot import (
     SnapshotTaking,
@@ -121,9 +122,13 @@ class Stored(Struct):
 class LivedShard:
     """A shard that lives, a second state that only ever replays its commits, and what a journal would hold."""
 
-    def __init__(self, number: int, shards: int) -> None:
-        self.shard = Shard(ShardState(number, PLANS, LIMITS), shards)
-        self.replica = ShardState(number, PLANS, LIMITS)
+    def __init__(
+        self, number: int, shards: int, plans: Mapping[str, AgentPlan] = PLANS, limits: Limits = LIMITS
+    ) -> None:
+        self._plans = plans
+        self._limits = limits
+        self.shard = Shard(self.new_state(number), shards)
+        self.replica = self.new_state(number)
         self.log: list[bytes] = []
         self.digests = [digest_of_state(self.replica)]
         self.stored: list[Stored] = []
@@ -132,6 +137,10 @@ class LivedShard:
         self.changed: dict[str, None] = {}
         self.waiting: list[Input] = []
         self.failures = 0
+
+    def new_state(self, number: int) -> ShardState:
+        """A state without anything in it."""
+        return ShardState(number, self._plans, self._limits)
 
     def seal(self) -> Ready | None:
         """Seals, and compares a replay of the commit's bytes with what was lived."""
@@ -162,7 +171,7 @@ class LivedShard:
 
     def from_zero(self) -> ShardState:
         """The state that a replay of the whole log ends in."""
-        state = ShardState(self.shard.state.shard, PLANS, LIMITS)
+        state = self.new_state(self.shard.state.shard)
         for body in self.log:
             apply(state, open_commit(body), digest_commit(body))
         return state
@@ -191,7 +200,7 @@ class LivedShard:
 
     def check_snapshot(self, stored: Stored) -> None:
         """Loads a snapshot with its bases, then the tail of the log."""
-        state = ShardState(self.shard.state.shard, PLANS, LIMITS)
+        state = self.new_state(self.shard.state.shard)
         by_position = {one.position: one for one in self.stored}
         chain = [stored]
         while chain[-1].base:
@@ -211,6 +220,9 @@ class LivedShard:
 
 class History:
     """One random history over one or four shards."""
+
+    draft_bytes_min = DRAFT_BYTES_MAX // 2
+    """Of a draft that leaves an input to the next one."""
 
     def __init__(self, number: int) -> None:
         self.random = Random(number)
@@ -242,7 +254,7 @@ class History:
         inputs = [*lived.waiting, *self._due(lived), *(self._input(lived) for _ in range(self.random.randrange(4)))]
         stepped = lived.shard.step(inputs, self.now_ns)
         lived.waiting = stepped.left
-        if stepped.left and lived.shard.draft_size_bytes < DRAFT_BYTES_MAX // 2:
+        if stepped.left and lived.shard.draft_size_bytes < self.draft_bytes_min:
             raise AssertionError(f"{len(stepped.left)} inputs left though the draft has room")
         if chance() < 0.6 or stepped.left:
             self._seal(lived)
