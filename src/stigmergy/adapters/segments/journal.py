@@ -36,7 +36,7 @@ from stigmergy.adapters.segments.frames import (
     frame_pieces,
     frame_size,
 )
-from stigmergy.adapters.segments.kept import KEPT_COMMITS_MAX, KEPT_SHARE_MAX, Kept, by_shard, write_kept
+from stigmergy.adapters.segments.kept import KEPT, KEPT_COMMITS_MAX, KEPT_SHARE_MAX, Kept, by_shard, write_kept
 from stigmergy.adapters.segments.segment import SPARE, Landmark, Segment, segment_name
 from stigmergy.adapters.segments.spare import LARGE_BYTES, Spare
 from stigmergy.core.commit import Group, Head
@@ -124,7 +124,10 @@ class SegmentJournal:
                     raise
                 continue
             if position == before and (segment is None or segment in self._segments):
-                raise JournalCorrupt(f"{self._folder.path}: shard {shard}: position {position} is missing; {RESTORE}")
+                where = f"{self._folder.path}/{KEPT if segment is None else segment.name}"
+                raise JournalCorrupt(
+                    f"{where}: position {position} of shard {shard} is missing, or damage lies before it; {RESTORE}"
+                )
 
     def append(self, group: Group) -> Awaitable[None]:
         try:
