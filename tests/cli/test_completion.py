@@ -77,7 +77,8 @@ def test_what_may_come_next(completed: Completed, line: str) -> None:
 
 def test_all_that_the_parser_knows(completed: Completed) -> None:
     def check(parser: argparse.ArgumentParser, line: str) -> int:
-        options = [action.option_strings[-1] for action in parser._actions if action.option_strings]
+        shown = [action for action in parser._actions if action.help != argparse.SUPPRESS]
+        options = [action.option_strings[-1] for action in shown if action.option_strings]
         assert completed(f"{line} -") == options
         count = 1
         for action in parser._actions:
