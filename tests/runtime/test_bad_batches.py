@@ -28,7 +28,8 @@ from stigmergy.core.batches import (
     open_batch,
     pack_batch,
 )
-from stigmergy.core.errors import Malformed, Overloaded, PeerError, StaleMapping, TooLarge
+from stigmergy.core.errors import Malformed, NotOwned, Overloaded, PeerError, StaleMapping, TooLarge
+from stigmergy.core.state import shard_of
 from stigmergy.runtime.columns.roster import Roster
 from stigmergy.runtime.live import Live
 from stigmergy.sim.node import SimNode, World
@@ -91,7 +92,7 @@ class Sender:
 
     def __init__(self, roster: Roster) -> None:
         self.roster = roster
-        self.agents = [place.number for place in roster.places if place.shard == 0]
+        self.agents = [place.number for place in roster.places if place.shard == 0] or [0]
         self.names = [name for name, place in zip(roster.names, roster.places, strict=True) if place.shard == 0]
         self.next = 1
 
@@ -354,3 +355,25 @@ def test_a_node_lives_through_anything_and_takes_the_good(bad: list[Any]) -> Non
         assert live.host.shards[0].state.marks.consumed("radio", 0) == len(bad)
 
     play(main, gap_wait_s=1.0)
+
+
+def test_a_process_takes_batches_for_its_own_shards_and_says_who_has_the_others() -> None:
+    world = World(1)
+    node = SimNode(world, lambda _: declare(), in_segments=True, part=(1, 1))
+    here = [name for name in NAMES if shard_of(f"Tank/{name}", SHARDS) == 1]
+
+    async def scene() -> None:
+        live = await node.start()
+        sender = Sender(await live.enroll("Tank", here))
+        mine = sender.roster.shards[1]
+        fields = {"generation": mine.generation, "check": mine.check}
+        record = sender.record(5, agent=sender.roster.places[0].number)
+        await live.deliver(sender.batch(record, shard=1, **fields))
+        assert live.query(f"Tank/{here[0]}").total == 5
+        with pytest.raises(NotOwned, match="another process has shard 0"):
+            await live.deliver(sender.batch(record, shard=0, **fields))
+        assert counted(live, "refused") == 1
+        await node.stop()
+
+    world.run(scene())
+    assert not node.logbook.findings
