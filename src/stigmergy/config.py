@@ -10,6 +10,7 @@
     site = "north"                     # where this is; else "local"
     node = "gateway"                   # what this node is called there; else the name of the machine
     uplink = { only = ["Alert"] }      # what of this node's log is sent on to whoever collects it there
+    rings = ["telemetry.ring"]         # what producers on this machine put there is taken
     processes = 2                      # so many processes share the fleet's shards
     collects = true                    # takes what the uplinks of this fleet's other nodes at this site bring
 
@@ -56,6 +57,8 @@ class Place(Struct, frozen=True, forbid_unknown_fields=True):
     """What of the journal is sent on; nothing without it."""
     processes: int = 1
     """How many processes share the fleet's shards when it is run by the command line."""
+    rings: tuple[str, ...] = ()
+    """Paths of the rings that it is fed from. Of several processes each has rings of its own."""
     collects: bool = False
     """Whether this node takes what the uplinks of others at this site bring, for agents of the same address."""
 
@@ -92,7 +95,8 @@ def _beside(place: Place, folder: Path) -> Place:
         if journal is not None and journal.startswith(scheme):
             journal = f"{scheme}{folder / journal.removeprefix(scheme)}"
     trust = tuple(text if _WRITTEN_KEY.fullmatch(text) else str(folder / text) for text in place.trust)
-    return structs.replace(place, journal=journal, key=key, trust=trust)
+    rings = tuple(str(folder / ring) for ring in place.rings)
+    return structs.replace(place, journal=journal, key=key, trust=trust, rings=rings)
 
 
 def _settings_beside(settings: Settings | None, folder: Path) -> Settings | None:

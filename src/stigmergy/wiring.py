@@ -33,6 +33,7 @@ from stigmergy.config import Config, find_config
 from stigmergy.core.commit import SignatureAlgorithm
 from stigmergy.core.errors import ConfigError, NotRunning, TrustError
 from stigmergy.core.uplink import UplinkRule
+from stigmergy.feeds import checked_rings, open_rings
 from stigmergy.journals import FLIGHT, JOURNALS, inspect_all, inspect_journal, journals_in, open_journal
 from stigmergy.parts import SEGMENTS, SQLITE, journal_path, neighbourhood_of, part_url
 from stigmergy.ports.bus import Bus
@@ -44,6 +45,7 @@ from stigmergy.runtime.audit.directories import live_readings
 from stigmergy.runtime.audit.holds import Holds
 from stigmergy.runtime.audit.rotation import Rotation
 from stigmergy.runtime.audit.safeguards import Safeguards
+from stigmergy.runtime.columns.feeding import Feedings
 from stigmergy.runtime.control import ControlDesk, Node
 from stigmergy.runtime.declaration import Declaration
 from stigmergy.runtime.devices import Devices, start_attached
@@ -81,20 +83,20 @@ class Fleet(Declaration):
         site: str | None = None,
         node: str | None = None,
         uplink: UplinkRule | None = None,
+        rings: Sequence[str | Path] = (),
     ) -> Running:
         """Runs the fleet in this program, on a SQLite file and a key beside it unless told otherwise.
 
         `trust` names public keys (lines or files) whose end of the log is believed beside our own: after a rotation.
         `agents` names those that this device carries ('Drone/D-17'): sensors and loops that name none are for them,
         and commands for others are left to other nodes. `bus` connects the node to others ('mqtt://gateway:1883');
-        `uplink` says what of its log it sends on there.
+        `uplink` says what of its log it sends on there. `rings` names those that producers on this machine feed it by.
         The order of precedence: these arguments, `stigmergy.toml` in the current directory, `NAME.db` and `NAME.key`.
         """
         _check_arguments(journal, key, settings, trust, agents)
         _check_texts(bus=bus, site=site, node=node)
         if uplink is not None and not isinstance(uplink, UplinkRule):
             raise ConfigError(f"uplink={uplink!r}: give UplinkRule(…)")
-        place = None if key is None else Path(key)
         where = Bearings(bus, site, node, uplink)
         config = find_config(Path.cwd())
         if config.fleet.processes > 1:
@@ -102,7 +104,8 @@ class Fleet(Declaration):
                 f"processes = {config.fleet.processes} in stigmergy.toml is for stigmergy run; a program that embeds a "
                 "fleet runs it in one process: take it out, or start the fleet on its own"
             )
-        return Running(self, config, journal, place, settings, trust, agents, where)
+        place = None if key is None else Path(key)
+        return Running(self, config, journal, place, settings, trust, agents, where, rings=rings)
 
 
 class Running:
@@ -119,6 +122,7 @@ class Running:
         agents: Sequence[str] = (),
         bearings: Bearings | None = None,
         share: Share | None = None,
+        rings: Sequence[str | Path] = (),
     ) -> None:
         """With a `share`, this is one of several processes, and has a part of the journal."""
         self._fleet = fleet
@@ -129,6 +133,7 @@ class Running:
         self._settings = settings or config.settings
         self._trust = [read_key(text).key for text in (*config.fleet.trust, *trust)]
         self._agents = tuple(agents) or config.fleet.agents
+        self.rings = checked_rings(rings) or config.fleet.rings
         self.bearings = find_bearings(bearings or Bearings(), config)
         self.say: Callable[[str], None] = _say_to_the_log
         """Told what takes long at a start: that agents are compiled. Set it before entering."""
@@ -138,6 +143,7 @@ class Running:
         self._devices: Devices | None = None
         self._signer: Signer | None = None
         self._neighbours: Neighbours | None = None
+        self._feedings: Feedings | None = None
 
     async def __aenter__(self) -> Live:
         self._fleet.check_safe_actions()
@@ -169,28 +175,29 @@ class Running:
         devices.start()
         live = Live(host, entropy, recovered, devices)
         live.neighbours = self._neighbours
-        if link is not None:
-            self._link = live.link = link
-            try:
+        self._link = live.link = link
+        try:
+            self._feedings = live.feedings = Feedings(host, open_rings(self.rings, self._share))
+            if link is not None:
                 await link.start()
-            except BaseException:
-                await self.__aexit__(None, None, None)
-                raise
+            self._feedings.start()
+        except BaseException:
+            await self.__aexit__(None, None, None)
+            raise
         return live
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._devices is not None:
-            await self._devices.stop()
-        if self._link is not None:
-            await self._link.stop()
-        if self._neighbours is not None:
-            await self._neighbours.stop()
+        for part in (self._devices, self._feedings, self._link, self._neighbours):
+            if part is not None:
+                await part.stop()
         if self._safeguards is not None:
             await self._safeguards.close()
         if self._host is not None:
             await self._host.stop()
+        if self._feedings is not None:
+            self._feedings.close()
         if self._devices is not None:
             await self._devices.close()
 

@@ -39,6 +39,7 @@ EXAMPLES = """examples:
   stigmergy run drone:fleet --journal north.db   on another journal
   stigmergy run drone:fleet --bus mqtt://gateway:1883    on a bus, where others hear it
   stigmergy run drone:fleet --processes 2        two processes share the shards, one looks after both
+  stigmergy run drone:fleet --ring telemetry.ring    fed by a producer on this machine
   stigmergy run                                  what stigmergy.toml says: module = "drone:fleet" under [fleet]
 """
 
@@ -69,6 +70,13 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("--node", metavar="NAME", help="what this node is called; else the name of the machine")
     parser.add_argument("--socket", metavar="PATH", type=Path, help="where to listen; else beside the journal")
     parser.add_argument("--processes", metavar="N", type=int, help="share the fleet's shards between so many processes")
+    parser.add_argument(
+        "--ring",
+        metavar="PATH",
+        action="append",
+        default=[],
+        help="take what a producer puts into this ring; of several processes each has its own, PATH.1-of-2; repeatable",
+    )
     working.add_arguments(parser)
     parser.set_defaults(run=run)
 
@@ -89,12 +97,12 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     check_processes(processes, fleet.shards)
     journal = None if arguments.journal is None else url_of(arguments.journal)
     bearings = Bearings(arguments.bus, arguments.site, arguments.node)
-    running = Running(fleet, config, journal, arguments.key, None, arguments.trust, (), bearings)
+    running = Running(fleet, config, journal, arguments.key, None, arguments.trust, (), bearings, rings=arguments.ring)
     running.say = output.note
     path = arguments.socket or running.socket
     if processes > 1:
         return _supervise(arguments, fleet, running, path, (spec, processes), output)
-    make_process_ours()
+    make_process_ours(large_commits=fleet.has_compiled)
     return _run_to_the_end(_Node(fleet, running, path, output).live_and_die())
 
 
@@ -121,8 +129,9 @@ def _work(arguments: argparse.Namespace, config: Config, spec: str, processes: i
         share = Share(arguments.process, processes, fleet.shards)
         report = working.Report(lifeline)
         working.settle_down(share)
-        running = Running(fleet, config, arguments.journal, arguments.key, None, arguments.trust, share=share)
-        make_process_ours()
+        where = (arguments.journal, arguments.key, None, arguments.trust)
+        running = Running(fleet, config, *where, share=share, rings=arguments.ring)
+        make_process_ours(large_commits=fleet.has_compiled)
         return _run_to_the_end(_Node(fleet, running, running.socket, report).live_and_die())
     except StigmergyError as error:
         return working.failed(working.Report(lifeline), error)

@@ -408,6 +408,7 @@ def command_of(arguments: argparse.Namespace, spec: str, processes: int, url: st
     command = [sys.executable, "-m", "stigmergy", "run", spec, "--processes", str(processes), "--journal", url]
     command += ["--key", str(key)] if key is not None else []
     command += [text for trusted in arguments.trust for text in ("--trust", trusted)]
+    command += [text for ring in arguments.ring for text in ("--ring", ring)]
     command += ["--config", str(arguments.config)] if arguments.config is not None else []
     return command
 

@@ -26,6 +26,7 @@ from stigmergy.core.messages import Command, Event
 from stigmergy.core.shard import Shard
 from stigmergy.ports.clock import Entropy
 from stigmergy.runtime.audit.signers import check_enrolment, check_revocation
+from stigmergy.runtime.columns.feeding import Feedings
 from stigmergy.runtime.columns.following import durable_addresses
 from stigmergy.runtime.columns.roster import Roster
 from stigmergy.runtime.devices import Devices, DeviceStanding
@@ -72,6 +73,8 @@ class Live:
         """The node's side of the bus; None without one."""
         self.neighbours: Neighbours | None = None
         """The other processes of this fleet; None where this one has all shards."""
+        self.feedings: Feedings | None = None
+        """The rings it is fed from."""
 
     @property
     def host(self) -> Host:
@@ -224,6 +227,8 @@ class Live:
             counters |= self.link.counters()
         if self.neighbours is not None:
             counters |= self.neighbours.counters()
+        if self.feedings is not None:
+            counters |= self.feedings.counters()
         return Standing(
             fleet=host.declaration.name,
             agents=sum(len(shard.state.agents) + sum(shard.state.enrolled.values()) for shard in host.shards)
@@ -243,6 +248,7 @@ class Live:
                 *(why for _, why in sorted(host.housekeeper.troubles.items())),
                 *(() if self.link is None else self.link.troubles()),
                 *(() if self.neighbours is None else self.neighbours.troubles()),
+                *(() if self.feedings is None else self.feedings.troubles()),
             ],
         )
 

@@ -62,7 +62,7 @@ def declare(
     beep: Callable[[Any], Any] | None, alarm: Callable[[Any], Any] | None = None, *, shards: int = 1, **policies: Any
 ) -> Fleet:
     """Meters, horns and a board. Without a hand there is nobody for that action."""
-    fleet = Fleet("meters", agents=[Meter, Horn, Board], shards=shards)
+    fleet = Fleet("meters", agents=[Meter, Horn, Board], shards=shards, streams=policies)
     fleet.plans["Meter"] = compiled(meter_engine())
     fleet.plans["Horn"] = compiled(PlainEngine(Horn, actions=(Beep,)))
     if beep is not None:
@@ -70,8 +70,6 @@ def declare(
     if alarm is not None:
         fleet.batch_actuator(Alarm, tries=3)(alarm)
     fleet.actuator(Hush)(lambda _: None)
-    for source, policy in policies.items():
-        fleet.stream(source, policy)
     return fleet
 
 
