@@ -424,8 +424,8 @@ class PlainTable:
         finally:
             step_time_ns.reset(token)
 
-    def follow(self, records: bytes, now_ns: int) -> None:
-        self._fold(self._durable, records, self._layout, now_ns)
+    def follow(self, records: bytes | memoryview, now_ns: int) -> None:
+        self._fold(self._durable, bytes(records), self._layout, now_ns)
 
     def image(self, count: int) -> None:
         """To fold once more is what is tested here."""

@@ -324,7 +324,9 @@ class CompiledTable:
         numbers = call.data[start * width : end * width].view(np.uint32)[:: width // 4].astype(np.int64)
         return numbers[numbers < call.known + (call.flags & NEWCOMER)]
 
-    def _kept_records(self, records: bytes | memoryview, data: Bytes, start: int, taken: int, kept: int) -> bytes:
+    def _kept_records(
+        self, records: bytes | memoryview, data: Bytes, start: int, taken: int, kept: int
+    ) -> bytes | memoryview:
         width = self._record_bytes
         if not kept:
             return b""
@@ -332,7 +334,7 @@ class CompiledTable:
             return self._kept[: kept * width].tobytes()
         if taken * width == data.size and isinstance(records, bytes):
             return records
-        return data[start * width : (start + taken) * width].tobytes()
+        return memoryview(records)[start * width : (start + taken) * width]
 
     def _is_command(self, data: Bytes) -> bool:
         return self._layout.forms[int.from_bytes(data[4:6].tobytes(), "little")].is_command
@@ -380,11 +382,11 @@ class CompiledTable:
                 records = self._carrying.to_todays_records(records, layout)
         self._fold_into(self._holding.ahead, self._holding.dirty, records, now_ns)
 
-    def follow(self, records: bytes, now_ns: int) -> None:
+    def follow(self, records: bytes | memoryview, now_ns: int) -> None:
         """Folds kept events into the durable rows."""
         self._fold_into(self._holding.durable, self._holding.unasked, records, now_ns)
 
-    def _fold_into(self, rows: Rows, dirty: Rows, records: bytes, now_ns: int) -> None:
+    def _fold_into(self, rows: Rows, dirty: Rows, records: bytes | memoryview, now_ns: int) -> None:
         data = _read_only(records)
         count, rest = divmod(data.size, self._record_bytes)
         if rest:

@@ -47,7 +47,8 @@ class ColumnBatch(Struct, frozen=True):
     """A batch, opened. Its records are looked at by their shard, one by one."""
 
     header: BatchHeader
-    records: bytes
+    records: bytes | memoryview
+    """Where they lie in what was sent."""
 
     @property
     def source(self) -> str:
@@ -115,4 +116,4 @@ def open_batch(data: bytes | memoryview) -> ColumnBatch:
     start = _START_BYTES + length + -(_START_BYTES + length) % ALIGNMENT
     if not header.count:
         raise Malformed("a column batch without records; send at least one")
-    return ColumnBatch(header, bytes(data[start:]))
+    return ColumnBatch(header, memoryview(data)[start:])

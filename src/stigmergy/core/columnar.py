@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
 from stigmergy.core.agent import step_time_ns
 from stigmergy.core.codec import SOURCE_CHARS_MAX, encode, printable
@@ -229,7 +229,8 @@ class Columnar:
                 time_ns=now_ns,
                 source=source,
                 count=stretch.count,
-                records=stretch.records,
+                # It is bytes once it is read back; until then it may still lie in what was sent.
+                records=cast("bytes", stretch.records),
                 templates=table.templates_digest if stretch.actions_count else b"",
                 first=first,
                 actions_count=stretch.actions_count,
@@ -251,7 +252,7 @@ class Columnar:
         """Raises for an effect that cannot be sent, as it would in the hands of an interpreted agent."""
         pack_effect(self._state, self._shards, effect, (None, b""), step_time_ns.get())
 
-    def _freshen(self, draft: Draft, kind: str, table: Table, records: bytes) -> None:
+    def _freshen(self, draft: Draft, kind: str, table: Table, records: bytes | memoryview) -> None:
         """Says of which agents something has come that a staleness rule waits for."""
         watched = self._watched[kind]
         heads = struct.iter_unpack(f"<IH{table.layout.record_bytes - 6}x", records)

@@ -162,7 +162,7 @@ class Draft:
         """Events of compiled agents. Single ones of one source at one time share a run."""
         last = self.columns[-1] if self.columns else None
         if last is not None and run.actions_count == 0 and _alike(last, run):
-            joined = structs.replace(last, count=last.count + run.count, records=last.records + run.records)
+            joined = structs.replace(last, count=last.count + run.count, records=b"".join((last.records, run.records)))
             self.columns[-1] = joined
         else:
             self.columns.append(run)

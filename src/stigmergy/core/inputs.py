@@ -41,7 +41,7 @@ class ColumnDelivery(Struct, frozen=True):
     layout: bytes
     generation: int
     check: bytes
-    records: bytes
+    records: bytes | memoryview
     count: int
     """How many records there are in all."""
     sequence: int = 0

@@ -49,7 +49,7 @@ class Stretch(Struct, frozen=True):
     """What a step has made of consecutive records. The record that halted it is not among those taken."""
 
     taken: int
-    records: bytes
+    records: bytes | memoryview
     """The events that are kept; they need not be those that came."""
     count: int
     actions: bytes = b""
@@ -181,7 +181,7 @@ class Table(Protocol):
         enrolled."""
         ...
 
-    def follow(self, records: bytes, now_ns: int) -> None:
+    def follow(self, records: bytes | memoryview, now_ns: int) -> None:
         """Folds kept events, of a commit that has become durable, into the durable rows. In the layout of today."""
         ...
 
