@@ -101,6 +101,11 @@ class Declaration(Equipment, Listening):
         self.receivers: dict[str, Callable[[int], int]] = {}
         """Per sink, asked at start: the highest sequence of this shard's effects that the receiver has confirmed."""
 
+    @property
+    def has_compiled(self) -> bool:
+        """Whether some of its agents are compiled."""
+        return any(plan.engine is not None for plan in self.plans.values())
+
     def prepare(self, say: Say) -> None:
         """Compiles what is to be compiled, or loads it from the cache. `say` is told what takes long."""
         for plan in self.plans.values():
