@@ -21,9 +21,10 @@ import numpy as np
 from stigmergy.compiled import arithmetic
 from stigmergy.compiled import program as places
 from stigmergy.compiled.program import Program
-from stigmergy.core.columns import ACTION_HEAD_BYTES, read_columns, read_records, write_record
-from stigmergy.core.messages import Effect, Message, spec_of
+from stigmergy.core.columns import ACTION_HEAD_BYTES, read_records, write_record
+from stigmergy.core.messages import SECOND_NS, Effect, Message, spec_of
 from stigmergy.core.tables import Halt
+from stigmergy.core.window_columns import read_row
 
 IMPORTS = """\
 from __future__ import annotations
@@ -89,7 +90,7 @@ class Ran:
             self.line = site.line
         layout = program.layout
         self.kept = list(read_records(kept[: self.kept_count * layout.record_bytes], layout))
-        self.states = [read_columns(layout.columns, rows, start) for start in range(0, len(rows), layout.row_bytes)]
+        self.states = [read_row(layout.columns, rows, start) for start in range(0, len(rows), layout.row_bytes)]
         self.effects = _effects(program, actions, self.actions_count) + _effects(program, others, self.others_count)
 
 
@@ -132,6 +133,7 @@ def run(
     kept = np.zeros(room * program.layout.record_bytes, dtype=np.uint8)
     actions, others = (np.zeros(room * program.templates.action_bytes, dtype=np.uint8) for _ in range(2))
     result = np.zeros(places.RESULT_LENGTH, dtype=np.int64)
+    result[places.NOW_NS] = int(now * SECOND_NS)
     with np.errstate(all="ignore"):
         names["step"](
             np.frombuffer(data, dtype=np.uint8),
@@ -149,6 +151,7 @@ def fold(program: Program, *messages: Message | bytes, agents: int = 1, now: flo
     data = b"".join(one if isinstance(one, bytes) else record(program, one) for one in messages)
     rows = np.frombuffer(program.first_row * agents, dtype=np.uint8).copy()
     result = np.zeros(places.RESULT_LENGTH, dtype=np.int64)
+    result[places.NOW_NS] = int(now * SECOND_NS)
     count = len(data) // program.layout.record_bytes
     with np.errstate(all="ignore"):
         names["fold"](np.frombuffer(data, dtype=np.uint8), count, rows, np.zeros(8, dtype=np.uint8), now, result)

@@ -323,7 +323,11 @@ CLASSES = [
         "function of a module",
     ),
     ("speed: float = 0", "Python leaves it one", "write 0.0"),
-    ("recent: Window[Told] = Window.last(8)", "windows do not compile yet", "fields"),
+    ("recent: Window[Told] = Window.tumbling(seconds=8)", "closed one agent at a time", "Window.sliding"),
+    ("recent: Window[Told] = Window.sliding(seconds=8)", "4096 entries of 16 bytes", "count_max= 1020 at most"),
+    ("recent: Window[Told] = Window.last(1021)", "1021 entries of 16 bytes", "Window.last(…) 1020 at most"),
+    ("recent: Window[Told] = Window.sliding(seconds=1, by='on', count_max=8)", "by='on' is bool", "float or int"),
+    ("recent: Window[Woken] = Window.last(8)", "Woken is of the framework", "an event of your own"),
     ("mission: str = ''", "a text has no fixed width", "enum or fixed bytes"),
     ("@evolve\n    def done(self, event: ActionDone) -> None: self.count += 1", "texts of any length", "interpreted"),
     ("@evolve\n    def stop(self, event: AgentStopped) -> None: self.count += 1", "facts of the", "interpreted"),
@@ -353,7 +357,8 @@ class Other(Event):
 class Half(Event):
     x: float = 0
 class Told(Event):
-    i: int
+    i: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+    on: bool = False
 class Newest(Event, keep=latest):
     i: int
 class Renamed(Event, rename="camel"):

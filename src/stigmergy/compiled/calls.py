@@ -15,7 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 from stigmergy.compiled import faults
-from stigmergy.compiled.expressions import Expressions, as_float
+from stigmergy.compiled.asking import Asking
+from stigmergy.compiled.expressions import as_float
 from stigmergy.compiled.sources import MISSING, Source, source_of
 from stigmergy.compiled.values import BOOL, FLOAT, INT, REFUSED, TEXT, Value, constant_of, fits
 from stigmergy.core.agent import reject
@@ -37,7 +38,7 @@ _REFUSED: dict[Any, tuple[str, str]] = {
 }
 
 
-class Calls(Expressions):
+class Calls(Asking):
     """A frame that compiles calls."""
 
     @abstractmethod
@@ -46,6 +47,9 @@ class Calls(Expressions):
 
     def call(self, node: ast.Call) -> Value:
         """What a call comes to."""
+        answer = self.asked(node)
+        if answer is not None:
+            return answer
         if isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name):
             owner = node.func.value.id
             if owner == self.self_name:

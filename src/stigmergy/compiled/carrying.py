@@ -21,14 +21,13 @@ from stigmergy.core.columns import (
     Column,
     Layout,
     canonical_nan,
-    read_columns,
     read_records,
-    write_columns,
     write_record,
 )
 from stigmergy.core.errors import FoldMismatch, Malformed
 from stigmergy.core.messages import Message, spec_of
 from stigmergy.core.plans import AgentPlan, plan_agent
+from stigmergy.core.window_columns import read_row, write_row
 
 NameOf = Callable[[int], str]
 
@@ -65,7 +64,7 @@ class Carrying:
 
     def agent_of(self, name: str, row: bytes) -> Any:
         """A row as an object."""
-        return self._restore(encode({"id": name, **read_columns(self._layout.columns, row)}))
+        return self._restore(encode({"id": name, **read_row(self._layout.columns, row)}))
 
     def is_alike(self, layout: Layout) -> bool:
         """Whether records of that layout are records of today's as they are."""
@@ -93,7 +92,7 @@ class Carrying:
         data, start = rows.tobytes(), 0
         for first, count in part.runs:
             for number in range(first, first + count):
-                fields = {"id": name_of(number), **read_columns(layout.columns, data, start)}
+                fields = {"id": name_of(number), **read_row(layout.columns, data, start)}
                 made.append(self._row_of(self._carried(part.version, fields)))
                 start += layout.row_bytes
         return np.frombuffer(b"".join(made), np.uint8)
@@ -122,7 +121,7 @@ class Carrying:
     def _row_of(self, agent: Any) -> bytes:
         columns, row = self._layout.columns, bytearray(self._layout.row_bytes)
         try:
-            write_columns(columns, _fields(agent, columns), row, self._program.cls.__qualname__)
+            write_row(columns, _fields(agent, columns), row, self._program.cls.__qualname__)
         except Malformed as error:
             raise FoldMismatch(f"upcast_state has made a state that has no place in a row: {error}") from None
         return bytes(row)

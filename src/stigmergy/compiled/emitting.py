@@ -25,10 +25,11 @@ from stigmergy.compiled.frames import (
     load,
     store,
 )
-from stigmergy.compiled.program import ALONE, DIRTY_SHIFT, NEWCOMER, NO_CAUSE, Site
+from stigmergy.compiled.program import ALONE, DIRTY_SHIFT, NEWCOMER, NO_CAUSE, NOW_NS, Site
 from stigmergy.compiled.sources import source_of
 from stigmergy.compiled.statements import YIELDS_COUNT_MAX, Statements
 from stigmergy.compiled.values import BOOL, FLOAT, INT, Value, int_text
+from stigmergy.compiled.windows import add_to_window, load_windows, store_windows, windows_fed
 from stigmergy.core.agent import Handlers
 from stigmergy.core.columns import ACTION_HEAD_BYTES, SLOT_BYTES
 from stigmergy.core.errors import Malformed
@@ -56,6 +57,8 @@ class Emitter:
         self._handlers = handlers
         self._plain = plain
         self.bounds = Bounds()
+        self.adds = dict.fromkeys(unit.windows, 1)
+        """How many events one input can add to each window."""
 
     def module(self) -> str:
         """The text of the module. Findings are in the unit."""
@@ -114,6 +117,13 @@ class Emitter:
             for code, dtype in VIEWS.items():
                 if re.search(rf"\b{prefix}_{code}\[", text):
                     lines.add(f"{prefix}_{code} = {array}.view({dtype})")
+
+        if re.search(r"\bnow_ns\b", text):
+            lines.add(f"now_ns = result[{NOW_NS}]")
+
+    def _slots_view(self, lines: Lines, body: Lines) -> None:
+        if any("result_f8[" in line for line in body.lines):
+            lines.add("result_f8 = result.view(np.float64)")
 
     def _heads(self, lines: Lines, base: str) -> None:
         lines.add(f"base = {base}")
@@ -199,6 +209,8 @@ class Emitter:
         known = self._unit.forms
         forms = [known[message] for message in known if message in yielded]
         thinned = not all(one.is_kept for one in forms)
+        for name, info in self._unit.windows.items():
+            self.adds[name] = max(self.adds[name], yielded.get(info.form.message, 0))
         effects = 0
         if forms:
             with lines.block("for place in range(queued):"):
@@ -230,6 +242,8 @@ class Emitter:
         """Evolves and reacts."""
         handlers = self._handlers.get(record.form.message, Handlers())
         inner = Lines()
+        for info in windows_fed(self._unit, record.form.message):
+            add_to_window(inner, self._unit, body, record, info)
         if handlers.evolve is not None:
             frame = self._frame(handlers.evolve, "evolve", body, record, inner)
             if frame is not None:
@@ -275,11 +289,13 @@ class Emitter:
     def _load_state(self, lines: Lines, body: Body) -> None:
         for name, field in body.loaded.items():
             load(lines, field_value(field, f"s_{name}"), self._unit.columns[name], "row", "row")
+        load_windows(lines, body)
 
     def _store_state(self, lines: Lines, body: Body) -> None:
         for name, field in body.stored.items():
             store(lines, field_value(field, f"s_{name}"), self._unit.columns[name], "row", "row")
-        if body.stored:
+        store_windows(lines, body)
+        if body.stored or body.fed:
             lines.add(f"dirty[agent >> {DIRTY_SHIFT}] = 1")
 
     # ---- values that come from outside
@@ -330,6 +346,7 @@ class Emitter:
         fold = Lines()
         with fold.block("def fold(records, count, rows, dirty, now, result):"):
             self._views(fold, loop)
+            self._slots_view(fold, loop)
             fold.add(f"agents_end = rows.size // {self._unit.row_words * 8}")
             fold.extend(loop)
             fold.add(f"return finish(result, count, 0, 0, 0, {int(Halt.END)}, 0)")

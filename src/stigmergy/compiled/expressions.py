@@ -14,6 +14,7 @@ from typing import Any
 
 from stigmergy.compiled import faults
 from stigmergy.compiled.conditions import Conditions
+from stigmergy.compiled.frames import Record
 from stigmergy.compiled.sources import MISSING
 from stigmergy.compiled.values import (
     BOOL,
@@ -125,7 +126,7 @@ class Expressions(Conditions):
                     return Value(FLOAT, ("now",))
                 return self.own(node)
             if node.value.id == self.message_name and self.record is not None:
-                return self._of_message(node, self.record.form.fields)
+                return self.of_message(node, self.record)
             if node.value.id in self.locals:
                 return self.refuse(node, "values have no attributes in compiled code", "name the field itself")
         found = self.source.resolve(node)
@@ -133,11 +134,11 @@ class Expressions(Conditions):
             return self.refuse(node, "is no constant of a module or class", "name a field or a constant")
         return self.constant(node, found)
 
-    def _of_message(self, node: ast.Attribute, fields: Any) -> Value:
-        assert self.record is not None
-        if node.attr in fields:
-            return self.record.read(node.attr)
-        message = self.record.form.message
+    def of_message(self, node: ast.Attribute, record: Record) -> Value:
+        """A field of a message."""
+        if node.attr in record.form.fields:
+            return record.read(node.attr)
+        message = record.form.message
         if node.attr in message.__struct_fields__:
             return REFUSED  # found where the field is declared
         return self.refuse(

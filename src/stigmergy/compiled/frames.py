@@ -60,6 +60,8 @@ class Unit:
         self.state = state
         self.columns = columns
         self.forms: dict[type[Message], FormInfo] = {}
+        self.windows: dict[str, Any] = {}
+        """A WindowInfo for each window of the class that is taken."""
         self.hints: dict[type[Message], dict[str, Any]] = {}
         """The annotations of all messages that handlers make."""
         self.record_words = 0
@@ -123,6 +125,9 @@ class Body:
         """The counts of what is kept and asked for so far, as arguments."""
         self.loaded: dict[str, Field] = {}
         self.stored: dict[str, Field] = {}
+        self.windows: dict[str, Any] = {}
+        self.fed: dict[str, Any] = {}
+        """Windows that are used, and those among them that are added to."""
         self.effects_count = 0
         self.read_inside: set[tuple[Any, str]] = set()
         """Which fields of the state are read by functions that a handler calls."""
@@ -170,6 +175,8 @@ class Frame:
         self.self_name = ""
         self.message_name = ""
         self.record: Record | None = None
+        self.entries: dict[str, Record] = {}
+        """Entries of windows, by the names that loops over them give them."""
         self.locals: dict[str, Value] = {}
         self.assigned: set[str] | None = set()
         """Locals that surely have a value here; None where no run comes to."""

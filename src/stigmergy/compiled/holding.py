@@ -228,7 +228,7 @@ class Holding:
         rows = self.rows_of(self.ahead)
         step = max(ROWS_BYTES // max(self._width, 1), 1) * self._width
         for start in range(0, len(rows), max(step, 1)):
-            hasher.update(self._columns.with_one_nan(rows[start : start + step]).data)
+            hasher.update(self._columns.canonical(rows[start : start + step]).data)
         return hasher.digest()
 
 

@@ -8,7 +8,7 @@ digits of measured values stands apart and is stored as it is: to try to compres
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -21,6 +21,7 @@ from stigmergy.compiled.rows import Bytes
 from stigmergy.core.codec import UNDECODABLE, encode
 from stigmergy.core.columns import CHECK_BYTES, ENUM, Column, Layout
 from stigmergy.core.errors import JournalCorrupt
+from stigmergy.core.window_columns import HEAD_BYTES, is_window, window_of
 
 PART_FORMAT = 1
 ROWS_BYTES = 1024 * 1024
@@ -99,17 +100,30 @@ def start_digest(first_row: bytes) -> bytes:
 
 
 class Columns:
-    """The columns of rows as numpy sees them: to have one NaN only, and to check what was read."""
+    """The columns of rows as numpy sees them: to have equal bytes for equal states, and to check what was read."""
 
     def __init__(self, layout: Layout) -> None:
         self.width = layout.row_bytes
         self._floats = _dtype(layout, [column for column in layout.columns if column.code == "f8"])
         narrow = [column for column in layout.columns if column.code in (ENUM, "b1")]
         self._narrow = _dtype(layout, narrow)
-        self._limits = {column.name: len(column.members) if column.code == ENUM else 2 for column in narrow}
+        self._limits = {column.name: _limit(column) for column in narrow}
+        self._windows = [
+            (column.offset, column.size_bytes, window_of(column)) for column in layout.columns if is_window(column)
+        ]
 
-    def with_one_nan(self, rows: Bytes) -> Bytes:
-        """These rows, or a copy of them, in which every NaN is the same NaN."""
+    def canonical(self, rows: Bytes) -> Bytes:
+        """These rows, or a copy of them, such that equal states have equal bytes: every NaN is the same NaN, and the
+        entries of windows begin in their first slot, with zeros behind them."""
+        if self._windows:
+            rows = rows.copy()
+        for head, entries in self._rings(rows):
+            slots = np.arange(entries.shape[1], dtype=np.int64)
+            counts, firsts = head[:, :1], head[:, 1:]
+            places = (firsts + slots) % len(slots)
+            entries[:] = np.take_along_axis(entries, places[:, :, None], 1)
+            entries[slots >= counts] = 0
+            firsts[:] = 0
         for name in self._floats.names or ():
             strange = np.isnan(_field(rows, self._floats, name))
             if strange.any():
@@ -122,13 +136,33 @@ class Columns:
         for name, limit in self._limits.items():
             if (_field(rows, self._narrow, name) >= limit).any():
                 raise _corrupt(f"has values of {name} that it cannot have")
+        for (_, _, window), (head, entries) in zip(self._windows, self._rings(rows), strict=True):
+            if (head[:, 0] > window.count_max).any() or (head[:, 1] >= window.slots).any():
+                raise _corrupt("has windows with more entries than they can have")
+            for column in window.columns:
+                if column.code in (ENUM, "b1"):
+                    taken = entries[:, :, column.offset : column.offset + column.size_bytes]
+                    values = np.ascontiguousarray(taken).view("<u2" if column.code == ENUM else "u1")
+                    if (values >= _limit(column)).any():
+                        raise _corrupt(f"has entries with values of {column.name} that it cannot have")
+
+    def _rings(self, rows: Bytes) -> Iterator[tuple[NDArray[np.uint32], Bytes]]:
+        """Of each window the counts and first slots of all rows, and the bytes of all slots."""
+        table = rows.reshape(-1, self.width)
+        for offset, size, window in self._windows:
+            head = table[:, offset : offset + 8].view(np.uint32)
+            ring = table[:, offset + HEAD_BYTES : offset + size]
+            # A view, as all of this is: what is written here is written into the rows.
+            shape = (len(table), window.slots, window.entry_bytes)
+            strides = (table.strides[0], window.entry_bytes, 1)
+            yield head, np.lib.stride_tricks.as_strided(ring, shape, strides)
 
 
 def rows_part(columns: Columns, identity: Identity, runs: list[Run], rows: Bytes) -> bytes:
     """A part of these rows, which lie one behind the other."""
     version, layout, start = identity
     count = sum(length for _, length in runs)
-    table = columns.with_one_nan(rows).reshape(count, columns.width)
+    table = columns.canonical(rows).reshape(count, columns.width)
     planes = np.ascontiguousarray(table.T)
     noisy = np.fromiter((_is_noisy(plane) for plane in planes), np.uint8, columns.width)
     return encode(
@@ -208,6 +242,11 @@ def _is_noisy(plane: Bytes) -> bool:
     different = np.count_nonzero(np.bincount(sample, minlength=256))
     by_chance = 256 * (1 - np.exp(-len(sample) / 256))
     return len(sample) >= 64 and bool(different > _NOISY * by_chance)
+
+
+def _limit(column: Column) -> int:
+    """Of an enum or boolean: all values are below."""
+    return len(column.members) if column.code == ENUM else 2
 
 
 def _dtype(layout: Layout, columns: Sequence[Column]) -> np.dtype[Any]:

@@ -17,7 +17,8 @@ people, with two functions over flat arrays of bytes.
 - `actions`, `others`: u1[:]: action records (see core/columns.py) of templates whose place in `batched` (u1[:]) is 1,
   and of all the others. Causes count the kept records of this call; a cause of an event that is not kept is NO_CAUSE.
 - `now`: f8, the step's time in seconds.
-- `result`: i8[RESULT_LENGTH]: see the places below. On a halt at a record nothing of it is in any output.
+- `result`: i8[RESULT_LENGTH]: see the places below; NOW_NS is given, the others are told. On a halt at a record nothing
+  of it is in any output.
 - The call halts with FULL before a record when `kept`, `actions` or `others` might not have room for what one input can
   cause: `Program.record_max`, `action_max` say how many records and actions that is at most.
 
@@ -53,6 +54,8 @@ HALT = 4
 """A core.tables.Halt."""
 SITE = 5
 """With FAULT, BAD_VALUE and REFUSED: which of the program's `sites` it was."""
+NOW_NS = 6
+"""Given to the call: the step's time in nanoseconds, which `now` has not room for."""
 SLOTS = 8
 """With REFUSED: the slots of the site's text begin here, as bits: an f8 is stored with its own bits."""
 RESULT_LENGTH = 64

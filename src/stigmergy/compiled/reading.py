@@ -18,6 +18,7 @@ from stigmergy.compiled.program import Program
 from stigmergy.compiled.refusals import Findings
 from stigmergy.compiled.sources import Source, source_of
 from stigmergy.compiled.values import FLOAT
+from stigmergy.compiled.windows import lay_out_window
 from stigmergy.core.agent import Agent, AgentMeta, Handlers
 from stigmergy.core.annotations import resolve_hints
 from stigmergy.core.columns import (
@@ -33,18 +34,22 @@ from stigmergy.core.columns import (
     Layout,
     Templates,
     canonical_nan,
-    write_columns,
 )
 from stigmergy.core.effects import ActionDone, ActionFailed, CancelWake, WakeMe, WakeMeAt, Woken, WorkFailed
 from stigmergy.core.errors import DefinitionError
 from stigmergy.core.messages import Command, Event, Keeping, Message, spec_of
-from stigmergy.core.plans import plan_agent
+from stigmergy.core.plans import AgentPlan, Plan, plan_agent
 from stigmergy.core.supervision import FACTS
-from stigmergy.core.windows import Window
+from stigmergy.core.window_columns import write_row
+from stigmergy.core.windows import Shape, Window
 
 _ROW_BYTES_MIN = 8
 _ROLES = ("decide", "react")
 _CONFIRMATIONS = (ActionDone, ActionFailed, WorkFailed)
+_NO_BUCKETS = (
+    "the buckets of a tumbling window are closed one agent at a time, which compiled agents are not; use Window.last "
+    "or Window.sliding and a timer (WakeMe), or let an interpreted agent of the fleet have it"
+)
 
 
 def read_agent(cls: type[Agent]) -> Program:
@@ -52,13 +57,23 @@ def read_agent(cls: type[Agent]) -> Program:
     if not isinstance(cls, AgentMeta):
         raise DefinitionError(f"{cls!r} is no agent class; subclass Agent")
     plan = plan_agent(cls)
+    program, adds = _read(cls, plan, {})
+    if any(adds[name] > 1 for name in adds):  # known only when all has been read: how many slots a window needs
+        program, _ = _read(cls, plan, adds)
+    return program
+
+
+def _read(cls: type[Agent], plan: AgentPlan, adds: dict[str, int]) -> tuple[Program, dict[str, int]]:
+    """The program, where one input adds so many events to windows, 1 if not said; and how many it really adds."""
     findings = Findings()
-    state = _state_fields(cls, findings)
+    windows, state = _state_fields(cls, findings)
     columns, row_bytes = lay_out(list(state.values()), 0)
     row_bytes = max(row_bytes, _ROW_BYTES_MIN)
     unit = Unit(cls, findings, state, {column.name: column for column in columns})
     handlers = dict(cls.__agent_handlers__)
-    inputs = [message for message in plan.plans if message in handlers or plan.plans[message].watched]
+    inputs = [
+        message for message, one in plan.plans.items() if message in handlers or one.watched or _taken(one, windows)
+    ]
     yielded = [message for message in _made_messages(handlers, "decide") if _is_decided(message, inputs)]
     # Looked up here, near to the caller: what is defined inside a function is found only while that runs.
     unit.hints = {
@@ -66,9 +81,14 @@ def read_agent(cls: type[Agent]) -> Program:
     }
     unit.timer_names = _timer_names(cls, handlers) if Woken in handlers else None
     record_bytes = _number_forms(unit, inputs, yielded)
-    unit.record_words, unit.row_words = record_bytes // 8, row_bytes // 8
     forms = [_form(info) for info in unit.forms.values()]
     _check_sizes(cls, findings, record_bytes, row_bytes, len(forms))
+    for message, info in unit.forms.items():
+        for name in _taken(plan.plans.get(message), windows):
+            made, row_bytes = lay_out_window(unit, name, windows[name], info, row_bytes, adds.get(name, 1))
+            unit.windows[name] = made
+            columns.append(made.lies.column(name, made.offset))
+    unit.record_words, unit.row_words = record_bytes // 8, row_bytes // 8
     plain = all(info.is_kept for info in unit.forms.values() if issubclass(info.message, Event)) and not any(
         issubclass(message, Event) and found.decide is not None for message, found in handlers.items()
     )
@@ -76,7 +96,7 @@ def read_agent(cls: type[Agent]) -> Program:
     source = emitter.module()
     findings.raise_any()
     kept = [info.message for info in unit.forms.values() if info.is_kept]
-    return Program(
+    program = Program(
         kind=cls.__agent_kind__,
         cls=cls,
         layout=Layout(LAYOUT_FORMAT, cls.__agent_kind__, record_bytes, forms, row_bytes, columns),
@@ -92,22 +112,32 @@ def read_agent(cls: type[Agent]) -> Program:
         first_row=_first_row(cls, columns, row_bytes),
         wait_ns=min((spec_of(message).keep.wait_ns for message in kept), default=0),
     )
+    return program, emitter.adds
+
+
+def _taken(plan: Plan | None, windows: dict[str, Window[Any]]) -> list[str]:
+    """The windows that a message goes into."""
+    return [] if plan is None else [name for name in plan.windows if name in windows]
 
 
 # ---- the state
 
 
-def _state_fields(cls: type[Agent], findings: Findings) -> dict[str, Field]:
+def _state_fields(cls: type[Agent], findings: Findings) -> tuple[dict[str, Window[Any]], dict[str, Field]]:
+    """The windows and the fields of a class."""
     hints = resolve_hints(cls, cls.__qualname__)
     first: Any = cls()
     fields: dict[str, Field] = {}
+    windows: dict[str, Window[Any]] = {}
     for name in cls.__struct_fields__:
         if name == "id":
             continue
         default = getattr(first, name)
         if isinstance(default, Window):
-            says = "windows do not compile yet; fold what you need of its events into fields"
-            findings.add_of(cls, f"{cls.__name__}.{name}", says, name)
+            if default.shape is Shape.TUMBLING:
+                findings.add_of(cls, f"{cls.__name__}.{name}", _NO_BUCKETS, name)
+            else:
+                windows[name] = default
             continue
         field = field_of(name, hints[name])
         if isinstance(field, Refusal):
@@ -117,7 +147,7 @@ def _state_fields(cls: type[Agent], findings: Findings) -> dict[str, Field]:
         wrong = _wrong_default(field, default)
         if wrong:
             findings.add_of(cls, f"{cls.__name__}.{name}", wrong, name)
-    return fields
+    return windows, fields
 
 
 def _wrong_default(field: Field, default: Any) -> str:
@@ -135,7 +165,7 @@ def _first_row(cls: type[Agent], columns: list[Column], row_bytes: int) -> bytes
     first: Any = cls()
     values = {column.name: getattr(first, column.name) for column in columns}
     plain = {name: canonical_nan(value) if isinstance(value, float) else value for name, value in values.items()}
-    write_columns(columns, plain, row, cls.__name__)
+    write_row(columns, plain, row, cls.__name__)
     return bytes(row)
 
 

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import ast
 
-from stigmergy.compiled.effects import Effecting
-from stigmergy.compiled.frames import SLOTS_COUNT_MAX, Body, Lines, Unit, field_value, name_words
+from stigmergy.compiled.deciding import Deciding
+from stigmergy.compiled.frames import Body, Lines, Record, Unit, field_value, name_words
 from stigmergy.compiled.messages import outside
 from stigmergy.compiled.refusals import shown
 from stigmergy.compiled.sources import Source
-from stigmergy.compiled.texts import Slots
 from stigmergy.compiled.values import FLOAT, INT, REFUSED, TEXT, Value, fits
-from stigmergy.core.agent import Rejection, reject
-from stigmergy.core.columns import text_of
-from stigmergy.core.messages import Event, Message
-from stigmergy.core.supervision import FACTS
-from stigmergy.core.tables import Halt
+from stigmergy.compiled.windows import WindowInfo
+from stigmergy.core.agent import reject
+from stigmergy.core.messages import Message
 
 ROUNDS_COUNT_MAX = 256
 YIELDS_COUNT_MAX = 256
@@ -35,15 +32,13 @@ _REFUSED: dict[type[ast.stmt], tuple[str, str]] = {
 }
 
 
-class Statements(Effecting):
+class Statements(Deciding):
     """A frame that compiles statements: one function as a whole."""
 
     def __init__(self, unit: Unit, body: Body, source: Source, where: str, role: str, lines: Lines) -> None:
         super().__init__(unit, body, source, where, role, lines)
         self.result: Value | None = None
         """Of a function: what it returns, once known."""
-        self.rounds = 1
-        """How often the present statement runs at most."""
         self._loops = 0
         nodes = list(ast.walk(source.tree))
         self._done = f"done{self.number}" if any(isinstance(node, ast.Return) for node in nodes) else ""
@@ -184,6 +179,8 @@ class Statements(Effecting):
             self.refuse(node, "only @evolve handlers change the state", "assign there, not in a function it calls")
             return
         field = self.unit.state.get(name)
+        if name in self.unit.windows:
+            self.refuse(node, "a window is filled by the framework", "take it out")
         if field is None:
             if name not in self.unit.cls.__struct_fields__:
                 self.refuse(node, f"{self.unit.cls.__name__} has no field {name}", "declare it")
@@ -270,6 +267,9 @@ class Statements(Effecting):
 
     def loop(self, node: ast.For) -> None:
         """`for i in range(…)` with a constant number of rounds."""
+        if isinstance(node.iter, ast.Attribute) and (info := self.window_at(node.iter.value)) is not None:
+            self._over_entries(node, info)
+            return
         rounds = self._range(node)
         if rounds is None or not isinstance(node.target, ast.Name) or node.orelse:
             self.refuse(
@@ -297,6 +297,41 @@ class Statements(Effecting):
         self.rounds //= len(rounds)
         leaves = any(_contains(node, one) for one in (ast.Break, ast.Continue, ast.Return))
         self.assigned = before if leaves or self.assigned is None else self.assigned | before
+
+    def _over_entries(self, node: ast.For, info: WindowInfo) -> None:
+        """`for one in self.w.values`: fields of the entries, the one that came first first."""
+        rounds, name = info.window.count_max, node.target.id if isinstance(node.target, ast.Name) else ""
+        plain = isinstance(node.iter, ast.Attribute) and node.iter.attr == "values"
+        taken = name in (*self.locals, *self.entries, self.self_name, self.message_name)
+        if not plain or not name or taken or node.orelse:
+            self.refuse(node.iter, "entries have a name of their own", f"write for one in self.{info.name}.values")
+            return
+        if self.rounds * rounds > ROUNDS_COUNT_MAX:
+            says = f"a window of up to {rounds} entries; too many rounds"
+            self.refuse(node.iter, says, f"use at most {ROUNDS_COUNT_MAX}, loops inside loops included")
+            return
+        if self.assigned is None:
+            return
+        self.use_window(info)
+        number = self.unit.number()
+        record = self.entries[name] = Record(info.form, "row", f"at{number}", f"e{number}")
+        before = set(self.assigned)
+        self.rounds *= rounds
+        self._loops += 1
+        with self.aside() as lines:
+            self.block(node.body)
+        self._loops -= 1
+        self.rounds //= rounds
+        del self.entries[name]
+        self.assigned = before
+        self.lines.add(f"# for {name} in {shown(node.iter)}:")
+        with self.lines.block(f"for k{number} in range({info.local('count')}):"):
+            info.find(self.lines, f"at{number}", f"k{number}")
+            if info.by_event:
+                self.lines.add(f"if row_i8[at{number}] <= {info.local('limit')}:")
+                self.lines.add("    continue")
+            record.loads(self.lines)
+            self.lines.extend(lines)
 
     def _range(self, node: ast.For) -> range | None:
         call = node.iter
@@ -335,61 +370,6 @@ class Statements(Effecting):
             self.result = REFUSED
         if value.is_known and self.result.is_known:
             self._copy(self.result.words, value)
-
-    # ---- what decide does
-
-    def yield_event(self, node: ast.expr) -> None:
-        """`yield SomeEvent(…)`, or the observed event itself."""
-        if isinstance(node, ast.Name) and node.id == self.message_name and self.record is not None:
-            if self.is_command:
-                self.refuse(node, "a command is no event", "yield an event that says what follows from it")
-                return
-            form = self.record.form
-            self.lines.add(f"at = (kept_count + queued) * {self.unit.record_words}")
-            for word in range(self.unit.record_words):
-                self.lines.add(f"kept_i8[at + {word}] = {self.record.arrays}_i8[{self.record.base} + {word}]")
-            self.lines.add("queued += 1")
-            self._count(form.message)
-            return
-        cls = self.message_class(node)
-        if cls is None or not issubclass(cls, Event) or issubclass(cls, FACTS) or not isinstance(node, ast.Call):
-            self.refuse(node, "is no event that is made in place", "write yield SomeEvent(…)")
-            return
-        known = self.unit.forms.get(cls)
-        if not self.is_newest(node, cls) or known is None:
-            return
-        self._count(cls)
-        values = self.event_fields(node, known)
-        if values is not None:
-            self.put_event(known, values)
-
-    def _count(self, cls: type[Message]) -> None:
-        self.yielded[cls] = self.yielded.get(cls, 0) + self.rounds
-        self.queued_max += self.rounds
-
-    def refusal(self, node: ast.Call) -> None:
-        """`reject(…)`."""
-        if self.role != "decide" or not self.is_command:
-            self.refuse(node, "only commands are refused, by their @decide handler", "yield nothing to filter an event")
-            return
-        if len(node.args) + len(node.keywords) != 1:
-            self.refuse(node, "is given no reason", 'write reject("…")')
-            return
-        draft = self.text(node.args[0] if node.args else node.keywords[0].value)
-        if draft is None:
-            return
-        slots = Slots()
-        text, kind = draft.text(slots), self.unit.cls.__agent_kind__
-        if len(slots.values) > SLOTS_COUNT_MAX:
-            self.refuse(node, f"{len(slots.values)} numbers in one text", f"use at most {SLOTS_COUNT_MAX}")
-            return
-        self.halt(
-            Halt.REFUSED,
-            node,
-            lambda data, agent, name_of: Rejection(text_of(text, kind, data, agent, name_of)),
-            tuple(slots.values),
-        )
-        self.assigned = None
 
     # ---- functions
 

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from stigmergy.compiled.building import Built
 from stigmergy.compiled.carrying import Carrying
 from stigmergy.compiled.holding import Holding, Image
-from stigmergy.compiled.program import ALONE, NEWCOMER, NO_CAUSE, RESULT_LENGTH, SITE, SLOTS, Program
+from stigmergy.compiled.program import ALONE, NEWCOMER, NO_CAUSE, NOW_NS, RESULT_LENGTH, SITE, SLOTS, Program
 from stigmergy.compiled.rows import Bytes, Rows
+from stigmergy.compiled.taking import Taking
 from stigmergy.core.codec import encode
 from stigmergy.core.columns import ACTION_HEAD_BYTES, Layout, Templates
 from stigmergy.core.errors import Bug, FoldMismatch, JournalCorrupt, TooLarge
@@ -36,41 +37,6 @@ _EMPTY.flags.writeable = False
 _HALTS = tuple(Halt)
 _SAID = (Halt.BAD_VALUE, Halt.FAULT, Halt.REFUSED)
 _action_head = struct.Struct("<IHHII")
-
-
-class _Call:
-    """What becomes of the records of one step."""
-
-    __slots__ = (
-        *("actions", "count", "data", "error", "flags", "halt", "kept"),
-        *("known", "left", "now", "number", "others", "start"),
-    )
-
-    def __init__(
-        self, data: Bytes, count: int, known: int, flags: int, now: float, start: int, room_bytes: int
-    ) -> None:
-        self.data = data
-        self.count = count
-        self.known = known
-        self.flags = flags
-        self.now = now
-        self.start = self.number = start
-        """The record that is next."""
-        self.left = room_bytes
-        self.kept = 0
-        self.actions = 0
-        self.others: list[tuple[int, int, Effect]] = []
-        self.halt = 0
-        self.error: Exception | None = None
-
-    def mark(self) -> tuple[int, int, int, int]:
-        """Where it stands, to go back to."""
-        return self.number, self.kept, self.actions, self.left
-
-    def go_back(self, mark: tuple[int, int, int, int]) -> None:
-        """As if nothing had been taken since."""
-        self.number, self.kept, self.actions, self.left = mark
-        self.halt = 0
 
 
 class CompiledTable:
@@ -198,7 +164,7 @@ class CompiledTable:
         if newcomer:
             self._expect(known, newcomer)
         flags = (ALONE if count == 1 else 0) | (NEWCOMER if newcomer else 0)
-        call = _Call(data, count, known, flags, now_ns / SECOND_NS, start, room_bytes)
+        call = Taking(data, count, known, flags, now_ns, start, room_bytes)
         if self._careful:
             self._take_carefully(call)
         else:
@@ -222,7 +188,7 @@ class CompiledTable:
         self._holding.expect_newcomer()
         self._name_of_newcomer = newcomer
 
-    def _take(self, call: _Call) -> None:
+    def _take(self, call: Taking) -> None:
         """Calls the compiled code until all is taken, something halts it, or the room is used up.
 
         How many records fit depends on how many actions they cause. So most of the room is given to records and a
@@ -237,7 +203,7 @@ class CompiledTable:
             records_max = max(1, (call.left - share) // self._kept_bytes)
             self._call(call, min(call.count, call.number + records_max), share)
 
-    def _take_carefully(self, call: _Call) -> None:
+    def _take_carefully(self, call: Taking) -> None:
         """The same where effects must be made that are no batched actions: how much room they take is known only then,
         and making one may fail. So a quarter of the room is for them; if they take more, or one cannot be made, the
         rows are put back, and the records of that call are taken one by one."""
@@ -255,7 +221,7 @@ class CompiledTable:
                         call.halt = Halt.FAULT
             stride = max(STRIDE_MIN, min(STRIDE_MAX, 2 * (call.number - number)))
 
-    def _goes_on(self, call: _Call) -> bool:
+    def _goes_on(self, call: Taking) -> bool:
         if call.number == call.count or call.halt > Halt.FULL:
             return False
         if call.left < INPUT_BYTES_MAX and call.number > call.start:
@@ -263,7 +229,7 @@ class CompiledTable:
             return False
         return True
 
-    def _try(self, call: _Call, end: int, share: int, others_bytes: int) -> bool:
+    def _try(self, call: Taking, end: int, share: int, others_bytes: int) -> bool:
         """One call, with the effects that come of it, which may take so much room. If they cannot be made, False, and
         nothing has happened."""
         rows = self._holding.matrix(self._holding.ahead)
@@ -285,12 +251,13 @@ class CompiledTable:
         call.left -= size_bytes
         return True
 
-    def _call(self, call: _Call, end: int, share: int) -> int:
+    def _call(self, call: Taking, end: int, share: int) -> int:
         """One call of the compiled code, up to record `end`; how many effects it has made that are no actions."""
         holding, result, action_bytes = self._holding, self._result, self._action_bytes
         at = call.actions * action_bytes
         actions = self._actions[at : at + max(share, self._actions_bytes) // 8 * 8]
         kept = self._kept[call.kept * self._record_bytes :] if self._keeps else self._kept
+        result[NOW_NS] = call.now_ns
         self._step(
             *(call.data, call.number, end, call.known, call.flags),
             *(holding.ahead.data, holding.stopped.data, holding.touched.data),
@@ -318,7 +285,7 @@ class CompiledTable:
         self._kept = np.empty(self._kept_bytes + (in_eights if self._keeps else 0), np.uint8)
         self._actions = np.empty(in_eights + self._actions_bytes, np.uint8)
 
-    def _agents_of(self, call: _Call, start: int, end: int) -> NDArray[np.int64]:
+    def _agents_of(self, call: Taking, start: int, end: int) -> NDArray[np.int64]:
         """The agents of these records, as far as there are such."""
         width = self._record_bytes
         numbers = call.data[start * width : end * width].view(np.uint32)[:: width // 4].astype(np.int64)
@@ -392,6 +359,7 @@ class CompiledTable:
         if rest:
             raise JournalCorrupt(f"{data.size} bytes of records, each of {self._record_bytes}; restore from a copy")
         result = self._result
+        result[NOW_NS] = now_ns
         self._fold(data, count, self._holding.rows_of(rows), dirty.data, now_ns / SECOND_NS, result)
         taken, _, _, _, halt = result[:5].tolist()
         if halt in _SAID:

@@ -49,6 +49,8 @@ _ROSTER_CONTEXT = "stigmergy 2026 roster of agents"
 _SHAPES = {"f8": "d", "i8": "q", "i4": "i", "i2": "h", "i1": "b", "u4": "I", "u2": "H", "u1": "B", "b1": "?"}
 """How each code is written by `struct`; a code S16 is 16 bytes, and e2 an enum: the place of its member, as a u2."""
 ENUM = "e2"
+WINDOW = "W"
+"""Of a row only: a window of so many bytes, see core/window_columns.py."""
 
 
 class Column(Struct, array_like=True, frozen=True):
@@ -59,7 +61,8 @@ class Column(Struct, array_like=True, frozen=True):
     offset: int
     """From the first byte of the record or row."""
     members: list[tuple[str, bytes]] = []
-    """Of an enum: the names of its members and the bytes of their values, in the order of their definition."""
+    """Of an enum: the names of its members and the bytes of their values, in the order of their definition.
+    Of a window one member, which describes it."""
 
     @property
     def size_bytes(self) -> int:
@@ -199,6 +202,8 @@ def size_of(code: str) -> int:
     if code in _SHAPES:
         return int(code[1:])
     if code.startswith("S") and code[1:].isascii() and code[1:].isdigit() and 0 < int(code[1:]) <= RECORD_BYTES_MAX:
+        return int(code[1:])
+    if code.startswith(WINDOW) and code[1:].isascii() and code[1:].isdigit() and 0 < int(code[1:]) <= ROW_BYTES_MAX:
         return int(code[1:])
     raise Malformed(f"{code!r} is no way to store a value; there are {', '.join((*_SHAPES, ENUM))} and S16")
 
@@ -414,6 +419,8 @@ def _number(slots: bytes, slot: int, code: str) -> Any:
 
 def _check_columns(columns: Sequence[Column], start: int, end: int) -> None:
     for column in columns:
+        if column.code.startswith(WINDOW) and start:
+            raise Malformed(f"column {column.name} is a window, which a record has not")
         if column.offset < start or column.offset + column.size_bytes > end:
             raise Malformed(f"column {column.name} lies outside")
 

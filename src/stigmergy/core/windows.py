@@ -29,6 +29,7 @@ from stigmergy.core.errors import DefinitionError
 from stigmergy.core.messages import SECOND_NS, Event, is_number
 
 EventT = TypeVar("EventT", bound=Event)
+_T = TypeVar("_T")
 
 ENTRIES_COUNT_MAX = 4096
 TIME_NS_MAX = 2**62
@@ -121,10 +122,10 @@ class Window(Struct, Generic[EventT], frozen=True, kw_only=True):
         values = self._numbers("total", field, closed)
         return _or("total", field, default) if not values else _sum(values)
 
-    def mean(self, field: str, default: Any = _NEEDED, *, closed: bool = False) -> Any:
+    def mean(self, field: str, default: float = _NEEDED, *, closed: bool = False) -> float:
         """The total of a field, as a float, divided by the number of entries."""
         values = self._numbers("mean", field, closed)
-        return _or("mean", field, default) if not values else float(_sum(values)) / len(values)
+        return float(_sum(values)) / len(values) if values else _or("mean", field, default)
 
     def lowest(self, field: str, default: Any = _NEEDED, *, closed: bool = False) -> Any:
         """The least value of a field; of equal ones the oldest."""
@@ -216,7 +217,7 @@ def empty(what: str, field: str) -> ValueError:
     )
 
 
-def _or(what: str, field: str, default: Any) -> Any:
+def _or(what: str, field: str, default: _T) -> _T:
     if default is _NEEDED:
         raise empty(what, field)
     return default
