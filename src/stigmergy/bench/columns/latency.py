@@ -136,14 +136,14 @@ class Node:
         self._loop.run_until_complete(self._window(plan, len(due_ns)))
         commits, cpu_s = state.position - position, time.process_time() - begin_cpu_s
         late_ns = self._sender.finish().late_p99_ns
-        self._loop.run_until_complete(confirmed(self._host))
         self._sequence += plan.events
         return _flowed(self._watch.taken_ns(), commits, cpu_s, late_ns)
 
     def close(self) -> None:
-        """Stops the sender and the host."""
+        """Stops the sender and the host, once it is on disk that all actions were carried out."""
         self._sender.close()
         self._ring.close()
+        self._loop.run_until_complete(confirmed(self._host))
         self._loop.run_until_complete(self._host.stop())
         self._loop.close()
         os.close(self._bare)

@@ -85,13 +85,13 @@ class Node:
         self._loop.run_until_complete(self._take(batches))
         seconds, cpu_s = time.perf_counter() - begin_s, time.process_time() - begin_cpu_s
         commits = state.position - position
-        self._loop.run_until_complete(confirmed(self._host))
         if self._acted != self._feed.acting:
             raise RuntimeError(f"{self._feed.acting} events cause an action, {self._acted} were carried out")
         return Ran(self._feed.records - records_before, seconds, cpu_s, commits, self._acted - acted_before)
 
     def close(self) -> None:
-        """Stops the host."""
+        """Stops the host, once it is on disk that all actions were carried out."""
+        self._loop.run_until_complete(confirmed(self._host))
         self._loop.run_until_complete(self._host.stop())
         self._loop.close()
 
