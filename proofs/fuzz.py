@@ -124,6 +124,8 @@ def fuzz(target: Target, seconds: float, seed: int) -> tuple[int, list[Crash]]:
     chance = random.Random(f"{seed} {target.name}")
     mutator = Mutator(chance, target.seeds, target.size_bytes_max)
     first = [*target.seeds, *target.once]
+    if target.prepare is not None:
+        target.prepare()
     crashes = [crash for data in first if (crash := try_once(target, data, look_at_memory=True))]
     crashes += [crash for data in first if (crash := try_once(target, data))]
     count = 2 * len(first)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
+from proofs import fuzz_columns as columns
 from stigmergy.adapters.archive import FlightFile
 from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
 from stigmergy.adapters.filing.mark import Mark, decode_mark, encode_mark
@@ -79,6 +80,8 @@ class Target(Struct, frozen=True):
     once: list[bytes] = []
     """Tried as they are and not mutated, because each takes long."""
     size_bytes_max: int = MIB
+    prepare: Callable[[], object] | None = None
+    """Called once, before anything is tried and measured."""
 
 
 def targets() -> list[Target]:
@@ -101,6 +104,17 @@ def targets() -> list[Target]:
         Target("record of a flight log", _read_records, _flight_records(), (JournalError,), 64 * MIB),
         Target("holds", lambda data: _ignore(read_holds(data)), [write_holds(_holds())], (JournalError,), MIB * 8),
         Target("mark", lambda data: _ignore(decode_mark(data)), [encode_mark(Mark(1, 0, 7, 99))], (), MIB * 8),
+        Target(
+            "column batch",
+            columns.take_batch,
+            [*columns.batches(), *_bombs()],
+            columns.PEER,
+            64 * MIB,
+            prepare=columns.warm_up,
+        ),
+        Target("layout", columns.read_declaration, [*columns.declarations(), *_bombs()], columns.CORRUPT, 64 * MIB),
+        Target("names of a snapshot", columns.read_names, columns.names(), columns.CORRUPT, 128 * MIB),
+        Target("frames of a segment", columns.read_frames, columns.frames(), columns.CORRUPT, 64 * MIB),
     ]
 
 

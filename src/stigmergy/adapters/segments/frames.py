@@ -181,7 +181,10 @@ def _blocks_are_whole(key: bytes, start: bytes, checksum: bytes, payload: bytes)
 
 def _sealed_in(payload: bytes, index: bytes) -> tuple[list[Sealed], Signature]:
     """The commits of a large group, and its signature."""
-    rows = _index.decode(index[INDEX_LENGTH_BYTES:])
+    try:
+        rows = _index.decode(index[INDEX_LENGTH_BYTES:])
+    except msgspec.DecodeError as error:
+        raise JournalCorrupt(f"the index of a large frame is whole and makes no sense ({error})") from None
     found: list[Sealed] = []
     at = len(index)
     for row in rows.commits:
