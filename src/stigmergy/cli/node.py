@@ -1,4 +1,4 @@
-"""`stigmergy status`, `letters`, `resume` and `stop`: what an operator asks of a running node."""
+"""`stigmergy status`, `roster`, `letters`, `resume` and `stop`: what an operator asks of a running node."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stigmergy.cli.output import BAD, GOOD, HEADING, NAME, WARN, Cell, Output, c
 from stigmergy.cli.places import add_place, find_socket
 from stigmergy.core.errors import ConfigError, NotRunning
 from stigmergy.runtime.link import NO_BUS, UP
-from stigmergy.runtime.protocol import Drop, Letters, Resume, Retry, Status, Stop
+from stigmergy.runtime.protocol import Drop, Letters, Resume, Retry, Roster, Status, Stop
 from stigmergy.wiring import PublicKey, fingerprint
 
 STOP_WAIT_S = 30.0
@@ -32,6 +32,15 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     add_place(parser)
     parser.set_defaults(run=status)
+    parser = commands.add_parser(
+        "roster",
+        parents=[common],
+        help="how records for a compiled kind are made",
+        description="Says how records for agents of a compiled kind are made, and how many agents of it there are.",
+    )
+    parser.add_argument("kind", metavar="KIND", help="a compiled kind of the fleet, such as Drone")
+    add_place(parser)
+    parser.set_defaults(run=roster)
     parser = commands.add_parser(
         "letters",
         parents=[common],
@@ -94,6 +103,23 @@ def status(arguments: argparse.Namespace, output: Output) -> int:
     return exits.OK
 
 
+def roster(arguments: argparse.Namespace, output: Output) -> int:
+    """Says what a producer of batches has to know."""
+    found = ask(find_socket(arguments), Roster(kind=arguments.kind))
+    output.document(found)
+    agents = sum(shard["agents"] for shard in found["shards"])
+    output.line((found["kind"], NAME), f"  {counted(agents, 'agent')}, records of {found['record_bytes']} bytes")
+    output.table(
+        ("MESSAGE", "", "FIELDS"),
+        [(form["tag"], "command" if form["is_command"] else "", _typed(form["fields"])) for form in found["forms"]],
+    )
+    output.table(
+        ("SHARD", "AGENTS", "GENERATION", "CHECK"),
+        [(f"{one['shard']}", f"{one['agents']:,}", f"{one['generation']:,}", one["check"]) for one in found["shards"]],
+    )
+    return exits.OK
+
+
 def letters(arguments: argparse.Namespace, output: Output) -> int:
     """Lists, retries or drops dead letters."""
     if (arguments.action == "list") != (arguments.letter is None):
@@ -145,6 +171,10 @@ def stop(arguments: argparse.Namespace, output: Output) -> int:
     output.document({"stopped": True})
     output.line(("stopped", GOOD))
     return exits.OK
+
+
+def _typed(fields: dict[str, str]) -> str:
+    return ", ".join(f"{name} {code}" for name, code in fields.items())
 
 
 def _link(link: dict[str, Any]) -> list[tuple[str, Cell]]:

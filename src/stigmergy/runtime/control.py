@@ -30,6 +30,7 @@ from stigmergy.runtime.audit.listing import Wanted, list_log, readable_fields, r
 from stigmergy.runtime.audit.signers import Key, check_enrolment, check_revocation
 from stigmergy.runtime.audit.streams import answer_hold, export_items, flight_items
 from stigmergy.runtime.audit.verification import Verification, Verified
+from stigmergy.runtime.columns.roster import Roster, check_enrolled_names, described_roster
 from stigmergy.runtime.link import LinkStanding
 from stigmergy.runtime.live import Live
 from stigmergy.runtime.phrasing import messages_of, phrase
@@ -101,6 +102,11 @@ class ControlDesk:
                 return self._status()
             case protocol.Names():
                 return self._names(request)
+            case protocol.Roster():
+                return self._roster(self._live.roster(request.kind))
+            case protocol.EnrollAgents():
+                check_enrolled_names(request.names)
+                return self._roster(await self._live.enroll(request.kind, request.names))
             case protocol.Retry() | protocol.Drop():
                 return await self._take_letter(request)
             case protocol.Resume():
@@ -241,6 +247,9 @@ class ControlDesk:
         check_revocation(state.signers, key, self._node.signer, last, state.position)
         await self._host.intake.take(state.shard, RevokeSigner(*key, last))
         return {"public_key": key[1].hex(), "revoked_after": last}
+
+    def _roster(self, roster: Roster) -> Any:
+        return described_roster(roster, [shard.state.shard for shard in self._host.shards])
 
     def _names(self, request: protocol.Names) -> Any:
         if not 1 <= request.limit <= NAMES_COUNT_MAX:

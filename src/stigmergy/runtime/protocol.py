@@ -19,6 +19,8 @@ from stigmergy.core.errors import Malformed, StigmergyError
 VERSION = 1
 REQUEST_BYTES_MAX = 256 * 1024
 """A line from a client; a longer one is refused and its connection closed."""
+ENROLLED_NAMES_MAX = 2_000
+"""Names in one request to enrol agents."""
 REPLY_BYTES_MAX = 16 * 1024 * 1024
 """A line from a node. An agent whose state is larger is refused: read it from a stopped journal."""
 
@@ -64,6 +66,19 @@ class Names(Request, tag="names"):
 
     prefix: str = ""
     limit: int = 100
+
+
+class Roster(Request, tag="roster"):
+    """How records for agents of a compiled kind are made: for programs that send column batches."""
+
+    kind: str
+
+
+class EnrollAgents(Request, tag="enroll_agents"):
+    """Gives compiled agents their numbers, durably; those that have one keep it. So many names at a time."""
+
+    kind: str
+    names: list[str]
 
 
 class Log(Request, tag="log"):
@@ -175,6 +190,8 @@ AnyRequest = (
     | State
     | Status
     | Names
+    | Roster
+    | EnrollAgents
     | Log
     | Verify
     | Export

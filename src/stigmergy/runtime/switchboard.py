@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from stigmergy.core.errors import ConfigError, NotRunning, StigmergyError
 from stigmergy.core.state import shard_of
 from stigmergy.runtime import protocol
+from stigmergy.runtime.columns.roster import check_enrolled_names, joined_rosters
 from stigmergy.runtime.merging import MergedEntries, added_status, added_verifications, joined_names
 from stigmergy.runtime.protocol import VERSION, Reply, read_reply, read_request, write_error, write_reply, write_request
 from stigmergy.runtime.shares import owned_by, process_of
@@ -72,6 +73,10 @@ class Switchboard:
                 return _one(await self.status())
             case protocol.Names():
                 return _one(joined_names(await self._ask_all(line), request.limit))
+            case protocol.Roster():
+                return _one(joined_rosters(await self._ask_all(line)))
+            case protocol.EnrollAgents():
+                return _one(await self._enroll(request))
             case protocol.Log():
                 return _stream(await self._log(request))
             case protocol.Letters():
@@ -139,6 +144,22 @@ class Switchboard:
         found = await self._ask_streams(write_request(request))
         entries = sorted((entry for items in found for entry in items), key=_written_at)
         return entries[: request.limit] if request.first is not None else entries[-request.limit :]
+
+    async def _enroll(self, request: protocol.EnrollAgents) -> Any:
+        """Each process enrols those agents that it has; one that has none of them says what it has anyhow."""
+        check_enrolled_names(request.names)
+        homes = [
+            process_of(shard_of(f"{request.kind}/{name}", self._shards), len(self._branches), self._shards)
+            for name in request.names
+        ]
+        found: list[Any] = []
+        places: dict[str, list[int]] = {}
+        for process, branch in enumerate(self._branches, start=1):
+            mine = [name for name, home in zip(request.names, homes, strict=True) if home == process]
+            asked = protocol.EnrollAgents(kind=request.kind, names=mine) if mine else protocol.Roster(kind=request.kind)
+            found.append(await _first(branch, write_request(asked)))
+            places.update(zip(mine, found[-1]["places"], strict=True))
+        return joined_rosters(found, [places[name] for name in request.names])
 
     async def _revoke(self, line: bytes, request: protocol.Revoke) -> Any:
         if request.last_position is not None:
