@@ -120,7 +120,7 @@ def charts(figures: dict[str, Any]) -> list[Chart]:
     """Speed, latency, recovery, each next to what it is held against; cost by the fleet's size."""
     speed = [
         Bar("whole host", figures["events_per_s"]),
-        Bar("two of them", figures["two_processes_events_per_s"]),
+        Bar("two processes", figures["two_processes_events_per_s"]),
         Bar("bare loop", figures["limit_events_per_s"], ours=False),
         Bar("bare loop, our batches", figures["limit_same_batch_events_per_s"], ours=False),
         Bar(figures["alternative"], figures["alternative_events_per_s"], ours=False),
@@ -149,7 +149,7 @@ def charts(figures: dict[str, Any]) -> list[Chart]:
 
 
 def throughput(folder: Path, sizes: Sizes, windows: int) -> dict[str, Any]:
-    """The host, the limit at its best, the limit with batches like our commits, and two hosts at once; in turn."""
+    """The host, the limit at its best and with batches like our commits, and a fleet in two processes; in turn."""
     from stigmergy.bench.columns.bare import MODULE as BARE
     from stigmergy.bench.columns.bare import RunBare
     from stigmergy.bench.columns.throughput import MODULE as NODE
@@ -161,22 +161,23 @@ def throughput(folder: Path, sizes: Sizes, windows: int) -> dict[str, Any]:
     same: list[Bare] = []
     both_events_per_s: list[float] = []
     with ExitStack() as stack:
-        hosts = [stack.enter_context(Subject(Ran, NODE, folder / f"node-{number}")) for number in (1, 2)]
+        alone = stack.enter_context(Subject(Ran, NODE, folder / "alone", 1, 1))
+        both = [stack.enter_context(Subject(Ran, NODE, folder / f"{one}-of-2", one, 2)) for one in (1, 2)]
         limit = stack.enter_context(Subject(Bare, BARE, folder, sizes.limit_file_bytes))
-        for host in hosts:
+        for host in (alone, *both):
             host.ask(Run(max(1, sizes.batches // 4)))  # warms everything up
         limit.ask(RunBare(sizes.limit_s))
         for _ in range(windows):
-            own.append(hosts[0].ask(Run(sizes.batches)))
+            own.append(alone.ask(Run(sizes.batches)))
             best.append(limit.ask(RunBare(sizes.limit_s)))
             same.append(limit.ask(RunBare(sizes.limit_s, own[-1].commit_events)))
-            for host in hosts:
+            for host in both:
                 host.begin(Run(sizes.batches))
-            ran = [host.finish() for host in hosts]
+            ran = [host.finish() for host in both]
             both_events_per_s.append(sum(one.events for one in ran) / max(one.seconds for one in ran))
     ratios = [mine.events_per_s / bare.events_per_s for mine, bare in zip(own, best, strict=True)]
     same_ratios = [mine.events_per_s / bare.events_per_s for mine, bare in zip(own, same, strict=True)]
-    gains = [both / mine.events_per_s for both, mine in zip(both_events_per_s, own, strict=True)]
+    gains = [two / mine.events_per_s for two, mine in zip(both_events_per_s, own, strict=True)]
     return {
         "events_per_s": round(statistics.median(one.events_per_s for one in own)),
         "limit_events_per_s": round(statistics.median(one.events_per_s for one in best)),

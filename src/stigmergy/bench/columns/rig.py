@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -11,17 +12,21 @@ from typing import Any
 
 import numpy as np
 
+from stigmergy.adapters import segments
 from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
 from stigmergy.adapters.system import SystemClock
 from stigmergy.bench.records import Records, acting
-from stigmergy.bench.rig import FLEET, SEED, open_folder
+from stigmergy.bench.rig import FLEET, IDENTITY, SEED
 from stigmergy.bench.workload import Descend, Drone, Land
 from stigmergy.core.batches import BATCH_FORMAT, BatchHeader, pack_batch
+from stigmergy.core.state import shard_of
+from stigmergy.ports.journal import JournalIdentity
 from stigmergy.runtime.columns.orders import Orders
 from stigmergy.runtime.columns.roster import ShardRoster
 from stigmergy.runtime.declaration import Declaration
 from stigmergy.runtime.host import Host
 from stigmergy.runtime.settings import Settings
+from stigmergy.runtime.shares import Share
 
 KIND = Drone.__agent_kind__
 BATCH_RECORDS = 13_312
@@ -33,25 +38,35 @@ ENROLLED = 50_000
 SETTLE_S_MAX = 60.0
 
 
-def make_host(path: Path, fleet: Declaration, settings: Settings | None = None) -> Host:
-    """A host on the segments in this folder."""
-    return Host(fleet, open_folder(path), Ed25519Signer(SEED), Ed25519Verifier(), SystemClock(), settings)
+def make_host(path: Path, fleet: Declaration, settings: Settings | None = None, share: Share | None = None) -> Host:
+    """A host on the segments in this folder; with a share, one of several that have parts of the fleet."""
+    identity = JournalIdentity(FLEET, fleet.shards, IDENTITY.incarnation, None if share is None else share.part)
+    journal = segments.open_journal(f"segments:{path}", identity)
+    return Host(fleet, journal, Ed25519Signer(SEED), Ed25519Verifier(), SystemClock(), settings)
 
 
 Act = Callable[[Orders[Any]], None]
 """Carries out all actions of one type in a commit."""
 
 
-def make_fleet(descend: Act, land: Act | None = None) -> Declaration:
+def make_fleet(descend: Act, land: Act | None = None, shards: int = 1) -> Declaration:
     """The drones, compiled, and who carries out their actions: one for both, or each its own.
 
     What takes long is said on stderr, and taken from the disk the next time.
     """
-    fleet = Declaration(FLEET, agents=[Drone], compiled=True)
+    fleet = Declaration(FLEET, agents=[Drone], compiled=True, shards=shards)
     fleet.batch_actuator(Descend)(descend)
     fleet.batch_actuator(Land)(land or descend)
     fleet.prepare(_say)
     return fleet
+
+
+async def enrol_own(host: Host, agents: int) -> ShardRoster:
+    """Enrols so many drones that live in the one shard of this host; what batches for them must name."""
+    own, total = host.shards.first.state.shard, host.shards.total
+    names = (name for number in itertools.count() if shard_of(f"{KIND}/{(name := f'D-{number}')}", total) == own)
+    await host.columns.enroll(KIND, list(itertools.islice(names, agents)))
+    return host.columns.roster(KIND).shards[own]
 
 
 async def enrol(host: Host, agents: int, first: int = 0) -> ShardRoster:
@@ -65,10 +80,17 @@ class ColumnFeed:
     """The batches of one source: consecutive sequences, batch after batch, from a stock of records used in turn."""
 
     def __init__(
-        self, source: str, stock: Records, roster: ShardRoster, batch_records: int = BATCH_RECORDS, sequence: int = 1
+        self,
+        source: str,
+        stock: Records,
+        roster: ShardRoster,
+        batch_records: int = BATCH_RECORDS,
+        sequence: int = 1,
+        shard: int = 0,
     ) -> None:
         self._source = source
         self._roster = roster
+        self._shard = shard
         starts = range(0, len(stock), batch_records)
         acts = np.add.reduceat(acting(stock), list(starts), dtype=np.int64).tolist()
         data, size = stock.view(np.uint8).data, stock.itemsize
@@ -89,7 +111,7 @@ class ColumnFeed:
         return list(self._take(count))
 
     def _take(self, count: int) -> Iterator[bytes]:
-        named = (0, KIND, self._roster.layout, self._roster.generation, self._roster.check)
+        named = (self._shard, KIND, self._roster.layout, self._roster.generation, self._roster.check)
         for _ in range(count):
             length, data, acts = self._parts[self._next % len(self._parts)]
             header = BatchHeader(BATCH_FORMAT, self._source, 1, 0, self.sequence, 0, *named, length)
@@ -122,7 +144,7 @@ async def carried_out(host: Host, actions: int) -> None:
 async def confirmed(host: Host) -> None:
     """Waits until it is on disk that everything was carried out."""
     async with asyncio.timeout(SETTLE_S_MAX):
-        while host.shards[0].state.blocks.count or not host.committer.idle:
+        while host.shards.first.state.blocks.count or not host.committer.idle:
             _check(host)
             await asyncio.sleep(0.001)
 

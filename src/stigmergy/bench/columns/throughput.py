@@ -1,6 +1,7 @@
 """The whole host at full speed, in its process: windows of column batches, until durable and carried out.
 
-`python -m stigmergy.bench.columns.throughput FOLDER` reads one request a line and answers with what the window took.
+`python -m stigmergy.bench.columns.throughput FOLDER PROCESS PROCESSES` reads one request a line and answers with what
+the window took. Where several processes share the fleet, each has one of its shards, with as many drones.
 Everything is as it is by default: marks, chain, signature, snapshots, actions in blocks that are carried out and
 confirmed. Batches are packed before the clock runs: a producer does that elsewhere.
 """
@@ -21,7 +22,7 @@ from stigmergy.bench.columns.rig import (
     ColumnFeed,
     carried_out,
     confirmed,
-    enrol,
+    enrol_own,
     make_fleet,
     make_host,
     run_columns,
@@ -31,6 +32,7 @@ from stigmergy.bench.rig import SHARED_LOOP
 from stigmergy.bench.subjects import serve
 from stigmergy.bench.workload import DRONES
 from stigmergy.runtime.columns.orders import Orders
+from stigmergy.runtime.shares import Share
 
 MODULE = "stigmergy.bench.columns.throughput"
 STOCK_BATCHES = 80
@@ -68,17 +70,19 @@ class Ran(Struct, frozen=True):
 class Node:
     """A host whose event loop runs while it has something to take."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, share: Share | None = None) -> None:
         self._acted = 0
         self._loop = asyncio.new_event_loop()
-        self._host = make_host(path, make_fleet(self._act), SHARED_LOOP)
+        fleet = make_fleet(self._act, shards=1 if share is None else share.shards)
+        self._host = make_host(path, fleet, SHARED_LOOP, share)
         self._loop.run_until_complete(self._host.start())
-        roster = self._loop.run_until_complete(enrol(self._host, DRONES))
-        self._feed = ColumnFeed("ground", records(SEED, STOCK_BATCHES * BATCH_RECORDS), roster)
+        roster = self._loop.run_until_complete(enrol_own(self._host, DRONES))
+        shard = self._host.shards.first.state.shard
+        self._feed = ColumnFeed("ground", records(SEED, STOCK_BATCHES * BATCH_RECORDS), roster, shard=shard)
 
     def run(self, request: Run) -> Ran:
         """One window."""
-        state = self._host.shards[0].state
+        state = self._host.shards.first.state
         records_before, acted_before = self._feed.records, self._acted
         batches = self._feed.batches(request.batches)
         position, begin_cpu_s, begin_s = state.position, time.process_time(), time.perf_counter()
@@ -105,8 +109,9 @@ class Node:
 
 def main(arguments: list[str]) -> None:
     """Runs one host."""
-    (folder,) = arguments
-    node = Node(Path(folder))
+    folder, process, processes = arguments
+    shared = int(processes) > 1
+    node = Node(Path(folder), Share(int(process), int(processes), shards=int(processes)) if shared else None)
     make_process_ours()
     try:
         serve(Run, node.run)
