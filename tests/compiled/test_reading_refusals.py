@@ -329,7 +329,34 @@ CLASSES = [
     ("recent: Window[Told] = Window.sliding(seconds=1, by='on', count_max=8)", "by='on' is bool", "float or int"),
     ("recent: Window[Woken] = Window.last(8)", "Woken is of the framework", "an event of your own"),
     ("mission: str = ''", "a text has no fixed width", "enum or fixed bytes"),
-    ("@evolve\n    def done(self, event: ActionDone) -> None: self.count += 1", "texts of any length", "interpreted"),
+    (
+        "@evolve\n    def done(self, event: ActionFailed) -> None:\n        if event.reason == 'x':\n"
+        "            self.count += 1",
+        "reason is a text of any length",
+        "compare action",
+    ),
+    (
+        "@evolve\n    def done(self, event: ActionDone) -> None:\n        if event.action == '':\n"
+        "            self.count += 1",
+        "compares name with text",
+        "of one kind",
+    ),
+    (
+        "@react\n    def done(self, event: WorkFailed) -> Effects:\n        yield Publish('failed', event)",
+        "texts of it are not kept",
+        "an event of your own",
+    ),
+    (
+        "@decide\n    def done(self, event: ActionDone) -> Events:\n        yield ActionDone(action='x', key='')",
+        "no event that is made in place",
+        "SomeEvent",
+    ),
+    (
+        "@react\n    def done(self, event: ActionDone) -> Effects:\n"
+        "        if event.action == 'Land':\n            yield WakeMe(f'{event.action}', 1.0)",
+        "name inside a text",
+        "numbers",
+    ),
     ("@evolve\n    def stop(self, event: AgentStopped) -> None: self.count += 1", "facts of the", "interpreted"),
     ("@evolve\n    def newest(self, event: Newest) -> None: self.count += 1", "latest is not kept", "within"),
     ("@evolve\n    def renamed(self, event: Renamed) -> None: self.count += 1", "renamed", "rename="),

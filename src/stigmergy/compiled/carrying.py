@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from stigmergy.compiled.fields import CONFIRMATIONS, OTHER
 from stigmergy.compiled.parts import RowsPart
 from stigmergy.compiled.program import Program
 from stigmergy.compiled.rows import Bytes
@@ -60,7 +61,11 @@ class Carrying:
             checked = check(encode(message))
         except (*UNDECODABLE, TypeError, ValueError, OverflowError) as error:
             raise Malformed(f"{spec_of(cls).tag} for {self._layout.kind} does not decode: {error}") from None
-        return write_record(self._layout, form, agent, _fields(checked, self._layout.forms[form].columns))
+        fields = _fields(checked, self._layout.forms[form].columns)
+        name = CONFIRMATIONS.get(cls, "")
+        if name and all(fields[name] != one for one, _ in self._layout.forms[form].columns[0].members):
+            fields[name] = OTHER
+        return write_record(self._layout, form, agent, fields)
 
     def agent_of(self, name: str, row: bytes) -> Any:
         """A row as an object."""

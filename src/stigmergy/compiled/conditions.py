@@ -115,6 +115,8 @@ class Conditions(Frame):
         if value.kind != TEXT or not value.is_constant or other.kind.name != "name":
             return value
         names = other.kind.names
+        if other.kind.open and value.constant not in names[:-1]:
+            return value  # which is no name that could be told from others
         place = names.index(value.constant) if value.constant in names else len(names)
         return Value(other.kind, (str(place),), value.constant)
 

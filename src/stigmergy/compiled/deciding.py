@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 
 from stigmergy.compiled.effects import Effecting
+from stigmergy.compiled.fields import CONFIRMATIONS
 from stigmergy.compiled.frames import SLOTS_COUNT_MAX, Body, Lines, Unit
 from stigmergy.compiled.sources import Source
 from stigmergy.compiled.texts import Slots
@@ -37,7 +38,8 @@ class Deciding(Effecting):
             self._count(form.message)
             return
         cls = self.message_class(node)
-        if cls is None or not issubclass(cls, Event) or issubclass(cls, FACTS) or not isinstance(node, ast.Call):
+        said = cls is not None and issubclass(cls, (*FACTS, *CONFIRMATIONS))
+        if cls is None or not issubclass(cls, Event) or said or not isinstance(node, ast.Call):
             self.refuse(node, "is no event that is made in place", "write yield SomeEvent(…)")
             return
         known = self.unit.forms.get(cls)

@@ -6,6 +6,7 @@ import ast
 from typing import Any
 
 from stigmergy.compiled.faults import Make, NameOf, number_at
+from stigmergy.compiled.fields import CONFIRMATIONS
 from stigmergy.compiled.frames import Body, Lines, Unit
 from stigmergy.compiled.messages import Made, Messages, text_made
 from stigmergy.compiled.program import Making
@@ -98,6 +99,9 @@ class Effecting(Messages):
     def _message(self, node: ast.expr, cls: type[Effect], slots: Slots) -> Made | None:
         """The message inside: made in place, or the event itself."""
         if isinstance(node, ast.Name) and node.id == self.message_name and self.record is not None:
+            if self.record.form.message in CONFIRMATIONS:
+                self.refuse(node, "texts of it are not kept", "make an event of your own, and give it what counts")
+                return None
             message, fields = self.passed_on(slots)
         else:
             found = self.message_class(node)

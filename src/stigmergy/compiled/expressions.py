@@ -14,6 +14,7 @@ from typing import Any
 
 from stigmergy.compiled import faults
 from stigmergy.compiled.conditions import Conditions
+from stigmergy.compiled.fields import CONFIRMATIONS
 from stigmergy.compiled.frames import Record
 from stigmergy.compiled.sources import MISSING
 from stigmergy.compiled.values import (
@@ -139,6 +140,9 @@ class Expressions(Conditions):
         if node.attr in record.form.fields:
             return record.read(node.attr)
         message = record.form.message
+        if message in CONFIRMATIONS and node.attr in message.__struct_fields__:
+            says = f"{node.attr} is a text of any length"
+            return self.refuse(node, says, f'compare {CONFIRMATIONS[message]} == "…", or let an interpreted agent ask')
         if node.attr in message.__struct_fields__:
             return REFUSED  # found where the field is declared
         return self.refuse(

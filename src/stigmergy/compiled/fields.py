@@ -16,7 +16,13 @@ from stigmergy.compiled.values import BOOL, FLOAT, INT, Kind
 from stigmergy.core.annotations import union_members
 from stigmergy.core.codec import UNDECODABLE, encode
 from stigmergy.core.columns import ALIGNMENT, ENUM, Column, size_of
+from stigmergy.core.effects import ActionDone, ActionFailed, WorkFailed
+from stigmergy.core.messages import Message
 
+CONFIRMATIONS: dict[type[Message], str] = {ActionDone: "action", ActionFailed: "action", WorkFailed: "work"}
+"""What comes back from sinks, and the field of it that has a place in a record."""
+OTHER = ""
+"""Stands for all names that a class does not mention."""
 BYTES_LENGTH_MAX = 512
 MEMBERS_COUNT_MAX = 0xFFFF
 _WIDTHS = {
@@ -111,10 +117,11 @@ def field_of(name: str, hint: Any) -> Field | Refusal:
     return _refusal_of(hint)
 
 
-def names_field(name: str, names: Sequence[str]) -> Field:
-    """The field of an event of the framework that holds one of these texts."""
-    members = tuple((text, encode(text)) for text in names)
-    return Field(name, Kind("name", names=tuple(names)), ENUM, members=members)
+def names_field(name: str, names: Sequence[str], *, others: bool = False) -> Field:
+    """The field of an event of the framework that holds one of these texts, or, with `others`, OTHER for any other."""
+    known = (*names, OTHER) if others else tuple(names)
+    members = tuple((text, encode(text)) for text in known)
+    return Field(name, Kind("name", names=known, open=others), ENUM, members=members)
 
 
 def lay_out(fields: Sequence[Field], start: int) -> tuple[list[Column], int]:

@@ -11,7 +11,7 @@ import enum
 from typing import Any
 
 from stigmergy.compiled.emitting import Emitter
-from stigmergy.compiled.fields import Field, Refusal, field_of, lay_out, names_field
+from stigmergy.compiled.fields import CONFIRMATIONS, Field, Refusal, field_of, lay_out, names_field
 from stigmergy.compiled.frames import FormInfo, Unit
 from stigmergy.compiled.messages import given_defaults, is_factory
 from stigmergy.compiled.program import Program
@@ -35,7 +35,7 @@ from stigmergy.core.columns import (
     Templates,
     canonical_nan,
 )
-from stigmergy.core.effects import ActionDone, ActionFailed, CancelWake, WakeMe, WakeMeAt, Woken, WorkFailed
+from stigmergy.core.effects import CancelWake, WakeMe, WakeMeAt, Woken
 from stigmergy.core.errors import DefinitionError
 from stigmergy.core.messages import Command, Event, Keeping, Message, spec_of
 from stigmergy.core.plans import AgentPlan, Plan, plan_agent
@@ -45,7 +45,6 @@ from stigmergy.core.windows import Shape, Window
 
 _ROW_BYTES_MIN = 8
 _ROLES = ("decide", "react")
-_CONFIRMATIONS = (ActionDone, ActionFailed, WorkFailed)
 _NO_BUCKETS = (
     "the buckets of a tumbling window are closed one agent at a time, which compiled agents are not; use Window.last "
     "or Window.sliding and a timer (WakeMe), or let an interpreted agent of the fleet have it"
@@ -199,11 +198,14 @@ def _message_fields(unit: Unit, message: type[Message]) -> dict[str, Field] | No
     findings, cls = unit.findings, unit.cls
     if message is Woken:
         return {"name": names_field("name", unit.timer_names or [])}
+    if message in CONFIRMATIONS:
+        name = CONFIRMATIONS[message]
+        return {name: names_field(name, _mentioned(cls, cls.__agent_handlers__[message]), others=True)}
     refused = _refused_message(message)
     if refused:
         owner = cls if message.__module__.startswith("stigmergy.core") else message
         findings.add_of(owner, f"{cls.__name__} with {message.__name__}", refused)
-        if issubclass(message, (*FACTS, *_CONFIRMATIONS)):
+        if issubclass(message, FACTS):
             return None
     fields: dict[str, Field] = {}
     hints = resolve_hints(message, message.__qualname__)
@@ -227,8 +229,6 @@ def _refused_message(message: type[Message]) -> str:
     config = message.__struct_config__
     if issubclass(message, FACTS):
         return "facts of the framework have texts; let an interpreted agent of the fleet react to them"
-    if issubclass(message, _CONFIRMATIONS):
-        return "confirmations have texts of any length; let an interpreted agent ask for the action"
     if spec_of(message).keep.promise is Keeping.LATEST:
         return "latest is not kept in columns; use within(seconds=…)"
     if message.__struct_encode_fields__ != message.__struct_fields__:
@@ -270,6 +270,13 @@ def _timer_names(cls: type[Agent], handlers: dict[type[Message], Handlers]) -> l
         named += _compared(handler)
     texts = [_text(cls, source, node) for source, node in named]
     return list(dict.fromkeys(text for text in texts if text is not None))
+
+
+def _mentioned(cls: type[Agent], handlers: Handlers) -> list[str]:
+    """The texts that handlers of a message compare with, in the order of the source."""
+    nodes = [one for handler in (handlers.decide, handlers.evolve, handlers.react) for one in _compared(handler)]
+    texts = [_text(cls, source, node) for source, node in nodes]
+    return list(dict.fromkeys(text for text in texts if text))
 
 
 def _text(cls: type[Agent], source: Source, node: ast.expr) -> str | None:

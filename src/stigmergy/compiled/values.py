@@ -23,6 +23,8 @@ class Kind(Struct, frozen=True):
     """Of bytes: how many."""
     names: tuple[str, ...] = ()
     """Of the name of a timer: which ones there are."""
+    open: bool = False
+    """Whether there are others, for all of which the last of the names stands."""
 
     def __str__(self) -> str:
         if self.enum is not None:

@@ -74,26 +74,30 @@ class Woken(Event, name="stigmergy.Woken"):
 
 
 class ActionDone(Event, name="stigmergy.ActionDone"):
-    """An actuator confirmed. Kept only if the agent has a handler for it."""
+    """An actuator confirmed. Kept only if the agent has a handler for it.
+
+    A compiled agent keeps no `key` of this and the following ones, and no `reason`; and as the `action` or `work` an
+    empty text unless its handlers mention it.
+    """
 
     action: str
-    key: str
+    key: str = ""
 
 
 class ActionFailed(Event, name="stigmergy.ActionFailed"):
     """An actuator gave up on an action, or there is none. Kept only if the agent has a handler for it."""
 
     action: str
-    key: str
-    reason: str
+    key: str = ""
+    reason: str = ""
 
 
 class WorkFailed(Event, name="stigmergy.WorkFailed"):
     """Slow work raised or found nobody to do it. Kept only if the agent has a handler for it."""
 
     work: str
-    key: str
-    reason: str
+    key: str = ""
+    reason: str = ""
 
 
 class WindowClosed(Event, name="stigmergy.WindowClosed"):
