@@ -34,7 +34,7 @@ from stigmergy.ports.journal import Journal
 from stigmergy.ports.trust import Signer, Verifier
 from stigmergy.runtime.alarms import Alarms
 from stigmergy.runtime.audit.signers import check_ends, check_own_key
-from stigmergy.runtime.columns.following import catch_up, durable_agent, follow
+from stigmergy.runtime.columns.following import addresses_of, catch_up, durable_agent, follow
 from stigmergy.runtime.columns.hands import BlockHands
 from stigmergy.runtime.columns.intake import ColumnIntake
 from stigmergy.runtime.columns.joining import join_letters
@@ -136,7 +136,7 @@ class Host:
             shard.begin_epoch()
             for timer in shard.state.timers.all():
                 self._alarms.set(shard.state.shard, timer, now_ns, monotonic_ns)
-            for address in shard.state.agents:
+            for address in addresses_of(shard.state, lambda plan: plan.stale_rules):
                 self._staleness.refresh(address, None, monotonic_ns)
         self._ring(now_ns, monotonic_ns)
         for shard in self.shards:

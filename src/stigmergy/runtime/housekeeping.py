@@ -288,8 +288,9 @@ class Housekeeper:
         if not record.noted:
             return 0
         covered = record.noted[0][0]
-        lowest = record.shard.state.outbox.lowest_position()
-        covered = covered if lowest is None else min(covered, lowest - 1)
+        state = record.shard.state
+        for lowest in (state.outbox.lowest_position(), state.blocks.lowest_position()):
+            covered = covered if lowest is None else min(covered, lowest - 1)
         return self.safeguards.unheld(self._journal, record.shard.state.shard, covered, full=full)
 
     def _spare(self, record: _ShardRecord, droppable: int) -> int:

@@ -8,7 +8,7 @@ from stigmergy.core.inputs import Input, SafeActionOut
 from stigmergy.core.messages import Action
 from stigmergy.core.shard import Shard
 from stigmergy.ports.clock import Clock
-from stigmergy.runtime.columns.following import durable_addresses
+from stigmergy.runtime.columns.following import addresses_of
 from stigmergy.runtime.effector import Effector
 from stigmergy.runtime.staleness import safe_actions_of
 
@@ -33,10 +33,7 @@ class Safety:
     def make_all_safe(self) -> None:
         """Sends out everybody's. The journal has failed, or we ourselves."""
         for shard in self._shards:
-            state = shard.state
-            kinds = [kind for kind in state.tables if safe_actions_of(state.plans[kind])]
-            compiled = (address for kind in kinds for address in durable_addresses(state, kind))
-            for address in (*state.agents, *compiled):
+            for address in addresses_of(shard.state, safe_actions_of):
                 self.make_safe(shard, address, "", journal=False)
 
     def send(self, shard: Shard, address: str, action: Action, because: str, *, journal: bool) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from stigmergy.core.plans import AgentPlan
 from stigmergy.core.ready import Ready
 from stigmergy.core.state import ShardState
 
@@ -38,3 +40,16 @@ def durable_addresses(state: ShardState, kind: str) -> list[str]:
     """The addresses of the compiled agents of a kind that are on disk."""
     table = state.tables[kind]
     return [f"{kind}/{table.name(number)}" for number in range(state.enrolled.get(kind, 0))]
+
+
+def addresses_of(state: ShardState, concerned: Callable[[AgentPlan], object]) -> Iterator[str]:
+    """The addresses of all agents of kinds that this concerns, also of those that are not on disk yet: whether they
+    are to be made safe does not wait for it."""
+    kinds = [kind for kind, plan in state.plans.items() if concerned(plan)]
+    for address in list(state.agents):
+        if address.partition("/")[0] in kinds:
+            yield address
+    for kind in kinds:
+        table = state.tables.get(kind)
+        if table is not None:
+            yield from (f"{kind}/{table.name(number)}" for number in range(len(table)))
