@@ -65,3 +65,25 @@ class TestTheWorldNotices:
         assert one.differences([]) == [
             f"Gauge/g-1 is None, and should be {Expected(count=2, total=3, chain=33)}",
         ]
+
+
+TOO_EARLY = """
+from stigmergy.testing import frames
+
+async def deliver(self, live, frame):
+    self._channel.send(frames.Delivered(frame.last))
+    await live.deliver(frame.envelope)
+
+frames.ToldNode._deliver = deliver
+"""
+RUN = """
+from proofs.column_kill import kill_often
+print(*kill_often(30, 5).violations, sep="\\n")
+"""
+
+
+@pytest.mark.timeout(120)
+def test_a_node_that_acknowledges_too_early_is_found() -> None:
+    command = [sys.executable, "-c", TOO_EARLY + RUN]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert "was acknowledged, and only" in done.stdout, done.stdout + done.stderr
