@@ -368,7 +368,7 @@ def load_agents(state: ShardState, header: Header, part: bytes) -> None:
 
 
 def _load_rows(state: ShardState, header: Header, part: bytes) -> None:
-    """Puts the rows of one part into their table. Those of another version or layout of the class are made anew."""
+    """Puts the rows of one part into their table, which carries them over where the class has another version."""
     try:
         kind, layout, body = _table_parts.decode(part[len(TABLE_PART) :])
     except UNDECODABLE as error:
@@ -376,12 +376,10 @@ def _load_rows(state: ShardState, header: Header, part: bytes) -> None:
     table = state.tables.get(kind)
     if table is None:
         raise _other_engine(kind, "compiled")
-    plan = state.plans[kind]
-    if Kind(kind, plan.version, plan.layout) not in header.kinds:
-        raise FoldMismatch(
-            f"{kind} was another version in the snapshot, and rows of compiled agents are not carried over; "
-            "keep the whole log so that it can be replayed"
-        )
+    plan, written = state.plans[kind], {one.kind: one for one in header.kinds}
+    old = written.get(kind)
+    if old is None or (old.layout != plan.layout and old.version == plan.version):
+        raise _other_layout(plan, plan.version if old is None else old.version)
     table.load(body, read_layout(layout))
 
 
@@ -389,6 +387,13 @@ def _other_engine(kind: str, was: str) -> FoldMismatch:
     return FoldMismatch(
         f"{kind} was {was} in the snapshot, and is not any more; declare it as it was, or keep the whole log so that "
         "it can be replayed"
+    )
+
+
+def _other_layout(plan: AgentPlan, version: int) -> FoldMismatch:
+    return FoldMismatch(
+        f"{plan.kind} was version {version} in the snapshot and is version {plan.version} with another layout now; "
+        "raise version= and write upcast_state, or keep the whole log so that it can be replayed"
     )
 
 
@@ -404,10 +409,7 @@ def _carry_over(plan: AgentPlan, old: Kind, address: str, body: bytes) -> Any:
                 f"{type(error).__name__}: {error}; mend it, or keep the whole log so that it can be replayed"
             ) from error
     if carried is None:
-        raise FoldMismatch(
-            f"{plan.kind} was version {old.version} in the snapshot and is version {plan.version} with another layout "
-            "now; raise version= and write upcast_state, or keep the whole log so that it can be replayed"
-        )
+        raise _other_layout(plan, old.version)
     if type(carried) is not plan.cls:
         raise FoldMismatch(f"{plan.cls.__qualname__}.upcast_state returns {carried!r}, not a {plan.cls.__qualname__}")
     carried.id = address.partition("/")[2]
