@@ -12,6 +12,7 @@ from msgspec import msgpack
 from stigmergy.core.codec import encode
 from stigmergy.core.columnar import column_cause
 from stigmergy.core.columns import NOT_KEPT
+from stigmergy.core.commit import COMMIT_BYTES_MAX
 from stigmergy.core.errors import Malformed, Overloaded, SequenceGap, StaleEpoch, StaleMapping, UnknownKind
 from stigmergy.core.inputs import ActionsConfirmed, EnrollAgents, LetterRetried, ResumeAgent
 from stigmergy.core.messages import SECOND_NS, Message
@@ -233,6 +234,26 @@ def test_a_fault_in_the_middle_harms_nobody_else() -> None:
     letter = probe.state.letters.all()[0].letter
     again = probe.take(LetterRetried(letter))
     assert facts(probe, again) == ["LetterTaken", "InputFailed", "AgentStopped"]
+
+
+def test_a_flood_of_records_that_fail_fills_many_commits_and_none_too_much() -> None:
+    """Dead letters are words, not records: a commit of nothing else has the room of an ordinary one."""
+    probe = Meters("a", "b")
+    count = 3_000
+    nobody = probe.table.check_of(0)
+    assert nobody is not None
+    inputs: list[Any] = [
+        probe.batch_of(probe.record("b", Counted(by=1)) * count, sequence=1, generation=0, check=nobody[1])
+    ]
+    sizes = []
+    while inputs:
+        inputs = probe.step(*inputs).left
+        commit = probe.shard.seal()
+        assert commit is not None
+        sizes.append(len(commit.sealed.body))
+    assert len(sizes) > 1
+    assert max(sizes) <= COMMIT_BYTES_MAX
+    assert (probe.shard.counters.failed, probe.meter("b").total) == (count, 0)
 
 
 def test_supervision_stops_a_compiled_agent_and_its_records_wait() -> None:

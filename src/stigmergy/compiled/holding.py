@@ -109,6 +109,8 @@ class Holding:
 
     def image(self, events: int) -> Image | None:
         """The rows that so many events have changed since the last image; None if to fold the events is cheaper."""
+        if events * _FOLDED_BYTES < _CHUNK * self._width:
+            return None  # what they have touched is in the next image, which is of a later commit and so includes it
         chunks = self.touched.data[: (len(self.roster) + _CHUNK - 1) >> DIRTY_SHIFT]
         np.bitwise_or(self.dirty.data[: chunks.size], chunks, out=self.dirty.data[: chunks.size])
         runs = self._runs_of(chunks)

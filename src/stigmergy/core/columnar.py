@@ -111,7 +111,7 @@ class Columnar:
         start = delivery.start
         while start < delivery.count:
             room_bytes = self._state.limits.columns_bytes_max - draft.size_bytes - self._undeclared_bytes(kind)
-            if room_bytes < INPUT_BYTES_MAX:
+            if room_bytes < INPUT_BYTES_MAX or draft.full_of_words:
                 break
             stretch = table.step(delivery.records, start, known, room_bytes, now_ns)
             if stretch.halt is Halt.FULL and not stretch.taken:

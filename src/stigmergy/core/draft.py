@@ -69,6 +69,8 @@ class Draft:
         self.columns: list[ColumnRun] = []
         self.columns_count = 0
         """How many events are in them."""
+        self.columns_bytes = 0
+        """How much of the size are records and batched actions."""
         self.confirmed: dict[str, int] = {}
         self.blocks: list[Block] = []
         self.pending: list[Pending] = []
@@ -115,6 +117,11 @@ class Draft:
     def source(self) -> str:
         """Whence what is taken now comes."""
         return self._runs[-1][2]
+
+    @property
+    def full_of_words(self) -> bool:
+        """Whether what is no record takes all the room that there is for it: dead letters, for example."""
+        return self.size_bytes - self.columns_bytes > DRAFT_BYTES_MAX
 
     def hurry(self, wait_ns: int) -> None:
         """Something was added that may wait this long for the disk."""
@@ -168,6 +175,7 @@ class Draft:
             self.columns.append(run)
             self.grow(run.kind, run.source)
         self.columns_count += run.count
+        self.columns_bytes += len(run.records) + len(run.actions)
         self.size_bytes += len(run.records) + len(run.actions)
 
     def confirm(self, kind: str, upto: int) -> None:

@@ -23,7 +23,7 @@ class Snapshots(Struct, frozen=True, forbid_unknown_fields=True):
     every_events: int = 10_000
     every_s: float = 300.0
     tail_ratio: float = 4.0
-    share_max: float = 0.05
+    share_max: float = 0.01
     incremental_max: int = 8
     """So many incremental snapshots may follow a full one."""
 

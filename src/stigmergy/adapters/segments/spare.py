@@ -39,12 +39,12 @@ class Spare:
 
     def grow(self, appended_bytes: int) -> None:
         """A frame of so many bytes was appended: the spare keeps ahead. Where room is short none is taken."""
-        if self._folder.free_bytes() < 2 * self._segment_bytes:
+        if self.ready or self._folder.free_bytes() < 2 * self._segment_bytes:
             return
         if self._file is None:
             self._file = self._folder.open(SPARE, create=True)
             self._size_bytes = self._synced_bytes = self._file.size()
-        if self.ready:
+        if self.ready:  # it was left by an earlier run
             return
         if appended_bytes >= LARGE_BYTES:
             self._file.reserve(self._segment_bytes)
