@@ -53,8 +53,8 @@ from typing import Annotated
 from msgspec import Meta
 
 from stigmergy import (
-    Action, Agent, CancelWake, Command, Effects, Event, Events, Publish, Tell, WakeMe, WakeMeAt, Woken, Work,
-    decide, durable, evolve, react, reject, transient, within,
+    Action, Agent, CancelWake, Command, Effects, Event, Events, Publish, Tell, WakeMe, WakeMeAt, Window, Woken,
+    Work, decide, durable, evolve, react, reject, transient, within,
 )
 '''
 _modules = itertools.count()
@@ -143,6 +143,10 @@ class Maker:
         ]
         self.shown: list[tuple[str, Kind]] = []
         """A property, if there is one."""
+        self.windows: list[str] = []
+        """The fields that are windows, as they are declared."""
+        self.asked: list[tuple[str, Kind]] = []
+        """What windows can be asked for."""
         self.handled: list[str] = []
         """Messages that a handler is for: others are no inputs."""
         self.names = Names(constants=(), tables=())
@@ -161,6 +165,7 @@ class Maker:
             self.message(f"Act{number}", chance.choice(("Action", "Action", "Work")), texts=True) for number in range(2)
         ]
         self._write_module(state, [*observed, *commands, *decided, silent, *actions])
+        self._draw_windows([*observed, *decided])
         woken = chance.random() < (0.1 if self.small else 0.4)
         self._write_agent(state, observed, commands, decided, silent, actions, woken)
         handled = [one for one in (*observed, *commands, *decided) if one.name in self.handled]
@@ -275,6 +280,35 @@ class Maker:
             add("")
         self._write_functions()
 
+    def _draw_windows(self, events: list[Made]) -> None:
+        """Some windows of kept events. By a chance of their own, so that agents without any stay as they were."""
+        chance = Random("\n".join(self.out.lines))
+        kept = [event for event in events if event.keep != "transient" and event.fields]
+        if not kept or chance.random() < 0.5:
+            return
+        for number in range(chance.randrange(1, self._some(3) + 1)):
+            event, name = chance.choice(kept), f"w{number}"
+            numbers = [one for one in event.fields if one.kind in (INT, FLOAT)]
+            # As seconds since 1970 most numbers are none, and each such event would be a fault.
+            times = [one for one in numbers if (one.low is not None and one.low >= 0) or chance.random() < 0.05]
+            count, seconds = chance.randrange(1, 6), chance.choice((1, 3, 40))
+            how = f"Window.sliding(seconds={seconds}, count_max={count})"
+            if chance.random() < 0.4:
+                how = f"Window.last({count})"
+            elif times and chance.random() < 0.7:
+                by, ahead_s = chance.choice(times).name, chance.choice((0, 300))
+                how = f"Window.sliding(seconds={seconds}, count_max={count}, by={by!r}, ahead_s={ahead_s})"
+            self.windows.append(f"{name}: Window[{event.name}] = {how}")
+            self.handled.append(event.name)
+            self.asked += [(f"len(self.{name})", INT), (f"self.{name}.{chance.choice(('dropped', 'ahead'))}", INT)]
+            for one in event.fields:
+                default = f", {written(self.expressions.value(one.kind))}" if one in numbers else ""
+                for what in ("oldest", "newest", *(("total", "lowest", "highest") if one in numbers else ())):
+                    given = default if chance.random() < 0.8 else ""
+                    self.asked.append((f"self.{name}.{what}({one.name!r}{given})", one.kind))
+                if one in numbers:
+                    self.asked.append((f"self.{name}.mean({one.name!r}, 0.5)", FLOAT))
+
     def _write_functions(self) -> None:
         """Functions of the module; later ones may call earlier ones."""
         functions: list[Function] = []
@@ -333,6 +367,8 @@ class Maker:
                 add(f"{name.removeprefix('self.')} = {written(value)}")
         for field in state:
             add(f"{field.name}: {field.annotation} = {field.default}")
+        for window in self.windows:
+            add(window)
         add("")
         self.state = state
         self.yields = [*decided, silent]
@@ -375,6 +411,7 @@ class Maker:
         unread = [field for field in self.state if field.kind == FLOAT and role == "evolve" and chance.random() < 0.15]
         handler = _Handler(role, message, unread=unread)
         readable: list[tuple[str, Kind]] = [(f"self.{one.name}", one.kind) for one in self.state if one not in unread]
+        readable += self.asked
         if not unread:
             readable += self.shown
         if message is None:
