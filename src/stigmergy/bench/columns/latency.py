@@ -212,7 +212,7 @@ def main(arguments: list[str]) -> None:
     """Runs one host."""
     folder, ring = arguments
     node = Node(Path(folder), Path(ring))
-    make_process_ours()
+    make_process_ours(large_commits=True)
     try:
         serve(Flow, node.run)
     finally:

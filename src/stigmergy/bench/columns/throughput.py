@@ -112,7 +112,7 @@ def main(arguments: list[str]) -> None:
     folder, process, processes = arguments
     shared = int(processes) > 1
     node = Node(Path(folder), Share(int(process), int(processes), shards=int(processes)) if shared else None)
-    make_process_ours()
+    make_process_ours(large_commits=True)
     try:
         serve(Run, node.run)
     finally:
