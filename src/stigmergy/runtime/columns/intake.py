@@ -56,6 +56,9 @@ class ColumnIntake:
     def deliver(self, data: bytes | memoryview) -> asyncio.Future[None]:
         """Takes a batch. The future is done when all of it is durable, and fails when it was not taken."""
         self._intake.check_open()
+        if isinstance(data, memoryview) and not data.readonly:
+            # Records stay where they lie until they are written. Whoever gives up waiting may use this memory again.
+            data = bytes(data)
         # Which door it is stands inside; any of them can open it.
         batch = self._door(self._shards.first.state.shard).open(data)
         self._check(batch)
