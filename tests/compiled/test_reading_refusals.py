@@ -327,6 +327,12 @@ CLASSES = [
     ("recent: Window[Told] = Window.sliding(seconds=8)", "4096 entries of 16 bytes", "count_max= 1020 at most"),
     ("recent: Window[Told] = Window.last(1021)", "1021 entries of 16 bytes", "Window.last(…) 1020 at most"),
     ("recent: Window[Told] = Window.sliding(seconds=1, by='on', count_max=8)", "by='on' is bool", "float or int"),
+    (
+        "recent: Window[Told] = Window(shape=Window.last(1).shape, span=8, count_max=8, by='i')",
+        "of your own making",
+        "Window.last(…)",
+    ),
+    ("recent: Window[Told] = Window(shape=2, span=8, count_max=8, late=1)", "of your own making", "Window.last(…)"),
     ("recent: Window[Woken] = Window.last(8)", "Woken is of the framework", "an event of your own"),
     ("mission: str = ''", "a text has no fixed width", "enum or fixed bytes"),
     (

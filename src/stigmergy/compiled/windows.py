@@ -82,6 +82,12 @@ def lay_out_window(
     )
     field = form.fields.get(window.by)
     says = ""
+    plain: Window[Any] = Window(
+        shape=window.shape, span=window.span, count_max=window.count_max, by=window.by, ahead_ns=window.ahead_ns
+    )
+    made_so = type(window.shape) is Shape and window == plain and window.count_max >= 1
+    if not made_so or (window.shape is Shape.LAST and window.by):
+        says = "a window of your own making; write Window.last(…) or Window.sliding(…)"
     if form.message.__module__.startswith("stigmergy.core"):
         says = f"{form.message.__name__} is of the framework, and has texts; take a window of an event of your own"
     if window.by and field is not None and field.kind not in (INT, FLOAT):
