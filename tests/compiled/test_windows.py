@@ -230,6 +230,26 @@ class Holder(Agent):
     assert remedy in str(raised.value)
 
 
+def test_a_field_without_a_fixed_width_is_found_once(tmp_path: Path) -> None:
+    written = module_of(
+        tmp_path,
+        """
+class Told(Event):
+    at: str
+class Holder(Agent):
+    recent: Window[Told] = Window.sliding(seconds=3, by="at", count_max=3)
+    count: int = 0
+    @evolve
+    def told(self, event: Told) -> None:
+        self.count = self.recent.newest("at")
+""",
+    )
+    with pytest.raises(DefinitionError) as raised:
+        read_agent(written.Holder)
+    assert len(str(raised.value).splitlines()) == 1
+    assert "Told.at: a text has no fixed width" in str(raised.value)
+
+
 # ---- rows, snapshots, other versions
 
 
