@@ -6,11 +6,13 @@ import re
 from typing import Any
 
 import pytest
+from blake3 import blake3
 
 from stigmergy.core.codec import encode
 from stigmergy.core.commit import (
     COMMIT_FORMAT,
     GENESIS,
+    SHARED_HASH_BYTES,
     Commit,
     Head,
     Run,
@@ -93,3 +95,8 @@ def test_what_is_signed_has_a_domain_of_its_own() -> None:
 def test_what_is_no_commit(body: bytes, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=re.escape(text)):
         open_commit(body)
+
+
+def test_a_large_body_has_the_digest_that_the_manual_says() -> None:
+    body = bytes(range(256)) * (2 * SHARED_HASH_BYTES // 256)
+    assert digest_commit(body) == blake3(body, derive_key_context="stigmergy 2026 commit chain").digest()

@@ -114,6 +114,7 @@ PROMISED = {
     "commit.COMMIT_FORMAT": 1,
     "commit.COLUMNS_FORMAT": 2,
     "commit.COMMIT_BYTES_MAX": 512 * KIB,
+    "commit.SHARED_HASH_BYTES": 1024 * KIB,
     "draft.NEVER_NS": 4_611_686_018_427_387_904,
     "draft.DRAFT_BYTES_MAX": 240 * KIB,
     "draft.COLUMNS_REST_BYTES": 80 * KIB,

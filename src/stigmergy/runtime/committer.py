@@ -26,6 +26,9 @@ NEVER_NS = 2**62
 LINGER_NS = SECOND_NS // 500
 """So long after a write began, single inputs are left to wait for its end, when they are stepped in one go: cheaper,
 and none of them could be written before. A disk that takes longer holds up no step."""
+QUICKLY_TOLD_MAX = 64
+"""A group with no more than so many events and whoever waits for them is told before the next is begun, a larger one
+after."""
 HELD_UP_NS = SECOND_NS // 10
 """Whoever looks later than this after the time for it was held up: a stopped process, a paused machine. Then the disk
 gets so much longer once, because what it has said meanwhile waits in the event loop."""
@@ -246,6 +249,10 @@ class Committer:
             self._failed(error)
             return
         self.flight = None
+        if len(flight.tickets) + sum(ready.sealed.events for ready in flight.readies) <= QUICKLY_TOLD_MAX:
+            # Told in no time, and whoever waits for an effect waits for nothing else.
+            self._durable(flight)
+            flight = Flight([], [])
         failure: BaseException | None = None
         try:
             # The disk comes first: while it works on the next group, what is durable by now is told and released.
@@ -253,6 +260,7 @@ class Committer:
             self.write(self._clock.monotonic_ns())
         except BaseException as raised:
             failure = raised
-        self._durable(flight)
+        if flight.readies or flight.tickets:
+            self._durable(flight)
         if failure is not None:
             self._failed(failure)

@@ -179,7 +179,7 @@ class Receiving:
                     return
 
     async def _send_away(self, error: StigmergyError) -> None:
-        """Says why, if it can still be said. One who only stops just ends the connection: that is no fault of theirs."""
+        """Says why, if it can still be said. One who stops just ends the connection: that is no fault of theirs."""
         if isinstance(error, NotRunning):
             return
         self._counters.neighbours_refused += 1
