@@ -20,8 +20,10 @@ from msgspec import Struct
 from stigmergy.core.codec import canonical_bytes
 from stigmergy.core.errors import StigmergyError
 from stigmergy.core.messages import Command, Event, spec_of
+from stigmergy.core.plans import AgentPlan
 from stigmergy.core.walking import walk
 from stigmergy.runtime.audit.directories import ShardReading
+from stigmergy.runtime.live import Live
 from stigmergy.runtime.mailbox import BLOCK, DROP_OLDEST, StreamPolicy, sample
 from stigmergy.runtime.settings import Retention, Settings, Snapshots
 from stigmergy.sim import drones
@@ -30,6 +32,7 @@ from stigmergy.sim.disk import AfterFailedSync
 from stigmergy.sim.drones import STALE_S, declare_drones
 from stigmergy.sim.errors import SimulationError
 from stigmergy.sim.faults import Faults
+from stigmergy.sim.gauges import Gauges, Horns
 from stigmergy.sim.node import SimNode, World
 from stigmergy.sim.peers import Caller, Receiver, Sender
 
@@ -64,10 +67,12 @@ def run_trial(
     sync_lies: bool = False,
     shards: int | None = None,
     in_segments: bool = False,
+    gauges: AgentPlan | None = None,
 ) -> TrialResult:
     """Runs one trial. `power_only`: nothing but power losses; `sync_lies`: the disk only says that it has synced.
 
-    `in_segments`: the journal is one in segments, and not on SQLite or, for some seeds, in memory.
+    `in_segments`: the journal is one in segments, and not on SQLite or, for some seeds, in memory. `gauges`: a plan of
+    `sim.gauges.Gauge` with an engine; then there are compiled agents as well, fed with column batches.
     """
     chance = random.Random(f"stigmergy.sim.trial/{seed}")
     world = World(seed, shuffle=chance.random() < 0.5, deadline_s=duration_s + HEAL_S + 600)
@@ -79,6 +84,7 @@ def run_trial(
         sync_lies=sync_lies,
         power_only=power_only,
         in_segments=in_segments,
+        gauges=gauges,
     )
     trial.faults.on = faults
     violations: list[str] = []
@@ -106,8 +112,10 @@ class Trial:
         sync_lies: bool = False,
         power_only: bool = False,
         in_segments: bool = False,
+        gauges: AgentPlan | None = None,
     ) -> None:
         self.world = world
+        self._gauge_plan = gauges
         self._chance = chance
         self._duration_s = duration_s
         self._shards = chance.choice((1, 1, 4)) if shards is None else shards
@@ -122,6 +130,7 @@ class Trial:
             after_failed_sync=chance.choice((AfterFailedSync.STALE_CACHE, AfterFailedSync.DROPPED_CACHE)),
         )
         self.faults = Faults(self.node, self.receiver, world.chance("faults"), power_only=power_only)
+        self.gauges = None if gauges is None else Gauges(self.node, self._shards, self.faults.network, self._horns)
         self.senders = [
             Sender(self.node, source, world.chance(source), self.faults.network)
             for source in ("block", "drop", "sample", "beat")
@@ -140,7 +149,12 @@ class Trial:
     def _declare(self, node: SimNode) -> Any:
         self.receiver = Receiver(node, self.world.chance("receiver"))
         streams: dict[str, StreamPolicy] = {"block": BLOCK, "drop": DROP_OLDEST, "sample": sample(3)}
-        return declare_drones(self.receiver, shards=self._shards, settings=draw_settings(self._chance), streams=streams)
+        settings = draw_settings(self._chance)
+        fleet = declare_drones(self.receiver, shards=self._shards, settings=settings, streams=streams)
+        self._horns = Horns(node, self.world.chance("horns"), self.receiver.temper)
+        if self._gauge_plan is not None:
+            self._horns.attach(fleet, self._gauge_plan)
+        return fleet
 
     # ------------------------------------------------------------------ the run
 
@@ -149,6 +163,7 @@ class Trial:
         await self._start()
         for coroutine in (
             *(sender.run() for sender in self.senders),
+            *(() if self.gauges is None else (self.gauges.radio.run(),)),
             self._guard(),
             self._look_out(),
             self.faults.run(self._duration_s, self._crash),
@@ -204,9 +219,11 @@ class Trial:
         deadline = loop.time() + HEAL_S
         while loop.time() < deadline:
             await asyncio.sleep(0.5)
-            if all(sender.done for sender in self.senders) and not any(caller.open for caller in self.callers):
+            said = all(sender.done for sender in self.senders) and (self.gauges is None or self.gauges.radio.done)
+            if said and not any(caller.open for caller in self.callers):
                 live = self.node.live
-                if live is not None and not live.standing().owed and not live.host.mailbox.waiting:
+                busy = live is None or live.host.mailbox.waiting or live.host.block_hands.busy
+                if live is not None and not busy and not live.standing().owed and not _owes_blocks(live):
                     return
         waiting = [f"{sender.source} {len(sender.acknowledged)}/{len(sender.items)}" for sender in self.senders]
         live = self.node.live
@@ -231,6 +248,9 @@ class Trial:
             (action,) = self._chance.choices(list(weights), list(weights.values()))
             for _ in range(self._chance.choice((1, 1, 2, 8))):
                 action()
+            if self.gauges is not None:
+                self.gauges.radio.say()
+                self.gauges.radio.look()
             await asyncio.sleep(self._chance.expovariate(8.0))
 
     def _say(self) -> None:
@@ -347,6 +367,8 @@ class Trial:
         found = self._findings + self.node.logbook.findings
         for checker in checkers if not self.node.logbook.findings else ():
             found += [f"{checker.__name__}: {finding}" for finding in checker(self.evidence)]
+        if self.gauges is not None:
+            found += self.gauges.violations(healed=self._finished and not self._findings)
         return found
 
     def counts(self) -> dict[str, int]:
@@ -363,8 +385,13 @@ class Trial:
             "safe": len(self.receiver.safe),
             "queried": len(self.evidence.seen),
             "records": self.world.trace.count,
+            **({} if self.gauges is None else self.gauges.counts()),
             **self.faults.counts,
         }
+
+
+def _owes_blocks(live: Live) -> bool:
+    return any(shard.state.blocks.count for shard in live.host.shards)
 
 
 def draw_settings(chance: random.Random) -> Settings:

@@ -1,0 +1,45 @@
+"""The whole host with compiled agents among the others, fed with column batches, while everything goes wrong."""
+
+import pytest
+
+from stigmergy.core.plans import AgentPlan
+from stigmergy.sim.gauges import Gauge, Sound
+from stigmergy.sim.trial import run_trial
+from tests.core.plain_table import PlainEngine, compiled
+
+SEEDS = 24
+CHUNK = 6
+
+
+def a_plan() -> AgentPlan:
+    return compiled(PlainEngine(Gauge, actions=(Sound,)))
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+def test_no_promise_is_broken_whatever_goes_wrong(first: int) -> None:
+    records = sounded = 0
+    for seed in range(first, first + CHUNK):
+        result = run_trial(seed, in_segments=seed % 2 == 0, gauges=a_plan())
+        assert not result.violations, str(result)
+        records += result.counts["records read"]
+        sounded += result.counts["sounded"]
+    assert records > 1_000
+    assert sounded > 100
+
+
+def test_the_same_seed_gives_the_same_trace() -> None:
+    first, second = (run_trial(3, gauges=a_plan()) for _ in range(2))
+    assert first.trace_hash == second.trace_hash
+    assert first.trace_hash != run_trial(4, gauges=a_plan()).trace_hash
+
+
+def test_nothing_acknowledged_is_lost_over_losses_of_power() -> None:
+    for seed in range(7_000, 7_006):
+        result = run_trial(seed, power_only=True, in_segments=True, gauges=a_plan())
+        assert not result.violations, str(result)
+
+
+def test_a_disk_that_lies_is_found_out() -> None:
+    """Else these trials could not fail."""
+    found = [run_trial(seed, sync_lies=True, power_only=True, gauges=a_plan()).violations for seed in range(6)]
+    assert any(found)
