@@ -99,6 +99,8 @@ class Intake:
         waiter = Waiter(future)
         accepted = self._ingress.admit(envelope, len(data), (waiter,), self._monotonic_ns())
         self.post(accepted)
+        # Also where it came early: the clock must be set to when it will have waited long enough.
+        self._wake()
         return future
 
     def take_numbered(

@@ -65,6 +65,8 @@ class ColumnIntake:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         door = self._door(batch.header.shard)
         self._post(batch.header.shard, door.admit(batch, len(data), (Waiter(future),), self._monotonic_ns()))
+        # Also where it came early: the clock must be set to when it will have waited long enough.
+        self._intake.wake()
         return future
 
     def _check(self, batch: ColumnBatch) -> None:
