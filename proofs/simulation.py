@@ -1,7 +1,8 @@
 """Row 5: many seeds of a whole node at work while everything goes wrong; no promise is broken, everything ends.
 
 Each seed draws a workload, settings, and faults: power loss at any call, torn and lost writes, kills, EIO, full disks,
-stalls, clocks that jump or start in 1970, pauses, envelopes lost, doubled and overtaken, devices that fail.
+stalls, clocks that jump or start in 1970, pauses, envelopes lost, doubled and overtaken, devices that fail. Every third
+seed has compiled agents among the others, fed with column batches that are lost, doubled and overtaken, too.
 
     python -m proofs.simulation --seeds 10000 [--first N] [--processes 2]
 """
@@ -9,6 +10,7 @@ stalls, clocks that jump or start in 1970, pauses, envelopes lost, doubled and o
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import sys
 import time
@@ -16,6 +18,9 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 from proofs.report import Proof
+from stigmergy import Fleet
+from stigmergy.core.plans import AgentPlan
+from stigmergy.sim.gauges import KIND, Gauge
 from stigmergy.sim.trial import TrialResult, run_trial
 
 SEEDS = 10_000
@@ -23,6 +28,16 @@ SEEDS_QUICK = 200
 CHUNK = 20
 SEGMENTS_EVERY = 4
 """Every so many seeds the journal is one in segments."""
+GAUGES_EVERY = 3
+"""Every so many seeds there are compiled agents as well, fed with column batches."""
+
+
+@functools.cache
+def gauge_plan() -> AgentPlan:
+    """Gauges in machine code, made ready once a process."""
+    fleet = Fleet("gauges", agents=[Gauge], compiled=True)
+    fleet.prepare(lambda _: None)
+    return fleet.plans[KIND]
 
 
 def try_seeds(first: int, count: int) -> tuple[dict[str, int], list[TrialResult]]:
@@ -30,7 +45,8 @@ def try_seeds(first: int, count: int) -> tuple[dict[str, int], list[TrialResult]
     totals: dict[str, int] = {}
     failed: list[TrialResult] = []
     for seed in range(first, first + count):
-        result = run_trial(seed, in_segments=seed % SEGMENTS_EVERY == 0)
+        gauges = gauge_plan() if seed % GAUGES_EVERY == 0 else None
+        result = run_trial(seed, in_segments=seed % SEGMENTS_EVERY == 0, gauges=gauges)
         for name, value in result.counts.items():
             totals[name] = totals.get(name, 0) + value
         if result.violations:
