@@ -59,6 +59,10 @@ def test_what_earlier_commits_owe(blocks: Blocks) -> None:
     assert blocks.sent_before("Meter", 3) == 5
 
 
+def test_what_later_commits_owe(blocks: Blocks) -> None:
+    assert [blocks.count_after(position) for position in (0, 1, 2, 3)] == [7, 2, 1, 0]
+
+
 def test_retention_stops_before_the_oldest_that_is_owed(blocks: Blocks) -> None:
     assert Blocks().lowest_position() is None
     assert blocks.lowest_position() == 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from itertools import takewhile
 
 from msgspec import Struct
 
@@ -71,6 +72,13 @@ class Blocks:
             if block.position < position:
                 return block.first + block.count - 1
         return self.cursor(kind)
+
+    def count_after(self, position: int) -> int:
+        """How many of them commits behind this position owe."""
+        return sum(
+            sum(block.count for block in takewhile(lambda block: block.position > position, reversed(blocks)))
+            for blocks in self._blocks.values()
+        )
 
     def owed(self) -> Iterator[Block]:
         """Everything still owed, in the order of the log for each kind."""

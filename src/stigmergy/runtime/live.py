@@ -236,7 +236,9 @@ class Live:
             heads=self._heads(),
             events=sum(shard.state.events_count for shard in host.shards) - self._events_not_kept_yet(),
             owed=sum(
-                shard.state.outbox.count - shard.state.outbox.count_after(self._durable(shard)) for shard in host.shards
+                owed.count - owed.count_after(self._durable(shard))
+                for shard in host.shards
+                for owed in (shard.state.outbox, shard.state.blocks)
             ),
             waiting=host.mailbox.items,
             dead_letters=len(self.dead_letters()),

@@ -110,11 +110,13 @@ def test_the_log_is_kept_as_long_as_a_batched_hand_is_owed_something_of_it() -> 
                 await asyncio.sleep(0.1)
 
         await go_on()
+        assert live.standing().owed == 1, "and people see it"
         assert live.standing().counters["snapshots"] >= 1
         assert 1 < live.host.journal.first_position(0) <= owed_at
         go.set()
         await go_on()
         assert live.host.journal.first_position(0) > owed_at
+        assert live.standing().owed == 0
 
     play(
         declare(beep),
