@@ -31,6 +31,7 @@ from stigmergy import (
     Supervise,
     Tell,
     WakeMe,
+    Window,
     Woken,
     decide,
     evolve,
@@ -101,6 +102,9 @@ class Sonde(Agent):
     limit: float = 500.0
     woken: int = 0
     at: float = 0.0
+    levels: Window[Levelled] = Window.last(3)
+    moves: Window[Moved] = Window.sliding(seconds=5, count_max=4)
+    highs: Window[Levelled] = Window.sliding(seconds=200, by="level", count_max=3)
 
     supervision = Supervise(stop_after=3, within_s=60)
 
@@ -111,7 +115,7 @@ class Sonde(Agent):
     @evolve
     def on_level(self, event: Levelled) -> None:
         self.level = event.level
-        self.at = self.now
+        self.at = self.now + self.levels.mean("level") + float(len(self.highs))
 
     @react
     def beep(self, event: Levelled) -> Effects:
@@ -138,7 +142,7 @@ class Sonde(Agent):
 
     @evolve
     def on_moved(self, event: Moved) -> None:
-        self.total += event.by
+        self.total += event.by + self.moves.oldest("by")
 
     @decide
     def set_limit(self, command: SetLimit) -> Events:
