@@ -17,7 +17,13 @@ from stigmergy.core.inputs import EnrollAgents, SequencesSkipped
 from stigmergy.core.messages import spec_of
 from stigmergy.core.supervision import InputsSkipped
 from stigmergy.runtime.audit.listing import Wanted, list_log
-from stigmergy.runtime.columns.intake import ENROLLED_BYTES, _durable_generation, _parts
+from stigmergy.runtime.columns.intake import (
+    ENROLLED_BYTES,
+    GIVE_WAY_NAMES,
+    GIVE_WAY_S,
+    _durable_generation,
+    _parts,
+)
 from stigmergy.runtime.live import Live
 from stigmergy.sim.node import SimNode
 from tests.core.meters import Counted, Meter, Seen
@@ -436,5 +442,52 @@ def test_a_gap_error_of_the_shard_never_reaches_who_sends_in_order() -> None:
         assert not any(isinstance(error, SequenceGap) for error in found)
         assert found == [None] * 60
         assert live.query("Meter/a").total == 60
+
+    play(declare(Hand()), scene)
+
+
+def test_a_fleet_grows_while_batches_flow() -> None:
+    """4,000 agents more, in many commits: what is sent meanwhile never waits for long, and is right."""
+
+    async def scene(node: SimNode) -> None:
+        node.latency.after_s, node.latency.jitter = 0.005, False
+        live = await node.start()
+        await live.enroll("Meter", ["a"])
+        radio = Radio(live)
+        growing = asyncio.ensure_future(live.enroll("Meter", [f"new-{number:08}" for number in range(4_000)]))
+        loop = asyncio.get_running_loop()
+        longest, sent = 0.0, 0
+        while not growing.done():
+            began = loop.time()
+            await radio.send(*counted(1, 1))
+            longest, sent = max(longest, loop.time() - began), sent + 1
+        roster = growing.result()
+        assert len({(place.shard, place.number) for place in roster.places}) == 4_000
+        assert sent > 5, "else nothing flowed meanwhile"
+        assert longest < 0.05
+        assert live.query("Meter/a").total == 2 * sent
+        await radio.send(("new-00003999", Counted(by=9)))
+        assert live.query("Meter/new-00003999").total == 9
+
+    play(declare(Hand()), scene)
+
+
+def test_a_long_list_of_names_gives_way_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+
+    async def scene(node: SimNode) -> None:
+        live = await node.start()
+        sleep = asyncio.sleep
+
+        async def noted(delay_s: float) -> None:
+            pauses.extend([delay_s] if delay_s == GIVE_WAY_S else [])
+            await sleep(delay_s)
+
+        monkeypatch.setattr(asyncio, "sleep", noted)
+        await live.enroll("Meter", ["a", "b"])
+        assert pauses == [], "a few names wait for nobody"
+        await live.enroll("Meter", [f"n{number}" for number in range(4 * GIVE_WAY_NAMES)])
+        assert pauses == [GIVE_WAY_S] * 6
+        monkeypatch.undo()
 
     play(declare(Hand()), scene)

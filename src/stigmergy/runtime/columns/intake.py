@@ -28,6 +28,11 @@ ITEM_BYTES = 4096
 ENROLLED_BYTES = 16 * 1024
 """Names that are enrolled in one go; more of them are enrolled one part after the other, while others go on."""
 
+GIVE_WAY_NAMES = 500
+GIVE_WAY_S = 0.001
+"""So many names are looked at in one go, and so long others get their turn then: a fleet grows without a pause. Not for
+an instant only, because the disk's thread needs the interpreter as well."""
+
 
 class ColumnIntake:
     """Takes column batches into the mailbox, and enrols agents."""
@@ -93,14 +98,22 @@ class ColumnIntake:
         if isinstance(names, str) or not all(isinstance(name, str) for name in names):
             raise Malformed(f"enroll({kind!r}, {names!r:.60}): give a list of names, also for one alone")
         self._check_compiled(kind)
+        names = list(names)
         by_shard: dict[int, list[str]] = {}
-        for name in names:
-            by_shard.setdefault(self._intake.home_of(f"{kind}/{name}"), []).append(name)
+        for start in range(0, len(names), GIVE_WAY_NAMES):
+            if start:
+                await asyncio.sleep(GIVE_WAY_S)
+            for name in names[start : start + GIVE_WAY_NAMES]:
+                by_shard.setdefault(self._intake.home_of(f"{kind}/{name}"), []).append(name)
         for shard, here in by_shard.items():
             for part in _parts(here):
                 await self._intake.take(shard, EnrollAgents(kind, part))
-        places = [self._place(kind, name) for name in names]
-        return structs.replace(self.roster(kind), places=places, names=list(names))
+        places: list[Place] = []
+        for start in range(0, len(names), GIVE_WAY_NAMES):
+            if start:
+                await asyncio.sleep(GIVE_WAY_S)
+            places += [self._place(kind, name) for name in names[start : start + GIVE_WAY_NAMES]]
+        return structs.replace(self.roster(kind), places=places, names=names)
 
     def roster(self, kind: str) -> Roster:
         """What a producer needs to make records for agents of this kind, as it is on disk now. Of shards that another

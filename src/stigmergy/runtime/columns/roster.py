@@ -14,7 +14,7 @@ from stigmergy.core.errors import JournalCorrupt, Malformed, TooLarge
 from stigmergy.runtime.protocol import ENROLLED_NAMES_MAX
 
 
-class Place(Struct, array_like=True, frozen=True):
+class Place(Struct, array_like=True, frozen=True, gc=False):
     """Where an agent is: its shard, and its number there."""
 
     shard: int

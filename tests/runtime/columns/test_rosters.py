@@ -1,0 +1,163 @@
+"""Rosters over the control endpoint: of one process, of several put together, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from stigmergy.adapters.ed25519 import Ed25519Verifier
+from stigmergy.core.errors import Malformed, NotOwned, StigmergyError, TooLarge, UnknownKind
+from stigmergy.runtime.columns.roster import Roster, read_roster
+from stigmergy.runtime.control import ControlDesk, Node
+from stigmergy.runtime.live import Live
+from stigmergy.runtime.protocol import ENROLLED_NAMES_MAX, read_reply
+from stigmergy.runtime.shares import owned_by
+from stigmergy.runtime.switchboard import Switchboard
+from stigmergy.sim.node import SimNode, World
+from tests.core.meters import Counted
+from tests.runtime.columns.stage import Hand, Radio, declare, play
+
+NAMES = [f"m-{number}" for number in range(30)]
+SHARDS = 5
+
+
+def desk_of(live: Live) -> ControlDesk:
+    return ControlDesk(live, Ed25519Verifier(), Node("1", "memory:", (1, bytes(32))), lambda: None)
+
+
+async def ask(desk: ControlDesk | Switchboard, **request: Any) -> Any:
+    lines = await desk.answer(json.dumps({"v": 1, **request}).encode())
+    line = await anext(lines) if isinstance(lines, AsyncIterator) else next(lines)
+    return read_reply(line).ok
+
+
+def test_what_is_told_over_the_endpoint_is_what_the_node_knows() -> None:
+    async def scene(node: SimNode) -> None:
+        live = await node.start()
+        desk = desk_of(live)
+        assert read_roster(await ask(desk, do="roster", kind="Meter")) == live.roster("Meter")
+        found = read_roster(await ask(desk, do="enroll_agents", kind="Meter", names=NAMES), NAMES)
+        assert found == await live.enroll("Meter", NAMES)
+        assert "Meter/m-7" in live.agents("Meter"), "it was answered when it was durable"
+
+    play(declare(Hand(), shards=SHARDS), scene)
+
+
+@pytest.mark.parametrize(
+    ("request_", "error"),
+    [
+        ({"do": "roster", "kind": "Board"}, UnknownKind),
+        ({"do": "enroll_agents", "kind": "Board", "names": ["a"]}, UnknownKind),
+        ({"do": "enroll_agents", "kind": "Meter", "names": ["x"] * (ENROLLED_NAMES_MAX + 1)}, TooLarge),
+        ({"do": "enroll_agents", "kind": "Meter", "names": "a"}, Malformed),
+        ({"do": "enroll_agents", "kind": "Meter", "names": [1]}, Malformed),
+        ({"do": "enroll_agents", "kind": "Meter", "names": ["a/b c"]}, StigmergyError),
+        ({"do": "roster"}, Malformed),
+    ],
+)
+def test_what_cannot_be_told_is_said(request_: dict[str, Any], error: type[Exception]) -> None:
+    async def scene(node: SimNode) -> None:
+        live = await node.start()
+        with pytest.raises(error):
+            await ask(desk_of(live), **request_)
+        assert live.agents("Meter") == []
+
+    play(declare(Hand()), scene)
+
+
+class Branch:
+    """A process of the node, without a socket in between."""
+
+    def __init__(self, desk: ControlDesk) -> None:
+        self._desk = desk
+        self.asked: list[str] = []
+
+    async def ask(self, request: bytes) -> AsyncIterator[bytes]:
+        self.asked.append(json.loads(request)["do"])
+        for line in await self._desk.answer(request):
+            yield line
+
+
+def test_several_processes_enrol_each_their_own_and_are_one_roster() -> None:
+    world = World(1)
+
+    async def main() -> None:
+        nodes = []
+        for process in (1, 2):
+            owned = owned_by(process, 2, SHARDS)
+            nodes.append(
+                SimNode(
+                    world,
+                    lambda _: declare(Hand(), shards=SHARDS),
+                    name=f"p{process}",
+                    part=(owned[0], owned[-1]),
+                )
+            )
+        lives = [await node.start() for node in nodes]
+        branches = [Branch(desk_of(live)) for live in lives]
+        board = Switchboard(SHARDS, branches, dict, lambda: None)
+        empty = read_roster(await ask(board, do="roster", kind="Meter"))
+        assert [one.agents for one in empty.shards] == [0] * SHARDS
+        described = await ask(board, do="enroll_agents", kind="Meter", names=NAMES)
+        assert described["processes"] == 2
+        roster = read_roster(described, NAMES)
+        check(roster, lives)
+        # One name: only its process enrols, the other says what it has.
+        for branch in branches:
+            branch.asked.clear()
+        await ask(board, do="enroll_agents", kind="Meter", names=["one"])
+        assert sorted(branch.asked[0] for branch in branches) == ["enroll_agents", "roster"]
+        with pytest.raises(TooLarge):
+            await ask(board, do="enroll_agents", kind="Meter", names=["x"] * (ENROLLED_NAMES_MAX + 1))
+        # What one process alone says is no roster of the node; and a batch for the other's shard is refused.
+        with pytest.raises(Malformed, match="ask the node itself, and not one of its processes"):
+            read_roster(await ask(desk_of(lives[1]), do="roster", kind="Meter"))
+        shard = next(place.shard for place in roster.places if place.shard in owned_by(2, 2, SHARDS))
+        mine = [name for name, place in zip(NAMES, roster.places, strict=True) if place.shard == shard]
+        batch = Radio(lives[1]).batch((mine[0], Counted(by=1)), shard=shard)
+        with pytest.raises(NotOwned):
+            await lives[0].deliver(batch)
+        await lives[1].deliver(batch)
+        assert lives[1].query(f"Meter/{mine[0]}").total == 1
+        for node in nodes:
+            await node.stop()
+
+    def check(roster: Roster, lives: list[Live]) -> None:
+        assert sum(one.agents for one in roster.shards) == len(NAMES)
+        for name, place in zip(NAMES, roster.places, strict=True):
+            live = lives[0] if place.shard in owned_by(1, 2, SHARDS) else lives[1]
+            table = live.host.shards[place.shard].state.tables["Meter"]
+            assert table.name(place.number) == name
+            generation = roster.shards[place.shard].generation
+            assert table.check_of(generation) == (
+                roster.shards[place.shard].agents,
+                roster.shards[place.shard].check,
+            )
+
+    world.run(main())
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        {"layout": "???"},
+        {"layout": "AAAA"},
+        {"shards": [{}]},
+        {"shards": 7},
+        {"places": [[1]]},
+        {"kind": None, "shards": None},
+    ],
+)
+def test_what_is_no_roster_is_refused(spoil: dict[str, Any]) -> None:
+    async def scene(node: SimNode) -> None:
+        live = await node.start()
+        found = await ask(desk_of(live), do="roster", kind="Meter")
+        with pytest.raises(Malformed):
+            read_roster({**found, **spoil})
+        await asyncio.sleep(0)
+
+    play(declare(Hand()), scene)
