@@ -138,7 +138,7 @@ def test_an_incremental_one_has_only_what_changed(drones: CompiledEngine) -> Non
     assert list(table.begin_snapshot(full=False)) == []
     order(table, 600, 1)
     order(table, 4999, 1)
-    table.image(2)  # as a shard does when it seals a commit, before anything begins
+    table.image(1_000)  # as a shard does when it seals a commit of so many events, before anything begins
     (part,) = (read_part(part) for part in table.begin_snapshot(full=False))
     assert isinstance(part, RowsPart)
     assert part.runs == [(512, 256), (4864, 136)]

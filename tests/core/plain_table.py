@@ -400,8 +400,8 @@ class PlainTable:
 
     # ---- following
 
-    def fold(self, records: bytes, layout: Layout, now_ns: int) -> None:
-        self._fold(self._ahead, records, layout, now_ns)
+    def fold(self, records: bytes | memoryview, layout: Layout, now_ns: int) -> None:
+        self._fold(self._ahead, bytes(records), layout, now_ns)
 
     def _fold(self, rows: list[Any], records: bytes, layout: Layout, now_ns: int) -> None:
         token = step_time_ns.set(now_ns)

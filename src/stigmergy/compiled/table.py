@@ -340,13 +340,13 @@ class CompiledTable:
 
     # ---- following
 
-    def fold(self, records: bytes, layout: Layout, now_ns: int) -> None:
+    def fold(self, records: bytes | memoryview, layout: Layout, now_ns: int) -> None:
         """Folds kept events into the rows ahead. Raises FoldMismatch or JournalCorrupt."""
         if layout is not self._folded:
             if self._carrying.is_alike(layout):
                 self._folded = layout
             else:
-                records = self._carrying.to_todays_records(records, layout)
+                records = self._carrying.to_todays_records(bytes(records), layout)
         self._fold_into(self._holding.ahead, self._holding.dirty, records, now_ns)
 
     def follow(self, records: bytes | memoryview, now_ns: int) -> None:

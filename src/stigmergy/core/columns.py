@@ -287,8 +287,9 @@ def check_actions(run: ColumnRun, templates: Templates, first: int) -> None:
         )
 
 
-def read_records(records: bytes, layout: Layout) -> Iterator[Record]:
+def read_records(records: bytes | memoryview, layout: Layout) -> Iterator[Record]:
     """Takes records apart, one by one: for people and for other tools. Raises JournalCorrupt."""
+    records = bytes(records)
     readers = [_reader(form) for form in layout.forms]
     for start in range(0, len(records), layout.record_bytes):
         agent, form, _ = _record_head.unpack_from(records, start)

@@ -175,7 +175,7 @@ class Table(Protocol):
 
     # ---- following
 
-    def fold(self, records: bytes, layout: Layout, now_ns: int) -> None:
+    def fold(self, records: bytes | memoryview, layout: Layout, now_ns: int) -> None:
         """Folds kept events into the rows ahead, while replaying: `evolve` alone. `layout` is that of the records,
         which may be an older one. Raises FoldMismatch for what today's code cannot fold, and for an agent that is not
         enrolled."""

@@ -23,8 +23,8 @@ from stigmergy.core.inputs import Ask, Delivery, Input, Refused, TimerDue, Verdi
 from stigmergy.core.messages import SECOND_NS, Command, Effect, Event, Keeping, Message, spec_of
 from stigmergy.core.outcome import NO_CAUSE
 from stigmergy.core.plans import AgentPlan, plan_agent
-from stigmergy.core.replay import apply
 from stigmergy.core.ready import Ready
+from stigmergy.core.replay import apply
 from stigmergy.core.shard import Shard
 from stigmergy.core.snapshot import digest_of_state
 from stigmergy.core.state import ShardState, plan_agents

@@ -44,8 +44,9 @@ class Spare:
         if self._file is None:
             self._file = self._folder.open(SPARE, create=True)
             self._size_bytes = self._synced_bytes = self._file.size()
-        if self.ready:  # it was left by an earlier run
-            return
+        left_bytes = self._segment_bytes - self._size_bytes
+        if left_bytes <= 0:
+            return  # an earlier run has left it ready
         if appended_bytes >= LARGE_BYTES:
             self._file.reserve(self._segment_bytes)
             self._file.sync()
