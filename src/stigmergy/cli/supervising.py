@@ -51,6 +51,8 @@ HOPELESS = (
     "WrongKey",
     "BadSignature",
     "TrustError",
+    "RingForeign",
+    "RingDamaged",
 )
 """Errors after which another start would only end in the same."""
 
