@@ -107,7 +107,10 @@ class Redeciding:
         if index not in self._claimed:
             self._found.observed[name_of(body)] = None
         if isinstance(event, InputFailed):
-            self._failure(index, address, agent_plan, agent, event, run.time_ns)
+            if self._may_have_changed(address):
+                self._found.skip("failures of agents that were compiled then, in a commit with records of theirs")
+            else:
+                self._failure(index, address, agent_plan, agent, event, run.time_ns)
         elif isinstance(event, AgentStopped):
             self._stopped[address] = event.reason
         elif isinstance(event, AgentResumed):
@@ -138,8 +141,8 @@ class Redeciding:
             self._found.skip("events of compiled agents from before they were compiled: they are folded, nothing more")
 
     def _may_have_changed(self, address: str) -> bool:
-        """Whether the commit has records of a compiled agent: which of them came before something else, it does not
-        say."""
+        """Whether the commit has records of an agent that is, or was, compiled: which of them came before something
+        else, it does not say."""
         kind = address.partition("/")[0]
         number = self._state.table_at(address)[1]
         runs = [run for run in self._commit.columns if run.kind == kind and run.count]
@@ -247,6 +250,8 @@ class Redeciding:
             return "commands that were too large to be kept"
         if self._is_compiled(answer.agent) and self._records_of(answer) is None:
             return "commands to compiled agents in a commit with other events of theirs"
+        if not self._is_compiled(answer.agent) and self._may_have_changed(answer.agent):
+            return "commands to agents that were compiled then, in a commit with records of theirs"
         if answer.agent in self._stopped:
             return "commands to agents that were stopped"
         if answer.refused is not None and answer.refused.startswith(f"{answer.agent}{NO_ROOM}"):
