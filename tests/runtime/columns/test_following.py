@@ -78,3 +78,22 @@ def test_what_was_never_durable_was_never_seen(restart: bool) -> None:
             assert live.query("Meter/a").total in (1, 3)
 
     play(declare(Hand()), scene)
+
+
+def test_an_enrolment_does_not_become_visible_with_the_commit_before_it() -> None:
+    async def scene(node: SimNode) -> None:
+        live = await node.start()
+        await live.enroll("Meter", ["a"])
+        node.latency.after_s, node.latency.jitter = 1.0, False
+        before = Radio(live).send(("a", Counted(by=1)))
+        await asyncio.sleep(0.1)
+        enrolled = asyncio.ensure_future(live.enroll("Meter", ["b"]))
+        await before
+        await asyncio.sleep(0.1)
+        assert live.host.shards.first.state.tables["Meter"].find("b") == 1, "it is stepped, and not durable"
+        assert live.agents("Meter") == ["Meter/a"]
+        assert live.roster("Meter").shards[0].agents == 1
+        await enrolled
+        assert live.agents("Meter") == ["Meter/a", "Meter/b"]
+
+    play(declare(Hand()), scene)

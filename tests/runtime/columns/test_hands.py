@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from stigmergy import DeviceRefused
+from stigmergy.core.blocks import BLOCK_INDEX
 from stigmergy.core.inputs import ActionsConfirmed
 from stigmergy.runtime.columns.orders import Orders
+from stigmergy.runtime.effector import INDEX_BITS
 from stigmergy.runtime.live import Live
 from stigmergy.sim.node import SimNode
 from tests.core.meters import Alarm, Beep, Glimpsed, Measured
@@ -420,3 +422,66 @@ def test_alarms_have_texts_and_enums() -> None:
         assert call[0][1].text == "a at 250.0 in Meter/a"
 
     play(declare(Hand(), alarms), scene)
+
+
+def test_after_a_restart_blocks_that_others_lay_between_keep_their_keys() -> None:
+    """What is owed comes back kind by kind: blocks of one kind are neighbours then that were none in their commit."""
+    calls: list[tuple[str, str, int, int]] = []
+    stuck = True
+
+    async def hand(orders: Orders[Beep]) -> None:
+        calls.extend((order.agent, order.key, order.token, order.sequence) for order in orders)
+        if stuck:
+            await asyncio.sleep(1_000)
+
+    async def scene(node: SimNode) -> None:
+        nonlocal stuck
+        live = await node.start()
+        await live.enroll("Meter", ["a"])
+        await live.enroll("Horn", ["h"])
+        meters, horns = Radio(live), Radio(live, "road", "Horn")
+        await asyncio.gather(
+            meters.send(("a", Glimpsed(level=1.0))),
+            horns.send(("h", Honked(count=1)), ("h", Honked(count=2))),
+            meters.send(("a", Glimpsed(level=2.0))),
+            horns.send(("h", Honked(count=3))),
+        )
+        commit = node.logbook.commits[0][-1]
+        blocks = [(run.kind, run.first, run.actions_count) for run in commit.columns if run.actions_count]
+        assert blocks == [("Meter", 1, 1), ("Horn", 1, 2), ("Meter", 2, 1), ("Horn", 3, 1)]
+        await node.kill()
+        calls.clear()
+        stuck = False
+        live = await node.start()
+        await soon(live)
+        place = {("Meter/a", 1): 0, ("Horn/h", 1): 1, ("Horn/h", 2): 2, ("Meter/a", 2): 3, ("Horn/h", 3): 4}
+        assert len(calls) == 5
+        for agent, key, token, sequence in calls:
+            index = BLOCK_INDEX + place[agent, sequence]
+            assert key == f"1.0.{commit.position}.{index}"
+            assert token == (commit.position << INDEX_BITS) + index
+
+    play(declare(hand), scene)
+
+
+def test_nothing_is_confirmed_after_a_halt_that_was_not_done() -> None:
+    tried: list[int] = []
+
+    def hand(orders: Orders[Beep]) -> None:
+        tried.append(orders.attempt)
+        raise OSError("no")
+
+    async def scene(node: SimNode) -> None:
+        live = await node.start()
+        await live.enroll("Meter", ["a"])
+        confirmed: list[ActionsConfirmed] = []
+        hands = live.host.block_hands
+        hands._confirm = lambda _, upto: confirmed.append(upto)
+        await Radio(live).send(("a", Glimpsed(level=1.0)))
+        hands.halt()  # while it waits for its next try
+        await asyncio.sleep(1.0)
+        assert tried == [1]
+        assert not confirmed
+        assert not hands.busy
+
+    play(declare(hand), scene)

@@ -491,3 +491,30 @@ def test_a_long_list_of_names_gives_way_to_others(monkeypatch: pytest.MonkeyPatc
         monkeypatch.undo()
 
     play(declare(Hand()), scene)
+
+
+def test_what_follows_a_batch_that_found_no_room_waits_for_it_to_come_again() -> None:
+    async def scene(node: SimNode) -> None:
+        live = await node.start()
+        await live.enroll("Meter", ["a"])
+        node.latency.after_s, node.latency.jitter = 0.5, False
+        radio = Radio(live)
+        sent: list[asyncio.Future[None]] = []
+        refused = b""
+        while not refused:
+            batch = radio.batch(*counted(1))
+            sent.append(live.host.columns.deliver(batch))
+            if live.host.mailbox.counters.overloads:
+                refused = batch
+        with pytest.raises(Overloaded):
+            await sent.pop()
+        node.latency.after_s = 0.0
+        await asyncio.gather(*sent)
+        behind = radio.send(*counted(1))
+        await asyncio.sleep(0.5)
+        assert not behind.done(), "it is early, and no error"
+        await live.deliver(refused)
+        await behind
+        assert live.query("Meter/a").total == len(sent) + 2 == consumed(live)
+
+    play(declare(Hand()), scene, telemetry_items_max=4, batch_events_max=2)
