@@ -248,6 +248,7 @@ class Live:
             link=LinkStanding() if self.link is None else self.link.standing(),
             troubles=[
                 *(why for _, why in sorted(host.housekeeper.troubles.items())),
+                *host.block_hands.troubles(),
                 *(() if self.link is None else self.link.troubles()),
                 *(() if self.neighbours is None else self.neighbours.troubles()),
                 *(() if self.feedings is None else self.feedings.troubles()),

@@ -74,6 +74,7 @@ def test_a_hand_that_raises_is_tried_again_with_the_same_orders_and_what_follows
         assert keys[0] == keys[1] == keys[2] != keys[3]
         assert counted(live) == (3, 3, 0, 2)
         assert "the line is busy" in live.host.block_hands.trouble
+        assert live.standing().troubles == [], "it has mended itself"
 
     hand.first = first
     play(declare(hand), scene)
@@ -96,6 +97,9 @@ def test_after_so_many_tries_a_block_is_given_up_and_counted_and_the_next_follow
         assert hand.counts == [[1, 2], [1, 2], [1, 2], [3]]
         assert counted(live) == (3, 1, 2, 2)
         assert live.host.shards.first.state.blocks.cursor("Meter") == 3
+        assert live.standing().troubles == [
+            "2 actions of batched hands were given up, the last because of Beep@1: OSError: no"
+        ]
 
     hand.first = first
     play(declare(hand), scene)

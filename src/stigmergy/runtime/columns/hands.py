@@ -75,12 +75,19 @@ class BlockHands:
         self._halted = False
         self.counters = BlockCounters()
         self.trouble = ""
-        """Why the last block was given up, for people."""
+        """What was wrong last, for people."""
 
     @property
     def busy(self) -> int:
         """How many lanes have something under way."""
         return len(self._lanes)
+
+    def troubles(self) -> list[str]:
+        """What people should know: that actions were given up, and why the last of them."""
+        failed = self.counters.batched_failed
+        return (
+            [f"{failed} actions of batched hands were given up, the last because of {self.trouble}"] if failed else []
+        )
 
     def release(self, shard: int, blocks: Sequence[Block]) -> None:
         """Has durable blocks carried out, after those of the same shard and kind before them."""
