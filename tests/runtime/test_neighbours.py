@@ -85,7 +85,8 @@ class Street:
 
     async def settle(self, within_s: float = 60.0) -> None:
         for _ in range(int(within_s / 0.05)):
-            if not self.owed:
+            # What is told within a process is settled when it is stepped, which is before it is on disk.
+            if not self.owed and all(node.host.committer.idle for node in self.nodes.values()):
                 return
             await asyncio.sleep(0.05)
         raise AssertionError(f"{self.owed} are still owed")
