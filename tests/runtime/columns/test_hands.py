@@ -54,6 +54,20 @@ def test_a_block_goes_to_its_hand_as_a_whole_and_in_order() -> None:
     play(declare(hand), scene)
 
 
+def test_orders_say_of_which_life_of_the_journal_their_numbers_are() -> None:
+    said: list[int] = []
+
+    async def scene(node: SimNode) -> None:
+        live = await node.start()
+        await live.enroll("Meter", ["a"])
+        await Radio(live).send(("a", Glimpsed(level=1.0)))
+        await soon(live)
+        assert said == [live.host.journal.identity.incarnation]
+        assert said != [0]
+
+    play(declare(lambda orders: said.append(orders.incarnation)), scene)
+
+
 def test_a_hand_that_raises_is_tried_again_with_the_same_orders_and_what_follows_waits() -> None:
     hand = Hand()
 

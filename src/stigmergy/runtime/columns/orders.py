@@ -60,14 +60,20 @@ class Orders(Generic[ActionT]):
         return self._shard
 
     @property
+    def incarnation(self) -> int:
+        """Of the journal. One that was restored from a copy has another, and may give out the same sequences again."""
+        return self._block.incarnation
+
+    @property
     def numbers(self) -> Any:
         """The numbers of the agents in their shard, as an array of u4; `name` tells who that is."""
         return self._selected()[1]["agent"]
 
     @property
     def sequences(self) -> Any:
-        """The number of each among all orders to this kind's batched hands, dense over all of them: a receiver that
-        remembers the highest drops what it had."""
+        """The number of each among all orders to this kind's batched hands, dense over all of them. Types of actions
+        are carried out one after the other, so a receiver that drops what it had remembers the highest for each type,
+        and anew with each `incarnation`."""
         return self._selected()[0] + self._block.first
 
     def name(self, number: int) -> str:
