@@ -86,6 +86,8 @@ class Housekeeper:
         self._last_check_ns = now_ns
         self._obsolete: list[tuple[int, int]] = []
         """Snapshots to drop: shard and position."""
+        self._part_next = False
+        """Whether a part of a snapshot comes before the next drop."""
         self._no_room = False
         """Even dropping found no room: it is tried again with the next check of retention."""
         self.counters = HousekeepingCounters()
@@ -146,16 +148,17 @@ class Housekeeper:
 
     def next_write(self, wall_ns: int, monotonic_ns: int) -> Awaitable[None] | None:
         """Something small to write, if there is something: a part of a snapshot, or something to drop."""
-        for record in self._records.values():
-            if record.taking is not None:
-                return self._write_part(record)
-        if self._obsolete and not self._no_room:
-            return self._drop_snapshot()
+        # Under constant load one snapshot follows another. So the rarest comes first, and drops take turns with parts.
         if self._check_due(monotonic_ns):
             self._last_check_ns = monotonic_ns
             self._no_room = False
             return self._retain(wall_ns)
-        return None
+        taking = next((record for record in self._records.values() if record.taking is not None), None)
+        if self._obsolete and not self._no_room and (taking is None or not self._part_next):
+            self._part_next = True
+            return self._drop_snapshot()
+        self._part_next = False
+        return None if taking is None else self._write_part(taking)
 
     def has_work(self, monotonic_ns: int) -> bool:
         """Whether there is something to write, so that commits and this take turns."""
