@@ -7,7 +7,7 @@ from stigmergy.sim.gauges import Gauge, Sound
 from stigmergy.sim.trial import run_trial
 from tests.core.plain_table import PlainEngine, compiled
 
-SEEDS = 24
+SEEDS = 12
 CHUNK = 6
 
 
