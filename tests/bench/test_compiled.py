@@ -75,6 +75,7 @@ def test_events_are_due_one_after_the_other() -> None:
     assert due_times(plan, acts).tolist() == [1_001_000_000, 1_004_000_000, 1_005_000_000]
 
 
+@pytest.mark.prove
 @pytest.mark.timeout(300)
 def test_a_quick_run_gives_all_figures(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "stigmergy.bench", "compiled", "--quick", "--json", "--directory", str(tmp_path)]

@@ -35,6 +35,7 @@ def test_a_host_grows_over_starts(engine: Engine, tmp_path: Path) -> None:
     assert restored.agents >= 1_500
 
 
+@pytest.mark.prove
 @pytest.mark.timeout(120)
 def test_a_quick_run_gives_all_figures_and_a_picture(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(growth, "QUICK_HISTORIES", (6_000,))

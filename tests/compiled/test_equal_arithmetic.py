@@ -162,6 +162,7 @@ def all_inputs(ints: tuple[int, ...], floats: tuple[float, ...]) -> list[Input]:
     return [("one", event, (1_000 + number // 500) * SECOND_NS) for number, event in enumerate(told)]
 
 
+@pytest.mark.prove
 @pytest.mark.timeout(300)
 def test_machine_code_calculates_as_python_does() -> None:
     ints, floats = (*INTS[::3], *INTS[-4:]), (*FLOATS[::3], *FLOATS[-9:])

@@ -114,7 +114,8 @@ class Feeding:
 
     def _given(self, message: RingMessage) -> asyncio.Future[None]:
         try:
-            kept = self._deliver(message.body)
+            # Copied: a producer that writes into the ring too late must not change what was checked and is not yet sealed.
+            kept = self._deliver(bytes(message.body))
         except StigmergyError as error:
             kept = asyncio.get_running_loop().create_future()
             kept.set_exception(error)
