@@ -114,7 +114,7 @@ class Feeding:
 
     def _given(self, message: RingMessage) -> asyncio.Future[None]:
         try:
-            # Copied: a producer that writes into the ring too late must not change what was checked and is not yet sealed.
+            # Copied: who writes into the ring too late must not change what was checked and is not sealed yet.
             kept = self._deliver(bytes(message.body))
         except StigmergyError as error:
             kept = asyncio.get_running_loop().create_future()
