@@ -27,7 +27,7 @@ PAUSE_S = 0.005
 LOOK_S = 1.0
 """How often it looks at all, where nothing comes: whether something that was taken has been refused."""
 
-Deliver = Callable[[memoryview], "asyncio.Future[None]"]
+Deliver = Callable[[bytes], "asyncio.Future[None]"]
 
 
 class FeedCounters(Struct):
@@ -205,8 +205,8 @@ class Feedings:
         """What came out of all of them."""
         return structs.asdict(self._counters)
 
-    def _deliver(self, body: memoryview) -> asyncio.Future[None]:
-        return self._host.columns.deliver(body) if is_batch(body) else self._host.intake.deliver(bytes(body))
+    def _deliver(self, body: bytes) -> asyncio.Future[None]:
+        return self._host.columns.deliver(body) if is_batch(body) else self._host.intake.deliver(body)
 
 
 def _is_overloaded(kept: asyncio.Future[None]) -> bool:
