@@ -214,7 +214,7 @@ def test_what_found_no_room_after_all_is_delivered_again_in_order() -> None:
     taken: list[bytes] = []
     refusals = {b"1": 2, b"2": 1, b"3": 1}
 
-    def deliver(body: memoryview) -> asyncio.Future[None]:
+    def deliver(body: bytes) -> asyncio.Future[None]:
         kept: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         name = bytes(body)
         if refusals.get(name):
