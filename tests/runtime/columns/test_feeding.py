@@ -57,7 +57,7 @@ def test_nothing_is_marked_before_it_is_durable() -> None:
     ring = MemoryRing()
     kept: list[asyncio.Future[None]] = []
 
-    def deliver(_: memoryview) -> asyncio.Future[None]:
+    def deliver(_: bytes) -> asyncio.Future[None]:
         kept.append(asyncio.get_running_loop().create_future())
         return kept[-1]
 
@@ -187,7 +187,7 @@ def test_so_many_messages_are_in_flight_and_no_more(monkeypatch: pytest.MonkeyPa
     ring = MemoryRing()
     kept: list[asyncio.Future[None]] = []
 
-    def deliver(_: memoryview) -> asyncio.Future[None]:
+    def deliver(_: bytes) -> asyncio.Future[None]:
         kept.append(asyncio.get_running_loop().create_future())
         return kept[-1]
 
