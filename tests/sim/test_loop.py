@@ -1,6 +1,7 @@
 """The virtual loop: asyncio's own tools work in it, its order is the seed's, and every way of getting stuck ends."""
 
 import asyncio
+import contextvars
 import math
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -18,7 +19,7 @@ from stigmergy.sim.errors import (
     SimulationError,
     StepsExceeded,
 )
-from stigmergy.sim.loop import _REFUSED, VirtualLoop, run
+from stigmergy.sim.loop import _REFUSED, ACTOR, VirtualLoop, run
 from stigmergy.sim.timers import NEVER_NS, NS, nanoseconds
 
 
@@ -542,3 +543,51 @@ def test_other_threads_are_refused(call: str) -> None:
         return raised
 
     assert len(run(main(), seed=1)) == 1
+
+
+# Actors: one can be held up alone.
+
+
+def test_an_actor_that_is_held_runs_nothing_and_the_others_go_on() -> None:
+    heard: list[tuple[str, float]] = []
+
+    async def beat(name: str) -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            heard.append((name, asyncio.get_running_loop().time()))
+
+    async def main() -> None:
+        loop = virtual()
+        for name in ("left", "right"):
+            context = contextvars.copy_context()
+            context.run(ACTOR.set, name)
+            _ = loop.create_task(beat(name), context=context)
+        await asyncio.sleep(1.5)
+        loop.hold("left")
+        await asyncio.sleep(3.0)
+        loop.release("left")
+        await asyncio.sleep(1.0)
+
+    run(main(), seed=1)
+    assert heard == [
+        ("left", 1.0),
+        ("right", 1.0),
+        ("right", 2.0),
+        ("right", 3.0),
+        ("right", 4.0),
+        ("left", 4.5),
+        ("right", 5.0),
+        ("left", 5.5),
+    ]
+
+
+def test_a_run_ends_although_an_actor_is_held() -> None:
+    async def main() -> None:
+        loop = virtual()
+        context = contextvars.copy_context()
+        context.run(ACTOR.set, "left")
+        _ = loop.create_task(asyncio.sleep(1000), context=context)
+        loop.hold("left")
+        await asyncio.sleep(1)
+
+    run(main(), seed=1)

@@ -13,6 +13,9 @@ permutes only what asyncio leaves open: timers due at the same instant, and neig
 tick. A plain callback (call_soon, a future's done callback) is a fence that no wake-up crosses in either direction,
 because programs may count on the order of callbacks.
 
+An *actor* is a part of the run that can be held up alone, a machine for instance: whatever was begun in a context with
+`ACTOR` set belongs to it. While an actor is held, nothing of it runs; time goes on, and everybody else does.
+
 The caller must keep other disorder out: iteration over sets, id() and hash(), and what in asyncio holds tasks in sets:
 wait, as_completed, TaskGroup, all_tasks.
 """
@@ -25,7 +28,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextvars import Context
+from contextvars import Context, ContextVar
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, TypeVarTuple
 
@@ -44,6 +47,8 @@ Ts = TypeVarTuple("Ts")
 
 WALL_START_NS = 1_767_225_600 * NS
 """2026-01-01 00:00 UTC: what simulated wall clocks start from unless told otherwise."""
+ACTOR: ContextVar[str] = ContextVar("stigmergy.sim.actor", default="")
+"""To whom a callback belongs; empty for the world outside."""
 DEADLINE_S = 24 * 3600.0
 STEPS_MAX = 10_000_000
 CLEANUP_STEPS_MAX = 100_000
@@ -104,6 +109,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._failures: list[tuple[str, BaseException | None]] = []
         self._failures_dropped = 0
         self._stop_asked = False
+        self._held: dict[str, list[asyncio.Handle]] = {}
+        """Per actor that is held up, what it would have run meanwhile."""
         self._owner = threading.get_ident()
 
     # Time.
@@ -125,6 +132,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
         if not seconds >= 0:
             raise ValueError(f"pause of {seconds} seconds: time does not go back; jump the wall clock instead")
         self._now_ns += nanoseconds(seconds)
+
+    def hold(self, actor: str) -> None:
+        """Holds one actor up until `release`: its callbacks wait, in their order. Its clocks go on."""
+        self._held.setdefault(actor, [])
+
+    def release(self, actor: str) -> None:
+        """Lets an actor go on: what has waited runs now, before anything that comes later."""
+        self._soon.extend(self._held.pop(actor, ()))
 
     # Scheduling.
 
@@ -241,6 +256,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
             handle = self._soon.popleft()
             if handle.cancelled():
                 continue
+            if self._held:
+                waiting = self._held.get(handle._context.get(ACTOR, ""))  # type: ignore[attr-defined]
+                if waiting is not None:
+                    waiting.append(handle)
+                    continue
             if self.steps >= self._steps_max:
                 raise StepsExceeded(
                     self._stuck(f"not done after {self.steps} callbacks; find the loop that never waits")
@@ -268,6 +288,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Cancels leftovers in the order of their creation and lets them end, within CLEANUP_STEPS_MAX callbacks."""
         self._deadline_ns = NEVER_NS
         self._steps_max = self.steps + CLEANUP_STEPS_MAX
+        for actor in list(self._held):
+            self.release(actor)
         cancelled_upto = 0
         try:
             while pending := self._pending():

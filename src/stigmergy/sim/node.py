@@ -1,6 +1,6 @@
 """One simulated machine: the shipping host on a disk that fails, with clocks that jump, on virtual time.
 
-    world = World(seed=7)                                   # inside world.run(...)
+    world = Run(seed=7)                                     # inside world.run(...)
     node = SimNode(world, declare_fleet)
     live = await node.start()
     node.disk.fail(node.disk.calls + 5, Fault.POWER_LOSS)
@@ -13,9 +13,8 @@ Everything that happens is recorded in the world's trace; two runs of one seed h
 from __future__ import annotations
 
 import contextlib
-import random
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from stigmergy.adapters import segments, sqlite
 from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
@@ -33,13 +32,13 @@ from stigmergy.runtime.live import Live
 from stigmergy.runtime.neighbours import Neighbours
 from stigmergy.runtime.settings import Settings
 from stigmergy.sim.clock import SimClock, SimEntropy
-from stigmergy.sim.disk import AfterFailedSync, IoCall, SimDisk
+from stigmergy.sim.disk import AfterFailedSync, IoCall
 from stigmergy.sim.folder import SimFolder
 from stigmergy.sim.logbook import Latency, Logbook, WatchedJournal
-from stigmergy.sim.loop import VirtualLoop
-from stigmergy.sim.trace import Trace
+from stigmergy.sim.run import Run
 
-T = TypeVar("T")
+World = Run
+"""What tests of the runtime call a run. Users' World is in sim/world.py."""
 URL = "sqlite:fleet.db"
 WAL_BYTES_MAX = 256 << 10
 """Small, so that a short run goes through checkpoints."""
@@ -47,42 +46,17 @@ SEGMENT_BYTES = 64 << 10
 """Small, so that a short run begins several."""
 
 
-class World:
-    """One run of virtual time, with one trace and one seed for all that is in it."""
+class Part(Protocol):
+    """What runs on a node beside its host and its bus: a mesh, replicas, claims."""
 
-    def __init__(
-        self, seed: int, *, shuffle: bool = False, deadline_s: float = 3600.0, keep_from: int | None = None
-    ) -> None:
-        self.seed = seed
-        self.loop = VirtualLoop(seed=seed, shuffle=shuffle, deadline_s=deadline_s)
-        self.trace = Trace(keep_from=keep_from)
-        self._disks: list[SimDisk] = []
+    async def start(self) -> None:
+        """Begins; the host runs already."""
 
-    def run(self, main: Coroutine[Any, Any, T]) -> T:
-        """Runs the main coroutine to its end, then takes the disks out of the process. Once."""
-        try:
-            return self.loop.run(main)
-        finally:
-            for disk in self._disks:
-                disk.close()
+    async def stop(self) -> None:
+        """Ends in good order, before the host does."""
 
-    def chance(self, stream: str) -> random.Random:
-        """Randomness of its own for each purpose, so that one more draw here changes nothing there."""
-        return random.Random(f"stigmergy.sim/{self.seed}/{stream}")
-
-    def record(self, node: str, what: str, detail: Any = None) -> None:
-        """Notes what happened, at this virtual moment."""
-        self.trace.record(self.loop.time_ns(), node, what, detail)
-
-    def make_disk(self, stream: str, **options: Any) -> SimDisk:
-        """A disk that is taken down with the world."""
-        disk = SimDisk(self.chance(f"{stream}/disk"), **options)
-        self._disks.append(disk)
-        return disk
-
-    def timeline(self, records: int = 60) -> str:
-        """The last records, for people."""
-        return "\n".join(str(record) for record in self.trace.records()[-records:])
+    async def kill(self) -> None:
+        """Ends at once, as in a crash: nothing more leaves the machine."""
 
 
 class SimNode:
@@ -90,7 +64,7 @@ class SimNode:
 
     def __init__(
         self,
-        world: World,
+        world: Run,
         declare: Callable[[SimNode], Declaration],
         *,
         name: str = "node",
@@ -104,7 +78,12 @@ class SimNode:
         uplink: UplinkRule | None = None,
         part: tuple[int, int] | None = None,
         attach: Callable[[Host], Neighbours] | None = None,
+        incarnation: int = 1,
+        parts: Callable[[SimNode, Host], Sequence[Part]] | None = None,
+        make_bus: Callable[[SimNode, MemoryBroker], MemoryBus] | None = None,
+        on_durable: Callable[[SimNode, Group], None] | None = None,
     ) -> None:
+        """`parts` makes, at each start, what runs beside the host; `on_durable` hears of every group that is kept."""
         self.world = world
         self.name = name
         self.clock = SimClock(world.loop)
@@ -112,16 +91,21 @@ class SimNode:
         self.disk = world.make_disk(name, sync_lies=sync_lies, after_failed_sync=after_failed_sync)
         self.disk.on_call = self._on_disk_call
         self.latency = Latency()
-        self.signer = Ed25519Signer(SimEntropy(world.seed, f"{name}/key").token(32))
+        life = "" if incarnation == 1 else f"/{incarnation}"
+        self.signer = Ed25519Signer(SimEntropy(world.seed, f"{name}/key{life}").token(32))
         self.declaration = declare(self)
         self.settings = settings or self.declaration.settings
         self.lives = 0
         self.up_since_ns = 0
         self.on_disk_call: Callable[[IoCall], None] | None = None
-        self._identity = JournalIdentity(self.declaration.name, self.declaration.shards, incarnation=1, part=part)
+        self._identity = JournalIdentity(self.declaration.name, self.declaration.shards, incarnation, part)
         self._attach = attach
         """Makes the node one of several processes that share its fleet."""
         self.neighbours: Neighbours | None = None
+        self._make_parts = parts
+        self.parts: Sequence[Part] = ()
+        self._make_bus = make_bus or (lambda node, broker: MemoryBus(broker, node.name))
+        self._on_durable = on_durable
         self.logbook = Logbook(self._identity, self.declaration.plans, self.settings.limits)
         self.store = MemoryStore(self._identity) if in_memory else None
         self._in_segments = in_segments
@@ -179,6 +163,7 @@ class SimNode:
             devices = Devices(host, Inline(), self._agents)
             link = self._make_link(host)
             self.neighbours = None if self._attach is None else self._attach(host)
+            self.parts = () if self._make_parts is None else tuple(self._make_parts(self, host))
             recovered = await start_attached(host, devices)
             if self.neighbours is not None:
                 await self.neighbours.start()
@@ -195,6 +180,8 @@ class SimNode:
         if link is not None:
             self._live.link = link
             await link.start()
+        for part in self.parts:
+            await part.start()
         self.record("started", [list(self.logbook.positions), sorted(recovered.snapshots.items())])
         return self._live
 
@@ -218,6 +205,8 @@ class SimNode:
         if live is not None:
             if self._devices is not None:
                 await self._devices.stop()
+            for part in reversed(self.parts):
+                await part.stop()
             if live.link is not None:
                 await live.link.stop()
             if self.neighbours is not None:
@@ -258,6 +247,9 @@ class SimNode:
             journal.dead = True
         if devices is not None:
             await devices.kill()
+        parts, self.parts = self.parts, ()
+        for part in reversed(parts):
+            await part.kill()
         if self.neighbours is not None:
             await self.neighbours.stop()
         bus, self._bus = self._bus, None
@@ -279,13 +271,15 @@ class SimNode:
     def _make_link(self, host: Host) -> BusLink | None:
         if self.broker is None:
             return None
-        self._bus = MemoryBus(self.broker, self.name)
+        self._bus = self._make_bus(self, self.broker)
         return BusLink(
             host, self._bus, self.entropy, site="local", node=self.name, agents=self._agents, uplink=self.uplink
         )
 
     def _durable(self, group: Group) -> None:
         self.record("durable", [[sealed.shard, sealed.position, sealed.digest] for sealed in group.commits])
+        if self._on_durable is not None:
+            self._on_durable(self, group)
 
     def _on_disk_call(self, call: IoCall) -> None:
         if self.on_disk_call is not None:
