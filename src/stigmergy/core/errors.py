@@ -24,6 +24,12 @@ StigmergyError
 │   ├── JournalFull        no room; nothing of this commit was kept
 │   ├── JournalConflict    another owner wrote this position
 │   └── JournalUnknown     a sync failed: whether the commit is kept is known after a restart only
+├── LedgerError            the branch of ledgers, where claims are ordered
+│   ├── LedgerUnavailable  it cannot be reached or has no room; nothing was written: try again
+│   ├── LedgerUnknown      written or not: only reading tells
+│   ├── LedgerCut          what was asked for is in a checkpoint by now: begin there
+│   ├── LedgerForeign      not a ledger of ours, or another one, or of a later format
+│   └── LedgerCorrupt      bytes that were written are not the bytes that are there
 ├── RingError              the branch of rings between processes
 │   ├── RingLocked         it has a producer, or a consumer, already
 │   ├── RingForeign        not a ring of ours, or one of another format, size or owner
@@ -137,6 +143,30 @@ class JournalConflict(JournalError):
 
 class JournalUnknown(JournalError):
     """A write or sync failed half way: only a restart, by reading, tells whether the commit was kept."""
+
+
+class LedgerError(StigmergyError):
+    """The ledger cannot do what was asked."""
+
+
+class LedgerUnavailable(LedgerError):
+    """The ledger cannot be reached, is busy, or has no room. Nothing was written; try again later."""
+
+
+class LedgerUnknown(LedgerError):
+    """Whether the entries were written is not known, and they may still come. Read, or append the same ones again."""
+
+
+class LedgerCut(LedgerError):
+    """Entries behind the given position were cut off. Begin with the checkpoint that covers them."""
+
+
+class LedgerForeign(LedgerError):
+    """Not one of our ledgers, or one of another name, or of a later format."""
+
+
+class LedgerCorrupt(LedgerError):
+    """What is stored is not what was written."""
 
 
 class RingError(StigmergyError):

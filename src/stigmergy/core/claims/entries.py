@@ -1,0 +1,223 @@
+"""The moves of claimants in a ledger, as bytes with a signature. Verify first, then read.
+
+A record is what a ledger keeps: who signed, the signed body, the signature. The body says which agent's claim moves, in
+which life of its node, under which number, and what the move is. Whose claim it is follows from the key: a claimant's
+id is a digest of key, incarnation and name, so nobody can ask, release or renew for a claimant of somebody else's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, assert_never
+
+import msgspec
+from blake3 import blake3
+from msgspec import Struct
+
+from stigmergy.core.codec import UNDECODABLE, encode
+from stigmergy.core.errors import Malformed
+
+RECORD_FORMAT = 1
+RESOURCE_CHARS_MAX = 256
+CLAIMANT_CHARS_MAX = 512
+FOR_MS_MIN = 50
+FOR_MS_MAX = 24 * 3600 * 1000
+ROSTER_COUNT_MAX = 64
+KEY_BYTES_MAX = 64
+NUMBERS_END = 2**63
+ID_BYTES = 16
+DIGEST_BYTES = 32
+_DOMAIN = "stigmergy.claim@1"
+_CLAIMANT_CONTEXT = "stigmergy 2026 claimant of a ledger"
+_WRITER_CONTEXT = "stigmergy 2026 writer of a ledger"
+
+Verify = Callable[[int, bytes, bytes, bytes], bool]
+"""Algorithm, public key, statement, signature: whether this key signed exactly these bytes."""
+
+
+class Ask(Struct, array_like=True, frozen=True, tag=1):
+    """Wants a resource: granted if nobody has it or comes before, else refused, or queued if it waits."""
+
+    resource: str
+    for_ms: int
+    waits: bool = False
+
+
+class Take(Struct, array_like=True, frozen=True, tag=2):
+    """Accepts an offer, named by the position at which it was made. Only with this does the claimant hold."""
+
+    resource: str
+    offer: int
+    for_ms: int
+
+
+class Renew(Struct, array_like=True, frozen=True, tag=3):
+    """Holds on: the lease begins anew, the token stays."""
+
+    resource: str
+    token: int
+    for_ms: int
+
+
+class Release(Struct, array_like=True, frozen=True, tag=4):
+    """Gives back what was granted under this token, and nothing that was granted later."""
+
+    resource: str
+    token: int
+
+
+class Withdraw(Struct, array_like=True, frozen=True, tag=5):
+    """Wants it no more: leaves the queue, declines the offer, gives back what it may have been granted."""
+
+    resource: str
+
+
+class Expire(Struct, array_like=True, frozen=True, tag=6):
+    """An observer says that a lease or an offer has run out. `grant` is the position of the entry that began it: a
+    renewal meanwhile makes this void."""
+
+    resource: str
+    grant: int
+
+
+class Roster(Struct, array_like=True, frozen=True, tag=7):
+    """From here on only these keys may write. The first one counts whoever signs it, later ones if a member does."""
+
+    keys: tuple[bytes, ...]
+
+
+class Checkpointed(Struct, array_like=True, frozen=True, tag=8):
+    """What the writer's fold came to at this position. Changes nothing; whoever finds another digest says so."""
+
+    position: int
+    digest: bytes
+
+
+Move = Ask | Take | Renew | Release | Withdraw | Expire | Roster | Checkpointed
+
+
+class ClaimBody(Struct, array_like=True, frozen=True):
+    """What is signed: a move, and whose."""
+
+    incarnation: int
+    """Of the node's journal: a restored or cloned one has claimants of its own."""
+    life: int
+    """Grows with every start of the node. A later life makes everything void that an earlier one still sends."""
+    sequence: int
+    """Grows with every entry of a life. What is not higher than the last is a repetition, or too late."""
+    claimant: str
+    """The name of the claim at its node; empty where the move is the node's own."""
+    move: Move
+
+
+class ClaimRecord(Struct, array_like=True, frozen=True):
+    """An entry of the ledger."""
+
+    format: int
+    algorithm: int
+    key: bytes
+    body: bytes
+    """The bytes of a ClaimBody."""
+    signature: bytes
+
+
+class Written(NamedTuple):
+    """A record that was read and verified, or is about to be written."""
+
+    key: bytes
+    writer: bytes
+    claimant: bytes
+    life: int
+    sequence: int
+    move: Move
+
+
+_record_decoder = msgspec.msgpack.Decoder(ClaimRecord)
+_body_decoder = msgspec.msgpack.Decoder(ClaimBody)
+
+
+def claimant_id(algorithm: int, key: bytes, incarnation: int, name: str) -> bytes:
+    """The id of a claim of this node. Only who has the key can write for it."""
+    return blake3(encode((algorithm, key, incarnation, name)), derive_key_context=_CLAIMANT_CONTEXT).digest(ID_BYTES)
+
+
+def writer_id(algorithm: int, key: bytes, incarnation: int) -> bytes:
+    """The id of a node as a writer, whose lives and sequences are counted together."""
+    return blake3(encode((algorithm, key, incarnation)), derive_key_context=_WRITER_CONTEXT).digest(ID_BYTES)
+
+
+def statement(ledger: str, algorithm: int, key: bytes, body: bytes) -> bytes:
+    """What is signed. The ledger's name is part of it: an entry of one means nothing in another."""
+    return encode((_DOMAIN, ledger, algorithm, key, body))
+
+
+def write_record(ledger: str, algorithm: int, key: bytes, body: ClaimBody, sign: Callable[[bytes], bytes]) -> bytes:
+    """The bytes of an entry. Raises Malformed for a move that no reader would take."""
+    if fault := _fault(body):
+        raise Malformed(f"{type(body.move).__name__}: {fault}")
+    data = encode(body)
+    return encode(ClaimRecord(RECORD_FORMAT, algorithm, key, data, sign(statement(ledger, algorithm, key, data))))
+
+
+def read_record(ledger: str, data: bytes, verify: Verify) -> Written | str:
+    """What an entry says, or why it says nothing: `malformed`, `unknown` (a later format) or `forged`."""
+    try:
+        record = _record_decoder.decode(data)
+    except UNDECODABLE:
+        return "malformed"
+    if record.format != RECORD_FORMAT:
+        return "unknown"
+    if len(record.key) > KEY_BYTES_MAX:
+        return "malformed"
+    if not verify(
+        record.algorithm, record.key, statement(ledger, record.algorithm, record.key, record.body), record.signature
+    ):
+        return "forged"
+    try:
+        body = _body_decoder.decode(record.body)
+    except UNDECODABLE:
+        return "malformed"
+    if _fault(body):
+        return "malformed"
+    return Written(
+        record.key,
+        writer_id(record.algorithm, record.key, body.incarnation),
+        claimant_id(record.algorithm, record.key, body.incarnation, body.claimant),
+        body.life,
+        body.sequence,
+        body.move,
+    )
+
+
+def _fault(body: ClaimBody) -> str:
+    """Why no reader takes this; empty if they do. Part of the fold: changing it is a new format."""
+    if min(body.incarnation, body.life, body.sequence) < 0 or body.sequence == 0:
+        return "numbers count upward, the sequence from 1"
+    if max(body.incarnation, body.life, body.sequence) >= NUMBERS_END:
+        return "numbers are below 2**63"
+    if len(body.claimant) > CLAIMANT_CHARS_MAX:
+        return f"a claimant's name has at most {CLAIMANT_CHARS_MAX} characters"
+    match body.move:
+        case Roster(keys=keys):
+            if not 0 < len(keys) <= ROSTER_COUNT_MAX or any(not 0 < len(key) <= KEY_BYTES_MAX for key in keys):
+                return f"a roster has 1 to {ROSTER_COUNT_MAX} keys"
+            return ""
+        case Checkpointed(digest=digest):
+            return "" if len(digest) == DIGEST_BYTES else f"a digest has {DIGEST_BYTES} bytes"
+        case Ask(resource=resource, for_ms=for_ms) | Take(resource=resource, for_ms=for_ms):
+            return _resource_fault(resource) or _lease_fault(for_ms)
+        case Renew(resource=resource, for_ms=for_ms):
+            return _resource_fault(resource) or _lease_fault(for_ms)
+        case Release(resource=resource) | Withdraw(resource=resource) | Expire(resource=resource):
+            return _resource_fault(resource)
+        case _:
+            assert_never(body.move)
+
+
+def _resource_fault(resource: str) -> str:
+    named = 0 < len(resource) <= RESOURCE_CHARS_MAX
+    return "" if named else f"a resource's name has 1 to {RESOURCE_CHARS_MAX} characters"
+
+
+def _lease_fault(for_ms: int) -> str:
+    return "" if FOR_MS_MIN <= for_ms <= FOR_MS_MAX else f"a lease lasts {FOR_MS_MIN} to {FOR_MS_MAX} ms"

@@ -1,0 +1,125 @@
+"""What the fold of a ledger remembers: who holds what, who is offered it, who waits, and how far each writer is.
+
+Values, never changed in place; equal histories give equal values with equal bytes. Only what is held, offered or waited
+for takes room: a resource that nobody wants is not there.
+"""
+
+from __future__ import annotations
+
+from immutables import Map
+from msgspec import Struct
+
+QUEUE_COUNT_MAX = 32
+"""Claimants that may wait for one resource. One more is refused at once, and told why."""
+RESOURCES_COUNT_MAX = 100_000
+"""Resources that are held or waited for. A claim on one more is refused."""
+WRITERS_COUNT_MAX = 10_000
+"""Writers whose last number is remembered. Of more, those that wrote longest ago are forgotten: a repetition of theirs
+would count once more, which can block a resource until its lease is over, and grant nothing to anybody who believes
+it."""
+
+
+class Grant(Struct, array_like=True, frozen=True):
+    """Somebody holds it."""
+
+    claimant: bytes
+    token: int
+    """The position of the entry that granted it."""
+    began: int
+    """The position of the entry that began the lease: the same, or that of the last renewal."""
+    for_ms: int
+    life: int
+    sequence: int
+    """Of the entry that began the lease. The holder counts from before it sent this very one, or not at all."""
+
+
+class Offer(Struct, array_like=True, frozen=True):
+    """The first of the queue may take it."""
+
+    claimant: bytes
+    position: int
+    """Of the entry that made it free."""
+
+
+class Waiter(Struct, array_like=True, frozen=True):
+    """Somebody in the queue."""
+
+    claimant: bytes
+    for_ms: int
+
+
+class Resource(Struct, array_like=True, frozen=True):
+    """One resource that somebody wants. If nobody holds it, somebody is offered it."""
+
+    grant: Grant | None
+    offer: Offer | None
+    queue: tuple[Waiter, ...]
+    """Who waits behind the holder, or behind whom it is offered to."""
+
+
+class Mark(Struct, array_like=True, frozen=True):
+    """How far a writer has come."""
+
+    life: int
+    sequence: int
+    position: int
+    """Of its last entry that counted."""
+
+
+class Counts(Struct, array_like=True, frozen=True):
+    """What became of the entries, the same for every reader."""
+
+    folded: int = 0
+    malformed: int = 0
+    unknown: int = 0
+    """Of a later format."""
+    forged: int = 0
+    """The signature is not of the key that it names."""
+    strangers: int = 0
+    """Signed by a key that may not write."""
+    repeated: int = 0
+    """Seen before, or sent by an earlier life of the node."""
+    void: int = 0
+    """Named a grant or an offer that was over."""
+    granted: int = 0
+    queued: int = 0
+    refused: int = 0
+    expired: int = 0
+
+
+FREE = Resource(None, None, ())
+"""A resource that nobody wants."""
+
+
+class Claims(Struct, frozen=True):
+    """The state of the fold: everything there is to know of a ledger up to a position."""
+
+    position: int = 0
+    resources: Map[str, Resource] = Map()
+    writers: Map[bytes, Mark] = Map()
+    roster: tuple[bytes, ...] = ()
+    """The keys that may write, sorted; empty as long as anybody may."""
+    counts: Counts = Counts()
+
+    def resource(self, name: str) -> Resource:
+        """What is known of a resource."""
+        return self.resources.get(name, FREE)
+
+    def holds(self, name: str, claimant: bytes) -> Grant | None:
+        """The grant, if this claimant has it."""
+        grant = self.resource(name).grant
+        return grant if grant is not None and grant.claimant == claimant else None
+
+    def offered(self, name: str, claimant: bytes) -> Offer | None:
+        """The offer, if it was made to this claimant."""
+        offer = self.resource(name).offer
+        return offer if offer is not None and offer.claimant == claimant else None
+
+    def waits(self, name: str, claimant: bytes) -> bool:
+        """Whether this claimant is in the queue."""
+        return any(waiter.claimant == claimant for waiter in self.resource(name).queue)
+
+    def has_seen(self, writer: bytes, life: int, sequence: int) -> bool:
+        """Whether this entry of a writer, or a later one, is among those that were folded: it cannot come any more."""
+        mark = self.writers.get(writer)
+        return mark is not None and (mark.life, mark.sequence) >= (life, sequence)
