@@ -1,0 +1,356 @@
+"""The state of an object at one replica: what is alive, and which changes are known. Immutable and pure.
+
+There are no tombstones: what is known and not alive is gone. `apply` takes the changes of one author, in causal order,
+and touches the places that they name and nothing else. `join` takes a whole other store. Whatever the order, the
+repetition and the way, replicas that know the same changes are equal, and so are their bytes and digests.
+
+A store also remembers its *frontier*: the replicas whose newest known change no other known change builds upon. All
+that is known follows from it, so it is all that the next own delta has to name as seen. It is in the bytes, and counts
+neither for equality nor for the digest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Annotated, Final
+
+import msgspec
+from blake3 import blake3
+from immutables import Map
+from msgspec import Meta, Struct
+
+from stigmergy.crdt.bounds import (
+    COUNTER_MAX,
+    ELEMENT_BYTES_MAX,
+    LIVE_COUNT_HARD_MAX,
+    PATH_DEPTH_MAX,
+    PAYLOAD_BYTES_MAX,
+    PLACE_DOTS_COUNT_HARD_MAX,
+    REPLICAS_COUNT_HARD_MAX,
+    STORE_BYTES_MAX,
+)
+from stigmergy.crdt.causality import NOTHING, SETTLED, Context, Counter, Dot, Replica
+from stigmergy.crdt.delta import Delta, Path
+from stigmergy.crdt.errors import BadStore, LimitReached, NotContiguous
+from stigmergy.crdt.payloads import TOTAL, fault_of, total_of, total_payload
+from stigmergy.crdt.tree import BARE, Dots, Entry, Node, differing, entries_of, node_at, tree_of, with_dots
+
+DIGEST_BYTES: Final = 16
+_SUM_MASK: Final = 2 ** (8 * DIGEST_BYTES) - 1
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Store:
+    """One object at one replica. Never changed, only replaced. Begin with EMPTY."""
+
+    __slots__ = ("_frontier", "_sum", "context", "live_count", "root")
+
+    def __init__(
+        self, root: Node, context: Context, frontier: Map[bytes, None], live_count: int, entries_sum: int
+    ) -> None:
+        self.root = root
+        self.context = context
+        """Which changes are known. Never anything beyond: what comes too early is not applied."""
+        self.live_count = live_count
+        """How many dots are alive."""
+        self._frontier = frontier
+        self._sum = entries_sum
+        """Of the digests of all that is alive. A sum, so that a change costs no look at the rest."""
+
+    def dots_at(self, path: Path) -> Dots:
+        """What is alive in this very place, by replica."""
+        return node_at(self.root, path).dots
+
+    def seen_by(self, author: bytes) -> tuple[Dot, ...]:
+        """What the next change of this author builds upon, apart from its own: sorted."""
+        frontier = self._frontier
+        if not frontier or (len(frontier) == 1 and author in frontier):
+            return ()
+        counter = self.context.counter
+        return tuple(Dot(replica, counter(replica)) for replica in sorted(frontier) if replica != author)
+
+    def apply(self, delta: Delta) -> Store:
+        """With the changes of a delta; the same store if all are known. Part of them may be known.
+
+        Raises NotContiguous if changes are missing that it builds upon, LimitReached if a hard bound would be passed.
+        """
+        author, context = delta.replica, self.context
+        known = context.counter(author)
+        if delta.last <= known:
+            return self
+        if delta.first > known + 1 or any(context.counter(replica) < counter for replica, counter in delta.seen):
+            raise self._missing(delta)
+        if known == 0 and len(context) >= REPLICAS_COUNT_HARD_MAX:
+            raise LimitReached(f"more than {REPLICAS_COUNT_HARD_MAX} replicas have written to one object")
+        writing = _Writing(self)
+        for path, dots in delta.removed:
+            writing.remove(path, dots)
+        for path, counter, payload in delta.added:
+            if counter > known:
+                writing.add(path, author, counter, payload)
+        frontier = self._frontier
+        for replica, counter in delta.seen:
+            if replica in frontier and context.counter(replica) == counter:
+                frontier = frontier.delete(replica)
+        if author not in frontier:
+            frontier = frontier.set(author, None)
+        return writing.written(context.add(author, delta.first, delta.last), frontier)
+
+    def join(self, other: Store) -> Store:
+        """What both know and neither has removed. Both must be of the same epoch (see `retire`)."""
+        if not self.context or self is other:
+            return other
+        if not other.context:
+            return self
+        writing = _Writing(self)
+        for path, here, there in differing(self.root, other.root):
+            for replica, (counter, payload) in there.items():
+                own = here.get(replica)
+                if (own is None or own[0] < counter) and not _knows(self, other, replica, counter):
+                    writing.add(path, replica, counter, payload)
+            gone = [
+                Dot(replica, counter)
+                for replica, (counter, _) in here.items()
+                if (found := there.get(replica)) is None or found[0] != counter
+                if _knows(other, self, replica, counter)
+            ]
+            writing.remove(path, gone)
+        context = self.context.join(other.context)
+        if len(context) > REPLICAS_COUNT_HARD_MAX:
+            raise LimitReached(f"more than {REPLICAS_COUNT_HARD_MAX} replicas have written to one object")
+        frontier = {
+            replica: None
+            for one, two in ((self, other), (other, self))
+            for replica in one._frontier
+            if one.context.counter(replica) > two.context.counter(replica)
+            or (replica in two._frontier and one.context.counter(replica) == two.context.counter(replica))
+        }
+        return writing.written(context, Map(frontier))
+
+    def retire(self, replica: bytes) -> Store:
+        """Forgets the replica and keeps what it wrote: the beginning of a new epoch of the object.
+
+        Its entry in the context goes. Its live dots keep their names and are *settled*: whoever is of the new epoch had
+        them when it began, so where one is missing it was removed since. Its totals of counters go into one settled
+        entry for each counter. On equal stores the outcome is equal; several are retired in the order of their ids.
+
+        What must hold: all who go on in the new epoch retire the same replicas on equal stores, or take such a store
+        whole; nothing of the old epoch, neither delta nor store, is applied to or joined with one of the new; and the
+        replica never writes again under this id.
+        """
+        if replica not in self.context:
+            return self
+        writing = _Writing(self)
+        for path, writer, counter, payload in list(entries_of(self.root)):
+            if writer == replica and payload and payload[0] == TOTAL:
+                settled = writing.dots_at(path).get(SETTLED)
+                total = total_of(payload) + (total_of(settled[1]) if settled is not None else 0)
+                if -COUNTER_MAX <= total <= COUNTER_MAX:  # otherwise it stays by itself, which is the same amount
+                    writing.remove(path, (Dot(replica, counter),))
+                    writing.add(path, SETTLED, 0, total_payload(total))
+        frontier = self._frontier
+        return writing.written(
+            self.context.without(replica), frontier.delete(replica) if replica in frontier else frontier
+        )
+
+    def digest(self) -> bytes:
+        """16 bytes, equal for equal stores, whatever happened before."""
+        return blake3(_encode((self._sum.to_bytes(DIGEST_BYTES), self.context.vector()))).digest(DIGEST_BYTES)
+
+    def to_bytes(self) -> bytes:
+        """Its canonical bytes."""
+        vector = self.context.vector()
+        numbers = {replica: number for number, (replica, _) in enumerate(vector)}
+        places: dict[Path, list[Entry]] = {}
+        settled: dict[bytes, None] = {}
+        for entry in entries_of(self.root):
+            places.setdefault(entry[0], []).append(entry)
+            if entry[1] not in numbers:
+                settled[entry[1]] = None
+        numbers |= {replica: number for number, replica in enumerate(sorted(settled), start=len(vector))}
+        return _encode(
+            _Stored(
+                vector=tuple(Dot(*one) for one in vector),
+                frontier=tuple(sorted(numbers[replica] for replica in self._frontier)),
+                settled=tuple(sorted(settled)),
+                places=tuple(
+                    (
+                        path,
+                        tuple(sorted((numbers[writer], counter, payload) for _, writer, counter, payload in found)),
+                    )
+                    for path, found in sorted(places.items())
+                ),
+            )
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Store):
+            return NotImplemented
+        return self is other or (
+            self._sum == other._sum and self.live_count == other.live_count and self.context == other.context
+        )
+
+    def __hash__(self) -> int:
+        return hash((self._sum, self.context))
+
+    def __repr__(self) -> str:
+        return f"Store({self.live_count} live, {self.context})"
+
+    def _missing(self, delta: Delta) -> NotContiguous:
+        needed = [(delta.replica, delta.first - 1), *delta.seen]
+        missing = tuple((replica, counter) for replica, counter in needed if self.context.counter(replica) < counter)
+        named = ", ".join(f"{counter} of {replica.hex()}" for replica, counter in missing[:3])
+        return NotContiguous(
+            f"change {delta.first} of {delta.replica.hex()} builds upon change {named}, not known here; get it first",
+            missing,
+        )
+
+
+class _Writing:
+    """A tree with its figures while several places of it are written."""
+
+    __slots__ = ("live_count", "root", "sum")
+
+    def __init__(self, store: Store) -> None:
+        self.root = store.root
+        self.live_count = store.live_count
+        self.sum = store._sum
+
+    def dots_at(self, path: Path) -> Dots:
+        return node_at(self.root, path).dots
+
+    def add(self, path: Path, replica: bytes, counter: int, payload: bytes) -> None:
+        """Puts a dot into a place, instead of an older one of the same replica."""
+        dots = node_at(self.root, path).dots
+        old = dots.get(replica)
+        if old is not None:
+            self.sum -= _entry_sum(path, replica, *old)
+        else:
+            self.live_count += 1
+            if self.live_count > LIVE_COUNT_HARD_MAX or len(dots) >= PLACE_DOTS_COUNT_HARD_MAX:
+                raise LimitReached(
+                    f"more than {LIVE_COUNT_HARD_MAX} live entries in one object, or {PLACE_DOTS_COUNT_HARD_MAX} in "
+                    "one place: far more than writers may write; this object stops converging here"
+                )
+        self.sum += _entry_sum(path, replica, counter, payload)
+        self.root = with_dots(self.root, path, 0, dots.set(replica, (counter, payload)))
+
+    def remove(self, path: Path, dots: Iterable[tuple[bytes, int]]) -> None:
+        """Takes these dots out of a place, those that are there."""
+        live = left = node_at(self.root, path).dots
+        for replica, counter in dots:
+            found = left.get(replica)
+            if found is not None and found[0] == counter:
+                left = left.delete(replica)
+                self.live_count -= 1
+                self.sum -= _entry_sum(path, replica, *found)
+        if left is not live:
+            self.root = with_dots(self.root, path, 0, left)
+
+    def written(self, context: Context, frontier: Map[bytes, None]) -> Store:
+        return Store(self.root, context, frontier, self.live_count, self.sum & _SUM_MASK)
+
+
+EMPTY: Final = Store(BARE, NOTHING, Map(), 0, 0)
+"""Nothing is known, nothing is alive."""
+
+
+def read_store(body: bytes) -> Store:
+    """The store in canonical bytes. Raises BadStore, and nothing else, for everything else."""
+    if len(body) > STORE_BYTES_MAX:
+        raise BadStore(f"a store of {len(body)} bytes, at most {STORE_BYTES_MAX}")
+    try:
+        stored = _decoder.decode(body)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise BadStore(f"no store: {error}") from error
+    fault = _fault(stored)
+    if fault is not None:
+        raise BadStore(f"no store: {fault}")
+    if _encode(stored) != body:
+        raise BadStore("no store: not in its shortest form")
+    replicas = [dot.replica for dot in stored.vector] + list(stored.settled)
+    places = [
+        (path, {replicas[number]: (counter, payload) for number, counter, payload in dots})
+        for path, dots in stored.places
+    ]
+    entries_sum = sum(_entry_sum(path, writer, *live) for path, dots in places for writer, live in dots.items())
+    return Store(
+        tree_of(places),
+        Context.of(stored.vector),
+        Map({replicas[number]: None for number in stored.frontier}),
+        sum(len(dots) for _, dots in places),
+        entries_sum & _SUM_MASK,
+    )
+
+
+_Key = Annotated[bytes, Meta(min_length=1, max_length=ELEMENT_BYTES_MAX)]
+_Path = Annotated[tuple[_Key, ...], Meta(max_length=PATH_DEPTH_MAX)]
+_Number = Annotated[int, Meta(ge=0, le=COUNTER_MAX)]
+_Live = tuple[_Number, Counter, Annotated[bytes, Meta(max_length=PAYLOAD_BYTES_MAX)]]
+_Place = tuple[_Path, Annotated[tuple[_Live, ...], Meta(min_length=1, max_length=PLACE_DOTS_COUNT_HARD_MAX)]]
+
+
+class _Stored(Struct, frozen=True, array_like=True, tag_field="format", tag=1):
+    """A store as bytes. Numbers count through the vector and then through what is settled."""
+
+    vector: Annotated[tuple[Dot, ...], Meta(max_length=REPLICAS_COUNT_HARD_MAX)]
+    frontier: Annotated[tuple[_Number, ...], Meta(max_length=REPLICAS_COUNT_HARD_MAX)]
+    settled: Annotated[tuple[Replica, ...], Meta(max_length=LIVE_COUNT_HARD_MAX)]
+    places: Annotated[tuple[_Place, ...], Meta(max_length=LIVE_COUNT_HARD_MAX)]
+
+
+_decoder = msgspec.msgpack.Decoder(_Stored)
+
+
+def _fault(stored: _Stored) -> str | None:
+    """What is wrong with a store that has the right types; none if nothing is."""
+    vector = [dot.replica for dot in stored.vector]
+    replicas = vector + list(stored.settled)
+    if not _rising(vector) or not _rising(stored.settled) or len(set(replicas)) != len(replicas):
+        return "replicas are not sorted, or come twice"
+    if SETTLED in vector or any(dot.counter < 1 for dot in stored.vector):
+        return "the context names a replica that has written nothing"
+    if not _rising(stored.frontier) or (stored.frontier and stored.frontier[-1] >= len(vector)):
+        return "the frontier is not sorted, or names nobody"
+    if not _rising([path for path, _ in stored.places]):
+        return "places are not sorted"
+    live_count = 0
+    used: dict[int, None] = {}
+    for _, dots in stored.places:
+        live_count += len(dots)
+        if not _rising([number for number, _, _ in dots]):
+            return "dots are not sorted"
+        for number, counter, payload in dots:
+            if number >= len(replicas):
+                return f"a dot of replica number {number}, of {len(replicas)}"
+            used[number] = None
+            if number < len(vector):
+                if not 1 <= counter <= stored.vector[number].counter:
+                    return f"change {counter} of {replicas[number].hex()} is alive and not known"
+            elif (counter == 0) != (replicas[number] == SETTLED):
+                return f"change {counter} of {replicas[number].hex()} is settled"
+            if (fault := fault_of(payload)) is not None:
+                return fault
+    if live_count > LIVE_COUNT_HARD_MAX:
+        return f"{live_count} live entries, at most {LIVE_COUNT_HARD_MAX}"
+    if any(number not in used for number in range(len(vector), len(replicas))):
+        return "a settled replica without a live dot"
+    return None
+
+
+def _rising(values: Iterable[object]) -> bool:
+    listed = list(values)
+    return all(one < two for one, two in pairwise(listed))  # type: ignore[operator]
+
+
+def _knows(store: Store, other: Store, replica: bytes, counter: int) -> bool:
+    """Whether the store knows of a dot that is alive in the other. A settled one is known to both."""
+    if replica in store.context:
+        return store.context.counter(replica) >= counter
+    return replica not in other.context
+
+
+def _entry_sum(path: Path, replica: bytes, counter: int, payload: bytes) -> int:
+    """What one live dot adds to the sum."""
+    return int.from_bytes(blake3(_encode((path, replica, counter, payload))).digest(DIGEST_BYTES))

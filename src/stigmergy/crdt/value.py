@@ -1,0 +1,113 @@
+"""What all shared types have in common: an immutable view of a place in a store, read as the declared types say.
+
+A value never changes: its mutators return an Edit, and once that is minted and applied there is a new store, with which
+`with_store` makes the next value. What a type reads from the dots in its place is in the file of that type.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, ClassVar, Self, get_args, get_origin
+
+from stigmergy.crdt.bounds import PATH_DEPTH_MAX
+from stigmergy.crdt.delta import Delta, Path
+from stigmergy.crdt.errors import BadDelta, WrongHint
+from stigmergy.crdt.store import EMPTY, Store, read_store
+from stigmergy.crdt.tree import Node, node_at
+
+Plain = tuple[str, bytes]
+"""A value as it is stored: the name of its field and the bytes of its store."""
+
+
+class SharedValue:
+    """A view of one place of an object. Equal if the types, the place and what is known are."""
+
+    __slots__ = ("_node", "field", "hint", "path", "store")
+    depth: ClassVar[int] = 0
+    """How many keys lie between its place and the dots: 1 for a set, 0 for what is one thing."""
+    nests: ClassVar[bool] = False
+    """Whether its second argument is a shared type again, one key further down."""
+
+    def __init__(self, hint: Any, field: str, path: Path = (), store: Store = EMPTY) -> None:
+        self.hint = hint
+        self.field = field
+        self.path = path
+        self.store = store
+        self._node: Node = node_at(store.root, path) if path else store.root
+        self._read_hint()
+
+    @staticmethod
+    def empty(hint: Any, field: str) -> SharedValue:
+        """A value of this type, like ORSet[str], with nothing in it."""
+        check_hint(hint)
+        return class_of(hint)(hint, field)
+
+    def with_store(self, store: Store) -> Self:
+        """The same place in another state of the object."""
+        return self.__class__(self.hint, self.field, self.path, store)
+
+    def to_plain(self) -> Plain:
+        """What it takes to store the object: read it back with `from_plain`."""
+        return self.field, self.store.to_bytes()
+
+    @staticmethod
+    def from_plain(hint: Any, plain: Plain) -> SharedValue:
+        """The value that was stored so. Raises BadStore if the bytes are no store."""
+        field, body = plain
+        return SharedValue.empty(hint, field).with_store(read_store(body))
+
+    def check(self, delta: Delta) -> None:
+        """Raises BadDelta unless all that a delta names fits the declared types: ask before taking what a peer sent."""
+        for path, _, payload in delta.added:
+            self._check_place(path, 0)
+            self._check_payload(path, payload)
+        for path, _ in delta.removed:
+            self._check_place(path, 0)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SharedValue):
+            return NotImplemented
+        return self.hint == other.hint and self.path == other.path and self.store == other.store
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _read_hint(self) -> None:
+        """Takes what it needs from the hint."""
+
+    def _check_place(self, path: Path, at: int) -> None:
+        """Raises BadDelta unless path[at:] leads from here to a place that this type writes to."""
+        if len(path) - at != self.depth:
+            raise BadDelta(f"field '{self.field}' has no place {len(path)} keys deep")
+
+    def _check_payload(self, path: Path, payload: bytes) -> None:
+        """Raises BadDelta unless the payload is one that this type writes."""
+        raise NotImplementedError
+
+
+def argument_of(hint: Any, number: int) -> Any:
+    """The argument of a type: str in ORSet[str]. Anything, where none is given."""
+    arguments = get_args(hint)
+    return arguments[number] if len(arguments) > number else Any
+
+
+def class_of(hint: Any) -> type[SharedValue]:
+    """The class behind a type. Raises WrongHint if it is none of ours."""
+    cls = get_origin(hint) or hint
+    if not (isinstance(cls, type) and issubclass(cls, SharedValue)) or cls is SharedValue:
+        raise WrongHint(f"{hint} cannot be shared; use one of the types of stigmergy.crdt, like ORSet[str]")
+    return cls
+
+
+@cache
+def check_hint(hint: Any) -> None:
+    """Raises WrongHint unless the type can be shared, all that is nested in it included."""
+    inner, depth = hint, 0
+    while True:
+        cls = class_of(inner)
+        cls(inner, "")
+        depth += cls.depth
+        if depth > PATH_DEPTH_MAX:
+            raise WrongHint(f"{hint} nests deeper than {PATH_DEPTH_MAX} keys")
+        if not cls.nests:
+            return
+        inner = argument_of(inner, 1)
