@@ -37,6 +37,10 @@ from stigmergy.crdt.payloads import TOTAL, fault_of, total_of, total_payload
 from stigmergy.crdt.tree import BARE, Dots, Entry, Node, differing, entries_of, node_at, tree_of, with_dots
 
 DIGEST_BYTES: Final = 16
+ENTRY_BYTES_MAX: Final = 36
+"""Of a live dot beside its keys and payload: numbers and framing, and the settled replica that it may be of."""
+REPLICA_ENTRY_BYTES_MAX: Final = 32
+"""Of a replica in the vector and in the frontier; and, counted once more, of the framing of the whole."""
 _SUM_MASK: Final = 2 ** (8 * DIGEST_BYTES) - 1
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -44,16 +48,24 @@ _encode = msgspec.msgpack.Encoder().encode
 class Store:
     """One object at one replica. Never changed, only replaced. Begin with EMPTY."""
 
-    __slots__ = ("_frontier", "_sum", "context", "live_count", "root")
+    __slots__ = ("_frontier", "_sum", "context", "live_bytes", "live_count", "root")
 
     def __init__(
-        self, root: Node, context: Context, frontier: Map[bytes, None], live_count: int, entries_sum: int
+        self,
+        root: Node,
+        context: Context,
+        frontier: Map[bytes, None],
+        live_count: int,
+        live_bytes: int,
+        entries_sum: int,
     ) -> None:
         self.root = root
         self.context = context
         """Which changes are known. Never anything beyond: what comes too early is not applied."""
         self.live_count = live_count
         """How many dots are alive."""
+        self.live_bytes = live_bytes
+        """Of all that is alive: its keys and payloads."""
         self._frontier = frontier
         self._sum = entries_sum
         """Of the digests of all that is alive. A sum, so that a change costs no look at the rest."""
@@ -154,6 +166,11 @@ class Store:
             self.context.without(replica), frontier.delete(replica) if replica in frontier else frontier
         )
 
+    @property
+    def size_bytes(self) -> int:
+        """At most so many bytes it has, without making them."""
+        return self.live_bytes + ENTRY_BYTES_MAX * self.live_count + REPLICA_ENTRY_BYTES_MAX * (len(self.context) + 1)
+
     def digest(self) -> bytes:
         """16 bytes, equal for equal stores, whatever happened before."""
         return blake3(_encode((self._sum.to_bytes(DIGEST_BYTES), self.context.vector()))).digest(DIGEST_BYTES)
@@ -210,11 +227,12 @@ class Store:
 class _Writing:
     """A tree with its figures while several places of it are written."""
 
-    __slots__ = ("live_count", "root", "sum")
+    __slots__ = ("live_bytes", "live_count", "root", "sum")
 
     def __init__(self, store: Store) -> None:
         self.root = store.root
         self.live_count = store.live_count
+        self.live_bytes = store.live_bytes
         self.sum = store._sum
 
     def dots_at(self, path: Path) -> Dots:
@@ -226,6 +244,7 @@ class _Writing:
         old = dots.get(replica)
         if old is not None:
             self.sum -= _entry_sum(path, replica, *old)
+            self.live_bytes -= _entry_bytes(path, old[1])
         else:
             self.live_count += 1
             if self.live_count > LIVE_COUNT_HARD_MAX or len(dots) >= PLACE_DOTS_COUNT_HARD_MAX:
@@ -234,6 +253,7 @@ class _Writing:
                     "one place: far more than writers may write; this object stops converging here"
                 )
         self.sum += _entry_sum(path, replica, counter, payload)
+        self.live_bytes += _entry_bytes(path, payload)
         self.root = with_dots(self.root, path, 0, dots.set(replica, (counter, payload)))
 
     def remove(self, path: Path, dots: Iterable[tuple[bytes, int]]) -> None:
@@ -244,15 +264,16 @@ class _Writing:
             if found is not None and found[0] == counter:
                 left = left.delete(replica)
                 self.live_count -= 1
+                self.live_bytes -= _entry_bytes(path, found[1])
                 self.sum -= _entry_sum(path, replica, *found)
         if left is not live:
             self.root = with_dots(self.root, path, 0, left)
 
     def written(self, context: Context, frontier: Map[bytes, None]) -> Store:
-        return Store(self.root, context, frontier, self.live_count, self.sum & _SUM_MASK)
+        return Store(self.root, context, frontier, self.live_count, self.live_bytes, self.sum & _SUM_MASK)
 
 
-EMPTY: Final = Store(BARE, NOTHING, Map(), 0, 0)
+EMPTY: Final = Store(BARE, NOTHING, Map(), 0, 0, 0)
 """Nothing is known, nothing is alive."""
 
 
@@ -280,6 +301,7 @@ def read_store(body: bytes) -> Store:
         Context.of(stored.vector),
         Map({replicas[number]: None for number in stored.frontier}),
         sum(len(dots) for _, dots in places),
+        sum(_entry_bytes(path, payload) for path, dots in places for _, payload in dots.values()),
         entries_sum & _SUM_MASK,
     )
 
@@ -349,6 +371,10 @@ def _knows(store: Store, other: Store, replica: bytes, counter: int) -> bool:
     if replica in store.context:
         return store.context.counter(replica) >= counter
     return replica not in other.context
+
+
+def _entry_bytes(path: Path, payload: bytes) -> int:
+    return len(payload) + sum(len(key) + 3 for key in path)
 
 
 def _entry_sum(path: Path, replica: bytes, counter: int, payload: bytes) -> int:
