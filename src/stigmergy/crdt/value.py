@@ -10,19 +10,27 @@ from functools import cache
 from typing import Any, ClassVar, Self, get_args, get_origin
 
 from stigmergy.crdt.bounds import PATH_DEPTH_MAX
+from stigmergy.crdt.causality import Dot
+from stigmergy.crdt.coding import NO_CODER, Coder
 from stigmergy.crdt.delta import Delta, Path
 from stigmergy.crdt.errors import BadDelta, WrongHint
 from stigmergy.crdt.store import EMPTY, Store, read_store
-from stigmergy.crdt.tree import Node, node_at
+from stigmergy.crdt.tree import Node, entries_of, node_at
 
 Plain = tuple[str, bytes]
 """A value as it is stored: the name of its field and the bytes of its store."""
+
+Removed = tuple[tuple[Path, tuple[Dot, ...]], ...]
 
 
 class SharedValue:
     """A view of one place of an object. Equal if the types, the place and what is known are."""
 
-    __slots__ = ("_node", "field", "hint", "path", "store")
+    __slots__ = ("_coder", "_inner", "_node", "field", "hint", "path", "store")
+    _coder: Coder
+    """Of its elements, keys or values; only where it has some."""
+    _inner: Any
+    """What is below its keys; only where there is something."""
     depth: ClassVar[int] = 0
     """How many keys lie between its place and the dots: 1 for a set, 0 for what is one thing."""
     nests: ClassVar[bool] = False
@@ -34,7 +42,7 @@ class SharedValue:
         self.path = path
         self.store = store
         self._node: Node = node_at(store.root, path) if path else store.root
-        self._read_hint()
+        self._coder, self._inner = self._types(hint)
 
     @staticmethod
     def empty(hint: Any, field: str) -> SharedValue:
@@ -44,7 +52,11 @@ class SharedValue:
 
     def with_store(self, store: Store) -> Self:
         """The same place in another state of the object."""
-        return self.__class__(self.hint, self.field, self.path, store)
+        other = object.__new__(self.__class__)
+        other.hint, other.field, other.path, other.store = self.hint, self.field, self.path, store
+        other._coder, other._inner = self._coder, self._inner
+        other._node = node_at(store.root, self.path) if self.path else store.root
+        return other
 
     def to_plain(self) -> Plain:
         """What it takes to store the object: read it back with `from_plain`."""
@@ -60,9 +72,15 @@ class SharedValue:
         """Raises BadDelta unless all that a delta names fits the declared types: ask before taking what a peer sent."""
         for path, _, payload in delta.added:
             self._check_place(path, 0)
-            self._check_payload(path, payload)
+            self._check_payload(payload)
         for path, _ in delta.removed:
             self._check_place(path, 0)
+
+    def check_store(self, store: Store) -> None:
+        """The same for a whole store."""
+        for path, _, _, payload in entries_of(store.root):
+            self._check_place(path, 0)
+            self._check_payload(path, payload)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, SharedValue):
@@ -71,15 +89,24 @@ class SharedValue:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def _read_hint(self) -> None:
-        """Takes what it needs from the hint."""
+    @classmethod
+    def _types(cls, hint: Any) -> tuple[Coder, Any]:
+        """The coder and the inner type that the hint asks for."""
+        return NO_CODER, None
+
+    def _seen_here(self) -> Removed:
+        """All dots in this very place: what a write replaces."""
+        dots = self._node.dots
+        if not dots:
+            return ()
+        return ((self.path, tuple(Dot(replica, counter) for replica, (counter, _) in dots.items())),)
 
     def _check_place(self, path: Path, at: int) -> None:
         """Raises BadDelta unless path[at:] leads from here to a place that this type writes to."""
         if len(path) - at != self.depth:
             raise BadDelta(f"field '{self.field}' has no place {len(path)} keys deep")
 
-    def _check_payload(self, path: Path, payload: bytes) -> None:
+    def _check_payload(self, payload: bytes) -> None:
         """Raises BadDelta unless the payload is one that this type writes."""
         raise NotImplementedError
 
