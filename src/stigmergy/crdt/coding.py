@@ -74,6 +74,10 @@ def coder_of(hint: Any, bytes_max: int = ELEMENT_BYTES_MAX) -> Coder:
     return Coder(hint, bytes_max)
 
 
+NO_CODER: Final = coder_of(None)
+"""For what has no elements, keys or values."""
+
+
 def _named(hint: Any) -> str:
     return getattr(hint, "__name__", None) or str(hint)
 

@@ -111,13 +111,19 @@ def mint(edit: Edit, store: Store, replica: bytes, now_ns: int) -> Delta:
         _check_new_replica(store, replica)
     elif counter > COUNTER_MAX:
         raise LimitReached(f"replica {replica.hex()} has made all changes it can; give it a new id")
-    added = tuple((path, counter, _minted(edit, store, replica, path, payload, now_ns)) for path, payload in edit.added)
+    added: tuple[tuple[Path, int, bytes], ...] = tuple(
+        [
+            (path, counter, _minted(edit, store, replica, path, payload, now_ns) if payload else PRESENCE)
+            for path, payload in edit.added
+        ]
+    )
     removed = tuple(_still_there(edit, store, replica)) if edit.removed else ()
     if len(added) > 1:
         added = _one_each(added)
     if len(removed) > 1:
         removed = _one_each(removed)
-    _check_room(store, added, removed)
+    if added or len(removed) > 1:
+        _check_room(store, added, removed)
     return Delta(replica, counter, counter, store.seen_by(replica), added, removed)
 
 
@@ -188,8 +194,6 @@ def _check_new_replica(store: Store, replica: bytes) -> None:
 
 def _minted(edit: Edit, store: Store, replica: bytes, path: Path, payload: bytes, now_ns: int) -> bytes:
     """The payload as it is kept: with its stamp, or as a total."""
-    if not payload:
-        return PRESENCE
     kind = payload[0]
     if kind == STAMPED and edit.after_ns is not None:
         payload = stamped(payload, next_stamp_ns(now_ns, edit.after_ns))
@@ -229,9 +233,7 @@ def _check_room(
 ) -> None:
     if len(added) > 1 or len(removed) > 1:
         _check_size(added, removed)
-    if not added:
-        return
-    if store.live_count + len(added) > LIVE_COUNT_MAX:
+    if added and store.live_count + len(added) > LIVE_COUNT_MAX:
         raise LimitReached(
             f"the object has {store.live_count} live entries and would get {len(added)} more, at most "
             f"{LIVE_COUNT_MAX}; remove some, or divide it into groups"

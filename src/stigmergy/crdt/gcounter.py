@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stigmergy.crdt.bounds import COUNTER_MAX
-from stigmergy.crdt.delta import Edit, Path
+from stigmergy.crdt.delta import Edit
 from stigmergy.crdt.errors import BadDelta, LimitReached, WrongType
 from stigmergy.crdt.payloads import TOTAL, total_of, total_payload
 from stigmergy.crdt.value import SharedValue
@@ -30,7 +30,7 @@ class GCounter(SharedValue):
     def __repr__(self) -> str:
         return f"GCounter({self.value})"
 
-    def _check_payload(self, path: Path, payload: bytes) -> None:
+    def _check_payload(self, payload: bytes) -> None:
         if not payload or payload[0] != TOTAL or total_of(payload) < 0:
             raise BadDelta(f"field '{self.field}': no total of a counter that only grows")
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 from stigmergy.crdt.bounds import PAYLOAD_BYTES_MAX
-from stigmergy.crdt.causality import Dot
 from stigmergy.crdt.coding import Coder, coder_of
-from stigmergy.crdt.delta import Edit, Path
+from stigmergy.crdt.delta import Edit
 from stigmergy.crdt.errors import BadDelta
 from stigmergy.crdt.payloads import STAMP_BYTES, STAMPED, stamp_of, stamped_value, unstamped_payload
 from stigmergy.crdt.value import SharedValue, argument_of
@@ -19,8 +18,7 @@ VALUE_BYTES_MAX = PAYLOAD_BYTES_MAX - STAMP_BYTES - 1
 class LWWRegister(SharedValue, Generic[T]):
     """One value. A write replaces all that its writer has seen; of concurrent ones the highest (stamp, dot) is read."""
 
-    __slots__ = ("_coder",)
-    _coder: Coder
+    __slots__ = ()
 
     @property
     def value(self) -> T | None:
@@ -41,27 +39,25 @@ class LWWRegister(SharedValue, Generic[T]):
 
     def set(self, value: T) -> Edit:
         """Writes a value."""
-        dots = self._node.dots
-        return Edit(
-            self.field,
-            ((self.path, unstamped_payload(self._coder.to_bytes(value))),),
-            ((self.path, tuple(Dot(replica, counter) for replica, (counter, _) in dots.items())),) if dots else (),
-            self.stamp_ns if dots else 0,
-        )
+        payload = unstamped_payload(self._coder.to_bytes(value))
+        return Edit(self.field, ((self.path, payload),), self._seen_here(), self.stamp_ns)
 
     def __repr__(self) -> str:
         return f"LWWRegister({self.value!r})"
 
-    def _read_hint(self) -> None:
-        self._coder = coder_of(argument_of(self.hint, 0), VALUE_BYTES_MAX)
+    @classmethod
+    def _types(cls, hint: Any) -> tuple[Coder, Any]:
+        return coder_of(argument_of(hint, 0), VALUE_BYTES_MAX), None
 
     def _newest(self) -> bytes | None:
         dots = self._node.dots
         if not dots:
             return None
+        if len(dots) == 1:
+            return next(iter(dots.values()))[1]
         return max((stamp_of(payload), replica, counter, payload) for replica, (counter, payload) in dots.items())[3]
 
-    def _check_payload(self, path: Path, payload: bytes) -> None:
+    def _check_payload(self, payload: bytes) -> None:
         if not payload or payload[0] != STAMPED:
             raise BadDelta(f"field '{self.field}': a write to a register without its stamp")
         self._coder.check(stamped_value(payload))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 from stigmergy.crdt.causality import Dot
 from stigmergy.crdt.coding import Coder, coder_of
 from stigmergy.crdt.delta import Edit, Path
 from stigmergy.crdt.errors import BadDelta
 from stigmergy.crdt.payloads import PRESENCE
-from stigmergy.crdt.value import SharedValue, argument_of
+from stigmergy.crdt.value import Removed, SharedValue, argument_of
 
 T = TypeVar("T")
 
@@ -18,8 +18,7 @@ T = TypeVar("T")
 class ORSet(SharedValue, Generic[T]):
     """A set of elements. `in` and `len` are as quick as with a Python set; to go through it decodes each element."""
 
-    __slots__ = ("_coder",)
-    _coder: Coder
+    __slots__ = ()
     depth = 1
 
     def __contains__(self, element: object) -> bool:
@@ -50,10 +49,11 @@ class ORSet(SharedValue, Generic[T]):
     def __repr__(self) -> str:
         return f"ORSet({list(self)!r})"
 
-    def _read_hint(self) -> None:
-        self._coder = coder_of(argument_of(self.hint, 0))
+    @classmethod
+    def _types(cls, hint: Any) -> tuple[Coder, Any]:
+        return coder_of(argument_of(hint, 0)), None
 
-    def _seen(self, key: bytes) -> tuple[tuple[Path, tuple[Dot, ...]], ...]:
+    def _seen(self, key: bytes) -> Removed:
         node = self._node.children.get(key)
         if node is None:
             return ()
@@ -63,6 +63,6 @@ class ORSet(SharedValue, Generic[T]):
         super()._check_place(path, at)
         self._coder.check(path[at])
 
-    def _check_payload(self, path: Path, payload: bytes) -> None:
+    def _check_payload(self, payload: bytes) -> None:
         if payload:
             raise BadDelta(f"field '{self.field}': an element of a set with something in it")

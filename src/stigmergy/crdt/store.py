@@ -91,7 +91,8 @@ class Store:
         known = context.counter(author)
         if delta.last <= known:
             return self
-        if delta.first > known + 1 or any(context.counter(replica) < counter for replica, counter in delta.seen):
+        seen = delta.seen
+        if delta.first > known + 1 or (seen and any(context.counter(replica) < counter for replica, counter in seen)):
             raise self._missing(delta)
         if known == 0 and len(context) >= REPLICAS_COUNT_HARD_MAX:
             raise LimitReached(f"more than {REPLICAS_COUNT_HARD_MAX} replicas have written to one object")
@@ -102,7 +103,7 @@ class Store:
             if counter > known:
                 writing.add(path, author, counter, payload)
         frontier = self._frontier
-        for replica, counter in delta.seen:
+        for replica, counter in seen:
             if replica in frontier and context.counter(replica) == counter:
                 frontier = frontier.delete(replica)
         if author not in frontier:

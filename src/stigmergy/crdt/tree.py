@@ -1,7 +1,7 @@
 """The live dots of an object, by place: a persistent tree. A change copies the way to its place and nothing else.
 
 A node has the dots that are live in its place, at most one for each replica, and its children by key. Nodes without
-dots and children are not kept, so the children of a node are exactly what is alive below it, and can be counted at once.
+dots and children are not kept, so the children of a node are exactly what is alive below it, and are counted at once.
 """
 
 from __future__ import annotations
