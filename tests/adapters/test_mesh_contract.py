@@ -1,12 +1,15 @@
 """The mesh contract, on every mesh we have."""
 
+import socket
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from stigmergy.adapters.memory_bus import MemoryBroker, MemoryBus
 from stigmergy.adapters.mqtt import open_bus
-from stigmergy.adapters.system import SystemEntropy
+from stigmergy.adapters.system import SystemClock, SystemEntropy
+from stigmergy.adapters.udp_mesh import open_mesh
 from stigmergy.ports.bus import Bus
 from stigmergy.ports.mesh import Mesh
 from stigmergy.runtime.bus_mesh import BusMesh
@@ -14,7 +17,7 @@ from stigmergy.runtime.topics import Topics
 from stigmergy.sim.network import Network
 from stigmergy.testing.brokers import Broker
 from stigmergy.testing.bus_rig import wait_until
-from stigmergy.testing.mesh_contract import MeshContract, MeshRig
+from stigmergy.testing.mesh_contract import NODES, MeshContract, MeshRig
 
 
 class MemoryRig:
@@ -72,3 +75,55 @@ class TestMeshOverMqttOnMosquitto(MeshContract):
     @pytest.fixture
     def rig(self, mosquitto: Broker) -> MeshRig:
         return BusRig(lambda client_id: open_bus(f"{mosquitto.url}?version=5", client_id, SystemEntropy()))
+
+
+class UdpRig:
+    """Sockets of loopback; every node keeps its port from life to life."""
+
+    def __init__(self, key_file: Path | None = None, *, seed_only: bool = False) -> None:
+        self._ports = dict(zip(NODES, free_ports(len(NODES)), strict=True))
+        self._key_file = key_file
+        self._seed_only = seed_only
+
+    async def mesh(self, node: str) -> Mesh:
+        listed = NODES[:1] if self._seed_only else NODES
+        peers = ",".join(f"{name}@127.0.0.1:{self._ports[name]}" for name in listed)
+        key = "" if self._key_file is None else f"&key_file={self._key_file}"
+        mesh = open_mesh(f"udp://127.0.0.1:{self._ports[node]}?peers={peers}{key}", node, SystemClock())
+        if self._seed_only:  # as membership would, when it hears of them
+            for name, port in self._ports.items():
+                mesh.introduce(name, f"127.0.0.1:{port}")
+        return mesh
+
+    async def end(self) -> None:
+        pass
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(count)]
+    for opened in sockets:
+        opened.bind(("127.0.0.1", 0))
+    ports = [opened.getsockname()[1] for opened in sockets]
+    for opened in sockets:
+        opened.close()
+    return ports
+
+
+class TestUdpMesh(MeshContract):
+    @pytest.fixture
+    def rig(self) -> MeshRig:
+        return UdpRig()
+
+
+class TestUdpMeshWithAKey(MeshContract):
+    @pytest.fixture
+    def rig(self, tmp_path: Path) -> MeshRig:
+        (tmp_path / "mesh.key").write_bytes(b"k" * 32)
+        return UdpRig(tmp_path / "mesh.key")
+
+
+class TestUdpMeshThatKnowsOneAndWasIntroducedToTheOthers(MeshContract):
+    @pytest.fixture
+    def rig(self, tmp_path: Path) -> MeshRig:
+        (tmp_path / "mesh.key").write_bytes(b"k" * 32)
+        return UdpRig(tmp_path / "mesh.key", seed_only=True)
