@@ -13,6 +13,7 @@ from stigmergy.adapters.udp_mesh import open_mesh
 from stigmergy.ports.bus import Bus
 from stigmergy.ports.mesh import Mesh
 from stigmergy.runtime.bus_mesh import BusMesh
+from stigmergy.runtime.mesh_channels import MEMBERSHIP, MeshChannels
 from stigmergy.runtime.topics import Topics
 from stigmergy.sim.network import Network
 from stigmergy.testing.brokers import Broker
@@ -127,3 +128,25 @@ class TestUdpMeshThatKnowsOneAndWasIntroducedToTheOthers(MeshContract):
     def rig(self, tmp_path: Path) -> MeshRig:
         (tmp_path / "mesh.key").write_bytes(b"k" * 32)
         return UdpRig(tmp_path / "mesh.key", seed_only=True)
+
+
+class ChannelRig:
+    """One channel of each mesh, on the network without faults."""
+
+    def __init__(self) -> None:
+        self._network = Network(1)
+        self._all: list[MeshChannels] = []
+
+    async def mesh(self, node: str) -> Mesh:
+        self._all.append(MeshChannels(self._network.mesh(node)))
+        return self._all[-1].channel(MEMBERSHIP)
+
+    async def end(self) -> None:
+        for channels in self._all:
+            await channels.close()
+
+
+class TestChannelOfAMesh(MeshContract):
+    @pytest.fixture
+    def rig(self) -> MeshRig:
+        return ChannelRig()

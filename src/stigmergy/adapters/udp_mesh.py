@@ -31,6 +31,7 @@ from stigmergy.ports.mesh import (
     BYTES_MIN,
     CONTACT_BYTES_MAX,
     NODE_NAME_BYTES_MAX,
+    PACKET_BYTES,
     Hear,
     MeshCounters,
     check_datagram,
@@ -76,7 +77,7 @@ class UdpOptions(Struct, frozen=True):
     peers: tuple[tuple[str, str, int], ...] = ()
     """Name, host and port of each."""
     key: bytes = b""
-    bytes_max: int = BYTES_MIN
+    bytes_max: int = PACKET_BYTES
     advertise: str = ""
 
     @property
@@ -410,7 +411,7 @@ def _key(file: str, url: str) -> bytes:
 
 def _bytes_max(text: str, url: str) -> int:
     if not text:
-        return BYTES_MIN
+        return PACKET_BYTES
     if not text.isdecimal() or not BYTES_MIN <= int(text) <= BODY_BYTES_MAX:
         raise ConfigError(f"mesh {url!r}: bytes_max={text}; it must be {BYTES_MIN} to {BODY_BYTES_MAX}")
     return int(text)

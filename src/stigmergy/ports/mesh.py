@@ -14,8 +14,10 @@ from msgspec import Struct
 
 from stigmergy.core.errors import Malformed, TooLarge
 
-BYTES_MIN = 1024
-"""Every mesh carries bodies of so many bytes: what fits into one packet of IPv6 on any path, with names and a seal."""
+BYTES_MIN = 1000
+"""Every mesh carries bodies of so many bytes."""
+PACKET_BYTES = 1024
+"""What fits into one packet of IPv6 on any path, with names and a seal: the usual size of meshes on a network."""
 NODE_NAME_BYTES_MAX = 64
 CONTACT_BYTES_MAX = 128
 _NODE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)

@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 
 from stigmergy.core.errors import Bug
-from stigmergy.ports.mesh import BYTES_MIN, Hear, MeshCounters, check_datagram, is_node_name
+from stigmergy.ports.mesh import PACKET_BYTES, Hear, MeshCounters, check_datagram, is_node_name
 
 LOSS_MAX = 0.3
 DUPLICATION_MAX = 0.1
@@ -110,7 +110,7 @@ What is `sent`, `delivered`, `lost`, `duplicated`, `corrupted`, `cut`, `absent` 
 class Network:
     """All nodes of one simulation and the links between them."""
 
-    def __init__(self, seed: int, *, bytes_max: int = BYTES_MIN, faults: LinkFaults = CALM) -> None:
+    def __init__(self, seed: int, *, bytes_max: int = PACKET_BYTES, faults: LinkFaults = CALM) -> None:
         self.faults = faults
         """Of every link that has none of its own."""
         self.counters = NetworkCounters()
