@@ -67,6 +67,21 @@ def test_without_the_mark_only_damage_to_the_last_transaction_is_overlooked(vict
         assert examine(victim, flip(image, WAL, offset, bit)) is not Outcome.WRONG, f"byte {offset}, bit {bit}"
 
 
+def test_without_the_mark_damage_between_transactions_that_are_whole_is_refused() -> None:
+    """SQLite accepts what lies before it, so that the rest would be missing without a word."""
+    victim = make_victim(6, last_bytes=200)
+    image = {path: content for path, content in victim.image.items() if path != MARK}
+    wal = wal_of(image[WAL])
+    frames = frames_that_sqlite_accepts(image)
+    commits = [frame for frame in range(1, frames + 1) if wal.header(frame).database_pages]
+    assert len(commits) == 4
+    first, last = (HEADER_BYTES + commits[place] * wal.frame_bytes for place in (0, -2))
+    for offset in range(first, last, 199):
+        damaged = flip(image, WAL, offset, offset % 8)
+        assert frames_that_sqlite_accepts(damaged) > 0
+        assert examine(victim, damaged) is Outcome.REFUSED, f"byte {offset}"
+
+
 def test_cut_or_missing_wal_is_refused(victim: Victim) -> None:
     wal = wal_of(victim.image[WAL])
     frames = frames_that_sqlite_accepts(victim.image)

@@ -176,3 +176,33 @@ def test_a_new_owner_commits_under_a_higher_epoch() -> None:
     probe.shard.begin_epoch()
     assert probe.observe(H, Beat()).epoch == 1
     assert probe.replayed().epoch == probe.state.epoch == 1
+
+
+class Half(Agent):
+    """Fails when the second of two events has changed half of it."""
+
+    n: int = 0
+    doubled: int = 0
+
+    @decide
+    def twice(self, event: Passed) -> Events:
+        yield event
+        yield Beat(n=event.n)
+
+    @evolve
+    def passed(self, event: Passed) -> None:
+        self.n = event.n
+
+    @evolve
+    def beat(self, event: Beat) -> None:
+        self.doubled = 2 * event.n
+        if event.n > 1:
+            raise ValueError("half-way")
+
+
+def test_an_agent_that_exists_is_as_it_was_when_a_handler_fails_half_way() -> None:
+    probe = Probe(Half)
+    probe.observe("Half/a", Passed(n=1))
+    probe.observe("Half/a", Passed(n=7))
+    assert (probe.agent("Half/a").n, probe.agent("Half/a").doubled) == (1, 2)
+    assert probe.letters() == ["ValueError: half-way"]

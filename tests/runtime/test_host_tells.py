@@ -7,6 +7,7 @@ import pytest
 from stigmergy.core.errors import (
     StigmergyError,
 )
+from stigmergy.runtime.settings import Settings
 from stigmergy.sim.disk import Fault
 from stigmergy.sim.node import SimNode
 from tests.runtime.counting import (
@@ -17,8 +18,10 @@ from tests.runtime.rig import play
 
 
 class TestTells:
-    @pytest.mark.parametrize("shards", [1, 4])
-    def test_tells_arrive_once_and_in_order_over_crashes(self, shards: int) -> None:
+    @pytest.mark.parametrize(("shards", "batch"), [(1, 1_000), (4, 1_000), (4, 1)])
+    def test_tells_arrive_once_and_in_order_over_crashes(self, shards: int, batch: int) -> None:
+        """In batches of one, what a shard tells and that it is settled are never in one group by chance."""
+
         async def main(node: SimNode) -> None:
             live = await node.start()
             number = 100
@@ -46,7 +49,7 @@ class TestTells:
                 assert [n for by, n in live.query(target).greeted if by == source] == numbers
             assert sum(map(len, told.values())) > 20
 
-        play(declare(shards), main)
+        play(declare(shards), main, settings=Settings(batch_events_max=batch))
 
     @pytest.mark.parametrize("shards", [1, 4])
     def test_what_one_commit_tells_arrives_in_order(self, shards: int) -> None:

@@ -15,7 +15,7 @@ from stigmergy.core.commit import head_of, open_commit, seal
 from stigmergy.core.effects import ACTUATORS, Effects, Order
 from stigmergy.core.errors import BadSignature, ConfigError, DataLost, FoldMismatch, WrongKey
 from stigmergy.core.messages import Action, Event
-from stigmergy.core.snapshot import read_header
+from stigmergy.core.snapshot import SnapshotTaking, read_header
 from stigmergy.ports.journal import Journal, JournalIdentity, SnapshotPart, StoredCommit
 from stigmergy.runtime.audit.history import History, Moment
 from stigmergy.runtime.declaration import Declaration
@@ -217,6 +217,23 @@ def test_a_snapshot_that_no_commit_notes_is_none() -> None:
         assert live.query("Counter/0").count == 5
         await asyncio.sleep(1.0)
         assert live.host.journal.snapshots(0) == []
+
+    play(declare(), main, settings=SETTINGS)
+
+
+def test_a_snapshot_that_was_not_finished_is_none() -> None:
+    """Its header is whole and true; the agents are missing."""
+
+    async def main(node: SimNode) -> None:
+        await run_for(node, 5)
+        assert node.live is not None
+        host = node.live.host
+        header = SnapshotTaking(host.shards[0].state).next_part({})
+        assert header is not None
+        await host.journal.put_snapshot(0, host.shards[0].state.position, [SnapshotPart(0, header)])
+        await node.kill()
+        live = await node.start()
+        assert live.query("Counter/0").count == 5
 
     play(declare(), main, settings=SETTINGS)
 
