@@ -43,6 +43,7 @@ ROWS = (
     Row("column_disk", "2-4", 8),
     Row("simulation", "5", 60),
     Row("determinism", "6", 1),
+    Row("planted", "7", 5),
     Row("mutation", "7", 16),
     Row("replay", "8", 5),
     Row("column_histories", "8", 3),
