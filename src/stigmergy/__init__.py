@@ -3,6 +3,7 @@
 from msgspec import field
 
 from stigmergy.core.agent import Agent, decide, evolve, react, reject
+from stigmergy.core.claiming import Claim, Denied, Granted, Lost, Ordered, Released, ordered
 from stigmergy.core.codec import pack_envelope
 from stigmergy.core.effects import (
     ActionDone,
@@ -36,6 +37,7 @@ from stigmergy.core.messages import (
     within,
 )
 from stigmergy.core.pid import Pid
+from stigmergy.core.sharing import Merged, Shared, SharedChanged, shared
 from stigmergy.core.supervision import (
     AgentResumed,
     AgentStopped,
@@ -47,6 +49,13 @@ from stigmergy.core.supervision import (
 )
 from stigmergy.core.uplink import Aggregate, FieldSummary, Summary, UplinkRule
 from stigmergy.core.windows import Window
+from stigmergy.crdt.flags import DisableWinsFlag, EnableWinsFlag
+from stigmergy.crdt.gcounter import GCounter
+from stigmergy.crdt.lww_register import LWWRegister
+from stigmergy.crdt.mv_register import MVRegister
+from stigmergy.crdt.ormap import ORMap
+from stigmergy.crdt.orset import ORSet
+from stigmergy.crdt.pncounter import PNCounter
 from stigmergy.ports.device import Feed
 from stigmergy.runtime.live import Live
 from stigmergy.runtime.loops import SetPoints, Tick
@@ -69,33 +78,50 @@ __all__ = [
     "Blob",
     "BusSettings",
     "CancelWake",
+    "Claim",
     "Command",
+    "Denied",
     "DeviceRefused",
+    "DisableWinsFlag",
     "Effect",
     "Effects",
+    "EnableWinsFlag",
     "Event",
     "Events",
     "Feed",
     "Fence",
     "FieldSummary",
     "Fleet",
+    "GCounter",
+    "Granted",
     "InputFailed",
+    "LWWRegister",
     "Live",
+    "Lost",
+    "MVRegister",
     "Member",
     "MemberJoined",
     "MemberLeft",
     "MembersReset",
+    "Merged",
     "NotRunning",
+    "ORMap",
+    "ORSet",
     "Order",
+    "Ordered",
     "Overloaded",
+    "PNCounter",
     "Pid",
     "Publish",
     "Refused",
+    "Released",
     "Retention",
     "SafeAction",
     "SafeActionTaken",
     "SetPoints",
     "Settings",
+    "Shared",
+    "SharedChanged",
     "Snapshots",
     "StaleOrder",
     "StigmergyError",
@@ -118,10 +144,12 @@ __all__ = [
     "evolve",
     "field",
     "latest",
+    "ordered",
     "pack_envelope",
     "react",
     "reject",
     "sample",
+    "shared",
     "transient",
     "upcast",
     "within",

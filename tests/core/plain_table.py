@@ -15,7 +15,7 @@ import msgspec
 from blake3 import blake3
 from msgspec import Struct, structs
 
-from stigmergy.core.agent import Agent, Rejection, step_time_ns
+from stigmergy.core.agent import Agent, Rejection
 from stigmergy.core.codec import UNDECODABLE, canonical_bytes, encode
 from stigmergy.core.columns import (
     ACTION_HEAD_BYTES,
@@ -43,6 +43,7 @@ from stigmergy.core.columns import (
 from stigmergy.core.effects import Publish, Tell, Woken
 from stigmergy.core.errors import FoldMismatch, JournalCorrupt, Malformed, TooLarge
 from stigmergy.core.messages import Action, Effect, Event, Keeping, Message, spec_of
+from stigmergy.core.now import step_time_ns
 from stigmergy.core.plans import AgentPlan, plan_agent
 from stigmergy.core.supervision import FRAMEWORK_EVENTS
 from stigmergy.core.tables import INPUT_BYTES_MAX, OTHER_BYTES, Halt, Say, Stretch, Table

@@ -10,7 +10,6 @@ import dis
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from contextvars import ContextVar
 from types import FunctionType
 from typing import Any, ClassVar, NoReturn, TypeVar, dataclass_transform
 
@@ -19,6 +18,7 @@ from msgspec import Struct, StructMeta, field
 from stigmergy.core.annotations import first_mutable, parameters_of, resolve_hints, union_members
 from stigmergy.core.effects import Effects, Events
 from stigmergy.core.errors import DefinitionError
+from stigmergy.core.fields import Filled, fill_in
 from stigmergy.core.messages import (
     SECOND_NS,
     Command,
@@ -29,10 +29,8 @@ from stigmergy.core.messages import (
     check_version,
     spec_of,
 )
-from stigmergy.core.supervision import FACTS
-
-step_time_ns: ContextVar[int] = ContextVar("step_time_ns", default=0)
-"""The time of the step under way. Set by the shard, read by `Agent.now`; so no handler needs a clock."""
+from stigmergy.core.now import step_time_ns
+from stigmergy.core.supervision import FACTS, FOLLOWED
 
 _KIND = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 _M = TypeVar("_M")
@@ -76,7 +74,7 @@ def reject(reason: str) -> NoReturn:
     raise Rejection(reason)
 
 
-@dataclass_transform(field_specifiers=(field,))
+@dataclass_transform(kw_only_default=True, field_specifiers=(field,))
 class AgentMeta(StructMeta):
     """Makes each agent class a struct and checks its fields and handlers while it is defined."""
 
@@ -93,12 +91,15 @@ class AgentMeta(StructMeta):
         _check_kind(class_name, kind or class_name)
         check_version(class_name, version)
         check_defaults(class_name, namespace)
+        filled = fill_in(class_name, namespace)
         _check_fields(class_name, bases, namespace)
         # An agent of immutable values is in no cycle, so the garbage collector need not know of it.
         collected = _has_mutable_annotations(namespace) or any(_may_be_in_cycles(base) for base in bases)
         cls: Any = super().__new__(mcls, class_name, bases, namespace, kw_only=True, gc=collected, **config)
         cls.__agent_kind__ = kind or class_name
         cls.__agent_version__ = version
+        inherited = [getattr(base, "__agent_filled__", {}) for base in reversed(cls.__mro__[1:])]
+        cls.__agent_filled__ = {name: field for fields in (*inherited, filled) for name, field in fields.items()}
         cls.__agent_handlers__ = collect_handlers(cls)
         return cls
 
@@ -150,7 +151,7 @@ def _check_fields(class_name: str, bases: tuple[type, ...], namespace: Mapping[s
             )
 
 
-def collect_handlers(cls: type) -> dict[type[Message], Handlers]:
+def collect_handlers(cls: Any) -> dict[type[Message], Handlers]:
     """Finds the marked methods of a class, also inherited ones, by the type of message they are annotated with."""
     found: dict[tuple[str, type[Message]], str] = {}
     handlers: dict[type[Message], dict[str, Callable[..., Any]]] = {}
@@ -161,7 +162,7 @@ def collect_handlers(cls: type) -> dict[type[Message], Handlers]:
         if role is None:
             _check_overrides_no_handler(cls, method_name, where)
             continue
-        for message in _handled_types(method, role, where):
+        for message in _handled_types(method, role, where, cls.__agent_filled__):
             other = found.get((role, message))
             if other is not None:
                 raise DefinitionError(
@@ -189,7 +190,9 @@ def _method_names(cls: type) -> list[str]:
     return list(names)
 
 
-def _handled_types(method: Callable[..., Any], role: str, where: str) -> tuple[type[Message], ...]:
+def _handled_types(
+    method: Callable[..., Any], role: str, where: str, filled: Mapping[str, Any]
+) -> tuple[type[Message], ...]:
     parameters = parameters_of(method)
     if len(parameters) != 2 or method.__code__.co_kwonlyargcount:
         count = len(parameters) + method.__code__.co_kwonlyargcount
@@ -201,11 +204,16 @@ def _handled_types(method: Callable[..., Any], role: str, where: str) -> tuple[t
     members = union_members(hint)
     for member in members:
         _check_handled(member, role, where)
-    if role != "evolve":
-        changed = _assigned_attribute(method, parameters[0])
-        if changed is not None:
+    changed = _assigned_attributes(method, parameters[0])
+    for name in changed:
+        if name in filled:
             raise DefinitionError(
-                f"{where}: assigns self.{changed}, but a @{role} handler may not change the state; "
+                f"{where}: assigns self.{name}, which the framework fills; yield what its methods return instead"
+            )
+    if role != "evolve":
+        for name in changed:
+            raise DefinitionError(
+                f"{where}: assigns self.{name}, but a @{role} handler may not change the state; "
                 "yield an event and assign in its @evolve handler"
             )
     return members
@@ -228,7 +236,7 @@ def _check_handled(message: Any, role: str, where: str) -> None:
         shown = getattr(message, "__name__", str(message))
         handled = "commands and events: subclass Command or Event" if role == "decide" else "events: subclass Event"
         raise DefinitionError(f"{where}: {shown} is none of our messages; @{role} handles {handled}")
-    if role == "decide" and issubclass(message, FACTS):
+    if role == "decide" and issubclass(message, FACTS) and message not in FOLLOWED:
         raise DefinitionError(
             f"{where}: {message.__name__} is a fact of the framework and kept in any case; @evolve or @react to it, "
             "and tell yourself what follows from it"
@@ -240,8 +248,9 @@ def _check_handled(message: Any, role: str, where: str) -> None:
         )
 
 
-def _assigned_attribute(method: Callable[..., Any], self_name: str) -> str | None:
-    """The first attribute of self that this function's code stores or deletes, or None."""
+def _assigned_attributes(method: Callable[..., Any], self_name: str) -> list[str]:
+    """The attributes of self that this function's code stores or deletes."""
+    found: list[str] = []
     code = list(dis.get_instructions(method))
     augmented: list[str] = []
     """Attributes that were read for an assignment like `self.count += 1`."""
@@ -252,8 +261,8 @@ def _assigned_attribute(method: Callable[..., Any], self_name: str) -> str | Non
         if instruction.opname in ("STORE_ATTR", "DELETE_ATTR"):
             swapped = before.opname == "SWAP" and instruction.argval in augmented
             if swapped or loads(before, self_name):
-                return str(instruction.argval)
-    return None
+                found.append(str(instruction.argval))
+    return found
 
 
 def loads(instruction: dis.Instruction, name: str) -> bool:
@@ -264,6 +273,7 @@ def loads(instruction: dis.Instruction, name: str) -> bool:
     return bool(loaded == name)
 
 
+@dataclass_transform(kw_only_default=True, field_specifiers=(field,))
 class Agent(Struct, metaclass=AgentMeta):
     """The base of all agents. Every field is state and needs a default: an agent exists from its first input."""
 
@@ -273,6 +283,7 @@ class Agent(Struct, metaclass=AgentMeta):
     __agent_kind__: ClassVar[str]
     __agent_version__: ClassVar[int]
     __agent_handlers__: ClassVar[dict[type[Message], Handlers]]
+    __agent_filled__: ClassVar[dict[str, Filled]]
 
     @property
     def now(self) -> float:

@@ -9,13 +9,17 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, Self, TypeVar, get_origin
 
 import msgspec
 from msgspec import Struct, structs
 
 from stigmergy.core.errors import Malformed, TooLarge, UnknownTag
 from stigmergy.core.messages import Message
+from stigmergy.crdt.errors import CrdtError
+from stigmergy.crdt.value import SharedValue
+
+S = TypeVar("S")
 
 MESSAGE_BYTES_MAX = 64 * 1024
 ENVELOPE_FORMAT = 1
@@ -30,8 +34,26 @@ that kept it: what was read once must stay readable."""
 SURELY_FLAT_BYTES = 256
 """A message of at most so many bytes cannot be nested so deep that reading it fails anywhere."""
 
-_encoder = msgspec.msgpack.Encoder()
-_canonical = msgspec.msgpack.Encoder(order="deterministic")
+
+def _plain(value: Any) -> Any:
+    """What stands in bytes for a value that msgspec does not know."""
+    if isinstance(value, SharedValue):
+        return value.to_plain()
+    raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
+
+
+def _unplain(hint: Any, plain: Any) -> Any:
+    cls = get_origin(hint) or hint
+    if isinstance(cls, type) and issubclass(cls, SharedValue):
+        try:
+            return cls.from_plain(hint, plain)
+        except CrdtError as error:
+            raise ValueError(str(error)) from None
+    raise NotImplementedError
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
+_canonical = msgspec.msgpack.Encoder(enc_hook=_plain, order="deterministic")
 _ADDRESS_IN_MEMORY = re.compile(r" at 0x[0-9a-fA-F]+")
 # A float64 whose exponent is all ones: an infinity or a NaN. A rare hit inside other data only costs a second look.
 _maybe_nan = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")
@@ -41,6 +63,11 @@ UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 encode = _encoder.encode
 """The bytes of a message or struct."""
+
+
+def state_decoder(cls: type[S]) -> msgspec.msgpack.Decoder[S]:
+    """Reads the bytes of a state, shared fields included."""
+    return msgspec.msgpack.Decoder(cls, dec_hook=_unplain)
 
 
 def without_empty_end(value: Struct, fields_min: int) -> tuple[Any, ...]:

@@ -10,7 +10,6 @@ import struct
 from collections.abc import Sequence
 from typing import Protocol, cast
 
-from stigmergy.core.agent import step_time_ns
 from stigmergy.core.codec import SOURCE_CHARS_MAX, encode, printable
 from stigmergy.core.columns import ColumnRun, read_layout, read_records, read_templates
 from stigmergy.core.counters import Counters
@@ -18,6 +17,7 @@ from stigmergy.core.draft import DRAFT_BYTES_MAX, OVERHEAD_BYTES, Draft
 from stigmergy.core.errors import Bug, DefinitionError, JournalCorrupt, Malformed, Overloaded, PeerError, StaleMapping
 from stigmergy.core.inputs import ColumnDelivery
 from stigmergy.core.messages import Effect, Event, Message
+from stigmergy.core.now import step_time_ns
 from stigmergy.core.outcome import NO_CAUSE, owe, pack_effect
 from stigmergy.core.plans import AgentPlan
 from stigmergy.core.state import ShardState

@@ -28,6 +28,7 @@ from stigmergy.core.commit import (
 from stigmergy.core.inputs import ELSEWHERE, Verdict
 from stigmergy.core.messages import Message
 from stigmergy.core.outbox import Pending
+from stigmergy.core.sharing import Merged, SharedChanged
 from stigmergy.core.state import ShardState
 from stigmergy.core.timers import Timer
 
@@ -79,6 +80,8 @@ class Draft:
         self.touched: dict[str, Any] = {}
         """Agents as they were before this draft (None: not there); queries see these until it is durable."""
         self.stopped: list[str] = []
+        self.shared: list[tuple[str, SharedChanged | Merged | None]] = []
+        """Agents with shared fields that are new (None), and what has changed in whose."""
         self.fresh: list[tuple[str, type[Message] | None]] = []
         """Agents with staleness rules that are new (None) or got an event that a rule waits for."""
         self.size_bytes = 0

@@ -11,10 +11,12 @@ from typing import Generic, TypeVar
 
 from msgspec import Struct
 
+from stigmergy.core.claiming import LEDGER, ClaimAsked, ClaimReleased
 from stigmergy.core.messages import Action, Command, Effect, Event, Message, Work
+from stigmergy.crdt.delta import Edit
 
-Events = Iterable[Event]
-"""What a `decide` handler yields."""
+Events = Iterable[Event | Edit]
+"""What a `decide` handler yields: events, and writes to shared fields."""
 Effects = Iterable[Effect]
 """What a `react` handler yields."""
 
@@ -135,6 +137,8 @@ def sink_of(effect: Effect) -> str:
         return WORK
     if isinstance(effect, Publish):
         return PUBLISH
+    if isinstance(effect, ClaimAsked | ClaimReleased):
+        return LEDGER
     return TIMERS
 
 

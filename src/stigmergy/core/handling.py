@@ -27,6 +27,7 @@ from stigmergy.core.codec import (
 from stigmergy.core.columnar import Columnar
 from stigmergy.core.commit import Answer
 from stigmergy.core.counters import Counters
+from stigmergy.core.deciding import decided_events
 from stigmergy.core.draft import DRAFT_BYTES_MAX, OVERHEAD_BYTES, Draft
 from stigmergy.core.effects import WindowClosed
 from stigmergy.core.errors import (
@@ -48,6 +49,10 @@ REACTIONS_BYTES_MAX = 16 * 1024
 """Effects that an agent may ask for because of an event of the framework."""
 WINDOW_CLOSINGS_MAX = 1_000
 """Buckets of one window that one input may close; the rest waits for the next input."""
+
+
+class _Quiet(Exception):
+    """Nobody is to react."""
 
 
 class Handling:
@@ -221,8 +226,25 @@ class Handling:
                 if error is not None:
                     self.fail(draft, address, encode(closed), "window", error, now_ns, reached=True)
 
-    def keep(self, draft: Draft, address: str, event: Event, now_ns: int) -> Exception | None:
-        """Keeps an event of the framework. If a handler of the agent fails on it, it stays a fact without reactions."""
+    def follow(self, draft: Draft, address: str, fact: Event, source: str, now_ns: int) -> None:
+        """Keeps a fact that an agent may decide something about: first it is part of the state, then it is decided.
+
+        A stopped agent learns of it and does nothing."""
+        error = self.keep(draft, address, fact, now_ns, quietly=address in self._state.stopped)
+        agent_plan = self._state.plan_at(address)
+        if error is None and agent_plan.plans[type(fact)].decide is not None and address not in self._state.stopped:
+            try:
+                self._run(draft, address, agent_plan, fact, encode(fact), now_ns)
+            except Rejection as rejection:
+                error = TypeError(f"a fact cannot be refused ({rejection.reason}); yield nothing, or what follows")
+            except Exception as raised:
+                error = raised
+        if error is not None:
+            self.fail(draft, address, encode(fact), source, error, now_ns, reached=True)
+
+    def keep(self, draft: Draft, address: str, event: Event, now_ns: int, *, quietly: bool = False) -> Exception | None:
+        """Keeps an event of the framework. If a handler of the agent fails on it, it stays a fact without reactions;
+        `quietly` it has none in any case."""
         body = encode(event)
         self._state.note(address, event, now_ns)
         if address == SHARD_ADDRESS:
@@ -244,9 +266,11 @@ class Handling:
         failure: Exception | None = None
         room_bytes = len(body) + REACTIONS_BYTES_MAX
         try:
+            if quietly:
+                raise _Quiet
             outcome = collect(self._state, self._shards, agent_plan, agent, [(event, body)], now_ns, room_bytes)
         except Exception as error:
-            failure = error
+            failure = None if quietly else error
             before = self._state.new_agent(address, agent_plan) if image is None else agent_plan.copy(image)
             agent = fold_fact(agent_plan, before, event, now_ns)
             plan = agent_plan.plans[type(event)]
@@ -301,7 +325,9 @@ class Handling:
         limit = self._state.limits.bytes_per_decision_max
         try:
             decided = (
-                [(message, body)] if plan.decide is None else self._decided(agent_plan, plan, agent, message, body)
+                [(message, body)]
+                if plan.decide is None
+                else self._decided(agent_plan, plan, agent, message, body, now_ns)
             )
             outcome = collect(self._state, self._shards, agent_plan, agent, decided, now_ns, limit)
         except BaseException:
@@ -311,22 +337,11 @@ class Handling:
         enter(self._state, draft, address, agent, image, outcome, now_ns)
 
     def _decided(
-        self, agent_plan: AgentPlan, plan: Plan, agent: Any, message: Message, body: bytes
+        self, agent_plan: AgentPlan, plan: Plan, agent: Any, message: Message, body: bytes, now_ns: int
     ) -> list[tuple[Any, bytes]]:
-        """The events of one `decide`, all collected before any of them changes the state."""
-        decided: list[tuple[Any, bytes]] = []
+        replicas = self._state.replicas_of(agent.address) if agent_plan.shared else ()
         limit = self._state.limits.events_per_decision_max
-        events = plan.decide(agent, message) if plan.decide is not None else None
-        for event in events or ():
-            if not isinstance(event, Event):
-                raise TypeError(f"a @decide handler yields events; {type(event).__name__} is none")
-            if isinstance(event, FACTS):
-                raise TypeError(f"{type(event).__name__} is said by the framework alone; yield an event of your own")
-            # An observed event that is passed on keeps the bytes it came with, unknown fields included.
-            decided.append((event, body) if event is message else agent_plan.written(event))
-            if len(decided) > limit:
-                raise TooLarge(f"more than {limit} events from one decision; decide in smaller steps")
-        return decided
+        return decided_events(agent_plan, plan, agent, message, body, replicas, now_ns, limit)
 
     def _pack_all(
         self, agent: Any, event: Any, body: bytes, first: Effect, others: Iterable[Effect], now_ns: int

@@ -164,6 +164,29 @@ class ActionsConfirmed(Struct, frozen=True):
     upto: int
 
 
+class SharedReceived(Struct, frozen=True):
+    """Peers have written to an object that a field of this agent is a replica of."""
+
+    agent: str
+    field: str
+    deltas: tuple[bytes, ...] = ()
+    state: bytes = b""
+    anew: bool = False
+    """The replica of this field begins anew; see `Merged`."""
+
+    @property
+    def size_bytes(self) -> int:
+        """How much of a commit it takes, about."""
+        return len(self.state) + sum(len(delta) for delta in self.deltas)
+
+
+class VerdictCame(Struct, frozen=True):
+    """What has become of a claim, without having been asked for just now: it was lost, or granted after a wait."""
+
+    agent: str
+    verdict: bytes
+
+
 Single = (
     Ask
     | TimerDue
@@ -179,6 +202,8 @@ Single = (
     | RevokeSigner
     | EnrollAgents
     | ActionsConfirmed
+    | SharedReceived
+    | VerdictCame
 )
 """An input that is one thing: taken, or left for the next commit, as a whole."""
 

@@ -147,8 +147,8 @@ def enter(state: ShardState, draft: Draft, address: str, agent: Any, image: Any,
     if outcome.events:
         state.agents[address] = agent
         draft.touched.setdefault(address, image)
-        if image is None and state.plan_of[type(agent)].stale_rules:
-            draft.fresh.append((address, None))
+        if image is None:
+            _introduce(state.plan_of[type(agent)], draft, address)
     base = len(draft.events)
     alone = len(outcome.events) == 1 and not outcome.effects
     for plan, event, body in outcome.events:
@@ -162,9 +162,19 @@ def enter(state: ShardState, draft: Draft, address: str, agent: Any, image: Any,
         draft.hurry(plan.wait_ns)
         if plan.watched:
             draft.fresh.append((address, type(event)))
+        if plan.shares:
+            draft.shared.append((address, event))
     draft.size_bytes += outcome.size_bytes
     for packed, cause in outcome.effects:
         owe(state, draft, address, packed, cause if cause == NO_CAUSE else base + cause, now_ns)
+
+
+def _introduce(agent_plan: AgentPlan, draft: Draft, address: str) -> None:
+    """A new agent: whoever watches for its silence or shares its fields is to know of it."""
+    if agent_plan.stale_rules:
+        draft.fresh.append((address, None))
+    if agent_plan.shared:
+        draft.shared.append((address, None))
 
 
 def owe(state: ShardState, draft: Draft, address: str, packed: PackedEffect, cause: int, now_ns: int) -> None:

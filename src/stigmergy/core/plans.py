@@ -13,16 +13,18 @@ from typing import Any, cast, get_args, get_origin
 
 import msgspec
 from blake3 import blake3
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from stigmergy.core.agent import Agent, Handlers, has_mutable_fields
 from stigmergy.core.annotations import plain_name, resolve_hints
-from stigmergy.core.codec import canonical_bytes, encode, explain_undecodable, tag_of
+from stigmergy.core.claiming import CLAIM_EVENTS, Claim, OrderedField
+from stigmergy.core.codec import canonical_bytes, encode, explain_undecodable, state_decoder, tag_of
 from stigmergy.core.effects import ActionDone, ActionFailed, Effects, Events, WindowClosed, WorkFailed
 from stigmergy.core.errors import DefinitionError
 from stigmergy.core.messages import Command, Event, Keeping, Message, newer_version, older_versions, spec_of, to_newest
 from stigmergy.core.numbers import keep_types
-from stigmergy.core.supervision import FRAMEWORK_EVENTS, GO_ON, SafeAction, Supervise, WhenStale
+from stigmergy.core.sharing import SHARED_EVENTS, SharedField
+from stigmergy.core.supervision import FACTS, FRAMEWORK_EVENTS, GO_ON, SafeAction, Supervise, WhenStale
 from stigmergy.core.tables import Engine
 from stigmergy.core.windows import Shape, Window
 
@@ -45,6 +47,8 @@ class Plan(Struct, frozen=True):
     windows: tuple[str, ...]
     watched: bool
     """A staleness rule of the agent waits for it: the host is told when one arrives."""
+    shares: bool
+    """A change of a shared field: peers get it, or have sent it."""
     plain: bool
     """An observed event that is kept as it is and touches no window: the shard's short path."""
 
@@ -72,6 +76,8 @@ class AgentPlan(Struct, frozen=True):
     copy: Callable[[Any], Any]
     """Makes the image of an agent to go back to: shallow where all fields are immutable, deep otherwise."""
     restore: Callable[[bytes], Any]
+    shared: dict[str, SharedField] = {}
+    ordered: dict[str, OrderedField] = {}
     engine: Engine | None = None
     """Of a compiled kind: who makes its tables. Its agents are rows there, and no objects."""
 
@@ -129,12 +135,16 @@ def plan_agent(cls: type[Agent]) -> AgentPlan:
     handled = dict(cls.__agent_handlers__)
     for message in (*FRAMEWORK_EVENTS, *(event for event, _ in windows.values()), *_tumbling_events(cls, windows)):
         handled.setdefault(message, Handlers())
+    shared = {name: field for name, field in cls.__agent_filled__.items() if isinstance(field, SharedField)}
+    ordered = {name: field for name, field in cls.__agent_filled__.items() if isinstance(field, OrderedField)}
+    for message in (*(SHARED_EVENTS if shared else ()), *(CLAIM_EVENTS if ordered else ())):
+        handled.setdefault(message, Handlers())
     stale_rules = tuple(_declared(cls, WhenStale))
     for rule in stale_rules:
         handled.setdefault(rule.event, Handlers())
     for message in handled:
         _check_is_newest(cls, message)
-    restore = _restorer(cls)
+    restore = _restorer(cls, ordered)
     watched = tuple(rule.event for rule in stale_rules)
     plans = {
         message: _plan(message, _with_types_kept(cls, message, handlers), windows, watched)
@@ -156,6 +166,8 @@ def plan_agent(cls: type[Agent]) -> AgentPlan:
         supervision=next(iter(_declared(cls, Supervise)), GO_ON),
         copy=_deep_copier(cls) if has_mutable_fields(cls) else _shallow_copy(cls),
         restore=restore,
+        shared=shared,
+        ordered=ordered,
     )
 
 
@@ -192,11 +204,11 @@ def _plan(
         yields=inspect.isgeneratorfunction(handlers.react),
         windows=fed,
         watched=message in watched,
+        shares=message in SHARED_EVENTS,
         plain=not is_command
         and handlers.decide is None
         and not fed
-        and message is not WindowClosed
-        and message not in FRAMEWORK_EVENTS
+        and message not in FACTS
         and spec.keep.promise in (Keeping.DURABLE, Keeping.WITHIN),
     )
 
@@ -346,7 +358,7 @@ def _shallow_copy(cls: Any) -> Callable[[Any], Any]:
 
 
 def _deep_copier(cls: type[Agent]) -> Callable[[Any], Any]:
-    decode = msgspec.msgpack.Decoder(cls).decode
+    decode = state_decoder(cls).decode
 
     def copy(agent: Any) -> Any:
         try:
@@ -358,9 +370,9 @@ def _deep_copier(cls: type[Agent]) -> Callable[[Any], Any]:
     return copy
 
 
-def _restorer(cls: type[Agent]) -> Callable[[bytes], Any]:
+def _restorer(cls: type[Agent], ordered: Mapping[str, OrderedField]) -> Callable[[bytes], Any]:
     try:
-        decode = msgspec.msgpack.Decoder(cls).decode
+        decode = state_decoder(cls).decode
         decode(encode(cls()))
     except (TypeError, NameError, msgspec.ValidationError, NotImplementedError) as error:
         raise DefinitionError(
@@ -368,4 +380,17 @@ def _restorer(cls: type[Agent]) -> Callable[[bytes], Any]:
             "use numbers, strings, bytes, booleans, enums, datetimes, tuples and structs of these, "
             "and define them at the top of a module"
         ) from None
-    return decode
+    return decode if not ordered else _claiming_anew(decode, ordered)
+
+
+def _claiming_anew(decode: Callable[[bytes], Any], ordered: Mapping[str, OrderedField]) -> Callable[[bytes], Any]:
+    """What a field claims is what today's class says, and not what it said when the state was written."""
+
+    def restore(body: bytes) -> Any:
+        agent = decode(body)
+        for field in ordered.values():
+            claim: Claim = getattr(agent, field.name)
+            setattr(agent, field.name, structs.replace(claim, of=field.resource_of(agent.id)))
+        return agent
+
+    return restore

@@ -12,6 +12,7 @@ from stigmergy.core.errors import StigmergyError
 from stigmergy.core.inputs import Input, Verdict
 from stigmergy.core.messages import Message
 from stigmergy.core.outbox import Pending
+from stigmergy.core.sharing import Merged, SharedChanged
 from stigmergy.core.timers import Timer
 
 
@@ -43,6 +44,8 @@ class Ready(Struct, frozen=True):
     """Timers that were set, each with the time of the step that set it."""
     stopped: list[str]
     """Agents that supervision has stopped: their safe actions are due."""
+    shared: list[tuple[str, SharedChanged | Merged | None]]
+    """Agents with shared fields that are new (None), and what has changed in whose: for peers."""
     touched: dict[str, Any]
     """Agents as they were before this commit; what a query sees until it is durable."""
     images: dict[str, Any]

@@ -12,13 +12,13 @@ from typing import Any, Union
 
 import msgspec
 
-from stigmergy.core.agent import step_time_ns
 from stigmergy.core.codec import tag_of
 from stigmergy.core.columns import ColumnRun, Layout, check_actions, check_run, read_records
 from stigmergy.core.commit import Commit, Run
 from stigmergy.core.effects import TIMERS
 from stigmergy.core.errors import FoldMismatch, JournalCorrupt
 from stigmergy.core.memory import Remembered
+from stigmergy.core.now import step_time_ns
 from stigmergy.core.plans import AgentPlan, Plan
 from stigmergy.core.state import ShardState, evolve_event, fold_fact
 from stigmergy.core.supervision import FACTS, FRAMEWORK_EVENTS, SHARD_ADDRESS

@@ -26,12 +26,13 @@ from typing import Any, assert_never
 
 from msgspec import structs
 
-from stigmergy.core.agent import step_time_ns
+from stigmergy.core.claiming import LEDGER
 from stigmergy.core.codec import encode, printable
-from stigmergy.core.commit import COMMIT_BYTES_MAX, Commit, MarkMoved, Settled, seal
+from stigmergy.core.commit import COMMIT_BYTES_MAX, MarkMoved, Settled, seal
 from stigmergy.core.draft import COLUMNS_REST_BYTES, DRAFT_BYTES_MAX, NEVER_NS, Draft
 from stigmergy.core.effects import Woken, shard_sink
 from stigmergy.core.errors import Bug, Overloaded, PeerError, StigmergyError
+from stigmergy.core.facts import take_merged, take_verdict
 from stigmergy.core.handling import ADDRESS_CHARS_MAX, Handling
 from stigmergy.core.inputs import (
     Accepted,
@@ -51,13 +52,17 @@ from stigmergy.core.inputs import (
     RevokeSigner,
     SafeActionOut,
     SequencesSkipped,
+    SharedReceived,
     Single,
     SnapshotStored,
     TimerDue,
     Verdict,
+    VerdictCame,
 )
 from stigmergy.core.messages import SECOND_NS
+from stigmergy.core.now import step_time_ns
 from stigmergy.core.ready import Ready, Stepped
+from stigmergy.core.sharing import STATE_BYTES_MAX
 from stigmergy.core.state import ShardState
 from stigmergy.core.supervision import (
     SHARD_ADDRESS,
@@ -68,6 +73,7 @@ from stigmergy.core.supervision import (
     SignerEnrolled,
     SignerRevoked,
 )
+from stigmergy.core.tables import images_of
 from stigmergy.core.timers import WINDOW_PREFIX
 
 COMMAND_ID_CHARS_MAX = 200
@@ -124,6 +130,10 @@ class Shard:
             if draft.size_bytes > limit:
                 draft.hurry(0)
                 return list(inputs[number:])
+            large = isinstance(one, SharedReceived) and draft.size_bytes + one.size_bytes > DRAFT_BYTES_MAX
+            if large and not draft.empty:
+                draft.hurry(0)
+                return list(inputs[number:])
             if isinstance(one, Delivery | ColumnDelivery):
                 rest = self._deliver(one, now_ns) if isinstance(one, Delivery) else self._deliver_columns(one, now_ns)
                 if rest is not None:
@@ -157,7 +167,7 @@ class Shard:
         commit = draft.close(state, self.epoch, self._now_ns)
         sealed = seal(commit)
         columns_bytes_max = state.limits.columns_bytes_max + COLUMNS_REST_BYTES if commit.columns else 0
-        bytes_max = max(columns_bytes_max, COMMIT_BYTES_MAX)
+        bytes_max = max(columns_bytes_max, COMMIT_BYTES_MAX + (STATE_BYTES_MAX if draft.shared else 0))
         if len(sealed.body) > bytes_max:
             raise Bug(f"shard {state.shard}: a commit of {len(sealed.body)} bytes, {bytes_max} at most")
         state.position = sealed.position
@@ -175,8 +185,9 @@ class Shard:
             blocks=draft.blocks,
             timers=draft.timers,
             stopped=draft.stopped,
+            shared=draft.shared,
             touched=draft.touched,
-            images=_images(state, commit),
+            images=images_of(state.tables, commit.columns),
             enrolled={kind: len(table) for kind, table in state.tables.items()},
         )
 
@@ -330,6 +341,13 @@ class Shard:
                 self._enroll(one, now_ns)
             case ActionsConfirmed():
                 self._confirm(one)
+            case SharedReceived():
+                error = take_merged(state, handling, draft, one, now_ns)
+                if error is not None:
+                    handling.counters.count_untaken(error)
+                    self._untaken.append((one, error))
+            case VerdictCame():
+                take_verdict(state, handling, draft, one.agent, one.verdict, now_ns)
             case _:
                 assert_never(one)
 
@@ -373,7 +391,10 @@ class Shard:
             self._handling.counters.duplicates += 1
             return
         self._settle(settled.sink, (settled.sequence,))
-        if settled.result is not None and self._handling.understands(pending.agent, settled.result):
+        if settled.sink == LEDGER:
+            if settled.result is not None:
+                take_verdict(self.state, self._handling, self._draft, pending.agent, settled.result, now_ns)
+        elif settled.result is not None and self._handling.understands(pending.agent, settled.result):
             self._draft.begin_run(now_ns, settled.sink)
             self._handling.take(self._draft, pending.agent, settled.result, settled.sink, now_ns)
 
@@ -423,10 +444,3 @@ class Shard:
         self.state.marks.move(moved)
         self._draft.move_mark(moved)
         self._draft.hurry(MARKS_WAIT_NS)
-
-
-def _images(state: ShardState, commit: Commit) -> dict[str, Any]:
-    counts: dict[str, int] = {}
-    for run in commit.columns:
-        counts[run.kind] = counts.get(run.kind, 0) + run.count
-    return {kind: state.tables[kind].image(count) for kind, count in counts.items()}

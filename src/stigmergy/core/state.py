@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from stigmergy.core.agent import Agent
 from stigmergy.core.blocks import Blocks
+from stigmergy.core.claiming import CLAIM_EVENTS, fold_verdict
 from stigmergy.core.commit import GENESIS, Head
 from stigmergy.core.directory import Directory
 from stigmergy.core.effects import WindowClosed
@@ -22,6 +23,7 @@ from stigmergy.core.memory import Answers, Failures, Letter, Letters, Pasts
 from stigmergy.core.messages import Message
 from stigmergy.core.outbox import Outbox
 from stigmergy.core.plans import AgentPlan, Plan, plan_agent
+from stigmergy.core.sharing import SHARED_EVENTS, fold_shared, replica_ids
 from stigmergy.core.supervision import (
     AgentResumed,
     AgentsEnrolled,
@@ -139,6 +141,8 @@ class ShardState:
         self.digest = genesis
         self.incarnation = incarnation
         """The journal's, stamped on every commit; not part of the state that is digested."""
+        self.replica_seed = bytes(32)
+        """What the ids of replicas are made from; the owner's, and no part of the state either."""
         self.epoch = 0
         self.time_ns = 0
         self.events_count = 0
@@ -184,7 +188,15 @@ class ShardState:
 
     def new_agent(self, address: str, plan: AgentPlan) -> Any:
         """An agent in its first state; not yet one of ours."""
-        return plan.cls(id=address.partition("/")[2])
+        name = address.partition("/")[2]
+        agent = plan.cls(id=name)
+        for field in plan.ordered.values():
+            setattr(agent, field.name, field.first(name))
+        return agent
+
+    def replicas_of(self, address: str) -> tuple[bytes, ...]:
+        """The ids under which this agent writes to shared fields: the first, unless a replica had to begin anew."""
+        return replica_ids(self.replica_seed, address)
 
     def note(self, address: str, event: Message, time_ns: int) -> None:
         """Takes an event of the framework into the tables."""
@@ -251,8 +263,8 @@ def _check_first(event: AgentsEnrolled, known: int) -> None:
 
 
 def evolve_event(plan: Plan, agent: Any, event: Any, now_ns: int) -> None:
-    """Folds one event into one agent: its windows first, then its own handler."""
-    _fold_windows(plan, agent, event, now_ns)
+    """Folds one event into one agent: what the framework fills first, then its own handler."""
+    _fill(plan, agent, event, now_ns)
     if plan.evolve is not None:
         plan.evolve(agent, event)
 
@@ -264,15 +276,20 @@ def fold_fact(agent_plan: AgentPlan, agent: Any, event: Message, now_ns: int) ->
     try:
         evolve_event(plan, agent, event, now_ns)
     except Exception:
-        _fold_windows(plan, image, event, now_ns)
+        _fill(plan, image, event, now_ns)
         return image
     return agent
 
 
-def _fold_windows(plan: Plan, agent: Any, event: Any, now_ns: int) -> None:
+def _fill(plan: Plan, agent: Any, event: Any, now_ns: int) -> None:
+    """Takes an event into the fields that the framework fills. It cannot fail."""
     for name in plan.windows:
         setattr(agent, name, getattr(agent, name).add(now_ns, event))
     if isinstance(event, WindowClosed):
         window = getattr(agent, event.window, None)
         if isinstance(window, Window):  # or it was taken out of the class since
             setattr(agent, event.window, window.close())
+    elif isinstance(event, SHARED_EVENTS):
+        fold_shared(agent, event)
+    elif isinstance(event, CLAIM_EVENTS):
+        fold_verdict(agent, event, now_ns)

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from stigmergy.core.claiming import CLAIM_EVENTS
 from stigmergy.core.effects import WindowClosed
 from stigmergy.core.errors import DefinitionError
 from stigmergy.core.messages import Action, Event, Message, is_number
+from stigmergy.core.sharing import SHARED_EVENTS, Merged
 
 NEVER = 2**31
 """More failures than are counted: such an agent is not stopped."""
@@ -181,5 +183,8 @@ FRAMEWORK_EVENTS: tuple[type[Message], ...] = (
     AgentsEnrolled,
 )
 
-FACTS: tuple[type[Message], ...] = (*FRAMEWORK_EVENTS, WindowClosed)
+FACTS: tuple[type[Message], ...] = (*FRAMEWORK_EVENTS, WindowClosed, *SHARED_EVENTS, *CLAIM_EVENTS)
 """What the framework says itself: nobody else may, and it is kept and folded whatever an agent's handlers do."""
+
+FOLLOWED: tuple[type[Message], ...] = (Merged, *CLAIM_EVENTS)
+"""Facts that an agent may decide something about, once they are part of its state."""

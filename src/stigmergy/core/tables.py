@@ -8,12 +8,12 @@ Nothing here does I/O, and given the same calls a table always ends with the sam
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from msgspec import Struct
 
-from stigmergy.core.columns import Layout, Templates
+from stigmergy.core.columns import ColumnRun, Layout, Templates
 from stigmergy.core.messages import Effect, Message
 
 INPUT_BYTES_MAX = 80 * 1024
@@ -237,3 +237,11 @@ class Engine(Protocol):
     def table(self) -> Table:
         """A new table without agents."""
         ...
+
+
+def images_of(tables: Mapping[str, Table], runs: Sequence[ColumnRun]) -> dict[str, Any]:
+    """Per kind that has changed in these runs, its table's image of that."""
+    counts: dict[str, int] = {}
+    for run in runs:
+        counts[run.kind] = counts.get(run.kind, 0) + run.count
+    return {kind: tables[kind].image(count) for kind, count in counts.items()}

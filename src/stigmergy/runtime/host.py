@@ -10,25 +10,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from stigmergy.core.claiming import LEDGER
 from stigmergy.core.codec import open_envelope
 from stigmergy.core.errors import Bug, NotRunning
-from stigmergy.core.inputs import (
-    ActionsConfirmed,
-    ColumnDelivery,
-    Delivery,
-    EffectSettled,
-    EffectsSettled,
-    EnrollSigner,
-    SequencesSkipped,
-    SnapshotStored,
-)
+from stigmergy.core.inputs import ColumnDelivery, Delivery, EnrollSigner, Input, SequencesSkipped
 from stigmergy.core.messages import SECOND_NS
 from stigmergy.core.outbox import Pending
 from stigmergy.core.ready import Stepped
 from stigmergy.core.shard import Shard
+from stigmergy.core.sharing import Merged, SharedChanged, replica_seed
 from stigmergy.ports.clock import Clock
 from stigmergy.ports.journal import Journal
 from stigmergy.ports.trust import Signer, Verifier
@@ -44,8 +37,9 @@ from stigmergy.runtime.effector import Effector
 from stigmergy.runtime.housekeeping import Housekeeper
 from stigmergy.runtime.ingress import Ingress
 from stigmergy.runtime.intake import Intake, Waiter
-from stigmergy.runtime.mailbox import Letter, Mailbox
+from stigmergy.runtime.mailbox import Letter, Mailbox, fail_untaken
 from stigmergy.runtime.ownership import Shards
+from stigmergy.runtime.permissions import losses_at_start, without_ledger
 from stigmergy.runtime.recovery import Recovered, Recovery, check_receivers
 from stigmergy.runtime.repeats import Repeats
 from stigmergy.runtime.safety import Safety
@@ -81,6 +75,11 @@ class Host:
         self.key = (signer.algorithm, signer.public_key)
         self._trusted = tuple(trusted)
         """Other keys whose end of the log we believe; our own signature we always do."""
+        self.replica_seed = replica_seed(declaration.name, signer.public_key, journal.identity.incarnation)
+        self.on_shared: Callable[[int, list[tuple[str, SharedChanged | Merged | None]]], None] = lambda *_: None
+        """Told of durable changes of shared fields, and of agents with such fields that are new; the replicas' side."""
+        self.propose: Callable[[int, Pending], None] | None = None
+        """Takes what agents ask of the ledger; set before the start, which releases what is still owed."""
         self._waker = Waker(self._turn)
         self._wake = self._waker.wake
         self.shards = Shards(journal.identity, owned)
@@ -96,7 +95,7 @@ class Host:
         self.intake = Intake(declaration, self.shards, self.mailbox, self.ingress, clock.monotonic_ns, self._wake)
         self.tells = Tells(self.shards, self.mailbox, self.intake.put_inside)
         self.effector = Effector(
-            declaration.hands, declaration.plans, self.settings, journal.identity.incarnation, self._settle
+            declaration.hands, declaration.plans, self.settings, journal.identity.incarnation, self._inform
         )
         self._safety = Safety(self.shards, self.effector, clock, self.intake.put_inside)
         self.columns = ColumnIntake(
@@ -109,7 +108,7 @@ class Host:
             gap_deliveries_max=self.settings.gap_deliveries_max,
         )
         self.block_hands = BlockHands(
-            declaration.hands, lambda number: self.shards[number].state, self.settings, self._confirmed
+            declaration.hands, lambda number: self.shards[number].state, self.settings, self._inform
         )
         self.failure: Exception | None = None
         self._failed = asyncio.Event()
@@ -138,6 +137,9 @@ class Host:
                 self._alarms.set(shard.state.shard, timer, now_ns, monotonic_ns)
             for address in addresses_of(shard.state, lambda plan: plan.stale_rules):
                 self._staleness.refresh(address, None, monotonic_ns)
+        for shard in self.shards:
+            for loss in losses_at_start(shard.state):
+                self.intake.put_inside(shard.state.shard, loss)
         self._ring(now_ns, monotonic_ns)
         for shard in self.shards:
             self._release(shard.state.shard, list(shard.state.outbox.owed()))
@@ -153,12 +155,13 @@ class Host:
         recovery = Recovery(self.journal, declaration.plans, self.verifier, self.settings.limits)
         recovered = recovery.recover()
         for state in recovered.states:
+            state.replica_seed = self.replica_seed
             self.shards.take(Shard(state, declaration.shards))
             self._durable[state.shard] = state.position
             catch_up(state)
             for table in state.tables.values():
                 table.batch(list(declaration.hands.batched))
-        self.housekeeper = Housekeeper(self.shards, self.journal, self.settings, self.clock, self._snapshot_stored)
+        self.housekeeper = Housekeeper(self.shards, self.journal, self.settings, self.clock, self._inform)
         for state, basis in zip(recovered.states, recovered.bases, strict=True):
             self.housekeeper.adopt(state.shard, basis)
         self.committer = Committer(
@@ -309,7 +312,7 @@ class Host:
                 try:
                     stepped = shard.step([letter.input for letter in mine], now_ns)
                 except BaseException as error:
-                    self._tell_untaken(letters, error)
+                    fail_untaken(letters, error)
                     raise
                 left += self._after_step(shard, stepped, mine, monotonic_ns)
         self.mailbox.put_back(left)
@@ -319,12 +322,6 @@ class Host:
     def _gather(self) -> None:
         """Steps what has lingered while a write was under way."""
         self._step(self._now_ns(), self.clock.monotonic_ns())
-
-    def _tell_untaken(self, letters: Sequence[Letter], error: BaseException) -> None:
-        """The step itself has failed, and with it the host: whoever sent these letters must not wait for ever."""
-        failed = Bug(f"the step failed ({type(error).__name__}: {error}); what was sent is not kept")
-        for ticket in (ticket for letter in letters for ticket in letter.tickets):
-            ticket.fail(failed)
 
     def _after_step(self, shard: Shard, stepped: Stepped, letters: Sequence[Letter], monotonic_ns: int) -> list[Letter]:
         """Sorts out who waits for what; returns the letters that found no room in this commit."""
@@ -392,6 +389,8 @@ class Host:
             for address in ready.stopped:
                 self._safety.make_safe(self.shards[number], address, "stopped by its supervision", journal=True)
             self._release(number, ready.owed)
+            if ready.shared:
+                self.on_shared(number, ready.shared)
             follow(self.shards[number].state, ready)
             self.block_hands.release(number, ready.blocks)
             self.housekeeper.durable(ready)
@@ -402,18 +401,17 @@ class Host:
     def _release(self, number: int, owed: Sequence[Pending]) -> None:
         """Hands durable effects to who carries them out; tells become deliveries of the shard they go to."""
         for pending in self.tells.release(number, owed):
-            self.effector.release(number, pending)
+            if pending.sink != LEDGER:
+                self.effector.release(number, pending)
+            elif self.propose is not None:
+                self.propose(number, pending)
+            else:
+                self._inform(number, without_ledger(pending))
 
-    def _settle(self, number: int, settled: EffectSettled | EffectsSettled) -> None:
+    def _inform(self, number: int, told: Input) -> None:
+        """What hands, tables and the housekeeper have to say to a shard."""
         if self.failure is None:
-            self.intake.put_inside(number, settled)
-
-    def _confirmed(self, number: int, confirmed: ActionsConfirmed) -> None:
-        if self.failure is None:
-            self.intake.put_inside(number, confirmed)
-
-    def _snapshot_stored(self, number: int, stored: SnapshotStored) -> None:
-        self.intake.put_inside(number, stored)
+            self.intake.put_inside(number, told)
 
     def _arm(self, monotonic_ns: int, latest_ns: int | None = None) -> None:
         """Sets the clock for the next turn that nobody else will cause. One that rings too early does no harm."""

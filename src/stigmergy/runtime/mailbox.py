@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from msgspec import Struct, structs
 
-from stigmergy.core.errors import Overloaded
+from stigmergy.core.errors import Bug, Overloaded
 from stigmergy.core.inputs import ColumnDelivery, Delivery, Input, SequencesSkipped
 
 
@@ -337,3 +337,10 @@ def _merge(note: Letter, into: Letter) -> None:
         later, earlier = (other, one) if other.last > one.last else (one, other)
         into.input = later if later.because else structs.replace(later, because=earlier.because)
     into.tickets = (*into.tickets, *note.tickets)
+
+
+def fail_untaken(letters: Sequence[Letter], error: BaseException) -> None:
+    """The step itself has failed, and with it the host: whoever sent these letters must not wait for ever."""
+    failed = Bug(f"the step failed ({type(error).__name__}: {error}); what was sent is not kept")
+    for ticket in (ticket for letter in letters for ticket in letter.tickets):
+        ticket.fail(failed)

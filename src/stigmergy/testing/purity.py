@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from stigmergy.core.agent import step_time_ns
 from stigmergy.core.codec import canonical_bytes, encode
 from stigmergy.core.effects import CancelWake, Publish, Tell, WakeMe, WakeMeAt
 from stigmergy.core.messages import Message
+from stigmergy.core.now import step_time_ns
 from stigmergy.core.plans import AgentPlan, Plan
 from stigmergy.core.timers import timer_body
 

@@ -18,7 +18,7 @@ from stigmergy.core.agent import Agent
 from stigmergy.core.codec import canonical_bytes, encode
 from stigmergy.core.commit import Commit, seal
 from stigmergy.core.draft import Draft
-from stigmergy.core.effects import TIMERS, WindowClosed, Woken
+from stigmergy.core.effects import TIMERS, Woken
 from stigmergy.core.inputs import Ask, Delivery, Input, Refused, TimerDue, Verdict
 from stigmergy.core.messages import SECOND_NS, Command, Effect, Event, Keeping, Message, spec_of
 from stigmergy.core.outcome import NO_CAUSE
@@ -28,7 +28,7 @@ from stigmergy.core.replay import apply
 from stigmergy.core.shard import Shard
 from stigmergy.core.snapshot import digest_of_state
 from stigmergy.core.state import ShardState, plan_agents
-from stigmergy.core.supervision import FRAMEWORK_EVENTS, InputFailed
+from stigmergy.core.supervision import FACTS, InputFailed
 from stigmergy.core.timers import WINDOW_PREFIX, read_timer
 from stigmergy.testing.purity import Watch, identity_of, lost_in_encoding
 
@@ -239,7 +239,7 @@ class Scenario(Generic[A]):
                 self._failures.append(event)
             undecided = self._plan.plan_for(type(event)).decide is None and as_it_is is not None
             kept_as_it_is = undecided and bytes(body) == bytes(as_it_is or b"")
-            ours = isinstance(event, (*FRAMEWORK_EVENTS, WindowClosed))
+            ours = isinstance(event, FACTS)
             self._happened.append(Happened(event, self._now_ns, may_be_left_out=kept_as_it_is or ours))
             self._happened += by_cause.get(index, [])
 

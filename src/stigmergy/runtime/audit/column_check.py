@@ -131,3 +131,12 @@ def distinct_plain(data: bytes, width: int, offset: int, code: str) -> Sequence[
     """The same without numpy."""
     rest = width - offset - struct.calcsize(f"<{code}")
     return sorted(dict.fromkeys(number for (number,) in struct.iter_unpack(f"<{offset}x{code}{rest}x", data)))
+
+
+def loose_actions(run: ColumnRun) -> int:
+    """How many actions of a run are of events that are not kept."""
+    if not run.actions_count:
+        return 0
+    width = len(run.actions) // run.actions_count
+    causes = struct.iter_unpack(f"<8xI{width - 12}x", run.actions)
+    return sum(1 for (cause,) in causes if cause == NOT_KEPT)

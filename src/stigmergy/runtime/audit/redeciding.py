@@ -10,20 +10,26 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from stigmergy.core.agent import Rejection, step_time_ns
+import msgspec
+
+from stigmergy.core.agent import Rejection
 from stigmergy.core.codec import REASON_CHARS_MAX, describe, printable, tag_of
-from stigmergy.core.columns import NOT_KEPT, ColumnRun
 from stigmergy.core.commit import Answer, Commit, Owed, Run
-from stigmergy.core.effects import TIMERS, WindowClosed
-from stigmergy.core.errors import PeerError, TooLarge, UnknownKind
+from stigmergy.core.deciding import decided_events
+from stigmergy.core.effects import TIMERS
+from stigmergy.core.errors import PeerError, UnknownKind
 from stigmergy.core.handling import REACTIONS_BYTES_MAX, decode
-from stigmergy.core.messages import Command, Event, Keeping, Message
+from stigmergy.core.messages import Command, Keeping, Message, spec_of
+from stigmergy.core.now import step_time_ns
 from stigmergy.core.outcome import NO_CAUSE, collect, pack_effects
 from stigmergy.core.plans import AgentPlan
+from stigmergy.core.sharing import SharedChanged
 from stigmergy.core.state import ShardState, evolve_event, fold_fact
 from stigmergy.core.supervision import FACTS, SHARD_ADDRESS, AgentResumed, AgentStopped, InputFailed
 from stigmergy.core.timers import WINDOW_PREFIX, read_timer
 from stigmergy.core.walking import Records
+from stigmergy.crdt.delta import read_delta
+from stigmergy.runtime.audit.column_check import loose_actions
 from stigmergy.runtime.audit.differences import (
     ABSENT,
     Compared,
@@ -38,6 +44,9 @@ from stigmergy.runtime.audit.directories import ShardReading
 HANDLER_FAILED = "the handler failed: "
 """How the answer to a command begins whose handler raised; the event that says so is compared instead."""
 NO_ROOM = ": this shard has "
+WRITTEN = spec_of(SharedChanged).tag
+"""What the framework says and an agent has decided all the same: a write to a shared field."""
+_changed = msgspec.msgpack.Decoder(SharedChanged)
 
 
 class Redeciding:
@@ -60,7 +69,7 @@ class Redeciding:
                 continue  # of a record: see restepping
             if not (owed.sink == TIMERS and read_timer(owed.body).name.startswith(WINDOW_PREFIX)):
                 self._owed.setdefault(owed.cause, []).append(owed)
-        unkept = len(self._owed.pop(NO_CAUSE, ())) + sum(_loose_actions(run) for run in commit.columns)
+        unkept = len(self._owed.pop(NO_CAUSE, ())) + sum(loose_actions(run) for run in commit.columns)
         if unkept:
             found.skip("effects of transient events, which are not kept", unkept)
 
@@ -158,7 +167,7 @@ class Redeciding:
         self, index: int, address: str, agent_plan: AgentPlan, agent: Any, event: Message, body: bytes, now_ns: int
     ) -> None:
         plan = agent_plan.plan_for(type(event))
-        if plan.decide is not None and not isinstance(event, FACTS):
+        if plan.decide is not None:
             self._found.skip("decisions about observed events, of which only the result is kept")
         if isinstance(event, FACTS):
             # What the framework says stays said, whatever a handler makes of it: then it asks for nothing.
@@ -343,7 +352,8 @@ class Redeciding:
         recorded: list[bytes] = []
         for place in range(index, end):
             address, body = self._commit.events[place]
-            if address != answer.agent or tag_of(body).startswith("stigmergy."):
+            tag = tag_of(body)
+            if address != answer.agent or (tag.startswith("stigmergy.") and tag != WRITTEN):
                 break
             self._claimed[place] = None
             recorded.append(body)
@@ -372,8 +382,8 @@ class Redeciding:
         except PeerError as error:
             self._differ("failure", index, address, what, "error", failed.error, str(error))
             return
-        if isinstance(message, WindowClosed):
-            self._found.skip("windows whose closing failed")
+        if isinstance(message, FACTS):
+            self._found.skip("facts of the framework on which a handler failed")
             return
         self._found.failures += 1
         today: str | None = None
@@ -397,19 +407,19 @@ class Redeciding:
             decided = [(message, body)]
         else:
             limit = self._state.limits.events_per_decision_max
-            for event in plan.decide(agent_plan.copy(agent), message) or ():
-                if not isinstance(event, Event):
-                    raise TypeError(f"a @decide handler yields events; {type(event).__name__} is none")
-                if isinstance(event, FACTS):
-                    raise TypeError(
-                        f"{type(event).__name__} is said by the framework alone; yield an event of your own"
-                    )
-                decided.append((event, body) if event is message else agent_plan.written(event))
-                if len(decided) > limit:
-                    raise TooLarge(f"more than {limit} events from one decision; decide in smaller steps")
+            replicas = self._replicas_of(agent.address)
+            copy = agent_plan.copy(agent)
+            decided = decided_events(agent_plan, plan, copy, message, body, replicas, now_ns, limit)
         room_bytes = self._state.limits.bytes_per_decision_max
         collect(self._state, self._shards, agent_plan, agent_plan.copy(agent), decided, now_ns, room_bytes)
         return decided
+
+    def _replicas_of(self, address: str) -> tuple[bytes, ...]:
+        """Under which id this agent wrote to its shared fields then: the key that it comes from is not here."""
+        for whose, body in self._commit.events:
+            if whose == address and tag_of(body) == WRITTEN:
+                return (read_delta(_changed.decode(body).delta).replica,)
+        return self._state.replicas_of(address)
 
     # ------------------------------------------------------------------ common
 
@@ -437,12 +447,3 @@ class Redeciding:
         commit = self._commit
         old = tag_of(commit.events[index][1])
         return Difference(kind, commit.shard, commit.position, index, agent, what, field, old, new)
-
-
-def _loose_actions(run: ColumnRun) -> int:
-    """How many actions of a run are of events that are not kept."""
-    if not run.actions_count:
-        return 0
-    width = len(run.actions) // run.actions_count
-    causes = struct.iter_unpack(f"<8xI{width - 12}x", run.actions)
-    return sum(1 for (cause,) in causes if cause == NOT_KEPT)

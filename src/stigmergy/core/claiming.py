@@ -1,0 +1,217 @@
+"""Ordered fields of agents: claims on what only one may have, and the verdicts that come back.
+
+    crossing: Ordered[Claim] = ordered(of="crossing-7")
+
+    yield self.crossing.claim(for_s=5)          # in @react: asks the ledger, once the event behind it is durable
+    def granted(self, verdict: Granted) ...     # in @decide, @evolve or @react: `verdict.claim` names the field
+
+The ledger has one order for everybody, and so one winner. **No verdict means not held**: `self.crossing.held` is true
+from `Granted` until `Released` or `Lost`, and `Lost` comes when the lease runs out on our own monotonic clock, which
+was started before we asked. After a restart nothing is held until it is asked for and granted again. `token` only ever
+grows per resource: a device that remembers the highest refuses orders of a former holder.
+
+Verdicts are facts: they are kept and folded whatever handlers do. A `decide` handler for one may add events to it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from stigmergy.core.errors import DefinitionError
+from stigmergy.core.messages import SECOND_NS, Effect, Event, is_number
+from stigmergy.core.now import step_time_ns
+
+LEDGER = "ledger"
+"""The sink of what is asked of the ledger."""
+RESOURCE_CHARS_MAX = 128
+LEASE_S_BOUNDS = (0.05, 86_400.0)
+WAIT_S_MAX = 86_400.0
+_RESOURCE = re.compile(r"[A-Za-z0-9_.:@=~/-]{1,128}", re.ASCII)
+
+T = TypeVar("T")
+Of = Callable[[str], str] | str | None
+"""What a field claims unless a claim says otherwise: this, what the function says for the agent's id, or nothing."""
+
+
+class _OrderedMark:
+    """What tells an ordered field from others."""
+
+    def __repr__(self) -> str:
+        return "ordered"
+
+
+ORDERED = _OrderedMark()
+Ordered = Annotated[T, ORDERED]
+"""A field whose changes are ordered by the ledger: one holder, or an honest refusal."""
+
+
+class OrderedOf(Struct, frozen=True):
+    """What `ordered` returns: the place of a default, with the resource in it."""
+
+    of: Of
+
+
+def ordered(*, of: Of = None) -> Any:
+    """Declares what a field claims: a text, or a function of the agent's id. `claim(of=…)` may say something else."""
+    if of is not None and not callable(of):
+        _check_resource(f"ordered(of={of!r})", of)
+    return OrderedOf(of)
+
+
+class ClaimAsked(Effect, name="stigmergy.ClaimAsked"):
+    """Asks the ledger for a resource. The answer is `Granted` or `Denied`."""
+
+    claim: str
+    resource: str
+    for_s: float
+    wait_s: float = 0.0
+    renew: bool = False
+
+
+class ClaimReleased(Effect, name="stigmergy.ClaimReleased"):
+    """Gives a resource back, or takes the wish for it back. The answer is `Released`."""
+
+    claim: str
+    resource: str
+    token: int
+
+
+class Granted(Event, name="stigmergy.Granted"):
+    """The agent holds the resource, for so many seconds from now, whatever others do."""
+
+    claim: str
+    resource: str
+    token: int
+    for_s: float
+
+
+class Denied(Event, name="stigmergy.Denied"):
+    """The agent does not get the resource: another holds it, too many wait, or the ledger could not be asked."""
+
+    claim: str
+    resource: str
+    reason: str
+
+
+class Released(Event, name="stigmergy.Released"):
+    """The agent has given the resource back."""
+
+    claim: str
+    resource: str
+    token: int
+
+
+class Lost(Event, name="stigmergy.Lost"):
+    """The agent holds the resource no longer: its lease ran out, or the node was started anew."""
+
+    claim: str
+    resource: str
+    token: int
+    reason: str
+
+
+CLAIM_EVENTS = (Granted, Denied, Released, Lost)
+Verdict = Granted | Denied | Released | Lost
+_decoder: msgspec.msgpack.Decoder[Verdict] = msgspec.msgpack.Decoder(Granted | Denied | Released | Lost)
+
+
+def read_verdict(body: bytes) -> Verdict:
+    """A verdict from its bytes. Raises msgspec's errors for what is none."""
+    return _decoder.decode(body)
+
+
+class Claim(Struct, frozen=True, kw_only=True):
+    """What an agent knows of its claim. Immutable; the framework changes the field when a verdict comes."""
+
+    field: str = ""
+    of: str = ""
+    """The resource that is asked for unless a call says otherwise; empty: each call must."""
+    resource: str = ""
+    """What is held."""
+    token: int = 0
+    """The fencing token of what is held, or was held last: give it to the device with each order."""
+    until_ns: int = 0
+    """When the lease ends at the latest, by the agent's own time; 0: nothing is held."""
+
+    @property
+    def held(self) -> bool:
+        """Whether the resource is ours now. Never true after the lease has run out by our own clock."""
+        return self.until_ns > 0 and step_time_ns.get() < self.until_ns
+
+    def claim(self, *, for_s: float, of: str = "", wait_s: float = 0.0, renew: bool = False) -> ClaimAsked:
+        """Asks for the resource for so many seconds; yield it from a @react handler.
+
+        With `wait_s` it queues for so long behind the present holder; without, it is denied at once. With `renew` the
+        lease is prolonged by itself until it is released. A holder that asks again prolongs its lease.
+        """
+        resource = of or self.of
+        where = f"{self.field}.claim(of={resource!r})"
+        _check_resource(where, resource)
+        low, high = LEASE_S_BOUNDS
+        if not is_number(for_s) or not low <= for_s <= high:
+            raise ValueError(f"{where}: for_s={for_s}; give {low:g} to {high:g} seconds")
+        if not is_number(wait_s) or not 0 <= wait_s <= WAIT_S_MAX:
+            raise ValueError(f"{where}: wait_s={wait_s}; give 0 to {WAIT_S_MAX:g} seconds")
+        return ClaimAsked(
+            claim=self.field, resource=resource, for_s=float(for_s), wait_s=float(wait_s), renew=bool(renew)
+        )
+
+    def release(self, *, of: str = "") -> ClaimReleased:
+        """Gives back what is held, or what was asked for; yield it from a @react handler."""
+        resource = of or self.resource or self.of
+        _check_resource(f"{self.field}.release(of={resource!r})", resource)
+        return ClaimReleased(claim=self.field, resource=resource, token=self.token)
+
+    def after(self, verdict: Verdict, now_ns: int) -> Claim:
+        """The field once this verdict is known."""
+        if isinstance(verdict, Granted):
+            until_ns = now_ns + int(verdict.for_s * SECOND_NS)
+            return replace(self, resource=verdict.resource, token=verdict.token, until_ns=until_ns)
+        if isinstance(verdict, Denied):
+            return self
+        # A loss of what was held before says nothing of what is held now.
+        return replace(self, until_ns=0) if verdict.token >= self.token else self
+
+
+class OrderedField(Struct, frozen=True):
+    """An ordered field of an agent class."""
+
+    name: str
+    of: Of
+
+    def first(self, agent_id: str) -> Claim:
+        """The field of a new agent."""
+        return Claim(field=self.name, of=self.resource_of(agent_id))
+
+    def resource_of(self, agent_id: str) -> str:
+        """What the field claims unless a call says otherwise. Nothing, where the users' function fails: then `claim`
+        says so, in the handler that calls it."""
+        if self.of is None or isinstance(self.of, str):
+            return self.of or ""
+        try:
+            resource = self.of(agent_id)
+            _check_resource(self.name, resource)
+        except Exception:
+            return ""
+        return resource
+
+
+def fold_verdict(agent: Any, verdict: Verdict, now_ns: int) -> None:
+    """Takes a verdict into the agent."""
+    claim = getattr(agent, verdict.claim, None)
+    if isinstance(claim, Claim):  # or the field was taken out of the class since
+        setattr(agent, verdict.claim, claim.after(verdict, now_ns))
+
+
+def _check_resource(where: str, resource: object) -> None:
+    if not isinstance(resource, str) or _RESOURCE.fullmatch(resource) is None:
+        raise DefinitionError(
+            f"{where}: a resource is a text of 1 to {RESOURCE_CHARS_MAX} letters, digits and _.:@=~/-; "
+            "name it in ordered(of=…) or claim(of=…)"
+        )

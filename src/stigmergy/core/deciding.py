@@ -1,0 +1,45 @@
+"""Collects what one `decide` yields, all of it against the unchanged state, before any of it changes the state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stigmergy.core.errors import TooLarge
+from stigmergy.core.messages import Event, Message
+from stigmergy.core.plans import AgentPlan, Plan
+from stigmergy.core.sharing import Writing
+from stigmergy.core.supervision import FACTS
+from stigmergy.crdt.delta import Edit
+
+
+def decided_events(
+    agent_plan: AgentPlan,
+    plan: Plan,
+    agent: Any,
+    message: Message,
+    body: bytes,
+    replicas: tuple[bytes, ...],
+    now_ns: int,
+    events_max: int,
+) -> list[tuple[Any, bytes]]:
+    """The events of one decision with their bytes. Writes to shared fields get their dots, in the order of the yields.
+
+    A fact that is decided about is kept already, and so not yielded again.
+    """
+    decided: list[tuple[Any, bytes]] = []
+    writing: Writing | None = None
+    events = plan.decide(agent, message) if plan.decide is not None else None
+    for event in events or ():
+        if isinstance(event, Edit):
+            writing = writing or Writing(agent, agent_plan.shared, replicas, now_ns)
+            decided.append(agent_plan.written(writing.event(event)))
+        elif not isinstance(event, Event):
+            raise TypeError(f"a @decide handler yields events; {type(event).__name__} is none")
+        elif isinstance(event, FACTS):
+            raise TypeError(f"{type(event).__name__} is said by the framework alone; yield an event of your own")
+        else:
+            # An observed event that is passed on keeps the bytes it came with, unknown fields included.
+            decided.append((event, body) if event is message else agent_plan.written(event))
+        if len(decided) > events_max:
+            raise TooLarge(f"more than {events_max} events from one decision; decide in smaller steps")
+    return decided

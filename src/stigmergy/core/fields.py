@@ -1,0 +1,77 @@
+"""Fields that the framework fills: shared and ordered ones, as a class body declares them, and their first values."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from stigmergy.core.annotations import resolve_hints
+from stigmergy.core.claiming import ORDERED, Claim, OrderedField, OrderedOf
+from stigmergy.core.errors import DefinitionError
+from stigmergy.core.sharing import SHARED, SharedBy, SharedField
+from stigmergy.crdt.errors import CrdtError
+from stigmergy.crdt.value import SharedValue
+
+Filled = SharedField | OrderedField
+
+
+def fill_in(class_name: str, namespace: dict[str, Any]) -> dict[str, Filled]:
+    """Gives the shared and ordered fields of a class body their first values; returns how each was declared."""
+    annotations: Mapping[str, Any] = namespace.get("__annotations__", {})
+    if not any(_may_be_filled(hint) for hint in annotations.values()):
+        _check_declared_by(class_name, namespace)
+        return {}
+    declared = type(class_name, (), {"__annotations__": annotations, "__module__": namespace.get("__module__")})
+    found: dict[str, Filled] = {}
+    for name, hint in resolve_hints(declared, class_name).items():
+        marks = getattr(hint, "__metadata__", ())
+        if SHARED in marks:
+            shared = found[name] = _shared(class_name, name, typing.get_args(hint)[0], namespace)
+            namespace[name] = shared.initial
+        elif ORDERED in marks:
+            found[name] = _ordered(class_name, name, typing.get_args(hint)[0], namespace)
+            namespace[name] = Claim(field=name)
+    _check_declared_by(class_name, namespace)
+    return found
+
+
+def _may_be_filled(hint: Any) -> bool:
+    if isinstance(hint, str):
+        return "Shared" in hint or "Ordered" in hint or "Annotated" in hint
+    return hasattr(hint, "__metadata__")
+
+
+def _shared(class_name: str, name: str, hint: Any, namespace: Mapping[str, Any]) -> SharedField:
+    by = namespace.get(name, SharedBy(None))
+    if not isinstance(by, SharedBy):
+        raise DefinitionError(
+            f"{class_name}.{name}: a shared field begins empty, everywhere; write shared(by=…) or nothing at all"
+        )
+    cls = typing.get_origin(hint) or hint
+    if not (isinstance(cls, type) and issubclass(cls, SharedValue)):
+        raise DefinitionError(
+            f"{class_name}.{name}: {getattr(cls, '__name__', cls)} does not converge; share GCounter, PNCounter, "
+            "LWWRegister, MVRegister, EnableWinsFlag, DisableWinsFlag, ORSet or ORMap"
+        )
+    try:
+        return SharedField(name=name, by=by.by, initial=cls.empty(hint, name))
+    except CrdtError as error:
+        raise DefinitionError(f"{class_name}.{name}: {error}") from None
+
+
+def _ordered(class_name: str, name: str, hint: Any, namespace: Mapping[str, Any]) -> OrderedField:
+    of = namespace.get(name, OrderedOf(None))
+    if not isinstance(of, OrderedOf) or hint is not Claim:
+        raise DefinitionError(
+            f"{class_name}.{name}: write {name}: Ordered[Claim], with ordered(of=…) or nothing behind it"
+        )
+    return OrderedField(name=name, of=of.of)
+
+
+def _check_declared_by(class_name: str, namespace: Mapping[str, Any]) -> None:
+    """`shared` and `ordered` without the annotation would be values like any other, and shared with nobody."""
+    for name, value in namespace.items():
+        if isinstance(value, SharedBy | OrderedOf):
+            kind = "Shared[…]" if isinstance(value, SharedBy) else "Ordered[Claim]"
+            raise DefinitionError(f"{class_name}.{name}: annotate it with {kind}")

@@ -1,0 +1,7 @@
+"""The time of the step under way: set by whoever steps or replays a shard, read by `Agent.now`."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+
+step_time_ns: ContextVar[int] = ContextVar("step_time_ns", default=0)

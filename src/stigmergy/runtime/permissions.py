@@ -1,0 +1,43 @@
+"""What a host knows of claims without asking: after a start nothing is held, without a ledger nothing is granted."""
+
+from __future__ import annotations
+
+import msgspec
+
+from stigmergy.core.claiming import Claim, ClaimAsked, ClaimReleased, Denied, Lost, Released, Verdict
+from stigmergy.core.codec import encode
+from stigmergy.core.inputs import EffectSettled, VerdictCame
+from stigmergy.core.outbox import Pending
+from stigmergy.core.state import ShardState
+
+NO_LEDGER = 'this node has no ledger, so nothing can be granted; give it one: ledger = "sqlite:ledger.db"'
+RESTARTED = "the node was started anew; ask again"
+_asked: msgspec.msgpack.Decoder[ClaimAsked | ClaimReleased] = msgspec.msgpack.Decoder(ClaimAsked | ClaimReleased)
+
+
+def read_asked(pending: Pending) -> ClaimAsked | ClaimReleased:
+    """What an effect of the sink "ledger" asks for."""
+    return _asked.decode(pending.body)
+
+
+def losses_at_start(state: ShardState) -> list[VerdictCame]:
+    """What agents believed to hold when the node went down: nobody has counted their leases since."""
+    losses: list[VerdictCame] = []
+    for address, agent in state.agents.items():
+        for name in state.plan_of[type(agent)].ordered:
+            claim: Claim = getattr(agent, name)
+            if claim.until_ns:
+                lost = Lost(claim=name, resource=claim.resource, token=claim.token, reason=RESTARTED)
+                losses.append(VerdictCame(address, encode(lost)))
+    return losses
+
+
+def without_ledger(pending: Pending) -> EffectSettled:
+    """The answer where there is nobody to ask."""
+    asked = read_asked(pending)
+    verdict: Verdict
+    if isinstance(asked, ClaimReleased):
+        verdict = Released(claim=asked.claim, resource=asked.resource, token=asked.token)
+    else:
+        verdict = Denied(claim=asked.claim, resource=asked.resource, reason=NO_LEDGER)
+    return EffectSettled(pending.sink, pending.sequence, encode(verdict))
