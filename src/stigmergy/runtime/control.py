@@ -36,6 +36,7 @@ from stigmergy.runtime.live import Live
 from stigmergy.runtime.phrasing import messages_of, phrase
 from stigmergy.runtime.protocol import VERSION, Reply, read_request, write_error, write_reply
 from stigmergy.runtime.recovery import Recovered
+from stigmergy.runtime.showing import plain_state
 
 NAMES_COUNT_MAX = 1_000
 """So many addresses are named at once; a longer prefix finds others."""
@@ -307,7 +308,7 @@ def described_sight(address: str, sight: Sight, stopped: str | None = None) -> d
         "position": sight.position,
         "time": readable_time(sight.time_ns) if sight.position else None,
         "stopped": stopped,
-        "state": msgspec.to_builtins(sight.agent, str_keys=True),
+        "state": plain_state(sight.agent),
     }
 
 

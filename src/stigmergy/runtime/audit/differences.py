@@ -11,6 +11,7 @@ from msgspec import Struct
 from stigmergy.core.codec import canonical_bytes, tag_of
 from stigmergy.core.commit import Owed
 from stigmergy.runtime.audit.listing import owing, readable_fields
+from stigmergy.runtime.showing import plain_state
 
 ABSENT = "(none)"
 """Stands for what one of the two does not have."""
@@ -131,7 +132,7 @@ def effect_differences(old: Owed, new: Owed) -> Iterator[tuple[str, Any, Any]]:
 
 def shortened(value: Any) -> Any:
     """A value for a report, as JSON can say it; a long one is cut."""
-    plain = msgspec.to_builtins(value, str_keys=True)
+    plain = plain_state(value)
     text = msgspec.json.encode(plain).decode()
     return plain if len(text) <= TEXT_CHARS_MAX else f"{text[:TEXT_CHARS_MAX]}…"
 

@@ -26,6 +26,7 @@ from stigmergy.core.state import shard_of
 from stigmergy.core.walking import Kept, Reading, Records, effects_of, runs_of
 from stigmergy.ports.journal import Journal
 from stigmergy.runtime.audit.directories import Directories, LiveReading
+from stigmergy.runtime.showing import shared_fields
 
 ENTRIES_MAX = 100_000
 """A listing is at most so long; ask for a range of positions to see more."""
@@ -113,6 +114,9 @@ def readable_time(time_ns: int) -> str:
 
 def readable_fields(body: bytes) -> Any:
     """The fields of a message without its tag; bytes as base64, whatever does not decode as such."""
+    shared = shared_fields(tag_of(body), body)
+    if shared is not None:
+        return shared
     try:
         value = msgspec.to_builtins(msgspec.msgpack.decode(body), str_keys=True)
     except (msgspec.DecodeError, TypeError, ValueError, RecursionError):
