@@ -74,14 +74,14 @@ def test_shared_fields_are_shown_as_what_they_mean() -> None:
         "phase": "green",
         "names": ["a"],
         "on": True,
-        "off": True,
+        "off": False,
         "vehicles": ["V-1"],
         "exposure": {"NO2": 4},
     }
 
 
 def test_what_has_no_meaning_is_no_state() -> None:
-    with pytest.raises(TypeError, match="unsupported"):
+    with pytest.raises(TypeError, match="no plain value"):
         plain_state([object()])
 
 

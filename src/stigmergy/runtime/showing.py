@@ -43,7 +43,7 @@ def _meaning(value: Any) -> Any:
         case GCounter() | PNCounter() | LWWRegister():
             return value.value
         case _:
-            raise NotImplementedError
+            raise TypeError(f"{type(value).__name__} has no plain value")
 
 
 def shared_fields(tag: str, body: bytes) -> dict[str, Any] | None:
