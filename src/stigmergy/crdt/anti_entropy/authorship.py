@@ -1,0 +1,128 @@
+"""Who may write under which replica's id, and what exactly is signed. Pure: keys are used by functions of the caller.
+
+A replica's id is a digest of its node's public key, the incarnation of its journal, the fleet and the agent's
+address. So a node can only mint changes of replicas of its own key, and everybody can check it. A journal that was
+restored from a copy, or cloned, has a new incarnation and with it new replicas: it cannot use a number twice.
+
+Signed are bytes, never objects, and each kind has a domain of its own:
+
+    a change    `stigmergy.delta@1` 0   [fleet, object, replica, address, incarnation, first, last, bytes of the delta]
+    a message   `stigmergy.gossip@1` 0  [fleet, node, bytes of the message]
+
+Whom to believe: `trusted` keys, or, where none are configured, every good key: then a name belongs to the key that was
+first heard under it in this run, and a stranger can write replicas of its own, though never those of others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+from blake3 import blake3
+from msgspec import Struct
+
+from stigmergy.crdt.anti_entropy.rules import KEYS_COUNT_MAX
+from stigmergy.crdt.bounds import REPLICA_BYTES
+from stigmergy.crdt.causality import SETTLED
+from stigmergy.crdt.delta import Delta
+
+OBJECT_BYTES = 8
+"""How an object is named between nodes: the beginning of the digest of its name."""
+DELTA_DOMAIN = b"stigmergy.delta@1\x00"
+GOSSIP_DOMAIN = b"stigmergy.gossip@1\x00"
+_SEED_CONTEXT = "stigmergy 2026 seed of replicas"
+_REPLICA_CONTEXT = "stigmergy 2026 replica of an object"
+_OBJECT_CONTEXT = "stigmergy 2026 name of an object"
+
+Sign = Callable[[bytes], bytes]
+Verify = Callable[[int, bytes, bytes, bytes], bool]
+"""Algorithm, public key, statement, signature: as the Verifier port."""
+Acceptable = Callable[[int, bytes], str | None]
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Node(Struct, frozen=True):
+    """Who we are to the others."""
+
+    fleet: str
+    name: str
+    algorithm: int
+    key: bytes
+    incarnation: int
+
+
+class Trust(Struct, frozen=True):
+    """How signatures are made and checked, and which keys are believed."""
+
+    sign: Sign
+    verify: Verify
+    acceptable: Acceptable
+    trusted: frozenset[bytes] | None = None
+    """None: every key that is acceptable, on first use."""
+
+
+def replica_seed(key: bytes, incarnation: int, fleet: str) -> bytes:
+    """What all replicas of one life of a journal have in common."""
+    return blake3(_encode([key, incarnation, fleet]), derive_key_context=_SEED_CONTEXT).digest()
+
+
+def replica_id(seed: bytes, address: str) -> bytes:
+    """The id of the replica that the agent with this address holds."""
+    found = blake3(seed + address.encode(), derive_key_context=_REPLICA_CONTEXT).digest(length=REPLICA_BYTES)
+    # One in 2**64 would be the id that stands for nobody.
+    return found if found != SETTLED else bytes([1]) * REPLICA_BYTES
+
+
+def object_id(name: str) -> bytes:
+    """What stands for an object in messages."""
+    return blake3(name.encode(), derive_key_context=_OBJECT_CONTEXT).digest(length=OBJECT_BYTES)
+
+
+def delta_statement(fleet: str, name: str, address: str, incarnation: int, delta: Delta, body: bytes) -> bytes:
+    """The bytes that the author of a change signs."""
+    said = [fleet, name, delta.replica, address, incarnation, delta.first, delta.last, body]
+    return DELTA_DOMAIN + _encode(said)
+
+
+def gossip_statement(fleet: str, node: str, body: bytes) -> bytes:
+    """The bytes that the sender of a message signs."""
+    return GOSSIP_DOMAIN + _encode([fleet, node, body])
+
+
+class Keys:
+    """Which keys are believed, and who was first heard under which name."""
+
+    def __init__(self, trust: Trust) -> None:
+        self._trust = trust
+        self._good: dict[tuple[int, bytes], bool] = {}
+        self._names: dict[str, bytes] = {}
+
+    def believes(self, algorithm: int, key: bytes) -> bool:
+        """Whether this key may speak at all."""
+        known = self._good.get((algorithm, key))
+        if known is None:
+            trusted = self._trust.trusted
+            known = (trusted is None or key in trusted) and self._trust.acceptable(algorithm, key) is None
+            if len(self._good) >= KEYS_COUNT_MAX:
+                del self._good[next(iter(self._good))]
+            self._good[algorithm, key] = known
+        return known
+
+    def is_whose(self, name: str, key: bytes) -> bool:
+        """Whether this key may speak under this name: the first that did, or a trusted one, which takes it over."""
+        first = self._names.get(name)
+        if first is None or (first != key and self._trust.trusted is not None):
+            if first is None and len(self._names) >= KEYS_COUNT_MAX:
+                del self._names[next(iter(self._names))]
+            self._names[name] = key
+            return True
+        return first == key
+
+    def forget_name(self, name: str) -> None:
+        """The name is free again: its node has left."""
+        self._names.pop(name, None)
+
+    def signed_by(self, algorithm: int, key: bytes, statement: bytes, signature: bytes) -> bool:
+        """Whether a key that we believe has signed exactly this."""
+        return self.believes(algorithm, key) and self._trust.verify(algorithm, key, statement, signature)

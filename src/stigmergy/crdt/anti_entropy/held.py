@@ -1,0 +1,196 @@
+"""One object at this node: its replicas here, what is known of it, what waits, and what is handed to the host. Pure.
+
+Several agents of a node may hold the same object. Each has a replica with a store of its own; what any of them has on
+disk, the node *has*: it tells and acknowledges it, and feeds it to the others here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from stigmergy.crdt.anti_entropy.authorship import object_id
+from stigmergy.crdt.anti_entropy.pool import Kept, Pool, ripe
+from stigmergy.crdt.anti_entropy.rules import SECOND_NS, Rules
+from stigmergy.crdt.anti_entropy.vectors import Silence
+from stigmergy.crdt.delta import Delta, join_deltas
+from stigmergy.crdt.errors import CrdtError, LimitReached, NotContiguous
+from stigmergy.crdt.store import EMPTY, Store
+
+DECLINED_NS = SECOND_NS
+"""After the host has declined something it is left alone for so long."""
+
+Check = Callable[[Delta], None]
+"""Raises BadDelta for what does not fit the declared types."""
+
+
+class Hand(Struct, frozen=True):
+    """What the host is to merge into one replica, and to report as `merged` once it is durable, or as `declined`."""
+
+    object: str
+    replica: bytes
+    deltas: tuple[bytes, ...] = ()
+    """In the order in which they can be applied."""
+    state: bytes = b""
+    """A store to join with, instead of deltas."""
+
+
+class Local:
+    """A replica of ours."""
+
+    __slots__ = ("address", "busy", "handed", "paused_until_ns", "replica", "store")
+
+    def __init__(self, replica: bytes, address: str, store: Store) -> None:
+        self.replica = replica
+        self.address = address
+        self.store = store
+        """As it is on disk."""
+        self.busy = False
+        """Whether the host has something of ours to merge."""
+        self.handed: tuple[Kept, ...] = ()
+        self.paused_until_ns = -(1 << 62)
+
+
+class Held:
+    """One object."""
+
+    def __init__(self, name: str, rules: Rules, check: Check | None) -> None:
+        self.name = name
+        self.id = object_id(name)
+        self.check = check
+        self.locals: dict[bytes, Local] = {}
+        self.store = EMPTY
+        """All that is on disk here, of all our replicas together."""
+        self.pool = Pool(rules)
+        self.waiting: dict[tuple[bytes, int], Kept] = {}
+        """In the pool and on no disk of ours yet."""
+        self.state: tuple[Store, bytes] | None = None
+        """A whole state that was received and is not on disk yet."""
+        self.owed: dict[str, dict[bytes, int]] = {}
+        """To whom we owe acknowledgements: per replica up to where."""
+        self.silence = Silence()
+        self.unsigned: dict[bytes, list[Delta]] = {}
+        """Own changes, by replica, that are durable and not signed yet."""
+        self.asked_ns: dict[str, int] = {}
+        """When each peer was last asked for, or told, what is missing."""
+        self.whole_ns: dict[str, int] = {}
+        """When each peer was last sent the whole state."""
+        self.diverged_ns: dict[str, int] = {}
+        """Since when peers that know the same hold something else."""
+        self.liars: dict[bytes, None] = {}
+        """Keys of authors that have contradicted themselves here."""
+        self.state_frame: tuple[bytes, bytes] | None = None
+        """The last state that was sent: the store's digest and the datagram."""
+        self._rules = rules
+
+    @property
+    def diverged(self) -> bool:
+        """Whether replicas hold different things and no gossip can mend it."""
+        return bool(self.diverged_ns or self.liars)
+
+    def knows(self, replica: bytes) -> int:
+        """Up to where the changes of a replica are on disk here."""
+        return self.store.context.counter(replica)
+
+    def put_store(self, local: Local, store: Store) -> None:
+        """A replica of ours has this on disk now."""
+        local.store = store
+        here = self.store.context
+        if len(self.locals) == 1 or store.context.covers(here):
+            self.store = store
+        elif not here.covers(store.context):
+            self.store = self.store.join(store)
+        counter_of = self.store.context.counter
+        for key in [key for key, kept in self.waiting.items() if kept.delta.last <= counter_of(key[0])]:
+            del self.waiting[key]
+        if self.state is not None and all(
+            one.store.context.covers(self.state[0].context) for one in self.locals.values()
+        ):
+            self.state = None
+
+    def keep(self, kept: Kept) -> int:
+        """Puts a change that is not on disk here into the pool to wait; how many had to go unused for it."""
+        lost = self._forget(self.pool.add(kept))
+        self.waiting[kept.delta.replica, kept.delta.first] = kept
+        while len(self.waiting) > self._rules.waiting_count_max:
+            key = next(iter(self.waiting))
+            lost += self._forget([self.pool.drop(key)])
+        return lost
+
+    def add(self, kept: Kept) -> int:
+        """Puts a change that is on disk here into the pool; how many had to go unused for it."""
+        return self._forget(self.pool.add(kept))
+
+    def _forget(self, gone: list[Kept]) -> int:
+        return sum(self.waiting.pop((kept.delta.replica, kept.delta.first), None) is not None for kept in gone)
+
+    def feed(self, local: Local, now_ns: int, horizon_ns: int) -> Hand | None:
+        """What the host is to merge next into one of our replicas; None for nothing, or if it is busy with the last."""
+        if local.busy or now_ns < local.paused_until_ns:
+            return None
+        context = local.store.context
+        if self.state is not None and not context.covers(self.state[0].context):
+            local.busy, local.handed = True, ()
+            return Hand(self.name, local.replica, state=self.state[1])
+        behind: list[Kept] | None = []
+        if local.store is not self.store:
+            behind = self.pool.lacking(self.store.context, context.counter)
+        if behind is None:
+            local.busy, local.handed = True, ()
+            return Hand(self.name, local.replica, state=self.store.to_bytes())
+        # What is on disk here already was let pass once, whatever its stamp.
+        found = ripe(behind, context.counter, 1 << 63) if behind else []
+        if self.waiting and not found:
+            found = ripe(self.waiting.values(), context.counter, horizon_ns)
+        if not found:
+            return None
+        taken: list[Kept] = []
+        size_bytes = 0
+        for kept in found:
+            size_bytes += len(kept.data)
+            if taken and size_bytes > self._rules.hand_bytes_max:
+                break
+            taken.append(kept)
+        local.busy, local.handed = True, tuple(taken)
+        return Hand(self.name, local.replica, joined([kept.delta for kept in taken]))
+
+    def declined(self, local: Local, now_ns: int) -> None:
+        """The host will not have it: it is let go, and digests bring it again if it is worth anything."""
+        for kept in local.handed:
+            key = (kept.delta.replica, kept.delta.first)
+            if self.waiting.pop(key, None) is not None:
+                self.pool.drop(key)
+        self.state = None
+        local.busy, local.handed = False, ()
+        local.paused_until_ns = now_ns + DECLINED_NS
+
+    def missing(self, horizon_ns: int) -> bool:
+        """Whether something waits for other changes, and not for the disk or the clock."""
+        count = sum(kept.stamp_ns <= horizon_ns for kept in self.waiting.values())
+        return count > len(ripe(self.waiting.values(), self.knows, horizon_ns))
+
+
+def joined(deltas: list[Delta]) -> tuple[bytes, ...]:
+    """As few deltas as it takes to say the same, each author's neighbours joined, in an order that can be applied."""
+    found: list[Delta] = []
+    for delta in deltas:
+        if found and found[-1].replica == delta.replica:
+            try:
+                found[-1] = join_deltas(found[-1], delta)
+                continue
+            except (NotContiguous, LimitReached):
+                pass
+        found.append(delta)
+    return tuple(delta.to_bytes() for delta in found)
+
+
+def misfit(check: Check | None, delta: Delta) -> str | None:
+    """Why a change does not fit the declared types; None if it does."""
+    if check is None:
+        return None
+    try:
+        check(delta)
+    except CrdtError as error:
+        return str(error)
+    return None

@@ -1,0 +1,346 @@
+"""One node's part in bringing replicas together: messages, merges and time in, one Ready out. Pure; see the package.
+
+    machine.hold(name, replica, address, store, moment)     an agent here has the object
+    machine.members(names, moment)                          who else is there
+    machine.written(name, replica, delta, store, moment)    an own change is durable
+    machine.merged(name, replica, store, moment)            what was handed over is durable
+    machine.step(sender, data, moment)                      a datagram came
+    machine.tick(moment)                                    it is `next_ns`
+    machine.ready()                                         what to send and to hand over, after any of these
+
+The caller reports only what is on disk, and each Hand exactly once: as `merged`, or as `declined`.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from stigmergy.crdt.anti_entropy.authorship import Node, Trust, delta_statement, gossip_statement
+from stigmergy.crdt.anti_entropy.desk import Counters, Desk, Ready
+from stigmergy.crdt.anti_entropy.held import Check, Held, Local
+from stigmergy.crdt.anti_entropy.judging import Judging
+from stigmergy.crdt.anti_entropy.messages import (
+    Acknowledged,
+    Ask,
+    BadMessage,
+    Change,
+    Digests,
+    Interests,
+    Message,
+    Offer,
+    Part,
+    Signed,
+    State,
+    Vectors,
+    read_frame,
+    read_message,
+    write_frame,
+)
+from stigmergy.crdt.anti_entropy.peers import Choose, Peer, Way
+from stigmergy.crdt.anti_entropy.pool import Kept
+from stigmergy.crdt.anti_entropy.quarantine import Quarantined
+from stigmergy.crdt.anti_entropy.repairing import Repairing
+from stigmergy.crdt.anti_entropy.rules import OBJECTS_COUNT_MAX, Moment, Rules
+from stigmergy.crdt.anti_entropy.transfers import Arrived
+from stigmergy.crdt.delta import Delta, join_deltas
+from stigmergy.crdt.errors import LimitReached, NotContiguous
+from stigmergy.crdt.store import Store
+
+
+class Machine:
+    """Anti-entropy of one node, for all objects that it holds."""
+
+    def __init__(self, node: Node, trust: Trust, choose: Choose, bytes_max: int, rules: Rules | None = None) -> None:
+        self._desk = Desk(node, trust, rules or Rules(), choose, bytes_max)
+        self._repairing = Repairing(self._desk)
+        self._judging = Judging(self._desk, self._repairing)
+        self._skewed_ns: int | None = None
+        self._names: dict[str, Held] = {}
+        self._unsigned: dict[str, Held] = {}
+
+    # ------------------------------------------------------------------ what is here
+
+    def hold(
+        self, name: str, replica: bytes, address: str, store: Store, moment: Moment, check: Check | None = None
+    ) -> None:
+        """An agent here has a replica of this object, with this store on disk. Raises LimitReached."""
+        desk = self._desk
+        held = self._names.get(name)
+        if held is None:
+            if len(self._names) >= OBJECTS_COUNT_MAX:
+                raise LimitReached(f"{len(self._names)} shared objects at one node, at most {OBJECTS_COUNT_MAX}")
+            held = self._names[name] = Held(name, desk.rules, check)
+            desk.held[held.id] = held
+            desk.set_interests()
+            self._hurry(moment)
+        local = held.locals[replica] = Local(replica, address, store)
+        held.put_store(local, store)
+        held.silence.note(held.store.context, moment.monotonic_ns)
+        desk.feed(held, moment)
+
+    def release(self, name: str, replica: bytes, moment: Moment) -> None:
+        """That agent does not have it any more."""
+        held = self._names.get(name)
+        if held is None or held.locals.pop(replica, None) is None or held.locals:
+            return
+        del self._names[name], self._desk.held[held.id]
+        self._unsigned.pop(name, None)
+        self._desk.set_interests()
+        self._hurry(moment)
+
+    def members(self, names: list[str], moment: Moment) -> None:
+        """Who else is there from now on. Whoever is not named is forgotten, until it comes back."""
+        desk = self._desk
+        for gone in desk.peers.set([name for name in names if name != desk.node.name], moment.monotonic_ns):
+            desk.outstanding.drop_peer(gone)
+            desk.incoming.drop_peer(gone)
+            desk.keys.forget_name(gone)
+            for held in self._names.values():
+                for table in (held.owed, held.asked_ns, held.whole_ns, held.diverged_ns):
+                    table.pop(gone, None)
+
+    def _hurry(self, moment: Moment) -> None:
+        """What we hold has changed: everybody is told soon."""
+        for peer in self._desk.peers.all():
+            peer.due_ns = min(peer.due_ns, moment.monotonic_ns)
+
+    # ------------------------------------------------------------------ what is durable
+
+    def written(self, name: str, replica: bytes, delta: Delta, store: Store, moment: Moment) -> None:
+        """An own change is on disk; `store` is what the replica has on disk with it."""
+        held, local = self._find(name, replica)
+        self._desk.counters.shared_written += 1
+        held.unsigned.setdefault(replica, []).append(delta)
+        self._unsigned[name] = held
+        held.put_store(local, store)
+        if len(held.locals) > 1:
+            self._desk.feed(held, moment)
+
+    def merged(self, name: str, replica: bytes, store: Store, moment: Moment) -> None:
+        """What was handed over for this replica is on disk."""
+        held, local = self._find(name, replica)
+        local.busy, local.handed = False, ()
+        held.put_store(local, store)
+        self._acknowledge(held, moment)
+        self._desk.feed(held, moment)
+
+    def declined(self, name: str, replica: bytes, moment: Moment) -> None:
+        """The host will not have what was handed over. It is left alone for a while."""
+        held, local = self._find(name, replica)
+        self._desk.counters.shared_declined += 1
+        held.declined(local, moment.monotonic_ns)
+
+    def _find(self, name: str, replica: bytes) -> tuple[Held, Local]:
+        held = self._names[name]
+        return held, held.locals[replica]
+
+    def _acknowledge(self, held: Held, moment: Moment) -> None:
+        """Tells those who sent it that it is on disk."""
+        for name, owed in list(held.owed.items()):
+            done = sorted(replica for replica, counter in owed.items() if held.knows(replica) >= counter)
+            if not done:
+                continue
+            for replica in done:
+                del owed[replica]
+            if not owed:
+                del held.owed[name]
+            vector = tuple((replica, held.knows(replica)) for replica in done)
+            self._desk.say([name], Acknowledged(held.id, vector), moment.monotonic_ns)
+
+    # ------------------------------------------------------------------ what others say
+
+    def step(self, sender: str, data: bytes, moment: Moment) -> None:
+        """Takes in a datagram. Whatever is wrong with it is counted, and nothing else."""
+        desk = self._desk
+        if sender not in desk.peers:
+            desk.counters.shared_strange += 1
+            return
+        try:
+            frame = read_frame(data)
+            if isinstance(frame, Part):
+                self._part(frame, moment)
+            else:
+                self._frame(sender, frame, data, moment)
+        except BadMessage:
+            desk.counters.shared_refused += 1
+
+    def _frame(
+        self, sender: str, frame: Change | Signed, data: bytes, moment: Moment, *, fetched: bool = False
+    ) -> None:
+        if isinstance(frame, Change):
+            self._judging.change(sender, frame, data, moment)
+            return
+        desk = self._desk
+        peer = desk.peers.get(sender)
+        if frame.key in desk.quarantine:
+            desk.counters.shared_shut_out += 1
+            return
+        statement = gossip_statement(desk.node.fleet, frame.node, frame.body)
+        if (
+            peer is None
+            or frame.node != sender
+            or not desk.keys.signed_by(frame.algorithm, frame.key, statement, frame.signature)
+            or not desk.keys.is_whose(sender, frame.key)
+        ):
+            desk.counters.shared_refused += 1
+            return
+        peer.key = frame.key
+        message = read_message(frame.body)
+        if fetched and isinstance(message, Offer | Ask):
+            raise BadMessage("an offer within a body that was offered")
+        self._message(peer, message, moment)
+
+    def _message(self, peer: Peer, message: Message, moment: Moment) -> None:
+        desk, repairing, now_ns = self._desk, self._repairing, moment.monotonic_ns
+        match message:
+            case Digests():
+                repairing.digests(peer, message, moment)
+            case Vectors():
+                repairing.vectors(peer, message, moment)
+            case Acknowledged():
+                repairing.acknowledged(peer, message)
+            case Interests():
+                repairing.interests(peer, message, moment)
+            case State():
+                assert peer.key is not None
+                self._judging.state(peer.name, peer.key, message, moment)
+            case Offer():
+                ask = desk.incoming.offered(peer.name, message, now_ns)
+                if ask is not None:
+                    desk.say([peer.name], ask, now_ns)
+            case Ask():
+                for part in desk.outgoing.parts(message, now_ns):
+                    desk.send([peer.name], write_frame(part), now_ns)
+            case _:
+                assert_never(message)
+
+    def _part(self, part: Part, moment: Moment) -> None:
+        desk = self._desk
+        taken = desk.incoming.take(part, moment.monotonic_ns)
+        if taken is None:
+            return
+        if not isinstance(taken, Arrived):
+            desk.say([taken[0]], taken[1], moment.monotonic_ns)
+            return
+        frame = read_frame(taken.body)
+        if isinstance(frame, Part):
+            raise BadMessage("a part within a body that was offered")
+        self._frame(taken.peer, frame, taken.body, moment, fetched=True)
+
+    # ------------------------------------------------------------------ time
+
+    def tick(self, moment: Moment) -> None:
+        """Does what is due: digests, what was not acknowledged, parts that did not come, stamps that are past."""
+        desk, now_ns = self._desk, moment.monotonic_ns
+        for peer in desk.peers.due(now_ns):
+            if not desk.is_out(peer):
+                self._repairing.send_digests(peer, moment)
+        for way, sent in desk.outstanding.tick(now_ns):
+            self._send_again(way, sent.acknowledged, moment)
+        for name, ask in desk.incoming.tick(now_ns):
+            desk.say([name], ask, now_ns)
+        desk.outgoing.tick(now_ns)
+        for held in self._names.values():
+            if held.waiting or held.state is not None or len(held.locals) > 1:
+                desk.feed(held, moment)
+
+    def _send_again(self, way: Way, after: int, moment: Moment) -> None:
+        desk = self._desk
+        name, object_id, replica = way
+        held = desk.held.get(object_id)
+        if held is None or name not in desk.peers.holders(object_id):
+            desk.outstanding.drop(way)
+            return
+        size_bytes = 0
+        while size_bytes < desk.rules.repair_bytes_max and (kept := held.pool.find(replica, after + 1)) is not None:
+            desk.counters.shared_resent += 1
+            desk.send([name], kept.data, moment.monotonic_ns)
+            size_bytes += len(kept.data)
+            after = kept.delta.last
+
+    @property
+    def next_ns(self) -> int | None:
+        """When `tick` is due, by the monotonic clock; None if nothing waits for time."""
+        desk = self._desk
+        found = (desk.peers.next_ns, desk.outstanding.next_ns, desk.incoming.next_ns, desk.outgoing.next_ns)
+        return min((at_ns for at_ns in found if at_ns is not None), default=None)
+
+    # ------------------------------------------------------------------ what goes out
+
+    def ready(self, moment: Moment) -> Ready:
+        """What to send and to hand over now. Own changes are joined with their neighbours, and signed, here."""
+        for held in self._unsigned.values():
+            for replica, deltas in held.unsigned.items():
+                for delta in self._neighbours(deltas):
+                    self._send_own(held, held.locals[replica], delta, moment)
+            held.unsigned = {}
+        self._unsigned = {}
+        return self._desk.ready()
+
+    def _neighbours(self, deltas: list[Delta]) -> list[Delta]:
+        """Changes of one replica, joined where that is possible and not too long."""
+        found: list[tuple[Delta, int]] = []
+        for delta in deltas:
+            size_bytes = len(delta.to_bytes())
+            if found and found[-1][1] + size_bytes <= self._desk.rules.batch_bytes_max:
+                try:
+                    found[-1] = (join_deltas(found[-1][0], delta), found[-1][1] + size_bytes)
+                    continue
+                except (NotContiguous, LimitReached):
+                    pass
+            found.append((delta, size_bytes))
+        return [delta for delta, _ in found]
+
+    def _send_own(self, held: Held, local: Local, delta: Delta, moment: Moment) -> None:
+        desk, node = self._desk, self._desk.node
+        body = delta.to_bytes()
+        statement = delta_statement(node.fleet, held.name, local.address, node.incarnation, delta, body)
+        change = Change(
+            node.algorithm, node.key, node.incarnation, local.address, held.id, body, desk.trust.sign(statement)
+        )
+        kept = Kept(write_frame(change), delta, node.key, "")
+        desk.counters.shared_signed += 1
+        desk.counters.shared_dropped += held.add(kept)
+        names = desk.peers.some(desk.believable(desk.peers.holders(held.id)))
+        desk.send(names, kept.data, moment.monotonic_ns)
+        for name in names:
+            way = (name, held.id, local.replica)
+            desk.outstanding.sent(way, delta.first, delta.last, moment.monotonic_ns)
+
+    # ------------------------------------------------------------------ for people
+
+    @property
+    def counters(self) -> Counters:
+        """What became of changes and messages."""
+        return self._desk.counters
+
+    @property
+    def objects(self) -> list[Held]:
+        """What is held here, by name."""
+        return [self._names[name] for name in sorted(self._names)]
+
+    def troubles(self) -> list[str]:
+        """What does not mend itself."""
+        return list(self._desk.troubles)
+
+    def quarantined(self) -> list[Quarantined]:
+        """Who is shut out, and why."""
+        return self._desk.quarantine.all()
+
+    def lift(self, key: bytes) -> bool:
+        """Lets somebody take part again that was shut out; False if it was not."""
+        if not self._desk.quarantine.lift(key):
+            return False
+        self._desk.troubles.clear()
+        for held in self._names.values():
+            held.liars.pop(key, None)
+            held.diverged_ns.clear()
+        return True
+
+    def retire(self, name: str, replica: bytes) -> bool:
+        """Leaves a dead replica out of the vectors from now on; False if nothing is known of it here."""
+        held = self._names.get(name)
+        if held is None or replica in held.locals or not held.silence.retire(replica):
+            return False
+        held.pool.drop_replica(replica)
+        return True

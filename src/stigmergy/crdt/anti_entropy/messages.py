@@ -1,0 +1,215 @@
+"""What nodes say to each other, and its bytes. Pure. docs/formats.md describes every field.
+
+The first byte of a datagram says what it is:
+
+    11  a change   signed by its author, passed on as it came
+    12  a message  signed by its sender
+    13  a part     of something that is too long for a datagram; unsigned, the whole is checked
+
+Behind it follows MessagePack, in its shortest form and nothing behind it: whatever is not exactly what we would write
+is refused (BadMessage), so that nothing that was changed on its way can pass for the same.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeVar
+
+import msgspec
+from blake3 import blake3
+from msgspec import Meta, Struct
+
+from stigmergy.crdt.anti_entropy.authorship import OBJECT_BYTES
+from stigmergy.crdt.anti_entropy.rules import OBJECTS_COUNT_MAX
+from stigmergy.crdt.bounds import COUNTER_MAX, DELTA_BYTES_MAX, REPLICAS_COUNT_HARD_MAX, STORE_BYTES_MAX
+from stigmergy.crdt.causality import Counter, Replica
+from stigmergy.crdt.errors import CrdtError
+
+CHANGE = 0x11
+MESSAGE = 0x12
+PART = 0x13
+DIGEST_BYTES = 16
+SHORT_DIGEST_BYTES = 8
+KEY_BYTES_MAX = 1_024
+ADDRESS_CHARS_MAX = 512
+NODE_CHARS_MAX = 64
+PARTS_COUNT_MAX = 1 << 20
+ASKED_COUNT_MAX = 256
+DIGESTS_COUNT_MAX = 1_024
+_BODY_CONTEXT = "stigmergy 2026 body in parts"
+
+_Object = Annotated[bytes, Meta(min_length=OBJECT_BYTES, max_length=OBJECT_BYTES)]
+_Digest = Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
+_ShortDigest = Annotated[bytes, Meta(min_length=SHORT_DIGEST_BYTES, max_length=SHORT_DIGEST_BYTES)]
+_Key = Annotated[bytes, Meta(max_length=KEY_BYTES_MAX)]
+_Number = Annotated[int, Meta(ge=0, le=COUNTER_MAX)]
+_PartNumber = Annotated[int, Meta(ge=0, lt=PARTS_COUNT_MAX)]
+_Vector = Annotated[tuple[tuple[Replica, Counter], ...], Meta(max_length=REPLICAS_COUNT_HARD_MAX)]
+
+
+class BadMessage(CrdtError):
+    """Bytes that are no message of anti-entropy: a peer's fault, refuse and count it."""
+
+
+class Change(Struct, frozen=True, array_like=True):
+    """Changes of one replica to one object, as their author signed them."""
+
+    algorithm: Annotated[int, Meta(ge=0, lt=256)]
+    key: _Key
+    incarnation: _Number
+    address: Annotated[str, Meta(max_length=ADDRESS_CHARS_MAX)]
+    object: _Object
+    delta: Annotated[bytes, Meta(max_length=DELTA_BYTES_MAX)]
+    signature: _Key
+
+
+class Signed(Struct, frozen=True, array_like=True):
+    """A message and who says it."""
+
+    algorithm: Annotated[int, Meta(ge=0, lt=256)]
+    key: _Key
+    node: Annotated[str, Meta(max_length=NODE_CHARS_MAX)]
+    body: Annotated[bytes, Meta(max_length=STORE_BYTES_MAX)]
+    signature: _Key
+
+
+class Part(Struct, frozen=True, array_like=True):
+    """A piece of a body that was offered."""
+
+    body: _Digest
+    number: _PartNumber
+    piece: bytes
+
+
+class Interests(Struct, frozen=True, array_like=True, tag=1):
+    """All objects that the sender holds."""
+
+    objects: Annotated[bytes, Meta(max_length=OBJECT_BYTES * OBJECTS_COUNT_MAX)]
+    """Their ids, sorted, one behind the other."""
+
+
+class Digests(Struct, frozen=True, array_like=True, tag=2):
+    """What the sender holds of objects that both hold."""
+
+    mine: _ShortDigest
+    """Of the sender's interests."""
+    yours: _ShortDigest
+    """Of the receiver's interests, as the sender knows them; if they are others, it is told."""
+    stores: Annotated[tuple[tuple[_Object, _Digest], ...], Meta(max_length=DIGESTS_COUNT_MAX)]
+
+
+class Vectors(Struct, frozen=True, array_like=True, tag=3):
+    """Which changes of one object are durable at the sender."""
+
+    object: _Object
+    digest: _Digest
+    """Of the store."""
+    vector: _Vector
+    """Without the retired."""
+    retired_count: _Number
+    retired: _ShortDigest
+    """Of the retired replicas and their counters; zeros for none."""
+    answer: Annotated[int, Meta(ge=0, le=2)]
+    """Whether the sender wants to be told the vector of the receiver: 0 no, 1 yes, 2 with the retired named."""
+
+
+class Acknowledged(Struct, frozen=True, array_like=True, tag=4):
+    """These changes of one object, and all before them, are durable at the sender."""
+
+    object: _Object
+    vector: _Vector
+
+
+class Offer(Struct, frozen=True, array_like=True, tag=5):
+    """A body that is too long for a datagram is there to be fetched."""
+
+    body: _Digest
+    size_bytes: Annotated[int, Meta(ge=1, le=STORE_BYTES_MAX)]
+    part_bytes: Annotated[int, Meta(ge=256, le=65_536)]
+    about: _Object
+    """Of several states of one object that are offered, one is fetched. Zeros for anything else."""
+
+
+class Ask(Struct, frozen=True, array_like=True, tag=6):
+    """Asks for parts of a body."""
+
+    body: _Digest
+    parts: Annotated[tuple[_PartNumber, ...], Meta(max_length=ASKED_COUNT_MAX)]
+
+
+class State(Struct, frozen=True, array_like=True, tag=7):
+    """All that the sender holds of an object. Hearsay: what of it others wrote, only the sender vouches for."""
+
+    object: _Object
+    store: Annotated[bytes, Meta(max_length=STORE_BYTES_MAX)]
+
+
+Message = Interests | Digests | Vectors | Acknowledged | Offer | Ask | State
+Frame = Change | Signed | Part
+
+_T = TypeVar("_T", bound=Struct)
+_encode = msgspec.msgpack.Encoder().encode
+_message_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+_decoders: dict[int, msgspec.msgpack.Decoder[Change] | msgspec.msgpack.Decoder[Signed] | msgspec.msgpack.Decoder[Part]]
+_decoders = {
+    CHANGE: msgspec.msgpack.Decoder(Change),
+    MESSAGE: msgspec.msgpack.Decoder(Signed),
+    PART: msgspec.msgpack.Decoder(Part),
+}
+_KINDS: dict[type, bytes] = {Change: bytes([CHANGE]), Signed: bytes([MESSAGE]), Part: bytes([PART])}
+_UNDECODABLE = (msgspec.DecodeError, RecursionError)
+
+
+def is_gossip(data: bytes) -> bool:
+    """Whether a datagram claims to be one of these; for whoever shares a mesh with us."""
+    return bool(data) and data[0] in _decoders
+
+
+def write_frame(frame: Frame) -> bytes:
+    """The bytes that travel."""
+    return _KINDS[type(frame)] + _encode(frame)
+
+
+def read_frame(data: bytes) -> Frame:
+    """The frame in these bytes. Raises BadMessage."""
+    decoder = _decoders.get(data[0]) if data else None
+    if decoder is None:
+        raise BadMessage(f"a datagram that begins with {data[:1].hex() or 'nothing'}; of another version, or not ours")
+    try:
+        frame = decoder.decode(memoryview(data)[1:])
+    except _UNDECODABLE as error:
+        raise BadMessage(f"a datagram that does not decode: {error}") from None
+    if _encode(frame) != data[1:]:
+        raise BadMessage("a datagram that is not in its shortest form")
+    return frame
+
+
+def write_message(message: Message) -> bytes:
+    """The bytes that are signed."""
+    return _encode(message)
+
+
+def read_message(body: bytes) -> Message:
+    """The message in these bytes. Raises BadMessage."""
+    try:
+        message = _message_decoder.decode(body)
+    except _UNDECODABLE as error:
+        raise BadMessage(f"a message that does not decode: {error}") from None
+    if isinstance(message, Interests) and len(message.objects) % OBJECT_BYTES:
+        raise BadMessage("interests that end in the middle of an object")
+    if isinstance(message, Vectors | Acknowledged) and not _is_sorted(message.vector):
+        raise BadMessage("a vector that is not sorted, or counts from 0")
+    return message
+
+
+def body_digest(body: bytes) -> bytes:
+    """What names a body that travels in parts, and proves that it is whole."""
+    return blake3(body, derive_key_context=_BODY_CONTEXT).digest(length=DIGEST_BYTES)
+
+
+def _is_sorted(vector: tuple[tuple[bytes, int], ...]) -> bool:
+    before = b""
+    for replica, counter in vector:
+        if replica <= before or counter < 1:
+            return False
+        before = replica
+    return True
