@@ -47,6 +47,8 @@ ROWS = (
     Row("mutation", "7", 16),
     Row("replay", "8", 5),
     Row("column_histories", "8", 3),
+    Row("crdt_laws", "9", 25),
+    Row("crdt_churn", "10", 1),
     Row("fuzz", "17", 5),
     Row("link_cuts", "", 6),
     Row("engines", "", 20),

@@ -2,53 +2,58 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from stigmergy.crdt.delta import Delta, Edit, mint
-from stigmergy.crdt.errors import NotContiguous
+from stigmergy.crdt import store as store_module
+from stigmergy.crdt.bounds import COUNTER_MAX, STORE_BYTES_MAX
+from stigmergy.crdt.causality import SETTLED, Dot
+from stigmergy.crdt.errors import BadStore, LimitReached, NotContiguous
+from stigmergy.crdt.lww_register import LWWRegister
+from stigmergy.crdt.ormap import ORMap
 from stigmergy.crdt.orset import ORSet
+from stigmergy.crdt.pncounter import PNCounter
 from stigmergy.crdt.store import EMPTY, Store, read_store
-from stigmergy.crdt.value import SharedValue
+from tests.crdt.replicas import A, B, C, Replica, exchange, hand_made, pair
 
-A, B, C = b"A" * 8, b"B" * 8, b"C" * 8
-NAMES = SharedValue.empty(ORSet[str], "names")
-assert isinstance(NAMES, ORSet)
-Names = ORSet[str]
-
-
-def names(store: Store) -> Names:
-    assert isinstance(NAMES, ORSet)
-    return NAMES.with_store(store)
-
-
-def write(store: Store, edit: Edit, replica: bytes) -> tuple[Store, Delta]:
-    delta = mint(edit, store, replica, 0)
-    return store.apply(delta), delta
+X, Y = b"\xa1x", b"\xa1y"
 
 
 def test_a_delta_is_applied_once() -> None:
-    store, delta = write(EMPTY, names(EMPTY).add("x"), A)
-    assert store.apply(delta) is store
-    assert list(names(store)) == ["x"]
+    one, _ = pair(ORSet[str])
+    delta = one.write(lambda names: names.add("x"))
+    assert one.store.apply(delta) is one.store
+    assert list(one.value) == ["x"]
 
 
 def test_an_addition_wins_over_a_concurrent_removal() -> None:
-    base, _ = write(EMPTY, names(EMPTY).add("x"), A)
-    removed, removal = write(base, names(base).remove("x"), A)
-    added, addition = write(base, names(base).add("x"), B)
-    assert list(names(removed)) == []
-    one, other = removed.apply(addition), added.apply(removal)
-    assert one == other == removed.join(added) == added.join(removed)
-    assert one.to_bytes() == other.to_bytes()
-    assert one.digest() == other.digest() != base.digest()
-    assert list(names(one)) == ["x"]
+    one, other = pair(ORSet[str])
+    other.take(one.write(lambda names: names.add("x")))
+    base = one.store
+    removal = one.write(lambda names: names.remove("x"))
+    addition = other.write(lambda names: names.add("x"))
+    assert list(one.value) == []
+    merged = one.store.join(other.store)
+    one.take(addition)
+    other.take(removal)
+    assert one.store == other.store == merged
+    assert hash(one.store) == hash(other.store)
+    assert one.store.to_bytes() == other.store.to_bytes() == merged.to_bytes()
+    assert one.store.digest() == other.store.digest() != base.digest()
+    assert list(one.value) == ["x"]
 
 
 def test_what_a_delta_builds_upon_must_be_there() -> None:
-    one, first = write(EMPTY, names(EMPTY).add("x"), A)
-    two, second = write(one, names(one).remove("x"), A)
-    _, third = write(two, names(two).add("y"), B)
-    with pytest.raises(NotContiguous) as missing:
+    one, other = pair(ORSet[str])
+    first = one.write(lambda names: names.add("x"))
+    second = one.write(lambda names: names.remove("x"))
+    other.take(first, second)
+    third = other.write(lambda names: names.add("y"))
+    with pytest.raises(NotContiguous, match="builds upon change 1 of 4141") as missing:
         EMPTY.apply(second)
     assert missing.value.missing == ((A, 1),)
     with pytest.raises(NotContiguous) as missing:
@@ -57,11 +62,261 @@ def test_what_a_delta_builds_upon_must_be_there() -> None:
 
 
 def test_a_delta_names_only_what_does_not_follow_from_the_rest() -> None:
-    one, _ = write(EMPTY, names(EMPTY).add("x"), A)
-    two, second = write(one, names(one).add("y"), B)
-    _, third = write(two, names(two).add("z"), C)
+    one, other = pair(ORSet[str])
+    third = Replica(ORSet[str], C)
+    other.take(one.write(lambda names: names.add("x")))
+    second = other.write(lambda names: names.add("y"))
     assert second.seen == ((A, 1),)
-    assert third.seen == ((B, 1),)
-    three, fourth = write(read_store(two.to_bytes()), names(two).add("w"), B)
-    assert fourth.seen == ()
-    assert three.seen_by(A) == ((B, 2),)
+    exchange(other, third)
+    assert third.write(lambda names: names.add("z")).seen == ((B, 1),)
+    other.value = other.value.with_store(read_store(other.store.to_bytes()))
+    assert other.write(lambda names: names.add("w")).seen == ()
+    assert other.store.seen_by(A) == ((B, 2),)
+
+
+def test_what_was_seen_concurrently_is_all_named() -> None:
+    one, other = pair(ORSet[str])
+    third = Replica(ORSet[str], C)
+    for replica in (one, other):
+        third.take(replica.write(lambda names: names.add("x")))
+    assert third.write(lambda names: names.remove("x")).seen == ((A, 1), (B, 1))
+    exchange(one, other)
+    assert one.store.seen_by(C) == ((A, 1), (B, 1))
+    ahead = other.store
+    one.write(lambda names: names.add("y"))
+    assert one.store.seen_by(C) == ((A, 2),)
+    assert one.store.join(ahead).seen_by(C) == ((A, 2),)
+    assert ahead.join(one.store).to_bytes() == one.store.to_bytes()
+
+
+def test_joining_with_what_is_the_same_or_nothing() -> None:
+    one, other = pair(ORSet[str])
+    one.write(lambda names: names.add("x"))
+    assert one.store.join(EMPTY) is one.store
+    assert EMPTY.join(one.store) is one.store
+    assert one.store.join(one.store) is one.store
+    other.write(lambda names: names.add("x"))
+    joined = one.store.join(other.store)
+    assert dict(joined.dots_at((X,))) == {A: (1, b""), B: (1, b"")}
+
+
+def test_of_two_writes_by_one_replica_the_later_stays() -> None:
+    one, other = pair(LWWRegister[int])
+    early = one.write(lambda register: register.set(1))
+    other.take(early)
+    one.write(lambda register: register.set(2))
+    assert other.store.join(one.store) == one.store == one.store.join(other.store)
+    assert other.value.with_store(other.store.join(one.store)).value == 2
+
+
+def test_it_shows_itself() -> None:
+    one, _ = pair(ORSet[str])
+    one.write(lambda names: names.add("x"))
+    assert repr(one.store) == "Store(1 live, Context(4141414141414141: 1))"
+    assert one.store != "store"
+    assert (one.store == EMPTY) is False
+
+
+def test_it_knows_its_size_without_being_written() -> None:
+    one, _ = pair(ORSet[str])
+    for name in ("x", "yy", "x", "zzz"):
+        one.keep(one.value.add(name))
+    one.write(lambda names: names.remove("yy"))
+    assert one.store.live_bytes == read_store(one.store.to_bytes()).live_bytes > 0
+    assert len(one.store.to_bytes()) <= one.store.size_bytes
+    one.write(lambda names: names.clear())
+    assert (one.store.live_bytes, one.store.live_count) == (0, 0)
+
+
+# Bounds of those who merge.
+
+
+def test_far_too_much_is_not_merged(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = pair(ORSet[str])
+    deltas = [one.keep(one.value.add(name)) for name in "abc"]
+    foreign = other.write(lambda names: names.add("a"))
+    monkeypatch.setattr(store_module, "LIVE_COUNT_HARD_MAX", 2)
+    replica = Replica(ORSet[str], C)
+    with pytest.raises(LimitReached, match="stops converging"):
+        replica.take(*deltas)
+    assert replica.store.live_count == 2
+    monkeypatch.setattr(store_module, "LIVE_COUNT_HARD_MAX", 200)
+    monkeypatch.setattr(store_module, "PLACE_DOTS_COUNT_HARD_MAX", 1)
+    with pytest.raises(LimitReached, match="stops converging"):
+        replica.take(foreign)
+    monkeypatch.setattr(store_module, "REPLICAS_COUNT_HARD_MAX", 1)
+    with pytest.raises(LimitReached, match="replicas"):
+        replica.take(foreign)
+    with pytest.raises(LimitReached, match="replicas"):
+        EMPTY.apply(foreign).join(EMPTY.apply(hand_made(replica=C)))
+
+
+# Retiring.
+
+
+def test_a_retired_replica_leaves_what_it_wrote() -> None:
+    one, other = pair(ORMap[str, ORSet[str]])
+    one.write(lambda areas: areas["north"].add("x"))
+    exchange(one, other)
+    other.write(lambda areas: areas["north"].add("y"))
+    exchange(one, other)
+    retired = one.store.retire(A)
+    assert retired == other.store.retire(A)
+    assert retired.to_bytes() == other.store.retire(A).to_bytes()
+    assert read_store(retired.to_bytes()) == retired
+    assert retired.context.vector() == ((B, 1),)
+    assert list(one.value.with_store(retired)["north"]) == ["x", "y"]
+    assert retired.retire(A) is retired
+    assert retired.seen_by(C) == ((B, 1),)
+
+
+def test_what_a_retired_replica_wrote_can_be_removed_and_stays_so() -> None:
+    one, other = pair(ORSet[str])
+    one.write(lambda names: names.add("x"))
+    other.write(lambda names: names.add("y"))
+    exchange(one, other)
+    base = other.store.retire(A)
+    assert base.seen_by(C) == ((B, 1),)
+    other.value = other.value.with_store(base)
+    third = Replica(ORSet[str], C)
+    third.value = third.value.with_store(base)
+    removal = third.write(lambda names: names.remove("x"))
+    assert removal.removed == (((X,), (Dot(A, 1),)),)
+    concurrent = other.write(lambda names: names.add("z"))
+    assert other.store.join(third.store) == third.store.join(other.store)
+    exchanged = other.store.apply(removal)
+    assert exchanged == third.store.apply(concurrent) == other.store.join(third.store)
+    assert list(other.value.with_store(exchanged)) == ["y", "z"]
+
+
+def test_counters_keep_the_amounts_of_the_retired() -> None:
+    one, other = pair(PNCounter)
+    third = Replica(PNCounter, C)
+    one.write(lambda counter: counter.add(5))
+    other.write(lambda counter: counter.subtract(2))
+    third.write(lambda counter: counter.add(40))
+    exchange(one, other)
+    exchange(one, third)
+    store = one.store.retire(A).retire(B)
+    assert dict(store.dots_at(())) == {SETTLED: (0, b"\x01\x03"), C: (1, b"\x01\x28")}
+    assert third.value.with_store(store).value == 43
+    assert read_store(store.to_bytes()) == store
+
+
+def test_amounts_that_fit_into_no_total_stay_by_themselves() -> None:
+    one, other = pair(PNCounter)
+    one.write(lambda counter: counter.add(COUNTER_MAX))
+    other.write(lambda counter: counter.add(1))
+    exchange(one, other)
+    store = one.store.retire(A).retire(B)
+    assert sorted(store.dots_at(())) == [SETTLED, B]
+    assert one.value.with_store(store).value == COUNTER_MAX + 1
+    assert read_store(store.to_bytes()) == store
+
+
+# Bytes.
+
+
+def stored(**changed: Any) -> bytes:
+    """The bytes of a store, made by hand: one element of A, one of a retired replica."""
+    fields: dict[str, Any] = {
+        "vector": ((A, 2), (B, 1)),
+        "frontier": (0,),
+        "settled": (C,),
+        "places": (((X,), ((0, 1, b""), (2, 7, b""))), ((Y,), ((1, 1, b""),))),
+    }
+    return msgspec.msgpack.encode((1, *(fields | changed).values()))
+
+
+def test_the_bytes_of_a_store_stay_what_they_are() -> None:
+    store = read_store(stored())
+    assert store.to_bytes() == stored()
+    assert stored().hex() == (
+        "95019292c40841414141414141410292c40842424242424242420191009"  # format, vector, frontier
+        "1c4084343434343434343"  # settled
+        "929291c402a178929300"
+        "01c400930207c4009291c402a179919301"
+        "01c400"
+    )
+    assert store.live_count == 3
+    assert store.context.vector() == ((A, 2), (B, 1))
+    assert store.seen_by(B) == ((A, 2),)
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"vector": ((B, 1), (A, 2))}, "replicas are not sorted"),
+    ({"vector": ((A, 1), (C, 1))}, "replicas are not sorted, or come twice"),
+    ({"vector": ((A, 2), (A, 3))}, "replicas are not sorted"),
+    ({"settled": (C, A)}, "replicas are not sorted"),
+    ({"vector": ((SETTLED, 1), (B, 1))}, "written nothing"),
+    ({"vector": ((A, 0), (B, 1))}, "written nothing"),
+    ({"frontier": (1, 0)}, "frontier"),
+    ({"frontier": (2,)}, "frontier"),
+    ({"places": (((Y,), ((2, 7, b""),)), ((X,), ((0, 1, b""),)))}, "places are not sorted"),
+    ({"places": (((X,), ((2, 7, b""), (0, 1, b""))),)}, "dots are not sorted"),
+    ({"places": (((X,), ((2, 7, b""), (3, 1, b""))),)}, "replica number 3"),
+    ({"places": (((X,), ((0, 3, b""), (2, 7, b""))),)}, "alive and not known"),
+    ({"places": (((X,), ((0, 0, b""), (2, 7, b""))),)}, "alive and not known"),
+    ({"places": (((X,), ((0, 1, b""), (2, 0, b""))),)}, "is settled"),
+    ({"settled": (SETTLED,)}, "is settled"),
+    ({"places": (((X,), ((0, 1, b"\x09"), (2, 7, b""))),)}, "kind 9"),
+    ({"places": (((X,), ((0, 1, b""),)),)}, "without a live dot"),
+    ({"places": (((X,), ()),)}, "length"),
+    ({"places": (((b"",), ((0, 1, b""),)),)}, "length"),
+]
+
+
+@pytest.mark.parametrize(("changed", "fault"), BAD)
+def test_bad_stores_are_refused(changed: dict[str, Any], fault: str) -> None:
+    with pytest.raises(BadStore, match=fault):
+        read_store(stored(**changed))
+
+
+def test_too_large_stores_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "LIVE_COUNT_HARD_MAX", 2)
+    with pytest.raises(BadStore, match="3 live entries"):
+        read_store(stored())
+    with pytest.raises(BadStore, match="at most"):
+        read_store(bytes(STORE_BYTES_MAX + 1))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda body: body + b"\0",
+        lambda body: body[:1] + b"\x02" + body[2:],
+        lambda body: body[:-1],
+        lambda body: b"\xdc\x00\x05" + body[1:],
+        lambda body: b"",
+        lambda body: b"\x91" * 100_000,
+    ],
+)
+def test_only_canonical_bytes_are_read(change: Any) -> None:
+    with pytest.raises(BadStore):
+        read_store(change(stored()))
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_read_or_refused(body: bytes) -> None:
+    try:
+        store = read_store(body)
+    except BadStore:
+        return
+    assert store.to_bytes() == body
+
+
+@given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 255)), min_size=1, max_size=3))
+def test_wrong_bytes_are_another_store_or_none(wrong: list[tuple[int, int]]) -> None:
+    body = bytearray(stored())
+    for at, byte in wrong:
+        body[at % len(body)] = byte
+    try:
+        store = read_store(bytes(body))
+    except BadStore:
+        return
+    assert store.to_bytes() == bytes(body)
+
+
+def test_a_store_that_lies_about_its_author_is_still_a_store() -> None:
+    """Who may say what is not for bytes to know: a delta made by hand is applied like any other."""
+    assert isinstance(EMPTY.apply(hand_made(added=(((X,), 1, b""),))), Store)

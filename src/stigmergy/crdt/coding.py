@@ -27,6 +27,7 @@ class Coder:
         self.hint = hint
         self.bytes_max = bytes_max
         try:
+            msgspec.json.schema(hint)  # raises for what has no bytes of its own, somewhere inside as well
             self._decode = msgspec.msgpack.Decoder(hint).decode
         except (TypeError, ValueError, NameError) as error:
             raise WrongHint(f"values of type {_named(hint)} cannot be shared: {error}") from error

@@ -258,11 +258,14 @@ class _Writing:
         self.root = with_dots(self.root, path, 0, dots.set(replica, (counter, payload)))
 
     def remove(self, path: Path, dots: Iterable[tuple[bytes, int]]) -> None:
-        """Takes these dots out of a place, those that are there."""
+        """Takes these dots out of a place, those that are there, and any older one of the same replica.
+
+        There is an older one if a delta holds several changes: one replaced it, a later one removed what that added.
+        """
         live = left = node_at(self.root, path).dots
         for replica, counter in dots:
             found = left.get(replica)
-            if found is not None and found[0] == counter:
+            if found is not None and found[0] <= counter:
                 left = left.delete(replica)
                 self.live_count -= 1
                 self.live_bytes -= _entry_bytes(path, found[1])

@@ -80,7 +80,7 @@ class SharedValue:
         """The same for a whole store."""
         for path, _, _, payload in entries_of(store.root):
             self._check_place(path, 0)
-            self._check_payload(path, payload)
+            self._check_payload(payload)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, SharedValue):
@@ -90,7 +90,7 @@ class SharedValue:
     __hash__ = None  # type: ignore[assignment]
 
     @classmethod
-    def _types(cls, hint: Any) -> tuple[Coder, Any]:
+    def _types(cls, hint: Any) -> tuple[Coder, Any]:  # noqa: ARG003
         """The coder and the inner type that the hint asks for."""
         return NO_CODER, None
 
