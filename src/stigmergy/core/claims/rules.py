@@ -1,0 +1,180 @@
+"""What each move does to the state of claims: the rules of the ledger, and nothing else.
+
+A resource is free, held, or offered to the first of those who wait. Positions only grow, so that a grant's token is
+higher than that of every grant before it. Whoever is not named by a rule changes nothing: a move that comes too late,
+twice, or from somebody else is void.
+
+    Ask       free: granted. Held by the same claimant, or offered to it: granted anew. Else queued, if it waits and
+              there is room, or refused.
+    Take      grants what is offered to this claimant at that position.
+    Renew     begins the lease anew if the claimant holds it under that token.
+    Release   frees what the claimant holds under that token; the first of the queue is offered it.
+    Withdraw  takes the claimant out, whether it waits, is offered it or holds it.
+    Expire    frees what began at that position, a lease or an offer, whoever says so.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import assert_never
+
+from msgspec import Struct, structs
+
+from stigmergy.core.claims.entries import (
+    Ask,
+    Checkpointed,
+    Expire,
+    Release,
+    Renew,
+    Roster,
+    Take,
+    Withdraw,
+    Written,
+)
+from stigmergy.core.claims.state import (
+    FREE,
+    QUEUE_COUNT_MAX,
+    RESOURCES_COUNT_MAX,
+    WRITERS_COUNT_MAX,
+    Claims,
+    Grant,
+    Mark,
+    Offer,
+    Resource,
+    Waiter,
+)
+
+WRITERS_KEPT = WRITERS_COUNT_MAX * 3 // 4
+"""So many are left when there were too many, so that not every new one has to look for the oldest."""
+
+
+class Fate(enum.Enum):
+    """What became of an entry."""
+
+    GRANTED = "granted"
+    QUEUED = "queued"
+    REFUSED = "refused"
+    RENEWED = "renewed"
+    FREED = "freed"
+    """Given up by its claimant."""
+    EXPIRED = "expired"
+    NOTED = "noted"
+    """A roster or a checkpoint: no resource has changed."""
+    VOID = "void"
+    REPEATED = "repeated"
+    STRANGER = "strangers"
+    FORGED = "forged"
+    MALFORMED = "malformed"
+    UNKNOWN = "unknown"
+
+
+class Step(Struct, frozen=True):
+    """The state after an entry, and what became of it."""
+
+    claims: Claims
+    fate: Fate
+    resource: str = ""
+    """The one that may have changed; none if empty."""
+
+
+def apply(claims: Claims, position: int, written: Written) -> Step:
+    """The next state. The caller has verified who wrote it, and gives entries in the order of their positions."""
+    if claims.roster and written.key not in claims.roster:
+        return Step(claims, Fate.STRANGER)
+    if claims.has_seen(written.writer, written.life, written.sequence):
+        return Step(claims, Fate.REPEATED)
+    claims = _marked(claims, position, written)
+    match written.move:
+        case Roster(keys=keys):
+            return Step(structs.replace(claims, roster=tuple(sorted(dict.fromkeys(keys)))), Fate.NOTED)
+        case Checkpointed():
+            return Step(claims, Fate.NOTED)
+        case Ask():
+            return _asked(claims, position, written, written.move)
+        case Take() | Renew() | Release() | Withdraw() | Expire():
+            name = written.move.resource
+            known = claims.resource(name)
+            changed, fate = _moved(known, position, written, written.move)
+            return Step(_with(claims, name, changed), fate, name)
+        case _:
+            assert_never(written.move)
+
+
+def _asked(claims: Claims, position: int, written: Written, ask: Ask) -> Step:
+    name, claimant = ask.resource, written.claimant
+    known = claims.resource(name)
+    if known is FREE and len(claims.resources) >= RESOURCES_COUNT_MAX:
+        return Step(claims, Fate.REFUSED, name)
+    if known is FREE or claims.holds(name, claimant) or claims.offered(name, claimant):
+        return Step(_with(claims, name, _granted(known, position, written, ask.for_ms)), Fate.GRANTED, name)
+    others = tuple(waiter for waiter in known.queue if waiter.claimant != claimant)
+    if not ask.waits or len(others) >= QUEUE_COUNT_MAX:
+        return Step(_with(claims, name, structs.replace(known, queue=others)), Fate.REFUSED, name)
+    waiter = Waiter(claimant, ask.for_ms)
+    if len(others) == len(known.queue):
+        queue = (*others, waiter)
+    else:  # it asks again, and keeps its place
+        queue = tuple(waiter if one.claimant == claimant else one for one in known.queue)
+    return Step(_with(claims, name, structs.replace(known, queue=queue)), Fate.QUEUED, name)
+
+
+def _moved(
+    known: Resource, position: int, written: Written, move: Take | Renew | Release | Withdraw | Expire
+) -> tuple[Resource, Fate]:
+    """What becomes of a resource; the very same one if the move is void."""
+    grant = known.grant if known.grant is not None and known.grant.claimant == written.claimant else None
+    offer = known.offer if known.offer is not None and known.offer.claimant == written.claimant else None
+    match move:
+        case Take(offer=at) if offer is not None and offer.position == at:
+            return _granted(known, position, written, move.for_ms), Fate.GRANTED
+        case Renew(token=token, for_ms=for_ms) if grant is not None and grant.token == token:
+            renewed = Grant(grant.claimant, token, position, for_ms, written.life, written.sequence)
+            return structs.replace(known, grant=renewed), Fate.RENEWED
+        case Release(token=token) if grant is not None and grant.token == token:
+            return _freed(known, position), Fate.FREED
+        case Withdraw() if grant is not None or offer is not None:
+            return _freed(known, position), Fate.FREED
+        case Withdraw() if any(waiter.claimant == written.claimant for waiter in known.queue):
+            left = tuple(waiter for waiter in known.queue if waiter.claimant != written.claimant)
+            return structs.replace(known, queue=left), Fate.FREED
+        case Expire(grant=at) if at in _begun(known):
+            return _freed(known, position), Fate.EXPIRED
+        case _:
+            return known, Fate.VOID
+
+
+def _begun(known: Resource) -> tuple[int, ...]:
+    """Where what stands now has begun: the lease or the offer."""
+    if known.grant is not None:
+        return (known.grant.began,)
+    return () if known.offer is None else (known.offer.position,)
+
+
+def _granted(known: Resource, position: int, written: Written, for_ms: int) -> Resource:
+    """Held from this entry on. Whoever gets it waits no more."""
+    grant = Grant(written.claimant, position, position, for_ms, written.life, written.sequence)
+    return Resource(grant, None, known.queue)
+
+
+def _freed(known: Resource, position: int) -> Resource:
+    """Nobody's, or offered to the first who waits."""
+    if not known.queue:
+        return FREE
+    return Resource(None, Offer(known.queue[0].claimant, position), known.queue[1:])
+
+
+def _with(claims: Claims, name: str, resource: Resource) -> Claims:
+    if resource is claims.resource(name):
+        return claims
+    wanted = resource.grant is not None or resource.offer is not None
+    resources = claims.resources.set(name, resource) if wanted else claims.resources.delete(name)
+    return structs.replace(claims, resources=resources)
+
+
+def _marked(claims: Claims, position: int, written: Written) -> Claims:
+    """Remembers how far the writer is, and forgets who wrote longest ago if there are too many."""
+    writers = claims.writers.set(written.writer, Mark(written.life, written.sequence, position))
+    if len(writers) > WRITERS_COUNT_MAX:
+        newest = sorted(writers.items(), key=lambda item: item[1].position)[-WRITERS_KEPT:]
+        writers = type(writers)(newest)
+    return structs.replace(claims, writers=writers)

@@ -1,0 +1,215 @@
+"""One claim as its claimant sees it: asking, waiting, holding, giving up. Pure: its caller sends, reads, has a clock.
+
+    turn = ask(None, …)                   a move to send, under the number that was given for it
+    turn = heard(wish, claims, …)         the fold has moved on: what it means for this claim
+    turn = tick(wish, now_ns, number)     time has passed; call it before anything else is done with the claim
+
+The caller sends moves in the order of their numbers, sends the same one again as long as it does not know what became
+of it, and calls `tick` before every step of the agent. A wish that holds believes it up to `end_ns` and no longer,
+whether anybody calls or not. What is given up here is given up before the ledger hears of it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from msgspec import Struct, structs
+
+from stigmergy.core.claims.entries import Ask, Move, Release, Renew, Take, Withdraw
+from stigmergy.core.claims.lease import lease_end_ns, renewal_ns
+from stigmergy.core.claims.state import QUEUE_COUNT_MAX, Claims
+
+NO_VERDICT = "no verdict in time; nobody knows who holds it"
+TOO_LATE = "the verdict came after the lease was over"
+HELD_BY_OTHERS = "somebody else holds it"
+QUEUE_FULL = f"somebody else holds it, and {QUEUE_COUNT_MAX} wait already"
+LEASE_OVER = "its time is over"
+NOT_RENEWED = "its time is over, and no renewal came through"
+TAKEN_AWAY = "the ledger says that the lease is over"
+NOT_HEARD = "the ledger takes nothing from this node"
+
+
+class Granted(Struct, frozen=True):
+    """It holds, until `end_ns` of its own clock."""
+
+    token: int
+    end_ns: int
+
+
+class Denied(Struct, frozen=True):
+    """It does not hold, and waits no more."""
+
+    reason: str
+
+
+class Lost(Struct, frozen=True):
+    """It held, and holds no more."""
+
+    token: int
+    reason: str
+
+
+Verdict = Granted | Denied | Lost
+
+
+class Sent(Struct, frozen=True):
+    """A move on its way, whose effect has not been read yet."""
+
+    move: Ask | Take | Renew
+    number: int
+    sent_ns: int
+    """Before it was first sent, or could have been."""
+
+
+class Held(Struct, frozen=True):
+    """What it holds, by its own clock."""
+
+    token: int
+    sent_ns: int
+    """Before the move was sent that began the lease."""
+    for_ms: int
+    end_ns: int
+    """From then on it holds no more."""
+
+
+class Wish(Struct, frozen=True):
+    """One claim on one resource."""
+
+    claimant: bytes
+    resource: str
+    for_ms: int
+    renew: bool
+    waits: bool
+    until_ns: int
+    """Without a verdict until then it is refused."""
+    asking: bool = True
+    """Whether somebody waits for a verdict."""
+    sent: Sent | None = None
+    held: Held | None = None
+
+    @property
+    def next_ns(self) -> int:
+        """When `tick` has something to do, if nothing else happens before."""
+        times = [self.until_ns] if self.asking else []
+        if self.held is not None:
+            times.append(self.held.end_ns)
+            if self.renew and self.sent is None:
+                times.append(renewal_ns(self.held.sent_ns, self.held.for_ms))
+        return min(times)
+
+    def believes(self, now_ns: int) -> bool:
+        """Whether it may act as the holder at this time of its own clock."""
+        return self.held is not None and now_ns < self.held.end_ns
+
+
+class Turn(NamedTuple):
+    """What follows: the wish as it is now (None: forget it), a move to send, and what the agent is to hear."""
+
+    wish: Wish | None
+    move: Move | None = None
+    verdicts: tuple[Verdict, ...] = ()
+
+
+def ask(before: Wish | None, wanted: Wish, now_ns: int, number: int) -> Turn:
+    """Wants a resource, or wants it longer. `wanted` says what and for how long; the rest of it is not looked at."""
+    if before is not None and before.believes(now_ns) and before.held is not None:
+        return _renew(structs.replace(wanted, held=before.held), before.held, now_ns, number)
+    return _send(wanted, Ask(wanted.resource, wanted.for_ms, wanted.waits), now_ns, number)
+
+
+def release(wish: Wish, token: int) -> Turn:
+    """Wants it no more: what was granted under this token, or, with 0, whatever there is. An older token changes
+    nothing."""
+    held = wish.held
+    if held is not None and token in (0, held.token):
+        return Turn(None, Release(wish.resource, held.token))
+    if held is None and token == 0:
+        return Turn(None, Withdraw(wish.resource))
+    return Turn(wish)
+
+
+def resent(wish: Wish, numbers: range, now_ns: int) -> Wish:
+    """These moves are sent now, and are known never to have been written before: the lease may count from now."""
+    if wish.sent is None or wish.sent.number not in numbers:
+        return wish
+    return structs.replace(wish, sent=structs.replace(wish.sent, sent_ns=now_ns))
+
+
+def tick(wish: Wish, now_ns: int, number: int) -> Turn:
+    """What time brings: the end of a lease, the end of patience, or a renewal."""
+    held = wish.held
+    if held is not None and now_ns >= held.end_ns:
+        lost = Lost(held.token, NOT_RENEWED if wish.renew else LEASE_OVER)
+        denied = (Denied(NO_VERDICT),) if wish.asking else ()
+        return Turn(None, Release(wish.resource, held.token), (lost, *denied))
+    if wish.asking and now_ns >= wish.until_ns:
+        if held is None:
+            return Turn(None, Withdraw(wish.resource), (Denied(NO_VERDICT),))
+        return Turn(structs.replace(wish, asking=False), None, (Denied(NO_VERDICT),))
+    if held is not None and wish.renew and wish.sent is None and now_ns >= renewal_ns(held.sent_ns, held.for_ms):
+        return _renew(wish, held, now_ns, number)
+    return Turn(wish)
+
+
+def heard(wish: Wish, claims: Claims, writer: bytes, life: int, now_ns: int, number: int) -> Turn:
+    """The fold has moved on. Call `tick` with the same time first: what is over is not granted."""
+    sent = wish.sent
+    if sent is not None and claims.has_seen(writer, life, sent.number):
+        wish = structs.replace(wish, sent=None)
+        grant = claims.holds(wish.resource, wish.claimant)
+        if grant is not None and (grant.life, grant.sequence) == (life, sent.number):
+            end_ns = lease_end_ns(sent.sent_ns, grant.for_ms)
+            return _won(wish, Held(grant.token, sent.sent_ns, grant.for_ms, end_ns), now_ns)
+    if wish.held is not None:
+        return _still_held(wish, wish.held, claims)
+    if wish.sent is not None:
+        return Turn(wish)
+    offer = claims.offered(wish.resource, wish.claimant)
+    if offer is not None:
+        return _send(wish, Take(wish.resource, offer.position, wish.for_ms), now_ns, number)
+    if claims.waits(wish.resource, wish.claimant):
+        return Turn(wish)
+    if wish.waits and sent is not None and isinstance(sent.move, Ask):
+        return Turn(None, None, (Denied(_why_refused(wish, claims)),))
+    if wish.waits:  # an offer that was passed on before it could be taken: at the end of the queue once more
+        return _send(wish, Ask(wish.resource, wish.for_ms, waits=True), now_ns, number)
+    return Turn(None, None, (Denied(_why_refused(wish, claims)),))
+
+
+def _won(wish: Wish, held: Held, now_ns: int) -> Turn:
+    """A move was granted: it holds, unless its time is over already."""
+    if now_ns >= held.end_ns:
+        return Turn(None, Release(wish.resource, held.token), _gone(wish, TOO_LATE))
+    verdicts = (Granted(held.token, held.end_ns),) if wish.asking else ()
+    return Turn(structs.replace(wish, held=held, asking=False), None, verdicts)
+
+
+def _still_held(wish: Wish, held: Held, claims: Claims) -> Turn:
+    grant = claims.holds(wish.resource, wish.claimant)
+    if grant is not None and grant.token == held.token:
+        return Turn(wish)
+    return Turn(None, None, _gone(wish, TAKEN_AWAY))
+
+
+def _gone(wish: Wish, reason: str) -> tuple[Verdict, ...]:
+    """What the agent hears: that it has lost what it held, and that what it asked for is refused."""
+    lost: tuple[Verdict, ...] = () if wish.held is None else (Lost(wish.held.token, reason),)
+    return (*lost, Denied(reason)) if wish.asking else lost
+
+
+def _why_refused(wish: Wish, claims: Claims) -> str:
+    known = claims.resource(wish.resource)
+    if known.grant is None and known.offer is None:
+        return NOT_HEARD
+    return QUEUE_FULL if wish.waits and len(known.queue) >= QUEUE_COUNT_MAX else HELD_BY_OTHERS
+
+
+def _renew(wish: Wish, held: Held, now_ns: int, number: int) -> Turn:
+    """Asks for a new lease. If that is to be shorter, the old one is cut now: from when the move is written, others
+    count by it."""
+    cut = structs.replace(held, end_ns=min(held.end_ns, lease_end_ns(now_ns, wish.for_ms)))
+    return _send(structs.replace(wish, held=cut), Renew(wish.resource, held.token, wish.for_ms), now_ns, number)
+
+
+def _send(wish: Wish, move: Ask | Take | Renew, now_ns: int, number: int) -> Turn:
+    return Turn(structs.replace(wish, sent=Sent(move, number, now_ns)), move)

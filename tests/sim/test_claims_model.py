@@ -1,0 +1,128 @@
+"""Claims under every interleaving of a small scope: nobody ever believes what the ledger has given to others.
+
+The larger scopes run in `make prove` (proofs/claims.py). The planted errors are what shows that the search has teeth.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from stigmergy.core.claims import wish as wishes
+from stigmergy.core.claims.entries import Ask, Expire, Written
+from stigmergy.core.claims.lease import MILLISECOND_NS, lease_end_ns
+from stigmergy.core.claims.rules import Step, apply
+from stigmergy.core.claims.state import Claims
+from stigmergy.core.claims.wish import Turn, Wish
+from stigmergy.sim.claims_model import CELL, ClaimsModel, Faults
+from stigmergy.sim.explore import explore
+
+STATES_MAX = 400_000
+
+SCOPES = {
+    "lease and expiry": Faults(entries=3),
+    "queue, offer, take, release": Faults(waits=True, releases=True, entries=3),
+}
+
+
+@pytest.mark.parametrize("faults", SCOPES.values(), ids=SCOPES.keys())
+def test_nobody_believes_what_was_given_away(faults: Faults) -> None:
+    model = ClaimsModel(faults)
+    found = explore(model, states_count_max=STATES_MAX)
+    assert found.counterexample is None, found.schedule(model.describe)
+    assert found.complete
+    assert found.states > 10_000
+
+
+# ------------------------------------------------------------------ planted errors
+
+
+def no_margin(seen_ns: int, for_ms: int) -> int:
+    """The observer takes its own clock for the holder's."""
+    return seen_ns + for_ms * MILLISECOND_NS
+
+
+def counts_from_the_verdict(wish: Wish, claims: Claims, writer: bytes, life: int, now_ns: int, number: int) -> Turn:
+    """The holder counts its lease from when it heard of it."""
+    turn = wishes.heard(wish, claims, writer, life, now_ns, number)
+    if turn.wish is None or turn.wish.held is None or wish.held is not None:
+        return turn
+    held = structs.replace(turn.wish.held, end_ns=lease_end_ns(now_ns, wish.for_ms))
+    return turn._replace(wish=structs.replace(turn.wish, held=held))
+
+
+def believes_any_grant(wish: Wish, claims: Claims, writer: bytes, life: int, now_ns: int, number: int) -> Turn:
+    """A grant of an earlier life is taken for one's own, and counted from the new question."""
+    grant = claims.holds(wish.resource, wish.claimant)
+    if wish.held is None and grant is not None and wish.sent is not None:
+        end_ns = lease_end_ns(wish.sent.sent_ns, wish.for_ms)
+        held = wishes.Held(grant.token, wish.sent.sent_ns, grant.for_ms, end_ns)
+        return Turn(structs.replace(wish, held=held, sent=None, asking=False))
+    return wishes.heard(wish, claims, writer, life, now_ns, number)
+
+
+def expires_whatever_is_there(claims: Claims, position: int, written: Written) -> Step:
+    """An Expire frees the resource, whichever lease it meant."""
+    grant = claims.resource(CELL).grant
+    if isinstance(written.move, Expire) and grant is not None:
+        return apply(claims, position, written._replace(move=Expire(CELL, grant.began)))
+    return apply(claims, position, written)
+
+
+def takes_the_dead_for_the_living(claims: Claims, position: int, written: Written) -> Step:
+    """What an earlier life still sends counts."""
+    mark = claims.writers.get(written.writer)
+    if mark is None or mark.life <= written.life:
+        return apply(claims, position, written)
+    step = apply(structs.replace(claims, writers=claims.writers.delete(written.writer)), position, written)
+    return structs.replace(step, claims=structs.replace(step.claims, writers=claims.writers))
+
+
+def takes_an_offer_for_a_grant(wish: Wish, claims: Claims, writer: bytes, life: int, now_ns: int, number: int) -> Turn:
+    """Who is offered it holds it, without a word to the ledger."""
+    offer = claims.offered(wish.resource, wish.claimant)
+    if offer is None:
+        return wishes.heard(wish, claims, writer, life, now_ns, number)
+    held = wishes.Held(offer.position, now_ns, wish.for_ms, lease_end_ns(now_ns, wish.for_ms))
+    return Turn(structs.replace(wish, held=held, sent=None, asking=False))
+
+
+def grants_to_everybody(claims: Claims, position: int, written: Written) -> Step:
+    """Whoever asks gets it."""
+    if isinstance(written.move, Ask):
+        return apply(structs.replace(claims, resources=Claims().resources), position, written)
+    return apply(claims, position, written)
+
+
+def shortens_without_saying(before: Wish | None, wanted: Wish, now_ns: int, number: int) -> Turn:
+    """Asks for a shorter lease, and goes on believing in the longer one until it hears of it."""
+    turn = wishes.ask(before, wanted, now_ns, number)
+    if before is None or before.held is None or turn.wish is None:
+        return turn
+    return turn._replace(wish=structs.replace(turn.wish, held=before.held))
+
+
+PLANTED: dict[str, tuple[Faults, dict[str, Any]]] = {
+    "no margin for drift": (Faults(entries=3), {"expiry": no_margin}),
+    "lease counted from the verdict": (Faults(entries=3), {"hear": counts_from_the_verdict}),
+    "a grant of an earlier life believed": (Faults(entries=3, crashes=1, asks=2), {"hear": believes_any_grant}),
+    "expiry that names no grant": (Faults(entries=4, renew=True), {"rules": expires_whatever_is_there}),
+    "entries of a dead life count": (Faults(entries=2, crashes=1, asks=2), {"rules": takes_the_dead_for_the_living}),
+    "an offer taken for a grant": (
+        Faults(entries=3, waits=True, releases=True),
+        {"hear": takes_an_offer_for_a_grant},
+    ),
+    "everybody is granted": (Faults(entries=2), {"rules": grants_to_everybody}),
+    "a shorter lease in silence": (Faults(entries=3, asks=2, short_ms=250), {"ask": shortens_without_saying}),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_errors_are_found(name: str) -> None:
+    faults, wrong_part = PLANTED[name]
+    model = ClaimsModel(faults, **wrong_part)
+    found = explore(model, states_count_max=STATES_MAX)
+    assert found.counterexample is not None, f"{name}: {found.schedule()}"
+    assert "ledger" in found.schedule(model.describe)
