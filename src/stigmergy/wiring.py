@@ -3,38 +3,33 @@
 from __future__ import annotations
 
 import logging
-import re
-import socket
 from collections.abc import Callable, Sequence
-from importlib.metadata import PackageNotFoundError, entry_points
+from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as metadata_version
 from pathlib import Path
 from types import TracebackType
 
-from msgspec import Struct
-
 from stigmergy.adapters.archive import FolderArchive, HoldsFile, NewFile, open_flight
 from stigmergy.adapters.control import ControlCall, ControlClient, ControlServer, answers_at
-from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
+from stigmergy.adapters.ed25519 import Ed25519Verifier
 from stigmergy.adapters.keyfile import (
     PrivateKey,
     PublicKey,
     decode_public_key,
     encode_public_key,
     fingerprint,
-    new_private_key,
     read_private_key,
     read_public_key,
-    write_private_key,
 )
 from stigmergy.adapters.lifeline import Lifeline, keep_to_one_core, make_lifeline
-from stigmergy.adapters.system import SystemClock, SystemEntropy, SystemThreads, make_process_ours
+from stigmergy.adapters.system import SystemClock, SystemEntropy, SystemThreads, make_process_ours, place_of
+from stigmergy.bearings import BUSES, Bearings, find_bearings, open_bus
 from stigmergy.config import Config, find_config
-from stigmergy.core.commit import SignatureAlgorithm
-from stigmergy.core.errors import ConfigError, NotRunning, TrustError
+from stigmergy.core.errors import ConfigError, NotRunning
 from stigmergy.core.uplink import UplinkRule
 from stigmergy.feeds import checked_rings, open_rings
 from stigmergy.journals import FLIGHT, JOURNALS, inspect_all, inspect_journal, journals_in, open_journal
+from stigmergy.keyring import default_key_path, is_private_key, load_signer, make_private_key, read_key
 from stigmergy.parts import SEGMENTS, SQLITE, journal_path, neighbourhood_of, part_url
 from stigmergy.ports.bus import Bus
 from stigmergy.ports.clock import Entropy
@@ -55,11 +50,6 @@ from stigmergy.runtime.live import Live
 from stigmergy.runtime.neighbours import Neighbours
 from stigmergy.runtime.settings import Settings
 from stigmergy.runtime.shares import Share
-from stigmergy.runtime.topics import safe_node_name
-
-BUSES = "stigmergy.buses"
-"""The entry point group of buses: the name is the scheme of the URL, the value opens it."""
-_HEX_KEY = re.compile(r"[0-9a-fA-F]{64}")
 
 
 class Fleet(Declaration):
@@ -154,7 +144,11 @@ class Running:
         part = None if self._share is None else self._share.part
         journal = open_journal(self.url, self._fleet.name, self._fleet.shards, part)
         try:
-            host = Host(self._fleet, journal, signer, verifier(), SystemClock(), self._settings, self._trust)
+            path = journal_path(self.url)
+            place = b"" if path is None else place_of(path)
+            host = Host(
+                self._fleet, journal, signer, verifier(), SystemClock(), self._settings, self._trust, place=place
+            )
             if self._share is not None:
                 self._neighbours = Neighbours(host, neighbourhood_of(self._all_url, self._share), self._share)
             devices = Devices(host, SystemThreads(), self._agents)
@@ -247,48 +241,6 @@ def _check_arguments(journal: object, key: object, settings: object, trust: obje
             raise ConfigError(f"{name}={texts!r}: give a list of texts, also for one alone")
 
 
-class Bearings(Struct, frozen=True):
-    """Where a node is: the bus it is on, its site, its name."""
-
-    bus: str | None = None
-    site: str | None = None
-    node: str | None = None
-    uplink: UplinkRule | None = None
-    collects: bool = False
-
-
-def find_bearings(given: Bearings, config: Config) -> Bearings:
-    """What was given, else what the configuration says, else the defaults."""
-    place = config.fleet
-    bus, uplink, collects = given.bus or place.bus, given.uplink or place.uplink, given.collects or place.collects
-    if bus is None and (uplink is not None or collects):
-        raise ConfigError('uplink and collects need a bus; give one, for example bus = "mqtt://gateway:1883"')
-    return Bearings(
-        bus,
-        given.site or place.site or "local",
-        given.node or place.node or safe_node_name(socket.gethostname()),
-        uplink,
-        collects,
-    )
-
-
-def open_bus(bearings: Bearings, fleet: str, entropy: Entropy) -> Bus | None:
-    """The bus that a URL names, through the adapter registered for its scheme, not yet connected; None without one."""
-    if bearings.bus is None:
-        return None
-    scheme, colon, _ = bearings.bus.partition(":")
-    found = {entry.name: entry for entry in entry_points(group=BUSES)}
-    if not colon or scheme not in found:
-        known = ", ".join(f"{name}:" for name in sorted(found))
-        raise ConfigError(
-            f"bus {bearings.bus!r}: no adapter for {scheme!r}; there are {known}, for example mqtt://gateway:1883"
-        )
-    # No name has a colon, so no two nodes of different names have one id: they would take each other's session.
-    client_id = f"{fleet}:{bearings.site}:{bearings.node}"
-    bus: Bus = found[scheme].load()(bearings.bus, client_id, entropy)
-    return bus
-
-
 def make_link(host: Host, bus: Bus, entropy: Entropy, bearings: Bearings, agents: Sequence[str]) -> BusLink:
     """The node's side of the bus. Before the host starts, because it releases then what is still owed."""
     site, node = bearings.site or "", bearings.node or ""
@@ -355,56 +307,6 @@ def control_path(url: str, fleet: str) -> Path:
     return Path(f"{journal_path(url) or f'{fleet}.db'}.sock")
 
 
-def default_key_path(fleet: str, url: str) -> Path | None:
-    """The key file that belongs to a journal: beside it; none for a journal in memory."""
-    path = journal_path(url)
-    if path is not None:
-        return path.with_suffix(".key")
-    return None if url.startswith("memory:") else Path(f"{fleet}.key")
-
-
-def read_key(text: str) -> PublicKey:
-    """The public key that a text stands for: a key file, private or public, a public line, or hex digits."""
-    if _HEX_KEY.fullmatch(text):
-        return PublicKey(SignatureAlgorithm.ED25519, bytes.fromhex(text))
-    if text.startswith("stigmergy-"):
-        return decode_public_key(text)
-    path = Path(text)
-    if not path.exists():
-        raise ConfigError(
-            f"{text!r} is neither a key file nor a public key; give a file, a public line or 64 hex digits"
-        )
-    try:
-        return read_public_key(path)
-    except TrustError:
-        return read_private_key(path).public
-
-
-def is_private_key(path: Path) -> bool:
-    """Whether this file holds a private key that we may read."""
-    try:
-        read_private_key(path)
-    except (ConfigError, TrustError):
-        return False
-    return True
-
-
-def load_signer(path: Path | None, *, create: bool) -> Signer:
-    """The signer of a node from its key file, made if there is none yet; without a path, a key for this run only."""
-    if path is None:
-        return Ed25519Signer(new_private_key(SystemEntropy()).seed)
-    if create and not path.exists():
-        make_private_key(path)
-    return Ed25519Signer(read_private_key(path).seed)
-
-
-def make_private_key(path: Path, comment: str = "") -> PrivateKey:
-    """A fresh key in a file of its own."""
-    private = new_private_key(SystemEntropy(), comment)
-    write_private_key(path, private)
-    return private
-
-
 __all__ = [
     "BUSES",
     "FLIGHT",
@@ -426,6 +328,7 @@ __all__ = [
     "decode_public_key",
     "default_key_path",
     "encode_public_key",
+    "find_bearings",
     "find_holds",
     "fingerprint",
     "inspect_all",
@@ -438,6 +341,7 @@ __all__ = [
     "make_lifeline",
     "make_private_key",
     "make_process_ours",
+    "open_bus",
     "open_flight",
     "open_journal",
     "open_rotation",

@@ -5,10 +5,11 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
-from stigmergy.adapters.system import SystemThreads
+from stigmergy.adapters.system import SystemThreads, place_of
 from stigmergy.core.agent import Agent, evolve
 from stigmergy.core.messages import Event, transient
 from stigmergy.wiring import Fleet
@@ -124,3 +125,13 @@ async def test_a_plain_sensor_that_blocks_does_not_hold_up_the_node() -> None:
                 break
         assert len(calls) > 1
         assert live.query("Gauge/a", Gauge).kept >= 1
+
+
+def test_a_copy_of_a_file_is_in_another_place(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.write_bytes(b"journal")
+    two.write_bytes(b"journal")
+    assert place_of(one) == place_of(one)
+    assert place_of(one) != place_of(two)
+    one.rename(tmp_path / "moved")
+    assert place_of(tmp_path / "moved") != place_of(two)

@@ -41,6 +41,7 @@ from stigmergy.core.sharing import (
     STATE_BYTES_MAX,
     SharedField,
     replica_ids,
+    replica_incarnation,
     replica_seed,
 )
 from stigmergy.core.snapshot import digest_of_state
@@ -493,3 +494,30 @@ def test_a_field_that_was_taken_out_of_the_class_is_passed_over() -> None:
     for ready in node.readies:
         apply(again, open_commit(ready.sealed.body), ready.sealed.digest)
     assert again.agents[ONE].phase.value is None
+
+
+def test_a_copy_of_a_journal_in_another_place_writes_under_other_ids() -> None:
+    assert replica_incarnation(7, b"") == 7
+    lives = {replica_incarnation(number, place) for number in (7, 8) for place in (b"here", b"there")}
+    assert len(lives) == 4
+    assert all(0 <= life < 2**63 for life in lives)
+
+
+def test_a_counter_that_would_pass_its_bound_fails_the_input() -> None:
+    class Overflow(Event):
+        pass
+
+    class Meter(Agent):
+        total: Shared[GCounter]
+
+        @decide
+        def overflow(self, event: Overflow) -> Events:
+            yield event
+            yield self.total.add(2**62)
+            yield self.total.add(2**62)
+
+    shard = Shard(ShardState(0, plan_agents([Meter])))
+    shard.step([Delivery(source="t", items=[("Meter/1", encode(Overflow()))])], NOW_NS)
+    assert "63 bits" in shard.state.letters.all()[0].error
+    assert "Meter/1" in shard.state.agents
+    assert shard.state.agents["Meter/1"].total.value == 0

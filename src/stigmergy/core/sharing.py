@@ -38,6 +38,7 @@ DELTAS_BYTES_MAX = 64 * 1024
 GENERATIONS_MAX = 16
 """So often a replica may begin anew on one journal."""
 _SEED_CONTEXT = "stigmergy 2026 seed of replica ids"
+_PLACE_CONTEXT = "stigmergy 2026 life of replicas"
 _REPLICA_CONTEXT = "stigmergy 2026 replica id"
 _GROUP = re.compile(r"[A-Za-z0-9_.:@=~-]{1,128}", re.ASCII)
 
@@ -126,6 +127,16 @@ def replica_seed(fleet: str, public_key: bytes, incarnation: int) -> bytes:
     name = fleet.encode()
     body = len(name).to_bytes(2, "big") + name + incarnation.to_bytes(8, "big") + public_key
     return blake3(body, derive_key_context=_SEED_CONTEXT).digest()
+
+
+def replica_incarnation(incarnation: int, place: bytes) -> int:
+    """The life that replicas belong to: that of the journal in its place. A copy of it elsewhere is the same journal,
+    whose effects keep their ids; but it must not write under the ids of the one that it was copied from.
+    """
+    if not place:
+        return incarnation
+    body = incarnation.to_bytes(8, "big") + place
+    return int.from_bytes(blake3(body, derive_key_context=_PLACE_CONTEXT).digest(length=8), "big") >> 1
 
 
 @lru_cache(maxsize=10_000)

@@ -21,7 +21,7 @@ from stigmergy.core.messages import SECOND_NS
 from stigmergy.core.outbox import Pending
 from stigmergy.core.ready import Stepped
 from stigmergy.core.shard import Shard
-from stigmergy.core.sharing import Merged, SharedChanged, replica_seed
+from stigmergy.core.sharing import Merged, SharedChanged, replica_incarnation, replica_seed
 from stigmergy.ports.clock import Clock
 from stigmergy.ports.journal import Journal
 from stigmergy.ports.trust import Signer, Verifier
@@ -65,6 +65,7 @@ class Host:
         settings: Settings | None = None,
         trusted: Sequence[bytes] = (),
         owned: Sequence[int] | None = None,
+        place: bytes = b"",
     ) -> None:
         self.declaration = declaration
         self.settings = settings or declaration.settings
@@ -75,7 +76,8 @@ class Host:
         self.key = (signer.algorithm, signer.public_key)
         self._trusted = tuple(trusted)
         """Other keys whose end of the log we believe; our own signature we always do."""
-        self.replica_seed = replica_seed(declaration.name, signer.public_key, journal.identity.incarnation)
+        self.replica_incarnation = replica_incarnation(journal.identity.incarnation, place)
+        self.replica_seed = replica_seed(declaration.name, signer.public_key, self.replica_incarnation)
         self.on_shared: Callable[[int, list[tuple[str, SharedChanged | Merged | None]]], None] = lambda *_: None
         """Told of durable changes of shared fields, and of agents with such fields that are new; the replicas' side."""
         self.propose: Callable[[int, Pending], None] | None = None
