@@ -49,6 +49,7 @@ BENCHMARKS = {
     "edge": Listed("edge", "the budgets of a small device"),
     "alternatives": Listed("alternatives", "the same events on other Python libraries"),
     "growth": Listed("growth", "cost per event with the fleet's size and the log's length"),
+    "shared": Listed("shared", "what shared state costs: writes, deltas, bytes, stores"),
     "all": Listed("whole", "everything, one after the other"),
 }
 WHOLE = "all"

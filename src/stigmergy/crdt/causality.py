@@ -74,6 +74,10 @@ class Context:
             return Context(self._vector.set(replica, last), self._beyond)
         return self._with_ranges(replica, known, (*self._beyond.get(replica, ()), (max(first, known + 1), last)))
 
+    def advanced(self, replica: bytes, last: int) -> Context:
+        """With all changes of one replica up to the last. Only for contexts with nothing beyond, as those of stores."""
+        return Context(self._vector.set(replica, last), self._beyond)
+
     def join(self, other: Context) -> Context:
         """What either knows."""
         joined = self

@@ -10,7 +10,7 @@ refused as BadDelta. Whether elements fit the declared types is for `SharedValue
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -208,18 +208,21 @@ def _minted(edit: Edit, store: Store, replica: bytes, path: Path, payload: bytes
     return payload
 
 
-def _still_there(edit: Edit, store: Store, replica: bytes) -> Iterable[tuple[Path, tuple[Dot, ...]]]:
+def _still_there(edit: Edit, store: Store, replica: bytes) -> list[tuple[Path, tuple[Dot, ...]]]:
+    """What is to be removed and is alive; without the author's own where something is added instead."""
     added = dict(edit.added)
+    found = []
     for path, dots in edit.removed:
         live = store.dots_at(path)
-        left = tuple(
-            dot
-            for dot in dots
-            if (found := live.get(dot[0])) is not None and found[0] == dot[1]
-            if dot[0] != replica or path not in added
-        )
+        left = []
+        for dot in dots:
+            alive = live.get(dot[0])
+            if alive is not None and alive[0] == dot[1] and (dot[0] != replica or path not in added):
+                left.append(dot)
         if left:
-            yield path, left if len(left) == 1 else tuple(sorted(left))
+            left.sort()
+            found.append((path, tuple(left)))
+    return found
 
 
 def _one_each(entries: Sequence[Any]) -> tuple[Any, ...]:

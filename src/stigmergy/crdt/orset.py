@@ -57,7 +57,7 @@ class ORSet(SharedValue, Generic[T]):
         node = self._node.children.get(key)
         if node is None:
             return ()
-        return (((*self.path, key), tuple(Dot(replica, counter) for replica, (counter, _) in node.dots.items())),)
+        return (((*self.path, key), tuple([Dot(replica, live[0]) for replica, live in node.dots.items()])),)
 
     def _check_place(self, path: Path, at: int) -> None:
         super()._check_place(path, at)

@@ -34,7 +34,7 @@ from stigmergy.crdt.causality import NOTHING, SETTLED, Context, Counter, Dot, Re
 from stigmergy.crdt.delta import Delta, Path
 from stigmergy.crdt.errors import BadStore, LimitReached, NotContiguous
 from stigmergy.crdt.payloads import TOTAL, fault_of, total_of, total_payload
-from stigmergy.crdt.tree import BARE, Dots, Entry, Node, differing, entries_of, node_at, tree_of, with_dots
+from stigmergy.crdt.tree import BARE, Dots, Node, differing, entries_of, node_at, places_of, tree_of, with_dots
 
 DIGEST_BYTES: Final = 16
 ENTRY_BYTES_MAX: Final = 36
@@ -108,7 +108,7 @@ class Store:
                 frontier = frontier.delete(replica)
         if author not in frontier:
             frontier = frontier.set(author, None)
-        return writing.written(context.add(author, delta.first, delta.last), frontier)
+        return writing.written(context.advanced(author, delta.last), frontier)
 
     def join(self, other: Store) -> Store:
         """What both know and neither has removed. Both must be of the same epoch (see `retire`)."""
@@ -180,25 +180,15 @@ class Store:
         """Its canonical bytes."""
         vector = self.context.vector()
         numbers = {replica: number for number, (replica, _) in enumerate(vector)}
-        places: dict[Path, list[Entry]] = {}
-        settled: dict[bytes, None] = {}
-        for entry in entries_of(self.root):
-            places.setdefault(entry[0], []).append(entry)
-            if entry[1] not in numbers:
-                settled[entry[1]] = None
-        numbers |= {replica: number for number, replica in enumerate(sorted(settled), start=len(vector))}
+        places = list(places_of(self.root))
+        settled = sorted({replica: None for _, dots in places for replica in dots if replica not in numbers})
+        numbers |= {replica: number for number, replica in enumerate(settled, start=len(vector))}
         return _encode(
-            _Stored(
+            Stored(
                 vector=tuple(Dot(*one) for one in vector),
                 frontier=tuple(sorted(numbers[replica] for replica in self._frontier)),
-                settled=tuple(sorted(settled)),
-                places=tuple(
-                    (
-                        path,
-                        tuple(sorted((numbers[writer], counter, payload) for _, writer, counter, payload in found)),
-                    )
-                    for path, found in sorted(places.items())
-                ),
+                settled=tuple(settled),
+                places=tuple([(path, _numbered(dots, numbers)) for path, dots in places]),
             )
         )
 
@@ -317,7 +307,7 @@ _Live = tuple[_Number, Counter, Annotated[bytes, Meta(max_length=PAYLOAD_BYTES_M
 _Place = tuple[_Path, Annotated[tuple[_Live, ...], Meta(min_length=1, max_length=PLACE_DOTS_COUNT_HARD_MAX)]]
 
 
-class _Stored(Struct, frozen=True, array_like=True, tag_field="format", tag=1):
+class Stored(Struct, frozen=True, array_like=True, tag_field="format", tag=1):
     """A store as bytes. Numbers count through the vector and then through what is settled."""
 
     vector: Annotated[tuple[Dot, ...], Meta(max_length=REPLICAS_COUNT_HARD_MAX)]
@@ -326,10 +316,10 @@ class _Stored(Struct, frozen=True, array_like=True, tag_field="format", tag=1):
     places: Annotated[tuple[_Place, ...], Meta(max_length=LIVE_COUNT_HARD_MAX)]
 
 
-_decoder = msgspec.msgpack.Decoder(_Stored)
+_decoder = msgspec.msgpack.Decoder(Stored)
 
 
-def _fault(stored: _Stored) -> str | None:
+def _fault(stored: Stored) -> str | None:
     """What is wrong with a store that has the right types; none if nothing is."""
     vector = [dot.replica for dot in stored.vector]
     replicas = vector + list(stored.settled)
@@ -345,7 +335,7 @@ def _fault(stored: _Stored) -> str | None:
     used: dict[int, None] = {}
     for _, dots in stored.places:
         live_count += len(dots)
-        if not _rising([number for number, _, _ in dots]):
+        if len(dots) > 1 and not _rising([number for number, _, _ in dots]):
             return "dots are not sorted"
         for number, counter, payload in dots:
             if number >= len(replicas):
@@ -365,6 +355,12 @@ def _fault(stored: _Stored) -> str | None:
     return None
 
 
+def _numbered(dots: Dots, numbers: dict[bytes, int]) -> tuple[tuple[int, int, bytes], ...]:
+    listed = [(numbers[replica], counter, payload) for replica, (counter, payload) in dots.items()]
+    listed.sort()
+    return tuple(listed)
+
+
 def _rising(values: Iterable[object]) -> bool:
     listed = list(values)
     return all(one < two for one, two in pairwise(listed))  # type: ignore[operator]
@@ -378,7 +374,9 @@ def _knows(store: Store, other: Store, replica: bytes, counter: int) -> bool:
 
 
 def _entry_bytes(path: Path, payload: bytes) -> int:
-    return len(payload) + sum(len(key) + 3 for key in path)
+    if len(path) == 1:
+        return len(payload) + len(path[0]) + 3
+    return len(payload) + sum([len(key) + 3 for key in path])
 
 
 def _entry_sum(path: Path, replica: bytes, counter: int, payload: bytes) -> int:

@@ -68,6 +68,19 @@ def entries_of(node: Node, path: Path = ()) -> Iterator[Entry]:
         yield from entries_of(child, (*path, key))
 
 
+def places_of(node: Node, path: Path = ()) -> Iterator[tuple[Path, Dots]]:
+    """Places with what is alive in them, sorted."""
+    if node.dots:
+        yield path, node.dots
+    children = node.children
+    for key in sorted(children):
+        child, below = children[key], (*path, key)
+        if child.children:
+            yield from places_of(child, below)
+        else:
+            yield below, child.dots
+
+
 def differing(one: Node, other: Node, path: Path = ()) -> Iterator[tuple[Path, Dots, Dots]]:
     """Places whose dots may differ, with the dots of both. What the two trees share is passed over."""
     if one is other:

@@ -99,7 +99,7 @@ class SharedValue:
         dots = self._node.dots
         if not dots:
             return ()
-        return ((self.path, tuple(Dot(replica, counter) for replica, (counter, _) in dots.items())),)
+        return ((self.path, tuple([Dot(replica, live[0]) for replica, live in dots.items()])),)
 
     def _check_place(self, path: Path, at: int) -> None:
         """Raises BadDelta unless path[at:] leads from here to a place that this type writes to."""
