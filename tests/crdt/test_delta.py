@@ -89,9 +89,10 @@ def test_a_writer_is_held_to_its_bounds(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(LimitReached, match="3 live entries"):
         one.write(lambda names: names.add("d"))
     one.write(lambda names: names.clear())
-    monkeypatch.setattr(delta_module, "DELTA_ENTRIES_COUNT_MAX", 1)
+    monkeypatch.setattr(delta_module, "CHANGE_BYTES_MAX", 30)
     with pytest.raises(LimitReached, match="make several changes"):
         mint(Edit("field", (((X,), b""), ((Y,), b""))), one.store, A, 0)
+    monkeypatch.undo()
     monkeypatch.setattr(delta_module, "REPLICAS_COUNT_MAX", 1)
     exchange(one, other)
     with pytest.raises(LimitReached, match="retire dead ones"):

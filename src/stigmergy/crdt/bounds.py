@@ -15,8 +15,10 @@ PATH_DEPTH_MAX = 8
 """Keys on the way from the object to a place in it: that deep maps nest, what is in them included."""
 ELEMENT_BYTES_MAX = 4_096
 """One element or key, encoded."""
-PAYLOAD_BYTES_MAX = 65_536
+PAYLOAD_BYTES_MAX = 48 * 1024
 """What one write puts into one place, encoded."""
+CHANGE_BYTES_MAX = 60 * 1024
+"""One change as a delta: it must fit into what peers take at once. For writers; joined changes may be larger."""
 LIVE_COUNT_MAX = 262_144
 """Live dots of an object (elements of a set, entries of a map) that its writers go up to."""
 LIVE_COUNT_HARD_MAX = 2 * LIVE_COUNT_MAX

@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from stigmergy.crdt.bounds import (
+    CHANGE_BYTES_MAX,
     COUNTER_MAX,
     DELTA_BYTES_MAX,
     DELTA_ENTRIES_COUNT_MAX,
@@ -122,9 +123,15 @@ def mint(edit: Edit, store: Store, replica: bytes, now_ns: int) -> Delta:
         added = _one_each(added)
     if len(removed) > 1:
         removed = _one_each(removed)
-    if added or len(removed) > 1:
-        _check_room(store, added, removed)
-    return Delta(replica, counter, counter, store.seen_by(replica), added, removed)
+    if added:
+        _check_room(store, added)
+    delta = Delta(replica, counter, counter, store.seen_by(replica), added, removed)
+    size_bytes = len(_encode(delta))
+    if size_bytes > CHANGE_BYTES_MAX:
+        raise LimitReached(
+            f"field '{edit.field}': one change of {size_bytes} bytes, at most {CHANGE_BYTES_MAX}; make several changes"
+        )
+    return delta
 
 
 def join_deltas(earlier: Delta, later: Delta) -> Delta:
@@ -156,7 +163,9 @@ def join_deltas(earlier: Delta, later: Delta) -> Delta:
         tuple(added[path] for path in sorted(added)),
         tuple((path, tuple(sorted(removed[path]))) for path in sorted(removed) if removed[path]),
     )
-    _check_size(joined.added, joined.removed)
+    count = max(len(added), sum(len(dots) for _, dots in joined.removed))
+    if count > DELTA_ENTRIES_COUNT_MAX:
+        raise LimitReached(f"a delta with {count} entries, at most {DELTA_ENTRIES_COUNT_MAX}; send several")
     return joined
 
 
@@ -231,12 +240,8 @@ def _one_each(entries: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(by_path[path] for path in sorted(by_path))
 
 
-def _check_room(
-    store: Store, added: tuple[tuple[Path, int, bytes], ...], removed: tuple[tuple[Path, tuple[Dot, ...]], ...]
-) -> None:
-    if len(added) > 1 or len(removed) > 1:
-        _check_size(added, removed)
-    if added and store.live_count + len(added) > LIVE_COUNT_MAX:
+def _check_room(store: Store, added: tuple[tuple[Path, int, bytes], ...]) -> None:
+    if store.live_count + len(added) > LIVE_COUNT_MAX:
         raise LimitReached(
             f"the object has {store.live_count} live entries and would get {len(added)} more, at most "
             f"{LIVE_COUNT_MAX}; remove some, or divide it into groups"
@@ -246,12 +251,6 @@ def _check_room(
             raise LimitReached(
                 f"one place has more than {PLACE_DOTS_COUNT_MAX} concurrent writes; retire dead replicas"
             )
-
-
-def _check_size(added: Sequence[Any], removed: tuple[tuple[Path, tuple[Dot, ...]], ...]) -> None:
-    count = max(len(added), sum(len(dots) for _, dots in removed))
-    if count > DELTA_ENTRIES_COUNT_MAX:
-        raise LimitReached(f"a delta with {count} entries, at most {DELTA_ENTRIES_COUNT_MAX}; make several changes")
 
 
 def _fault(delta: Delta) -> str | None:

@@ -43,7 +43,7 @@ class ORSet(SharedValue, Generic[T]):
         return Edit(self.field, (), self._seen(self._coder.to_bytes(element)))
 
     def clear(self) -> Edit:
-        """Removes all elements that are seen here, in one change."""
+        """Removes all elements that are seen here, in one change: LimitReached for some thousands of them."""
         return Edit(self.field, (), tuple(one for key in sorted(self._node.children) for one in self._seen(key)))
 
     def __repr__(self) -> str:
