@@ -32,7 +32,13 @@ class Waker:
             self._timer.cancel()
         self._armed_ns = due_ns
         wait_s = max(0, due_ns - monotonic_ns) / SECOND_NS
-        self._timer = asyncio.get_running_loop().call_later(wait_s, self.wake)
+        self._timer = asyncio.get_running_loop().call_later(wait_s, self._ring)
+
+    def _ring(self) -> None:
+        """The timer has gone off, perhaps a little before its time by the clock that turns look at. It is not set any
+        more: the turn sets it again for what is not due yet."""
+        self._armed_ns = 0
+        self.wake()
 
     def end(self) -> None:
         """There are no more turns."""
