@@ -91,6 +91,8 @@ class SimDisk:
         self.after_failed_sync = after_failed_sync
         self.on_call: Callable[[IoCall], None] | None = None
         """Called before each call: to stall in virtual time, to trace, or to do something in between."""
+        self.on_down: Callable[[], None] | None = None
+        """Called when machine or process have gone down."""
         self.calls = 0
         self.calls_by_kind: Counter[Call] = Counter()
         self._plan: dict[int, Fault] = {}
@@ -145,6 +147,8 @@ class SimDisk:
         self._life += 1
         self._claims.clear()
         self._vfs.release_locks()
+        if self.on_down is not None:
+            self.on_down()
 
     # Files, for anybody. Paths are names and mean nothing more.
 

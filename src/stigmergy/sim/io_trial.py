@@ -15,7 +15,7 @@ from msgspec import Struct
 from stigmergy.core.errors import JournalError, StigmergyError
 from stigmergy.runtime.declaration import Declaration
 from stigmergy.runtime.settings import Retention, Settings, Snapshots
-from stigmergy.sim.checkers import CHECKERS, HEALED, Evidence
+from stigmergy.sim.checkers.trial import CHECKERS, HEALED, Evidence
 from stigmergy.sim.disk import AfterFailedSync, Fault
 from stigmergy.sim.drones import Beaten, Measured, Spotted, StartMission, declare_drones
 from stigmergy.sim.errors import SimulationError

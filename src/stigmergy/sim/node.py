@@ -80,18 +80,18 @@ class SimNode:
         attach: Callable[[Host], Neighbours] | None = None,
         incarnation: int = 1,
         parts: Callable[[SimNode, Host], Sequence[Part]] | None = None,
-        make_bus: Callable[[SimNode, MemoryBroker], MemoryBus] | None = None,
-        on_durable: Callable[[SimNode, Group], None] | None = None,
+        make_bus: Callable[[MemoryBroker], MemoryBus] | None = None,
+        on_durable: Callable[[Group], None] | None = None,
     ) -> None:
         """`parts` makes, at each start, what runs beside the host; `on_durable` hears of every group that is kept."""
         self.world = world
         self.name = name
         self.clock = SimClock(world.loop)
-        self.entropy = SimEntropy(world.seed, name)
+        life = "" if incarnation == 1 else f"/{incarnation}"
+        self.entropy = SimEntropy(world.seed, f"{name}{life}")
         self.disk = world.make_disk(name, sync_lies=sync_lies, after_failed_sync=after_failed_sync)
         self.disk.on_call = self._on_disk_call
         self.latency = Latency()
-        life = "" if incarnation == 1 else f"/{incarnation}"
         self.signer = Ed25519Signer(SimEntropy(world.seed, f"{name}/key{life}").token(32))
         self.declaration = declare(self)
         self.settings = settings or self.declaration.settings
@@ -104,7 +104,7 @@ class SimNode:
         self.neighbours: Neighbours | None = None
         self._make_parts = parts
         self.parts: Sequence[Part] = ()
-        self._make_bus = make_bus or (lambda node, broker: MemoryBus(broker, node.name))
+        self._make_bus = make_bus or (lambda broker: MemoryBus(broker, name))
         self._on_durable = on_durable
         self.logbook = Logbook(self._identity, self.declaration.plans, self.settings.limits)
         self.store = MemoryStore(self._identity) if in_memory else None
@@ -271,7 +271,7 @@ class SimNode:
     def _make_link(self, host: Host) -> BusLink | None:
         if self.broker is None:
             return None
-        self._bus = self._make_bus(self, self.broker)
+        self._bus = self._make_bus(self.broker)
         return BusLink(
             host, self._bus, self.entropy, site="local", node=self.name, agents=self._agents, uplink=self.uplink
         )
@@ -279,7 +279,7 @@ class SimNode:
     def _durable(self, group: Group) -> None:
         self.record("durable", [[sealed.shard, sealed.position, sealed.digest] for sealed in group.commits])
         if self._on_durable is not None:
-            self._on_durable(self, group)
+            self._on_durable(group)
 
     def _on_disk_call(self, call: IoCall) -> None:
         if self.on_disk_call is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from typing import Any
 
 from msgspec import Struct
@@ -57,15 +58,18 @@ class Receiver:
         """Orders that a device has failed at least once."""
         self.safe_tried_ns: dict[str, int] = {}
         """Per agent when a safe action last went out, whether the device took it or not."""
+        self.safe_tries: dict[str, list[int]] = {}
+        """Per agent all such times."""
         self.safe: list[Carried] = []
+        self.on_carried: Callable[[Order[Any]], None] | None = None
+        """Told of each order, the first time."""
         self.repeats = 0
         self.findings: list[str] = []
 
     def act(self, order: Order[Any]) -> None:
         """Carries out an order at once."""
         if self._node.alive:
-            if SAFE in order.key:
-                self.safe_tried_ns[order.agent] = self._node.world.loop.time_ns()
+            self.note_try(order)
             if self._chance.random() < self.temper.fail / 2:
                 self.failed_keys[order.key] = None
                 raise OSError("the device did not answer")
@@ -78,6 +82,12 @@ class Receiver:
         await self._take_time()
         self.act(order)
         await self._take_time()
+
+    def note_try(self, order: Order[Any]) -> None:
+        """A safe action has reached the devices, whatever becomes of it."""
+        if SAFE in order.key and self._node.alive:
+            self.safe_tried_ns[order.agent] = now_ns = self._node.world.loop.time_ns()
+            self.safe_tries.setdefault(order.agent, []).append(now_ns)
 
     async def _take_time(self) -> None:
         if self.temper.delay_s:
@@ -103,6 +113,8 @@ class Receiver:
         else:
             self._check_is_durable(order, body)
         self._node.record("carried out", [order.key, order.agent, tag])
+        if self.on_carried is not None:
+            self.on_carried(order)
 
     def _check_is_durable(self, order: Order[Any], body: bytes) -> None:
         """Journal before effect: the commit behind the order must be durable at this very moment."""

@@ -41,8 +41,14 @@ class Run:
         try:
             return self.loop.run(main)
         finally:
-            for disk in self._disks:
-                disk.close()
+            self.close()
+
+    def close(self) -> None:
+        """Ends a run, also one that was never begun."""
+        self.loop.close()
+        for disk in self._disks:
+            disk.close()
+        self._disks.clear()
 
     def chance(self, stream: str) -> random.Random:
         """Randomness of its own for each purpose, so that one more draw here changes nothing there."""

@@ -27,7 +27,7 @@ from stigmergy.runtime.live import Live
 from stigmergy.runtime.mailbox import BLOCK, DROP_OLDEST, StreamPolicy, sample
 from stigmergy.runtime.settings import Retention, Settings, Snapshots
 from stigmergy.sim import drones
-from stigmergy.sim.checkers import CHECKERS, HEALED, Checker, Evidence, Seen
+from stigmergy.sim.checkers.trial import CHECKERS, HEALED, Checker, Evidence, Seen
 from stigmergy.sim.disk import AfterFailedSync
 from stigmergy.sim.drones import STALE_S, declare_drones
 from stigmergy.sim.errors import SimulationError

@@ -1,4 +1,4 @@
-"""Checkers: each looks at what a trial left behind and says, in sentences, which promise was broken.
+"""The checkers of the trials: each looks at what a trial of drones left behind and says which promise was broken.
 
 They read the logbook (all that was ever durable) and what the peers remember; they ask the host nothing, so that a
 mistake of the host cannot hide itself.

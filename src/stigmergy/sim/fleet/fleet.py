@@ -1,0 +1,313 @@
+"""A simulated fleet: several machines of one user's Fleet on one broker and one mesh, all from one seed.
+
+    run = Run(seed)
+    fleet = SimFleet(run, Setup(my_fleet, agents=16, faults=ALL))
+    await fleet.start(); …; fleet.heal(); …; await fleet.stop()
+
+Agents are placed on machines; each machine has its own journal, clock and key. It watches and records; it decides
+nothing about what is right: that is for the checkers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct, structs
+
+from stigmergy.adapters.memory_bus import MemoryBroker
+from stigmergy.core.codec import tag_of
+from stigmergy.core.commit import Group
+from stigmergy.core.effects import Order
+from stigmergy.core.walking import walk
+from stigmergy.ports.bus import BusMessage
+from stigmergy.runtime.audit.directories import ShardReading
+from stigmergy.runtime.declaration import Declaration
+from stigmergy.runtime.host import Host
+from stigmergy.runtime.settings import Settings, Snapshots
+from stigmergy.sim.disk import AfterFailedSync
+from stigmergy.sim.errors import SimulationError
+from stigmergy.sim.fleet.breaking import Breaking
+from stigmergy.sim.fleet.faults import ALL, Fault, Planned, draw_plan
+from stigmergy.sim.fleet.links import Links, SimBroker, SimBus
+from stigmergy.sim.fleet.machine import MEMORY, SEGMENTS, WRITE_S, Machine, draw_journal
+from stigmergy.sim.fleet.parts import MakePart, make_parts
+from stigmergy.sim.fleet.placing import Agents, name_agents, place_agents
+from stigmergy.sim.network import Network
+from stigmergy.sim.node import Part, SimNode
+from stigmergy.sim.run import Run
+from stigmergy.sim.timeline import Chronicle, Entry
+
+FOR_S = 30.0
+HEAL_S = 120.0
+DISKS_MAX = 5
+"""So many machines have a simulated disk; the others keep their log in memory, which is a hundred times faster."""
+MS = 1_000
+SHOWN_CHARS_MAX = 160
+TAG_FIELDS = ("type",)
+FRAMEWORK = "stigmergy."
+
+
+class Setup(Struct, frozen=True, kw_only=True):
+    """What is simulated, apart from the seed and what the test does with it."""
+
+    fleet: Declaration
+    agents: Agents = 8
+    nodes: int | None = None
+    faults: tuple[Fault, ...] = ALL
+    keep: tuple[int, ...] | None = None
+    """Of the faults that the seed draws only those with these numbers; None for all of them."""
+    for_s: float = FOR_S
+    """How long work and faults last."""
+    heal_s: float = HEAL_S
+    """How long everything may take to come to its end afterwards."""
+    versions: tuple[Declaration, ...] = ()
+    """Other versions of the same fleet, which some nodes run."""
+    devices: bool = False
+    """Whether the fleet's own sensors, actuators and loops run; otherwise all actions are taken by simulated ones."""
+    journal: str | None = None
+    """`memory`, `sqlite` or `segments` for all machines; None draws it for each."""
+    bus: bool = True
+    parts: tuple[MakePart, ...] = ()
+    """What runs on each machine beside its host: replicas, claims."""
+    has: tuple[str, ...] = ()
+    """What the fleet has that some faults need: `replicas`."""
+    remembers: bool = True
+    """Whether feeds keep what was acknowledged: the evidence of some checkers."""
+
+
+class Freshness(Struct, frozen=True):
+    """That an agent was told something, or has kept it."""
+
+    time_ns: int
+    agent: str
+    tag: str
+    body: bytes
+
+
+class SimFleet:
+    """The machines of one run, the links between them, and what goes wrong."""
+
+    def __init__(self, run: Run, setup: Setup, *, chronicle: bool = False) -> None:
+        self.run = run
+        self.setup = setup
+        self.addresses = name_agents(setup.fleet, setup.agents)
+        self.placement = place_agents(self.addresses, setup.nodes)
+        self.home = {address: node for node, agents in self.placement.items() for address in agents}
+        names = list(self.placement)
+        chance = run.chance("fleet")
+        self.broker = SimBroker(redeliver_after_s=chance.choice((None, None, 0.5)))
+        self.network = Network(run.seed)
+        self.links = Links(names, self.broker, self.network)
+        self.chronicle = Chronicle(names) if chronicle else None
+        if self.chronicle is not None:
+            self.broker.passed = self._message_passed
+        self.on_kept: list[Callable[[Machine, Group], None]] = []
+        self.on_carried: list[Callable[[Machine, Order[Any]], None]] = []
+        self.apart: list[Callable[[], bool]] = []
+        """Asked whether replicas still differ: one question for each kind of shared state that is plugged in."""
+        self.up_ns: dict[str, list[tuple[int, int]]] = {name: [] for name in names}
+        """Per machine when it ran and was not held up; the last one is open while it runs."""
+        self._up_since: dict[str, int] = {}
+        self.freshness: dict[str, list[Freshness]] = {}
+        """Per machine when which agent had kept which event; only where silence matters."""
+        self.maybe_fresh: dict[str, list[Freshness]] = {}
+        """The same for what was delivered and is in no log yet."""
+        self.starts: dict[str, list[tuple[int, int]]] = {name: [] for name in names}
+        """Per machine when it began to start, and when it ran."""
+        self._starting: dict[str, int] = {}
+        self._watches = any(plan.stale_rules for plan in setup.fleet.plans.values())
+        self._follows = self._watches or chronicle
+        wants_disk = any(fault.needs == "disk" or fault.name in ("crash", "power") for fault in setup.faults)
+        self.machines: dict[str, Machine] = {}
+        for place, (name, agents) in enumerate(self.placement.items()):
+            drawn = run.chance(f"{name}/kind")
+            journal = setup.journal or draw_journal(drawn, wants_disk and place < DISKS_MAX)
+            version = drawn.choice((setup.fleet, *setup.versions)) if setup.versions else setup.fleet
+            self.machines[name] = Machine(
+                self,
+                name,
+                agents,
+                version,
+                journal=journal,
+                settings=_settings(setup.fleet.settings, drawn.choice((None, 20, 200)) if setup.faults else None),
+                quality=self.links.quality[name],
+                devices=setup.devices,
+                remembers=setup.remembers,
+            )
+            if self._follows:
+                machine = self.machines[name]
+                machine.feed.heard = lambda *arrival, machine=machine: self._heard(machine, *arrival)
+        self.breaking = Breaking(
+            self._plan(names), self.machines, self.links, (setup.fleet, *setup.versions), self._fault
+        )
+
+    def _plan(self, names: list[str]) -> list[Planned]:
+        setup = self.setup
+        has = [*setup.has, *(("versions",) if setup.versions else ()), "disk"]
+        chance = self.run.chance("plan")
+        plan = draw_plan(setup.faults, chance, names, int(setup.for_s * MS), has=has)
+        disks = [machine.name for machine in self.machines.values() if machine.journal != MEMORY]
+        of_disks = {fault.name: None for fault in setup.faults if fault.needs == "disk"}
+        plan = [one for one in plan if one.fault not in of_disks or one.node in disks]
+        return plan if setup.keep is None else [one for one in plan if one.number in setup.keep]
+
+    # ------------------------------------------------------------------ life
+
+    async def start(self) -> None:
+        """Starts all machines, one after the other."""
+        for machine in self.machines.values():
+            await machine.start()
+        self.breaking.start()
+        self.note("", "phase", "everything runs; faults begin")
+
+    def heal(self) -> None:
+        """From now on everything works."""
+        self.breaking.heal()
+        self.run.record("world", "healed")
+        self.note("", "phase", "healed: from here on everything works")
+
+    async def stop(self) -> None:
+        """Stops all machines in good order."""
+        for machine in self.machines.values():
+            await machine.stop()
+            self.changed(machine, "stopped")
+
+    # ------------------------------------------------------------------ what machines need (Surroundings)
+
+    def make_node(self, machine: Machine) -> SimNode:
+        """The machine's node, of its present incarnation."""
+        chance = self.run.chance(f"{machine.name}/node/{machine.incarnation}")
+        node = SimNode(
+            self.run,
+            machine.declare,
+            name=machine.name,
+            settings=machine.settings,
+            in_memory=machine.journal == MEMORY,
+            in_segments=machine.journal == SEGMENTS,
+            after_failed_sync=chance.choice((AfterFailedSync.STALE_CACHE, AfterFailedSync.DROPPED_CACHE)),
+            agents=machine.agents,
+            broker=self.broker if self.setup.bus else None,
+            incarnation=machine.incarnation,
+            parts=lambda node, host: self._parts(machine, node, host),
+            make_bus=lambda broker: self._bus(machine, broker),
+            on_durable=lambda group: self.kept(machine, group),
+        )
+        node.latency.before_s = node.latency.after_s = WRITE_S
+        machine.receiver.on_carried = lambda order: self._carried(machine, order)
+        return node
+
+    def kept(self, machine: Machine, group: Group) -> None:
+        """A group of commits is durable on a machine."""
+        if self._follows:
+            self._follow(machine, group)
+        for hear in self.on_kept:
+            hear(machine, group)
+
+    def changed(self, machine: Machine, what: str) -> None:
+        """A machine has started, stopped, crashed or been replaced."""
+        now_ns = self.run.loop.time_ns()
+        if what == "starting":
+            self._starting[machine.name] = now_ns
+            return
+        if what == "started":
+            self._up_since[machine.name] = now_ns
+            self.starts[machine.name].append((self._starting[machine.name], now_ns))
+        elif machine.name in self._up_since:
+            self.up_ns[machine.name].append((self._up_since.pop(machine.name), now_ns))
+        elif what == "down":
+            return
+        self.note(machine.name, "life", what)
+
+    def up_of(self, name: str) -> list[tuple[int, int]]:
+        """When a machine ran, up to now."""
+        since_ns = self._up_since.get(name)
+        return [*self.up_ns[name], *([] if since_ns is None else [(since_ns, self.run.loop.time_ns())])]
+
+    def _parts(self, machine: Machine, node: SimNode, host: Host) -> Sequence[Part]:
+        if not self.setup.parts:
+            return ()
+        return make_parts(self.setup.parts, node, host, self.network, machine.context)
+
+    def _bus(self, machine: Machine, broker: MemoryBroker) -> SimBus:
+        if not isinstance(broker, SimBroker):
+            raise SimulationError("a simulated fleet has a simulated broker")
+        chance = self.run.chance(f"{machine.name}/bus/{machine.incarnation}")
+        return SimBus(broker, machine.name, machine.quality, chance, machine.context, self.run.loop.time_ns)
+
+    # ------------------------------------------------------------------ the timeline
+
+    def note(self, node: str, kind: str, text: str, agent: str = "", peer: str = "", since_ns: int = 0) -> None:
+        """Adds to the timeline, if one is kept."""
+        if self.chronicle is not None:
+            entry = Entry(self.run.loop.time_ns(), node, kind, text, agent, peer, since_ns)  # type: ignore[arg-type]
+            self.chronicle.add(entry)
+
+    def _heard(self, machine: Machine, source: str, first: int, items: list[tuple[str, bytes]]) -> None:
+        """Something from outside has reached a machine. What its marks know already is no news."""
+        now_ns, states = self.run.loop.time_ns(), machine.node.logbook.states
+        known = min(state.marks.consumed(source, 0) for state in states)
+        for address, body in items[max(0, known + 1 - first) :]:
+            if self._watches:
+                self.maybe_fresh.setdefault(machine.name, []).append(Freshness(now_ns, address, tag_of(body), body))
+            if self.chronicle is not None:
+                self.note(machine.name, "input", shown(body), address)
+
+    def _follow(self, machine: Machine, group: Group) -> None:
+        """Goes through what was kept."""
+        logbook, now_ns = machine.node.logbook, self.run.loop.time_ns()
+        for sealed in group.commits:
+            reading = ShardReading(logbook.states[sealed.shard])
+            for kept in walk(logbook.commits[sealed.shard][sealed.position - 1], reading):
+                if self._watches:
+                    self.freshness.setdefault(machine.name, []).append(
+                        Freshness(now_ns, kept.address, kept.tag, kept.body)
+                    )
+                if self.chronicle is not None and not kept.tag.startswith(FRAMEWORK):
+                    self.note(machine.name, "kept", shown(kept.body), kept.address)
+
+    def _fault(self, planned: Planned, begins: bool) -> None:
+        self.run.record(planned.node, "fault" if begins else "fault over", [planned.fault, planned.amount])
+        for name in planned.node.split(","):
+            if planned.fault == "pause" and begins == (name in self._up_since):
+                self._pause(name, begins)
+            text = f"{planned} (number {planned.number})" if begins else f"{planned.fault} is over"
+            self.note(name, "fault", text, since_ns=planned.for_ms * 1_000_000 if begins else 0)
+
+    def _pause(self, name: str, begins: bool) -> None:
+        """A machine that is held up does not run, as far as promises go."""
+        now_ns = self.run.loop.time_ns()
+        if begins:
+            self.up_ns[name].append((self._up_since.pop(name), now_ns))
+        elif self.machines[name].live is not None:
+            self._up_since[name] = now_ns
+
+    def _message_passed(self, sender: str, to: str, sent_ns: int, message: BusMessage) -> None:
+        if sender and sender != to:
+            topic = "/".join(message.topic.split("/")[2:])
+            self.note(to, "message", topic, peer=sender, since_ns=sent_ns)
+
+    def _carried(self, machine: Machine, order: Order[Any]) -> None:
+        for hear in self.on_carried:
+            hear(machine, order)
+        if self.chronicle is not None:
+            self.note(machine.name, "order", repr(order.effect), agent=order.agent)
+
+
+def shown(body: bytes) -> str:
+    """A message for people: its name and its fields, cut to a length."""
+    fields = msgspec.msgpack.decode(body)
+    if not isinstance(fields, dict):
+        return tag_of(body).partition("@")[0]
+    name = tag_of(body).partition("@")[0]
+    told = ", ".join(f"{key}={value!r}" for key, value in fields.items() if key not in TAG_FIELDS)
+    return f"{name}({told})"[:SHOWN_CHARS_MAX]
+
+
+def _settings(settings: Settings, snapshot_every: int | None) -> Settings:
+    """Snapshots at other places than usual: a short run goes through some."""
+    if snapshot_every is None:
+        return settings
+    often = Snapshots(every_events=snapshot_every, every_s=2.0, tail_ratio=0.0, share_max=1.0)
+    return structs.replace(settings, snapshots=often)

@@ -1,0 +1,1 @@
+"""Scenarios that come with stigmergy; `stigmergy sim NAME` runs them."""

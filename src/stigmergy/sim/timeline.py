@@ -1,0 +1,112 @@
+"""What happened in a simulation, node by node, for people: entries, and a text with a column for each node.
+
+A chronicle is kept only when somebody will read it: the run is repeated for that. It never influences the run. Memory
+is bounded: the last ENTRIES_MAX entries.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections import deque
+from collections.abc import Sequence
+from typing import Literal
+
+from msgspec import Struct
+
+ENTRIES_MAX = 50_000
+COLUMN_CHARS_MIN = 18
+COLUMN_CHARS_MAX = 44
+COLUMNS_MAX = 6
+"""More nodes than this are written below each other, not beside each other."""
+
+Kind = Literal["fault", "life", "input", "kept", "order", "message", "finding", "phase"]
+
+
+class Entry(Struct, frozen=True):
+    """One thing that happened."""
+
+    time_ns: int
+    node: str
+    """Where; empty for the world."""
+    kind: Kind
+    text: str
+    agent: str = ""
+    peer: str = ""
+    """From whom a message came."""
+    since_ns: int = 0
+    """When that message was sent; for a fault, how long it will last."""
+
+
+class Chronicle:
+    """Takes entries in the order of time."""
+
+    def __init__(self, nodes: Sequence[str], *, entries_max: int = ENTRIES_MAX) -> None:
+        self.nodes = list(nodes)
+        self.entries: deque[Entry] = deque(maxlen=entries_max)
+        self.total = 0
+
+    def add(self, entry: Entry) -> None:
+        """Keeps an entry; the oldest goes when there is no more room."""
+        self.total += 1
+        self.entries.append(entry)
+
+
+_SIGNS: dict[str, str] = {
+    "fault": "!",
+    "life": "*",
+    "input": ">",
+    "kept": "=",
+    "order": "#",
+    "message": "<",
+    "finding": "X",
+    "phase": "-",
+}
+
+
+def render(chronicle: Chronicle, *, last: int = 40, width: int = 120) -> str:
+    """The last entries as text: a column for each node, the time in front, faults and phases across all of them."""
+    entries = list(chronicle.entries)[-last:]
+    nodes = chronicle.nodes
+    legend = "! fault   * life   > told   = kept   # order   < message   X finding"
+    if not entries:
+        return "nothing happened"
+    left_out = chronicle.total - len(entries)
+    head = [f"… {left_out} entries before", legend] if left_out else [legend]
+    lines = _beside(entries, nodes, width) if len(nodes) <= COLUMNS_MAX else _below(entries, nodes)
+    return "\n".join([*head, *lines])
+
+
+def _beside(entries: Sequence[Entry], nodes: Sequence[str], width: int) -> list[str]:
+    room = (width - 11) // max(1, len(nodes)) - 2
+    column = max(COLUMN_CHARS_MIN, min(COLUMN_CHARS_MAX, room))
+    lines = ["seconds    " + "  ".join(node[:column].ljust(column) for node in nodes)]
+    for entry in entries:
+        text = f"{_SIGNS[entry.kind]} {_told(entry)}"
+        if entry.node not in nodes:
+            lines.append(f"{_seconds(entry.time_ns)} {text}")
+            continue
+        place = list(nodes).index(entry.node)
+        wrapped = textwrap.wrap(text, column, subsequent_indent="  ", max_lines=3) or [""]
+        for number, line in enumerate(wrapped):
+            start = _seconds(entry.time_ns) if number == 0 else " " * 10
+            lines.append(f"{start} {' ' * (place * (column + 2))}{line}".rstrip())
+    return lines
+
+
+def _below(entries: Sequence[Entry], nodes: Sequence[str]) -> list[str]:
+    wide = max(len(node) for node in nodes)
+    return [
+        f"{_seconds(entry.time_ns)} {entry.node.ljust(wide)} {_SIGNS[entry.kind]} {_told(entry)}" for entry in entries
+    ]
+
+
+def _told(entry: Entry) -> str:
+    sender = f"from {entry.peer}: " if entry.peer else ""
+    agent = f"{entry.agent} " if entry.agent else ""
+    return f"{sender}{agent}{entry.text}"
+
+
+def _seconds(time_ns: int) -> str:
+    """Seconds with milliseconds, by whole numbers: a float would round."""
+    milliseconds = time_ns // 1_000_000
+    return f"{milliseconds // 1000:>6}.{milliseconds % 1000:03d}"

@@ -1,0 +1,314 @@
+"""Simulated fleets as users write them: what holds is silent, what does not is said, and the seed is everything."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stigmergy import Accepted, Fleet, Refused
+from stigmergy.core.errors import ConfigError, UnknownKind
+from stigmergy.core.marks import Marks
+from stigmergy.runtime.committer import Committer
+from stigmergy.runtime.staleness import Staleness
+from stigmergy.sim import ALL, CRASH, DELAY, NETWORK, NONE, POWER, SimulationFailed, World, simulate
+from stigmergy.sim.fleet.fleet import Setup
+from stigmergy.sim.simulating import Simulation, run_seed
+from tests.sim.fleet.lights import Blink, Dim, Lamp, Seen, Station, Switch, Switched, declare, fleet
+
+
+def work(world: World) -> None:
+    numbers = iter(range(1, 1_000_000))
+    world.each(1.0, lambda lamp: world.observe(lamp, Seen(number=next(numbers))))
+    world.every(2.5, lambda: world.ask(world.chance.choice(world.agents), Switch(on=world.chance.random() < 0.5)))
+    world.eventually(world.converged, 110)
+
+
+SETUP = Setup(fleet=fleet, agents=6, nodes=3, for_s=15.0)
+
+
+# What users write.
+
+
+@simulate(fleet, agents=6, nodes=3, seeds=6, faults=ALL, for_s=15.0)
+def test_whatever_goes_wrong_every_promise_holds(world: World) -> None:
+    work(world)
+    world.always(lambda: world.count("on", True) <= 6)
+
+
+@simulate(fleet, agents=3, seeds=2, faults="none", for_s=5.0)
+async def test_a_script_runs_in_virtual_time(world: World) -> None:
+    assert isinstance(await world.send("Lamp/1", Switch(on=True)), Accepted)
+    again = await world.send("Lamp/1", Switch(on=True))
+    assert isinstance(again, Refused)
+    assert "already" in again.reason
+    await world.wait_observed("Lamp/1", Seen(number=1))
+    assert world.state("Lamp/1", Lamp).seen == 1
+    before_s = world.now_s
+    await asyncio.sleep(3.0)
+    assert world.now_s == before_s + 3.0
+    assert [order.agent for order in world.orders(Dim)] == ["Lamp/1"]
+    assert [order.effect.number for order in world.orders(Blink)] == [1]
+
+
+@simulate(fleet, agents=["Lamp/1", "Lamp/2", "Station/main"], nodes=3, seeds=1, faults=NONE, for_s=6.0)
+async def test_agents_on_other_nodes_hear_over_the_bus(world: World) -> None:
+    for number in range(1, 9):
+        await world.wait_observed("Lamp/1", Seen(number=number))
+        await world.wait_observed("Lamp/2", Seen(number=number))
+    world.eventually(lambda: world.state("Station/main", Station).passed == 4, 5)
+
+
+@simulate(fleet, agents={Lamp: 4, Station: 1}, nodes=2, seeds=1, faults=NONE, for_s=4.0)
+async def test_states_are_counted_together_and_apart(world: World) -> None:
+    assert world.agents == ("Lamp/1", "Lamp/2", "Lamp/3", "Lamp/4", "Station/1")
+    assert [node.agents for node in world.nodes] == [("Lamp/1", "Lamp/3", "Station/1"), ("Lamp/2", "Lamp/4")]
+    for number in (1, 2, 3, 4):
+        await world.wait_observed(f"Lamp/{number}", Seen(number=number))
+    for number in (1, 3, 4):
+        _ = await world.send(f"Lamp/{number}", Switch(on=True))
+    assert world.count("on", True) == 3
+    assert world.count("on", True, per="street") == 2
+    assert world.count("on", True, per=lambda lamp: lamp.id) == 1
+    assert [lamp.on for lamp in world.states(Lamp)] == [True, False, True, True]
+    with pytest.raises(ConfigError, match="no agent of this run has such a field"):
+        world.count("colour", "red")
+    with pytest.raises(UnknownKind, match="Lamp/9"):
+        world.observe("Lamp/9", Seen(number=1))
+    with pytest.raises(UnknownKind, match="Station"):
+        world.state("Lamp/1", Station)
+
+
+@simulate(fleet, agents=4, nodes=2, seeds=3, faults=NONE, for_s=20.0, journal="sqlite")
+async def test_nodes_can_be_broken_by_hand(world: World) -> None:
+    one, other = world.nodes
+    await world.wait_observed("Lamp/1", Seen(number=1))
+    await one.lose_power()
+    assert [node.is_up for node in world.nodes] == [False, True]
+    assert world.state("Lamp/1", Lamp).seen == 1
+    await world.wait_observed("Lamp/1", Seen(number=2))
+    assert [node.is_up for node in world.nodes] == [True, True]
+    other.pause(5.0)
+    before_s = world.now_s
+    await world.wait_observed("Lamp/2", Seen(number=1))
+    assert world.now_s >= before_s + 5.0
+    one.cut()
+    told = asyncio.ensure_future(world.wait_observed("Lamp/1", Seen(number=3)))
+    await asyncio.sleep(3.0)
+    assert not told.done()
+    one.restore()
+    await told
+
+
+def test_other_fixtures_come_behind_the_world(tmp_path: Path) -> None:
+    @simulate(fleet, agents=1, seeds=1, faults=NONE, for_s=1.0)
+    def check(world: World, folder: Path) -> None:
+        (folder / "seed").write_text(str(world.seed))
+
+    check(tmp_path)
+    assert (tmp_path / "seed").read_text() == "1"
+
+
+def test_the_fixture_runs_a_world_from_within_a_test(simulation: Simulation) -> None:
+    outcomes = simulation(fleet, work, agents=2, seeds=[7, 8], faults=[CRASH, DELAY], for_s=5.0)
+    assert [outcome.seed for outcome in outcomes] == [7, 8]
+    assert all(outcome.messages > 0 for outcome in outcomes)
+
+
+def test_the_environment_says_which_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[int] = []
+
+    @simulate(fleet, agents=1, seeds=2, faults=NONE, for_s=1.0)
+    def check(world: World) -> None:
+        seeds.append(world.seed)
+
+    check()
+    monkeypatch.setenv("STIGMERGY_SIM_SEEDS", "3")
+    check()
+    monkeypatch.setenv("STIGMERGY_SIM_SEED", "8123")
+    check()
+    assert seeds == [1, 2, 1, 2, 3, 8123]
+    monkeypatch.setenv("STIGMERGY_SIM_SEED", "many")
+    with pytest.raises(ConfigError, match="STIGMERGY_SIM_SEED='many'"):
+        check()
+
+
+# What does not hold is said.
+
+
+def fails(test: Callable[[World], Any], **options: Any) -> str:
+    usual: dict[str, Any] = {"agents": 2, "seeds": 1, "faults": NONE, "for_s": 3.0}
+    with pytest.raises(SimulationFailed) as failed:
+        simulate(fleet, **(usual | options))(test)()
+    return str(failed.value)
+
+
+def test_a_failure_names_seed_findings_timeline_and_command() -> None:
+    def never_on(world: World) -> None:
+        world.every(1.0, lambda: world.ask("Lamp/2", Switch(on=True)), after_s=1.0)
+        world.always(lambda: world.count("on", True) == 0, name="all lamps are off")
+
+    text = fails(never_on, seeds=[4])
+    assert "seed 4, trace " in text
+    assert "at 1.0" in text
+    assert "always all lamps are off: it does not hold" in text
+    assert "= Lamp/2 Switched(on=True)" in text
+    assert text.splitlines()[-1].startswith("again: pytest '")
+    assert text.splitlines()[-1].endswith("--sim-seed 4")
+
+
+def test_a_check_may_assert() -> None:
+    def never(world: World) -> None:
+        world.observe("Lamp/1", Seen(number=1))
+
+        def check() -> None:
+            assert world.state("Lamp/1", Lamp).seen == 0, "it has seen somebody"
+
+        world.always(check)
+
+    assert "always check: it has seen somebody" in fails(never)
+
+
+def test_what_never_comes_is_said() -> None:
+    def hope(world: World) -> None:
+        world.eventually(lambda: world.count("on", True) == 2, 4)
+
+    text = fails(hope)
+    assert "at 7.0" in text or "at 7.1" in text or "at 7.2" in text or "at 7.3" in text or "at 7.4" in text
+    assert "world.count(" in text
+    assert "not within 4 s after the faults were over" in text
+
+
+def test_a_script_that_fails_or_does_not_end_is_said() -> None:
+    async def wrong(world: World) -> None:
+        answer = await world.send("Lamp/1", Switch(on=False))
+        assert isinstance(answer, Accepted)
+
+    async def endless(world: World) -> None:
+        await asyncio.sleep(10_000)
+
+    assert "the script failed" in fails(wrong)
+    assert "has not ended" in fails(endless)
+
+
+def test_an_error_of_the_test_itself_is_raised_with_its_seed() -> None:
+    @simulate(fleet, agents=1, seeds=[5], faults=NONE, for_s=1.0)
+    def broken(world: World) -> None:
+        raise KeyError("oops")
+
+    with pytest.raises(KeyError) as raised:
+        broken()
+    assert raised.value.__notes__ == ["in the simulation with seed 5"]
+
+
+def test_wrong_options_are_refused() -> None:
+    def nothing(world: World) -> None: ...
+
+    for wrong in ({"agents": 0}, {"agents": ["Car/1"]}, {"nodes": 0}, {"seeds": 0}, {"faults": "rain"}):
+        with pytest.raises(ConfigError):
+            simulate(fleet, **wrong)(nothing)()
+
+
+# The seed is everything.
+
+
+def test_the_same_seed_has_the_same_trace_with_and_without_a_chronicle() -> None:
+    first, again, told = (run_seed(SETUP, 3, work, chronicle=chronicle) for chronicle in (False, False, True))
+    assert first.trace == again.trace == told.trace
+    assert first.plan == told.plan
+    assert told.chronicle is not None
+    assert run_seed(SETUP, 4, work).trace != first.trace
+
+
+@pytest.mark.parametrize("hash_seed", ["0", "4711"])
+def test_the_same_seed_has_the_same_trace_under_another_hash_seed(hash_seed: str) -> None:
+    program = (
+        "from tests.sim.test_simulate import SETUP, work\n"
+        "from stigmergy.sim.simulating import run_seed\n"
+        "print(run_seed(SETUP, 5, work).trace)"
+    )
+    root = Path(__file__).resolve().parents[2]
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}"}
+    there = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment, cwd=root
+    )
+    assert there.stdout.strip() == run_seed(SETUP, 5, work).trace
+
+
+def test_only_some_of_what_a_seed_draws_can_be_kept() -> None:
+    whole = run_seed(SETUP, 6, work)
+    numbers = tuple(one.number for one in whole.plan[1:3])
+    part = run_seed(Setup(fleet=fleet, agents=6, nodes=3, for_s=15.0, keep=numbers), 6, work)
+    assert part.plan == whole.plan[1:3]
+
+
+def test_nodes_run_different_versions_and_change_them() -> None:
+    versions = (declare(), declare())
+    outcome = run_seed(Setup(fleet=fleet, agents=4, nodes=3, for_s=20.0, versions=versions), 2, work)
+    assert not outcome.violations, str(outcome)
+    counts = [
+        run_seed(Setup(fleet=fleet, agents=4, nodes=3, for_s=10.0, versions=versions), seed, work).counts
+        for seed in (3, 4)
+    ]
+    assert any(count.get("versions") for count in counts)
+
+
+def test_a_node_whose_disk_is_damaged_is_replaced() -> None:
+    outcomes = [run_seed(SETUP, seed, work) for seed in range(20, 32)]
+    assert all(not outcome.violations for outcome in outcomes)
+    assert any(outcome.counts["replaced"] for outcome in outcomes)
+
+
+# A check that cannot fail checks nothing: each bug below must be found within a few seeds.
+
+
+def repeated_inputs_are_taken(patch: pytest.MonkeyPatch) -> None:
+    admit = Marks.admit
+    patch.setattr(Marks, "admit", lambda self, *place: min(0, admit(self, *place)))
+
+
+def acknowledged_before_the_journal(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Committer, "notify", lambda self, ticket, *, written: ticket.resolve())
+
+
+def silence_goes_unnoticed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Staleness, "due", lambda self, monotonic_ns: self._watches.clear() or [])
+
+
+@pytest.mark.parametrize(
+    ("plant", "finding"),
+    [
+        (repeated_inputs_are_taken, "nothing_is_doubled"),
+        (acknowledged_before_the_journal, "nothing_acknowledged_is_lost"),
+        (silence_goes_unnoticed, "safe_action_in_time"),
+    ],
+)
+def test_a_planted_bug_is_found(
+    plant: Callable[[pytest.MonkeyPatch], None], finding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    setup = Setup(fleet=fleet, agents=4, nodes=2, for_s=10.0, faults=(*NETWORK, CRASH, POWER))
+    found = (violation for seed in range(1, 20) for violation in run_seed(setup, seed, work).violations)
+    assert any(finding in violation for violation in found)
+
+
+def test_an_agent_that_does_what_it_must_not_is_found() -> None:
+    def one_at_a_time(world: World) -> None:
+        work(world)
+        world.always(lambda: world.count("on", True) <= 1, name="one lamp at a time")
+
+    found = [run_seed(SETUP, seed, one_at_a_time).violations for seed in range(1, 4)]
+    assert all("one lamp at a time" in violations[0] for violations in found)
+
+
+def test_fleets_are_not_changed_by_being_simulated() -> None:
+    mine = declare("mine")
+    before = {name: id(value) for name, value in vars(mine).items()}
+    simulate(mine, agents=1, seeds=1, faults=NONE, for_s=1.0)(lambda world: None)()
+    assert {name: id(value) for name, value in vars(mine).items()} == before
+    assert isinstance(mine, Fleet)
+    assert Switched(on=True).on
