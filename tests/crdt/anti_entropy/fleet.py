@@ -9,7 +9,8 @@ from typing import Any
 
 from blake3 import blake3
 
-from stigmergy.crdt.anti_entropy.authorship import Node, Trust, replica_id, replica_seed
+from stigmergy.core.sharing import replica_ids, replica_seed
+from stigmergy.crdt.anti_entropy.authorship import Node, Trust
 from stigmergy.crdt.anti_entropy.held import Hand
 from stigmergy.crdt.anti_entropy.machine import Machine
 from stigmergy.crdt.anti_entropy.rules import MILLISECOND_NS, SECOND_NS, Moment, Rules
@@ -27,6 +28,10 @@ HOST_NS = 2 * MILLISECOND_NS
 START_NS = 1_800_000_000 * SECOND_NS
 
 
+def ids_of(key: bytes, incarnation: int, address: str) -> tuple[bytes, ...]:
+    return replica_ids(replica_seed(FLEET, key, incarnation), address)
+
+
 def toy_signature(key: bytes, statement: bytes) -> bytes:
     """Not secret at all, and quick: for tests in which nobody forges."""
     return blake3(key + statement).digest()
@@ -37,6 +42,7 @@ def toy_trust(key: bytes, trusted: frozenset[bytes] | None = None) -> Trust:
         sign=lambda statement: toy_signature(key, statement),
         verify=lambda algorithm, key, statement, signature: signature == toy_signature(key, statement),
         acceptable=lambda algorithm, key: None,
+        ids=ids_of,
         trusted=trusted,
     )
 
@@ -95,7 +101,7 @@ class Member:
 
     def hold(self, name: str = OBJECT, hint: Any = ORSet[str], agent: str = "") -> Replica:
         address = f"Thing/{self.name}{agent}"
-        replica = Replica(name, address, replica_id(replica_seed(self.key, self.incarnation, FLEET), address))
+        replica = Replica(name, address, ids_of(self.key, self.incarnation, address)[0])
         self.replicas[name, replica.id] = replica
         self.kind[name] = hint
         if self.up:
@@ -104,8 +110,8 @@ class Member:
         return replica
 
     def _hold(self, replica: Replica) -> None:
-        check = SharedValue.empty(self.kind[replica.name], "seen").check
-        self.machine.hold(replica.name, replica.id, replica.address, replica.store, self.moment, check)
+        kind = SharedValue.empty(self.kind[replica.name], "seen")
+        self.machine.hold(replica.name, replica.id, replica.address, replica.store, self.moment, kind)
 
     def replica(self, name: str = OBJECT) -> Replica:
         return next(one for one in self.replicas.values() if one.name == name)
@@ -120,7 +126,7 @@ class Member:
         delta = mint(edit(self.value(replica)), replica.store, replica.id, self.moment.wall_ns)
         replica.store = replica.store.apply(delta)
         if self.up:
-            self.machine.written(replica.name, replica.id, delta, replica.store, self.moment)
+            self.machine.written(replica.name, replica.id, delta, replica.store)
             self.flush()
         return delta
 

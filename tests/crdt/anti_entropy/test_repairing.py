@@ -27,7 +27,7 @@ def test_changes_that_are_kept_are_sent_to_who_lacks_them() -> None:
 
 
 def test_without_the_changes_the_state_goes_over_in_parts() -> None:
-    fleet = Fleet("a b", rules=Rules(buffer_count_max=4)).start()
+    fleet = Fleet("a b", rules=Rules(buffer_count_max=4, parts_asked_max=3)).start()
     fleet.run(1)
     fleet["b"].crash()
     fleet["a"].add(*(f"element {number}" for number in range(400)))
@@ -59,7 +59,7 @@ def test_after_a_crash_of_all_nothing_is_needed_but_the_stores() -> None:
 
 def test_a_large_change_travels_in_parts() -> None:
     fleet = Fleet("a b").start()
-    fleet.run(1)
+    fleet.run(1.5)
     parts = [0]
 
     def watch(sender: str, to: str, data: bytes) -> None:
@@ -70,6 +70,23 @@ def test_a_large_change_travels_in_parts() -> None:
     fleet.run(0.5)
     assert fleet.converged()
     assert parts[0] == 4
+
+
+def test_parts_that_are_lost_are_asked_for_again() -> None:
+    fleet = Fleet("a b", rules=Rules(resend_ns=3600 * SECOND_NS, interval_ns=3600 * SECOND_NS)).start()
+    fleet.run(1.5)
+    lost = [0]
+    send = fleet.send
+
+    def send_some(sender: str, to: str, data: bytes) -> None:
+        lost[0] += data[0] == PART
+        if data[0] != PART or lost[0] > 2:
+            send(sender, to, data)
+
+    fleet.send = send_some  # type: ignore[method-assign]
+    fleet["a"].add("long " * 700)
+    fleet.run(1)
+    assert fleet.converged()
 
 
 def test_what_is_too_large_for_parts_is_a_trouble() -> None:

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from stigmergy.crdt.anti_entropy.held import Hand
 from stigmergy.crdt.anti_entropy.messages import CHANGE, Change, read_frame
 from stigmergy.crdt.anti_entropy.rules import MILLISECOND_NS, Rules
 from tests.crdt.anti_entropy.fleet import OBJECT, Fleet, PNCounter
@@ -30,6 +31,42 @@ def test_own_changes_are_joined_and_signed_together() -> None:
     fleet.run(0.1)
     assert fleet.converged()
     assert (a.machine.counters.shared_written, a.machine.counters.shared_signed) == (3, 1)
+
+
+def test_what_builds_upon_more_is_signed_apart() -> None:
+    fleet = Fleet("a b").start()
+    fleet.run(1)
+    a = fleet["a"]
+    flush, a.flush = a.flush, lambda: None  # type: ignore[method-assign]
+    a.add("x")
+    fleet["b"].add("y")
+    a.replica().store = a.replica().store.join(fleet["b"].replica().store)
+    a.add("z")
+    a.flush = flush  # type: ignore[method-assign]
+    a.flush()
+    fleet.run(0.1)
+    assert fleet.converged()
+    assert a.machine.counters.shared_signed == 2
+
+
+def test_much_at_once_is_handed_over_in_portions() -> None:
+    fleet = Fleet("a b", rules=Rules(hand_bytes_max=500)).start()
+    fleet.run(1)
+    fleet["b"].crash()
+    for number in range(20):
+        fleet["a"].add(f"element {number}")
+    sizes: list[int] = []
+
+    def measured(hand: Hand) -> bool:
+        sizes.append(sum(len(delta) for delta in hand.deltas))
+        return False
+
+    fleet["b"].declines = measured
+    fleet["b"].start()
+    fleet.run(3)
+    assert fleet.converged()
+    assert max(sizes) <= 500
+    assert len(sizes) > 3
 
 
 def test_too_long_batches_are_not_joined() -> None:
@@ -211,6 +248,20 @@ def test_two_agents_of_one_node_share_an_object() -> None:
     fleet.run(1)
     assert fleet.converged()
     assert sorted(fleet["a"].value(second)) == ["x", "y", "z"]
+
+
+def test_a_neighbour_that_declines_is_fed_again_later() -> None:
+    fleet = Fleet("a").start()
+    a = fleet["a"]
+    second = a.hold(agent="2")
+    a.declines = lambda hand: True
+    a.add("x")
+    fleet.run(0.5)
+    assert list(a.value(second)) == []
+    assert a.machine.counters.shared_declined == 1
+    a.declines = lambda hand: False
+    fleet.run(1)
+    assert sorted(a.value(second)) == ["x"]
 
 
 def test_an_agent_that_comes_late_is_fed_from_its_neighbour_on_the_node() -> None:

@@ -1,16 +1,18 @@
 """Who may write under which replica's id, and what exactly is signed. Pure: keys are used by functions of the caller.
 
 A replica's id is a digest of its node's public key, the incarnation of its journal, the fleet and the agent's
-address. So a node can only mint changes of replicas of its own key, and everybody can check it. A journal that was
-restored from a copy, or cloned, has a new incarnation and with it new replicas: it cannot use a number twice.
+address (`core/sharing.py`; here it is a function of the caller). So a node can only mint changes of replicas of its own
+key, and everybody can check it. A journal that was restored from a copy, or cloned, has a new incarnation and with it
+new replicas: it cannot use a number twice.
 
 Signed are bytes, never objects, and each kind has a domain of its own:
 
     a change    `stigmergy.delta@1` 0   [fleet, object, replica, address, incarnation, first, last, bytes of the delta]
     a message   `stigmergy.gossip@1` 0  [fleet, node, bytes of the message]
 
-Whom to believe: `trusted` keys, or, where none are configured, every good key: then a name belongs to the key that was
-first heard under it in this run, and a stranger can write replicas of its own, though never those of others.
+Whom to believe: `trusted` keys, or, where none are configured, every good key. A node's name belongs to the key that
+was first heard under it, until the node leaves. So without trusted keys a stranger can join, take a name that nobody
+uses, and write replicas of its own, though never those of others.
 """
 
 from __future__ import annotations
@@ -22,22 +24,20 @@ from blake3 import blake3
 from msgspec import Struct
 
 from stigmergy.crdt.anti_entropy.rules import KEYS_COUNT_MAX
-from stigmergy.crdt.bounds import REPLICA_BYTES
-from stigmergy.crdt.causality import SETTLED
 from stigmergy.crdt.delta import Delta
 
 OBJECT_BYTES = 8
 """How an object is named between nodes: the beginning of the digest of its name."""
 DELTA_DOMAIN = b"stigmergy.delta@1\x00"
 GOSSIP_DOMAIN = b"stigmergy.gossip@1\x00"
-_SEED_CONTEXT = "stigmergy 2026 seed of replicas"
-_REPLICA_CONTEXT = "stigmergy 2026 replica of an object"
 _OBJECT_CONTEXT = "stigmergy 2026 name of an object"
 
 Sign = Callable[[bytes], bytes]
 Verify = Callable[[int, bytes, bytes, bytes], bool]
 """Algorithm, public key, statement, signature: as the Verifier port."""
 Acceptable = Callable[[int, bytes], str | None]
+Ids = Callable[[bytes, int, str], tuple[bytes, ...]]
+"""Public key, incarnation, address: under which ids this agent of this node may write."""
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -58,20 +58,9 @@ class Trust(Struct, frozen=True):
     sign: Sign
     verify: Verify
     acceptable: Acceptable
+    ids: Ids
     trusted: frozenset[bytes] | None = None
     """None: every key that is acceptable, on first use."""
-
-
-def replica_seed(key: bytes, incarnation: int, fleet: str) -> bytes:
-    """What all replicas of one life of a journal have in common."""
-    return blake3(_encode([key, incarnation, fleet]), derive_key_context=_SEED_CONTEXT).digest()
-
-
-def replica_id(seed: bytes, address: str) -> bytes:
-    """The id of the replica that the agent with this address holds."""
-    found = blake3(seed + address.encode(), derive_key_context=_REPLICA_CONTEXT).digest(length=REPLICA_BYTES)
-    # One in 2**64 would be the id that stands for nobody.
-    return found if found != SETTLED else bytes([1]) * REPLICA_BYTES
 
 
 def object_id(name: str) -> bytes:
@@ -110,14 +99,10 @@ class Keys:
         return known
 
     def is_whose(self, name: str, key: bytes) -> bool:
-        """Whether this key may speak under this name: the first that did, or a trusted one, which takes it over."""
-        first = self._names.get(name)
-        if first is None or (first != key and self._trust.trusted is not None):
-            if first is None and len(self._names) >= KEYS_COUNT_MAX:
-                del self._names[next(iter(self._names))]
-            self._names[name] = key
-            return True
-        return first == key
+        """Whether this key may speak under this name: the first that did, until the node has left."""
+        if name not in self._names and len(self._names) >= KEYS_COUNT_MAX:
+            del self._names[next(iter(self._names))]
+        return self._names.setdefault(name, key) == key
 
     def forget_name(self, name: str) -> None:
         """The name is free again: its node has left."""

@@ -6,8 +6,6 @@ disk, the node *has*: it tells and acknowledges it, and feeds it to the others h
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from msgspec import Struct
 
 from stigmergy.crdt.anti_entropy.authorship import object_id
@@ -17,12 +15,10 @@ from stigmergy.crdt.anti_entropy.vectors import Silence
 from stigmergy.crdt.delta import Delta, join_deltas
 from stigmergy.crdt.errors import CrdtError, LimitReached, NotContiguous
 from stigmergy.crdt.store import EMPTY, Store
+from stigmergy.crdt.value import SharedValue
 
 DECLINED_NS = SECOND_NS
 """After the host has declined something it is left alone for so long."""
-
-Check = Callable[[Delta], None]
-"""Raises BadDelta for what does not fit the declared types."""
 
 
 class Hand(Struct, frozen=True):
@@ -55,10 +51,11 @@ class Local:
 class Held:
     """One object."""
 
-    def __init__(self, name: str, rules: Rules, check: Check | None) -> None:
+    def __init__(self, name: str, rules: Rules, kind: SharedValue | None) -> None:
         self.name = name
         self.id = object_id(name)
-        self.check = check
+        self.kind = kind
+        """An empty value of the declared types; None if they are not checked here."""
         self.locals: dict[bytes, Local] = {}
         self.store = EMPTY
         """All that is on disk here, of all our replicas together."""
@@ -185,12 +182,15 @@ def joined(deltas: list[Delta]) -> tuple[bytes, ...]:
     return tuple(delta.to_bytes() for delta in found)
 
 
-def misfit(check: Check | None, delta: Delta) -> str | None:
-    """Why a change does not fit the declared types; None if it does."""
-    if check is None:
+def misfit(kind: SharedValue | None, one: Delta | Store) -> str | None:
+    """Why a change or a state does not fit the declared types; None if it does."""
+    if kind is None:
         return None
     try:
-        check(delta)
+        if isinstance(one, Delta):
+            kind.check(one)
+        else:
+            kind.check_store(one)
     except CrdtError as error:
         return str(error)
     return None

@@ -7,7 +7,7 @@ changes of ours that we never made.
 
 from __future__ import annotations
 
-from stigmergy.crdt.anti_entropy.authorship import delta_statement, replica_id, replica_seed
+from stigmergy.crdt.anti_entropy.authorship import delta_statement
 from stigmergy.crdt.anti_entropy.desk import Desk
 from stigmergy.crdt.anti_entropy.held import Held, misfit
 from stigmergy.crdt.anti_entropy.messages import Acknowledged, Change, State
@@ -58,7 +58,7 @@ class Judging:
             self._own(held, kept, other)
         elif other is not None:
             self._caught(held, kept, other, moment)
-        elif (why := misfit(held.check, delta)) is not None:
+        elif (why := misfit(held.kind, delta)) is not None:
             counters.shared_misfits += 1
             desk.trouble(f"shared object '{held.name}': a change of '{change.address}' does not fit here: {why}")
         else:
@@ -67,7 +67,7 @@ class Judging:
     def _is_authors(self, held: Held, change: Change, delta: Delta) -> bool:
         """Whether it is signed by the node whose replica this is."""
         desk, fleet = self._desk, self._desk.node.fleet
-        if replica_id(replica_seed(change.key, change.incarnation, fleet), change.address) != delta.replica:
+        if delta.replica not in desk.trust.ids(change.key, change.incarnation, change.address):
             return False
         statement = delta_statement(fleet, held.name, change.address, change.incarnation, delta, change.delta)
         return desk.keys.signed_by(change.algorithm, change.key, statement, change.signature)
@@ -95,8 +95,6 @@ class Judging:
 
     def _owe(self, held: Held, sender: str, delta: Delta, moment: Moment) -> None:
         """Acknowledges what is on disk, and the rest once it is."""
-        if sender not in self._desk.peers:
-            return
         if delta.last <= held.knows(delta.replica):
             message = Acknowledged(held.id, ((delta.replica, held.knows(delta.replica)),))
             self._desk.say([sender], message, moment.monotonic_ns)
@@ -159,7 +157,7 @@ class Judging:
         if _stamp_ns_max(store) > desk.horizon_ns(moment):
             counters.shared_skewed += 1
             return
-        if (why := misfit(held.check, _as_delta(store))) is not None:
+        if (why := misfit(held.kind, store)) is not None:
             counters.shared_misfits += 1
             desk.trouble(f"shared object '{held.name}': the state of node {sender} does not fit here: {why}")
             return
@@ -184,9 +182,3 @@ def _stamp_ns_max(store: Store) -> int:
     """The newest stamp that is alive in a store, or 0."""
     stamped = (payload for _, _, _, payload in entries_of(store.root) if payload and payload[0] == STAMPED)
     return max((stamp_of(payload) for payload in stamped), default=0)
-
-
-def _as_delta(store: Store) -> Delta:
-    """All that is alive in a store, for the check of types only."""
-    added = tuple((path, counter, payload) for path, _, counter, payload in entries_of(store.root))
-    return Delta(b"", 1, 1, (), added, ())

@@ -2,11 +2,11 @@
 
     machine.hold(name, replica, address, store, moment)     an agent here has the object
     machine.members(names, moment)                          who else is there
-    machine.written(name, replica, delta, store, moment)    an own change is durable
+    machine.written(name, replica, delta, store)            an own change is durable
     machine.merged(name, replica, store, moment)            what was handed over is durable
     machine.step(sender, data, moment)                      a datagram came
     machine.tick(moment)                                    it is `next_ns`
-    machine.ready()                                         what to send and to hand over, after any of these
+    machine.ready(moment)                                   what to send and to hand over, after any of these
 
 The caller reports only what is on disk, and each Hand exactly once: as `merged`, or as `declined`.
 """
@@ -17,7 +17,7 @@ from typing import assert_never
 
 from stigmergy.crdt.anti_entropy.authorship import Node, Trust, delta_statement, gossip_statement
 from stigmergy.crdt.anti_entropy.desk import Counters, Desk, Ready
-from stigmergy.crdt.anti_entropy.held import Check, Held, Local
+from stigmergy.crdt.anti_entropy.held import Held, Local
 from stigmergy.crdt.anti_entropy.judging import Judging
 from stigmergy.crdt.anti_entropy.messages import (
     Acknowledged,
@@ -45,6 +45,7 @@ from stigmergy.crdt.anti_entropy.transfers import Arrived
 from stigmergy.crdt.delta import Delta, join_deltas
 from stigmergy.crdt.errors import LimitReached, NotContiguous
 from stigmergy.crdt.store import Store
+from stigmergy.crdt.value import SharedValue
 
 
 class Machine:
@@ -54,22 +55,26 @@ class Machine:
         self._desk = Desk(node, trust, rules or Rules(), choose, bytes_max)
         self._repairing = Repairing(self._desk)
         self._judging = Judging(self._desk, self._repairing)
-        self._skewed_ns: int | None = None
+        self._again_ns: int | None = None
+        """When what was declined last is tried again."""
         self._names: dict[str, Held] = {}
         self._unsigned: dict[str, Held] = {}
 
     # ------------------------------------------------------------------ what is here
 
     def hold(
-        self, name: str, replica: bytes, address: str, store: Store, moment: Moment, check: Check | None = None
+        self, name: str, replica: bytes, address: str, store: Store, moment: Moment, kind: SharedValue | None = None
     ) -> None:
-        """An agent here has a replica of this object, with this store on disk. Raises LimitReached."""
+        """An agent here has a replica of this object, with this store on disk. Raises LimitReached.
+
+        `kind` is an empty value of the declared types: what peers send has to fit them.
+        """
         desk = self._desk
         held = self._names.get(name)
         if held is None:
             if len(self._names) >= OBJECTS_COUNT_MAX:
                 raise LimitReached(f"{len(self._names)} shared objects at one node, at most {OBJECTS_COUNT_MAX}")
-            held = self._names[name] = Held(name, desk.rules, check)
+            held = self._names[name] = Held(name, desk.rules, kind)
             desk.held[held.id] = held
             desk.set_interests()
             self._hurry(moment)
@@ -106,15 +111,13 @@ class Machine:
 
     # ------------------------------------------------------------------ what is durable
 
-    def written(self, name: str, replica: bytes, delta: Delta, store: Store, moment: Moment) -> None:
+    def written(self, name: str, replica: bytes, delta: Delta, store: Store) -> None:
         """An own change is on disk; `store` is what the replica has on disk with it."""
         held, local = self._find(name, replica)
         self._desk.counters.shared_written += 1
         held.unsigned.setdefault(replica, []).append(delta)
         self._unsigned[name] = held
         held.put_store(local, store)
-        if len(held.locals) > 1:
-            self._desk.feed(held, moment)
 
     def merged(self, name: str, replica: bytes, store: Store, moment: Moment) -> None:
         """What was handed over for this replica is on disk."""
@@ -129,6 +132,7 @@ class Machine:
         held, local = self._find(name, replica)
         self._desk.counters.shared_declined += 1
         held.declined(local, moment.monotonic_ns)
+        self._again_ns = local.paused_until_ns
 
     def _find(self, name: str, replica: bytes) -> tuple[Held, Local]:
         held = self._names[name]
@@ -240,6 +244,8 @@ class Machine:
         for name, ask in desk.incoming.tick(now_ns):
             desk.say([name], ask, now_ns)
         desk.outgoing.tick(now_ns)
+        if self._again_ns is not None and self._again_ns <= now_ns:
+            self._again_ns = None
         for held in self._names.values():
             if held.waiting or held.state is not None or len(held.locals) > 1:
                 desk.feed(held, moment)
@@ -262,7 +268,13 @@ class Machine:
     def next_ns(self) -> int | None:
         """When `tick` is due, by the monotonic clock; None if nothing waits for time."""
         desk = self._desk
-        found = (desk.peers.next_ns, desk.outstanding.next_ns, desk.incoming.next_ns, desk.outgoing.next_ns)
+        found = (
+            desk.peers.next_ns,
+            desk.outstanding.next_ns,
+            desk.incoming.next_ns,
+            desk.outgoing.next_ns,
+            self._again_ns,
+        )
         return min((at_ns for at_ns in found if at_ns is not None), default=None)
 
     # ------------------------------------------------------------------ what goes out
@@ -274,6 +286,8 @@ class Machine:
                 for delta in self._neighbours(deltas):
                     self._send_own(held, held.locals[replica], delta, moment)
             held.unsigned = {}
+            if len(held.locals) > 1:
+                self._desk.feed(held, moment)
         self._unsigned = {}
         return self._desk.ready()
 
@@ -318,6 +332,11 @@ class Machine:
     def objects(self) -> list[Held]:
         """What is held here, by name."""
         return [self._names[name] for name in sorted(self._names)]
+
+    def known_interests(self, name: str) -> tuple[bytes, ...]:
+        """Which objects a peer has said it holds, by their ids."""
+        peer = self._desk.peers.get(name)
+        return () if peer is None else tuple(sorted(peer.objects))
 
     def troubles(self) -> list[str]:
         """What does not mend itself."""

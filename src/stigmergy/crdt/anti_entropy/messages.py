@@ -156,7 +156,7 @@ _decoders = {
     PART: msgspec.msgpack.Decoder(Part),
 }
 _KINDS: dict[type, bytes] = {Change: bytes([CHANGE]), Signed: bytes([MESSAGE]), Part: bytes([PART])}
-_UNDECODABLE = (msgspec.DecodeError, RecursionError)
+_UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def is_gossip(data: bytes) -> bool:
