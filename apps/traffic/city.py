@@ -1,0 +1,148 @@
+"""The fleet: intersections fitted with the cabinets at their roadside, and the traffic between them.
+
+    stigmergy run apps.traffic.city:fleet --bus mqtt://gateway:1883 --node west
+
+Which intersections a node has is said in its configuration: `[fleet] agents = ["Intersection/r0c0", …]`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+from apps.traffic.cabinet import Cabinet, Clock
+from apps.traffic.grid import grid
+from apps.traffic.intersection import SILENCE_S, Intersection
+from apps.traffic.messages import AllRed, ClearMonitor, DetectorsHeard, ShowPhase
+from apps.traffic.phases import Geometry
+from apps.traffic.traffic import Rates, Traffic
+from stigmergy import Agent, Event, Feed, Fleet, NotRunning, Order, Overloaded, Tick
+
+FLEET = "traffic"
+HEARTBEAT_S = 0.5
+"""How often detectors and lamps are heard, and the controller by the monitor."""
+STEP_S = 0.1
+"""How often traffic moves and monitors look at their clocks."""
+PAUSE_S = 0.1
+
+
+class Roadside:
+    """All cabinets, by the names of their intersections. They are there before their controllers and after them."""
+
+    def __init__(self, clock: Clock | None = None, geometry: Geometry | None = None) -> None:
+        self._clock = clock or (lambda: asyncio.get_running_loop().time())
+        self._geometry = geometry or Geometry()
+        self._cabinets: dict[str, Cabinet] = {}
+        self.on_new: Callable[[Cabinet], None] | None = None
+
+    def __getitem__(self, name: str) -> Cabinet:
+        if name not in self._cabinets:
+            cabinet = self._cabinets[name] = Cabinet(name, self._clock, self._geometry)
+            if self.on_new is not None:
+                self.on_new(cabinet)
+        return self._cabinets[name]
+
+    def all(self) -> list[Cabinet]:
+        """Those that anybody has asked for."""
+        return list(self._cabinets.values())
+
+    def of(self, order: Order[ShowPhase] | Order[AllRed] | Order[ClearMonitor]) -> Cabinet:
+        """The one that an order is for."""
+        return self[order.agent.partition("/")[2]]
+
+    def detect(self, name: str, event: Event) -> None:
+        """A detector of one of them has something to say."""
+        self[name].detect(event)
+
+    async def run(self, traffic: Traffic | None = None) -> None:
+        """Lets traffic move, and monitors look at their clocks."""
+        while True:
+            for cabinet in self.all():
+                cabinet.tick()
+            if traffic is not None:
+                traffic.step(self._clock())
+            await asyncio.sleep(STEP_S)
+
+    def traffic(self, rows: int, columns: int, seed: int, rates: Rates | None = None) -> Traffic:
+        """The vehicles of a grid of them."""
+        for name in grid(rows, columns):
+            _ = self[name]
+        lamps_of = {name: self[name] for name in grid(rows, columns)}
+        return Traffic(rows, columns, seed, lambda name: lamps_of[name].lamps, self.detect, rates, self._geometry)
+
+
+class Watchman:
+    """Runs the clocks of the cabinets where nobody else does."""
+
+    def __init__(self, roadside: Roadside) -> None:
+        self._roadside = roadside
+        self._task: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Begins."""
+        self._task = asyncio.ensure_future(self._roadside.run())
+
+    async def close(self) -> None:
+        """Ends."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+
+def make_fleet(roadside: Roadside, kind: type[Intersection] = Intersection) -> Fleet:
+    """The fleet, fitted with these cabinets."""
+    agents: list[type[Agent]] = [kind]
+    fleet = Fleet(FLEET, agents=agents)
+
+    @fleet.sensor(kind, every_s=HEARTBEAT_S)
+    async def detectors(name: str) -> DetectorsHeard | None:
+        return roadside[name].heard()
+
+    @fleet.sensor(kind)
+    async def lamps(feed: Feed) -> None:
+        """Says what is shown: at once when it changes, and often."""
+        cabinet = roadside[feed.agent]
+        while True:
+            seen = cabinet.seen()
+            if seen is not None:
+                feed.push(seen)
+            await cabinet.wait_changed(HEARTBEAT_S)
+
+    @fleet.sensor(kind)
+    async def vehicles(feed: Feed) -> None:
+        """Hands on what detectors have seen, one after the other: none of it may be lost."""
+        cabinet = roadside[feed.agent]
+        while True:
+            event = await cabinet.wait_detected()
+            try:
+                await feed.send(event)
+            except (NotRunning, Overloaded):
+                await asyncio.sleep(PAUSE_S)
+            else:
+                cabinet.taken(event)
+
+    @fleet.loop(kind, every_s=HEARTBEAT_S, safe=lambda name: roadside[name].make_safe())
+    def alive(tick: Tick[Intersection]) -> None:
+        """As long as this turns, the monitor knows that its controller is there. Without it everything is red."""
+        roadside[tick.id].alive()
+
+    @fleet.actuator(ShowPhase, tries=2, within_s=1.0)
+    async def show(order: Order[ShowPhase]) -> None:
+        roadside.of(order).show(order)
+
+    @fleet.actuator(AllRed, tries=20, within_s=SILENCE_S)
+    async def all_red(order: Order[AllRed]) -> None:
+        roadside.of(order).make_safe(order)
+
+    @fleet.actuator(ClearMonitor)
+    async def clear(order: Order[ClearMonitor]) -> None:
+        roadside.of(order).clear()
+
+    return fleet
+
+
+roadside = Roadside()
+fleet = make_fleet(roadside)
+fleet.attach(Watchman(roadside))
