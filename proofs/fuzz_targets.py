@@ -16,6 +16,7 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from proofs import fuzz_columns as columns
+from proofs import fuzz_shared as shared
 from stigmergy.adapters.archive import FlightFile
 from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
 from stigmergy.adapters.filing.mark import Mark, decode_mark, encode_mark
@@ -115,6 +116,8 @@ def targets() -> list[Target]:
         Target("layout", columns.read_declaration, [*columns.declarations(), *_bombs()], columns.CORRUPT, 64 * MIB),
         Target("names of a snapshot", columns.read_names, columns.names(), columns.CORRUPT, 128 * MIB),
         Target("frames of a segment", columns.read_frames, columns.frames(), columns.CORRUPT, 64 * MIB),
+        Target("delta of shared state", shared.take_delta, [*shared.deltas(), *_bombs()], shared.REFUSED, 64 * MIB),
+        Target("store of shared state", shared.take_store, [*shared.stores(), *_bombs()], shared.REFUSED, 64 * MIB),
     ]
 
 
