@@ -3,7 +3,8 @@
 One case is one random history: replicas write, deltas are lost, doubled, reordered and joined, whole stores are merged,
 replicas crash and come back with what was durable. Deltas are refused as long as something is missing. Then all is
 healed, and all replicas must be equal in what is read, in bytes and in digest, and equal to the specification, which is
-also asked along the way; and three stores from along the way must merge in any order and repetition.
+also asked along the way; and three stores from along the way must merge in any order and repetition. In a part of the
+cases one replica is then retired by all, nothing changes by that, and the others go on and must converge again.
 
     python -m proofs.crdt_laws --cases 1000000 [--type ORSet] [--seed N]
 """
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple
 
 from proofs.crdt_specifications import SPECIFICATIONS, Operation, Specification
 from proofs.report import Proof
+from stigmergy.crdt.bounds import COUNTER_MAX
 from stigmergy.crdt.delta import Delta, join_deltas, mint, read_delta
 from stigmergy.crdt.errors import NotContiguous
 from stigmergy.crdt.store import EMPTY, Store, read_store
@@ -28,6 +30,8 @@ CASES, CASES_QUICK = 1_000_000, 2_000
 CHUNK = 5_000
 REPLICAS = tuple(bytes([number]) * 8 for number in range(1, 6))
 STEPS_MIN, STEPS_MAX = 5, 14
+RETIRED_SHARE = 0.3
+STEPS_AFTER = 5
 VIOLATIONS_SHOWN = 5
 
 
@@ -46,23 +50,46 @@ class History:
         self.operations: list[Operation] = []
         self.along: list[Store] = [EMPTY]
         self.refused = 0
+        self.writers = list(range(self.count))
+        self.retired = -1
 
     def run(self) -> None:
         """Raises AssertionError where something is wrong."""
         random = self.random
-        for _ in range(random.randint(STEPS_MIN, STEPS_MAX)):
-            at, choice = random.randrange(self.count), random.random()
+        self.go_on(random.randint(STEPS_MIN, STEPS_MAX))
+        self.check(random.randrange(self.count))
+        self.check_laws()
+        self.heal()
+        if random.random() < RETIRED_SHARE:
+            self.retire(random.randrange(self.count))
+            self.go_on(STEPS_AFTER)
+            self.heal()
+
+    def go_on(self, steps: int) -> None:
+        """So many things happen, to those who are not retired."""
+        random = self.random
+        for _ in range(steps):
+            at, choice = random.choice(self.writers), random.random()
             if choice < 0.55:
                 self.write(at)
             elif choice < 0.85:
                 self.deliver(at)
             elif choice < 0.93:
-                self.stores[at] = self.stores[at].join(self.stores[random.randrange(self.count)])
+                self.stores[at] = self.stores[at].join(self.stores[random.choice(self.writers)])
             else:
                 self.crash(at)
-        self.check(random.randrange(self.count))
-        self.check_laws()
-        self.heal()
+
+    def retire(self, at: int) -> None:
+        """All retire this one, on equal stores. Nothing is read differently, and what was on its way is forgotten."""
+        before = self.specification.read(self.view.with_store(self.stores[0]))
+        self.stores = [store.retire(REPLICAS[at]) for store in self.stores]
+        after = self.specification.read(self.view.with_store(self.stores[0]))
+        assert before == after, f"to retire {at} made {after!r} of {before!r}"
+        assert REPLICAS[at] not in self.stores[0].context, "a retired replica is still in the context"
+        self.retired = at
+        self.writers.remove(at)
+        self.durable = list(self.stores)
+        self.deltas = [[] for _ in range(self.count)]
 
     def write(self, at: int) -> None:
         """A random write. What the network carries are bytes, now and then for real."""
@@ -70,7 +97,7 @@ class History:
         edit, verb, what = self.specification.draw(self.random, self.view.with_store(store))
         now_ns = self.random.randrange(1, 20)
         delta = mint(edit, store, REPLICAS[at], now_ns)
-        seen = tuple([store.context.counter(replica) for replica in REPLICAS[: self.count]])
+        seen = tuple([self.known(store, number) for number in range(self.count)])
         self.operations.append(Operation(at, delta.first, verb, what, now_ns, seen))
         if self.random.random() < 0.2:
             body = delta.to_bytes()
@@ -105,11 +132,15 @@ class History:
 
     def check(self, at: int) -> None:
         """What is read of a replica's store is what the specification says of the operations that it knows."""
-        context = self.stores[at].context
-        known = [one for one in self.operations if context.counter(REPLICAS[one.replica]) >= one.counter]
+        store = self.stores[at]
+        known = [one for one in self.operations if self.known(store, one.replica) >= one.counter]
         read = self.specification.read(self.view.with_store(self.stores[at]))
         expected = self.specification.expected(known)
         assert read == expected, f"read {read!r}, expected {expected!r} of {known}"
+
+    def known(self, store: Store, number: int) -> int:
+        """Up to which change a store knows a replica. All of a retired one is known to everybody."""
+        return COUNTER_MAX if number == self.retired else store.context.counter(REPLICAS[number])
 
     def check_laws(self) -> None:
         """Three stores from along the way: any order, any grouping, any repetition."""
@@ -121,23 +152,24 @@ class History:
 
     def heal(self) -> None:
         """Everything arrives, in several ways; then all must be equal to each other and to the specification."""
-        everything = self.stores[0]
-        for store in self.stores[1:]:
-            everything = everything.join(store)
-        self.stores[0] = everything
-        for at in range(1, self.count):
+        first, *others = self.writers
+        everything = self.stores[first]
+        for at in others:
+            everything = everything.join(self.stores[at])
+        self.stores[first] = everything
+        for at in others:
             if self.random.random() < 0.5:
                 self.stores[at] = everything.join(self.stores[at])
             else:
                 self.catch_up(at)
-        self.check(0)
-        first = self.stores[0].to_bytes()
-        digest = self.stores[0].digest()
-        for store in self.stores[1:]:
-            assert store == self.stores[0], "replicas know the same and are not the same"
-            assert store.to_bytes() == first, "equal stores have different bytes"
-            assert store.digest() == digest, "equal stores have different digests"
-        assert read_store(first) == self.stores[0], "a store is not what its bytes say"
+        self.check(first)
+        body = everything.to_bytes()
+        digest = everything.digest()
+        for at in others:
+            assert self.stores[at] == everything, "replicas know the same and are not the same"
+            assert self.stores[at].to_bytes() == body, "equal stores have different bytes"
+            assert self.stores[at].digest() == digest, "equal stores have different digests"
+        assert read_store(body) == everything, "a store is not what its bytes say"
 
     def catch_up(self, at: int) -> None:
         """Applies all deltas in a random order, those that are too early again and again."""
