@@ -92,3 +92,18 @@ async def test_what_could_not_go_out_before_the_end_is_counted() -> None:
         await live.host.kill()
         assert live.standing().counters["safe_failed"] == 2
         await asyncio.sleep(0)
+
+
+async def test_each_time_it_goes_out_it_has_a_key_of_its_own() -> None:
+    """A device that remembers keys must not take the next silence for a repetition of the last."""
+    fleet = Fleet("yard", agents=[Pump])
+    keys: list[str] = []
+    fleet.actuator(Stop)(lambda order: keys.append(order.key))
+    async with fleet.running(journal="memory:") as live:
+        await live.observe("Pump/0", Seen())
+        effector, position = live.host.effector, live.host.shards[0].state.position
+        for moment_ns in (1, 2):
+            effector.release_safe(0, position, "Pump/0", Stop(), moment_ns)
+        effector.release_safe(0, position, "Pump/1", Stop(), 2)
+    assert len(keys) == 3
+    assert len(set(keys)) == 3, "a silence later, and another agent"
