@@ -227,8 +227,8 @@ class Copy:
         lines = output.strip().splitlines() or [""]
         telling = [line for line in lines if line.startswith(("FAILED", "violation"))]
         code = process.returncode
-        # A test that could not be read or set up is no verdict, although pytest may end as if one had failed.
-        if code == _FOUND and command[2] == "pytest" and not telling:
+        # A test that could not be read, or a traceback of a command, is no verdict, although it may end like one.
+        if code == _FOUND and not telling:
             code = _NO_VERDICT
         return code, (telling or lines[-1:])[0][:300]
 
@@ -293,7 +293,8 @@ def prove(*, quick: bool = False, names: Sequence[str] = ()) -> Proof:
 
 
 def _git_apply(patch: Path, root: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = ["git", "apply", *options, str(patch)]
+    # One line of context on each side is enough: what lies further off may change without making the bug another one.
+    command = ["git", "apply", "-C1", *options, str(patch)]
     # A copy may lie inside some other checkout, whose rules are none of ours.
     environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(root.parent)}
     return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
