@@ -12,8 +12,8 @@ from msgspec import Struct
 from apps.traffic.grid import Axis, crossing_of
 from apps.traffic.phases import FIXED_GREEN_S, GREEN_OF, GREEN_S_MAX, Geometry, Stage
 
-GAP_S = 3.0
-"""A platoon that is so near is waited for."""
+GAP_S = 11.0
+"""A platoon that is so near is waited for: to end this green and come back to it takes longer."""
 HEAD_S = 2.0
 """So long before a platoon its green begins: those who stand there have to start first."""
 

@@ -36,6 +36,8 @@ class Rates(Struct, frozen=True):
     street_per_min: float = 8.0
     avenue_per_min: float = 4.0
     walkers_per_min: float = 0.5
+    back_share: float = 1.0
+    """How much of it comes the other way, westward and northward: little in the rush hour."""
 
 
 class Vehicle(Struct):
@@ -63,11 +65,14 @@ class Figures(Struct):
     crossed: int = 0
     stops: int = 0
     waited_s: float = 0.0
+    followed: int = 0
+    """Crossings of vehicles that came from another intersection: a wave can only help those."""
+    followed_stops: int = 0
 
     @property
     def stops_per_crossing(self) -> float:
-        """The share of crossings at which a vehicle had to stop."""
-        return self.stops / self.crossed if self.crossed else 0.0
+        """The share of crossings at which a vehicle had to stop that came from another intersection."""
+        return self.followed_stops / self.followed if self.followed else 0.0
 
     @property
     def waited_per_crossing_s(self) -> float:
@@ -153,6 +158,7 @@ class Traffic:
     def _pause_s(self, entry: Approach) -> float:
         street = AXIS_OF[entry[1]] == "street"
         rate = self._rates.street_per_min if street else self._rates.avenue_per_min
+        rate *= self._rates.back_share if entry[1] in "WN" else 1.0
         return self._chance.expovariate(rate / 60) if rate else 1e12
 
     def _route(self, entry: Approach) -> tuple[Approach, ...]:
@@ -201,7 +207,11 @@ class Traffic:
         figures = self.figures
         figures.crossed += 1
         figures.waited_s += waited_s
-        figures.stops += 1 if waited_s > STOPPED_S else 0
+        stopped = 1 if waited_s > STOPPED_S else 0
+        figures.stops += stopped
+        if vehicle.leg > 1:
+            figures.followed += 1
+            figures.followed_stops += stopped
         leg, axis = vehicle.leg, AXIS_OF[way]
         if leg == len(vehicle.route):
             figures.trips += 1
