@@ -59,6 +59,15 @@ def test_an_edit_that_was_made_before_other_own_writes_is_still_right() -> None:
     assert third.removed == ()
 
 
+def test_what_an_older_edit_removes_is_not_what_was_written_since() -> None:
+    one, _ = pair(ORSet[str])
+    one.write(lambda names: names.add("x"))
+    add, remove = one.value.add("x"), one.value.remove("x")
+    one.keep(add)
+    assert one.keep(remove).removed == ()
+    assert "x" in one.value
+
+
 def test_removed_dots_are_sorted() -> None:
     replicas = [Replica(ORSet[str], replica) for replica in (C, A, B)]
     for replica in replicas:
@@ -165,6 +174,31 @@ def test_what_a_joined_addition_replaced_goes_with_it() -> None:
     other.take(join_deltas(again, removal))
     assert other.store == one.store
     assert "x" not in other.value
+
+
+def test_what_is_known_of_a_joined_delta_is_not_added_again() -> None:
+    one, other = pair(ORSet[str])
+    first = one.write(lambda names: names.add("x"))
+    other.take(first)
+    removal = other.write(lambda names: names.remove("x"))
+    second = one.write(lambda names: names.add("y"))
+    other.take(join_deltas(first, second))
+    assert list(other.value) == ["y"]
+    one.take(removal)
+    assert one.store == other.store
+
+
+def test_an_addition_stays_joined_with_a_removal_that_had_not_seen_it() -> None:
+    """What the removal had seen was somebody else's addition."""
+    one, other = pair(ORSet[str])
+    own = other.value.add("x")
+    other.take(one.write(lambda names: names.add("x")))
+    remove = other.value.remove("x")
+    joined = join_deltas(other.keep(own), other.keep(remove))
+    assert (joined.added, joined.removed) == ((((X,), 1, b""),), (((X,), (Dot(A, 1),)),))
+    one.take(joined)
+    assert list(one.value) == ["x"]
+    assert one.store == other.store
 
 
 def test_own_removals_are_not_listed_where_something_is_added() -> None:

@@ -119,8 +119,7 @@ class Store:
         writing = _Writing(self)
         for path, here, there in differing(self.root, other.root):
             for replica, (counter, payload) in there.items():
-                own = here.get(replica)
-                if (own is None or own[0] < counter) and not _knows(self, other, replica, counter):
+                if not _knows(self, other, replica, counter):
                     writing.add(path, replica, counter, payload)
             gone = [
                 Dot(replica, counter)
