@@ -61,7 +61,7 @@ from stigmergy.runtime.live import Live
 from stigmergy.runtime.loops import SetPoints, Tick
 from stigmergy.runtime.mailbox import BLOCK, DROP_OLDEST, sample
 from stigmergy.runtime.presence import Member, MemberJoined, MemberLeft, MembersReset
-from stigmergy.runtime.settings import BusSettings, Retention, Settings, Snapshots, UplinkSettings
+from stigmergy.runtime.settings import BusSettings, Retention, Settings, SharedSettings, Snapshots, UplinkSettings
 from stigmergy.wiring import Fleet
 
 __all__ = [
@@ -122,6 +122,7 @@ __all__ = [
     "Settings",
     "Shared",
     "SharedChanged",
+    "SharedSettings",
     "Snapshots",
     "StaleOrder",
     "StigmergyError",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from msgspec import Struct
 
@@ -11,6 +12,7 @@ from stigmergy.core.state import Limits
 
 KIB = 1024
 MIB = 1024 * KIB
+YEAR_S = 366 * 86_400
 BATCH_BYTES_LIMIT = 512 * KIB
 """What a batch of an uplink may be set to at most: with the largest event it still fits into a message of a bus."""
 
@@ -109,6 +111,37 @@ class UplinkSettings(Struct, frozen=True, forbid_unknown_fields=True):
                 raise ConfigError(f"settings: uplink.{name} = {value!r}; give more than 0 seconds")
 
 
+class SharedSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """The bounds of shared state between nodes."""
+
+    interval_s: float = 1.0
+    """How often two nodes compare what they hold: what was lost is found within this time, mostly."""
+    interval_s_by_node: Mapping[str, float] = {}
+    """The same for single nodes, by name: seldom over an expensive link."""
+    fan_out: int = 4
+    """So many nodes hear of a change directly, and so many are compared with in an interval; they pass it on."""
+    resend_s: float = 0.2
+    """The pause before a change that was not acknowledged is sent again; it doubles each time, four times."""
+    buffer_bytes_max: int = MIB
+    """Changes kept for each object to be sent again. Who lacks more than that is sent the whole object."""
+    skew_s: float = 60.0
+    """A change stamped further ahead of our clock waits until the clock is there."""
+    retire_after_s: float = 86_400.0
+    """A replica that wrote nothing for so long is no longer named in what nodes tell each other."""
+
+    def __post_init__(self) -> None:
+        for name in ("fan_out", "buffer_bytes_max"):
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+                raise ConfigError(
+                    f"settings: shared.{name} = {getattr(self, name)!r}; give a whole number from 1 upward"
+                )
+        times = {name: getattr(self, name) for name in ("interval_s", "resend_s", "skew_s", "retire_after_s")}
+        times |= {f"interval_s_by_node.{node}": value for node, value in self.interval_s_by_node.items()}
+        for name, value in times.items():
+            if not isinstance(value, int | float) or not 0.001 <= value <= YEAR_S:
+                raise ConfigError(f"settings: shared.{name} = {value!r}; give from 0.001 seconds to a year")
+
+
 COUNTS = (
     "batch_events_max",
     "commands_count_max",
@@ -154,6 +187,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     limits: Limits = Limits()
     bus: BusSettings = BusSettings()
     uplink: UplinkSettings = UplinkSettings()
+    shared: SharedSettings = SharedSettings()
 
     def __post_init__(self) -> None:
         for name in COUNTS:

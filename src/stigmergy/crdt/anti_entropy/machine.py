@@ -333,6 +333,16 @@ class Machine:
         """What is held here, by name."""
         return [self._names[name] for name in sorted(self._names)]
 
+    @property
+    def peers_count(self) -> int:
+        """How many others are there."""
+        return len(self._desk.peers)
+
+    @property
+    def unacknowledged_count(self) -> int:
+        """Own changes that are on their way to a peer; several of one replica to one peer count once."""
+        return len(self._desk.outstanding)
+
     def known_interests(self, name: str) -> tuple[bytes, ...]:
         """Which objects a peer has said it holds, by their ids."""
         peer = self._desk.peers.get(name)
@@ -356,10 +366,13 @@ class Machine:
             held.diverged_ns.clear()
         return True
 
-    def retire(self, name: str, replica: bytes) -> bool:
+    def retire(self, name: str, replica: bytes, moment: Moment) -> bool:
         """Leaves a dead replica out of the vectors from now on; False if nothing is known of it here."""
         held = self._names.get(name)
-        if held is None or replica in held.locals or not held.silence.retire(replica):
+        if held is None or replica in held.locals:
+            return False
+        held.silence.note(held.store.context, moment.monotonic_ns)
+        if not held.silence.retire(replica):
             return False
         held.pool.drop_replica(replica)
         return True
