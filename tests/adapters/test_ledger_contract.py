@@ -1,11 +1,15 @@
 """The ledger contract, on every ledger we have."""
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from stigmergy.adapters import memory_ledger, sqlite_ledger
+from stigmergy.core.errors import LedgerForeign
+from stigmergy.ports.ledger import check_name
+from stigmergy.sim.ledger import SimLedger
 from stigmergy.testing.ledger_contract import LedgerContract, OpenLedger
 
 
@@ -21,3 +25,20 @@ class TestSqliteLedger(LedgerContract):
     @pytest.fixture
     def open_ledger(self, tmp_path: Path) -> OpenLedger:
         return lambda name: sqlite_ledger.open_ledger(f"sqlite:{tmp_path}/ledger.db", name)
+
+
+class TestSimulatedLedger(LedgerContract):
+    """On a line with delays; what it does when things go wrong is in tests/sim/test_ledger.py."""
+
+    @pytest.fixture
+    def open_ledger(self) -> OpenLedger:
+        stores: list[memory_ledger.MemoryLedgerStore] = []
+
+        def open_same(name: str) -> SimLedger:
+            if not stores:
+                stores.append(memory_ledger.MemoryLedgerStore(check_name(name)))
+            if stores[0].name != name:
+                raise LedgerForeign(f"the ledger {stores[0].name!r}, not {name!r}")
+            return SimLedger(stores[0], random.Random(1))
+
+        return open_same

@@ -75,6 +75,8 @@ class Step(Struct, frozen=True):
     fate: Fate
     resource: str = ""
     """The one that may have changed; none if empty."""
+    noted: Checkpointed | None = None
+    """What the entry says of the state at another position."""
 
 
 def apply(claims: Claims, position: int, written: Written) -> Step:
@@ -88,7 +90,7 @@ def apply(claims: Claims, position: int, written: Written) -> Step:
         case Roster(keys=keys):
             return Step(structs.replace(claims, roster=tuple(sorted(dict.fromkeys(keys)))), Fate.NOTED)
         case Checkpointed():
-            return Step(claims, Fate.NOTED)
+            return Step(claims, Fate.NOTED, noted=written.move)
         case Ask():
             return _asked(claims, position, written, written.move)
         case Take() | Renew() | Release() | Withdraw() | Expire():
