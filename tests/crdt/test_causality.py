@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stigmergy.crdt.causality import NOTHING, Context, Dot
+from stigmergy.crdt.errors import LimitReached
 from tests.crdt.replicas import A, B
 
 RANGES = st.lists(st.tuples(st.sampled_from([A, B]), st.integers(1, 12), st.integers(0, 4)), max_size=8)
@@ -51,6 +53,15 @@ def test_ranges_beyond_are_kept_joined() -> None:
     assert context.beyond() == ((A, ((3, 5), (9, 9))),)
     assert context.add(A, 1, 2).vector() == ((A, 5),)
     assert context.add(A, 1, 8).beyond() == ()
+
+
+def test_gaps_are_bounded() -> None:
+    context = NOTHING
+    for number in range(1_024):
+        context = context.add(A, 2 * number + 2, 2 * number + 2)
+    with pytest.raises(LimitReached, match="1024 gaps"):
+        context.add(A, 5_000, 5_000)
+    assert context.add(A, 1, 1).counter(A) == 2
 
 
 def test_without_a_replica_nothing_of_it_is_known() -> None:

@@ -25,6 +25,8 @@ LIVE_COUNT_HARD_MAX = 2 * LIVE_COUNT_MAX
 REPLICAS_COUNT_MAX = 4_096
 """Replicas that have ever written to an object and were not retired."""
 REPLICAS_COUNT_HARD_MAX = 2 * REPLICAS_COUNT_MAX
+RANGES_COUNT_MAX = 1_024
+"""Ranges of changes of one replica that a context remembers beyond a gap."""
 PLACE_DOTS_COUNT_MAX = 4_096
 """Live dots in one place: concurrent writes that nobody has seen together yet, or one total for each replica."""
 PLACE_DOTS_COUNT_HARD_MAX = 2 * PLACE_DOTS_COUNT_MAX

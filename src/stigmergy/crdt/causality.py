@@ -13,7 +13,8 @@ from typing import Annotated, Final, NamedTuple
 from immutables import Map
 from msgspec import Meta
 
-from stigmergy.crdt.bounds import COUNTER_MAX, REPLICA_BYTES
+from stigmergy.crdt.bounds import COUNTER_MAX, RANGES_COUNT_MAX, REPLICA_BYTES
+from stigmergy.crdt.errors import LimitReached
 
 Replica = Annotated[bytes, Meta(min_length=REPLICA_BYTES, max_length=REPLICA_BYTES)]
 Counter = Annotated[int, Meta(ge=0, le=COUNTER_MAX)]
@@ -136,6 +137,10 @@ class Context:
                 apart[-1] = (apart[-1][0], max(apart[-1][1], last))
             else:
                 apart.append((first, last))
+        if len(apart) > RANGES_COUNT_MAX:
+            raise LimitReached(
+                f"more than {RANGES_COUNT_MAX} gaps in what is known of {replica.hex()}; fill some first"
+            )
         vector = self._vector.set(replica, known) if known else self._vector
         if apart:
             return Context(vector, self._beyond.set(replica, tuple(apart)))
