@@ -13,6 +13,7 @@ from typing import Any
 from msgspec import Struct
 
 from stigmergy.core.errors import DefinitionError
+from stigmergy.crdt.value import SharedValue
 
 # The first that fits names the type, so what is special comes before what it is a kind of.
 _MUTABLE: dict[type, str] = {
@@ -45,6 +46,8 @@ def first_mutable(hint: Any, _seen: tuple[Any, ...] = ()) -> str | None:
         return "Any"
     cls = origin if isinstance(origin, type) else hint
     if isinstance(cls, type):
+        if issubclass(cls, SharedValue):
+            return None  # whatever is in it: it is read anew each time
         for mutable, name in _MUTABLE.items():
             if issubclass(cls, mutable):
                 return name

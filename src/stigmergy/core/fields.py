@@ -1,4 +1,8 @@
-"""Fields that the framework fills: shared and ordered ones, as a class body declares them, and their first values."""
+"""Fields that the framework fills: shared and ordered ones, as a class body declares them, and their first values.
+
+It fills them also where `upcast_state` carries a state over: a replica that forgot its changes would give their numbers
+out a second time, and peers take that for a forgery.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,14 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from stigmergy.core.annotations import resolve_hints
 from stigmergy.core.claiming import ORDERED, Claim, OrderedField, OrderedOf
 from stigmergy.core.errors import DefinitionError
 from stigmergy.core.sharing import SHARED, SharedBy, SharedField
 from stigmergy.crdt.errors import CrdtError
+from stigmergy.crdt.store import read_store
 from stigmergy.crdt.value import SharedValue
 
 Filled = SharedField | OrderedField
@@ -75,3 +82,40 @@ def _check_declared_by(class_name: str, namespace: Mapping[str, Any]) -> None:
         if isinstance(value, SharedBy | OrderedOf):
             kind = "Shared[…]" if isinstance(value, SharedBy) else "Ordered[Claim]"
             raise DefinitionError(f"{class_name}.{name}: annotate it with {kind}")
+
+
+def carry_filled(agent: Any, old: Mapping[str, Any]) -> None:
+    """Puts what the filled fields held before into an agent that `upcast_state` has made from these old fields.
+
+    A shared field of the same name is taken over by itself; one that was renamed, where the upcaster gives it the old
+    one as it found it. Raises ValueError for what does not fit the types of today.
+    """
+    for name, field in type(agent).__agent_filled__.items():
+        given = getattr(agent, name)
+        if isinstance(field, OrderedField):
+            setattr(agent, name, _claim_before(field, agent.id, old.get(name)))
+        elif not isinstance(given, SharedValue):
+            setattr(agent, name, _value_before(field, given))
+        elif given == field.initial and name in old:
+            setattr(agent, name, _value_before(field, old[name]))
+
+
+def _value_before(field: SharedField, plain: Any) -> SharedValue:
+    try:
+        _, body = plain
+        store = read_store(body)
+        field.initial.check_store(store)
+    except (CrdtError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{field.name} is not what was shared before ({error}); give a field of another type another name"
+        ) from None
+    return field.initial.with_store(store)
+
+
+def _claim_before(field: OrderedField, agent_id: str, plain: Any) -> Claim:
+    """What does not fit is as good as not held, and nothing is held after a start in any case."""
+    try:
+        claim = msgspec.convert(plain, Claim)
+    except msgspec.ValidationError:
+        claim = Claim()
+    return msgspec.structs.replace(claim, field=field.name, of=field.resource_of(agent_id))

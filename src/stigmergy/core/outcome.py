@@ -14,7 +14,7 @@ from stigmergy.core.draft import OVERHEAD_BYTES, Draft
 from stigmergy.core.effects import PUBLISH, TIMERS, Publish, Tell, WindowClosed, shard_sink, sink_of
 from stigmergy.core.errors import TooLarge
 from stigmergy.core.messages import Command, Effect, Event, Keeping
-from stigmergy.core.plans import AgentPlan, Plan
+from stigmergy.core.plans import AgentPlan, Plan, without_shared
 from stigmergy.core.state import ShardState, evolve_event, shard_of
 from stigmergy.core.timers import WINDOW_PREFIX, TimerSet, read_timer, timer_body
 
@@ -224,10 +224,17 @@ def _supersede(
     other = state.new_agent(address, agent_plan) if first_image is None else agent_plan.copy(first_image)
     try:
         evolve_event(plan, other, event, now_ns)
-        same = canonical_bytes(other) == canonical_bytes(agent)
+        same = _are_same(agent_plan, other, agent)
     except Exception:
         return image
     if not same:
         return image
     draft.supersede(index)
     return first_image
+
+
+def _are_same(agent_plan: AgentPlan, one: Any, other: Any) -> bool:
+    """Whether two states are the same. What is shared may be large, and is the very same object if nobody wrote it."""
+    if all(getattr(one, name) is getattr(other, name) for name in agent_plan.shared):
+        one, other = without_shared(agent_plan.shared, one), without_shared(agent_plan.shared, other)
+    return canonical_bytes(one) == canonical_bytes(other)

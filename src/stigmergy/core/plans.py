@@ -27,6 +27,7 @@ from stigmergy.core.sharing import SHARED_EVENTS, SharedField
 from stigmergy.core.supervision import FACTS, FRAMEWORK_EVENTS, GO_ON, SafeAction, Supervise, WhenStale
 from stigmergy.core.tables import Engine
 from stigmergy.core.windows import Shape, Window
+from stigmergy.crdt.value import SharedValue
 
 CONFIRMATIONS = frozenset(spec_of(event).tag for event in (ActionDone, ActionFailed, WorkFailed))
 """What comes back from sinks by itself, so that an agent without a handler for it may ignore it."""
@@ -118,6 +119,18 @@ class AgentPlan(Struct, frozen=True):
             )
         return again, body
 
+    def read_back(self, agent: Any) -> Any:
+        """The agent as it will be once it was written and read. Raises for what cannot be read back.
+
+        A shared value always can: that is not tried, because it may be large."""
+        again = self.restore(canonical_bytes(without_shared(self.shared, agent)))
+        for name in self.shared:
+            value = getattr(agent, name)
+            if not isinstance(value, SharedValue):
+                raise TypeError(f"{type(value).__name__} in a shared field")
+            setattr(again, name, value)
+        return again
+
     def decode_kept(self, body: bytes) -> Message | None:
         """Decodes an event from our own log; None for a type that nothing of this agent is for any more."""
         try:
@@ -164,7 +177,7 @@ def plan_agent(cls: type[Agent]) -> AgentPlan:
         stale_rules=stale_rules,
         safe_actions=tuple(_declared(cls, SafeAction)),
         supervision=next(iter(_declared(cls, Supervise)), GO_ON),
-        copy=_deep_copier(cls) if has_mutable_fields(cls) else _shallow_copy(cls),
+        copy=_deep_copier(cls, shared) if has_mutable_fields(cls) else _shallow_copy(cls),
         restore=restore,
         shared=shared,
         ordered=ordered,
@@ -357,17 +370,32 @@ def _shallow_copy(cls: Any) -> Callable[[Any], Any]:
     return cast("Callable[[Any], Any]", cls.__copy__)
 
 
-def _deep_copier(cls: type[Agent]) -> Callable[[Any], Any]:
+def _deep_copier(cls: type[Agent], shared: Mapping[str, SharedField]) -> Callable[[Any], Any]:
     decode = state_decoder(cls).decode
 
     def copy(agent: Any) -> Any:
+        bare = without_shared(shared, agent)
         try:
-            return decode(encode(agent))
+            copied = decode(encode(bare))
         except Exception:
             # A handler has put something into the state that has no bytes. A snapshot says so; a step must go on.
-            return copying.deepcopy(agent)
+            copied = copying.deepcopy(bare)
+        # What is shared never changes in place, and may be large: the copy has the very same.
+        for name in shared:
+            setattr(copied, name, getattr(agent, name))
+        return copied
 
     return copy
+
+
+def without_shared(shared: Mapping[str, SharedField], agent: Any) -> Any:
+    """A shallow copy whose shared fields are empty, for who would have to write them all; if none, the agent itself."""
+    if not shared:
+        return agent
+    bare = agent.__copy__()
+    for name, field in shared.items():
+        setattr(bare, name, field.initial)
+    return bare
 
 
 def _restorer(cls: type[Agent], ordered: Mapping[str, OrderedField]) -> Callable[[bytes], Any]:

@@ -22,6 +22,7 @@ from stigmergy.core.codec import UNDECODABLE, canonical_bytes, encode, without_e
 from stigmergy.core.columns import read_layout
 from stigmergy.core.commit import HashAlgorithm, MarkMoved, SnapshotNote
 from stigmergy.core.errors import DefinitionError, FoldMismatch, JournalCorrupt, JournalForeign
+from stigmergy.core.fields import carry_filled
 from stigmergy.core.memory import Letter, Remembered
 from stigmergy.core.outbox import Pending
 from stigmergy.core.plans import AgentPlan
@@ -137,7 +138,7 @@ def _bytes_of(state: ShardState, address: str, agent: Any) -> bytes:
     """The bytes of an agent as it will be when it is read back: what cannot be read back is not written."""
     plan = state.plan_of[type(agent)]
     try:
-        return canonical_bytes(plan.restore(canonical_bytes(agent)))
+        return canonical_bytes(plan.read_back(agent))
     except Exception as error:
         raise DefinitionError(
             f"{address}: its state cannot be written and read back{_culprit(plan, agent)} "
@@ -399,8 +400,8 @@ def _other_layout(plan: AgentPlan, version: int) -> FoldMismatch:
 
 def _carry_over(plan: AgentPlan, old: Kind, address: str, body: bytes) -> Any:
     carried = None
+    fields = msgspec.msgpack.decode(body)
     if old.version != plan.version:
-        fields = msgspec.msgpack.decode(body)
         try:
             carried = plan.cls.upcast_state(old.version, fields)
         except Exception as error:
@@ -413,6 +414,13 @@ def _carry_over(plan: AgentPlan, old: Kind, address: str, body: bytes) -> Any:
     if type(carried) is not plan.cls:
         raise FoldMismatch(f"{plan.cls.__qualname__}.upcast_state returns {carried!r}, not a {plan.cls.__qualname__}")
     carried.id = address.partition("/")[2]
+    try:
+        carry_filled(carried, fields)
+    except ValueError as error:
+        raise FoldMismatch(
+            f"{plan.cls.__qualname__} from version {old.version}: {error}; or keep the whole log so that it can be "
+            "replayed"
+        ) from None
     return carried
 
 
