@@ -18,7 +18,7 @@ from msgspec import Struct, StructMeta, field
 from stigmergy.core.annotations import first_mutable, parameters_of, resolve_hints, union_members
 from stigmergy.core.effects import Effects, Events
 from stigmergy.core.errors import DefinitionError
-from stigmergy.core.fields import Filled, fill_in
+from stigmergy.core.fields import Filled, fill_in, with_inherited
 from stigmergy.core.messages import (
     SECOND_NS,
     Command,
@@ -98,8 +98,7 @@ class AgentMeta(StructMeta):
         cls: Any = super().__new__(mcls, class_name, bases, namespace, kw_only=True, gc=collected, **config)
         cls.__agent_kind__ = kind or class_name
         cls.__agent_version__ = version
-        inherited = [getattr(base, "__agent_filled__", {}) for base in reversed(cls.__mro__[1:])]
-        cls.__agent_filled__ = {name: field for fields in (*inherited, filled) for name, field in fields.items()}
+        cls.__agent_filled__ = with_inherited(cls, filled, namespace)
         cls.__agent_handlers__ = collect_handlers(cls)
         return cls
 

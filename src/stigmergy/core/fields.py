@@ -21,14 +21,20 @@ from stigmergy.crdt.store import read_store
 from stigmergy.crdt.value import SharedValue
 
 Filled = SharedField | OrderedField
+_WORDS = ("Shared", "Ordered", "Annotated", "Claim", "Counter", "Register", "Flag", "ORSet", "ORMap")
+"""One of them is in the annotation of a field that is filled, or would be by mistake."""
+NOTHING = object()
+"""Stands for the default that a field does not have."""
 
 
 def fill_in(class_name: str, namespace: dict[str, Any]) -> dict[str, Filled]:
     """Gives the shared and ordered fields of a class body their first values; returns how each was declared."""
-    annotations: Mapping[str, Any] = namespace.get("__annotations__", {})
-    if not any(_may_be_filled(hint) for hint in annotations.values()):
-        _check_declared_by(class_name, namespace)
-        return {}
+    annotations = {
+        name: hint
+        for name, hint in namespace.get("__annotations__", {}).items()
+        if _may_be_filled(hint, namespace.get(name, NOTHING))
+    }
+    # Only those: others may name what is defined further down.
     declared = type(class_name, (), {"__annotations__": annotations, "__module__": namespace.get("__module__")})
     found: dict[str, Filled] = {}
     for name, hint in resolve_hints(declared, class_name).items():
@@ -39,14 +45,46 @@ def fill_in(class_name: str, namespace: dict[str, Any]) -> dict[str, Filled]:
         elif ORDERED in marks:
             found[name] = _ordered(class_name, name, typing.get_args(hint)[0], namespace)
             namespace[name] = Claim(field=name)
+        else:
+            _check_has_no_filled(class_name, name, hint)
     _check_declared_by(class_name, namespace)
     return found
 
 
-def _may_be_filled(hint: Any) -> bool:
-    if isinstance(hint, str):
-        return "Shared" in hint or "Ordered" in hint or "Annotated" in hint
-    return hasattr(hint, "__metadata__")
+def with_inherited(cls: type, filled: dict[str, Filled], namespace: Mapping[str, Any]) -> dict[str, Filled]:
+    """The filled fields of a class and of those it inherits from; its own declaration of a field is the one."""
+    found: dict[str, Filled] = {}
+    for base in reversed(cls.__mro__[1:]):
+        own = vars(base).get("__annotations__", {})
+        found |= {name: field for name, field in getattr(base, "__agent_filled__", {}).items() if name in own}
+    for name in found:
+        if name in namespace and name not in filled:
+            raise DefinitionError(
+                f"{cls.__qualname__}.{name}: a base class has it as a shared or ordered field; choose another name"
+            )
+    return found | filled
+
+
+def _may_be_filled(hint: Any, default: Any) -> bool:
+    """Whether it is worth a look. A text may be an alias of anything; but a field that is filled has no default."""
+    if default is NOTHING or isinstance(default, SharedBy | OrderedOf):
+        return "ClassVar" not in str(hint)
+    return not isinstance(hint, str) or any(word in hint for word in _WORDS)
+
+
+def _check_has_no_filled(class_name: str, name: str, hint: Any) -> None:
+    """What is shared or ordered without saying so, or inside of something else, would be filled by nobody."""
+    cls = typing.get_origin(hint) or hint
+    if SHARED in getattr(hint, "__metadata__", ()) or (isinstance(cls, type) and issubclass(cls, SharedValue)):
+        raise DefinitionError(
+            f"{class_name}.{name}: write {name}: Shared[…], alone, with shared(by=…) or nothing behind"
+        )
+    if cls is Claim:
+        raise DefinitionError(
+            f"{class_name}.{name}: write {name}: Ordered[Claim], alone, with ordered(of=…) or nothing"
+        )
+    for argument in typing.get_args(hint):
+        _check_has_no_filled(class_name, name, argument)
 
 
 def _shared(class_name: str, name: str, hint: Any, namespace: Mapping[str, Any]) -> SharedField:
