@@ -61,6 +61,21 @@ def test_what_a_delta_builds_upon_must_be_there() -> None:
     assert missing.value.missing == ((A, 2),)
 
 
+def test_a_removal_waits_for_what_it_removes_also_if_its_author_does_not_say_so() -> None:
+    one, other = pair(ORSet[str])
+    first = one.write(lambda names: names.add("x"))
+    second = one.write(lambda names: names.add("y"))
+    other.take(first, second)
+    removal = msgspec.structs.replace(other.write(lambda names: names.remove("y")), seen=())
+    third = Replica(ORSet[str], C)
+    third.take(first)
+    with pytest.raises(NotContiguous) as missing:
+        third.take(removal)
+    assert missing.value.missing == ((A, 2),)
+    third.take(second, removal)
+    assert third.store == other.store
+
+
 def test_a_delta_names_only_what_does_not_follow_from_the_rest() -> None:
     one, other = pair(ORSet[str])
     third = Replica(ORSet[str], C)

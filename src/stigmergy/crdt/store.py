@@ -94,6 +94,8 @@ class Store:
         seen = delta.seen
         if delta.first > known + 1 or (seen and any(context.counter(replica) < counter for replica, counter in seen)):
             raise self._missing(delta)
+        if delta.removed and self._unknown(delta):
+            raise self._missing(delta)
         if known == 0 and len(context) >= REPLICAS_COUNT_HARD_MAX:
             raise LimitReached(f"more than {REPLICAS_COUNT_HARD_MAX} replicas have written to one object")
         writing = _Writing(self)
@@ -204,8 +206,19 @@ class Store:
     def __repr__(self) -> str:
         return f"Store({self.live_count} live, {self.context})"
 
+    def _unknown(self, delta: Delta) -> list[Dot]:
+        """What the delta removes before it is known here. An honest author names all that as seen; of another one it
+        waits as well, because what came after its removal would stay. Of nobody at all is known who was retired."""
+        context, author = self.context, delta.replica
+        return [
+            dot
+            for _, dots in delta.removed
+            for dot in dots
+            if dot[1] > context.counter(dot[0]) and dot[0] != author and dot[0] in context
+        ]
+
     def _missing(self, delta: Delta) -> NotContiguous:
-        needed = [(delta.replica, delta.first - 1), *delta.seen]
+        needed = [(delta.replica, delta.first - 1), *delta.seen, *self._unknown(delta)]
         missing = tuple((replica, counter) for replica, counter in needed if self.context.counter(replica) < counter)
         named = ", ".join(f"{counter} of {replica.hex()}" for replica, counter in missing[:3])
         return NotContiguous(
