@@ -55,6 +55,7 @@ ROWS = (
     Row("engines", "", 20),
     Row("ring_kill", "", 1),
     Row("processes", "", 4),
+    Row("membership", "", 8),
     Row("long_tests", "", 2),
 )
 BY_NAME = {row.name: row for row in ROWS}

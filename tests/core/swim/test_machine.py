@@ -7,7 +7,7 @@ import pytest
 from stigmergy.core.errors import Bug, ConfigError
 from stigmergy.core.swim import Identity, Status, Swim, SwimSettings, SwimUpdate
 from stigmergy.core.swim.identity import TWINS_COUNT_MAX
-from stigmergy.core.swim.machine import PAGES_COUNT_MAX, RELAYS_COUNT_MAX
+from stigmergy.core.swim.machine import AGAIN_TIMES_MAX, ASKED_COUNT_MAX, PAGES_COUNT_MAX, RELAYS_COUNT_MAX
 from stigmergy.core.swim.packets import DIGESTS_BYTES, INCARNATION_MAX, PacketKind, SwimPacket, write_packet
 from tests.core.swim.scene import KEY, SECOND_NS, Scene, run_of
 
@@ -127,19 +127,33 @@ def test_member_that_left_while_it_was_asked_is_not_suspected() -> None:
     assert node.counters.suspected_count == 0
 
 
-def test_own_suspects_are_asked_again_and_told_so() -> None:
+def test_suspects_are_asked_again_and_told_so() -> None:
     scene = Scene("a", "b", "c")
     scene.acquaint()
     node = scene.nodes["a"]
-    node._suspect("b", scene.now_ns)
-    node._suspect("b", scene.now_ns)
-    scene.sent("a")
+    scene.tell("a", "c", PacketKind.PING, said("b", Status.SUSPECT))
     scene.now_ns += SECOND_NS
     node.tick(scene.now_ns)
     asked = [packet for to, packet in scene.sent("a") if to == "b" and packet.kind == PacketKind.PING]
     assert asked
     assert asked[0].updates[0] == node.table["b"]
     assert asked[0].updates[0].status == Status.SUSPECT
+
+
+def test_suspects_are_asked_few_at_a_time_and_not_for_ever() -> None:
+    names = [f"n{number:02}" for number in range(13)]
+    scene = Scene(*names, settings=SwimSettings(suspicion_s_min=60))
+    scene.acquaint()
+    node = scene.nodes["n00"]
+    scene.tell("n00", "n01", PacketKind.PING, *(said(name, Status.SUSPECT) for name in names[2:]))
+    asked: list[int] = []
+    for _ in range(20):
+        scene.now_ns += SECOND_NS
+        node._next_probe_ns, node._probe = scene.now_ns, None
+        node._ask_suspects()
+        asked.append(len(scene.sent("n00")))
+    assert asked[:8] == [8] * 8
+    assert sum(asked) == 11 * AGAIN_TIMES_MAX
 
 
 def test_node_alone_asks_nobody() -> None:
@@ -192,18 +206,43 @@ def test_suspicion_ends_with_an_objection() -> None:
     assert scene.nodes["b"].counters.refuted_count >= 1
 
 
-def test_hearsay_of_a_death_is_a_suspicion_and_a_rumour_is_believed() -> None:
+@pytest.mark.parametrize("kind", [PacketKind.STATE, PacketKind.PING])
+def test_who_is_called_dead_is_suspected_and_has_its_time(kind: PacketKind) -> None:
     scene = Scene("a", "b", "c")
     scene.acquaint()
-    scene.tell("a", "b", PacketKind.STATE, said("c", Status.DEAD))
-    assert scene.status("c", at="a") == "suspect"
-    scene.tell("a", "b", PacketKind.PING, said("c", Status.DEAD))
+    node = scene.nodes["a"]
+    for _ in range(3):
+        scene.tell("a", "b", kind, said("c", Status.DEAD))
+        scene.now_ns += SECOND_NS
+        node.tick(scene.now_ns)
+        assert scene.status("c", at="a") == "suspect"
+    scene.now_ns += SECOND_NS
+    node.tick(scene.now_ns)
     assert scene.status("c", at="a") == "dead"
-    scene.tell("a", "b", PacketKind.STATE, said("c", Status.DEAD, 11))
-    assert scene.status("c", at="a") == "dead"
+    scene.tell("a", "b", kind, said("c", Status.DEAD, 11))
+    assert node.table["c"].incarnation == 11
     assert scene.events == [("a", "vanished", "c")]
-    scene.tell("a", "b", PacketKind.STATE, said("c", Status.SUSPECT, 12))
+    scene.tell("a", "b", kind, said("c", Status.SUSPECT, 12))
     assert scene.events[-1] == ("a", "appeared", "c")
+
+
+def test_who_is_called_dead_is_told_so_at_once_and_objects() -> None:
+    scene = Scene("a", "b", "c")
+    scene.acquaint()
+    ((to, ping),) = scene.tell("a", "b", PacketKind.STATE, said("c", Status.DEAD))
+    assert (to, ping.kind, ping.updates[0].node, ping.updates[0].status) == ("c", PacketKind.PING, "c", Status.SUSPECT)
+    scene.nodes["c"].step("a", write_packet(ping, KEY), scene.now_ns)
+    scene.carry()
+    assert scene.status("c", at="a") == "alive"
+    assert scene.events == []
+
+
+def test_others_make_us_suspect_few_at_a_time() -> None:
+    names = [f"n{number:02}" for number in range(40)]
+    scene = Scene(*names)
+    scene.acquaint()
+    scene.tell("n00", "n01", PacketKind.STATE, *(said(name, Status.DEAD) for name in names[2:]))
+    assert sum(scene.status(name, at="n00") == "suspect" for name in names) == ASKED_COUNT_MAX
 
 
 def test_nobody_is_buried_who_was_never_known() -> None:
@@ -220,6 +259,7 @@ def test_process_that_stood_still_accuses_nobody() -> None:
     node = scene.nodes["a"]
     scene.let_pass(1.05, lose=("a",))
     node.tick(scene.now_ns)
+    node._suspect("b", scene.now_ns)
     node._suspect("b", scene.now_ns)
     scene.sent("a")
     scene.now_ns += 60 * SECOND_NS
@@ -327,7 +367,7 @@ def test_partition_heals_without_seeds() -> None:
 def test_who_is_long_gone_is_forgotten() -> None:
     scene = Scene("a", "b", "c", settings=SwimSettings(forget_s=30))
     scene.acquaint()
-    scene.tell("a", "b", PacketKind.PING, said("c", Status.DEAD))
+    scene.nodes["a"]._declare("c", Status.DEAD, scene.now_ns)
     scene.now_ns += 29 * SECOND_NS
     scene.nodes["a"].tick(scene.now_ns)
     assert scene.status("c", at="a") == "dead"

@@ -6,10 +6,11 @@
     ready = swim.ready()                 # send `ready.sends`, tell `ready.events`, call tick again at `ready.wake_ns`
 
 Every `probe_s` a node asks one other, in a shuffled round, whether it is there. When no answer comes it asks again, and
-through helpers; then it suspects it. What is suspected is passed on with the packets that go anyway. Who hears that it
-is suspected says that it is alive, under a higher incarnation; who does not, in time, is declared dead by all who
-waited. Every `sync_s` two nodes compare digests of whom they know and mend what differs; one that was lost, or a seed,
-is greeted too, so that partitions heal. Load per node does not grow with the fleet.
+through helpers; then it suspects it. What is suspected is passed on with the packets that go anyway, and asked some
+more. Who hears that it is suspected says that it is alive, under a higher incarnation; who does not, in time, is
+declared dead. What others call dead is a suspect like any other: everybody waits for itself. Every `sync_s` two nodes
+compare digests of whom they know and mend what differs; one that was lost, or a seed, is greeted too, so that
+partitions heal. Load per node does not grow with the fleet.
 
 `now_ns` is monotonic. `choose(n)` draws from 0 to n - 1. Nothing is believed that a node could not say; but a node that
 lies about others is believed until those object: this is no defence against a hostile member.
@@ -51,8 +52,12 @@ QUICK_SYNCS_COUNT = 10
 """Comparisons in quick succession after a start: in a fleet that starts together all have much to tell each other."""
 GREETED_COUNT_MAX = 3
 """Seeds that a node without company tries at once."""
-AGAIN_COUNT_MAX = 3
-"""Members under our own suspicion that are asked again with every probe."""
+AGAIN_COUNT_MAX = 8
+"""Suspects that are asked again with every probe."""
+AGAIN_TIMES_MAX = 6
+"""So often one suspect is asked."""
+ASKED_COUNT_MAX = 32
+"""While so many are suspected, nobody is suspected more because others call it dead: they will say so again."""
 FAREWELLS_PER_DOUBLING = 3
 PAUSED_PROBES = 2
 """A tick that comes so many probes late means that this process stood still, and knows nothing of others' silence."""
@@ -96,6 +101,14 @@ class Ready(Struct, frozen=True):
     wake_ns: int
 
 
+class _Suspect(Struct):
+    """A member that may object until its time is up."""
+
+    until_ns: int
+    asked: int = 0
+    """How often we have told it so."""
+
+
 class Swim:
     """One node's membership."""
 
@@ -128,8 +141,7 @@ class Swim:
         self._next_probe_ns = now_ns + choose(self._probe_ns)
         self._next_sync_ns = now_ns
         self._quick_syncs_left = QUICK_SYNCS_COUNT
-        self._suspects: dict[str, tuple[int, bool]] = {}
-        """Until when each may object, and whether the suspicion is our own."""
+        self._suspects: dict[str, _Suspect] = {}
         self._relays: dict[int, tuple[str, int, str, int]] = {}
         """By the number of our own PING: who asked, the number it waits for, for whom, and until when."""
         self._sequence = choose(SEQUENCE_MAX)
@@ -154,9 +166,8 @@ class Swim:
         if packet.run == self.identity.run or sender == self.identity.node:
             self.counters.refused_count += 1
             return
-        compares = packet.kind >= PacketKind.SYNC
         for update in packet.updates:
-            self._learn(update, now_ns, hearsay=compares)
+            self._learn(update, now_ns)
         correction = self._hear_of_sender(sender, packet, now_ns)
         match kind := PacketKind(packet.kind):
             case PacketKind.PING:
@@ -183,8 +194,8 @@ class Swim:
         if late_ns > PAUSED_PROBES * self._probe_ns:
             self._stood_still(late_ns)
         self.table.forget(now_ns - int(self.settings.forget_s * SECOND_NS))
-        for node, (until_ns, _) in list(self._suspects.items()):
-            if until_ns <= now_ns:
+        for node, suspect in list(self._suspects.items()):
+            if suspect.until_ns <= now_ns:
                 self._declare(node, Status.DEAD, now_ns)
                 self.counters.declared_dead_count += 1
         self._relays = {number: relay for number, relay in self._relays.items() if relay[3] > now_ns}
@@ -206,7 +217,7 @@ class Swim:
 
     def ready(self) -> Ready:
         """What is to be done now; it is forgotten here."""
-        wakes = [self._next_sync_ns, *(until_ns for until_ns, _ in self._suspects.values())]
+        wakes = [self._next_sync_ns, *(suspect.until_ns for suspect in self._suspects.values())]
         wakes.append(self._next_probe_ns if self._probe is None else self._probe.due_ns)
         self._wake_ns = min(wakes)
         ready = Ready(tuple(self._sends), tuple(self._events), self._wake_ns)
@@ -224,7 +235,7 @@ class Swim:
 
     # What others say.
 
-    def _learn(self, update: SwimUpdate, now_ns: int, *, hearsay: bool = False) -> None:
+    def _learn(self, update: SwimUpdate, now_ns: int) -> None:
         node = update.node
         if node == self.identity.node:
             if self.identity.hear(update, now_ns, self._probe_ns):
@@ -232,21 +243,28 @@ class Swim:
                 self.table.take(self.identity.record, now_ns)
                 self._rumours.add(self.identity.record)
             return
-        before = self.table.get(node)
-        if before is not None and update.rank <= before.rank:
+        known = self.table.get(node)
+        if known is not None and update.rank <= known.rank:
             return  # old news, as most are
+        if update.status == Status.DEAD and self.table.is_present(node):
+            self._ask_the_dead(update, now_ns)
+        else:
+            self._take(update, now_ns)
+
+    def _take(self, update: SwimUpdate, now_ns: int, *, is_rumour: bool = True) -> None:
+        """Believes an update if it is news, passes it on, and does what follows from it."""
+        node = update.node
+        before = self.table.get(node)
         was_present = self.table.is_present(node)
-        if hearsay and was_present and update.status == Status.DEAD:
-            # The other side of a partition says so. It may object: let us ask it.
-            update = structs.replace(update, status=Status.SUSPECT)
         if not self.table.take(update, now_ns):
             return
         record = self.table[node]
-        self._rumours.add(record)
+        if is_rumour:
+            self._rumours.add(record)
         self._suspects.pop(node, None)
         if record.status == Status.SUSPECT:
             suspicion_s = self.settings.suspicion_s(self.table.present_count)
-            self._suspects[node] = (now_ns + int(suspicion_s * SECOND_NS), False)
+            self._suspects[node] = _Suspect(now_ns + int(suspicion_s * SECOND_NS))
         if not self.table.is_present(node):
             if was_present:
                 self.counters.vanished_count += 1
@@ -256,6 +274,13 @@ class Swim:
             self.counters.appeared_count += 1
             self._events.append(Appeared(record))
 
+    def _ask_the_dead(self, update: SwimUpdate, now_ns: int) -> None:
+        """Others say that somebody is dead: the other side of a partition, maybe. It has the time of a suspicion here,
+        and we ask it: nobody is gone from our list who has not been silent towards us."""
+        if update.node not in self._suspects and len(self._suspects) < ASKED_COUNT_MAX:
+            self._take(structs.replace(update, status=Status.SUSPECT), now_ns, is_rumour=False)
+            self._ping(update.node, self._next_sequence())
+
     def _hear_of_sender(self, sender: str, packet: SwimPacket, now_ns: int) -> tuple[SwimUpdate, ...]:
         """A packet proves that its sender's run lives. Returns what it must be told if we thought otherwise."""
         known = self.table.get(sender)
@@ -263,14 +288,14 @@ class Swim:
         if known is not None and known.rank > spoken.rank:
             return (known,)
         if known is not None and known.run == packet.run:
-            self._learn(structs.replace(spoken, contact=known.contact, about=known.about), now_ns)
+            self._take(structs.replace(spoken, contact=known.contact, about=known.about), now_ns)
         elif packet.kind < PacketKind.SYNC:
             self._send_sync(sender, PacketKind.SYNC)  # a stranger, or a new run: its answer says what it is
         return ()
 
     def _declare(self, node: str, status: Status, now_ns: int) -> None:
         record = self.table[node]
-        self._learn(SwimUpdate(node, record.incarnation, status, record.run), now_ns)
+        self._take(SwimUpdate(node, record.incarnation, status, record.run), now_ns)
 
     def _help(self, sender: str, packet: SwimPacket, correction: tuple[SwimUpdate, ...], now_ns: int) -> None:
         if packet.subject == self.identity.node:
@@ -304,15 +329,21 @@ class Swim:
 
     def _begin_probe(self, now_ns: int) -> None:
         self._next_probe_ns = now_ns + self._probe_ns
-        own = [node for node, (_, is_own) in self._suspects.items() if is_own]
-        for node in own[:AGAIN_COUNT_MAX]:
-            self._ping(node, self._next_sequence())
+        self._ask_suspects()
         target = self._round.next(lambda node: self.table.is_present(node) and node != self.identity.node)
         if target is not None:
             self.counters.probes_count += 1
             ack_ns = int(self.settings.ack_s * SECOND_NS)
             self._probe = Probe(target, self._next_sequence(), now_ns + ack_ns, self._next_probe_ns)
             self._ping(target, self._probe.sequence)
+
+    def _ask_suspects(self) -> None:
+        """Tells suspects that they are suspected, first those whose time is up first: word of it may not reach them."""
+        asked = sorted((suspect.asked, suspect.until_ns, node) for node, suspect in self._suspects.items())
+        for times, _, node in asked[:AGAIN_COUNT_MAX]:
+            if times < AGAIN_TIMES_MAX:
+                self._suspects[node].asked += 1
+                self._ping(node, self._next_sequence())
 
     def _repeat(self, probe: Probe) -> None:
         probe.repeat()
@@ -324,7 +355,6 @@ class Swim:
     def _suspect(self, node: str, now_ns: int) -> None:
         self.counters.suspected_count += 1
         self._declare(node, Status.SUSPECT, now_ns)
-        self._suspects[node] = (self._suspects[node][0], True)
 
     def _ping(self, node: str, sequence: int) -> None:
         """A suspect is told so with the very packet that asks whether it is there."""
@@ -335,7 +365,8 @@ class Swim:
     def _stood_still(self, late_ns: int) -> None:
         self.counters.paused_count += 1
         self._probe = None
-        self._suspects = {node: (until_ns + late_ns, own) for node, (until_ns, own) in self._suspects.items()}
+        for suspect in self._suspects.values():
+            suspect.until_ns += late_ns
 
     # Comparing.
 
