@@ -45,7 +45,7 @@ from stigmergy.core.snapshot import Header, Kind, Tables
 from stigmergy.core.state import Limits, Signer
 from stigmergy.core.timers import Timer, TimerSet
 from stigmergy.runtime import presence
-from stigmergy.runtime.settings import BusSettings, Retention, Settings, Snapshots
+from stigmergy.runtime.settings import BusSettings, Retention, Settings, SharedSettings, Snapshots
 from tests.formats.manual import DOCS, fields_of, tables
 
 STRUCTURES: tuple[type[Struct], ...] = (
@@ -201,6 +201,7 @@ def default_of(field: Any) -> Any:
         ("settings.retention", Retention),
         ("settings.limits", Limits),
         ("settings.bus", BusSettings),
+        ("settings.shared", SharedSettings),
     ],
 )
 def test_every_setting_is_documented_with_its_default(section: str, structure: type[Struct]) -> None:

@@ -54,7 +54,6 @@ def change(replica: bytes, first: int, last: int = 0, seen: tuple[tuple[bytes, i
         Interests(b"12345678" * 2),
         Digests(bytes(8), b"12345678", ((b"12345678", DIGEST),)),
         Vectors(b"12345678", DIGEST, ((A, 1), (B, 2**63 - 1)), 3, b"retired.", 2),
-        Acknowledged(b"12345678", ((A, 7),)),
         Offer(DIGEST, 5000, 900, bytes(8)),
         Ask(DIGEST, (0, 5)),
         State(b"12345678", b"store"),
@@ -74,8 +73,8 @@ def test_what_is_written_is_read(message: object) -> None:
         b"",
         b"\xc1",
         write_message(Interests(b"1234567")),
-        write_message(Acknowledged(b"12345678", ((B, 1), (A, 1)))),
-        write_message(Acknowledged(b"12345678", ((A, 0),))),
+        write_message(Vectors(b"12345678", DIGEST, ((B, 1), (A, 1)), 0, bytes(8), 0)),
+        write_message(Vectors(b"12345678", DIGEST, ((A, 0),), 0, bytes(8), 0)),
         write_message(State(b"short", b"")),
         b"\x91\x63",
     ],
@@ -90,6 +89,10 @@ def test_frames_have_one_form_only() -> None:
     for bad in (b"", b"\x00", b"\x15" + data[1:], data[:-1], data + b"\0", b"\x12" + data[1:], data[:1] + b"\xdc\0\3"):
         with pytest.raises(BadMessage):
             read_frame(bad)
+    acknowledged = write_frame(Acknowledged(b"12345678", ((A, 7),)))
+    assert read_frame(acknowledged) == Acknowledged(b"12345678", ((A, 7),))
+    with pytest.raises(BadMessage, match="sorted"):
+        read_frame(write_frame(Acknowledged(b"12345678", ((B, 1), (A, 1)))))
     longer = data[:1] + b"\xdc\x00\x03" + data[2:]
     with pytest.raises(BadMessage, match="shortest"):
         read_frame(longer)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stigmergy.crdt.anti_entropy.messages import PART, Vectors, read_frame, read_message
+from stigmergy.crdt.anti_entropy.messages import PART, Signed, Vectors, read_frame, read_message
 from stigmergy.crdt.anti_entropy.rules import SECOND_NS, Rules
 from stigmergy.crdt.anti_entropy.vectors import NO_EPOCH
 from tests.crdt.anti_entropy.fleet import OBJECT, Fleet, LWWRegister
@@ -264,7 +264,7 @@ def vectors_of(fleet: Fleet, seconds: float) -> list[Vectors]:
 
     def watch(sender: str, to: str, data: bytes) -> None:
         frame = read_frame(data)
-        if hasattr(frame, "body") and data[0] != PART:
+        if isinstance(frame, Signed):
             message = read_message(frame.body)
             if isinstance(message, Vectors):
                 found.append(message)

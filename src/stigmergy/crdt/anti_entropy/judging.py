@@ -10,7 +10,7 @@ from __future__ import annotations
 from stigmergy.crdt.anti_entropy.authorship import delta_statement
 from stigmergy.crdt.anti_entropy.desk import Desk
 from stigmergy.crdt.anti_entropy.held import Held, misfit
-from stigmergy.crdt.anti_entropy.messages import Acknowledged, Change, State
+from stigmergy.crdt.anti_entropy.messages import Acknowledged, Change, State, write_frame
 from stigmergy.crdt.anti_entropy.pool import Kept
 from stigmergy.crdt.anti_entropy.quarantine import Quarantined
 from stigmergy.crdt.anti_entropy.repairing import Repairing
@@ -97,7 +97,7 @@ class Judging:
         """Acknowledges what is on disk, and the rest once it is."""
         if delta.last <= held.knows(delta.replica):
             message = Acknowledged(held.id, ((delta.replica, held.knows(delta.replica)),))
-            self._desk.say([sender], message, moment.monotonic_ns)
+            self._desk.send([sender], write_frame(message), moment.monotonic_ns)
             return
         owed = held.owed.setdefault(sender, {})
         owed[delta.replica] = max(delta.last, owed.get(delta.replica, 0))

@@ -149,7 +149,7 @@ class Machine:
             if not owed:
                 del held.owed[name]
             vector = tuple((replica, held.knows(replica)) for replica in done)
-            self._desk.say([name], Acknowledged(held.id, vector), moment.monotonic_ns)
+            self._desk.send([name], write_frame(Acknowledged(held.id, vector)), moment.monotonic_ns)
 
     # ------------------------------------------------------------------ what others say
 
@@ -163,6 +163,8 @@ class Machine:
             frame = read_frame(data)
             if isinstance(frame, Part):
                 self._part(frame, moment)
+            elif isinstance(frame, Acknowledged):
+                self._repairing.acknowledged(sender, frame)
             else:
                 self._frame(sender, frame, data, moment)
         except BadMessage:
@@ -183,13 +185,18 @@ class Machine:
         if (
             peer is None
             or frame.node != sender
-            or not desk.keys.signed_by(frame.algorithm, frame.key, statement, frame.signature)
+            # Who has nothing new to say says the same once more: that was looked at already.
+            or (
+                data != peer.digests and not desk.keys.signed_by(frame.algorithm, frame.key, statement, frame.signature)
+            )
             or not desk.keys.is_whose(sender, frame.key)
         ):
             desk.counters.shared_refused += 1
             return
         peer.key = frame.key
         message = read_message(frame.body)
+        if isinstance(message, Digests):
+            peer.digests = data
         if fetched and isinstance(message, Offer | Ask):
             raise BadMessage("an offer within a body that was offered")
         self._message(peer, message, moment)
@@ -201,8 +208,6 @@ class Machine:
                 repairing.digests(peer, message, moment)
             case Vectors():
                 repairing.vectors(peer, message, moment)
-            case Acknowledged():
-                repairing.acknowledged(peer, message)
             case Interests():
                 repairing.interests(peer, message, moment)
             case State():
@@ -227,8 +232,8 @@ class Machine:
             desk.say([taken[0]], taken[1], moment.monotonic_ns)
             return
         frame = read_frame(taken.body)
-        if isinstance(frame, Part):
-            raise BadMessage("a part within a body that was offered")
+        if isinstance(frame, Part | Acknowledged):
+            raise BadMessage("a part or an acknowledgement within a body that was offered")
         self._frame(taken.peer, frame, taken.body, moment, fetched=True)
 
     # ------------------------------------------------------------------ time

@@ -5,6 +5,7 @@ The first byte of a datagram says what it is:
     11  a change   signed by its author, passed on as it came
     12  a message  signed by its sender
     13  a part     of something that is too long for a datagram; unsigned, the whole is checked
+    14  an acknowledgement, unsigned: a false one only puts off what digests repair anyhow
 
 Behind it follows MessagePack, in its shortest form and nothing behind it: whatever is not exactly what we would write
 is refused (BadMessage), so that nothing that was changed on its way can pass for the same.
@@ -12,7 +13,7 @@ is refused (BadMessage), so that nothing that was changed on its way can pass fo
 
 from __future__ import annotations
 
-from typing import Annotated, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 from blake3 import blake3
@@ -27,6 +28,7 @@ from stigmergy.crdt.errors import CrdtError
 CHANGE = 0x11
 MESSAGE = 0x12
 PART = 0x13
+ACKNOWLEDGEMENT = 0x14
 DIGEST_BYTES = 16
 SHORT_DIGEST_BYTES = 8
 KEY_BYTES_MAX = 1_024
@@ -35,6 +37,7 @@ NODE_CHARS_MAX = 64
 PARTS_COUNT_MAX = 1 << 20
 ASKED_COUNT_MAX = 256
 DIGESTS_COUNT_MAX = 1_024
+NOT_SORTED = "a vector that is not sorted, or counts from 0"
 _BODY_CONTEXT = "stigmergy 2026 body in parts"
 
 _Object = Annotated[bytes, Meta(min_length=OBJECT_BYTES, max_length=OBJECT_BYTES)]
@@ -80,6 +83,13 @@ class Part(Struct, frozen=True, array_like=True):
     piece: bytes
 
 
+class Acknowledged(Struct, frozen=True, array_like=True):
+    """These changes of one object, and all before them, are durable at the sender."""
+
+    object: _Object
+    vector: _Vector
+
+
 class Interests(Struct, frozen=True, array_like=True, tag=1):
     """All objects that the sender holds."""
 
@@ -112,14 +122,7 @@ class Vectors(Struct, frozen=True, array_like=True, tag=3):
     """Whether the sender wants to be told the vector of the receiver: 0 no, 1 yes, 2 with the retired named."""
 
 
-class Acknowledged(Struct, frozen=True, array_like=True, tag=4):
-    """These changes of one object, and all before them, are durable at the sender."""
-
-    object: _Object
-    vector: _Vector
-
-
-class Offer(Struct, frozen=True, array_like=True, tag=5):
+class Offer(Struct, frozen=True, array_like=True, tag=4):
     """A body that is too long for a datagram is there to be fetched."""
 
     body: _Digest
@@ -129,33 +132,37 @@ class Offer(Struct, frozen=True, array_like=True, tag=5):
     """Of several states of one object that are offered, one is fetched. Zeros for anything else."""
 
 
-class Ask(Struct, frozen=True, array_like=True, tag=6):
+class Ask(Struct, frozen=True, array_like=True, tag=5):
     """Asks for parts of a body."""
 
     body: _Digest
     parts: Annotated[tuple[_PartNumber, ...], Meta(max_length=ASKED_COUNT_MAX)]
 
 
-class State(Struct, frozen=True, array_like=True, tag=7):
+class State(Struct, frozen=True, array_like=True, tag=6):
     """All that the sender holds of an object. Hearsay: what of it others wrote, only the sender vouches for."""
 
     object: _Object
     store: Annotated[bytes, Meta(max_length=STORE_BYTES_MAX)]
 
 
-Message = Interests | Digests | Vectors | Acknowledged | Offer | Ask | State
-Frame = Change | Signed | Part
+Message = Interests | Digests | Vectors | Offer | Ask | State
+Frame = Change | Signed | Part | Acknowledged
 
-_T = TypeVar("_T", bound=Struct)
 _encode = msgspec.msgpack.Encoder().encode
 _message_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
-_decoders: dict[int, msgspec.msgpack.Decoder[Change] | msgspec.msgpack.Decoder[Signed] | msgspec.msgpack.Decoder[Part]]
-_decoders = {
+_decoders: dict[int, msgspec.msgpack.Decoder[Any]] = {
     CHANGE: msgspec.msgpack.Decoder(Change),
     MESSAGE: msgspec.msgpack.Decoder(Signed),
     PART: msgspec.msgpack.Decoder(Part),
+    ACKNOWLEDGEMENT: msgspec.msgpack.Decoder(Acknowledged),
 }
-_KINDS: dict[type, bytes] = {Change: bytes([CHANGE]), Signed: bytes([MESSAGE]), Part: bytes([PART])}
+_KINDS: dict[type, bytes] = {
+    Change: bytes([CHANGE]),
+    Signed: bytes([MESSAGE]),
+    Part: bytes([PART]),
+    Acknowledged: bytes([ACKNOWLEDGEMENT]),
+}
 _UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -175,11 +182,13 @@ def read_frame(data: bytes) -> Frame:
     if decoder is None:
         raise BadMessage(f"a datagram that begins with {data[:1].hex() or 'nothing'}; of another version, or not ours")
     try:
-        frame = decoder.decode(memoryview(data)[1:])
+        frame: Frame = decoder.decode(memoryview(data)[1:])
     except _UNDECODABLE as error:
         raise BadMessage(f"a datagram that does not decode: {error}") from None
     if _encode(frame) != data[1:]:
         raise BadMessage("a datagram that is not in its shortest form")
+    if isinstance(frame, Acknowledged) and not _is_sorted(frame.vector):
+        raise BadMessage(NOT_SORTED)
     return frame
 
 
@@ -196,8 +205,8 @@ def read_message(body: bytes) -> Message:
         raise BadMessage(f"a message that does not decode: {error}") from None
     if isinstance(message, Interests) and len(message.objects) % OBJECT_BYTES:
         raise BadMessage("interests that end in the middle of an object")
-    if isinstance(message, Vectors | Acknowledged) and not _is_sorted(message.vector):
-        raise BadMessage("a vector that is not sorted, or counts from 0")
+    if isinstance(message, Vectors) and not _is_sorted(message.vector):
+        raise BadMessage(NOT_SORTED)
     return message
 
 

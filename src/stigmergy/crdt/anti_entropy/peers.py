@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from msgspec import Struct
 
 from stigmergy.crdt.anti_entropy.authorship import OBJECT_BYTES
-from stigmergy.crdt.anti_entropy.messages import SHORT_DIGEST_BYTES, body_digest
+from stigmergy.crdt.anti_entropy.messages import SHORT_DIGEST_BYTES, Digests, body_digest
 from stigmergy.crdt.anti_entropy.rules import PEERS_COUNT_MAX, Rules
 
 Choose = Callable[[int, int], list[int]]
@@ -28,6 +28,10 @@ class Peer(Struct):
     """The digest of those; zeros until they were told."""
     answered_ns: int = -(1 << 62)
     """When it was last told that its interests are not known here, or what ours are."""
+    digests: bytes = b""
+    """The last digests that it sent, which were looked at."""
+    said: tuple[Digests, bytes] | None = None
+    """The last digests that we sent, and the datagram."""
     turn: int = 0
     """Where in the objects of both the next digests begin."""
 

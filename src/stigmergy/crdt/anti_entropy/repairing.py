@@ -58,7 +58,9 @@ class Repairing:
         for at in range(0, max(1, len(chosen)), fits):
             stores = tuple((one, desk.held[one].store.digest()) for one in chosen[at : at + fits])
             message = Digests(desk.interests_digest, peer.interests, stores)
-            desk.say([peer.name], message, moment.monotonic_ns)
+            if peer.said is None or peer.said[0] != message:
+                peer.said = (message, desk.signed(message))
+            desk.send([peer.name], peer.said[1], moment.monotonic_ns)
 
     def digests(self, peer: Peer, told: Digests, moment: Moment) -> None:
         """A peer says what it holds: asks about what differs, and tells it our interests if it has others in mind."""
@@ -134,10 +136,10 @@ class Repairing:
         for replica in held.locals:
             self._desk.outstanding.acknowledged((peer.name, held.id, replica), there.get(replica, 0))
 
-    def acknowledged(self, peer: Peer, told: Acknowledged) -> None:
+    def acknowledged(self, name: str, told: Acknowledged) -> None:
         """A peer has changes of ours on disk."""
         for replica, counter in told.vector:
-            self._desk.outstanding.acknowledged((peer.name, told.object, replica), counter)
+            self._desk.outstanding.acknowledged((name, told.object, replica), counter)
 
     # What is sent for it.
 
