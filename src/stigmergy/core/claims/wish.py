@@ -169,9 +169,8 @@ def heard(wish: Wish, claims: Claims, writer: bytes, life: int, now_ns: int, num
         return _send(wish, Take(wish.resource, offer.position, wish.for_ms), now_ns, number)
     if claims.waits(wish.resource, wish.claimant):
         return Turn(wish)
-    if wish.waits and sent is not None and isinstance(sent.move, Ask):
-        return Turn(None, None, (Denied(_why_refused(wish, claims)),))
-    if wish.waits:  # an offer that was passed on before it could be taken: at the end of the queue once more
+    if wish.waits and (sent is None or isinstance(sent.move, Take)):
+        # An offer that was passed on before it could be taken: at the end of the queue once more.
         return _send(wish, Ask(wish.resource, wish.for_ms, waits=True), now_ns, number)
     return Turn(None, None, (Denied(_why_refused(wish, claims)),))
 
