@@ -50,6 +50,7 @@ ROWS = (
     Row("column_histories", "8", 3),
     Row("crdt_laws", "9", 25),
     Row("crdt_churn", "10", 1),
+    Row("deltas", "15", 1),
     Row("fuzz", "17", 5),
     Row("link_cuts", "", 6),
     Row("engines", "", 20),

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from proofs import fuzz_columns as columns
+from proofs import fuzz_gossip as gossip
 from proofs import fuzz_shared as shared
 from stigmergy.adapters.archive import FlightFile
 from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
@@ -118,6 +119,7 @@ def targets() -> list[Target]:
         Target("frames of a segment", columns.read_frames, columns.frames(), columns.CORRUPT, 64 * MIB),
         Target("delta of shared state", shared.take_delta, [*shared.deltas(), *_bombs()], shared.REFUSED, 64 * MIB),
         Target("store of shared state", shared.take_store, [*shared.stores(), *_bombs()], shared.REFUSED, 64 * MIB),
+        Target("gossip", gossip.take, [*gossip.seeds(), *_bombs()], gossip.REFUSED, 64 * MIB),
     ]
 
 
