@@ -39,8 +39,9 @@ from stigmergy.core.errors import (
 from stigmergy.core.inputs import ELSEWHERE, Accepted, Refused
 from stigmergy.core.memory import Remembered
 from stigmergy.core.messages import SECOND_NS, Command, Effect, Event, Message
-from stigmergy.core.outcome import Outcome, PackedEffect, collect, enter, owe, pack_effects, window_timers
+from stigmergy.core.outcome import NO_CAUSE, Outcome, PackedEffect, collect, enter, owe, pack_effects, window_timers
 from stigmergy.core.plans import AgentPlan, Plan
+from stigmergy.core.sharing import Merged
 from stigmergy.core.state import ShardState, fold_fact
 from stigmergy.core.supervision import FACTS, SHARD_ADDRESS, AgentStopped, InputFailed
 
@@ -230,17 +231,40 @@ class Handling:
         """Keeps a fact that an agent may decide something about: first it is part of the state, then it is decided.
 
         A stopped agent learns of it and does nothing."""
-        error = self.keep(draft, address, fact, now_ns, quietly=address in self._state.stopped)
-        agent_plan = self._state.plan_at(address)
-        if error is None and agent_plan.plans[type(fact)].decide is not None and address not in self._state.stopped:
-            try:
-                self._run(draft, address, agent_plan, fact, encode(fact), now_ns)
-            except Rejection as rejection:
-                error = TypeError(f"a fact cannot be refused ({rejection.reason}); yield nothing, or what follows")
-            except Exception as raised:
-                error = raised
+        stopped = address in self._state.stopped
+        error = self.keep(draft, address, fact, now_ns, quietly=stopped)
+        if error is None and not stopped:
+            error = self.follow_up(draft, address, fact, now_ns)
         if error is not None:
-            self.fail(draft, address, encode(fact), source, error, now_ns, reached=True)
+            self.fail(draft, address, _letter_of(fact), source, error, now_ns, reached=True)
+
+    def follow_up(self, draft: Draft, address: str, fact: Event, now_ns: int) -> Exception | None:
+        """Decides what follows from a fact that is part of the agent's state; returns what a handler raised."""
+        agent_plan = self._state.plan_at(address)
+        if agent_plan.plans[type(fact)].decide is None:
+            return None
+        try:
+            self._run(draft, address, agent_plan, fact, encode(fact), now_ns)
+        except Rejection as rejection:
+            return TypeError(f"a fact cannot be refused ({rejection.reason}); yield nothing, or what follows")
+        except Exception as error:
+            return error
+        return None
+
+    def react_again(self, draft: Draft, address: str, fact: Event, now_ns: int) -> Exception | None:
+        """Asks once more for the effects of a fact that was kept without them; returns what a handler raised."""
+        agent, body = self._state.agents[address], encode(fact)
+        react = self._state.plan_at(address).plans[type(fact)].react
+        try:
+            effects = () if react is None else react(agent, fact) or ()
+            room_bytes = len(body) + REACTIONS_BYTES_MAX
+            packed = pack_effects(self._state, self._shards, agent, effects, (fact, body), now_ns, room_bytes)
+        except Exception as error:
+            return error
+        for one in packed:
+            owe(self._state, draft, address, one, NO_CAUSE, now_ns)
+            draft.grow(address, bodies_bytes=len(one[1]))
+        return None
 
     def keep(self, draft: Draft, address: str, event: Event, now_ns: int, *, quietly: bool = False) -> Exception | None:
         """Keeps an event of the framework. If a handler of the agent fails on it, it stays a fact without reactions;
@@ -408,6 +432,12 @@ class Handling:
             reason = f"{failures} failed inputs within {supervision.within_s:g} s, the last: {describe(error)}"
             self.keep(draft, address, AgentStopped(reason=reason), now_ns)
             draft.stopped.append(address)
+
+
+def _letter_of(fact: Event) -> bytes:
+    """A fact as a dead letter holds it. What was merged may be too large for one, and is part of the state anyhow."""
+    body = encode(fact)
+    return encode(Merged(field=fact.field)) if isinstance(fact, Merged) and not keepable(body) else body
 
 
 def decode(agent_plan: AgentPlan, body: bytes) -> Message:

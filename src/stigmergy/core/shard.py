@@ -32,7 +32,7 @@ from stigmergy.core.commit import COMMIT_BYTES_MAX, MarkMoved, Settled, seal
 from stigmergy.core.draft import COLUMNS_REST_BYTES, DRAFT_BYTES_MAX, NEVER_NS, Draft
 from stigmergy.core.effects import Woken, shard_sink
 from stigmergy.core.errors import Bug, Overloaded, PeerError, StigmergyError
-from stigmergy.core.facts import take_merged, take_verdict
+from stigmergy.core.facts import retry, take_merged, take_verdict
 from stigmergy.core.handling import ADDRESS_CHARS_MAX, Handling
 from stigmergy.core.inputs import (
     Accepted,
@@ -437,7 +437,7 @@ class Shard:
         event = LetterTaken(letter=letter.letter, retried=retried)
         self._handling.keep(self._draft, self._log_of(letter.agent), event, now_ns)
         if retried:
-            self._handling.take(self._draft, letter.agent, letter.input, letter.source, now_ns)
+            retry(self.state, self._handling, self._draft, letter, now_ns)
 
     def _move_mark(self, source: str, incarnation: int, epoch: int, sequence: int) -> None:
         moved = MarkMoved(source=source, incarnation=incarnation, epoch=epoch, sequence=sequence)
