@@ -39,7 +39,7 @@ from stigmergy.runtime.ingress import Ingress
 from stigmergy.runtime.intake import Intake, Waiter
 from stigmergy.runtime.mailbox import Letter, Mailbox, fail_untaken
 from stigmergy.runtime.ownership import Shards
-from stigmergy.runtime.permissions import losses_at_start, without_ledger
+from stigmergy.runtime.permissions import Asking, losses_at_start, without_ledger
 from stigmergy.runtime.recovery import Recovered, Recovery, check_receivers
 from stigmergy.runtime.repeats import Repeats
 from stigmergy.runtime.safety import Safety
@@ -80,8 +80,8 @@ class Host:
         self.replica_seed = replica_seed(declaration.name, signer.public_key, self.replica_incarnation)
         self.on_shared: Callable[[int, list[tuple[str, SharedChanged | Merged | None]]], None] = lambda *_: None
         """Told of durable changes of shared fields, and of agents with such fields that are new; the replicas' side."""
-        self.propose: Callable[[int, Pending], None] | None = None
-        """Takes what agents ask of the ledger; set before the start, which releases what is still owed."""
+        self.claims: Asking | None = None
+        """Asks the ledger for agents; set before the start, which releases what is still owed."""
         self._waker = Waker(self._turn)
         self._wake = self._waker.wake
         self.shards = Shards(journal.identity, owned)
@@ -141,7 +141,7 @@ class Host:
                 self._staleness.refresh(address, None, monotonic_ns)
         for shard in self.shards:
             for loss in losses_at_start(shard.state):
-                self.intake.put_inside(shard.state.shard, loss)
+                self.mailbox.put_inside(Letter(shard.state.shard, loss, first=True))
         self._ring(now_ns, monotonic_ns)
         for shard in self.shards:
             self._release(shard.state.shard, list(shard.state.outbox.owed()))
@@ -302,6 +302,9 @@ class Host:
     def _step(self, now_ns: int, monotonic_ns: int) -> bool:
         """Steps what waits, as far as there is room; whether there was anything."""
         room = self.committer.room
+        if room and self.claims is not None:
+            for number, told in self.claims.due(monotonic_ns):
+                self.mailbox.put_inside(Letter(number, told, first=True))
         if not room or not self.mailbox.waiting:
             return False
         owed = sum(shard.state.outbox.count + shard.state.blocks.count for shard in self.shards)
@@ -334,7 +337,7 @@ class Host:
             self._repeats.add(number, position, (address, command_id), verdict)
         taken = len(letters) - len(stepped.left)
         left = [
-            Letter(number, one, letter.tickets, letter.items, letter.size_bytes)
+            Letter(number, one, letter.tickets, letter.items, letter.size_bytes, letter.first)
             for one, letter in zip(stepped.left, letters[taken:], strict=True)
         ]
         self._refuse(number, stepped, letters)
@@ -405,8 +408,8 @@ class Host:
         for pending in self.tells.release(number, owed):
             if pending.sink != LEDGER:
                 self.effector.release(number, pending)
-            elif self.propose is not None:
-                self.propose(number, pending)
+            elif self.claims is not None:
+                self.claims.propose(number, pending)
             else:
                 self._inform(number, without_ledger(pending))
 
@@ -418,7 +421,8 @@ class Host:
     def _arm(self, monotonic_ns: int, latest_ns: int | None = None) -> None:
         """Sets the clock for the next turn that nobody else will cause. One that rings too early does no harm."""
         due_ns = latest_ns or monotonic_ns + self._check_every_ns
-        for watch in self._watches:
+        watches = self._watches if self.claims is None else (*self._watches, self.claims)
+        for watch in watches:
             at_ns = watch.next_ns
             if at_ns is not None and at_ns < due_ns:
                 due_ns = at_ns

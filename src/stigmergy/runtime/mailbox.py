@@ -66,6 +66,8 @@ class Letter(Struct):
     tickets: tuple[Ticket, ...] = ()
     items: int = 1
     size_bytes: int = 0
+    first: bool = False
+    """It is stepped before everything else that waits: an agent must not act on what it holds no longer."""
 
 
 class MailboxCounters(Struct):
@@ -101,6 +103,7 @@ class Mailbox:
         self._commands_count_max = commands_count_max
         self._items_max = telemetry_items_max
         self._bytes_max = telemetry_bytes_max
+        self._first: deque[Letter] = deque()
         self._inside: deque[Letter] = deque()
         self._commands: deque[Letter] = deque()
         self._telemetry: deque[Letter] = deque()
@@ -121,7 +124,7 @@ class Mailbox:
 
     def put_inside(self, letter: Letter) -> None:
         """From a timer, a sink or another shard: what we owe bounds how many there can be."""
-        self._inside.append(letter)
+        (self._first if letter.first else self._inside).append(letter)
 
     def put_command(self, letter: Letter) -> None:
         """From somebody who waits for the answer."""
@@ -160,7 +163,7 @@ class Mailbox:
     def take(self, items_max: int, *, telemetry: bool) -> Iterator[Letter]:
         """Letters in the order in which they are to be stepped, until so many items are out. Take all of them."""
         taken = 0
-        for lane in (self._inside, self._commands):
+        for lane in (self._first, self._inside, self._commands):
             while lane and taken < items_max:
                 letter = lane.popleft()
                 taken += letter.items
@@ -180,17 +183,18 @@ class Mailbox:
 
     def put_back(self, letters: list[Letter]) -> None:
         """Letters that found no room in the commit: they come first next time."""
-        self._inside.extendleft(reversed(letters))
+        for letter in reversed(letters):
+            (self._first if letter.first else self._inside).appendleft(letter)
 
     @property
     def waiting(self) -> bool:
         """Whether anything is in the lanes."""
-        return bool(self._inside or self._commands or self._telemetry)
+        return bool(self._first or self._inside or self._commands or self._telemetry)
 
     @property
     def pressing(self) -> bool:
         """Whether anything but telemetry is in the lanes."""
-        return bool(self._inside or self._commands)
+        return bool(self._first or self._inside or self._commands)
 
     @property
     def trickles(self) -> bool:
@@ -204,8 +208,9 @@ class Mailbox:
 
     def clear(self) -> list[Letter]:
         """Empties the lanes; the caller tells everybody who waits."""
-        letters = [*self._inside, *self._commands, *self._telemetry, *self._blocked]
+        letters = [*self._first, *self._inside, *self._commands, *self._telemetry, *self._blocked]
         self._blocked.clear()
+        self._first.clear()
         self._inside.clear()
         self._commands.clear()
         self._telemetry.clear()

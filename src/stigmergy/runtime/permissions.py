@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Protocol
+
 import msgspec
 
 from stigmergy.core.claiming import Claim, ClaimAsked, ClaimReleased, Denied, Lost, Released, Verdict
 from stigmergy.core.codec import encode
-from stigmergy.core.inputs import EffectSettled, VerdictCame
+from stigmergy.core.inputs import EffectSettled, Input, VerdictCame
 from stigmergy.core.outbox import Pending
 from stigmergy.core.state import ShardState
 
 NO_LEDGER = 'this node has no ledger, so nothing can be granted; give it one: ledger = "sqlite:ledger.db"'
 RESTARTED = "the node was started anew; ask again"
 _asked: msgspec.msgpack.Decoder[ClaimAsked | ClaimReleased] = msgspec.msgpack.Decoder(ClaimAsked | ClaimReleased)
+
+
+class Asking(Protocol):
+    """Whoever asks a ledger for the agents of a host, as the host sees it."""
+
+    def propose(self, shard: int, pending: Pending) -> None:
+        """Takes a durable effect of the sink "ledger"; also before it was started, for what is still owed."""
+        ...
+
+    def due(self, monotonic_ns: int) -> Sequence[tuple[int, Input]]:
+        """What agents must hear before anything else is stepped, with their shards, in order."""
+        ...
+
+    @property
+    def next_ns(self) -> int | None:
+        """When to ask again, by the monotonic clock, if nothing else happens."""
+        ...
 
 
 def read_asked(pending: Pending) -> ClaimAsked | ClaimReleased:
