@@ -134,7 +134,8 @@ def test_limits_are_documented() -> None:
 
 
 def test_contexts_and_numbers_are_documented() -> None:
-    modules = ("core.columns", "core.commit", "core.snapshot", "core.flight", "adapters.keyfile")
+    modules: tuple[str, ...] = ("core.columns", "core.commit", "core.snapshot", "core.flight", "adapters.keyfile")
+    modules += ("core.swim.packets", "adapters.udp_mesh")
     for module in (*modules, "compiled.parts", "compiled.holding"):
         source = inspect.getsource(importlib.import_module(f"stigmergy.{module}"))
         contexts = re.findall(r'"(stigmergy 2026 [^"]+)"', source)
