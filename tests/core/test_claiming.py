@@ -212,6 +212,39 @@ def test_what_is_lost_or_released_is_not_held(end: Event) -> None:
     road.check_replay()
 
 
+def test_nothing_is_held_where_there_is_no_time() -> None:
+    road = arrived()
+    road.verdict(GRANTED)
+    assert road.held()
+    assert road.car.crossing.until_ns > road.now_ns
+    assert not road.car.crossing.held
+
+
+@pytest.mark.parametrize("end", [Lost, Released])
+def test_the_end_of_something_else_says_nothing_of_what_is_held(end: Any) -> None:
+    road = arrived()
+    road.verdict(GRANTED)
+    more = {"reason": "over"} if end is Lost else {}
+    road.verdict(end(claim="crossing", resource="crossing-9", token=99, **more))
+    assert road.held()
+
+
+def test_a_wish_is_taken_back_without_giving_up_what_is_held() -> None:
+    road = arrived()
+    road.verdict(GRANTED)
+    assert road.car.crossing.release() == ClaimReleased(claim="crossing", resource="crossing-1", token=41)
+    assert road.car.crossing.release(of="other") == ClaimReleased(claim="crossing", resource="other", token=0)
+    road.verdict(Released(claim="crossing", resource="other", token=0))
+    assert road.held()
+
+
+def test_what_was_held_before_is_not_released_in_place_of_what_is_asked_for() -> None:
+    road = arrived()
+    road.verdict(Granted(claim="lane", resource="lane-9", token=3, for_s=1))
+    road.verdict(Lost(claim="lane", resource="lane-9", token=3, reason="over"))
+    assert road.car.lane.release() == ClaimReleased(claim="lane", resource="lane-1", token=0)
+
+
 def test_a_late_loss_of_an_earlier_grant_says_nothing_of_the_present_one() -> None:
     road = arrived()
     road.verdict(GRANTED)

@@ -383,6 +383,23 @@ def test_an_object_that_grows_too_large_refuses_the_write() -> None:
     assert len(node.agent(ONE).vehicles.store.to_bytes()) <= OBJECT_BYTES_MAX
 
 
+def test_what_others_have_made_too_large_can_be_made_smaller_again() -> None:
+    left, right = Node("left"), Node("right")
+    for number in range(180):
+        left.observe(ONE, VehicleArrived(vehicle=f"{number}{'l' * 3_500}"))
+    for number in range(20):
+        right.observe(ONE, VehicleArrived(vehicle=f"{number}{'r' * 3_500}"))
+    right.step(SharedReceived(agent=ONE, field="vehicles", state=left.agent(ONE).vehicles.store.to_bytes()))
+    size_bytes = right.agent(ONE).vehicles.store.size_bytes
+    assert size_bytes > OBJECT_BYTES_MAX
+    right.observe(ONE, VehicleArrived(vehicle="one more"))
+    assert "spread it over several groups" in right.state.letters.all()[-1].error
+    right.observe(ONE, VehicleLeft(vehicle=f"7{'l' * 3_500}"))
+    assert right.agent(ONE).vehicles.store.size_bytes < size_bytes
+    assert "spread it" in right.state.letters.all()[-1].error
+    right.check_replay()
+
+
 def test_large_merges_wait_for_a_commit_of_their_own() -> None:
     left, right = Node("left"), Node("right")
     for number in range(150):

@@ -141,8 +141,11 @@ class Claim(Struct, frozen=True, kw_only=True):
 
     @property
     def held(self) -> bool:
-        """Whether the resource is ours now. Never true after the lease has run out by our own clock."""
-        return self.until_ns > 0 and step_time_ns.get() < self.until_ns
+        """Whether the resource is ours now. Never true after the lease has run out by our own clock.
+
+        Only handlers have a time. Elsewhere, in a query for example, it is never true: compare `until_ns` with a clock.
+        """
+        return 0 < step_time_ns.get() < self.until_ns
 
     def claim(self, *, for_s: float, of: str = "", wait_s: float = 0.0, renew: bool = False) -> ClaimAsked:
         """Asks for the resource for so many seconds; yield it from a @react handler.
@@ -163,10 +166,13 @@ class Claim(Struct, frozen=True, kw_only=True):
         )
 
     def release(self, *, of: str = "") -> ClaimReleased:
-        """Gives back what is held, or what was asked for; yield it from a @react handler."""
-        resource = of or self.resource or self.of
+        """Gives back what is held, or takes back what was asked for; yield it from a @react handler.
+
+        What was asked for with `claim(of=…)` and is not held yet is named here as well.
+        """
+        resource = of or (self.resource if self.until_ns else "") or self.of or self.resource
         _check_resource(f"{self.field}.release(of={resource!r})", resource)
-        return ClaimReleased(claim=self.field, resource=resource, token=self.token)
+        return ClaimReleased(claim=self.field, resource=resource, token=self.token if resource == self.resource else 0)
 
     def after(self, verdict: Verdict, now_ns: int) -> Claim:
         """The field once this verdict is known."""
@@ -175,8 +181,9 @@ class Claim(Struct, frozen=True, kw_only=True):
             return replace(self, resource=verdict.resource, token=verdict.token, until_ns=until_ns)
         if isinstance(verdict, Denied):
             return self
-        # A loss of what was held before says nothing of what is held now.
-        return replace(self, until_ns=0) if verdict.token >= self.token else self
+        # A loss of something else, or of what was held before, says nothing of what is held now.
+        lost = verdict.resource == self.resource and verdict.token >= self.token
+        return replace(self, until_ns=0) if lost else self
 
 
 class OrderedField(Struct, frozen=True):

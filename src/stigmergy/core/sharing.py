@@ -183,7 +183,8 @@ class Writing:
             self._stores[name] = store.apply(delta)
         except CrdtError as error:
             raise TooLarge(f"{type(self._agent).__name__}.{name}: {error}") from None
-        if self._stores[name].size_bytes > OBJECT_BYTES_MAX:
+        # Several that write at once may pass the bound together: what makes it smaller is always welcome.
+        if store.size_bytes < self._stores[name].size_bytes > OBJECT_BYTES_MAX:
             raise TooLarge(
                 f"{type(self._agent).__name__}.{name}: an object of up to {self._stores[name].size_bytes} bytes, "
                 f"{OBJECT_BYTES_MAX} at most; spread it over several groups with shared(by=…)"
