@@ -25,8 +25,10 @@ SCHEME = "sqlite:"
 APPLICATION_ID = 0x5354474C
 """STGL; `file ledger.db` shows it."""
 FORMAT = 1
-BUSY_MS = 2_000
+BUSY_MS = 5_000
 """So long a call waits for other processes before it says that the ledger is not available."""
+BUSY_LOOK_MS = 2
+"""How often it looks meanwhile. SQLite's own pauses grow to 100 ms, in which whoever writes all the time gets ahead."""
 CHAIN_BYTES = 16
 INCARNATION_BYTES = 6
 _CHAIN_CONTEXT = "stigmergy 2026 entries of a ledger file"
@@ -147,7 +149,7 @@ def _claim(files: OsFiles, path: str) -> Claim:
 def _connect(path: str, flags: int) -> apsw.Connection:
     connection = apsw.Connection(path, flags=flags)
     try:
-        connection.set_busy_timeout(BUSY_MS)
+        connection.set_busy_handler(_wait_a_little)
         connection.pragma("journal_mode", "TRUNCATE")
         connection.pragma("synchronous", "FULL")
         connection.pragma("cell_size_check", True)
@@ -156,6 +158,12 @@ def _connect(path: str, flags: int) -> apsw.Connection:
         connection.close(True)
         raise
     return connection
+
+
+def _wait_a_little(calls: int) -> bool:
+    """Somebody else has the file: whether to try again, after a pause. Not all with the same one."""
+    time.sleep(BUSY_LOOK_MS / 1000 * (1 + calls % 3 / 2))
+    return calls * BUSY_LOOK_MS * 1.5 < BUSY_MS
 
 
 def _examine(connection: apsw.Connection, path: str, name: str, witnessed: Mark | None) -> Record:

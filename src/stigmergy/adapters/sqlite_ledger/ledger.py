@@ -20,6 +20,7 @@ import contextlib
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -39,6 +40,8 @@ from stigmergy.ports.ledger import (
 )
 
 LOOK_S = 0.02
+GAP_S = 0.001
+"""Between two appends of one connection: without it, who appends all the time would keep others from the file."""
 CUT_COUNT_MAX = 2_000
 """A cut deletes so many entries per transaction."""
 
@@ -64,6 +67,7 @@ class SqliteLedger:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._appending = False
+        self._appended_s = 0.0
         self._closed = False
         self._failed = ""
         # A daemon, because a program that ends without closing its ledger must end; nothing acknowledged is at stake.
@@ -169,6 +173,8 @@ class SqliteLedger:
             heard(last)
 
     def _append(self, bodies: tuple[bytes, ...]) -> int:
+        if (left_s := self._appended_s + GAP_S - time.monotonic()) > 0:
+            time.sleep(left_s)
         with self._translating(), self._transaction("IMMEDIATE"):
             record = self._record()
             chain, rows = record.chain, []
@@ -178,6 +184,7 @@ class SqliteLedger:
             self._connection.executemany("INSERT INTO entries VALUES (?, ?, ?)", rows)
             last = record.last + len(bodies)
             self._put_record(msgspec.structs.replace(record, last=last, chain=chain))
+        self._appended_s = time.monotonic()
         with contextlib.suppress(OSError):  # an old mark is still true
             os.pwrite(self._mark, encode_mark(Mark(self._incarnation, 0, last, os.getpid())), 0)
         return record.last + 1
