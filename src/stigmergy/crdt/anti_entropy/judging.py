@@ -47,7 +47,7 @@ class Judging:
         found = held.pool.find(delta.replica, delta.first)
         if found is not None and found.data == data:
             counters.shared_known += 1
-            self._owe(held, sender, delta, moment)
+            self._owe(held, found, sender, moment)
             return
         if not self._is_authors(held, change, delta):
             counters.shared_refused += 1
@@ -78,11 +78,11 @@ class Judging:
         if delta.last <= held.knows(delta.replica):
             desk.counters.shared_known += 1
             desk.counters.shared_dropped += held.add(kept)
-            self._owe(held, kept.sender, delta, moment)
+            self._owe(held, kept, kept.sender, moment)
             return
         desk.counters.shared_taken += 1
         desk.counters.shared_dropped += held.keep(kept)
-        self._owe(held, kept.sender, delta, moment)
+        self._owe(held, kept, kept.sender, moment)
         horizon_ns = desk.horizon_ns(moment)
         if kept.stamp_ns > horizon_ns:
             desk.counters.shared_skewed += 1
@@ -93,8 +93,11 @@ class Judging:
         if held.missing(horizon_ns):
             self._repairing.ask(kept.sender, held, moment)
 
-    def _owe(self, held: Held, sender: str, delta: Delta, moment: Moment) -> None:
-        """Acknowledges what is on disk, and the rest once it is."""
+    def _owe(self, held: Held, kept: Kept, sender: str, moment: Moment) -> None:
+        """Acknowledges to its author what is on disk, and the rest once it is. Who passes on waits for nothing."""
+        delta, peer = kept.delta, self._desk.peers.get(sender)
+        if peer is not None and peer.key not in {None, kept.key}:
+            return
         if delta.last <= held.knows(delta.replica):
             message = Acknowledged(held.id, ((delta.replica, held.knows(delta.replica)),))
             self._desk.send([sender], write_frame(message), moment.monotonic_ns)

@@ -107,7 +107,7 @@ class Machine:
     def _hurry(self, moment: Moment) -> None:
         """What we hold has changed: everybody is told soon."""
         for peer in self._desk.peers.all():
-            peer.due_ns = min(peer.due_ns, moment.monotonic_ns)
+            self._desk.peers.hurry(peer, moment.monotonic_ns)
 
     # ------------------------------------------------------------------ what is durable
 

@@ -45,6 +45,8 @@ class Peers:
         self._peers: dict[str, Peer] = {}
         self._holders: dict[bytes, dict[str, None]] = {}
         self._round_ns = -(1 << 62)
+        self._due_ns: int | None = None
+        """When somebody is due, or earlier."""
 
     def __len__(self) -> int:
         return len(self._peers)
@@ -69,7 +71,15 @@ class Peers:
         for name in wanted:
             if name not in self._peers:
                 self._peers[name] = Peer(name, now_ns)
+                self._due_ns = now_ns
+        if not self._peers:
+            self._due_ns = None
         return gone
+
+    def hurry(self, peer: Peer, now_ns: int) -> None:
+        """There is news for this peer: it is due at once."""
+        peer.due_ns = min(peer.due_ns, now_ns)
+        self._due_ns = now_ns
 
     def told_interests(self, peer: Peer, objects: bytes) -> None:
         """The peer has said what it holds."""
@@ -92,7 +102,7 @@ class Peers:
     def due(self, now_ns: int) -> list[Peer]:
         """To whom digests go now: everybody whose interval is over, or, of many, some in each interval."""
         few = len(self._peers) <= self._rules.fan_out
-        if not few and now_ns < self._round_ns:
+        if self._due_ns is None or now_ns < self._due_ns or (not few and now_ns < self._round_ns):
             return []
         ready = [peer for peer in self._peers.values() if peer.due_ns <= now_ns]
         if not few and ready:
@@ -101,15 +111,15 @@ class Peers:
                 ready = [ready[at] for at in self._choose(self._rules.fan_out, len(ready))]
         for peer in ready:
             peer.due_ns = now_ns + self._rules.interval_ns_of(peer.name)
+        self._due_ns = min(peer.due_ns for peer in self._peers.values())
         return ready
 
     @property
     def next_ns(self) -> int | None:
-        """When somebody is due; None without peers."""
-        due_ns = min((peer.due_ns for peer in self._peers.values()), default=None)
-        if due_ns is None or len(self._peers) <= self._rules.fan_out:
-            return due_ns
-        return max(due_ns, self._round_ns)
+        """When somebody is due, or earlier; None without peers."""
+        if self._due_ns is None or len(self._peers) <= self._rules.fan_out:
+            return self._due_ns
+        return max(self._due_ns, self._round_ns)
 
     def _forget_interests(self, peer: Peer) -> None:
         for one in peer.objects:
@@ -141,6 +151,8 @@ class Outstanding:
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
         self._sent: dict[Way, Sent] = {}
+        self._next_ns = 0
+        """When something is due, or earlier; of no meaning without any."""
 
     def __len__(self) -> int:
         return len(self._sent)
@@ -151,8 +163,9 @@ class Outstanding:
         if found is not None:
             found.upto = max(found.upto, last)
         elif len(self._sent) < self._rules.outstanding_count_max:
-            pause_ns = self._rules.resend_ns
-            self._sent[way] = Sent(last, now_ns + pause_ns, pause_ns, acknowledged=first - 1)
+            due_ns = now_ns + self._rules.resend_ns
+            self._next_ns = min(due_ns, self._next_ns) if self._sent else due_ns
+            self._sent[way] = Sent(last, due_ns, self._rules.resend_ns, acknowledged=first - 1)
 
     def acknowledged(self, way: Way, counter: int) -> None:
         """The peer has everything up to this counter."""
@@ -165,6 +178,8 @@ class Outstanding:
 
     def tick(self, now_ns: int) -> list[tuple[Way, Sent]]:
         """What is to be sent again now; what was tried often enough is given up."""
+        if not self._sent or now_ns < self._next_ns:
+            return []
         due = [(way, sent) for way, sent in self._sent.items() if sent.due_ns <= now_ns]
         again: list[tuple[Way, Sent]] = []
         for way, sent in due:
@@ -175,6 +190,7 @@ class Outstanding:
             sent.pause_ns *= 2
             sent.due_ns = now_ns + sent.pause_ns
             again.append((way, sent))
+        self._next_ns = min((sent.due_ns for sent in self._sent.values()), default=0)
         return again
 
     def drop(self, way: Way) -> None:
@@ -188,8 +204,8 @@ class Outstanding:
 
     @property
     def next_ns(self) -> int | None:
-        """When something is due; None if nothing is."""
-        return min((sent.due_ns for sent in self._sent.values()), default=None)
+        """When something is due, or earlier; None if nothing is."""
+        return self._next_ns if self._sent else None
 
 
 def interests_digest(objects: bytes) -> bytes:

@@ -85,7 +85,7 @@ class Repairing:
         """A peer says which objects it holds; it is compared with at once."""
         if peer.interests == NOTHING_KNOWN or told.objects != b"".join(sorted(peer.objects)):
             self._desk.peers.told_interests(peer, told.objects)
-            peer.due_ns = min(peer.due_ns, moment.monotonic_ns)
+            self._desk.peers.hurry(peer, moment.monotonic_ns)
 
     # What is known.
 
