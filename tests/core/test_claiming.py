@@ -279,6 +279,18 @@ def test_a_verdict_for_a_field_that_is_not_there_is_passed_over() -> None:
     assert "Car/9" not in road.shard.state.agents
 
 
+def test_a_replay_passes_over_verdicts_for_a_field_that_was_taken_out() -> None:
+    class Smaller(Agent, kind="Car"):
+        lane: Ordered[Claim]
+
+    road = arrived()
+    road.verdict(GRANTED)
+    again = ShardState(0, plan_agents([Smaller]))
+    for ready in road.readies:
+        apply(again, open_commit(ready.sealed.body), ready.sealed.digest)
+    assert again.agents["Car/1"].lane == Claim(field="lane")
+
+
 def test_a_stopped_agent_learns_of_verdicts_and_does_nothing() -> None:
     road = arrived()
     road.verdict(GRANTED)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -403,3 +404,9 @@ def test_states_that_cannot_be_compared_by_their_bytes_are_not_the_same() -> Non
     node = Node()
     node.ask("Box/1", "add a")
     assert canonical_bytes(PLANS["Box"].read_back(node.agent("Box/1"))) == canonical_bytes(node.agent("Box/1"))
+
+
+@pytest.mark.parametrize("stored", [["names", b"nonsense"], 3])
+def test_a_state_whose_shared_field_is_damaged_is_not_restored(stored: Any) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        PLANS["Box"].restore(encode({"id": "1", "names": stored}))

@@ -500,6 +500,25 @@ def test_a_write_to_a_field_of_another_class() -> None:
     assert "no shared field of Careless" in shard.state.letters.all()[0].error
 
 
+def test_a_message_carries_what_is_in_a_shared_field_and_not_the_field() -> None:
+    class Listed(Event):
+        vehicles: ORSet[str]
+
+    class Asked(Event):
+        pass
+
+    class Careless(Agent):
+        vehicles: Shared[ORSet[str]]
+
+        @decide
+        def asked(self, event: Asked) -> Events:
+            yield Listed(vehicles=self.vehicles)
+
+    shard = Shard(ShardState(0, plan_agents([Careless])))
+    shard.step([Delivery(source="t", items=[("Careless/1", encode(Asked()))])], NOW_NS)
+    assert "ORSet is shared, and no part of a message; put its value there" in shard.state.letters.all()[0].error
+
+
 def test_a_field_that_was_taken_out_of_the_class_is_passed_over() -> None:
     node = Node()
     node.observe(ONE, VehicleArrived(vehicle="V-1"))

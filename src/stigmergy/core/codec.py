@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from typing import Any, Self, TypeVar, get_origin
+from typing import Any, NoReturn, Self, TypeVar, get_origin
 
 import msgspec
 from msgspec import Struct, structs
@@ -36,10 +36,15 @@ SURELY_FLAT_BYTES = 256
 
 
 def _plain(value: Any) -> Any:
-    """What stands in bytes for a value that msgspec does not know."""
+    """What stands in the bytes of a state for a value that msgspec does not know."""
+    return value.to_plain() if isinstance(value, SharedValue) else _unknown(value)
+
+
+def _unknown(value: Any) -> NoReturn:
+    name = type(value).__name__
     if isinstance(value, SharedValue):
-        return value.to_plain()
-    raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
+        raise TypeError(f"{name} is shared, and no part of a message; put its value there, or what is in it")
+    raise TypeError(f"Encoding objects of type {name} is unsupported")
 
 
 def _unplain(hint: Any, plain: Any) -> Any:
@@ -52,7 +57,8 @@ def _unplain(hint: Any, plain: Any) -> Any:
     raise NotImplementedError
 
 
-_encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
+_encoder = msgspec.msgpack.Encoder(enc_hook=_unknown)
+_state_encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
 _canonical = msgspec.msgpack.Encoder(enc_hook=_plain, order="deterministic")
 _ADDRESS_IN_MEMORY = re.compile(r" at 0x[0-9a-fA-F]+")
 # A float64 whose exponent is all ones: an infinity or a NaN. A rare hit inside other data only costs a second look.
@@ -63,6 +69,8 @@ UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 encode = _encoder.encode
 """The bytes of a message or struct."""
+encode_state = _state_encoder.encode
+"""The bytes of an agent, shared fields included; equal states may have different ones."""
 
 
 def state_decoder(cls: type[S]) -> msgspec.msgpack.Decoder[S]:

@@ -18,7 +18,7 @@ from msgspec import Struct, structs
 from stigmergy.core.agent import Agent, Handlers, has_mutable_fields
 from stigmergy.core.annotations import plain_name, resolve_hints
 from stigmergy.core.claiming import CLAIM_EVENTS, Claim, OrderedField
-from stigmergy.core.codec import canonical_bytes, encode, explain_undecodable, state_decoder, tag_of
+from stigmergy.core.codec import canonical_bytes, encode, encode_state, explain_undecodable, state_decoder, tag_of
 from stigmergy.core.effects import ActionDone, ActionFailed, Effects, Events, WindowClosed, WorkFailed
 from stigmergy.core.errors import DefinitionError
 from stigmergy.core.messages import Command, Event, Keeping, Message, newer_version, older_versions, spec_of, to_newest
@@ -376,7 +376,7 @@ def _deep_copier(cls: type[Agent], shared: Mapping[str, SharedField]) -> Callabl
     def copy(agent: Any) -> Any:
         bare = without_shared(shared, agent)
         try:
-            copied = decode(encode(bare))
+            copied = decode(encode_state(bare))
         except Exception:
             # A handler has put something into the state that has no bytes. A snapshot says so; a step must go on.
             copied = copying.deepcopy(bare)
@@ -401,7 +401,7 @@ def without_shared(shared: Mapping[str, SharedField], agent: Any) -> Any:
 def _restorer(cls: type[Agent], ordered: Mapping[str, OrderedField]) -> Callable[[bytes], Any]:
     try:
         decode = state_decoder(cls).decode
-        decode(encode(cls()))
+        decode(encode_state(cls()))
     except (TypeError, NameError, msgspec.ValidationError, NotImplementedError) as error:
         raise DefinitionError(
             f"{cls.__qualname__}: its state cannot be written and read back ({error}); "
