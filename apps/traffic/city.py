@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from weakref import WeakKeyDictionary
 
-from apps.traffic.cabinet import Cabinet, Clock
+from apps.traffic.cabinet import Cabinet
 from apps.traffic.grid import grid
 from apps.traffic.intersection import SILENCE_S, Intersection
 from apps.traffic.messages import AllRed, ClearMonitor, DetectorsHeard, ShowPhase
 from apps.traffic.phases import Geometry
 from apps.traffic.traffic import Rates, Traffic
-from stigmergy import Agent, Event, Feed, Fleet, NotRunning, Order, Overloaded, Tick
+from stigmergy import Agent, Event, Feed, Fleet, Order, StigmergyError, Tick
 
 FLEET = "traffic"
 HEARTBEAT_S = 0.5
@@ -28,24 +28,25 @@ PAUSE_S = 0.1
 
 
 class Roadside:
-    """All cabinets, by the names of their intersections. They are there before their controllers and after them."""
+    """All cabinets, by the names of their intersections. They are there before their controllers and after them.
 
-    def __init__(self, clock: Clock | None = None, geometry: Geometry | None = None) -> None:
-        self._clock = clock or (lambda: asyncio.get_running_loop().time())
+    Each event loop has its own: a simulation begins with new ones for each seed.
+    """
+
+    def __init__(self, geometry: Geometry | None = None) -> None:
         self._geometry = geometry or Geometry()
-        self._cabinets: dict[str, Cabinet] = {}
-        self.on_new: Callable[[Cabinet], None] | None = None
+        self._by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Cabinet]] = WeakKeyDictionary()
 
     def __getitem__(self, name: str) -> Cabinet:
-        if name not in self._cabinets:
-            cabinet = self._cabinets[name] = Cabinet(name, self._clock, self._geometry)
-            if self.on_new is not None:
-                self.on_new(cabinet)
-        return self._cabinets[name]
+        loop = asyncio.get_running_loop()
+        cabinets = self._by_loop.setdefault(loop, {})
+        if name not in cabinets:
+            cabinets[name] = Cabinet(name, loop.time, self._geometry)
+        return cabinets[name]
 
     def all(self) -> list[Cabinet]:
         """Those that anybody has asked for."""
-        return list(self._cabinets.values())
+        return list(self._by_loop.get(asyncio.get_running_loop(), {}).values())
 
     def of(self, order: Order[ShowPhase] | Order[AllRed] | Order[ClearMonitor]) -> Cabinet:
         """The one that an order is for."""
@@ -61,7 +62,7 @@ class Roadside:
             for cabinet in self.all():
                 cabinet.tick()
             if traffic is not None:
-                traffic.step(self._clock())
+                traffic.step(asyncio.get_running_loop().time())
             await asyncio.sleep(STEP_S)
 
     def traffic(self, rows: int, columns: int, seed: int, rates: Rates | None = None) -> Traffic:
@@ -118,7 +119,7 @@ def make_fleet(roadside: Roadside, kind: type[Intersection] = Intersection) -> F
             event = await cabinet.wait_detected()
             try:
                 await feed.send(event)
-            except (NotRunning, Overloaded):
+            except StigmergyError:  # stopped, or overloaded, or not known whether it was kept: it is said once more
                 await asyncio.sleep(PAUSE_S)
             else:
                 cabinet.taken(event)

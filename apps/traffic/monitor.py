@@ -47,7 +47,7 @@ class Monitor:
         self._heard_s = now_s
         self.lamps = RED
         self.tripped = ""
-        """Why everything is red; empty when nothing is wrong."""
+        """Why everything is red; empty when nothing is wrong, and again once red has lasted long enough."""
         self.latched = False
         """Whether only a technician may end that: two groups had the way at once."""
         self.trips = 0
@@ -60,6 +60,8 @@ class Monitor:
         """What to show when this is wanted: the same, or red."""
         self._heard_s = now_s
         if wanted == RED:
+            if not self.latched and now_s + TOLERANCE_S >= self._red_until_s:
+                self.tripped = ""
             return self._turn(RED, now_s)
         conflict = self._conflict(wanted)
         if conflict:

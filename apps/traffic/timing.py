@@ -81,7 +81,7 @@ def ends_now(seen: Situation) -> bool:
 
 
 def next_stage(seen: Situation) -> Stage:
-    """Who is served after the clearance. Whoever waits is served after at most two others."""
+    """Who is served after the clearance. Whoever waits is served after at most three others."""
     if seen.walkers and seen.stage != "walk":
         return "walk"
     other = crossing_of(seen.axis)

@@ -1,10 +1,11 @@
-"""Applications use what users have: `stigmergy`, `stigmergy.testing`, and nothing behind them."""
+"""Applications use what users have: `stigmergy`, `stigmergy.sim`, `stigmergy.testing`, and nothing behind them."""
 
 import ast
 from pathlib import Path
 
 import pytest
 
+PUBLIC = ("stigmergy", "stigmergy.sim")
 APPS = Path(__file__).resolve().parents[2] / "apps"
 
 
@@ -20,7 +21,7 @@ def imported(text: str) -> list[str]:
 
 def private(text: str) -> list[str]:
     ours = [name for name in imported(text) if name.partition(".")[0] == "stigmergy"]
-    return [name for name in ours if name != "stigmergy" and not f"{name}.".startswith("stigmergy.testing.")]
+    return [name for name in ours if name not in PUBLIC and not f"{name}.".startswith("stigmergy.testing.")]
 
 
 @pytest.mark.parametrize("path", sorted(APPS.rglob("*.py")), ids=lambda path: str(path.relative_to(APPS)))
@@ -33,4 +34,10 @@ def test_other_imports_are_found() -> None:
         "stigmergy.core.codec",
         "stigmergy.runtime",
     ]
-    assert private("from stigmergy import Agent\nfrom stigmergy.testing.proxy import Proxy\n") == []
+    assert private("from stigmergy.sim.world import World\n") == ["stigmergy.sim.world"]
+    assert (
+        private(
+            "from stigmergy import Agent\nfrom stigmergy.sim import World\nfrom stigmergy.testing.proxy import Proxy\n"
+        )
+        == []
+    )

@@ -106,6 +106,13 @@ def test_a_silent_controller_gets_red_lamps() -> None:
     assert monitor.tick(watched.now_s + SILENCE_S_MAX + 0.1) == RED
     assert "silent" in monitor.tripped
     assert monitor.trips == 1
+    watched.now_s += SILENCE_S_MAX + 0.1
+    monitor.show(RED, watched.now_s)
+    assert monitor.tripped, "not over yet"
+    watched.now_s += LIMITS.unwarned_s
+    monitor.show(RED, watched.now_s)
+    assert monitor.tripped == "", "whoever begins again in order is not told of it for ever"
+    assert watched.run(*AVENUE)
 
 
 def test_lamps_that_a_group_does_not_have() -> None:
