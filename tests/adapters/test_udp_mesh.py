@@ -5,21 +5,19 @@ import socket
 from pathlib import Path
 
 import pytest
-from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stigmergy.adapters import udp_mesh
 from stigmergy.adapters.system import SystemClock
-from stigmergy.adapters.udp_mesh import (
+from stigmergy.adapters.udp_mesh import UdpMesh, UdpOptions, mesh, open_mesh, parse_url
+from stigmergy.adapters.udp_mesh.datagrams import (
     FORMAT,
+    HEADER_BYTES_MAX,
     MAGIC,
     SEAL_BYTES,
-    UdpMesh,
-    UdpOptions,
-    open_mesh,
-    parse_url,
+    body_bytes,
     read_datagram,
+    seal_key,
     write_datagram,
 )
 from stigmergy.core.errors import ConfigError, Malformed
@@ -124,26 +122,45 @@ async def test_port_that_is_taken_or_address_that_is_not_ours_is_a_clear_error()
 
 
 async def test_all_addresses_have_no_contact_unless_told() -> None:
-    mesh = open_mesh("udp://0.0.0.0:0", "a", SystemClock())
-    await mesh.open(lambda *_: None)
-    assert mesh.contact == ""
-    await mesh.close()
-    mesh = open_mesh("udp://0.0.0.0:0?advertise=127.0.0.1:77", "a", SystemClock())
-    await mesh.open(lambda *_: None)
-    assert mesh.contact == "127.0.0.1:77"
-    await mesh.close()
+    for more, contact in (("", ""), ("?advertise=127.0.0.1:77", "127.0.0.1:77")):
+        opened = open_mesh(f"udp://0.0.0.0:0{more}", "a", SystemClock())
+        await opened.open(lambda *_: None)
+        assert opened.contact == contact
+        await opened.close()
 
 
-async def test_names_of_hosts_are_looked_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(udp_mesh, "RESOLVE_S", 0.01)
+async def test_names_of_hosts_are_looked_up_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mesh, "RESOLVE_S", 0.01)
     other = await Node("b").open()
     node = await Node("a", peers=(("b", "localhost", other.port), ("c", "no-such-host.invalid", 1))).open()
     node.mesh.send_nowait("c", b"nowhere")
     assert node.mesh.counters.dropped_count == 1
-    node.mesh._listed["b"] = None  # as if it had not been known at the beginning
-    await wait_until(lambda: node.mesh._listed["b"] is not None)
+    for _ in range(2):
+        node.mesh._listed["b"] = None  # as if it had not been known
+        await wait_until(lambda: node.mesh._listed["b"] is not None)
     for opened in (node, other):
         await opened.mesh.close()
+
+
+async def test_socket_for_all_addresses_of_both_families_speaks_with_both() -> None:
+    try:
+        both = UdpMesh(UdpOptions("::", 0, key=SECRET), "both", SystemClock())
+        await both.open(both.send_nowait)
+    except ConfigError as error:
+        pytest.skip(f"no IPv6 here: {error}")
+    assert both._socket is not None
+    port = both._socket.getsockname()[1]
+    four = await Node("four", peers=(("both", "127.0.0.1", port),), key=SECRET).open()
+    four.mesh.send_nowait("both", b"x")
+    await wait_until(lambda: four.heard == [("both", b"x")])
+    both._learned.clear()
+    both.introduce("four", four.mesh.contact)
+    both.send_nowait("four", b"introduced")
+    await wait_until(lambda: ("both", b"introduced") in four.heard)
+    listing = await Node("listing", peers=(("four", "127.0.0.1", four.port),)).open()
+    assert listing.mesh._address_of("four") == ("127.0.0.1", four.port)
+    for opened in (both, four.mesh, listing.mesh):
+        await opened.close()
 
 
 # Whom it believes.
@@ -198,7 +215,7 @@ async def test_introduced_nodes_reach_each_other() -> None:
 
 async def test_recorded_datagram_does_not_move_a_node_and_a_new_one_does() -> None:
     node = await Node("a", key=SECRET).open()
-    derived = blake3(SECRET, derive_key_context="stigmergy 2026 seal of a datagram").digest()
+    derived = seal_key(SECRET)
     with (
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as here,
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as there,
@@ -235,7 +252,7 @@ async def test_listed_address_wins_over_what_is_learned() -> None:
 
 
 async def test_what_is_learned_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(udp_mesh, "LEARNED_COUNT_MAX", 3)
+    monkeypatch.setattr(mesh, "LEARNED_COUNT_MAX", 3)
     node = await Node("a", key=SECRET).open()
     for number in range(5):
         node.mesh.introduce(f"n{number}", f"127.0.0.1:{number + 1}")
@@ -244,7 +261,7 @@ async def test_what_is_learned_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 async def test_while_the_system_takes_none_the_newest_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(udp_mesh, "WAITING_COUNT_MAX", 5)
+    monkeypatch.setattr(mesh, "WAITING_COUNT_MAX", 5)
     other = await Node("b").open()
     node = await Node("a", peers=(other.listed("b"),)).open()
     other.mesh._listed["a"] = ("127.0.0.1", node.port)
@@ -271,8 +288,8 @@ names = st.from_regex(r"[A-Za-z0-9_.-]{1,64}", fullmatch=True)
 def test_datagram_is_read_as_it_was_written(sender: str, to: str, body: bytes, stamp: int, key: bytes) -> None:
     datagram = write_datagram(sender, to, body, stamp, key)
     assert read_datagram(datagram, key) == (sender, to, body, stamp)
-    assert udp_mesh._body_bytes(datagram) == len(body)
-    assert len(datagram) <= len(body) + udp_mesh.HEADER_BYTES_MAX
+    assert body_bytes(datagram) == len(body)
+    assert len(datagram) <= len(body) + HEADER_BYTES_MAX
 
 
 @given(st.integers(0, 60), st.integers(1, 255))

@@ -135,7 +135,7 @@ def test_limits_are_documented() -> None:
 
 def test_contexts_and_numbers_are_documented() -> None:
     modules: tuple[str, ...] = ("core.columns", "core.commit", "core.snapshot", "core.flight", "adapters.keyfile")
-    modules += ("core.swim.packets", "adapters.udp_mesh")
+    modules += ("core.swim.packets", "adapters.udp_mesh.datagrams")
     for module in (*modules, "compiled.parts", "compiled.holding"):
         source = inspect.getsource(importlib.import_module(f"stigmergy.{module}"))
         contexts = re.findall(r'"(stigmergy 2026 [^"]+)"', source)

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from blake3 import blake3
 
-from stigmergy.adapters.udp_mesh import FORMAT, read_datagram, write_datagram
+from stigmergy.adapters.udp_mesh.datagrams import FORMAT, read_datagram, write_datagram
 from stigmergy.core.swim import SwimSettings
 from stigmergy.core.swim.packets import (
     BUCKETS_COUNT,

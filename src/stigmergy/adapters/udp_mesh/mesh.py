@@ -14,43 +14,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
-import ipaddress
 import socket
-import struct
 from collections import deque
-from pathlib import Path
-from urllib.parse import parse_qsl, urlsplit
 
-from blake3 import blake3
 from msgspec import Struct
 
+from stigmergy.adapters.udp_mesh.datagrams import (
+    HEADER_BYTES_MAX,
+    body_bytes,
+    read_datagram,
+    seal_key,
+    write_datagram,
+)
+from stigmergy.adapters.udp_mesh.options import (
+    Address,
+    UdpOptions,
+    contact_of,
+    is_literal,
+    parse_url,
+    reached_from,
+    read_contact,
+)
 from stigmergy.core.errors import Bug, ConfigError, Malformed
 from stigmergy.ports.clock import Clock
-from stigmergy.ports.mesh import (
-    BYTES_MIN,
-    CONTACT_BYTES_MAX,
-    NODE_NAME_BYTES_MAX,
-    PACKET_BYTES,
-    Hear,
-    MeshCounters,
-    check_datagram,
-    is_node_name,
-)
+from stigmergy.ports.mesh import Hear, MeshCounters, check_datagram, is_node_name
 
-SCHEME = "udp"
-PORT = 7946
-MAGIC = b"stgm"
-FORMAT = 1
-SEALED = 1
-"""The kind of a datagram with a seal; 0 without."""
-SEAL_BYTES = 16
-KEY_BYTES_MIN = 32
-KEY_BYTES_MAX = 4096
-BODY_BYTES_MAX = 60_000
-"""What the option bytes_max may be: more does not fit into a packet of UDP."""
-HEADER_BYTES_MAX = 14 + 2 * (1 + NODE_NAME_BYTES_MAX) + SEAL_BYTES
-PEERS_COUNT_MAX = 10_000
 LEARNED_COUNT_MAX = 10_000
 """Addresses that are learned. One more, and the one that was silent for longest is forgotten."""
 LEARNED_S = 600.0
@@ -63,60 +51,6 @@ READ_AT_ONCE_MAX = 64
 """Datagrams that are read before others get their turn on the event loop."""
 RECEIVE_BUFFER_BYTES = 1024 * 1024
 """What the system is asked to hold for us; it may give less."""
-
-_CONTEXT = "stigmergy 2026 seal of a datagram"
-_FRONT = struct.Struct(">4sBBQ")
-Address = tuple[str, int]
-
-
-class UdpOptions(Struct, frozen=True):
-    """What a URL says about this node's socket and its peers."""
-
-    host: str
-    port: int = PORT
-    peers: tuple[tuple[str, str, int], ...] = ()
-    """Name, host and port of each."""
-    key: bytes = b""
-    bytes_max: int = PACKET_BYTES
-    advertise: str = ""
-
-    @property
-    def place(self) -> str:
-        """How messages name it."""
-        return f"udp://{_written(self.host, self.port)}"
-
-
-def parse_url(url: str) -> UdpOptions:
-    """The options that a URL names; raises ConfigError that says which part is wrong. Reads no more than the key."""
-    try:
-        parts = urlsplit(url)
-        port = PORT if parts.port is None else parts.port
-    except ValueError as error:
-        raise ConfigError(f"mesh {url!r}: {error}") from None
-    if parts.scheme != SCHEME or not parts.hostname:
-        raise ConfigError(f"mesh {url!r}: write udp://host:{PORT}?peers=name@host:{PORT},…; 0.0.0.0 is all addresses")
-    if parts.username is not None or parts.path not in ("", "/") or parts.fragment:
-        raise ConfigError(f"mesh {url!r}: udp://host:port has no user, path or fragment; take them out")
-    given: dict[str, str] = {}
-    for name, value in parse_qsl(parts.query, keep_blank_values=True):
-        if name in given:
-            raise ConfigError(f"mesh {url!r}: option {name!r} is there twice")
-        given[name] = value
-    options = UdpOptions(
-        host=parts.hostname,
-        port=port,
-        peers=_peers(given.pop("peers", ""), url),
-        key=_key(given.pop("key_file", ""), url),
-        bytes_max=_bytes_max(given.pop("bytes_max", ""), url),
-        advertise=given.pop("advertise", ""),
-    )
-    if given:
-        raise ConfigError(
-            f"mesh {url!r}: unknown option {next(iter(given))!r}; there are peers, key_file, bytes_max, advertise"
-        )
-    if options.advertise and _read_contact(options.advertise) is None:
-        raise ConfigError(f"mesh {url!r}: advertise={options.advertise}; write an address and a port, 10.0.0.7:{PORT}")
-    return options
 
 
 class _Learned(Struct):
@@ -139,9 +73,10 @@ class UdpMesh:
         self.counters = MeshCounters()
         self._options = options
         self._clock = clock
-        self._key = blake3(options.key, derive_key_context=_CONTEXT).digest() if options.key else b""
+        self._key = seal_key(options.key) if options.key else b""
         self._listed: dict[str, Address | None] = {name: None for name, _, _ in options.peers if name != node}
         """Where those in the list are; None while the name of a host is not known."""
+        self.seeds = tuple(self._listed)
         self._learned: dict[str, _Learned] = {}
         self._socket: socket.socket | None = None
         self._hear: Hear | None = None
@@ -159,7 +94,7 @@ class UdpMesh:
     # Its life.
 
     async def open(self, hear: Hear) -> None:
-        """Binds the socket and looks up the hosts of the list; those that are not known now are tried again."""
+        """Binds the socket. The hosts of the list are looked up meanwhile: until then what is sent there is dropped."""
         if self._was_opened:
             raise Bug(f"the mesh of {self.node} was opened before; make another one")
         self._was_opened = True
@@ -182,11 +117,13 @@ class UdpMesh:
         self._hear = hear
         # Stamps of this run are higher than those of earlier ones, unless the clock went back.
         self._stamp = max(1, self._clock.wall_ns())
-        self._contact = self._options.advertise or _contact_of(opened.getsockname())
-        await self._resolve()
+        self._contact = self._options.advertise or contact_of(opened.getsockname())
+        for name, host, port in self._options.peers:
+            if name != self.node and is_literal(host):
+                self._listed[name] = reached_from(opened.family, host), port
         loop.add_reader(opened, self._read)
-        if not all(_is_literal(host) for _, host, _ in self._options.peers):
-            self._resolving = loop.create_task(self._keep_resolving(), name=f"peers of {self.node}")
+        if not all(is_literal(host) for _, host, _ in self._options.peers):
+            self._resolving = loop.create_task(self._keep_resolving(opened.family), name=f"peers of {self.node}")
 
     async def close(self) -> None:
         """Closes the socket."""
@@ -206,20 +143,17 @@ class UdpMesh:
         self.counters.dropped_count += len(self._waiting)
         self._waiting.clear()
 
-    async def _resolve(self) -> None:
+    async def _keep_resolving(self, family: int) -> None:
         loop = asyncio.get_running_loop()
-        family = self._socket.family if self._socket is not None else socket.AF_INET
-        for name, host, port in self._options.peers:
-            if name == self.node or (self._listed[name] is not None and _is_literal(host)):
-                continue
-            with contextlib.suppress(OSError):
-                found = await loop.getaddrinfo(host, port, family=family, type=socket.SOCK_DGRAM)
-                self._listed[name] = (str(found[0][4][0]), int(found[0][4][1]))
-
-    async def _keep_resolving(self) -> None:
         while True:
+            for name, host, port in self._options.peers:
+                if name == self.node or is_literal(host):
+                    continue
+                with contextlib.suppress(OSError):
+                    mapped = socket.AI_V4MAPPED if family == socket.AF_INET6 else 0
+                    found = await loop.getaddrinfo(host, port, family=family, type=socket.SOCK_DGRAM, flags=mapped)
+                    self._listed[name] = (str(found[0][4][0]), int(found[0][4][1]))
             await asyncio.sleep(RESOLVE_S)
-            await self._resolve()
 
     # Sending.
 
@@ -242,11 +176,13 @@ class UdpMesh:
 
     def introduce(self, node: str, contact: str) -> None:
         """Takes the hint if there is a key, and nothing better is known."""
-        address = _read_contact(contact)
+        address = read_contact(contact)
         if not self._key or node == self.node or not is_node_name(node) or node in self._listed or address is None:
             return
         known = self._learned.get(node)
         if known is None or self._clock.monotonic_ns() - known.heard_ns > LEARNED_S * 1e9:
+            family = socket.AF_INET if self._socket is None else self._socket.family
+            address = reached_from(family, address[0]), address[1]
             self._learn(node, _Learned(address, 0, self._clock.monotonic_ns()))
 
     def _address_of(self, node: str) -> Address | None:
@@ -268,7 +204,7 @@ class UdpMesh:
             self.counters.dropped_count += 1  # No way there, or no rights: as good as lost.
         else:
             self.counters.sent_count += 1
-            self.counters.sent_bytes += _body_bytes(datagram)
+            self.counters.sent_bytes += body_bytes(datagram)
         return True
 
     def _write(self) -> None:
@@ -331,118 +267,3 @@ class UdpMesh:
 def open_mesh(url: str, node: str, clock: Clock) -> UdpMesh:
     """A mesh of this node on the socket that udp://host:port names; see the module for the rest of the URL."""
     return UdpMesh(parse_url(url), node, clock)
-
-
-def write_datagram(sender: str, to: str, body: bytes, stamp: int, key: bytes) -> bytes:
-    """The bytes of a datagram; `key` is the derived one, empty for none."""
-    front = _FRONT.pack(MAGIC, FORMAT, SEALED if key else 0, stamp)
-    names = b"".join(bytes([len(name)]) + name.encode() for name in (sender, to))
-    plain = front + names + body
-    return plain + blake3(plain, key=key).digest(SEAL_BYTES) if key else plain
-
-
-def read_datagram(datagram: bytes, key: bytes) -> tuple[str, str, bytes, int]:
-    """Sender, receiver, body and stamp. Raises Malformed for anything that was not written with this very key."""
-    if len(datagram) < _FRONT.size + 4:
-        raise Malformed("too short for a datagram")
-    magic, number, kind, stamp = _FRONT.unpack_from(datagram)
-    if magic != MAGIC or number != FORMAT or kind != (SEALED if key else 0):
-        raise Malformed("not a datagram of ours, or of another format, or sealed otherwise")
-    end = len(datagram)
-    if key:
-        end -= SEAL_BYTES
-        seal = blake3(datagram[:end], key=key).digest(SEAL_BYTES) if end > _FRONT.size else b""
-        if not hmac.compare_digest(seal, datagram[end:]):
-            raise Malformed("the seal does not cover these bytes")
-    names: list[str] = []
-    place = _FRONT.size
-    for _ in range(2):
-        length = datagram[place] if place < end else 0
-        name = datagram[place + 1 : place + 1 + length].decode("ascii", "replace")
-        place += 1 + length
-        if place > end or not is_node_name(name):
-            raise Malformed("no name of a node where one must be")
-        names.append(name)
-    return names[0], names[1], datagram[place:end], stamp
-
-
-def _body_bytes(datagram: bytes) -> int:
-    """How many bytes of a datagram of ours are its body."""
-    first = datagram[_FRONT.size]
-    second = datagram[_FRONT.size + 1 + first]
-    return len(datagram) - _FRONT.size - 2 - first - second - (SEAL_BYTES if datagram[5] == SEALED else 0)
-
-
-def _peers(text: str, url: str) -> tuple[tuple[str, str, int], ...]:
-    found: dict[str, tuple[str, str, int]] = {}
-    for item in filter(None, text.split(",")):
-        name, at, place = item.partition("@")
-        if not at or not is_node_name(name):
-            raise ConfigError(f"mesh {url!r}: the peer {item!r}; write name@host:{PORT}")
-        if name in found:
-            raise ConfigError(f"mesh {url!r}: the peer {name!r} is there twice")
-        try:
-            parts = urlsplit(f"//{place}")
-            host, port = parts.hostname, parts.port
-        except ValueError as error:
-            raise ConfigError(f"mesh {url!r}: the peer {item!r}: {error}") from None
-        if not host or port == 0 or parts.path or parts.username is not None:
-            raise ConfigError(f"mesh {url!r}: the peer {item!r}; write name@host:{PORT}")
-        found[name] = (name, host, port or PORT)
-    if len(found) > PEERS_COUNT_MAX:
-        raise ConfigError(f"mesh {url!r}: {len(found)} peers, at most {PEERS_COUNT_MAX}; with a key, a few are enough")
-    return tuple(found.values())
-
-
-def _key(file: str, url: str) -> bytes:
-    if not file:
-        return b""
-    try:
-        with Path(file).open("rb") as opened:
-            key = opened.read(KEY_BYTES_MAX).strip()
-    except OSError as error:
-        raise ConfigError(f"mesh {url!r}: key_file: {error}") from None
-    if len(key) < KEY_BYTES_MIN:
-        raise ConfigError(
-            f"mesh {url!r}: key_file has {len(key)} bytes; put {KEY_BYTES_MIN} random ones or more into it"
-        )
-    return key
-
-
-def _bytes_max(text: str, url: str) -> int:
-    if not text:
-        return PACKET_BYTES
-    if not text.isdecimal() or not BYTES_MIN <= int(text) <= BODY_BYTES_MAX:
-        raise ConfigError(f"mesh {url!r}: bytes_max={text}; it must be {BYTES_MIN} to {BODY_BYTES_MAX}")
-    return int(text)
-
-
-def _read_contact(contact: str) -> Address | None:
-    """An address and a port, if that is what it is. No names of hosts: to look them up would take time."""
-    if len(contact) > CONTACT_BYTES_MAX:
-        return None
-    try:
-        parts = urlsplit(f"//{contact}")
-        host, port = parts.hostname, parts.port
-        if not host or not port or parts.path or parts.query or parts.username is not None:
-            return None
-        return str(ipaddress.ip_address(host)), port
-    except ValueError:
-        return None
-
-
-def _contact_of(bound: tuple[object, ...]) -> str:
-    host, port = str(bound[0]), int(str(bound[1]))
-    return "" if ipaddress.ip_address(host.partition("%")[0]).is_unspecified else _written(host, port)
-
-
-def _written(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _is_literal(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
