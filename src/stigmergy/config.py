@@ -12,6 +12,9 @@
     uplink = { only = ["Alert"] }      # what of this node's log is sent on to whoever collects it there
     rings = ["telemetry.ring"]         # what producers on this machine put there is taken
     processes = 2                      # so many processes share the fleet's shards
+    mesh = "udp://0.0.0.0:7946?peers=north@10.0.0.7:7946"    # how shared fields gossip without a bus
+    ledger = "sqlite:ledger.db"        # who orders claims, for all processes of this machine
+    peers = ["north.pub"]              # keys whose changes and claims are taken; else of whoever is heard first
     collects = true                    # takes what the uplinks of this fleet's other nodes at this site bring
 
     [settings]
@@ -59,6 +62,12 @@ class Place(Struct, frozen=True, forbid_unknown_fields=True):
     """How many processes share the fleet's shards when it is run by the command line."""
     rings: tuple[str, ...] = ()
     """Paths of the rings that it is fed from. Of several processes each has rings of its own."""
+    mesh: str | None = None
+    """How shared fields find their peers; over the bus, if there is one and nothing is said here."""
+    ledger: str | None = None
+    """Who orders what agents claim; without one, claims are denied."""
+    peers: tuple[str, ...] = ()
+    """Public keys, as files, lines or hex digits, of the nodes whose changes and claims are taken."""
     collects: bool = False
     """Whether this node takes what the uplinks of others at this site bring, for agents of the same address."""
 
@@ -94,9 +103,22 @@ def _beside(place: Place, folder: Path) -> Place:
     for scheme in ("sqlite:", "segments:"):
         if journal is not None and journal.startswith(scheme):
             journal = f"{scheme}{folder / journal.removeprefix(scheme)}"
-    trust = tuple(text if _WRITTEN_KEY.fullmatch(text) else str(folder / text) for text in place.trust)
-    rings = tuple(str(folder / ring) for ring in place.rings)
-    return structs.replace(place, journal=journal, key=key, trust=trust, rings=rings)
+    ledger = place.ledger
+    if ledger is not None and ledger.startswith("sqlite:"):
+        ledger = f"sqlite:{folder / ledger.removeprefix('sqlite:')}"
+    return structs.replace(
+        place,
+        journal=journal,
+        key=key,
+        trust=_keys_beside(place.trust, folder),
+        peers=_keys_beside(place.peers, folder),
+        rings=tuple(str(folder / ring) for ring in place.rings),
+        ledger=ledger,
+    )
+
+
+def _keys_beside(keys: tuple[str, ...], folder: Path) -> tuple[str, ...]:
+    return tuple(text if _WRITTEN_KEY.fullmatch(text) else str(folder / text) for text in keys)
 
 
 def _settings_beside(settings: Settings | None, folder: Path) -> Settings | None:

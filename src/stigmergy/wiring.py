@@ -23,7 +23,7 @@ from stigmergy.adapters.keyfile import (
 )
 from stigmergy.adapters.lifeline import Lifeline, keep_to_one_core, make_lifeline
 from stigmergy.adapters.system import SystemClock, SystemEntropy, SystemThreads, make_process_ours, place_of
-from stigmergy.bearings import BUSES, Bearings, find_bearings, open_bus
+from stigmergy.bearings import BUSES, Bearings, find_bearings, open_bus, open_ledger, open_mesh
 from stigmergy.config import Config, find_config
 from stigmergy.core.errors import ConfigError, NotRunning
 from stigmergy.core.uplink import UplinkRule
@@ -40,12 +40,14 @@ from stigmergy.runtime.audit.directories import live_readings
 from stigmergy.runtime.audit.holds import Holds
 from stigmergy.runtime.audit.rotation import Rotation
 from stigmergy.runtime.audit.safeguards import Safeguards
+from stigmergy.runtime.bus_mesh import BusMesh
 from stigmergy.runtime.columns.feeding import Feedings
+from stigmergy.runtime.company import Companions
 from stigmergy.runtime.control import ControlDesk, Node
 from stigmergy.runtime.declaration import Declaration
 from stigmergy.runtime.devices import Devices, start_attached
 from stigmergy.runtime.host import Host
-from stigmergy.runtime.link import BusLink
+from stigmergy.runtime.link import BusLink, describe_this_node
 from stigmergy.runtime.live import Live
 from stigmergy.runtime.neighbours import Neighbours
 from stigmergy.runtime.settings import Settings
@@ -74,6 +76,9 @@ class Fleet(Declaration):
         node: str | None = None,
         uplink: UplinkRule | None = None,
         rings: Sequence[str | Path] = (),
+        mesh: str | None = None,
+        ledger: str | None = None,
+        peers: Sequence[str] = (),
     ) -> Running:
         """Runs the fleet in this program, on a SQLite file and a key beside it unless told otherwise.
 
@@ -81,13 +86,16 @@ class Fleet(Declaration):
         `agents` names those that this device carries ('Drone/D-17'): sensors and loops that name none are for them,
         and commands for others are left to other nodes. `bus` connects the node to others ('mqtt://gateway:1883');
         `uplink` says what of its log it sends on there. `rings` names those that producers on this machine feed it by.
+        Shared fields find their peers over the bus, or over `mesh` ('udp://0.0.0.0:7946?peers=…'); `ledger` orders what
+        agents claim ('sqlite:ledger.db'); `peers` names the public keys of the nodes that are believed in both.
         The order of precedence: these arguments, `stigmergy.toml` in the current directory, `NAME.db` and `NAME.key`.
         """
         _check_arguments(journal, key, settings, trust, agents)
-        _check_texts(bus=bus, site=site, node=node)
+        _check_texts(bus=bus, site=site, node=node, mesh=mesh, ledger=ledger)
+        _check_lists(peers=peers)
         if uplink is not None and not isinstance(uplink, UplinkRule):
             raise ConfigError(f"uplink={uplink!r}: give UplinkRule(…)")
-        where = Bearings(bus, site, node, uplink)
+        where = Bearings(bus, site, node, uplink, mesh=mesh, ledger=ledger, peers=tuple(peers))
         config = find_config(Path.cwd())
         if config.fleet.processes > 1:
             raise ConfigError(
@@ -134,6 +142,7 @@ class Running:
         self._signer: Signer | None = None
         self._neighbours: Neighbours | None = None
         self._feedings: Feedings | None = None
+        self._companions: Companions | None = None
 
     async def __aenter__(self) -> Live:
         self._fleet.check_safe_actions()
@@ -153,6 +162,7 @@ class Running:
                 self._neighbours = Neighbours(host, neighbourhood_of(self._all_url, self._share), self._share)
             devices = Devices(host, SystemThreads(), self._agents)
             link = None if bus is None else make_link(host, bus, entropy, self.bearings, self._agents)
+            self._companions = make_companions(host, signer, entropy, self.bearings, bus, link)
             recovered = await start_attached(host, devices)
             if self._neighbours is not None:
                 await self._neighbours.start()
@@ -169,11 +179,13 @@ class Running:
         devices.start()
         live = Live(host, entropy, recovered, devices)
         live.neighbours = self._neighbours
+        live.companions = self._companions
         self._link = live.link = link
         try:
             self._feedings = live.feedings = Feedings(host, open_rings(self.rings, self._share))
             if link is not None:
                 await link.start()
+            await self._companions.start()
             self._feedings.start()
         except BaseException:
             await self.__aexit__(None, None, None)
@@ -183,7 +195,7 @@ class Running:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for part in (self._devices, self._feedings, self._link, self._neighbours):
+        for part in (self._devices, self._feedings, self._companions, self._link, self._neighbours):
             if part is not None:
                 await part.stop()
         if self._safeguards is not None:
@@ -236,7 +248,11 @@ def _check_arguments(journal: object, key: object, settings: object, trust: obje
         raise ConfigError(f"key={key!r}: give the path of the key file")
     if settings is not None and not isinstance(settings, Settings):
         raise ConfigError(f"settings={settings!r}: give Settings(…)")
-    for name, texts in (("trust", trust), ("agents", agents)):
+    _check_lists(trust=trust, agents=agents)
+
+
+def _check_lists(**given: object) -> None:
+    for name, texts in given.items():
         if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
             raise ConfigError(f"{name}={texts!r}: give a list of texts, also for one alone")
 
@@ -254,6 +270,35 @@ def make_link(host: Host, bus: Bus, entropy: Entropy, bearings: Bearings, agents
         agents=tuple(agents),
         uplink=bearings.uplink,
         collects=bearings.collects,
+    )
+
+
+def make_companions(
+    host: Host, signer: Signer, entropy: Entropy, bearings: Bearings, bus: Bus | None, link: BusLink | None
+) -> Companions:
+    """The node's side of its peers and of its ledger. Before the host starts, because that releases what is owed."""
+    mesh, ledger = open_mesh(bearings, host.clock), open_ledger(bearings, host.declaration.name)
+    trusted = [read_key(text).key for text in bearings.peers]
+    if mesh is None and bus is not None and link is not None:
+        # A broker says who is there, and reaches everybody: nothing else has to be set up.
+        return Companions(
+            host,
+            signer,
+            entropy,
+            mesh=BusMesh(bus, link.topics, link.node),
+            ledger=ledger,
+            names=lambda: [member.node for member in link.members()],
+            trusted=trusted,
+        )
+    return Companions(
+        host,
+        signer,
+        entropy,
+        mesh=mesh,
+        ledger=ledger,
+        me=describe_this_node(host, bearings.node or "", entropy, installed_version()),
+        seeds=getattr(mesh, "seeds", ()),
+        trusted=trusted,
     )
 
 

@@ -31,6 +31,7 @@ from stigmergy.runtime.audit.signers import Key, check_enrolment, check_revocati
 from stigmergy.runtime.audit.streams import answer_hold, export_items, flight_items
 from stigmergy.runtime.audit.verification import Verification, Verified
 from stigmergy.runtime.columns.roster import Roster, check_enrolled_names, described_roster
+from stigmergy.runtime.company import Company
 from stigmergy.runtime.link import LinkStanding
 from stigmergy.runtime.live import Live
 from stigmergy.runtime.phrasing import messages_of, phrase
@@ -296,6 +297,7 @@ class ControlDesk:
             "counters": standing.counters,
             "troubles": standing.troubles,
             "link": described_link(standing.link),
+            **described_company(standing.company),
         }
 
 
@@ -329,6 +331,16 @@ def described_link(link: LinkStanding) -> dict[str, Any]:
     """How a node stands with its bus."""
     found: dict[str, Any] = {"state": link.link, "why": link.why, "owed": link.owed, "members": link.members}
     return found if link.uplink is None else {**found, "uplink": msgspec.structs.asdict(link.uplink)}
+
+
+def described_company(company: Company) -> dict[str, Any]:
+    """How a node stands with its peers and its ledger; nothing of what it does not have."""
+    found: dict[str, Any] = {}
+    if company.shared is not None:
+        found["shared"] = msgspec.to_builtins(company.shared)
+    if company.claims is not None:
+        found["claims"] = msgspec.to_builtins(company.claims)
+    return found
 
 
 def described_recovery(recovered: Recovered) -> dict[str, Any]:

@@ -83,7 +83,7 @@ class Host:
         self.claims: Asking | None = None
         """Asks the ledger for agents; set before the start, which releases what is still owed."""
         self._waker = Waker(self._turn)
-        self._wake = self._waker.wake
+        self._wake = self.wake = self._waker.wake
         self.shards = Shards(journal.identity, owned)
         self.mailbox = Mailbox(
             self.settings.commands_count_max, self.settings.telemetry_items_max, self.settings.telemetry_bytes_max

@@ -79,9 +79,7 @@ class BusLink:
         self._bus = bus
         self.node = check_level_name("node", node)
         self.topics = Topics(declaration.name, check_level_name("site", site))
-        since = datetime.fromtimestamp(clock.wall_ns() / 1_000_000_000, UTC).isoformat(timespec="seconds")
-        run = entropy.token(RUN_BYTES).hex()
-        me = describe_node(node, run, version, since, declaration.plans, declaration.hands.by_tag)
+        me = describe_this_node(host, node, entropy, version)
         self.teller = Teller(bus, self.topics, node, clock.monotonic_ns, refusals_per_s=settings.bus.refusals_per_s)
         self.publisher = Publisher(
             bus,
@@ -115,7 +113,7 @@ class BusLink:
         )
         sender = Sender(declaration.name, site, node)
         all_of_them = (COLLECT_ALL,) if collects else ()
-        self.relay = Relay(bus, host, sender, run, self.teller, uplink, (*declaration.collects, *all_of_them))
+        self.relay = Relay(bus, host, sender, me.run, self.teller, uplink, (*declaration.collects, *all_of_them))
         host.effector.publish = self._release
         bus.on_link(self._heard)
 
@@ -199,7 +197,7 @@ class BusLink:
         while host.failure is None and self._bus.is_up and loop.time() < deadline_s:
             if not host.mailbox.waiting and host.committer.idle:
                 return
-            host._wake()
+            host.wake()
             await asyncio.sleep(DRAIN_LOOK_S)
 
     # ------------------------------------------------------------------ what the host and the bus say
@@ -236,6 +234,13 @@ class BusLink:
             if message is not None:
                 messages.append(message)
         return tuple(messages) or None
+
+
+def describe_this_node(host: Host, node: str, entropy: Entropy, version: str) -> Member:
+    """What this run of a node says about itself."""
+    since = datetime.fromtimestamp(host.clock.wall_ns() / 1_000_000_000, UTC).isoformat(timespec="seconds")
+    run = entropy.token(RUN_BYTES).hex()
+    return describe_node(node, run, version, since, host.declaration.plans, host.declaration.hands.by_tag)
 
 
 def _ids(entropy: Entropy) -> Callable[[], str]:

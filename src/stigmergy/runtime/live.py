@@ -29,6 +29,7 @@ from stigmergy.runtime.audit.signers import check_enrolment, check_revocation
 from stigmergy.runtime.columns.feeding import Feedings
 from stigmergy.runtime.columns.following import durable_addresses
 from stigmergy.runtime.columns.roster import Roster
+from stigmergy.runtime.company import Companions, Company
 from stigmergy.runtime.devices import Devices, DeviceStanding
 from stigmergy.runtime.host import Host
 from stigmergy.runtime.intake import check_address
@@ -57,6 +58,7 @@ class Standing(Struct, frozen=True):
     journal_bytes: int
     counters: dict[str, int]
     link: LinkStanding = LinkStanding()
+    company: Company = Company()
     troubles: list[str] = []
     """What does not work at present and does not mend itself, in sentences that say what to do."""
 
@@ -73,6 +75,8 @@ class Live:
         """The node's side of the bus; None without one."""
         self.neighbours: Neighbours | None = None
         """The other processes of this fleet; None where this one has all shards."""
+        self.companions: Companions | None = None
+        """The node's side of those it shares state with, and of its ledger."""
         self.feedings: Feedings | None = None
         """The rings it is fed from."""
 
@@ -153,8 +157,10 @@ class Live:
         return [] if self._devices is None else self._devices.standing()
 
     def members(self) -> list[Member]:
-        """Who is in the fleet, this node included, with what each can do; empty without a bus."""
-        return [] if self.link is None else self.link.members()
+        """Who is in the fleet, this node included, with what each can do; empty without a bus or mesh."""
+        if self.link is not None:
+            return self.link.members()
+        return [] if self.companions is None else self.companions.members()
 
     def dead_letters(self) -> list[Letter]:
         """Inputs that failed, oldest first, as the disk has them."""
@@ -225,6 +231,8 @@ class Live:
             counters |= self._devices.counters()
         if self.link is not None:
             counters |= self.link.counters()
+        if self.companions is not None:
+            counters |= self.companions.counters()
         if self.neighbours is not None:
             counters |= self.neighbours.counters()
         if self.feedings is not None:
@@ -246,10 +254,12 @@ class Live:
             journal_bytes=self._journal_bytes(),
             counters=counters,
             link=LinkStanding() if self.link is None else self.link.standing(),
+            company=Company() if self.companions is None else self.companions.standing(),
             troubles=[
                 *(why for _, why in sorted(host.housekeeper.troubles.items())),
                 *host.block_hands.troubles(),
                 *(() if self.link is None else self.link.troubles()),
+                *(() if self.companions is None else self.companions.troubles()),
                 *(() if self.neighbours is None else self.neighbours.troubles()),
                 *(() if self.feedings is None else self.feedings.troubles()),
             ],

@@ -82,7 +82,7 @@ class Replicator:
         self._places = Places(host)
         fleet, chance = host.declaration.name, random.Random(entropy.token(SEED_BYTES))
         self.machine = Machine(
-            Node(fleet, mesh.node, signer.algorithm, signer.public_key, host.journal.identity.incarnation),
+            Node(fleet, mesh.node, signer.algorithm, signer.public_key, host.replica_incarnation),
             Trust(
                 sign=signer.sign,
                 verify=host.verifier.verify,
