@@ -30,6 +30,8 @@ EARLY_PAUSE_S = 0.5
 EARLY_S_MAX = 300.0
 """After so long something before an early message counts as lost for good, and the early one is refused: a receiver
 that would rather take it with a gap must do so sooner."""
+TOPICS_COUNT_MAX = 10_000
+"""So many topics are remembered with who wants them; then it is found out anew."""
 UNHEARD_S_MAX = 10.0
 """A broker gives what it has held as soon as the link is up. What no pattern matches waits so long after `open` for its
 subscription to be made; later it is a leftover of an older program, acknowledged and counted."""
@@ -88,6 +90,8 @@ class Reception:
     def __init__(self) -> None:
         self.receipts = Receipts()
         self._inboxes: list[Inbox] = []
+        self._wanting: dict[str, list[Inbox]] = {}
+        """By topic who wants it: a node has a pattern for each of its agents, and most topics come again."""
         self._unheard: list[Arrival] = []
         self._patience: asyncio.TimerHandle | None = None
         self._is_patient = False
@@ -106,13 +110,14 @@ class Reception:
         """From now on, and for what has come already and nobody wanted."""
         inbox = Inbox(pattern, handler, self.receipts)
         self._inboxes.append(inbox)
+        self._wanting.clear()
         unheard, self._unheard = self._unheard, []
         for arrival in unheard:
             self.take(arrival)
 
     def take(self, arrival: Arrival) -> None:
         """Gives an arrival to every inbox that wants it."""
-        wanting = [inbox for inbox in self._inboxes if matches(inbox.pattern, arrival.message.topic)]
+        wanting = self._who_wants(arrival.message.topic)
         arrival.handlers = len(wanting)
         for inbox in wanting:
             inbox.put_nowait(arrival)
@@ -121,6 +126,15 @@ class Reception:
         elif not wanting:
             self.receipts.unheard += 1
             arrival.finish_all()
+
+    def _who_wants(self, topic: str) -> list[Inbox]:
+        wanting = self._wanting.get(topic)
+        if wanting is None:
+            if len(self._wanting) >= TOPICS_COUNT_MAX:
+                self._wanting.clear()
+            wanting = [inbox for inbox in self._inboxes if matches(inbox.pattern, topic)]
+            self._wanting[topic] = wanting
+        return wanting
 
     async def close(self, within_s: float) -> None:
         """Lets the handlers that are under way finish, within a bound. What waits stays with the broker."""
