@@ -57,6 +57,7 @@ async def test_a_script_runs_in_virtual_time(world: World) -> None:
 
 @simulate(fleet, agents=["Lamp/1", "Lamp/2", "Station/main"], nodes=3, seeds=1, faults=NONE, for_s=6.0)
 async def test_agents_on_other_nodes_hear_over_the_bus(world: World) -> None:
+    await asyncio.sleep(1.0)  # until everybody has subscribed
     for number in range(1, 9):
         await world.wait_observed("Lamp/1", Seen(number=number))
         await world.wait_observed("Lamp/2", Seen(number=number))

@@ -13,13 +13,29 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
-from stigmergy.cli import bench, compile, completion, doctor, exits, keys, log, new, node, replay, run, send, state, top
+from stigmergy.cli import (
+    bench,
+    compile,
+    completion,
+    doctor,
+    exits,
+    keys,
+    log,
+    new,
+    node,
+    replay,
+    run,
+    send,
+    sim,
+    state,
+    top,
+)
 from stigmergy.cli.output import Output
 from stigmergy.cli.parsing import Parser
 from stigmergy.cli.version import version
 from stigmergy.core.errors import StigmergyError
 
-GROUPS = (new, run, send, state, log, replay, node, top, doctor, keys, compile, bench, completion)
+GROUPS = (new, run, send, state, log, replay, node, top, doctor, keys, sim, compile, bench, completion)
 OUTPUT_FAILED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """What a write to stdout says when it leads to a file on a disk that is full or failing."""
 DESCRIPTION = "A runtime for fleets of autonomous agents that decide locally, on their own durable log."

@@ -28,8 +28,9 @@ import sys
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextvars import Context, ContextVar
+from contextvars import Context, ContextVar, copy_context
 from pathlib import Path
+from threading import get_ident
 from typing import Any, NoReturn, TypeVar, TypeVarTuple
 
 from stigmergy.sim.errors import (
@@ -111,6 +112,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._stop_asked = False
         self._held: dict[str, list[asyncio.Handle]] = {}
         """Per actor that is held up, what it would have run meanwhile."""
+        self._over = False
         self._owner = threading.get_ident()
 
     # Time.
@@ -147,8 +149,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
         """Runs the callback in the next tick, first in, first out."""
-        self._check_usable("call_soon")
-        handle = asyncio.Handle(callback, args, self, context)
+        if self._over or get_ident() != self._owner:
+            self._check_usable("call_soon")
+        handle = _Handle(callback, args, self, copy_context() if context is None else context)
         self._soon.append(handle)
         return handle
 
@@ -168,7 +171,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
         """Runs the callback at a virtual time; ties run in the order of scheduling."""
-        self._check_usable("call_at")
+        if self._over or get_ident() != self._owner:
+            self._check_usable("call_at")
         due_ns = nanoseconds(when)
         handle = asyncio.TimerHandle(when, callback, args, self, context)
         self._timers.add(due_ns, handle)
@@ -237,6 +241,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def close(self) -> None:
         """Forgets all callbacks. The loop cannot be used again."""
         super().close()
+        self._over = True
         self._soon.clear()
         self._timers.clear()
         self._tasks.clear()
@@ -252,9 +257,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._soon.extend(self._timers.take_due(self._now_ns, self._chance))
         if self._chance is not None and len(self._soon) > 1:
             self._soon = deque(permute_wakeups(list(self._soon), self._chance))
-        for _ in range(len(self._soon)):
-            handle = self._soon.popleft()
-            if handle.cancelled():
+        soon = self._soon
+        for _ in range(len(soon)):
+            handle = soon.popleft()
+            if handle._cancelled:
                 continue
             if self._held:
                 waiting = self._held.get(handle._context.get(ACTOR, ""))  # type: ignore[attr-defined]
@@ -347,6 +353,21 @@ class VirtualLoop(asyncio.BaseEventLoop):
             tasks[TASKS_NAMED_MAX:] = [f"and {len(tasks) - TASKS_NAMED_MAX} more"]
         listed = "\n  ".join(tasks or ["none"])
         return f"seed {self.seed}, at {self.time():g} virtual seconds: {what}; pending tasks:\n  {listed}"
+
+
+class _Handle(asyncio.Handle):
+    """The same without the questions of the base about debugging: most of what a run does begins here."""
+
+    __slots__ = ()
+
+    def __init__(self, callback: Callable[..., object], args: Any, loop: VirtualLoop, context: Context) -> None:
+        self._context = context
+        self._loop = loop
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+        self._repr = None
+        self._source_traceback = None
 
 
 class _Running:

@@ -38,6 +38,8 @@ class Scenario(Struct, frozen=True, kw_only=True):
 
     def with_agents(self, count: int) -> Scenario:
         """The same with so many agents."""
+        if count < 1:
+            raise ConfigError(f"{count} agents: give 1 or more")
         agents = count if self.names is None else tuple(self.names(count))
         return structs.replace(self, setup=structs.replace(self.setup, agents=agents))
 

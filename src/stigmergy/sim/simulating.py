@@ -120,7 +120,7 @@ class _Stage:
         await fleet.start()
         world = self._world = World(fleet)
         self._begin(world)
-        await asyncio.sleep(setup.for_s)
+        await asyncio.sleep(fleet.lasts_s)
         fleet.heal()
         world.heal()
         await fleet.breaking.wait_settled()
@@ -163,6 +163,7 @@ def _count(fleet: SimFleet) -> dict[str, int]:
     told = sum(machine.feed.acknowledged_count for machine in machines)
     carried = fleet.broker.carried_count + fleet.network.counters.delivered_count
     return {
+        "nodes": len(machines),
         "messages": told + carried,
         "told": told,
         "between nodes": carried,

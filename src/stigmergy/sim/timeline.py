@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import textwrap
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from msgspec import Struct
@@ -16,6 +16,7 @@ from msgspec import Struct
 ENTRIES_MAX = 50_000
 COLUMN_CHARS_MIN = 18
 COLUMN_CHARS_MAX = 44
+AFTER_FINDING_COUNT = 8
 COLUMNS_MAX = 6
 """More nodes than this are written below each other, not beside each other."""
 
@@ -40,8 +41,10 @@ class Entry(Struct, frozen=True):
 class Chronicle:
     """Takes entries in the order of time."""
 
-    def __init__(self, nodes: Sequence[str], *, entries_max: int = ENTRIES_MAX) -> None:
-        self.nodes = list(nodes)
+    def __init__(self, agents: Mapping[str, Sequence[str]], *, entries_max: int = ENTRIES_MAX) -> None:
+        """`agents` says who lives on each node."""
+        self.nodes = list(agents)
+        self.agents = {node: list(here) for node, here in agents.items()}
         self.entries: deque[Entry] = deque(maxlen=entries_max)
         self.total = 0
 
@@ -64,16 +67,22 @@ _SIGNS: dict[str, str] = {
 
 
 def render(chronicle: Chronicle, *, last: int = 40, width: int = 120) -> str:
-    """The last entries as text: a column for each node, the time in front, faults and phases across all of them."""
-    entries = list(chronicle.entries)[-last:]
+    """The last entries as text: a column for each node, the time in front, faults and phases across all of them.
+
+    Where something was found to be wrong on the way, they end a little behind it.
+    """
+    entries = list(chronicle.entries)
+    found = next((place for place, entry in enumerate(entries) if entry.kind == "finding"), None)
+    behind = 0 if found is None else max(0, len(entries) - found - AFTER_FINDING_COUNT)
+    entries = entries[: len(entries) - behind][-last:]
     nodes = chronicle.nodes
     legend = "! fault   * life   > told   = kept   # order   < message   X finding"
     if not entries:
         return "nothing happened"
-    left_out = chronicle.total - len(entries)
+    left_out = chronicle.total - len(entries) - behind
     head = [f"… {left_out} entries before", legend] if left_out else [legend]
     lines = _beside(entries, nodes, width) if len(nodes) <= COLUMNS_MAX else _below(entries, nodes)
-    return "\n".join([*head, *lines])
+    return "\n".join([*head, *lines, *([f"… {behind} entries after"] if behind else [])])
 
 
 def _beside(entries: Sequence[Entry], nodes: Sequence[str], width: int) -> list[str]:
@@ -86,7 +95,8 @@ def _beside(entries: Sequence[Entry], nodes: Sequence[str], width: int) -> list[
             lines.append(f"{_seconds(entry.time_ns)} {text}")
             continue
         place = list(nodes).index(entry.node)
-        wrapped = textwrap.wrap(text, column, subsequent_indent="  ", max_lines=3) or [""]
+        spaced = text.replace("(", "( ").replace(", ", ",  ") if len(text) > column else text
+        wrapped = textwrap.wrap(spaced, column, subsequent_indent="  ", max_lines=3, placeholder="…") or [""]
         for number, line in enumerate(wrapped):
             start = _seconds(entry.time_ns) if number == 0 else " " * 10
             lines.append(f"{start} {' ' * (place * (column + 2))}{line}".rstrip())

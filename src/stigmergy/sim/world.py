@@ -163,13 +163,24 @@ class World:
 
     def every(self, seconds: float, do: Callable[[], object], *, after_s: float = 0.0) -> None:
         """Does something again and again until faults are over. `do` may be a plain function, or an async one."""
-        self._tasks.append(asyncio.ensure_future(self._repeat(seconds, after_s, do)))
+        if not seconds > 0:
+            raise ConfigError(f"every({seconds}): give more than 0 seconds")
+        asyncio.get_running_loop().call_later(after_s, self._beat, seconds, do)
 
-    def each(self, every_s: float, do: Callable[[str], object]) -> None:
-        """Does something for each agent, by its address, each on a beat of its own."""
-        for address in self.agents:
+    def each(self, every_s: float, do: Callable[[str], object], *, together: bool = False) -> None:
+        """Does something for each agent, by its address, each on a beat of its own.
+
+        With `together`, those of one node have one beat, as where a device reads its sensors in one go.
+        """
+        groups = [node.agents for node in self.nodes] if together else [(address,) for address in self.agents]
+        for group in groups:
             after_s = self.chance.randrange(1_000) * every_s / 1_000
-            self.every(every_s, lambda address=address: do(address), after_s=after_s)  # type: ignore[misc]
+
+            def beat(group: tuple[str, ...] = group) -> None:
+                for address in group:
+                    do(address)
+
+            self.every(every_s, beat, after_s=after_s)
 
     def script(self, run: Script) -> None:
         """Runs an async function beside everything else. It must end before the run does."""
@@ -335,13 +346,19 @@ class World:
     async def _ask(self, address: str, command: Command) -> None:
         _ = await self.send(address, command)
 
-    async def _repeat(self, seconds: float, after_s: float, do: Callable[[], object]) -> None:
-        await asyncio.sleep(after_s)
-        while True:
-            done = do()
-            if inspect.iscoroutine(done):
-                await done
-            await asyncio.sleep(seconds)
+    def _beat(self, seconds: float, do: Callable[[], object]) -> None:
+        """By timers and not by tasks: a large fleet has thousands of beats."""
+        if self._healed:
+            return
+        done = do()
+        if inspect.iscoroutine(done):
+            self._tasks.append(asyncio.ensure_future(self._beat_slowly(done, seconds, do)))
+        else:
+            asyncio.get_running_loop().call_later(seconds, self._beat, seconds, do)
+
+    async def _beat_slowly(self, done: Coroutine[Any, Any, object], seconds: float, do: Callable[[], object]) -> None:
+        _ = await done
+        asyncio.get_running_loop().call_later(seconds, self._beat, seconds, do)
 
 
 def _wrong(check: Check) -> str | None:

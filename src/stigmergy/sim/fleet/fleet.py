@@ -26,6 +26,7 @@ from stigmergy.runtime.audit.directories import ShardReading
 from stigmergy.runtime.declaration import Declaration
 from stigmergy.runtime.host import Host
 from stigmergy.runtime.settings import Settings, Snapshots
+from stigmergy.runtime.topics import AGENTS
 from stigmergy.sim.disk import AfterFailedSync
 from stigmergy.sim.errors import SimulationError
 from stigmergy.sim.fleet.breaking import Breaking
@@ -60,6 +61,8 @@ class Setup(Struct, frozen=True, kw_only=True):
     """Of the faults that the seed draws only those with these numbers; None for all of them."""
     for_s: float = FOR_S
     """How long work and faults last."""
+    until_s: float | None = None
+    """Heals at this moment already, although faults were drawn for longer: a failure seen in a shorter run."""
     heal_s: float = HEAL_S
     """How long everything may take to come to its end afterwards."""
     versions: tuple[Declaration, ...] = ()
@@ -100,7 +103,7 @@ class SimFleet:
         self.broker = SimBroker(redeliver_after_s=chance.choice((None, None, 0.5)))
         self.network = Network(run.seed)
         self.links = Links(names, self.broker, self.network)
-        self.chronicle = Chronicle(names) if chronicle else None
+        self.chronicle = Chronicle(self.placement) if chronicle else None
         if self.chronicle is not None:
             self.broker.passed = self._message_passed
         self.on_kept: list[Callable[[Machine, Group], None]] = []
@@ -134,6 +137,7 @@ class SimFleet:
                 settings=_settings(setup.fleet.settings, drawn.choice((None, 20, 200)) if setup.faults else None),
                 quality=self.links.quality[name],
                 devices=setup.devices,
+                stormy=bool(setup.faults),
                 remembers=setup.remembers,
             )
             if self._follows:
@@ -151,7 +155,14 @@ class SimFleet:
         disks = [machine.name for machine in self.machines.values() if machine.journal != MEMORY]
         of_disks = {fault.name: None for fault in setup.faults if fault.needs == "disk"}
         plan = [one for one in plan if one.fault not in of_disks or one.node in disks]
+        plan = [one for one in plan if one.at_ms < self.lasts_s * MS]
         return plan if setup.keep is None else [one for one in plan if one.number in setup.keep]
+
+    @property
+    def lasts_s(self) -> float:
+        """How long work and faults last."""
+        setup = self.setup
+        return setup.for_s if setup.until_s is None else min(setup.for_s, setup.until_s)
 
     # ------------------------------------------------------------------ life
 
@@ -194,7 +205,7 @@ class SimFleet:
             make_bus=lambda broker: self._bus(machine, broker),
             on_durable=lambda group: self.kept(machine, group),
         )
-        node.latency.before_s = node.latency.after_s = WRITE_S
+        node.latency.before_s = node.latency.after_s = WRITE_S if self.setup.faults else 0.0
         machine.receiver.on_carried = lambda order: self._carried(machine, order)
         return node
 
@@ -217,6 +228,8 @@ class SimFleet:
         elif machine.name in self._up_since:
             self.up_ns[machine.name].append((self._up_since.pop(machine.name), now_ns))
         elif what == "down":
+            return
+        if what == "down" and machine.expects_down:
             return
         self.note(machine.name, "life", what)
 
@@ -285,8 +298,10 @@ class SimFleet:
 
     def _message_passed(self, sender: str, to: str, sent_ns: int, message: BusMessage) -> None:
         if sender and sender != to:
-            topic = "/".join(message.topic.split("/")[2:])
-            self.note(to, "message", topic, peer=sender, since_ns=sent_ns)
+            _, _, *levels = message.topic.split("/")
+            agent = "/".join(levels[1:3]) if levels[0] == AGENTS else ""
+            text = " ".join(levels[4:] if agent else levels[-1:])
+            self.note(to, "message", text, agent=agent, peer=sender, since_ns=sent_ns)
 
     def _carried(self, machine: Machine, order: Order[Any]) -> None:
         for hear in self.on_carried:

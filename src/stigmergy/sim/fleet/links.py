@@ -11,12 +11,13 @@ import asyncio
 import random
 from collections.abc import Callable
 from contextvars import Context
+from typing import Any
 
 from msgspec import Struct, structs
 
 from stigmergy.adapters.memory_bus import MemoryBroker, MemoryBus
 from stigmergy.core.errors import LinkDown
-from stigmergy.ports.bus import BusMessage, check_message
+from stigmergy.ports.bus import BusMessage, check_message, matches
 from stigmergy.sim.network import LinkFaults, Network
 
 PER_MILLE = 1_000
@@ -26,6 +27,7 @@ REPEAT_S = 0.2
 """After so long a lost packet is sent again, then after twice that, and so on."""
 LOST_IN_A_ROW_MAX = 5
 """So many losses in a row, and the connection is given up."""
+APART_S = 0.000_000_01
 LATE_S_MAX = 20.0
 """The tail of a delay is cut here."""
 
@@ -75,7 +77,8 @@ class Connection:
                 lost += 1
                 if lost > LOST_IN_A_ROW_MAX:
                     return None
-        self._free_s = max(self._free_s, due_s)
+        # Never at the same moment as the one before: timers of one moment go off in any order.
+        self._free_s = max(self._free_s + APART_S, due_s)
         return self._free_s
 
 
@@ -92,7 +95,31 @@ class SimBroker(MemoryBroker):
         """Whose message is being taken, and when it was sent."""
         self.passed: Passed | None = None
         self.origins: dict[int, tuple[str, int]] = {}
+        self._wanting: dict[str, list[Any]] = {}
         self.carried_count = 0
+
+    def _subscribe(self, client: MemoryBus, pattern: str) -> None:
+        self._wanting.clear()
+        super()._subscribe(client, pattern)
+
+    def _take(self, message: BusMessage) -> None:
+        """The same as the base does; whom a topic is for is remembered, as most topics come again and again."""
+        if message.retained:
+            if message.payload:
+                self.retained[message.topic] = message
+            else:
+                self.retained.pop(message.topic, None)
+            message = structs.replace(message, retained=False)
+        wanting = self._wanting.get(message.topic)
+        if wanting is None:
+            wanting = self._wanting[message.topic] = [
+                session
+                for session in self._sessions.values()
+                if any(matches(pattern, message.topic) for pattern in session.patterns)
+            ]
+        for session in wanting:
+            self._line_up(session, message)
+            self._send(session)
 
     def _line_up(self, session: object, message: BusMessage) -> None:
         before = self._count
@@ -150,6 +177,7 @@ class SimBus(MemoryBus):
     def _send(self) -> None:
         self._sim_broker.sender = (self.client_id, self._time_ns())
         super()._send()
+        self._sim_broker.sender = ("", 0)  # what the broker says by itself, wills and what it retains, is nobody's
 
     def _receive(self, number: int, message: BusMessage) -> None:
         loop = asyncio.get_running_loop()

@@ -67,6 +67,7 @@ class Machine:
         settings: Settings,
         quality: Quality,
         devices: bool,
+        stormy: bool = True,
         remembers: bool = True,
     ) -> None:
         self.around = around
@@ -94,15 +95,23 @@ class Machine:
         """How much was found wrong before they were."""
         self._planned: list[int] = []
         self.feed = Feed(
-            name, self._live, quality, around.run.chance(f"{name}/feed"), self.context, remembers=remembers
+            name,
+            self._live,
+            quality,
+            around.run.chance(f"{name}/feed"),
+            self.context,
+            swift=not stormy,
+            remembers=remembers,
         )
         self.feed.on_acknowledged = self._check_durable
-        self.stormy = True
+        self.stormy = stormy
         """Whether faults may still be the reason for what goes wrong."""
         self._guarding: asyncio.Task[None] | None = None
         self._turns = asyncio.Lock()
         """Whoever changes the machine's life does so alone."""
         self.over = False
+        self.expects_down = False
+        """Whether what takes the machine down says so itself."""
 
     def _live(self) -> Live | None:
         live = self.node.live
@@ -140,7 +149,9 @@ class Machine:
         async with self._turns:
             if self.node.live is not None:
                 self.resume()
+                self.expects_down = True
                 await (self.node.lose_power() if how == "power" else self.node.kill())
+                self.expects_down = False
                 self.around.changed(self, "lost power" if how == "power" else "killed")
 
     async def upgrade(self, fleet: Declaration) -> None:
@@ -149,14 +160,16 @@ class Machine:
             if self.live is None:
                 return
             self.resume()
+            self.expects_down = True
             await self.node.stop()
+            self.expects_down = False
             self.fleet = fleet
             self.node.change_declaration(equip(fleet, self.receiver, devices=self._devices))
             self.around.changed(self, "upgraded")
 
     async def stop(self) -> None:
         """Ends the guard and stops the node as a good program does."""
-        self.over = True
+        self.over = self.expects_down = True
         if self._guarding is not None:
             self._guarding.cancel()
         async with self._turns:

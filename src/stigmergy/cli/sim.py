@@ -1,0 +1,254 @@
+"""`stigmergy sim`: runs a scenario with faults, seed after seed, and shows what broke, how, and how to see it again."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stigmergy.cli import exits
+from stigmergy.cli.output import BAD, GOOD, NAME, Output, counted
+from stigmergy.cli.progress import Progress
+from stigmergy.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from stigmergy.sim.campaign import Campaign, Options, Result
+    from stigmergy.sim.scenario import Scenario
+    from stigmergy.sim.shrinking import Shrunk
+    from stigmergy.sim.simulating import Outcome
+
+SEEDS = "1..20"
+SEEDS_MAX = 10_000_000
+FAILING_SHOWN_MAX = 10
+TIMELINE_ROWS = 60
+_RANGE = re.compile(r"(\d+)(?:\.\.(\d+))?", re.ASCII)
+EXAMPLES = """examples:
+  stigmergy sim drones                              20 seeds of a scenario that comes with stigmergy
+  stigmergy sim traffic --seeds 1..200 --json       for programs
+  stigmergy sim lights:scenario --seed 8123         one run, event by event, node by node
+  stigmergy sim test_lights:test_never_two_greens --faults partition,crash --html run.html
+
+A failing seed is made smaller while it still fails: fewer faults, fewer agents, a shorter run. What is left is printed
+with the command that runs it again. Exit code 1 if any seed fails.
+"""
+
+
+def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Adds `sim`."""
+    parser = commands.add_parser(
+        "sim",
+        parents=[common],
+        help="break a fleet on purpose, in a simulation",
+        description="Runs a fleet in simulated time on simulated machines, disks and links, and lets things go wrong.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("scenario", metavar="SCENARIO", help="module:scenario, or the name of an installed one")
+    seeds = parser.add_mutually_exclusive_group()
+    seeds.add_argument("--seeds", metavar="A..B", help=f"which seeds, or how many (default: {SEEDS})")
+    seeds.add_argument("--seed", metavar="N", type=int, help="one seed, with its timeline")
+    parser.add_argument("--agents", metavar="N", type=int, help="how many agents")
+    parser.add_argument("--nodes", metavar="N", type=int, help="on how many machines")
+    parser.add_argument("--faults", metavar="WORDS", help="all, none, network, or names: loss,partition,crash …")
+    parser.add_argument("--for", metavar="SECONDS", dest="for_s", type=float, help="how long work and faults last")
+    parser.add_argument("--keep", metavar="NUMBERS", help="of the faults that the seed draws, only these")
+    parser.add_argument("--until", metavar="SECONDS", dest="until_s", type=float, help="heal at this moment already")
+    parser.add_argument("--html", metavar="FILE", type=Path, help="write the timeline of one run as a page")
+    parser.add_argument("--jobs", metavar="N", type=int, help="processes (default: one for each core)")
+    parser.add_argument("--no-shrink", action="store_true", help="leave a failing seed as it is")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace, output: Output) -> int:
+    """Runs the seeds, shows what was found."""
+    from stigmergy.sim.campaign import run_campaign
+    from stigmergy.sim.scenario import find_scenario
+
+    options = _options(arguments)
+    scenario = find_scenario(arguments.scenario)
+    seeds = [arguments.seed] if arguments.seed is not None else read_seeds(arguments.seeds or SEEDS)
+    _check_page(arguments.html)
+    jobs = arguments.jobs or os.cpu_count() or 1
+    with Progress(output, "simulating", "seeds") as progress:
+        campaign = run_campaign(arguments.scenario, options, seeds, jobs, lambda done: progress.show(done, len(seeds)))
+    shrunk = None
+    if campaign.failing and not arguments.no_shrink:
+        shrunk = _shrink(scenario, options, campaign.failing[0], output)
+    told = _run_told(scenario, options, campaign, shrunk) if _wants_timeline(arguments, campaign, output) else None
+    if arguments.html is not None and told is not None:
+        _write_page(arguments.html, arguments.scenario, told[0], told[1], output)
+    _show(arguments.scenario, options, campaign, shrunk, None if told is None else told[0], output)
+    return exits.REFUSED if campaign.failing else exits.OK
+
+
+def read_seeds(text: str) -> range:
+    """`1..200`, or `200` for the first so many."""
+    found = _RANGE.fullmatch(text)
+    if found is None:
+        raise ConfigError(f"--seeds {text}: give a range like 1..200, or a number")
+    first, last = (1, int(found[1])) if found[2] is None else (int(found[1]), int(found[2]))
+    if not first <= last < first + SEEDS_MAX:
+        raise ConfigError(f"--seeds {text}: give the smaller number first, and at most {SEEDS_MAX:,} seeds")
+    return range(first, last + 1)
+
+
+def command_of(name: str, seed: int, options: Options) -> str:
+    """What runs one seed again."""
+    return shlex.join(["stigmergy", "sim", name, "--seed", str(seed), *options.words()])
+
+
+def _options(arguments: argparse.Namespace) -> Options:
+    from stigmergy.sim.campaign import Options
+
+    keep = None
+    if arguments.keep is not None:
+        words = [] if arguments.keep == "none" else arguments.keep.split(",")
+        if not all(word.strip().isdecimal() for word in words):
+            raise ConfigError(f"--keep {arguments.keep}: give numbers of faults with commas between them, or none")
+        keep = tuple(int(word) for word in words)
+    for flag, value in (("--for", arguments.for_s), ("--until", arguments.until_s)):
+        if value is not None and not 0 < value <= 1_000_000:
+            raise ConfigError(f"{flag} {value:g}: give more than 0 seconds, and at most a million")
+    if arguments.jobs is not None and arguments.jobs < 1:
+        raise ConfigError(f"--jobs {arguments.jobs}: give 1 or more")
+    return Options(
+        agents=arguments.agents,
+        nodes=arguments.nodes,
+        faults=arguments.faults,
+        for_s=arguments.for_s,
+        until_s=arguments.until_s,
+        keep=keep,
+    )
+
+
+def _check_page(path: Path | None) -> None:
+    if path is not None and not path.absolute().parent.is_dir():
+        raise ConfigError(f"--html {path}: there is no folder {path.parent}; make it first")
+
+
+def _wants_timeline(arguments: argparse.Namespace, campaign: Campaign, output: Output) -> bool:
+    if arguments.html is not None:
+        return True
+    return not output.json and (arguments.seed is not None or bool(campaign.failing))
+
+
+def _shrink(scenario: Scenario, options: Options, failing: Result, output: Output) -> Shrunk:
+    from stigmergy.sim.shrinking import RUNS_MAX, Shrinking
+    from stigmergy.sim.simulating import run_seed
+
+    changed = options.apply(scenario)
+    outcome = run_seed(changed.setup, failing.seed, changed.test)
+    with Progress(output, f"making seed {failing.seed} smaller", "runs") as progress:
+        return Shrinking(scenario, options, outcome, tried=lambda runs: progress.show(runs, RUNS_MAX)).run()
+
+
+def _run_told(
+    scenario: Scenario, options: Options, campaign: Campaign, shrunk: Shrunk | None
+) -> tuple[Outcome, Options]:
+    """One run once more, with its timeline: what was shrunk, else the first that failed, else the first."""
+    from stigmergy.sim.simulating import run_seed
+
+    used = options if shrunk is None else shrunk.options
+    first = campaign.failing[0] if campaign.failing else campaign.results[0]
+    changed = used.apply(scenario)
+    return run_seed(changed.setup, first.seed, changed.test, chronicle=True), used
+
+
+def _write_page(path: Path, name: str, outcome: Outcome, options: Options, output: Output) -> None:
+    from stigmergy.sim.page import write_page
+
+    command = command_of(name, outcome.seed, options)
+    try:
+        path.write_text(write_page(outcome, title=name, command=command), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--html {path}: cannot be written: {error.strerror}; name another file") from None
+    output.note(f"the timeline of seed {outcome.seed} is in {path}")
+
+
+def _show(
+    name: str,
+    options: Options,
+    campaign: Campaign,
+    shrunk: Shrunk | None,
+    told: Outcome | None,
+    output: Output,
+) -> None:
+    failing = campaign.failing
+    output.document(
+        {
+            "scenario": name,
+            "seeds": len(campaign.results),
+            "violations": sum(len(result.violations) for result in failing),
+            "failing": [
+                {
+                    "seed": result.seed,
+                    "violations": result.violations,
+                    "trace": result.trace,
+                    "command": command_of(name, result.seed, options),
+                }
+                for result in failing
+            ],
+            "shrunk": None
+            if shrunk is None
+            else {
+                "seed": shrunk.outcome.seed,
+                "violations": shrunk.outcome.violations,
+                "faults": [str(one) for one in shrunk.outcome.plan],
+                "runs": shrunk.runs,
+                "command": command_of(name, shrunk.outcome.seed, shrunk.options),
+            },
+            "trace": campaign.trace,
+            "simulated_s": round(campaign.simulated_s, 3),
+            "messages": campaign.messages,
+            "messages_per_s": round(campaign.messages_per_s),
+            "seconds": round(campaign.seconds, 2),
+        }
+    )
+    if output.json:
+        return
+    if told is not None:
+        _show_timeline(told, output)
+    for result in failing[:FAILING_SHOWN_MAX]:
+        output.line(("failed", BAD), " ", (f"seed {result.seed}", NAME), f": {result.violations[0]}")
+        for violation in result.violations[1:3]:
+            output.line(f"         {violation}")
+        output.line(f"         {command_of(name, result.seed, options)}")
+    if len(failing) > FAILING_SHOWN_MAX:
+        output.line(f"         and {len(failing) - FAILING_SHOWN_MAX} more")
+    if shrunk is not None:
+        _show_shrunk(name, shrunk, output)
+    verdict = (f"{len(failing)} of {counted(len(campaign.results), 'seed')} failed", BAD)
+    if not failing:
+        verdict = (f"no violations in {counted(len(campaign.results), 'seed')}", GOOD)
+    output.line(verdict)
+    output.fields(
+        [
+            ("simulated", f"{campaign.simulated_s:,.0f} s in {campaign.seconds:,.1f} s"),
+            ("messages", f"{campaign.messages:,}, {campaign.messages_per_s:,.0f} a second"),
+            ("trace", campaign.trace),
+        ]
+    )
+
+
+def _show_timeline(told: Outcome, output: Output) -> None:
+    from stigmergy.sim.timeline import render
+
+    if told.chronicle is not None:
+        width = max(80, min(output.console.width, 200))
+        for line in render(told.chronicle, last=TIMELINE_ROWS, width=width).splitlines():
+            output.line(line)
+        output.line("")
+
+
+def _show_shrunk(name: str, shrunk: Shrunk, output: Output) -> None:
+    outcome = shrunk.outcome
+    output.line(
+        ("made smaller", NAME), f" in {counted(shrunk.runs, 'run')}: {counted(len(outcome.plan), 'fault')} left"
+    )
+    for one in outcome.plan:
+        output.line(f"         at {one.at_ms / 1000:.3f} s {one}")
+    output.line(f"         {outcome.violations[0]}")
+    output.line(f"         {command_of(name, outcome.seed, shrunk.options)}")
