@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from proofs import fuzz_columns as columns
 from proofs import fuzz_gossip as gossip
+from proofs import fuzz_membership as membership
 from proofs import fuzz_shared as shared
 from stigmergy.adapters.archive import FlightFile
 from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
@@ -120,6 +121,8 @@ def targets() -> list[Target]:
         Target("delta of shared state", shared.take_delta, [*shared.deltas(), *_bombs()], shared.REFUSED, 64 * MIB),
         Target("store of shared state", shared.take_store, [*shared.stores(), *_bombs()], shared.REFUSED, 64 * MIB),
         Target("gossip", gossip.take, [*gossip.seeds(), *_bombs()], gossip.REFUSED, 64 * MIB),
+        Target("membership", membership.take, [*membership.packets(), *_bombs()], (), 64 * MIB),
+        Target("datagram over UDP", membership.take_datagram, membership.datagrams(), (PeerError,), MIB),
     ]
 
 
