@@ -1,6 +1,6 @@
-"""Row 7, second half: how many small changes of the core its tests notice. cosmic-ray changes a copy of the checkout.
+"""Row 7, second half: how many small changes of core and crdt their tests notice. cosmic-ray changes a copy of it all.
 
-All possible changes are listed, a sample that fits the time is drawn by seed, and for each the fast tests of the core
+All possible changes are listed, a sample that fits the time is drawn by seed, and for each the tests of its package
 run. A change that no test notices is a survivor; some are equivalent to the original and cannot be noticed, so the
 score is a lower bound. Left out are kinds of changes that are nearly always equivalent: of `|`, which is mostly in
 annotations, of `is` to `==`, and of `frozen=True`, which forbids what nobody does.
@@ -26,14 +26,14 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from proofs.mutation_tests import DIGESTS, digests, pytest_command
+from proofs.mutation_tests import DIGESTS, SOURCE, TESTS, digests, pytest_command
 from proofs.report import Proof
 
 ROOT = Path(__file__).resolve().parent.parent
 MINUTES = 15.0
 MINUTES_QUICK = 0.75
 SCORE_MIN = 0.80
-"""Below it the proof fails: the tests of the core have lost their grip."""
+"""Below it the proof fails: the tests have lost their grip."""
 MUTANTS_TO_JUDGE = 50
 """With fewer results there is a score, and no verdict on it."""
 WORKERS = 2
@@ -42,7 +42,7 @@ COPIED = ("src", "tests", "proofs", "docs", "pyproject.toml")
 LEFT_OUT = ("%BitOr%", "%_Is_Eq", "%_IsNot_NotEq")
 CONFIG = """
 [cosmic-ray]
-module-path = "src/stigmergy/core"
+module-path = {modules}
 timeout = {timeout}
 excluded-modules = []
 test-command = "{command}"
@@ -73,6 +73,8 @@ class Tally(Struct):
     incompetent: int = 0
     """Changes that do not even import; they count as noticed by nobody and are left out of the score."""
     survivors: list[Survivor] = []
+    packages: dict[str, tuple[int, int]] = {}
+    """Per package, how many were noticed, of how many."""
 
     @property
     def score(self) -> float:
@@ -96,12 +98,15 @@ class Copy:
                 shutil.copy2(source, folder / name)
         (folder / DIGESTS).write_text(json.dumps(digests(folder)))
         command = f"{sys.executable} -m proofs.mutation_tests"
-        (folder / "mutation.toml").write_text(CONFIG.format(timeout=TEST_S_MAX, command=command))
+        modules = json.dumps([f"src/stigmergy/{package}" for package in TESTS])
+        config = CONFIG.format(modules=modules, timeout=TEST_S_MAX, command=command)
+        (folder / "mutation.toml").write_text(config)
 
     def passes(self) -> bool:
         """Whether the tests pass as they are."""
         environment = _environment(self.folder)
-        done = subprocess.run(pytest_command(), cwd=self.folder, env=environment, check=False, capture_output=True)
+        every = pytest_command(*[path for paths in TESTS.values() for path in paths])
+        done = subprocess.run(every, cwd=self.folder, env=environment, check=False, capture_output=True)
         return done.returncode == 0
 
     def list_changes(self) -> None:
@@ -153,7 +158,7 @@ def run(minutes: float, seed: int, folder: Path) -> Tally:
 
 
 def prove(*, quick: bool = False, minutes: float | None = None, seed: int = 1) -> Proof:
-    """The score of the core's tests."""
+    """The score of the tests of core and crdt."""
     minutes = minutes or (MINUTES_QUICK if quick else MINUTES)
     begin_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="stigmergy-mutation-") as name:
@@ -164,7 +169,7 @@ def prove(*, quick: bool = False, minutes: float | None = None, seed: int = 1) -
         violations.append(f"only {tally.score:.0%} of {tried} changes were noticed, at least {SCORE_MIN:.0%} must be")
     return Proof(
         name="mutation",
-        promise="the tests of the core notice small changes of it",
+        promise="the tests of core and crdt notice small changes of them",
         cases=tried,
         violations=violations,
         figures={
@@ -173,6 +178,7 @@ def prove(*, quick: bool = False, minutes: float | None = None, seed: int = 1) -
             "survived": tally.survived,
             "incompetent": tally.incompetent,
             "possible": tally.possible,
+            **{f"score of {name}": f"{seen} of {tried}" for name, (seen, tried) in sorted(tally.packages.items())},
             "survivors": [str(survivor) for survivor in tally.survivors],
         },
         seconds=time.monotonic() - begin_s,
@@ -224,10 +230,14 @@ def _count(session: Path, tally: Tally) -> None:
     )
     with sqlite3.connect(session) as connection:
         for module, line, operator, occurrence, outcome in connection.execute(query):
+            package = Path(module).relative_to(SOURCE).parts[0]
+            noticed, tried = tally.packages.get(package, (0, 0))
             match str(outcome).rpartition(".")[2].lower():
                 case "killed":
+                    tally.packages[package] = (noticed + 1, tried + 1)
                     tally.killed += 1
                 case "survived":
+                    tally.packages[package] = (noticed, tried + 1)
                     tally.survived += 1
                     tally.survivors.append(Survivor(str(module), line, operator.removeprefix("core/"), occurrence))
                 case _:

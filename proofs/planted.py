@@ -57,7 +57,8 @@ RUNNERS = ("pytest", "proofs.planted_trial", "proofs.exhaustive")
 _FOUND = 1
 """How pytest ends when tests have failed, and our own commands when they have found something."""
 _NO_VERDICT = 2
-_NAME = re.compile(r"\d\d-[a-z0-9-]+\.patch")
+_NAME = re.compile(r"\d{2,3}-[a-z0-9-]+\.patch")
+_BEGIN = re.compile(r"^(?:diff --git a/|--- a/)", re.MULTILINE)
 _LINE = re.compile(r"# ([A-Z][a-z ]+): (.*)")
 _TOUCHED = re.compile(r"^\+\+\+ b/(\S+)$", re.MULTILINE)
 
@@ -109,10 +110,10 @@ def read_plant(path: Path) -> Plant:
     if not _NAME.fullmatch(path.name):
         raise BadPlant(f"{path.name}: name it NN-what-is-broken.patch")
     text = path.read_text()
-    head, found, _ = text.partition("\n--- a/")
-    if not found:
+    begin = _BEGIN.search(text)
+    if begin is None:
         raise BadPlant(f"{path.name}: no patch in it")
-    said = _header(path.name, head)
+    said = _header(path.name, text[: begin.start()])
     if list(said) != list(HEADER) or not all(said.values()):
         raise BadPlant(f"{path.name}: begin it with lines '# {HEADER[0]}: …', '# {HEADER[1]}: …', '# {HEADER[2]}: …'")
     touched = tuple(_TOUCHED.findall(text))
@@ -140,12 +141,17 @@ def _header(name: str, head: str) -> dict[str, str]:
 
 
 def all_plants(names: Sequence[str] = ()) -> list[Plant]:
-    """Those whose names begin so, or all, in order."""
+    """Those whose names, or numbers, begin so, or all, in order."""
     plants = [read_plant(path) for path in sorted(PLANTED.glob("*.patch"))]
-    unknown = [name for name in names if not any(plant.name.startswith(name) for plant in plants)]
+    unknown = [name for name in names if not any(_begins(plant, name) for plant in plants)]
     if unknown:
         raise BadPlant(f"{unknown[0]}: there is no such planted bug")
-    return [plant for plant in plants if not names or plant.name.startswith(tuple(names))]
+    return [plant for plant in plants if not names or any(_begins(plant, name) for name in names)]
+
+
+def _begins(plant: Plant, name: str) -> bool:
+    """Whether its name begins so, with its number or without."""
+    return plant.name.startswith(name) or plant.name.partition("-")[2].startswith(name)
 
 
 def applies(patch: Path, root: Path) -> str:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from proofs.__main__ import BY_NAME, Missing, find, main, run_apart, show, show_all
 from proofs.mutation import Survivor, Tally
-from proofs.mutation_tests import digests, pytest_command
+from proofs.mutation_tests import digests, pytest_command, what_to_run
 from proofs.report import Proof
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,16 +76,19 @@ def test_the_score_counts_what_was_tried() -> None:
     assert str(Survivor("src/x.py", 7, "NumberReplacer", 2)) == "src/x.py:7 NumberReplacer #2"
 
 
-def test_the_tests_of_a_changed_module_come_first(tmp_path: Path) -> None:
-    core = tmp_path / "src" / "stigmergy" / "core"
-    core.mkdir(parents=True)
-    (core / "marks.py").write_text("one")
+def test_the_own_tests_a_changed_module_come_first_and_then_those_of_its_package(tmp_path: Path) -> None:
+    source = tmp_path / "src" / "stigmergy"
+    for module in ("core/marks", "core/claims/rules", "crdt/store"):
+        path = source / f"{module}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("one")
     before = digests(tmp_path)
-    (core / "marks.py").write_text("two")
-    assert list(before) == ["marks"]
-    assert digests(tmp_path) != before
-    assert pytest_command("tests/core/test_marks.py")[-3:] == [
-        "tests/core/test_marks.py",
-        "tests/core",
-        "tests/testing",
-    ]
+    assert list(before) == ["core/claims/rules", "core/marks", "crdt/store"]
+    (source / "core" / "claims" / "rules.py").write_text("two")
+    after = digests(tmp_path)
+    assert [module for module in after if after[module] != before[module]] == ["core/claims/rules"]
+    core, crdt = ["tests/core", "tests/testing"], ["tests/crdt", "tests/core/test_sharing.py"]
+    assert what_to_run(["core/claims/rules"], ROOT) == ["tests/core/claims/test_rules.py", *core]
+    assert what_to_run(["crdt/store"], ROOT) == ["tests/crdt/test_store.py", *crdt]
+    assert what_to_run(["core/ready"], ROOT) == core, "it has no file of its own"
+    assert pytest_command("tests/crdt")[-1] == "tests/crdt"
