@@ -9,31 +9,38 @@ the same, and a replay of the commits ends in the same state.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Generic, NoReturn, TypeVar
 
 from msgspec import Struct
 
 from stigmergy.core.agent import Agent
+from stigmergy.core.claiming import CLAIM_EVENTS
 from stigmergy.core.codec import canonical_bytes, encode
 from stigmergy.core.commit import Commit, seal
 from stigmergy.core.draft import Draft
 from stigmergy.core.effects import TIMERS, Woken
-from stigmergy.core.inputs import Ask, Delivery, Input, Refused, TimerDue, Verdict
+from stigmergy.core.inputs import Ask, Delivery, Input, Refused, SharedReceived, TimerDue, Verdict, VerdictCame
 from stigmergy.core.messages import SECOND_NS, Command, Effect, Event, Keeping, Message, spec_of
 from stigmergy.core.outcome import NO_CAUSE
 from stigmergy.core.plans import AgentPlan, plan_agent
 from stigmergy.core.ready import Ready
 from stigmergy.core.replay import apply
 from stigmergy.core.shard import Shard
+from stigmergy.core.sharing import SharedChanged
 from stigmergy.core.snapshot import digest_of_state
 from stigmergy.core.state import ShardState, plan_agents
 from stigmergy.core.supervision import FACTS, InputFailed
 from stigmergy.core.timers import WINDOW_PREFIX, read_timer
+from stigmergy.crdt.delta import Edit, mint
+from stigmergy.runtime.showing import shared_fields
+from stigmergy.testing.comparing import has_value
 from stigmergy.testing.purity import Watch, identity_of, lost_in_encoding
 
 A = TypeVar("A", bound=Agent)
 
+PEER = b"peer-rep"
+"""The replica under which peers write."""
 FIRINGS_COUNT_MAX = 10_000
 """Timers that one `later` may fire: an agent that wakes itself without end is a mistake."""
 
@@ -86,7 +93,10 @@ class Scenario(Generic[A]):
         return copied
 
     def when(self, *inputs: Command | Event) -> Scenario[A]:
-        """Commands are asked, events observed, one after the other, at the present time of the scenario."""
+        """Commands are asked, events observed, one after the other, at the present time of the scenario.
+
+        Verdicts of the ledger (`Granted`, `Denied`, `Lost`, `Released`) come as if the ledger had said so.
+        """
         __tracebackhide__ = True
         self._begin("when " + ", ".join(map(repr, inputs)))
         for message in inputs:
@@ -97,8 +107,26 @@ class Scenario(Generic[A]):
             if isinstance(message, Command):
                 self._asked_count += 1
                 self._take(Ask(agent=self._address, command_id=f"test-{self._asked_count}", command=body))
+            elif isinstance(message, CLAIM_EVENTS):
+                self._check_is_there()
+                self._take(VerdictCame(self._address, body))
             else:
                 self._take(Delivery(source="test", items=[(self._address, body)]), body)
+        return self
+
+    def when_peers_write(self, *writes: Callable[[A], Edit]) -> Scenario[A]:
+        """Another replica, which has seen all that this one has, writes to shared fields:
+
+        .when_peers_write(lambda agent: agent.vehicles.add("V-7"))
+        """
+        __tracebackhide__ = True
+        self._begin("when peers write")
+        self._check_is_there()
+        for write in writes:
+            edit = write(self.agent)
+            store = getattr(self._current(), edit.field).store
+            delta = mint(edit, store, PEER, self._now_ns)
+            self._take(SharedReceived(self._address, edit.field, (delta.to_bytes(),)))
         return self
 
     def later(self, *, seconds: float) -> Scenario[A]:
@@ -139,8 +167,10 @@ class Scenario(Generic[A]):
         return self
 
     def then_nothing(self) -> Scenario[A]:
-        """Nothing was kept beyond observed events as they are, and no effect was asked for."""
+        """Nothing was kept beyond observed events as they are, nothing shared was written, and no effect asked for."""
         __tracebackhide__ = True
+        if any(isinstance(one.message, SharedChanged) for one in self._happened):
+            self._fail(f"expected\n{_lines(())}\n{self._actually()}")
         return self.then()
 
     def refused(self, because: str = "") -> Scenario[A]:
@@ -169,14 +199,20 @@ class Scenario(Generic[A]):
         return self
 
     def state(self, **fields: object) -> Scenario[A]:
-        """These fields of the agent's state have these values."""
+        """These fields of the agent's state have these values.
+
+        A shared field is compared with what it means: a set, a number, a dict, a value; an ordered one with whether it
+        is held now.
+        """
         __tracebackhide__ = True
         agent = self._current()
         for name in fields:
             if not hasattr(agent, name):
                 known = ", ".join(type(agent).__struct_fields__)
                 self._fail(f"{type(agent).__name__} has no field {name!r}; it has {known}")
-        wrong = {name: value for name, value in fields.items() if getattr(agent, name) != value}
+        wrong = {
+            name: value for name, value in fields.items() if not has_value(getattr(agent, name), value, self._now_ns)
+        }
         if wrong:
             lines = [f"    {name}: expected {value!r}, is {getattr(agent, name)!r}" for name, value in wrong.items()]
             self._fail("the state differs\n" + "\n".join(lines))
@@ -266,6 +302,12 @@ class Scenario(Generic[A]):
         state = self._shard.state
         return state.agents.get(self._address) or state.new_agent(self._address, self._plan)
 
+    def _check_is_there(self) -> None:
+        """Facts come to agents that are there; the first input that makes one is a command or an observed event."""
+        __tracebackhide__ = True
+        if self._address not in self._shard.state.agents:
+            self._fail(f"{self._address} is not there yet; give it an event or a command first")
+
     def _check_not_failed(self) -> None:
         __tracebackhide__ = True
         if self._failures:
@@ -273,7 +315,7 @@ class Scenario(Generic[A]):
             raise AssertionError(f"{self._title}\nfailed:\n    {self._failures[0].error}") from cause
 
     def _actually(self) -> str:
-        shown = [f"{one.message!r}{'   (as it is)' if one.may_be_left_out else ''}" for one in self._happened]
+        shown = [f"{_in_words(one.message)}{'   (as it is)' if one.may_be_left_out else ''}" for one in self._happened]
         return "actually\n" + _lines(shown)
 
     def _fail(self, text: str) -> NoReturn:
@@ -292,6 +334,12 @@ def _is_same(expected: Message, one: Happened) -> bool:
     if type(expected) is not type(one.message):
         return False
     return identity_of(expected, one.now_ns) == identity_of(one.message, one.now_ns)
+
+
+def _in_words(message: Message) -> str:
+    """A message for people. What was written to a shared field is bytes, and says nothing."""
+    said = shared_fields(spec_of(type(message)).tag, encode(message))
+    return repr(message) if said is None else f"{type(message).__name__}({said})"
 
 
 def _lines(shown: Iterable[object]) -> str:
