@@ -313,3 +313,13 @@ def test_who_leaves_is_forgotten_and_welcome_again() -> None:
     fleet["b"].start()
     fleet.run(3)
     assert fleet.converged()
+
+
+def test_thousands_of_objects_are_held_without_delay() -> None:
+    """Counted in work, not in seconds: the list of interests is made once, however many come."""
+    a = Fleet("a b").start()["a"]
+    for number in range(3_000):
+        a.machine.hold(f"Thing.seen/{number}", a.replica().id, "Thing/a", a.replica().store, a.moment)
+        assert a.machine._desk._interests is None
+    assert len(a.machine._desk.interests) == 8 * 3_001
+    assert a.machine._desk.interests is a.machine._desk.interests

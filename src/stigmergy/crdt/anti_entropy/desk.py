@@ -77,9 +77,7 @@ class Desk:
         self.quarantine = Quarantine()
         self.counters = Counters()
         self.held: dict[bytes, Held] = {}
-        self.interests = b""
-        """What we hold, as it is told."""
-        self.interests_digest = interests_digest(b"")
+        self._interests: tuple[bytes, bytes] | None = None
         self.troubles: dict[str, None] = {}
         self._datagrams: list[tuple[str, bytes]] = []
         self._hands: list[Hand] = []
@@ -144,10 +142,26 @@ class Desk:
         """Whether a peer is shut out."""
         return peer is not None and peer.key is not None and peer.key in self.quarantine
 
-    def set_interests(self) -> None:
+    @property
+    def interests(self) -> bytes:
+        """What we hold, as it is told."""
+        return self._told_interests()[0]
+
+    @property
+    def interests_digest(self) -> bytes:
+        """The digest of that."""
+        return self._told_interests()[1]
+
+    def _told_interests(self) -> tuple[bytes, bytes]:
+        # Made when it is needed: at a start thousands of objects come one after the other.
+        if self._interests is None:
+            objects = b"".join(sorted(self.held))
+            self._interests = (objects, interests_digest(objects))
+        return self._interests
+
+    def change_interests(self) -> None:
         """What we hold has changed."""
-        self.interests = b"".join(sorted(self.held))
-        self.interests_digest = interests_digest(self.interests)
+        self._interests = None
 
     # What is wrong.
 

@@ -76,7 +76,7 @@ class Machine:
                 raise LimitReached(f"{len(self._names)} shared objects at one node, at most {OBJECTS_COUNT_MAX}")
             held = self._names[name] = Held(name, desk.rules, kind)
             desk.held[held.id] = held
-            desk.set_interests()
+            desk.change_interests()
             self._hurry(moment)
         local = held.locals[replica] = Local(replica, address, store)
         held.put_store(local, store)
@@ -90,7 +90,7 @@ class Machine:
             return
         del self._names[name], self._desk.held[held.id]
         self._unsigned.pop(name, None)
-        self._desk.set_interests()
+        self._desk.change_interests()
         self._hurry(moment)
 
     def members(self, names: list[str], moment: Moment) -> None:
