@@ -268,7 +268,10 @@ class _Sky:
         for task in tasks:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
-        await asyncio.sleep(8.0)
+        for node in self.nodes:
+            for agent, cell in list(node.held):
+                node.give_back(agent, cell)
+        await asyncio.sleep(12.0)
         await self._land()
 
     async def _land(self) -> None:

@@ -236,6 +236,11 @@ class Desk:
         """How many wait for a verdict."""
         return sum(bool(claim.owed) for claim in self._claims.values())
 
+    @property
+    def giving_back(self) -> int:
+        """How much was given back that the ledger does not hear of yet."""
+        return len(self._gates)
+
     def believes(self, resource: str, now_ns: int) -> list[tuple[str, int]]:
         """Which agents of this node may act as holders of a resource at this moment, and under which tokens."""
         found: list[tuple[str, int]] = []

@@ -101,10 +101,11 @@ class Claims:
             self.propose(shard, pending)
 
     async def stop(self, drain_s: float = 0.0) -> None:
-        """Lets leave what agents have given back, within so many seconds, and lets go of the ledger."""
+        """Lets leave what agents have given back, within so many seconds, and lets go of the ledger. The host still
+        has its turns meanwhile."""
         deadline_s = asyncio.get_running_loop().time() + drain_s
         while asyncio.get_running_loop().time() < deadline_s:
-            if not self._writing.waiting or not self._is_up:
+            if not self._is_up or not (self._writing.waiting or self._desk.giving_back):
                 break
             await asyncio.sleep(DRAIN_LOOK_S)
         await self.kill()

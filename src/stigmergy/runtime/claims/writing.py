@@ -124,12 +124,14 @@ class Writing:
             # None of these was ever written, so that their leases may count from this very moment.
             self._resent(range(numbers[0], numbers[-1] + 1), self._monotonic_ns())
         entries = [self._record(number, *self._line[number]) for number in numbers]
-        self.attempted = max(self.attempted, numbers[-1])
+        before, self.attempted = self.attempted, max(self.attempted, numbers[-1])
         self.counters.appends += 1
         try:
             await self._ledger.append(entries)
         except LedgerUnavailable:
             self.counters.appends_refused += 1
+            if not self._doubtful:
+                self.attempted = before
             raise
         except LedgerUnknown:
             self.counters.appends_unknown += 1
