@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stigmergy.core.swim.packets import Status, SwimUpdate
-from stigmergy.core.swim.probing import Probe, Round
+from stigmergy.core.swim.probing import NAMES_COUNT_MAX, Probe, Round
 from stigmergy.core.swim.rumours import Rumours
 from stigmergy.core.swim.table import Table
 
@@ -180,26 +180,37 @@ def chooser(seed: int = 1) -> random.Random:
 
 
 def test_everybody_has_a_turn_in_each_round() -> None:
-    order = Round(chooser().randrange)
-    assert order.next(lambda _: True) is None
+    order = Round(chooser().randrange, lambda _: True)
+    assert order.next() is None
     names = [f"n{number}" for number in range(20)]
     for name in names:
         order.add(name)
         order.add(name)
-    rounds = [[order.next(lambda _: True) for _ in names] for _ in range(3)]
+    rounds = [[order.next() for _ in names] for _ in range(3)]
     assert [sorted(filter(None, turn)) for turn in rounds] == [sorted(names)] * 3
     assert rounds[0] != rounds[1] != rounds[2]
 
 
 def test_who_is_gone_is_passed_over_and_who_is_new_comes_in_this_round() -> None:
-    order = Round(chooser().randrange)
+    here = dict.fromkeys("acde")
+    order = Round(chooser().randrange, here.__contains__)
     for name in "abcd":
         order.add(name)
-    turn = [order.next(lambda node: node != "b")]
+    turn = [order.next()]
     order.add("e")
-    turn += [order.next(lambda node: node != "b") for _ in range(3)]
+    turn += [order.next() for _ in range(3)]
     assert sorted(filter(None, turn)) == ["a", "c", "d", "e"]
-    assert order.next(lambda _: False) is None
+    here.clear()
+    assert order.next() is None
+
+
+def test_names_of_those_who_came_and_went_do_not_pile_up() -> None:
+    order = Round(chooser().randrange, lambda node: node == "here")
+    order.add("here")
+    for number in range(NAMES_COUNT_MAX + 10):
+        order.add(f"gone-{number}")
+    assert len(order._order) < 100
+    assert order.next() == "here"
 
 
 def test_probe_is_due_twice() -> None:

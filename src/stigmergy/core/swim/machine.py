@@ -135,7 +135,7 @@ class Swim:
         self._seeds = tuple(dict.fromkeys(seed for seed in seeds if seed != identity.node))
         self._probe_ns = int(self.settings.probe_s * SECOND_NS)
         self._rumours = Rumours()
-        self._round = Round(choose)
+        self._round = Round(choose, self._is_other)
         self._probe: Probe | None = None
         # Nodes that start together must not speak together.
         self._next_probe_ns = now_ns + choose(self._probe_ns)
@@ -330,7 +330,7 @@ class Swim:
     def _begin_probe(self, now_ns: int) -> None:
         self._next_probe_ns = now_ns + self._probe_ns
         self._ask_suspects()
-        target = self._round.next(lambda node: self.table.is_present(node) and node != self.identity.node)
+        target = self._round.next()
         if target is not None:
             self.counters.probes_count += 1
             ack_ns = int(self.settings.ack_s * SECOND_NS)
@@ -427,6 +427,9 @@ class Swim:
     def _next_sequence(self) -> int:
         self._sequence = (self._sequence + 1) % SEQUENCE_MAX
         return self._sequence
+
+    def _is_other(self, node: str) -> bool:
+        return node != self.identity.node and self.table.is_present(node)
 
     def _others(self) -> list[str]:
         return [node for node in self.table.present() if node != self.identity.node]
