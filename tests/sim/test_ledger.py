@@ -56,9 +56,10 @@ def test_nothing_passes_a_cut() -> None:
                 await call
         await other.append([b"y"])
         assert told == []
+        written = asyncio.Event()
+        store.watchers.append(lambda _end: written.set())
         append = asyncio.ensure_future(other.append([b"z"]))
-        while store.end < 2:
-            await asyncio.sleep(0.0001)
+        await written.wait()
         other.cut_off = True
         with pytest.raises(LedgerUnknown):
             await append
