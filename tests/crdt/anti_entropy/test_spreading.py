@@ -304,7 +304,9 @@ def test_who_leaves_is_forgotten_and_welcome_again() -> None:
     fleet["b"].crash()
     fleet["a"].add("x")
     fleet.run(0.1)
+    assert (fleet["a"].machine.peers_count, fleet["a"].machine.unacknowledged_count) == (1, 1)
     fleet["a"].machine.members([], fleet["a"].moment)
+    assert (fleet["a"].machine.peers_count, fleet["a"].machine.unacknowledged_count) == (0, 0)
     fleet["a"].hear("b", b"\x12")
     assert fleet["a"].machine.counters.shared_strange == 1
     assert fleet["a"].machine.next_ns is None
