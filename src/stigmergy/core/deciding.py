@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from stigmergy.core.errors import TooLarge
@@ -18,11 +19,12 @@ def decided_events(
     agent: Any,
     message: Message,
     body: bytes,
-    replicas: tuple[bytes, ...],
+    replicas: Callable[[str], tuple[bytes, ...]],
     now_ns: int,
     events_max: int,
 ) -> list[tuple[Any, bytes]]:
-    """The events of one decision with their bytes. Writes to shared fields get their dots, in the order of the yields.
+    """The events of one decision with their bytes. Writes to shared fields get their dots, in the order of the yields;
+    `replicas` says under which ids the agent may write to a field.
 
     A fact that is decided about is kept already, and so not yielded again.
     """

@@ -363,9 +363,10 @@ class Handling:
     def _decided(
         self, agent_plan: AgentPlan, plan: Plan, agent: Any, message: Message, body: bytes, now_ns: int
     ) -> list[tuple[Any, bytes]]:
-        replicas = self._state.replicas_of(agent.address) if agent_plan.shared else ()
         limit = self._state.limits.events_per_decision_max
-        return decided_events(agent_plan, plan, agent, message, body, replicas, now_ns, limit)
+        return decided_events(
+            agent_plan, plan, agent, message, body, lambda _: self._state.replicas_of(agent.address), now_ns, limit
+        )
 
     def _pack_all(
         self, agent: Any, event: Any, body: bytes, first: Effect, others: Iterable[Effect], now_ns: int

@@ -164,10 +164,12 @@ def author_of(store: Store, ids: tuple[bytes, ...]) -> bytes:
 class Writing:
     """The writes of one decision: each gets its dot behind those before it, although none is folded yet."""
 
-    def __init__(self, agent: Any, fields: dict[str, SharedField], ids: tuple[bytes, ...], now_ns: int) -> None:
+    def __init__(
+        self, agent: Any, fields: dict[str, SharedField], replicas: Callable[[str], tuple[bytes, ...]], now_ns: int
+    ) -> None:
         self._agent = agent
         self._fields = fields
-        self._ids = ids
+        self._replicas = replicas
         self._now_ns = now_ns
         self._stores: dict[str, Store] = {}
 
@@ -179,7 +181,7 @@ class Writing:
         before = self._stores.get(name)
         store: Store = getattr(self._agent, name).store if before is None else before
         try:
-            delta = mint(edit, store, author_of(store, self._ids), self._now_ns)
+            delta = mint(edit, store, author_of(store, self._replicas(name)), self._now_ns)
             self._stores[name] = store.apply(delta)
         except CrdtError as error:
             raise TooLarge(f"{type(self._agent).__name__}.{name}: {error}") from None

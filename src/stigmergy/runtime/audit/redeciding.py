@@ -10,8 +10,6 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-import msgspec
-
 from stigmergy.core.agent import Rejection
 from stigmergy.core.codec import REASON_CHARS_MAX, describe, printable, tag_of
 from stigmergy.core.commit import Answer, Commit, Owed, Run
@@ -19,16 +17,15 @@ from stigmergy.core.deciding import decided_events
 from stigmergy.core.effects import TIMERS
 from stigmergy.core.errors import PeerError, UnknownKind
 from stigmergy.core.handling import REACTIONS_BYTES_MAX, decode
-from stigmergy.core.messages import Command, Keeping, Message, spec_of
+from stigmergy.core.messages import Command, Keeping, Message
 from stigmergy.core.now import step_time_ns
 from stigmergy.core.outcome import NO_CAUSE, collect, pack_effects
 from stigmergy.core.plans import AgentPlan
-from stigmergy.core.sharing import SharedChanged
 from stigmergy.core.state import ShardState, evolve_event, fold_fact
 from stigmergy.core.supervision import FACTS, SHARD_ADDRESS, AgentResumed, AgentStopped, InputFailed
 from stigmergy.core.timers import WINDOW_PREFIX, read_timer
 from stigmergy.core.walking import Records
-from stigmergy.crdt.delta import read_delta
+from stigmergy.runtime.audit.authors import WRITTEN, replicas_in
 from stigmergy.runtime.audit.column_check import loose_actions
 from stigmergy.runtime.audit.differences import (
     ABSENT,
@@ -44,9 +41,6 @@ from stigmergy.runtime.audit.directories import ShardReading
 HANDLER_FAILED = "the handler failed: "
 """How the answer to a command begins whose handler raised; the event that says so is compared instead."""
 NO_ROOM = ": this shard has "
-WRITTEN = spec_of(SharedChanged).tag
-"""What the framework says and an agent has decided all the same: a write to a shared field."""
-_changed = msgspec.msgpack.Decoder(SharedChanged)
 
 
 class Redeciding:
@@ -243,7 +237,7 @@ class Redeciding:
         reason: str | None = None
         decided: list[tuple[Any, bytes]] = []
         try:
-            decided = self._attempt(agent_plan, agent, message, answer.command, answer.time_ns)
+            decided = self._attempt(index, agent_plan, agent, message, answer.command, answer.time_ns)
         except Rejection as rejection:
             reason = printable(rejection.reason, REASON_CHARS_MAX)
         except Exception as error:
@@ -388,7 +382,7 @@ class Redeciding:
         self._found.failures += 1
         today: str | None = None
         try:
-            self._attempt(agent_plan, agent, message, failed.input, now_ns)
+            self._attempt(index, agent_plan, agent, message, failed.input, now_ns)
         except Rejection as rejection:
             refusal = TypeError(f"an observed event cannot be refused ({rejection.reason}); yield nothing to filter it")
             today = f"refused: {rejection.reason}" if isinstance(message, Command) else describe(refusal)
@@ -398,7 +392,7 @@ class Redeciding:
             self._differ("failure", index, address, what, "error", failed.error, today)
 
     def _attempt(
-        self, agent_plan: AgentPlan, agent: Any, message: Message, body: bytes, now_ns: int
+        self, index: int, agent_plan: AgentPlan, agent: Any, message: Message, body: bytes, now_ns: int
     ) -> list[tuple[Any, bytes]]:
         """Decides, evolves and reacts on copies; the events, or what a handler raised."""
         plan = agent_plan.plan_for(type(message))
@@ -407,19 +401,12 @@ class Redeciding:
             decided = [(message, body)]
         else:
             limit = self._state.limits.events_per_decision_max
-            replicas = self._replicas_of(agent.address)
+            replicas = replicas_in(self._commit, agent.address, index, self._state.replicas_of)
             copy = agent_plan.copy(agent)
             decided = decided_events(agent_plan, plan, copy, message, body, replicas, now_ns, limit)
         room_bytes = self._state.limits.bytes_per_decision_max
         collect(self._state, self._shards, agent_plan, agent_plan.copy(agent), decided, now_ns, room_bytes)
         return decided
-
-    def _replicas_of(self, address: str) -> tuple[bytes, ...]:
-        """Under which id this agent wrote to its shared fields then: the key that it comes from is not here."""
-        for whose, body in self._commit.events:
-            if whose == address and tag_of(body) == WRITTEN:
-                return (read_delta(_changed.decode(body).delta).replica,)
-        return self._state.replicas_of(address)
 
     # ------------------------------------------------------------------ common
 

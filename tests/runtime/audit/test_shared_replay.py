@@ -1,0 +1,174 @@
+"""An old log with writes to shared fields, merges and verdicts against today's code."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from stigmergy import (
+    Action,
+    Agent,
+    Claim,
+    Command,
+    Effects,
+    Event,
+    Events,
+    Fleet,
+    GCounter,
+    Granted,
+    LWWRegister,
+    Merged,
+    Ordered,
+    ORSet,
+    Settings,
+    Shared,
+    Snapshots,
+    decide,
+    ordered,
+    react,
+    reject,
+    shared,
+)
+from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
+from stigmergy.adapters.memory import MemoryJournal, MemoryStore
+from stigmergy.adapters.system import SystemClock, SystemEntropy
+from stigmergy.core.codec import encode
+from stigmergy.core.inputs import LetterRetried, SharedReceived, VerdictCame
+from stigmergy.core.sharing import replica_ids
+from stigmergy.core.state import Limits, plan_agents
+from stigmergy.crdt.delta import mint
+from stigmergy.crdt.store import EMPTY
+from stigmergy.ports.journal import JournalIdentity
+from stigmergy.runtime.audit.differences import Compared
+from stigmergy.runtime.audit.replaying import Replaying
+from stigmergy.runtime.host import Host
+from stigmergy.runtime.live import Live
+
+SIGNER = Ed25519Signer(bytes(range(32)))
+CAR = "Car/1"
+broken: list[str] = []
+
+
+class Note(Command):
+    name: str
+    ending: str = ""
+
+
+class Noted(Event):
+    total: int
+
+
+class Seen(Event):
+    names: int
+
+
+class Stop(Action):
+    pass
+
+
+def car(*, amount: int = 1, extra: bool = False) -> type[Agent]:
+    """The agent as it was when the log was written, or with one thing changed since."""
+
+    class Car(Agent, kind="Car"):
+        names: Shared[ORSet[str]]
+        count: Shared[GCounter] = shared(by="all")
+        last: Shared[LWWRegister[str]]
+        slot: Ordered[Claim] = ordered(of="slot")
+
+        @decide
+        def note(self, command: Note) -> Events:
+            yield self.names.add(command.name)
+            yield self.count.add(amount)
+            yield Noted(total=self.count.value)
+            yield self.count.add(amount)
+            if command.name != "early":
+                yield self.last.set(command.name)
+            if extra:
+                yield self.names.add("extra")
+            if command.ending == "reject":
+                reject("no")
+            if command.ending == "raise":
+                raise RuntimeError("on purpose")
+
+        @decide
+        def merged(self, event: Merged) -> Events:
+            if "merged" in broken:
+                raise RuntimeError("not mended")
+            yield Seen(names=len(self.names))
+            yield self.count.add(1)
+
+        @react
+        def granted(self, verdict: Granted) -> Effects:
+            if self.slot.held:
+                yield Stop()
+
+    return Car
+
+
+async def live_a_little(host: Host, live: Live) -> None:
+    async def told(one: Any) -> None:
+        await host.intake.take(0, one)
+
+    broken.clear()
+    await live.send(CAR, Note(name="early"))
+    ids = replica_ids(host.replica_seed, CAR)
+    state = host.shards[0].state
+    # The replica of one field begins anew, and from then on writes under another id than that of the others.
+    store = EMPTY.apply(mint(state.plans["Car"].cls().names.add("theirs"), EMPTY, b"peer-rep", 1))  # type: ignore[attr-defined]
+    again = mint(state.agents[CAR].names.with_store(store).add("early"), store, ids[1], 1)
+    await told(SharedReceived(CAR, "names", (again.to_bytes(),), store.to_bytes(), anew=True))
+    await live.send(CAR, Note(name="late"))
+    for ending in ("reject", "raise"):
+        await live.send(CAR, Note(name="never", ending=ending))
+    await told(VerdictCame(CAR, encode(Granted(claim="slot", resource="slot", token=3, for_s=5))))
+    broken.append("merged")
+    theirs = mint(state.agents[CAR].names.add("more"), state.agents[CAR].names.store, b"peer-rep", 1)
+    await told(SharedReceived(CAR, "names", (theirs.to_bytes(),)))
+    broken.clear()
+    (letter,) = [one for one in state.letters.all() if one.source == "peers"]
+    await told(LetterRetried(letter.letter))
+    await live.send(CAR, Note(name="last"))
+
+
+def recorded(every: int) -> MemoryJournal:
+    store = MemoryStore(JournalIdentity("cars", 1, 7))
+    snapshots = Snapshots(every_events=every, tail_ratio=0.0, share_max=1.0)
+    settings = Settings(snapshots=snapshots, drain_s=0.2, effect_tries=1)
+
+    async def main() -> MemoryJournal:
+        host = Host(
+            Fleet("cars", agents=[car()], settings=settings),
+            MemoryJournal(store),
+            SIGNER,
+            Ed25519Verifier(),
+            SystemClock(),
+        )
+        live = Live(host, SystemEntropy(), await host.start())
+        await live_a_little(host, live)
+        await host.stop()
+        return MemoryJournal(store)
+
+    return asyncio.run(main())
+
+
+def replayed(journal: MemoryJournal, agent: type[Agent]) -> Compared:
+    return Replaying(journal, plan_agents([agent]), Limits(), Ed25519Verifier()).run()
+
+
+@pytest.mark.parametrize("every", [3, 10_000])
+def test_the_same_code_says_the_same(every: int) -> None:
+    found = replayed(recorded(every), car())
+    assert found.commands == 4
+    assert found.failures == 1
+    assert not [(one.kind, one.what, one.field, one.old, one.new) for one in found.differences]
+
+
+def test_another_amount_and_another_write_are_found() -> None:
+    journal = recorded(10_000)
+    found = replayed(journal, car(amount=5))
+    assert next((one.kind, one.what) for one in found.differences) == ("event", "event 2 of Note@1")
+    found = replayed(journal, car(extra=True))
+    assert {(one.kind, one.field) for one in found.differences} == {("event", "type")}
+    assert {one.new for one in found.differences} == {"stigmergy.SharedChanged@1"}
