@@ -72,7 +72,8 @@ class Member:
         self.machine: Machine = None  # type: ignore[assignment]
         self.life = 0
         self.declines: Callable[[Hand], bool] = lambda hand: False
-        self.busiest = 0
+        self.merges = True
+        """Otherwise its host is done with what it gets, and has not taken it."""
 
     @property
     def moment(self) -> Moment:
@@ -165,8 +166,8 @@ class Member:
                 store = store.apply(read_delta(body))
             if hand.state:
                 store = store.join(read_store(hand.state))
-            replica.store = store
-            self.machine.merged(hand.object, hand.replica, store, self.moment)
+            replica.store = store if self.merges else replica.store
+            self.machine.merged(hand.object, hand.replica, replica.store, self.moment)
         self.flush()
 
 

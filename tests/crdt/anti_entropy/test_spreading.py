@@ -170,6 +170,18 @@ def test_nothing_is_acknowledged_before_it_is_durable() -> None:
     fleet.run_until_converged(10)
 
 
+def test_a_host_that_says_merged_and_has_not_is_not_asked_again_and_again() -> None:
+    fleet = Fleet("a b").start()
+    fleet.run(1)
+    b = fleet["b"]
+    b.merges = False
+    fleet["a"].add("x")
+    fleet.run(5)
+    assert 1 <= b.machine.counters.shared_declined <= 6
+    b.merges = True
+    fleet.run_until_converged(5)
+
+
 def test_with_many_peers_each_sends_to_few_and_all_hear_of_it() -> None:
     names = [f"n{number:02}" for number in range(40)]
     fleet = Fleet(names, seed=2, rules=Rules(interval_ns=20_000 * MILLISECOND_NS)).start()

@@ -12,7 +12,7 @@ from stigmergy.crdt.anti_entropy.messages import ACKNOWLEDGEMENT
 from stigmergy.runtime.replicas.replicator import SharedStanding, rules_of
 from stigmergy.runtime.settings import Settings, SharedSettings
 from stigmergy.sim.network import LinkFaults
-from tests.runtime.replicas.town import Count, Miss, See, Show, Town
+from tests.runtime.replicas.town import FAILS, Count, Miss, See, Show, Town
 
 
 def test_what_one_writes_all_read_in_milliseconds() -> None:
@@ -308,3 +308,20 @@ def test_settings_are_checked_and_become_rules() -> None:
         with pytest.raises(ConfigError):
             SharedSettings(**wrong)
     assert Settings().shared == SharedSettings()
+
+
+def test_an_agent_that_fails_on_what_peers_wrote_has_it_all_the_same() -> None:
+    """Its handler's fault must not keep replicas apart, nor make the node try again and again."""
+    town = Town("a b")
+
+    async def main() -> None:
+        await town.start()
+        await town.send("a", See(vehicle=FAILS))
+        await asyncio.sleep(5)
+        assert [FAILS in town.light(name).seen for name in town.names] == [True, True]
+        assert town.replicators["b"].counters()["shared_declined"] == 0
+        await town.send("b", See(vehicle="V-1"))
+        await town.wait(lambda: "V-1" in town.light("a").seen)
+        await town.stop()
+
+    town.run(main)

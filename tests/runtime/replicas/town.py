@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from stigmergy.core.agent import Agent, decide
+from stigmergy.core.agent import Agent, decide, evolve
 from stigmergy.core.effects import Events
 from stigmergy.core.messages import Command
-from stigmergy.core.sharing import Shared, shared
+from stigmergy.core.sharing import Merged, Shared, shared
 from stigmergy.crdt.lww_register import LWWRegister
 from stigmergy.crdt.orset import ORSet
 from stigmergy.crdt.pncounter import PNCounter
@@ -19,6 +19,8 @@ from stigmergy.runtime.replicas.replicator import Replicator
 from stigmergy.runtime.settings import Settings, SharedSettings
 from stigmergy.sim.network import Network
 from stigmergy.sim.node import SimNode, World
+
+FAILS = "a vehicle on which agents fail"
 
 
 class See(Command):
@@ -59,6 +61,11 @@ class Light(Agent, kind="Light"):
     @decide
     def show(self, command: Show) -> Events:
         yield self.phase.set(command.phase)
+
+    @evolve
+    def merged(self, event: Merged) -> None:
+        if FAILS in self.seen:
+            raise ValueError("an agent that cannot bear it")
 
 
 QUICK = Settings(shared=SharedSettings(interval_s=0.5))

@@ -35,7 +35,7 @@ class Hand(Struct, frozen=True):
 class Local:
     """A replica of ours."""
 
-    __slots__ = ("address", "busy", "handed", "paused_until_ns", "replica", "store")
+    __slots__ = ("address", "busy", "expects", "handed", "paused_until_ns", "replica", "store")
 
     def __init__(self, replica: bytes, address: str, store: Store) -> None:
         self.replica = replica
@@ -45,6 +45,8 @@ class Local:
         self.busy = False
         """Whether the host has something of ours to merge."""
         self.handed: tuple[Kept, ...] = ()
+        self.expects: tuple[tuple[bytes, int], ...] = ()
+        """Up to where changes are known here once what was handed over is merged."""
         self.paused_until_ns = -(1 << 62)
 
 
@@ -75,6 +77,8 @@ class Held:
         """When each peer was last sent the whole state."""
         self.diverged_ns: dict[str, int] = {}
         """Since when peers that know the same hold something else."""
+        self.told: dict[str, bytes] = {}
+        """The digest of its store that each peer has last told."""
         self.liars: dict[bytes, None] = {}
         """Keys of authors that have contradicted themselves here."""
         self.state_frame: tuple[bytes, bytes] | None = None
@@ -128,13 +132,13 @@ class Held:
             return None
         context = local.store.context
         if self.state is not None and not context.covers(self.state[0].context):
-            local.busy, local.handed = True, ()
+            local.busy, local.handed, local.expects = True, (), self.state[0].context.vector()
             return Hand(self.name, local.replica, state=self.state[1])
         behind: list[Kept] | None = []
         if local.store is not self.store:
             behind = self.pool.lacking(self.store.context, context.counter)
         if behind is None:
-            local.busy, local.handed = True, ()
+            local.busy, local.handed, local.expects = True, (), self.store.context.vector()
             return Hand(self.name, local.replica, state=self.store.to_bytes())
         # What is on disk here already was let pass once, whatever its stamp.
         found = ripe(behind, context.counter, 1 << 63) if behind else []
@@ -150,7 +154,15 @@ class Held:
                 break
             taken.append(kept)
         local.busy, local.handed = True, tuple(taken)
+        local.expects = tuple((kept.delta.replica, kept.delta.last) for kept in taken)
         return Hand(self.name, local.replica, joined([kept.delta for kept in taken]))
+
+    def merged(self, local: Local) -> bool:
+        """The host is done with what was handed over; whether it has merged it."""
+        if any(local.store.context.counter(replica) < counter for replica, counter in local.expects):
+            return False
+        local.busy, local.handed, local.expects = False, (), ()
+        return True
 
     def declined(self, local: Local, now_ns: int) -> None:
         """The host will not have it: it is let go, and digests bring it again if it is worth anything."""
@@ -159,7 +171,7 @@ class Held:
             if self.waiting.pop(key, None) is not None:
                 self.pool.drop(key)
         self.state = None
-        local.busy, local.handed = False, ()
+        local.busy, local.handed, local.expects = False, (), ()
         local.paused_until_ns = now_ns + DECLINED_NS
 
     def missing(self, horizon_ns: int) -> bool:

@@ -101,7 +101,7 @@ class Machine:
             desk.incoming.drop_peer(gone)
             desk.keys.forget_name(gone)
             for held in self._names.values():
-                for table in (held.owed, held.asked_ns, held.whole_ns, held.diverged_ns):
+                for table in (held.owed, held.asked_ns, held.whole_ns, held.diverged_ns, held.told):
                     table.pop(gone, None)
 
     def _hurry(self, moment: Moment) -> None:
@@ -120,10 +120,12 @@ class Machine:
         held.put_store(local, store)
 
     def merged(self, name: str, replica: bytes, store: Store, moment: Moment) -> None:
-        """What was handed over for this replica is on disk."""
+        """What was handed over for this replica is on disk. If it is not in the store, it counts as declined."""
         held, local = self._find(name, replica)
-        local.busy, local.handed = False, ()
         held.put_store(local, store)
+        if not held.merged(local):
+            self.declined(name, replica, moment)
+            return
         self._acknowledge(held, moment)
         self._desk.feed(held, moment)
 
@@ -347,6 +349,19 @@ class Machine:
     def unacknowledged_count(self) -> int:
         """Own changes that are on their way to a peer; several of one replica to one peer count once."""
         return len(self._desk.outstanding)
+
+    def holders(self, name: str) -> dict[str, bool]:
+        """Which peers hold an object of ours, and whether all that is here was there when they last told."""
+        held = self._names[name]
+        digest = held.store.digest()
+        return {peer: held.told.get(peer) == digest for peer in self._desk.peers.holders(held.id)}
+
+    def retired(self, name: str, moment: Moment) -> tuple[bytes, ...]:
+        """Which replicas of an object of ours are left out of the vectors, because they are silent or were retired."""
+        held = self._names[name]
+        context, rules = held.store.context, self._desk.rules
+        _, found = held.silence.split(context, held.locals, moment.monotonic_ns, rules.retire_ns)
+        return tuple(replica for replica, _ in found)
 
     def known_interests(self, name: str) -> tuple[bytes, ...]:
         """Which objects a peer has said it holds, by their ids."""

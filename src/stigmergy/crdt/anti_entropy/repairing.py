@@ -72,7 +72,10 @@ class Repairing:
                 desk.say([peer.name], Digests(desk.interests_digest, peer.interests, ()), now_ns)
         for one, digest in told.stores:
             held = desk.held.get(one)
-            if held is not None and held.store.digest() != digest:
+            if held is None:
+                continue
+            held.told[peer.name] = digest
+            if held.store.digest() != digest:
                 self.tell(peer.name, held, moment, ANSWER)
 
     def _may_answer(self, peer: Peer, now_ns: int) -> bool:
@@ -111,6 +114,7 @@ class Repairing:
         if held is None:
             desk.counters.shared_strange += 1
             return
+        held.told[peer.name] = told.digest
         here = held.store.context
         _, retired = held.silence.split(here, held.locals, moment.monotonic_ns, desk.rules.retire_ns)
         there = understood(told, here, retired)
