@@ -9,6 +9,7 @@ from stigmergy.core.swim import Identity, Status, Swim, SwimSettings, SwimUpdate
 from stigmergy.core.swim.identity import TWINS_COUNT_MAX
 from stigmergy.core.swim.machine import AGAIN_TIMES_MAX, ASKED_COUNT_MAX, PAGES_COUNT_MAX, RELAYS_COUNT_MAX
 from stigmergy.core.swim.packets import DIGESTS_BYTES, INCARNATION_MAX, PacketKind, SwimPacket, write_packet
+from stigmergy.core.swim.rumours import Rumours
 from tests.core.swim.scene import KEY, SECOND_NS, Scene, run_of
 
 
@@ -196,6 +197,15 @@ def test_suspect_who_does_not_know_is_told_when_it_speaks() -> None:
     assert ack.updates[0].status == Status.SUSPECT
 
 
+def test_who_is_gone_here_and_does_not_know_is_told_when_it_speaks() -> None:
+    scene = Scene("a", "b")
+    scene.acquaint()
+    scene.nodes["a"]._declare("b", Status.DEAD, scene.now_ns)
+    scene.nodes["a"]._rumours = Rumours()  # nothing is passed on any more
+    ((_, ack),) = scene.tell("a", "b", PacketKind.PING)
+    assert [(update.node, update.status) for update in ack.updates] == [("b", Status.DEAD)]
+
+
 def test_suspicion_ends_with_an_objection() -> None:
     scene = Scene("a", "b", "c")
     scene.acquaint()
@@ -235,6 +245,14 @@ def test_who_is_called_dead_is_told_so_at_once_and_objects() -> None:
     scene.carry()
     assert scene.status("c", at="a") == "alive"
     assert scene.events == []
+
+
+def test_what_others_call_dead_is_not_passed_on_as_our_own_suspicion() -> None:
+    scene = Scene("a", "b", "c")
+    scene.acquaint()
+    scene.tell("a", "b", PacketKind.STATE, said("c", Status.DEAD))
+    ((_, ack),) = scene.tell("a", "b", PacketKind.PING)
+    assert ack.updates == ()
 
 
 def test_others_make_us_suspect_few_at_a_time() -> None:
@@ -443,6 +461,17 @@ def test_twin_is_found_and_forgotten() -> None:
         scene.tell("a", "b", PacketKind.PING, said("a", Status.ALIVE, node.identity.incarnation + 1, life=2))
     assert node.twin(scene.now_ns) == run_of("a", 2)
     assert node.twin(scene.now_ns + 60 * SECOND_NS) is None
+
+
+def test_late_word_of_an_earlier_run_is_no_twin() -> None:
+    scene = Scene("a", "b")
+    scene.acquaint()
+    node = scene.nodes["a"]
+    for incarnation in (11, 13):  # it had objected twice just before it ended
+        scene.now_ns += 2 * SECOND_NS
+        scene.tell("a", "b", PacketKind.PING, said("a", Status.ALIVE, incarnation, life=2))
+    assert node.identity.incarnation == 14
+    assert node.twin(scene.now_ns) is None
 
 
 def test_twins_answer_each_other_once_a_probe() -> None:
