@@ -17,7 +17,7 @@ from stigmergy.core.errors import JournalCorrupt
 from stigmergy.core.flight import FlightSection
 from stigmergy.runtime.audit.flight import FlightVerification, FlightVerified
 from stigmergy.runtime.audit.listing import readable_time
-from stigmergy.runtime.control import described_verification
+from stigmergy.runtime.describing import described_verification
 from stigmergy.wiring import PublicKey, fingerprint, open_flight, verifier
 
 AGENTS_SHOWN_MAX = 10

@@ -21,7 +21,7 @@ from stigmergy.cli.progress import Progress
 from stigmergy.parts import part_urls
 from stigmergy.runtime.audit.listing import Wanted, list_log
 from stigmergy.runtime.audit.verification import Verification
-from stigmergy.runtime.control import described_verification
+from stigmergy.runtime.describing import described_verification
 from stigmergy.runtime.merging import added_verifications
 from stigmergy.runtime.protocol import Log, Verify
 from stigmergy.wiring import PublicKey, fingerprint, inspect_all, inspect_journal, read_key, verifier

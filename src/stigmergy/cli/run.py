@@ -24,7 +24,7 @@ from stigmergy.cli.version import version
 from stigmergy.config import Config
 from stigmergy.core.errors import ConfigError, NotRunning, StigmergyError
 from stigmergy.parts import check_parts, make_folder
-from stigmergy.runtime.control import described_recovery
+from stigmergy.runtime.describing import described_recovery
 from stigmergy.runtime.live import Live
 from stigmergy.runtime.shares import Share, check_processes
 from stigmergy.wiring import Bearings, Fleet, Running, load_signer, make_process_ours

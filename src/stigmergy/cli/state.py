@@ -15,7 +15,7 @@ from stigmergy.cli.output import BAD, HEADING, NAME, Output, shown
 from stigmergy.cli.places import add_place, find_fleet, find_journal, find_running
 from stigmergy.core.errors import JournalForeign
 from stigmergy.runtime.audit.history import History, Moment, read_moment
-from stigmergy.runtime.control import described_sight
+from stigmergy.runtime.describing import described_sight
 from stigmergy.runtime.protocol import State
 from stigmergy.wiring import inspect_all
 

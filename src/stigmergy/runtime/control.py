@@ -13,31 +13,34 @@ import resource
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, assert_never
 
-import msgspec
 from msgspec import Struct
 
-from stigmergy.core.codec import tag_of
 from stigmergy.core.errors import ConfigError, NotRunning, Overloaded, StigmergyError, TrustError
 from stigmergy.core.inputs import Accepted, EnrollSigner, LetterDropped, LetterRetried, ResumeAgent, RevokeSigner
-from stigmergy.core.memory import Letter
-from stigmergy.core.messages import Command, Event, Message
-from stigmergy.core.plans import AgentPlan
+from stigmergy.core.messages import Command, Event
 from stigmergy.ports.trust import Signer, Verifier
 from stigmergy.runtime import protocol
 from stigmergy.runtime.audit.directories import live_readings
 from stigmergy.runtime.audit.history import History, Moment, Sight, read_moment
-from stigmergy.runtime.audit.listing import Wanted, list_log, readable_fields, readable_time
+from stigmergy.runtime.audit.listing import Wanted, list_log
 from stigmergy.runtime.audit.signers import Key, check_enrolment, check_revocation
 from stigmergy.runtime.audit.streams import answer_hold, export_items, flight_items
-from stigmergy.runtime.audit.verification import Verification, Verified
+from stigmergy.runtime.audit.verification import Verification
 from stigmergy.runtime.columns.roster import Roster, check_enrolled_names, described_roster
-from stigmergy.runtime.company import Company
-from stigmergy.runtime.link import LinkStanding
+from stigmergy.runtime.company_desk import CompanyDesk
+from stigmergy.runtime.describing import (
+    described_company,
+    described_head,
+    described_kind,
+    described_letter,
+    described_link,
+    described_recovery,
+    described_sight,
+    described_verification,
+)
 from stigmergy.runtime.live import Live
-from stigmergy.runtime.phrasing import messages_of, phrase
+from stigmergy.runtime.phrasing import phrase
 from stigmergy.runtime.protocol import VERSION, Reply, read_request, write_error, write_reply
-from stigmergy.runtime.recovery import Recovered
-from stigmergy.runtime.showing import plain_state
 
 NAMES_COUNT_MAX = 1_000
 """So many addresses are named at once; a longer prefix finds others."""
@@ -66,6 +69,7 @@ class ControlDesk:
         self._stop = stop
         self._reading = live_readings(self._host.shards)
         self._since_ns = self._host.clock.monotonic_ns()
+        self._company = CompanyDesk(live.companions)
         self._long = False
         """Whether somebody looks back or verifies; one at a time, because each takes from the agents' time."""
 
@@ -81,6 +85,12 @@ class ControlDesk:
                 return _stream(self._exported(request))
             if isinstance(request, protocol.Letters):
                 return _stream(described_letter(letter) for letter in self._live.dead_letters())
+            if isinstance(request, protocol.Shared):
+                return _stream(self._company.shared(request))
+            if isinstance(request, protocol.Quarantine):
+                return _stream(self._company.quarantine())
+            if isinstance(request, protocol.Claims):
+                return _stream(self._company.claims(request))
             return iter((write_reply(Reply(v=VERSION, ok=await self._do(request))),))
         except Exception as error:
             return iter((write_error(error),))
@@ -121,10 +131,16 @@ class ControlDesk:
                 if isinstance(request, protocol.Hold) and request.agent.partition("/")[2]:
                     self._host.shards.first.state.plan_at(request.agent)  # A kind that was misspelt would hold nothing.
                 return answer_hold(self._host.housekeeper.safeguards.holds, request, self._host.clock.wall_ns())
+            case protocol.Lift():
+                return self._company.lift(request)
+            case protocol.Retire():
+                return self._company.retire(request)
             case protocol.Stop():
                 self._stop()
                 return {"stopping": True}
             case protocol.Log() | protocol.Letters() | protocol.Verify() | protocol.Export() | protocol.Flight():
+                return None
+            case protocol.Shared() | protocol.Quarantine() | protocol.Claims():
                 return None
             case _:
                 assert_never(request)
@@ -301,96 +317,6 @@ class ControlDesk:
         }
 
 
-def described_sight(address: str, sight: Sight, stopped: str | None = None) -> dict[str, Any]:
-    """The state of an agent as it is told to people and programs."""
-    return {
-        "agent": address,
-        "known": sight.known,
-        "shard": sight.shard,
-        "position": sight.position,
-        "time": readable_time(sight.time_ns) if sight.position else None,
-        "stopped": stopped,
-        "state": plain_state(sight.agent),
-    }
-
-
-def described_kind(plan: AgentPlan) -> dict[str, Any]:
-    """What may be sent to agents of a kind, and told them: messages with the names of their fields."""
-    return {
-        "commands": {message.__name__: _fields_of(message) for message in messages_of(plan, Command)},
-        "events": {message.__name__: _fields_of(message) for message in messages_of(plan, Event)},
-    }
-
-
-def described_head(head: Any) -> dict[str, Any]:
-    """Where a shard stands."""
-    return {"shard": head.shard, "position": head.position, "epoch": head.epoch, "digest": head.digest.hex()}
-
-
-def described_link(link: LinkStanding) -> dict[str, Any]:
-    """How a node stands with its bus."""
-    found: dict[str, Any] = {"state": link.link, "why": link.why, "owed": link.owed, "members": link.members}
-    return found if link.uplink is None else {**found, "uplink": msgspec.structs.asdict(link.uplink)}
-
-
-def described_company(company: Company) -> dict[str, Any]:
-    """How a node stands with its peers and its ledger; nothing of what it does not have."""
-    found: dict[str, Any] = {}
-    if company.shared is not None:
-        found["shared"] = msgspec.to_builtins(company.shared)
-    if company.claims is not None:
-        found["claims"] = msgspec.to_builtins(company.claims)
-    return found
-
-
-def described_recovery(recovered: Recovered) -> dict[str, Any]:
-    """What a start found."""
-    return {
-        "commits": recovered.commits,
-        "events": recovered.events,
-        "signatures": recovered.signatures,
-        "snapshots": {str(shard): position for shard, position in sorted(recovered.snapshots.items())},
-        "passed_over": recovered.passed_over,
-    }
-
-
-def described_verification(url: str, found: Verified) -> dict[str, Any]:
-    """What a verification found."""
-    return {
-        "journal": url,
-        "sound": found.sound,
-        "commits": found.commits,
-        "events": found.events,
-        "signatures": found.signatures,
-        "snapshots": found.snapshots,
-        "snapshots_unfinished": found.snapshots_unfinished,
-        "heads": [{**described_head(head), "first": found.firsts.get(head.shard, 1)} for head in found.heads],
-        "signers": [
-            {
-                "algorithm": signer.algorithm,
-                "public_key": signer.public_key.hex(),
-                "enrolled_at": signer.enrolled_at,
-                "revoked_after": signer.revoked_after,
-                "signatures": signer.signatures,
-            }
-            for signer in found.signers
-        ],
-        "problems": [{"shard": one.shard, "position": one.position, "what": one.what} for one in found.problems],
-    }
-
-
-def described_letter(letter: Letter) -> dict[str, Any]:
-    """A dead letter."""
-    return {
-        "letter": letter.letter,
-        "agent": letter.agent,
-        "source": letter.source,
-        "type": tag_of(letter.input),
-        "fields": readable_fields(letter.input),
-        "error": letter.error,
-    }
-
-
 def _stream(items: Iterable[Any]) -> Iterator[bytes]:
     """Items as lines, then the end. An error on the way is the last line."""
     count = 0
@@ -405,10 +331,6 @@ def _stream(items: Iterable[Any]) -> Iterator[bytes]:
         yield write_error(error)
         return
     yield write_reply(Reply(v=VERSION, end={"count": count}))
-
-
-def _fields_of(message: type[Message]) -> list[str]:
-    return [field.name for field in msgspec.structs.fields(message)]
 
 
 def _key(public_key: str, algorithm: int) -> Key:

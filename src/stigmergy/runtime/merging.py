@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from stigmergy.core.errors import StigmergyError
-from stigmergy.runtime.control import described_link
+from stigmergy.runtime.describing import described_link
 from stigmergy.runtime.link import LinkStanding
 from stigmergy.runtime.protocol import VERSION, Reply, read_reply, write_error, write_reply
 from stigmergy.runtime.shares import owned_by

@@ -180,6 +180,35 @@ class Revoke(Request, tag="revoke"):
     last_position: int | None = None
 
 
+class Shared(Request, tag="shared"):
+    """A stream of the shared objects that this node holds, or the one that is named."""
+
+    object: str | None = None
+
+
+class Quarantine(Request, tag="quarantine"):
+    """A stream of those from whom nothing more is taken, and why."""
+
+
+class Lift(Request, tag="lift"):
+    """Lets a key take part again that was shut out: its hex digits, or as many of them as tell it apart."""
+
+    key: str
+
+
+class Retire(Request, tag="retire"):
+    """Declares a replica of a shared object dead: nodes name it no more. Its hex digits, or as many as are needed."""
+
+    object: str
+    replica: str
+
+
+class Claims(Request, tag="claims"):
+    """A stream of resources that somebody claims, or the one that is named: what the ledger says, and this node."""
+
+    resource: str | None = None
+
+
 class Stop(Request, tag="stop"):
     """Drains and ends the node."""
 
@@ -205,6 +234,11 @@ AnyRequest = (
     | Resume
     | Enrol
     | Revoke
+    | Shared
+    | Quarantine
+    | Lift
+    | Retire
+    | Claims
     | Stop
 )
 

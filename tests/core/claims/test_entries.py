@@ -24,6 +24,7 @@ from stigmergy.core.claims.entries import (
     Withdraw,
     Written,
     claimant_id,
+    claimant_of,
     read_record,
     statement,
     write_record,
@@ -52,6 +53,12 @@ def test_what_is_written_is_read(move: Move) -> None:
     assert read_record(LEDGER, node.record(move, "Drone/1 cell"), verify) == Written(
         b"north", node.writer, node.claimant("Drone/1 cell"), 1, 1, move
     )
+
+
+def test_whom_an_entry_names() -> None:
+    node = Node("north")
+    named = (node.claimant("Drone/1 cell"), b"north", "Drone/1 cell")
+    assert claimant_of(node.record(Ask(CELL, 1_000), "Drone/1 cell")) == named
 
 
 def signed(body: bytes, record_format: int = 1, key: bytes = b"north", ledger: str = LEDGER) -> bytes:

@@ -17,7 +17,7 @@ from stigmergy.cli.bench import benchmarks
 from stigmergy.cli.places import config_of, find_fleet, find_running
 from stigmergy.core.errors import StigmergyError
 from stigmergy.runtime import protocol
-from stigmergy.runtime.control import described_kind
+from stigmergy.runtime.describing import described_kind
 from stigmergy.runtime.protocol import read_reply, write_request
 from stigmergy.wiring import ControlClient
 

@@ -189,6 +189,14 @@ def read_record(ledger: str, data: bytes, verify: Verify) -> Written | str:
     )
 
 
+def claimant_of(data: bytes) -> tuple[bytes, bytes, str]:
+    """Claimant, key and name in an entry that was read and believed before: whom to name, for people."""
+    record = _record_decoder.decode(data)
+    body = _body_decoder.decode(record.body)
+    claimant = claimant_id(record.algorithm, record.key, body.incarnation, body.claimant)
+    return claimant, record.key, body.claimant
+
+
 def _fault(body: ClaimBody) -> str:
     """Why no reader takes this; empty if they do. Part of the fold: changing it is a new format."""
     if min(body.incarnation, body.life, body.sequence) < 0 or body.sequence == 0:

@@ -57,6 +57,22 @@ class DeskCounters(Struct):
     claims_released: int = 0
 
 
+class Belief(Struct, frozen=True):
+    """A claim of an agent of this node, as the node sees it at a moment."""
+
+    agent: str
+    claim: str
+    resource: str
+    holds: bool
+    """Whether it may act as the holder: the only thing that counts."""
+    token: int
+    """0 if it does not hold."""
+    left_s: float
+    """Until the lease is over, if it holds; else until the question is given up."""
+    renews: bool
+    asking: bool
+
+
 class _Claim:
     """A wish, whose it is, and which effects wait for its verdict."""
 
@@ -248,6 +264,21 @@ class Desk:
             wish = self._claims[key].wish
             if wish is not None and wish.held is not None and wish.believes(now_ns):
                 found.append((key[0], wish.held.token))
+        return found
+
+    def beliefs(self, now_ns: int) -> list[Belief]:
+        """All claims of this node, in the order of resources, agents and claims."""
+        found: list[Belief] = []
+        for agent, name, resource in sorted(self._claims, key=lambda key: (key[2], key[0], key[1])):
+            claim = self._claims[agent, name, resource]
+            wish = claim.wish
+            if wish is None:
+                continue
+            holds = wish.held if wish.believes(now_ns) else None
+            left_ns = max(0, (wish.until_ns if holds is None else holds.end_ns) - now_ns)
+            token = 0 if holds is None else holds.token
+            times = (left_ns / SECOND_NS, wish.renew, bool(claim.owed))
+            found.append(Belief(agent, name, resource, holds is not None, token, *times))
         return found
 
     def due(self, now_ns: int) -> list[Told]:

@@ -15,9 +15,9 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from msgspec import Struct
 
-from stigmergy.core.claims.entries import Checkpointed, Verify
+from stigmergy.core.claims.entries import Checkpointed, Verify, claimant_of
 from stigmergy.core.claims.fold import digest, fold, is_milestone, read_checkpoint, state_bytes, write_checkpoint
-from stigmergy.core.claims.rules import Step
+from stigmergy.core.claims.rules import Fate, Step
 from stigmergy.core.claims.state import Claims
 from stigmergy.core.errors import LedgerCorrupt, LedgerCut, LedgerError, LedgerUnavailable, LedgerUnknown, Malformed
 from stigmergy.ports.ledger import Ledger, LedgerCheckpoint
@@ -30,6 +30,8 @@ FOLD_COUNT_MAX = 64
 LOOK_S = 0.5
 """A watch may be lost; so long at most nothing is read."""
 MILESTONES_KEPT = 8
+NAMES_COUNT_MAX = 10_000
+"""Claimants whose names are remembered, for people; the fold does without. Of more, the first are forgotten."""
 CHECKPOINT_STAGGER_S = 2.0
 """The second node waits so long for the first to store a checkpoint, the third twice as long."""
 
@@ -71,6 +73,8 @@ class Following:
         """Why nothing of the ledger is believed any more."""
         self.last_error: LedgerError | None = None
         self._bell = asyncio.Event()
+        self.names: OrderedDict[bytes, tuple[bytes, str]] = OrderedDict()
+        """Key and name of claimants, as their entries said. One that was cut off before we came is not among them."""
         self._milestones: OrderedDict[int, bytes] = OrderedDict()
         self._vouched: OrderedDict[int, None] = OrderedDict()
         """Milestones of which somebody has stored a checkpoint."""
@@ -152,12 +156,20 @@ class Following:
                 step = fold(self.claims, entry.position, entry.body, self._ledger.name, self._verify)
                 self.claims = step.claims
                 steps.append(step)
+                if step.fate in (Fate.GRANTED, Fate.QUEUED, Fate.RENEWED):
+                    self._remember(entry.body)
                 if step.noted is not None:
                     self._compare(step.noted)
                 if is_milestone(step.claims):
                     self._reached()
             self._heard(steps)
         return len(entries)
+
+    def _remember(self, body: bytes) -> None:
+        claimant, key, name = claimant_of(body)
+        if claimant not in self.names and len(self.names) >= NAMES_COUNT_MAX:
+            self.names.popitem(last=False)
+        self.names[claimant] = (key, name)
 
     # ------------------------------------------------------------------ milestones
 

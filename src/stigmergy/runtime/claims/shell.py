@@ -27,7 +27,7 @@ from stigmergy.core.errors import LedgerError, StigmergyError
 from stigmergy.core.outbox import Pending
 from stigmergy.ports.ledger import Ledger
 from stigmergy.ports.trust import Signer, Verifier
-from stigmergy.runtime.claims.desk import Desk, Owes, Told
+from stigmergy.runtime.claims.desk import Belief, Desk, Owes, Told
 from stigmergy.runtime.claims.following import Following
 from stigmergy.runtime.claims.observing import Observing
 from stigmergy.runtime.claims.writing import Writing
@@ -147,6 +147,14 @@ class Claims:
     def believes(self, resource: str) -> list[tuple[str, int]]:
         """Which agents of this node may act as holders of a resource right now, and under which tokens."""
         return self._desk.believes(resource, self._monotonic_ns())
+
+    def beliefs(self) -> list[Belief]:
+        """All claims of agents of this node, as it sees them right now."""
+        return self._desk.beliefs(self._monotonic_ns())
+
+    def name_of(self, claimant: bytes) -> tuple[bytes, str] | None:
+        """The key and the name ('Drone/1 cell') of a claimant, if its entry was read since this node started."""
+        return self._following.names.get(claimant)
 
     @property
     def folded(self) -> ClaimsState:

@@ -172,6 +172,10 @@ class Replicator:
         """An operator declares a replica dead: it leaves the vectors that nodes tell each other. False if unknown."""
         return self.machine.retire(name, replica, self._moment())
 
+    def retired(self, name: str) -> tuple[bytes, ...]:
+        """Which replicas of an object of ours are left out of the vectors that nodes tell each other."""
+        return self.machine.retired(name, self._moment())
+
     # ------------------------------------------------------------------ what the host says
 
     def _shared(self, shard: int, changes: list[Shared]) -> None:
