@@ -224,7 +224,7 @@ def check_merged(agent: Any, event: Merged) -> Merged | None:
         )
     try:
         state = event.state
-        whole = read_store(state) if state or event.anew else EMPTY
+        whole = _whole(state) if state or event.anew else EMPTY
         value.check_store(whole)
         if event.anew:
             store = whole
@@ -249,11 +249,17 @@ def check_merged(agent: Any, event: Merged) -> Merged | None:
     return Merged(field=event.field, deltas=tuple(kept), state=state, anew=event.anew)
 
 
+@lru_cache(maxsize=1)
+def _whole(state: bytes) -> Store:
+    """The state of an object that a peer has sent. What is checked first is folded next, and read once for both."""
+    return read_store(state)
+
+
 def _merged(store: Store, event: Merged) -> Store:
     if event.anew:
-        store = read_store(event.state)
+        store = _whole(event.state)
     elif event.state:
-        store = store.join(read_store(event.state))
+        store = store.join(_whole(event.state))
     for body in event.deltas:
         store = store.apply(read_delta(body))
     return store
