@@ -108,6 +108,11 @@ def test_short_key_is_refused(tmp_path: Path) -> None:
         parse_url(f"udp://a?key_file={tmp_path / 'key'}")
 
 
+def test_those_who_are_listed_are_the_seeds_of_membership() -> None:
+    opened = open_mesh("udp://127.0.0.1:0?peers=a@10.0.0.1,me@10.0.0.2,b@host", "me", SystemClock())
+    assert opened.seeds == ("a", "b")
+
+
 def test_bad_name_of_a_node_is_refused() -> None:
     with pytest.raises(ConfigError, match="letters"):
         open_mesh("udp://127.0.0.1:0", "a b", SystemClock())

@@ -70,6 +70,8 @@ class UdpMesh:
             raise ConfigError(f"node {node!r}: a name is 1 to 64 letters, digits, '_', '-' and '.'")
         self.node = node
         self.bytes_max = options.bytes_max
+        self.seeds = tuple(name for name, _, _ in options.peers if name != node)
+        """Whom membership looks for first: those who are listed."""
         self.counters = MeshCounters()
         self._options = options
         self._clock = clock
