@@ -43,7 +43,7 @@ def prove(*, quick: bool = False) -> Proof:
     for name in structs.fields(Flight):
         if name.name not in ("violations", "digests"):
             figures[name.name.replace("_", " ")] = sum(getattr(flight, name.name) for flight in flights)
-    figures["overlapping grants"] = len(violations)
+    figures["overlapping grants"] = sum("and so does" in one for one in violations)
     figures["overlaps with clocks beyond the bound"] = wild
     return Proof(
         name="airspace",

@@ -33,6 +33,7 @@ from stigmergy.sim.ledger import LedgerFaults, SimLedger
 from stigmergy.sim.loop import VirtualLoop
 
 FIELD = "cell"
+LANDINGS = 3
 FAULTS = LedgerFaults(delay_s_max=0.05, refused_share=0.05, unknown_share=0.1, late_share=0.5, late_s_max=5.0)
 
 
@@ -268,10 +269,11 @@ class _Sky:
         for task in tasks:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
-        for node in self.nodes:
-            for agent, cell in list(node.held):
-                node.give_back(agent, cell)
-        await asyncio.sleep(12.0)
+        for _ in range(LANDINGS):  # what is granted while others give back is given back in the next round
+            for node in self.nodes:
+                for agent, cell in list(node.held):
+                    node.give_back(agent, cell)
+            await asyncio.sleep(6.0)
         await self._land()
 
     async def _land(self) -> None:

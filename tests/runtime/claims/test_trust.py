@@ -12,7 +12,7 @@ from stigmergy.core.claims import fold
 from stigmergy.core.claims.entries import Checkpointed
 from stigmergy.ports.ledger import LedgerCheckpoint
 from stigmergy.runtime.claims import following
-from stigmergy.runtime.claims.shell import CLOSED, life_of
+from stigmergy.runtime.claims.shell import CLOSED, life_of, outlive
 from stigmergy.sim.clock import SimEntropy
 from tests.runtime.claims.stage import CELL, Stage, simulate
 
@@ -89,6 +89,26 @@ def test_two_runs_of_one_node_are_noticed() -> None:
 def test_lives_grow_with_epochs_and_are_never_the_same() -> None:
     assert life_of(2, b"\x00\x00\x00\x00") > life_of(1, b"\xff\xff\xff\xff")
     assert life_of(1, b"\x00\x00\x00\x01more") != life_of(1, b"\x00\x00\x00\x02")
+
+
+def test_a_life_is_higher_than_those_before_and_keeps_what_was_drawn() -> None:
+    drawn = b"\x00\x00\x00\x07"
+    assert outlive(life_of(3, drawn), life_of(2, b"\xff\xff\xff\xff")) == life_of(3, drawn)
+    for before in (life_of(3, drawn), life_of(3, b"\xff\xff\xff\xff")):
+        assert outlive(life_of(3, drawn), before) == life_of(4, drawn)
+
+
+def test_a_node_that_only_observes_may_be_started_again_and_again() -> None:
+    """It keeps nothing, so that its epoch stays, and what it draws may be less than the last time."""
+
+    async def main(stage: Stage) -> None:
+        for drawn in (9, 5, 5, 1):
+            node = await stage.node(f"run-{len(stage.nodes)}", key="one", life=drawn)
+            node.ask()
+            await node.wait_granted()
+            await node.stop()
+
+    simulate(main)
 
 
 @pytest.fixture

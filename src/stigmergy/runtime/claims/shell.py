@@ -59,6 +59,14 @@ def life_of(epoch: int, drawn: bytes) -> int:
     return epoch << LIFE_BITS | int.from_bytes(drawn[: LIFE_BITS // 8], "big")
 
 
+def outlive(life: int, before: int) -> int:
+    """This life, or one that is higher than an earlier one. An epoch does not grow while a node keeps nothing, as one
+    that only observes; what was drawn stays, because entries of the earlier run may still be on their way."""
+    if life > before:
+        return life
+    return ((before >> LIFE_BITS) + 1) << LIFE_BITS | (life & ((1 << LIFE_BITS) - 1))
+
+
 class Claims:
     """The node's side of a ledger."""
 
@@ -90,6 +98,8 @@ class Claims:
         self._early: list[tuple[int, Pending]] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._is_open = False
+        self._writes = False
+        """Whether it has read everything, and may write."""
 
     async def start(self, life: int) -> None:
         """Begins to read, and to write once it has read everything. Does not wait for the ledger."""
@@ -199,7 +209,11 @@ class Claims:
             self._close(str(error))
 
     async def _write(self) -> None:
+        """Writes, once everything was read: under a life that is higher than any of this node in the log."""
         await self._following.caught_up.wait()
+        mark = self._following.claims.writers.get(self._writing.writer)
+        self._writing.life = outlive(self._writing.life, 0 if mark is None else mark.life)
+        self._writes = True
         self._check_roster()
         if self._trusted and not self._following.claims.roster:
             self._writing.put("", Roster(self._trusted))
@@ -211,19 +225,21 @@ class Claims:
         for name in dict.fromkeys(step.resource for step in steps if step.resource):
             self._observing.changed(name, claims, now_ns)
         self._look(now_ns)
-        self._desk.heard(steps, claims, now_ns)
+        if self._writes:  # before, nothing of ours can be in it
+            self._desk.heard(steps, claims, now_ns)
         self._wake()
 
     def _jumped(self) -> None:
         claims, now_ns = self._following.claims, self._monotonic_ns()
         self._observing.jumped(claims, now_ns)
         self._look(now_ns)
-        self._desk.jumped(claims, now_ns)
+        if self._writes:
+            self._desk.jumped(claims, now_ns)
         self._wake()
 
     def _look(self, now_ns: int) -> None:
         """What of the log concerns the node itself: how far its entries are, and whether it may believe the rest."""
-        mark = self._following.claims.writers.get(self._writing.writer)
+        mark = self._following.claims.writers.get(self._writing.writer) if self._writes else None
         if mark is not None and mark.life > self._writing.life:
             self._close(
                 f"ledger {self._ledger.name!r}: another run of this node writes under the same key and journal; stop "
