@@ -5,7 +5,7 @@ from typing import Any
 from msgspec import structs
 
 from stigmergy.crdt.anti_entropy.authorship import delta_statement, object_id
-from stigmergy.crdt.anti_entropy.messages import Change, State, Vectors, read_frame, write_frame
+from stigmergy.crdt.anti_entropy.messages import Change, Digests, State, Vectors, read_frame, write_frame
 from stigmergy.crdt.anti_entropy.rules import SECOND_NS, Rules
 from stigmergy.crdt.causality import Dot
 from stigmergy.crdt.delta import Delta, mint
@@ -219,6 +219,7 @@ def test_bad_bytes_in_good_envelopes_are_refused() -> None:
     b.hear("a", said(a, State(object_id("nothing"), b"")))
     b.hear("a", said(a, Vectors(object_id("nothing"), bytes(16), (), 0, bytes(8), 0)))
     b.hear("a", write_frame(structs.replace(change, object=object_id("nothing"))))
+    b.hear("a", said(a, Digests(bytes(8), bytes(8), ((object_id("nothing"), bytes(16)),))))
     assert b.machine.counters.shared_strange == 3
     known = b.machine.counters.shared_known
     b.hear("a", said(a, State(object_id(OBJECT), EMPTY.to_bytes())))
