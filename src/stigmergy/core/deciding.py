@@ -9,7 +9,6 @@ from stigmergy.core.errors import TooLarge
 from stigmergy.core.messages import Event, Message
 from stigmergy.core.plans import AgentPlan, Plan
 from stigmergy.core.sharing import Writing
-from stigmergy.core.supervision import FACTS
 from stigmergy.crdt.delta import Edit
 
 
@@ -37,7 +36,7 @@ def decided_events(
             decided.append(agent_plan.written(writing.event(event)))
         elif not isinstance(event, Event):
             raise TypeError(f"a @decide handler yields events; {type(event).__name__} is none")
-        elif isinstance(event, FACTS):
+        elif agent_plan.plan_for(type(event)).fact:
             raise TypeError(f"{type(event).__name__} is said by the framework alone; yield an event of your own")
         else:
             # An observed event that is passed on keeps the bytes it came with, unknown fields included.

@@ -43,7 +43,7 @@ from stigmergy.core.outcome import NO_CAUSE, Outcome, PackedEffect, collect, ent
 from stigmergy.core.plans import AgentPlan, Plan
 from stigmergy.core.sharing import Merged
 from stigmergy.core.state import ShardState, fold_fact
-from stigmergy.core.supervision import FACTS, SHARD_ADDRESS, AgentStopped, InputFailed
+from stigmergy.core.supervision import SHARD_ADDRESS, AgentStopped, InputFailed
 
 ADDRESS_CHARS_MAX = 200
 REACTIONS_BYTES_MAX = 16 * 1024
@@ -318,7 +318,7 @@ class Handling:
         if size_bytes > SURELY_FLAT_BYTES and not is_sound(body):
             raise Malformed("a message that is nested too deep, or not one whole value")
         message = decode(agent_plan, body)
-        if isinstance(message, FACTS):
+        if agent_plan.plan_for(type(message)).fact:
             raise PeerError(f"{type(message).__name__} is said by the framework alone; send an event of your own")
         return agent_plan, message
 

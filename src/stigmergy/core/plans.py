@@ -48,6 +48,8 @@ class Plan(Struct, frozen=True):
     windows: tuple[str, ...]
     watched: bool
     """A staleness rule of the agent waits for it: the host is told when one arrives."""
+    fact: bool
+    """Said by the framework alone. Asked of the plan, because to go through all that are takes as long as a handler."""
     shares: bool
     """A change of a shared field: peers get it, or have sent it."""
     plain: bool
@@ -217,11 +219,12 @@ def _plan(
         yields=inspect.isgeneratorfunction(handlers.react),
         windows=fed,
         watched=message in watched,
+        fact=issubclass(message, FACTS),
         shares=message in SHARED_EVENTS,
         plain=not is_command
         and handlers.decide is None
         and not fed
-        and message not in FACTS
+        and not issubclass(message, FACTS)
         and spec.keep.promise in (Keeping.DURABLE, Keeping.WITHIN),
     )
 

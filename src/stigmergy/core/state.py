@@ -285,6 +285,8 @@ def _fill(plan: Plan, agent: Any, event: Any, now_ns: int) -> None:
     """Takes an event into the fields that the framework fills. It cannot fail."""
     for name in plan.windows:
         setattr(agent, name, getattr(agent, name).add(now_ns, event))
+    if not plan.fact:
+        return
     if isinstance(event, WindowClosed):
         window = getattr(agent, event.window, None)
         if isinstance(window, Window):  # or it was taken out of the class since
