@@ -65,3 +65,37 @@ def test_a_search_that_is_cut_says_nothing_of_ends() -> None:
     found = explore_to_the_end(CommitModel(SMALL, Mistake.FORGETS_WHAT_IS_OWED), depth_max=6)
     assert not found.complete
     assert found.counterexample is None
+
+
+class Corridor:
+    """From 0 to 3. Who falls into the pit at 1 never gets out; who stumbles begins anew."""
+
+    def initial(self) -> list[int]:
+        return [0]
+
+    def steps(self, place: int) -> list[tuple[str, int]]:
+        ways = {0: [("on", 1)], 1: [("on", 2), ("down", -1)], 2: [("stumble", 0), ("on", 3)], -1: [("climb", -1)]}
+        return ways.get(place, [])
+
+    def wrong(self, place: int) -> str | None:
+        return None
+
+    def is_over(self, place: int) -> bool:
+        return place == 3
+
+    def is_fault(self, what: str) -> bool:
+        return what == "stumble"
+
+
+class Bridge(Corridor):
+    """Only who stumbles at 2 gets on: nobody may need a fault to come to an end."""
+
+    def steps(self, place: int) -> list[tuple[str, int]]:
+        return {0: [("on", 1)], 1: [("on", 2)], 2: [("stumble", 3)]}.get(place, [])
+
+
+@pytest.mark.parametrize(("model", "way"), [(Corridor(), ["begin", "on", "down"]), (Bridge(), ["begin"])])
+def test_a_dead_end_is_found_by_the_shortest_way(model: Corridor, way: list[str]) -> None:
+    found = explore_to_the_end(model)
+    assert found.counterexample is not None
+    assert [moment.what for moment in found.counterexample] == way
