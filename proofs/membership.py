@@ -21,10 +21,10 @@ from stigmergy.sim.membership_trial import Load, MembershipFleet
 from stigmergy.sim.network import CALM, LinkFaults
 
 NODES = 100
-SEEDS = 5
+SEEDS = 3
 SEEDS_QUICK = 1
 LOSSES = (0.1, 0.2, 0.3)
-LOSS_S = 300.0
+LOSS_S = 200.0
 LOSS_S_QUICK = 60.0
 SIZES = (10, 30, 100, 300)
 SIZES_QUICK = (10, 100)
