@@ -187,9 +187,10 @@ class Writing:
             raise TooLarge(f"{type(self._agent).__name__}.{name}: {error}") from None
         # Several that write at once may pass the bound together: what makes it smaller is always welcome.
         if store.size_bytes < self._stores[name].size_bytes > OBJECT_BYTES_MAX:
+            # How large exactly depends on the replica's id, which whoever replays the log does not have.
             raise TooLarge(
-                f"{type(self._agent).__name__}.{name}: an object of up to {self._stores[name].size_bytes} bytes, "
-                f"{OBJECT_BYTES_MAX} at most; spread it over several groups with shared(by=…)"
+                f"{type(self._agent).__name__}.{name}: an object of more than {OBJECT_BYTES_MAX} bytes; "
+                "spread it over several groups with shared(by=…)"
             )
         return SharedChanged(field=name, delta=delta.to_bytes())
 
