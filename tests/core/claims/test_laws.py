@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stigmergy.core.claims.entries import Ask, Expire, Move, Release, Renew, Roster, Take, Withdraw, Written
-from stigmergy.core.claims.fold import fold, read_state, state_bytes
+from stigmergy.core.claims.fold import fold, read_checkpoint, read_state, state_bytes
 from stigmergy.core.claims.rules import Fate, apply
 from stigmergy.core.claims.state import QUEUE_COUNT_MAX, Claims
+from stigmergy.core.errors import Malformed
 from tests.core.claims.moves import LEDGER, Node, verify
 
 CELLS = st.sampled_from(["cell/1", "cell/2"])
@@ -102,3 +105,11 @@ def test_every_reader_comes_to_the_same_state(
     assert stumbling == straight
     assert state_bytes(stumbling) == state_bytes(straight)
     assert straight.counts.folded == len(entries)
+
+
+@given(st.binary(max_size=300))
+def test_no_bytes_break_a_reader(data: bytes) -> None:
+    assert fold(Claims(), 1, data, LEDGER, lambda *_: True).claims.counts.folded == 1
+    for read in (read_state, lambda body: read_checkpoint(LEDGER, body, verify)):
+        with contextlib.suppress(Malformed):
+            read(data)
