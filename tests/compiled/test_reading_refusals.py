@@ -335,6 +335,8 @@ CLASSES = [
     ("recent: Window[Told] = Window(shape=2, span=8, count_max=8, late=1)", "of your own making", "Window.last(…)"),
     ("recent: Window[Woken] = Window.last(8)", "Woken is of the framework", "an event of your own"),
     ("mission: str = ''", "a text has no fixed width", "enum or fixed bytes"),
+    ("seen: Shared[ORSet[int]]", "shared or ordered has no fixed width", "interpreted"),
+    ("slot: Ordered[Claim]", "shared or ordered has no fixed width", "interpreted"),
     (
         "@evolve\n    def done(self, event: ActionFailed) -> None:\n        if event.reason == 'x':\n"
         "            self.count += 1",

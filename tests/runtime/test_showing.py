@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from typing import Any
 
 import msgspec
@@ -119,3 +120,33 @@ def test_other_messages_and_damage_are_not_shared_changes() -> None:
     assert shared_fields(MERGED, encode(Merged(field="x", deltas=(b"nonsense",)))) is None
     body = encode(SharedChanged(field="x", delta=b"nonsense"))
     assert readable_fields(body) == {"field": "x", "delta": msgspec.to_builtins(b"nonsense")}
+
+
+class Phase(enum.Enum):
+    RED = "red"
+
+
+class Place(msgspec.Struct, frozen=True):
+    lane: int
+    phase: Phase
+
+
+class Keyed(Agent):
+    pairs: Shared[ORMap[tuple[int, int], GCounter]]
+    places: Shared[ORMap[Place, ORSet[Phase]]]
+    phases: Shared[ORMap[Phase, GCounter]]
+    numbers: Shared[ORMap[int, GCounter]]
+
+
+def test_keys_of_every_type_are_shown() -> None:
+    agent: Any = Keyed()  # type: ignore[call-arg]
+    written(agent, agent.pairs[1, 2].add(3))
+    written(agent, agent.places[Place(lane=1, phase=Phase.RED)].add(Phase.RED))
+    written(agent, agent.phases[Phase.RED].add(1))
+    written(agent, agent.numbers[7].add(1))
+    shown = plain_state(agent)
+    assert shown["pairs"] == {"[1,2]": 3}
+    assert shown["places"] == {'{"lane":1,"phase":"red"}': ["red"]}
+    assert shown["phases"] == {"red": 1}
+    assert shown["numbers"] == {"7": 1}
+    assert msgspec.json.decode(msgspec.json.encode(shown)) == shown

@@ -14,10 +14,12 @@ from msgspec import Meta, Struct
 from stigmergy.compiled.faults import INT_MAX, INT_MIN
 from stigmergy.compiled.values import BOOL, FLOAT, INT, Kind
 from stigmergy.core.annotations import union_members
+from stigmergy.core.claiming import Claim
 from stigmergy.core.codec import UNDECODABLE, encode
 from stigmergy.core.columns import ALIGNMENT, ENUM, Column, size_of
 from stigmergy.core.effects import ActionDone, ActionFailed, WorkFailed
 from stigmergy.core.messages import Message
+from stigmergy.crdt.value import SharedValue
 
 CONFIRMATIONS: dict[type[Message], str] = {ActionDone: "action", ActionFailed: "action", WorkFailed: "work"}
 """What comes back from sinks, and the field of it that has a place in a record."""
@@ -206,6 +208,9 @@ def _refusal_of(hint: Any) -> Refusal:
         return Refusal("a field of several types has no fixed width", "use one field for each")
     if hint in _REMEDIES:
         return Refusal(*_REMEDIES[hint])
+    cls = typing.get_origin(hint) or hint
+    if cls is Claim or (isinstance(cls, type) and issubclass(cls, SharedValue)):
+        return Refusal("what is shared or ordered has no fixed width", "run agents of this kind interpreted")
     shown = getattr(hint, "__name__", str(hint))
     return Refusal(
         f"{shown} has no fixed width", "use float, int, bool, an enum or fixed bytes; one field for each value"

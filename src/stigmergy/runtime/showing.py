@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from typing import Any
 
 import msgspec
@@ -35,7 +36,7 @@ def _meaning(value: Any) -> Any:
         case ORSet():
             return list(value)
         case ORMap():
-            return dict(value.items())
+            return {_shown_key(key): below for key, below in value.items()}
         case MVRegister():
             return list(value.values)
         case EnableWinsFlag() | DisableWinsFlag():
@@ -44,6 +45,13 @@ def _meaning(value: Any) -> Any:
             return value.value
         case _:
             raise TypeError(f"{type(value).__name__} has no plain value")
+
+
+def _shown_key(key: Any) -> Any:
+    """A key as JSON can say it: tuples and structs are keys of shared maps, and become the text of their JSON."""
+    if isinstance(key, str | int | float | bytes | enum.Enum):
+        return key
+    return msgspec.json.encode(msgspec.to_builtins(key, str_keys=True)).decode()
 
 
 def shared_fields(tag: str, body: bytes) -> dict[str, Any] | None:
