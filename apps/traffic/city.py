@@ -20,8 +20,10 @@ from apps.traffic.traffic import Rates, Traffic
 from stigmergy import Agent, Event, Feed, Fleet, Order, StigmergyError, Tick
 
 FLEET = "traffic"
-HEARTBEAT_S = 0.5
-"""How often detectors and lamps are heard, and the controller by the monitor."""
+HEARTBEAT_S = 1.0
+"""How often detectors and lamps are heard."""
+ALIVE_S = 0.5
+"""How often the monitor hears its controller."""
 STEP_S = 0.1
 """How often traffic moves and monitors look at their clocks."""
 PAUSE_S = 0.1
@@ -124,7 +126,7 @@ def make_fleet(roadside: Roadside, kind: type[Intersection] = Intersection) -> F
             else:
                 cabinet.taken(event)
 
-    @fleet.loop(kind, every_s=HEARTBEAT_S, safe=lambda name: roadside[name].make_safe())
+    @fleet.loop(kind, every_s=ALIVE_S, safe=lambda name: roadside[name].make_safe())
     def alive(tick: Tick[Intersection]) -> None:
         """As long as this turns, the monitor knows that its controller is there. Without it everything is red."""
         roadside[tick.id].alive()

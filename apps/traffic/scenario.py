@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
+
+from msgspec import structs
 
 from apps.traffic.cabinet import Cabinet
 from apps.traffic.city import Roadside, make_fleet
@@ -19,7 +22,7 @@ from apps.traffic.traffic import Rates, Traffic
 from stigmergy import Event
 from stigmergy.sim import ALL, World, simulate
 
-ROWS, COLUMNS, NODES = 2, 3, 3
+AGENTS, NODES = 6, 3
 FOR_S = 60.0
 HEAL_S = 240.0
 FLOWS_S = 150.0
@@ -108,8 +111,7 @@ class Drive:
     # ------------------------------------------------------------------ the roadside
 
     def _lamps_of(self, name: str) -> Lamps:
-        cabinet = self._cabinets.get(name)
-        return Lamps() if cabinet is None else cabinet.lamps
+        return self._cabinets[name].lamps
 
     def _detect(self, name: str, event: Event) -> None:
         self._cabinets[name].detect(event)
@@ -219,15 +221,14 @@ class Drive:
 
 
 def addresses(count: int) -> list[str]:
-    """So many intersections, in a grid that is about as wide as it is long."""
-    rows = max(1, round(count**0.5))
-    columns = -(-count // rows)
-    return [f"Intersection/{name}" for name in grid(rows, columns)][:count]
+    """So many intersections, in a grid that is as square as can be."""
+    rows = max(rows for rows in range(1, count + 1) if count % rows == 0 and rows * rows <= count)
+    return [f"Intersection/{name}" for name in grid(rows, count // rows)]
 
 
 @simulate(
     fleet,
-    agents=[f"Intersection/{name}" for name in grid(ROWS, COLUMNS)],
+    agents=addresses(AGENTS),
     nodes=NODES,
     seeds=200,
     faults=ALL,
@@ -245,3 +246,7 @@ def drive(world: World) -> None:
     for check in checks:
         world.eventually(check, within_s=FLOWS_S, name=check.__name__)
     world.eventually(world.converged, within_s=FLOWS_S)
+
+
+scenario: Any = structs.replace(vars(drive)["scenario"], names=addresses)
+"""What `stigmergy sim traffic` runs; `--agents` makes the grid larger."""

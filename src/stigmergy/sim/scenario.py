@@ -47,14 +47,18 @@ class Scenario(Struct, frozen=True, kw_only=True):
 def find_scenario(name: str) -> Scenario:
     """The scenario that a text names: `module:scenario`, or one that an installed package brings."""
     module, colon, attribute = name.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
     if not colon:
         found = {entry.name: entry for entry in entry_points(group=GROUP)}
         if name not in found:
             known = ", ".join(sorted(found)) or "none"
             raise ConfigError(f"{name!r} is no scenario; there are {known}; or give module:scenario")
-        return _scenario(name, found[name].load())
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+        try:
+            return _scenario(name, found[name].load())
+        except ModuleNotFoundError as error:
+            where = found[name].module
+            raise ConfigError(f"{name!r}: there is no module {error.name!r}; run it where {where} is") from None
     try:
         loaded = importlib.import_module(module)
     except ModuleNotFoundError as error:
