@@ -519,6 +519,22 @@ def test_a_message_carries_what_is_in_a_shared_field_and_not_the_field() -> None
     assert "ORSet is shared, and no part of a message; put its value there" in shard.state.letters.all()[0].error
 
 
+@pytest.mark.parametrize("name", ["nowhere", "to-"])
+def test_an_agent_that_belongs_to_no_group_cannot_be(name: str) -> None:
+    class Signal(Agent):
+        seen: Shared[ORSet[str]] = shared(by=lambda name: name.split("-")[1])
+
+        @decide
+        def arrived(self, event: VehicleArrived) -> Events:
+            yield self.seen.add(event.vehicle)
+
+    shard = Shard(ShardState(0, plan_agents([Signal])))
+    arrived = encode(VehicleArrived(vehicle="V-1"))
+    shard.step([Delivery(source="t", items=[(f"Signal/{name}", arrived), ("Signal/a-b", arrived)])], NOW_NS)
+    assert list(shard.state.agents) == ["Signal/a-b"]
+    assert f"Signal/{name} cannot be: who shares its field seen is not known" in shard.state.letters.all()[0].error
+
+
 def test_a_field_that_was_taken_out_of_the_class_is_passed_over() -> None:
     node = Node()
     node.observe(ONE, VehicleArrived(vehicle="V-1"))

@@ -41,7 +41,7 @@ from stigmergy.core.memory import Remembered
 from stigmergy.core.messages import SECOND_NS, Command, Effect, Event, Message
 from stigmergy.core.outcome import NO_CAUSE, Outcome, PackedEffect, collect, enter, owe, pack_effects, window_timers
 from stigmergy.core.plans import AgentPlan, Plan
-from stigmergy.core.sharing import Merged
+from stigmergy.core.sharing import Merged, check_groups
 from stigmergy.core.state import ShardState, fold_fact
 from stigmergy.core.supervision import SHARD_ADDRESS, AgentStopped, InputFailed
 
@@ -331,6 +331,7 @@ class Handling:
             raise PeerError(f"{address} is stopped: {reason}; resume it, then send or retry this")
         if not self._state.has_agent(address):
             self.columnar.check_room(address)
+            check_groups(agent_plan.shared, address)
 
     def _record_of(self, address: str, agent_plan: AgentPlan, message: Message) -> bytes | None:
         """The record of a message for a compiled agent; None for an interpreted one."""

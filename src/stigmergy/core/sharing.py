@@ -20,7 +20,7 @@ from typing import Annotated, Any, TypeVar
 from blake3 import blake3
 from msgspec import Struct
 
-from stigmergy.core.errors import DefinitionError, Malformed, SequenceGap, TooLarge
+from stigmergy.core.errors import DefinitionError, Malformed, PeerError, SequenceGap, TooLarge
 from stigmergy.core.messages import Event
 from stigmergy.crdt.bounds import REPLICA_BYTES
 from stigmergy.crdt.delta import Edit, mint, read_delta
@@ -91,6 +91,17 @@ class SharedField(Struct, frozen=True):
                 "return a text of 1 to 128 letters, digits and _.:@=~-"
             )
         return f"{kind}.{self.name}/{group}"
+
+
+def check_groups(fields: dict[str, SharedField], address: str) -> None:
+    """Raises PeerError for a new agent that some `shared(by=…)` has no group for: whoever writes to any name must not
+    be able to make an agent that cannot be shared."""
+    kind, _, agent_id = address.partition("/")
+    for field in fields.values():
+        try:
+            field.object_of(kind, agent_id)
+        except Exception as error:
+            raise PeerError(f"{address} cannot be: who shares its field {field.name} is not known ({error})") from None
 
 
 def _is_group(group: object) -> bool:
