@@ -8,11 +8,11 @@ shared fields as ever, and what they claim is refused with a reason.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from msgspec import Struct
 
 from stigmergy.core.claiming import LEDGER
-from stigmergy.core.messages import Event
 from stigmergy.ports.clock import Entropy
 from stigmergy.ports.ledger import Ledger
 from stigmergy.ports.mesh import Mesh
@@ -20,9 +20,10 @@ from stigmergy.ports.trust import Signer
 from stigmergy.runtime.claims import Claims, ClaimsStanding
 from stigmergy.runtime.claims.shell import life_of
 from stigmergy.runtime.host import Host
+from stigmergy.runtime.link import tell_interested
 from stigmergy.runtime.membership import Membership
 from stigmergy.runtime.mesh_channels import MEMBERSHIP, REPLICAS, MeshChannels
-from stigmergy.runtime.presence import Member, Tell
+from stigmergy.runtime.presence import Member
 from stigmergy.runtime.replicas.replicator import Replicator, SharedStanding
 
 LIFE_BYTES = 4
@@ -54,7 +55,6 @@ class Companions:
         me: Member | None = None,
         seeds: Sequence[str] = (),
         trusted: Sequence[bytes] = (),
-        tell: Tell | None = None,
     ) -> None:
         """With `names` the transport knows who is there; otherwise the mesh is probed, beginning with the `seeds`."""
         self._host = host
@@ -63,20 +63,20 @@ class Companions:
         self.membership: Membership | None = None
         self.replicas: Replicator | None = None
         self.claims: Claims | None = None
+        if mesh is not None and names is None and me is not None:
+            self._channels = MeshChannels(mesh)
+            self.membership = Membership(
+                self._channels.channel(MEMBERSHIP),
+                me,
+                partial(tell_interested, host),
+                host.clock,
+                entropy,
+                fleet=host.declaration.name,
+                seeds=seeds,
+                settings=host.settings.membership,
+            )
         if mesh is not None and any(plan.shared for plan in host.declaration.plans.values()):
-            own: Mesh = mesh
-            if names is None and me is not None:
-                self._channels = MeshChannels(mesh)
-                self.membership = Membership(
-                    self._channels.channel(MEMBERSHIP),
-                    me,
-                    tell or _tell_nobody,
-                    host.clock,
-                    entropy,
-                    fleet=host.declaration.name,
-                    seeds=seeds,
-                )
-                own = self._channels.channel(REPLICAS)
+            own: Mesh = mesh if self._channels is None else self._channels.channel(REPLICAS)
             self.replicas = Replicator(
                 host, own, signer, entropy, names or self._member_names, trusted=_keys(signer, trusted)
             )
@@ -121,6 +121,8 @@ class Companions:
         for part in (self.claims, self.replicas, self.membership):
             if part is not None:
                 await part.kill()
+        if self._channels is not None:
+            await self._channels.close()
 
     def members(self) -> list[Member]:
         """Who is there, where the mesh is probed for it."""
@@ -137,7 +139,7 @@ class Companions:
     def counters(self) -> dict[str, int]:
         """What was shared, claimed, refused and dropped."""
         counted: dict[str, int] = {}
-        for part in (self.replicas, self.claims):
+        for part in (self.membership, self.replicas, self.claims):
             counted |= {} if part is None else part.counters()
         return counted
 
@@ -152,7 +154,3 @@ class Companions:
 def _keys(signer: Signer, trusted: Sequence[bytes]) -> Sequence[bytes] | None:
     """Whose changes are taken: those of the given keys and our own; without any given, of whoever is heard first."""
     return (signer.public_key, *trusted) if trusted else None
-
-
-def _tell_nobody(event: Event) -> None:
-    del event

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 
 from msgspec import Struct, structs
 
@@ -106,7 +107,7 @@ class BusLink:
             bus,
             self.topics,
             structs.replace(me, agents=agents),
-            self._tell,
+            partial(tell_interested, host),
             clock.monotonic_ns,
             every_s=settings.bus.presence_every_s,
             gone_s=settings.bus.presence_gone_s,
@@ -215,17 +216,6 @@ class BusLink:
         self.presence.link(up)
         self.relay.link(up)
 
-    def _tell(self, event: Event) -> None:
-        """Tells agents who joined or left. Without room they are not told: presence is no fact to stop for."""
-        for address in self._host.declaration.interested:
-            plan = self._host.declaration.plans[address.partition("/")[0]]
-            if plan.handles(type(event)):
-                try:
-                    told = self._host.intake.observe(address, event, source=f"{BUS_SOURCES}presence")
-                except StigmergyError:
-                    continue
-                told.add_done_callback(lambda done: done.cancelled() or done.exception())
-
     def _outlet(self, agent: str, about: str, body: bytes) -> tuple[BusMessage, ...] | None:
         """What devices hear instead of a CloudEvent on the agent's own topic."""
         messages: list[BusMessage] = []
@@ -234,6 +224,18 @@ class BusLink:
             if message is not None:
                 messages.append(message)
         return tuple(messages) or None
+
+
+def tell_interested(host: Host, event: Event) -> None:
+    """Tells agents who joined or left. Without room they are not told: presence is no fact to stop for."""
+    for address in host.declaration.interested:
+        plan = host.declaration.plans[address.partition("/")[0]]
+        if plan.handles(type(event)):
+            try:
+                told = host.intake.observe(address, event, source=f"{BUS_SOURCES}presence")
+            except StigmergyError:
+                continue
+            told.add_done_callback(lambda done: done.cancelled() or done.exception())
 
 
 def describe_this_node(host: Host, node: str, entropy: Entropy, version: str) -> Member:

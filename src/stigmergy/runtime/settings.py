@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from stigmergy.core.errors import ConfigError
 from stigmergy.core.state import Limits
+from stigmergy.core.swim.settings import SwimSettings
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -188,6 +189,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     bus: BusSettings = BusSettings()
     uplink: UplinkSettings = UplinkSettings()
     shared: SharedSettings = SharedSettings()
+    membership: SwimSettings = SwimSettings()
 
     def __post_init__(self) -> None:
         for name in COUNTS:
