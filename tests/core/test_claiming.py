@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from stigmergy import (
     Agent,
@@ -208,6 +209,16 @@ def test_what_is_lost_or_released_is_not_held(end: Event) -> None:
     road = arrived()
     road.verdict(GRANTED)
     road.verdict(end)
+    assert not road.held()
+    road.check_replay()
+
+
+def test_what_is_prolonged_by_itself_is_held_until_it_is_lost() -> None:
+    road = arrived()
+    road.verdict(structs.replace(GRANTED, renews=True))
+    road.now_ns += 3600 * 10**9
+    assert road.held()
+    road.verdict(Lost(claim="crossing", resource=GRANTED.resource, token=GRANTED.token, reason="over"))
     assert not road.held()
     road.check_replay()
 

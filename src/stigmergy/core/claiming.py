@@ -32,6 +32,8 @@ LEDGER = "ledger"
 RESOURCE_CHARS_MAX = 128
 LEASE_S_BOUNDS = (0.05, 86_400.0)
 WAIT_S_MAX = 86_400.0
+RENEWED_NS = 2**62
+"""The end of a lease that is prolonged by itself: behind every time. `Lost` comes before, by the monotonic clock."""
 _RESOURCE = re.compile(r"[A-Za-z0-9_.:@=~/-]{1,128}", re.ASCII)
 
 T = TypeVar("T")
@@ -89,6 +91,9 @@ class Granted(Event, name="stigmergy.Granted"):
     resource: str
     token: int
     for_s: float
+    renews: bool = False
+    """Whether the lease is prolonged by itself: then it is held until `Lost` or `Released`, and nothing is said of each
+    renewal."""
 
 
 class Denied(Event, name="stigmergy.Denied"):
@@ -137,7 +142,8 @@ class Claim(Struct, frozen=True, kw_only=True):
     token: int = 0
     """The fencing token of what is held, or was held last: give it to the device with each order."""
     until_ns: int = 0
-    """When the lease ends at the latest, by the agent's own time; 0: nothing is held."""
+    """When the lease ends at the latest, by the agent's own time; RENEWED_NS where it is prolonged by itself; 0:
+    nothing is held."""
 
     @property
     def held(self) -> bool:
@@ -177,7 +183,7 @@ class Claim(Struct, frozen=True, kw_only=True):
     def after(self, verdict: Verdict, now_ns: int) -> Claim:
         """The field once this verdict is known."""
         if isinstance(verdict, Granted):
-            until_ns = now_ns + int(verdict.for_s * SECOND_NS)
+            until_ns = RENEWED_NS if verdict.renews else now_ns + int(verdict.for_s * SECOND_NS)
             return replace(self, resource=verdict.resource, token=verdict.token, until_ns=until_ns)
         if isinstance(verdict, Denied):
             return self

@@ -43,6 +43,10 @@ class Left(Event):
     pass
 
 
+class Looked(Event):
+    pass
+
+
 class Car(Agent):
     slot: Ordered[Claim] = ordered(of=SLOT)
     heard: tuple[str, ...] = ()
@@ -54,6 +58,10 @@ class Car(Agent):
     @react
     def give_back(self, event: Left) -> Effects:
         yield self.slot.release()
+
+    @evolve
+    def look(self, event: Looked) -> None:
+        self.heard = (*self.heard, f"holds {self.slot.held}")
 
     @evolve
     def hear(self, event: Granted | Denied | Lost | Released) -> None:
@@ -159,12 +167,16 @@ def test_contact_lost_means_lost_in_time() -> None:
         one.observe(Wanted(for_s=2, renew=True))
         await one.wait_heard("Granted")
         await asyncio.sleep(10.0)
-        assert one.heard == ("Granted",)
+        one.observe(Looked())
+        await one.wait_heard("holds True")
+        assert one.heard == ("Granted", "holds True")
         one.ledger.cut_off = True
         cut_s = one.world.loop.time()
         other.observe(Wanted(for_s=2, wait_s=20))
         await one.wait_heard("Lost")
         assert one.world.loop.time() <= cut_s + 2.05
+        one.observe(Looked())
+        await one.wait_heard("holds False")
         await other.wait_heard("Granted")
 
     play(scene)

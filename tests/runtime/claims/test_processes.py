@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 KILLS = 3
-LASTS_S = 5.0
+WITHIN_S = 25.0
 
 CLAIMANT = """
 import asyncio, sys, time
@@ -93,9 +93,41 @@ class Hold(msgspec.Struct):
     last_ns: int
 
 
-def start(path: Path, name: str, life: int) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", CLAIMANT, str(path), name, str(life)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+class Crowd:
+    """Processes that claim, and what each has said, in a file of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lives: dict[str, int] = {}
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str) -> None:
+        """Another life of this one."""
+        self._lives[name] = self._lives.get(name, 0) + 1
+        said = self._folder / f"{name}-{self._lives[name]}.said"
+        command = [sys.executable, "-c", CLAIMANT, str(self._folder / "ledger.db"), name, str(self._lives[name])]
+        with said.open("wb") as file:
+            self._running[name] = subprocess.Popen(command, stdout=file)
+
+    def kill(self, name: str) -> None:
+        process = self._running.pop(name)
+        process.kill()
+        process.wait()
+
+    def kill_all(self) -> None:
+        for name in list(self._running):
+            self.kill(name)
+
+    def holds(self) -> list[Hold]:
+        """What all have held so far, in order."""
+        found = [hold for said in sorted(self._folder.glob("*.said")) for hold in holds_of(said.read_text())]
+        return sorted(found, key=lambda hold: hold.first_ns)
+
+    def wait_holds(self, count: int) -> None:
+        deadline_s = time.monotonic() + WITHIN_S
+        while len(self.holds()) < count:
+            assert time.monotonic() < deadline_s, f"{count} holds wanted, {self.holds()}"
+            time.sleep(0.05)
 
 
 def holds_of(output: str) -> list[Hold]:
@@ -113,29 +145,20 @@ def holds_of(output: str) -> list[Hold]:
 
 
 def test_killed_holders_are_followed_by_one_other(tmp_path: Path) -> None:
-    path, chance = tmp_path / "ledger.db", random.Random(2)
-    lives = dict.fromkeys(("a", "bb", "ccc"), 1)
-    running = {name: start(path, name, 1) for name in lives}
-    holds: list[Hold] = []
-    end_s = time.monotonic() + LASTS_S
-    for _ in range(KILLS):
-        time.sleep(LASTS_S / (KILLS + 1) * chance.uniform(0.7, 1.0))
-        name = chance.choice(list(running))
-        holds += collect(running.pop(name))
-        lives[name] += 1
-        running[name] = start(path, name, lives[name])
-    time.sleep(max(0.0, end_s - time.monotonic()))
-    for process in running.values():
-        holds += collect(process)
-    holds.sort(key=lambda hold: hold.first_ns)
-    assert len(holds) >= 5, holds
-    for earlier, later in itertools.pairwise(holds):
+    crowd, chance = Crowd(tmp_path), random.Random(2)
+    names = ("a", "bb", "ccc")
+    try:
+        for name in names:
+            crowd.start(name)
+        for number in range(KILLS):
+            crowd.wait_holds(2 * number + 2)
+            time.sleep(chance.random() * 0.2)
+            name = chance.choice(names)
+            crowd.kill(name)
+            crowd.start(name)
+        crowd.wait_holds(2 * KILLS + 2)
+    finally:
+        crowd.kill_all()
+    for earlier, later in itertools.pairwise(crowd.holds()):
         assert earlier.last_ns < later.first_ns, f"{earlier} and {later} overlap"
         assert earlier.token < later.token
-
-
-def collect(process: subprocess.Popen[str]) -> list[Hold]:
-    with process:
-        process.kill()
-        assert process.stdout is not None
-        return holds_of(process.stdout.read())

@@ -302,7 +302,8 @@ class Desk:
         event: Granted | Denied | Lost | Released
         match news.verdict:
             case wishes.Granted(token=token, end_ns=end_ns) if now_ns < end_ns:
-                event = Granted(claim=field, resource=resource, token=token, for_s=(end_ns - now_ns) / SECOND_NS)
+                for_s, renews = (end_ns - now_ns) / SECOND_NS, claim.wish is not None and claim.wish.renew
+                event = Granted(claim=field, resource=resource, token=token, for_s=for_s, renews=renews)
                 self.counters.claims_granted += 1
             case wishes.Granted(token=token):
                 over[claim.key, token] = None  # it was never told that it holds, so it need not hear that it is over
