@@ -122,7 +122,7 @@ async def measure(options: argparse.Namespace, folder: Path, bus: str, *, memory
         rates=Rates(street_per_min=10, avenue_per_min=10, walkers_per_min=1),
     )
     async with town:
-        await asyncio.sleep(WARM_UP_S)
+        await asyncio.sleep(options.warm_up)
         stopwatch.runs = True
         await asyncio.sleep(options.seconds)
         stopwatch.runs = False
@@ -197,6 +197,7 @@ def add_latency(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     options.add_argument("--columns", type=int, default=3)
     options.add_argument("--nodes", type=int, default=3)
     options.add_argument("--seconds", type=float, default=60.0)
+    options.add_argument("--warm-up", type=float, default=WARM_UP_S, help="seconds before anything counts")
     options.add_argument("--broker", choices=("nats", "mosquitto"), default="nats")
     options.add_argument("--compare", action="store_true", help="measure once more without disks")
     options.add_argument("--json", action="store_true")

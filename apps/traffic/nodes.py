@@ -15,7 +15,7 @@ from apps.traffic.phases import Geometry, Phase
 from apps.traffic.traffic import Rates, Traffic
 from stigmergy import Fleet, Live, Settings
 
-NARROW = Geometry(width_m=6.0, speed_m_s=13.9, block_m=140.0)
+NARROW = Geometry(width_m=5.0, speed_m_s=13.9, block_m=140.0)
 """A small intersection: its clearances are short, so that more happens in a minute."""
 SITE = "town"
 
