@@ -249,7 +249,9 @@ def run(plants: Sequence[Plant], folder: Path) -> list[Tried]:
         copy = copies.get()
         try:
             if plant is not None:
-                return copy.try_out(plant)
+                tried = copy.try_out(plant)
+                print(tried, file=sys.stderr, flush=True)
+                return tried
             begin_s = time.monotonic()
             wrong = copy.fails_as_it_is(shlex.split(work))
             return Tried(work, Verdict.UNSOUND if wrong else Verdict.CAUGHT, wrong, time.monotonic() - begin_s)
