@@ -33,7 +33,7 @@ from stigmergy import (
     reject,
     shared,
 )
-from stigmergy.core.codec import canonical_bytes, encode
+from stigmergy.core.codec import canonical_bytes, encode, state_decoder
 from stigmergy.core.commit import open_commit
 from stigmergy.core.errors import DefinitionError, FoldMismatch
 from stigmergy.core.inputs import Ask, Delivery, SharedReceived, VerdictCame
@@ -410,3 +410,18 @@ def test_states_that_cannot_be_compared_by_their_bytes_are_not_the_same() -> Non
 def test_a_state_whose_shared_field_is_damaged_is_not_restored(stored: Any) -> None:
     with pytest.raises(msgspec.ValidationError):
         PLANS["Box"].restore(encode({"id": "1", "names": stored}))
+
+
+class Engine:
+    """Of which no bytes are known."""
+
+
+class Driven(msgspec.Struct):
+    engine: Engine | None = None
+
+
+def test_what_has_no_bytes_is_not_restored_either() -> None:
+    decode = state_decoder(Driven).decode
+    assert decode(encode({})).engine is None
+    with pytest.raises(msgspec.ValidationError, match="no Engine can be read from bytes"):
+        decode(encode({"engine": 3}))

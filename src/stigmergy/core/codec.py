@@ -54,7 +54,7 @@ def _unplain(hint: Any, plain: Any) -> Any:
             return cls.from_plain(hint, plain)
         except CrdtError as error:
             raise ValueError(str(error)) from None
-    raise NotImplementedError
+    raise ValueError(f"no {getattr(cls, '__name__', cls)} can be read from bytes")
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_unknown)
