@@ -14,9 +14,10 @@ from typing import Any
 from msgspec import structs
 
 from apps.traffic.cabinet import Cabinet
-from apps.traffic.city import Roadside, make_fleet
+from apps.traffic.city import ALIVE_S, Roadside, make_fleet
 from apps.traffic.grid import AXES, grid, place_of
 from apps.traffic.intersection import COMING, HERE, SILENCE_S, TICK_S, Intersection, beats_of, vehicles_of
+from apps.traffic.monitor import SILENCE_S_MAX
 from apps.traffic.phases import GROUPS, Geometry, Lamps, Phase, may_follow
 from apps.traffic.traffic import Rates, Traffic
 from stigmergy import Event
@@ -92,6 +93,7 @@ class Drive:
         names = [address.partition("/")[2] for address in world.agents]
         rows, columns = (1 + max(place_of(name)[side] for name in names) for side in (0, 1))
         self._cabinets = {name: roadside[name] for name in names}
+        self._homes = {address.partition("/")[2]: node for node in world.nodes for address in node.agents}
         rates = Rates(street_per_min=6, avenue_per_min=4, walkers_per_min=0.5)
         self._traffic = Traffic(rows, columns, world.seed, self._lamps_of, self._detect, rates)
         self._geometry = Geometry()
@@ -99,8 +101,8 @@ class Drive:
         self._known: dict[str, tuple[int, Phase]] = {}
         self._quiet_s: dict[tuple[str, str], float] = {}
         """When detectors or lamps of a cabinet fell silent."""
-        self._up_s: dict[str, float] = {}
-        """Since when a node runs without a break."""
+        self._down_s: dict[str, float] = {}
+        """Since when the node of an intersection is down."""
         self._ends_s: dict[tuple[str, str], float] = {}
         self._healed_s: float | None = None
         self._greens: dict[str, int] = {}
@@ -149,6 +151,13 @@ class Drive:
 
     def _check_silence(self, name: str, cabinet: Cabinet, now_s: float) -> None:
         """Whoever hears nothing for T has red lamps a tick later; so has a cabinet that nobody speaks to."""
+        if self._homes[name].is_up:
+            self._down_s.pop(name, None)
+        elif (
+            now_s - self._down_s.setdefault(name, now_s) > SILENCE_S_MAX + ALIVE_S + SLACK_S
+            and cabinet.lamps != Lamps()
+        ):
+            self.findings.append(f"{name}: its node is down, {cabinet.phase.value} at {now_s:.1f} s")
         for part in ("blind", "dark"):
             if (name, part) not in self._ends_s:
                 continue

@@ -21,6 +21,7 @@ from apps.traffic.intersection import (
 )
 from apps.traffic.messages import (
     AllRed,
+    Beat,
     ClearMonitor,
     CrossingRequested,
     DetectorsHeard,
@@ -306,6 +307,66 @@ def test_memory_has_an_end() -> None:
         names = remember(names, leg_name("V", number), 3)
     assert names == ("V.7", "V.8", "V.9")
     assert remember(names, "V.8", 3) == names
+
+
+# ---------------------------------------------------------------------- neighbours
+
+
+def told(phase: Phase, number: int, at_s: float) -> Beat:
+    return Beat(phase=phase, number=number, at_s=at_s)
+
+
+def test_a_neighbour_that_is_heard_changes_the_mode_and_makes_a_wave() -> None:
+    one = ready()
+    now_s = one._now_ns / 1e9
+    one.when_peers_write(lambda other: other.street["r1c2"].set(told(Phase.STREET_GREEN, 7, now_s)))
+    (platoon,) = one.agent.platoons
+    assert (platoon.source, platoon.axis) == ("r1c2", "street")
+    assert platoon.begins_s == pytest.approx(now_s + 140 / 13.9)
+    alive(one, 1).state(mode="coordinated")
+    one.when_peers_write(lambda other: other.street["r1c2"].set(told(Phase.STREET_YELLOW, 8, now_s + 1)))
+    assert one.agent.platoons[0].ends_s < platoon.ends_s
+    alive(one, LOST_TICKS * TICK_S + 1).state(mode="local")
+
+
+def test_no_register_moves_a_lamp() -> None:
+    one = ready()
+    until(one, Phase.STREET_GREEN)
+    wrong = told(Phase.AVENUE_GREEN, 99, one._now_ns / 1e9)
+    one.when_peers_write(lambda other: other.street["r1c1"].set(wrong), lambda other: other.avenue["r1c1"].set(wrong))
+    one.state(phase=Phase.STREET_GREEN)
+    assert not [done for done in shown(one) if isinstance(done, ShowPhase)]
+
+
+def test_old_news_make_no_wave() -> None:
+    one = ready()
+    old = told(Phase.STREET_GREEN, 7, one._now_ns / 1e9 - 6)
+    one.when_peers_write(lambda other: other.street["r1c2"].set(old)).state(platoons=())
+    assert [name for name, _ in one.agent.heard] == ["r1c2"]
+
+
+def test_those_further_away_make_no_wave_as_long_as_the_nearest_is_heard() -> None:
+    one = ready()
+    now_s = one._now_ns / 1e9
+    one.when_peers_write(
+        lambda other: other.street["r1c2"].set(told(Phase.ALL_RED, 1, now_s)),
+        lambda other: other.street["r1c3"].set(told(Phase.STREET_GREEN, 1, now_s)),
+    )
+    one.state(platoons=())
+
+
+def test_an_announcement_after_the_vehicle_is_taken_back() -> None:
+    one = ready().when(VehicleArrived("V1", 2, "street"), VehicleLeft("V1", 2, "street", to="r1c2"))
+    one.state(unheard=("V1.2",))
+    one.when_peers_write(lambda other: other.street_vehicles["r1c1"][COMING].add("V1.2")).state(unheard=())
+    assert (at(one, HERE), at(one, COMING), at(one, COMING, "r1c2")) == ([], [], ["V1.3"])
+
+
+def test_an_announcement_before_the_vehicle_is_met_by_it() -> None:
+    one = ready().when_peers_write(lambda other: other.street_vehicles["r1c1"][COMING].add("V1.2"))
+    assert at(one, COMING) == ["V1.2"]
+    one.when(VehicleArrived("V1", 2, "street")).state(unheard=())
+    assert (at(one, HERE), at(one, COMING)) == (["V1.2"], [])
 
 
 # ---------------------------------------------------------------------- silence
