@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from stigmergy.bearings import Bearings
 from stigmergy.cli.places import url_of
-from stigmergy.cli.supervising import check_alone
+from stigmergy.cli.run import check_alone
 from stigmergy.core.errors import ConfigError
 from stigmergy.parts import (
     check_parts,
@@ -92,8 +93,13 @@ def test_journal_of_one_process_is_not_shared(tmp_path: Path) -> None:
 
 
 def test_what_several_processes_cannot_do_yet_is_said(tmp_path: Path) -> None:
-    check_alone(None, None)
-    with pytest.raises(ConfigError, match="cannot be on a bus yet"):
-        check_alone("mqtt://gateway:1883", None)
+    check_alone(Bearings(), None)
+    for bearings, said in (
+        (Bearings(bus="mqtt://gateway:1883"), "cannot be on a bus yet"),
+        (Bearings(mesh="udp://0.0.0.0:7946"), "cannot share fields with others yet .* run it with one process"),
+        (Bearings(ledger="sqlite:ledger.db"), "cannot claim from a ledger yet .* run it with one process"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            check_alone(bearings, None)
     with pytest.raises(ConfigError, match="cannot archive flight logs yet"):
-        check_alone(None, "archive")
+        check_alone(Bearings(), "archive")

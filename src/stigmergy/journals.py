@@ -9,6 +9,7 @@ from typing import Any
 from stigmergy.adapters.archive import open_whole_flight
 from stigmergy.adapters.segments import inspect_journal as inspect_segments
 from stigmergy.adapters.sqlite import inspect_journal as inspect_sqlite
+from stigmergy.adapters.sqlite_ledger import is_ledger
 from stigmergy.adapters.system import SystemEntropy
 from stigmergy.core.errors import ConfigError
 from stigmergy.parts import SEGMENTS, SQLITE, check_single, check_whole, part_urls
@@ -59,8 +60,9 @@ def inspect_all(url: str) -> Journal:
 
 
 def journals_in(folder: Path) -> list[str]:
-    """The URLs of what looks like a journal in a folder: files that end in .db, and folders with an identity."""
-    files = [f"{SQLITE}{path}" for path in sorted(folder.glob("*.db"))]
+    """The URLs of what looks like a journal in a folder: files that end in .db and are no ledgers, and folders with an
+    identity."""
+    files = [f"{SQLITE}{path}" for path in sorted(folder.glob("*.db")) if not is_ledger(str(path))]
     folders = {path.parent for path in folder.glob("*/identity")} | {
         path.parent.parent for path in folder.glob("*/*-of-*/identity")
     }

@@ -22,7 +22,9 @@ from stigmergy.adapters.keyfile import (
     read_public_key,
 )
 from stigmergy.adapters.lifeline import Lifeline, keep_to_one_core, make_lifeline
+from stigmergy.adapters.sqlite_ledger import inspect_ledger
 from stigmergy.adapters.system import SystemClock, SystemEntropy, SystemThreads, make_process_ours, place_of
+from stigmergy.adapters.udp_mesh import parse_url as read_mesh_url
 from stigmergy.bearings import BUSES, Bearings, find_bearings, open_bus, open_ledger, open_mesh
 from stigmergy.config import Config, find_config
 from stigmergy.core.errors import ConfigError, NotRunning
@@ -378,6 +380,7 @@ __all__ = [
     "fingerprint",
     "inspect_all",
     "inspect_journal",
+    "inspect_ledger",
     "is_private_key",
     "journal_path",
     "journals_in",
@@ -392,6 +395,7 @@ __all__ = [
     "open_rotation",
     "part_url",
     "read_key",
+    "read_mesh_url",
     "read_private_key",
     "read_public_key",
     "verifier",

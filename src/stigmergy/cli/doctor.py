@@ -73,6 +73,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 def _findings(arguments: argparse.Namespace) -> Iterator[Finding]:
     """All checks, in order; imported here, because no other command should wait for what they need."""
     from stigmergy.cli.health.clocks import check_clocks
+    from stigmergy.cli.health.company import check_company
     from stigmergy.cli.health.disk import check_disk
     from stigmergy.cli.health.journals import check_archive, check_journal
     from stigmergy.cli.health.limits import check_limits
@@ -98,6 +99,7 @@ def _findings(arguments: argparse.Namespace) -> Iterator[Finding]:
     if settings.retention.archive is not None:
         yield check_archive(Path(settings.retention.archive))
     yield from check_bus(config.fleet.bus)
+    yield from check_company(config.fleet, url)
     if url is not None:
         key = arguments.key or (Path(config.fleet.key) if config.fleet.key else default_key_path("", url))
         yield from check_journal(url, key, time.time_ns())

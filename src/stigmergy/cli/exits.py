@@ -8,6 +8,8 @@ from stigmergy.core.errors import (
     DefinitionError,
     JournalError,
     JournalLocked,
+    LedgerError,
+    LedgerUnavailable,
     NotOwned,
     NotRunning,
     Overloaded,
@@ -25,10 +27,10 @@ REFUSED = 1
 USAGE = 2
 """The command line, a setting, a module or a message is wrong: mend it and try again."""
 NOT_RUNNING = 3
-"""Nobody runs what is asked for, or somebody else has the journal or the ring."""
+"""Nobody runs what is asked for, or somebody else has the journal, the ring or the ledger."""
 DAMAGED = 4
-"""The journal or a ring is damaged, foreign, full or failing, or where the output goes is; or the key is not one of the
-journal's."""
+"""The journal, a ring or a ledger is damaged, foreign, full or failing, or where the output goes is; or the key is not
+one of the journal's."""
 INTERNAL = 5
 """A bug of ours."""
 INTERRUPTED = 130
@@ -45,6 +47,8 @@ _BY_ERROR: tuple[tuple[type[StigmergyError], int], ...] = (
     (JournalError, DAMAGED),
     (RingLocked, NOT_RUNNING),
     (RingError, DAMAGED),
+    (LedgerUnavailable, NOT_RUNNING),
+    (LedgerError, DAMAGED),
     (RecoveryError, DAMAGED),
     (TrustError, DAMAGED),
 )

@@ -15,6 +15,7 @@ from typing import Any
 
 from stigmergy.cli import (
     bench,
+    company,
     compile,
     completion,
     doctor,
@@ -35,7 +36,7 @@ from stigmergy.cli.parsing import Parser
 from stigmergy.cli.version import version
 from stigmergy.core.errors import StigmergyError
 
-GROUPS = (new, run, send, state, log, replay, node, top, doctor, keys, sim, compile, bench, completion)
+GROUPS = (new, run, send, state, log, replay, node, company, top, doctor, keys, sim, compile, bench, completion)
 OUTPUT_FAILED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """What a write to stdout says when it leads to a file on a disk that is full or failing."""
 DESCRIPTION = "A runtime for fleets of autonomous agents that decide locally, on their own durable log."

@@ -10,6 +10,7 @@ from typing import Any
 
 from stigmergy.cli import exits
 from stigmergy.cli.asking import ask, ask_stream
+from stigmergy.cli.company import company_fields
 from stigmergy.cli.output import BAD, GOOD, HEADING, NAME, WARN, Cell, Output, counted, shown_bytes, shown_fields
 from stigmergy.cli.places import add_place, find_socket
 from stigmergy.core.errors import ConfigError, NotRunning
@@ -87,6 +88,7 @@ def status(arguments: argparse.Namespace, output: Output) -> int:
             ("waiting", f"{found['waiting']:,} observed events"),
             ("dead letters", (f"{found['dead_letters']:,}", WARN if found["dead_letters"] else "")),
             *_link(found["link"]),
+            *company_fields(found),
             *(("signer", _signer(signer)) for signer in found["signers"]),
         ]
     )

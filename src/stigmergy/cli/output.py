@@ -113,9 +113,9 @@ def shown_bytes(count: int) -> str:
     return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
 
 
-def counted(count: int, thing: str) -> str:
-    """A number of things: 1 agent, 1,203 agents."""
-    return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"
+def counted(count: int, thing: str, things: str = "") -> str:
+    """A number of things: 1 agent, 1,203 agents; 2 entries, where the plural is given."""
+    return f"{count:,} {thing}" if count == 1 else f"{count:,} {things or thing + 's'}"
 
 
 def printable(text: str) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 from stigmergy.cli import exits, working
 from stigmergy.cli.output import GOOD, NAME, Output, counted, shown_bytes
 from stigmergy.cli.places import config_of, folder_of, load_fleet, url_of
-from stigmergy.cli.supervising import Supervisor, check_alone, command_of
+from stigmergy.cli.supervising import Supervisor, command_of
 from stigmergy.cli.version import version
 from stigmergy.config import Config
 from stigmergy.core.errors import ConfigError, NotRunning, StigmergyError
@@ -38,6 +38,8 @@ EXAMPLES = """examples:
   stigmergy run drone:fleet                      the fleet in drone.py, on NAME.db with the key NAME.key
   stigmergy run drone:fleet --journal north.db   on another journal
   stigmergy run drone:fleet --bus mqtt://gateway:1883    on a bus, where others hear it
+  stigmergy run drone:fleet --mesh 'udp://0.0.0.0:7946?peers=north@10.0.0.7:7946'    shared fields without a broker
+  stigmergy run drone:fleet --ledger sqlite:ledger.db    claims, between the nodes of this machine
   stigmergy run drone:fleet --processes 2        two processes share the shards, one looks after both
   stigmergy run drone:fleet --ring telemetry.ring    fed by a producer on this machine
   stigmergy run                                  what stigmergy.toml says: module = "drone:fleet" under [fleet]
@@ -68,6 +70,19 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("--bus", metavar="URL", help="the bus to be on, such as mqtt://gateway:1883")
     parser.add_argument("--site", metavar="NAME", help="where this node is; part of all its topics")
     parser.add_argument("--node", metavar="NAME", help="what this node is called; else the name of the machine")
+    parser.add_argument(
+        "--mesh",
+        metavar="URL",
+        help="how shared fields reach others without a bus: udp://HOST:PORT?peers=NAME@HOST:PORT",
+    )
+    parser.add_argument("--ledger", metavar="URL", help="who orders what agents claim, such as sqlite:ledger.db")
+    parser.add_argument(
+        "--peer",
+        metavar="KEY",
+        action="append",
+        default=[],
+        help="take changes and claims only from this node's key: its file, line or hex digits; repeatable",
+    )
     parser.add_argument("--socket", metavar="PATH", type=Path, help="where to listen; else beside the journal")
     parser.add_argument("--processes", metavar="N", type=int, help="share the fleet's shards between so many processes")
     parser.add_argument(
@@ -96,9 +111,17 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     fleet = load_fleet(spec, folder_of(arguments))
     check_processes(processes, fleet.shards)
     journal = None if arguments.journal is None else url_of(arguments.journal)
-    bearings = Bearings(arguments.bus, arguments.site, arguments.node)
+    bearings = Bearings(
+        arguments.bus,
+        arguments.site,
+        arguments.node,
+        mesh=arguments.mesh,
+        ledger=arguments.ledger,
+        peers=tuple(arguments.peer),
+    )
     running = Running(fleet, config, journal, arguments.key, None, arguments.trust, (), bearings, rings=arguments.ring)
     running.say = output.note
+    _tell_unused(fleet, running.bearings, output)
     path = arguments.socket or running.socket
     if processes > 1:
         return _supervise(arguments, fleet, running, path, (spec, processes), output)
@@ -106,12 +129,21 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     return _run_to_the_end(_Node(fleet, running, path, output).live_and_die())
 
 
+def _tell_unused(fleet: Fleet, bearings: Bearings, output: Output) -> None:
+    """What is given and of no use to this fleet is mostly a mistake."""
+    plans = fleet.plans.values()
+    if bearings.mesh is not None and not any(plan.shared for plan in plans):
+        output.note(f"no agent of {fleet.name} has a Shared field: the mesh {bearings.mesh} is not used", "yellow")
+    if bearings.ledger is not None and not any(plan.ordered for plan in plans):
+        output.note(f"no agent of {fleet.name} has an Ordered field: nobody asks {bearings.ledger}", "yellow")
+
+
 def _supervise(
     arguments: argparse.Namespace, fleet: Fleet, running: Running, path: Path, what: tuple[str, int], output: Output
 ) -> int:
     """Runs the fleet in several processes, and looks after them."""
     spec, processes = what
-    check_alone(running.bearings.bus, running.settings.retention.archive)
+    check_alone(running.bearings, running.settings.retention.archive)
     check_parts(running.url, processes)
     fleet.check_safe_actions()
     load_signer(running.key, create=True)
@@ -119,6 +151,30 @@ def _supervise(
     command = command_of(arguments, spec, processes, running.url, running.key)
     supervisor = Supervisor(fleet.name, running.url, fleet.shards, processes, path, command, output)
     return _run_to_the_end(supervisor.live_and_die())
+
+
+def check_alone(bearings: Bearings, archive: str | None) -> None:
+    """Refuses what several processes cannot do yet."""
+    bus, mesh, ledger = bearings.bus, bearings.mesh, bearings.ledger
+    if bus is not None:
+        raise ConfigError(
+            f"a node of several processes cannot be on a bus yet ({bus}); run it with one process, or without the bus"
+        )
+    if mesh is not None:
+        raise ConfigError(
+            f"a node of several processes cannot share fields with others yet ({mesh}); run it with one process, or "
+            "several nodes with a journal, a --node name and a mesh address each"
+        )
+    if ledger is not None:
+        raise ConfigError(
+            f"a node of several processes cannot claim from a ledger yet ({ledger}); run it with one process, or "
+            "several nodes with a journal and a --node name each, on the same ledger"
+        )
+    if archive is not None:
+        raise ConfigError(
+            f"a node of several processes cannot archive flight logs yet ({archive}); run it with one process, or "
+            "take archive out of [settings.retention]"
+        )
 
 
 def _work(arguments: argparse.Namespace, config: Config, spec: str, processes: int) -> int:

@@ -24,7 +24,7 @@ from stigmergy.cli import exits
 from stigmergy.cli.output import GOOD, NAME, WARN, Output, counted, shown_bytes
 from stigmergy.cli.version import version
 from stigmergy.core import errors
-from stigmergy.core.errors import ConfigError, NotRunning, StigmergyError
+from stigmergy.core.errors import NotRunning, StigmergyError
 from stigmergy.runtime.shares import Share
 from stigmergy.runtime.switchboard import Switchboard
 from stigmergy.wiring import ControlCall, ControlServer, control_path, make_lifeline, part_url
@@ -413,19 +413,6 @@ def command_of(arguments: argparse.Namespace, spec: str, processes: int, url: st
     command += [text for ring in arguments.ring for text in ("--ring", ring)]
     command += ["--config", str(arguments.config)] if arguments.config is not None else []
     return command
-
-
-def check_alone(bus: str | None, archive: str | None) -> None:
-    """Refuses what several processes cannot do yet."""
-    if bus is not None:
-        raise ConfigError(
-            f"a node of several processes cannot be on a bus yet ({bus}); run it with one process, or without the bus"
-        )
-    if archive is not None:
-        raise ConfigError(
-            f"a node of several processes cannot archive flight logs yet ({archive}); run it with one process, or "
-            "take archive out of [settings.retention]"
-        )
 
 
 def _how_it_ended(code: int) -> str:

@@ -89,14 +89,14 @@ def open_file(url: str, name: str) -> OpenedFile:
         mark = os.open(mark_path(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         witnessed = decode_mark(os.pread(mark, MARK_BYTES, 0))
         connection = _connect(path, apsw.SQLITE_OPEN_READWRITE)
-        record = _examine(connection, path, name, witnessed)
+        record = examine(connection, path, name, witnessed)
     except BaseException as error:
         if connection is not None:
             connection.close(True)
         if mark is not None:
             os.close(mark)
         if isinstance(error, apsw.Error | OSError):
-            raise _opening_error(error, path) from error
+            raise opening_error(error, path) from error
         raise
     return OpenedFile(path, record, connection, mark)
 
@@ -166,14 +166,14 @@ def _wait_a_little(calls: int) -> bool:
     return calls * BUSY_LOOK_MS * 1.5 < BUSY_MS
 
 
-def _examine(connection: apsw.Connection, path: str, name: str, witnessed: Mark | None) -> Record:
+def examine(connection: apsw.Connection, path: str, name: str | None, witnessed: Mark | None) -> Record:
     """Refuses what is not ours, of another name, of a later format, or holds less than was acknowledged."""
     if connection.pragma("application_id") != APPLICATION_ID:
         raise LedgerForeign(f"{path}: a database of another program; name the right file, it was not touched")
     if (version := connection.pragma("user_version")) != FORMAT:
         raise LedgerForeign(f"{path}: ledger format {version}, this version reads {FORMAT}; use the one that wrote it")
     record = read_record(connection, path)
-    if record.name != name:
+    if name is not None and record.name != name:
         raise LedgerForeign(f"{path}: the ledger {record.name!r}, not {name!r}; name another file for it")
     if witnessed is not None and witnessed.incarnation == record.incarnation and witnessed.position > record.last:
         raise LedgerCorrupt(
@@ -207,7 +207,8 @@ def _checksum(values: tuple[Any, ...]) -> int:
     return int.from_bytes(blake3(msgspec.msgpack.encode(values)).digest(4), "big")
 
 
-def _opening_error(error: Exception, path: str) -> LedgerError | ConfigError:
+def opening_error(error: Exception, path: str) -> LedgerError | ConfigError:
+    """What an error of SQLite or of the system means for who opens the file."""
     if isinstance(error, apsw.BusyError | apsw.LockedError):
         return LedgerUnavailable(f"{path}: others are writing for too long; try again")
     if isinstance(error, apsw.NotADBError):

@@ -48,6 +48,12 @@ class Names:
                 return self._fields(given)
             case "ID":
                 return self._letters(given) if command == "letters" else iter(())
+            case "OBJECT|KEY":
+                return self._shut_out(given) if given.get("action") == ["lift"] else self._objects(given)
+            case "REPLICA":
+                return self._replicas(given)
+            case "RESOURCE":
+                return self._resources(given)
             case "MODULE:FLEET":
                 return _fleets()
             case "NAME" if command == "bench":
@@ -80,10 +86,26 @@ class Names:
         yield from ((f"{name}=", "") for name in known.get(message, ()) if name not in used)
 
     def _letters(self, given: Given) -> Pairs:
-        with contextlib.suppress(StigmergyError):
-            if (path := find_running(_place(given))) is not None:
-                for one in _asked(path, protocol.Letters()):
-                    yield one["letter"], f"{one['agent']} {one['error']}"
+        yield from ((one["letter"], f"{one['agent']} {one['error']}") for one in _listed(given, protocol.Letters()))
+
+    def _objects(self, given: Given) -> Pairs:
+        if given.get("action", [""])[0] in ("show", "retire"):
+            yield from ((one["object"], ", ".join(one["agents"])) for one in _listed(given, protocol.Shared()))
+
+    def _shut_out(self, given: Given) -> Pairs:
+        yield from ((one["key"], one["why"]) for one in _listed(given, protocol.Quarantine()))
+
+    def _replicas(self, given: Given) -> Pairs:
+        """Those of the object that could be retired: not our own."""
+        name = given.get("subject", [""])[0]
+        if given.get("action") == ["retire"]:
+            for one in _listed(given, protocol.Shared(object=name)):
+                yield from ((its["replica"], "") for its in one["replicas"] if its["agent"] is None)
+
+    def _resources(self, given: Given) -> Pairs:
+        for one in _listed(given, protocol.Claims()):
+            holder = one["holder"]
+            yield one["resource"], "" if holder is None or not holder["agent"] else f"held by {holder['agent']}"
 
     def _known(self, given: Given, prefix: str = "") -> dict[str, Any]:
         """What the node says, or without one the module that the command line or the configuration names."""
@@ -109,6 +131,14 @@ def _place(given: Given) -> argparse.Namespace:
         config=None if config is None else Path(config),
         fleet=fleet,
     )
+
+
+def _listed(given: Given, request: protocol.AnyRequest) -> list[Any]:
+    """The items of a stream; none where nobody runs or answers."""
+    with contextlib.suppress(StigmergyError):
+        if (path := find_running(_place(given))) is not None:
+            return _asked(path, request)
+    return []
 
 
 def _asked(path: Path, request: protocol.AnyRequest) -> list[Any]:

@@ -8,6 +8,7 @@ from typing import Any, assert_never
 
 from msgspec import Struct
 
+from stigmergy.cli.company import company_fields
 from stigmergy.cli.output import BAD, GOOD, HEADING, NAME, WARN, Cell, counted, printable, shown_bytes, shown_fields
 from stigmergy.cli.screen.sampling import Seen
 from stigmergy.runtime.link import NO_BUS, UP
@@ -33,6 +34,8 @@ LOST = (
     "bus_shed",
     "bus_gaps",
     "bus_lost_by_senders",
+    "shared_refused",
+    "shared_misfits",
 )
 """Counters of what was not taken, or given up, on its way in or out."""
 
@@ -111,6 +114,8 @@ def _above(seen: Seen, view: View, columns: int) -> Iterator[Line]:
     yield [*paused, (status["fleet"], NAME), (up, HEADING)]
     yield [(f"{status['journal']}  {shown_bytes(status['journal_bytes'])}", HEADING)]
     yield from _link(status["link"])
+    for name, cell in company_fields(status):
+        yield [(f"{name} ", HEADING), cell]
     yield []
     yield from _cells(_figures(seen, status), columns)
     if view.rates:

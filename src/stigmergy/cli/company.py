@@ -1,0 +1,271 @@
+"""`stigmergy shared` and `claims`: what an operator asks of a node that is among others."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from stigmergy.cli import exits
+from stigmergy.cli.asking import ask, ask_stream
+from stigmergy.cli.output import BAD, GOOD, HEADING, NAME, WARN, Cell, Output, counted, shown_bytes
+from stigmergy.cli.places import add_place, find_socket
+from stigmergy.core.errors import ConfigError
+from stigmergy.runtime.claims.shell import CONTACT
+from stigmergy.runtime.protocol import Claims, Lift, Quarantine, Retire, Shared
+
+ACTIONS = ("list", "show", "quarantine", "lift", "retire")
+NAMES_SHOWN_MAX = 3
+KEY_DIGITS = 16
+"""So much of a key tells it apart in a list; `lift` takes as little."""
+SHARED_EXAMPLES = """examples:
+  stigmergy shared                                    the objects that this node holds, and who has them too
+  stigmergy shared show Crossing.vehicles/town        one of them, with its replicas
+  stigmergy shared quarantine                         from whom nothing more is taken, and why
+  stigmergy shared lift 3fa9                          take from that key again; the first digits will do
+  stigmergy shared retire Crossing.vehicles/town 7c01    a replica that never comes back is named no more
+"""
+CLAIMS_EXAMPLES = """examples:
+  stigmergy claims              who holds what by the ledger, who waits, and what this node believes
+  stigmergy claims crossing/12  one resource
+"""
+
+
+def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Adds the commands about shared objects and claims."""
+    parser = commands.add_parser(
+        "shared",
+        parents=[common],
+        help="look at shared objects, lift quarantines, retire replicas",
+        description="Lists the shared objects that a running node holds, and whom it has shut out.",
+        epilog=SHARED_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("action", choices=ACTIONS, nargs="?", default="list")
+    parser.add_argument("subject", metavar="OBJECT|KEY", nargs="?", help="which, as the lists say")
+    parser.add_argument("replica", metavar="REPLICA", nargs="?", help="which replica is retired, as show says")
+    add_place(parser)
+    parser.set_defaults(run=shared)
+    parser = commands.add_parser(
+        "claims",
+        parents=[common],
+        help="who holds what, and who waits",
+        description="Says what the ledger has come to, as far as this node has read it, and what the node believes.",
+        epilog=CLAIMS_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("resource", metavar="RESOURCE", nargs="?", help="one of them; else all that somebody wants")
+    add_place(parser)
+    parser.set_defaults(run=claims)
+
+
+def shared(arguments: argparse.Namespace, output: Output) -> int:
+    """Does what the action says."""
+    action, subject, replica = arguments.action, arguments.subject, arguments.replica
+    wanted = {"list": 0, "show": 1, "quarantine": 0, "lift": 1, "retire": 2}[action]
+    if (subject is not None) + (replica is not None) != wanted:
+        what = ("nothing more", "one name", "an OBJECT and a REPLICA")[wanted]
+        raise ConfigError(f"shared {action} takes {what}: stigmergy shared --help")
+    path = find_socket(arguments)
+    match action:
+        case "show":
+            (found,) = ask_stream(path, Shared(object=subject))
+            output.document(found)
+            _show_object(found, output)
+        case "quarantine":
+            _list_quarantine(list(ask_stream(path, Quarantine())), output)
+        case "lift":
+            answer = ask(path, Lift(key=subject))
+            output.document(answer)
+            output.line(("lifted", GOOD), f"  {answer['key']}; what it says is taken again, and checked as ever")
+        case "retire":
+            answer = ask(path, Retire(object=subject, replica=replica))
+            output.document(answer)
+            output.line(("retired", GOOD), f"  {answer['replica']} of {answer['object']}; if it writes, it is back")
+        case _:
+            _list_objects(list(ask_stream(path, Shared())), output)
+    return exits.OK
+
+
+def claims(arguments: argparse.Namespace, output: Output) -> int:
+    """Lists who holds what, or says it of one resource."""
+    found = list(ask_stream(find_socket(arguments), Claims(resource=arguments.resource)))
+    for one in found:
+        output.document(one)
+    if arguments.resource is not None:
+        _show_resource(found[0], output)
+        return exits.OK
+    rows = [_resource_row(one) for one in found]
+    output.table(("RESOURCE", "HOLDER", "TOKEN", "SINCE", "FOR", "WAITING", "THIS NODE") if rows else (), rows)
+    if not found:
+        output.note("nobody holds anything or waits for it, as far as this node has read the ledger")
+    return exits.OK
+
+
+def company_fields(status: dict[str, Any]) -> list[tuple[str, Cell]]:
+    """How a node stands with its peers and its ledger, as lines of its status; none of what it does not have."""
+    found: list[tuple[str, Cell]] = []
+    if (shared := status.get("shared")) is not None:
+        found.append(("shared", (_shared_summary(shared), _shared_style(shared))))
+    if (claims := status.get("claims")) is not None:
+        found.append(("claims", (_claims_summary(claims), GOOD if claims["ledger"] == CONTACT else WARN)))
+    return found
+
+
+def _shared_summary(shared: dict[str, Any]) -> str:
+    """What is shared, with how many, and what is not well with it."""
+    parts = [counted(shared["objects"], "object"), counted(shared["replicas"], "replica")]
+    parts += [counted(shared["peers"], "peer") if shared["peers"] else "nobody else is there"]
+    parts += [f"{shared['waiting']:,} waiting"] if shared["waiting"] else []
+    parts += [f"{shared['unacknowledged']:,} unacknowledged"] if shared["unacknowledged"] else []
+    parts += [f"{len(shared['diverged']):,} diverged"] if shared["diverged"] else []
+    parts += [f"{len(shared['quarantined']):,} in quarantine"] if shared["quarantined"] else []
+    return ", ".join(parts)
+
+
+def _shared_style(shared: dict[str, Any]) -> str:
+    if shared["diverged"] or shared["quarantined"]:
+        return BAD
+    return GOOD if shared["peers"] else WARN
+
+
+def _claims_summary(claims: dict[str, Any]) -> str:
+    """How the ledger is reached, how far it was read, and what is held and asked."""
+    parts = [f"ledger {claims['ledger']}", f"position {claims['position']:,}"]
+    parts += [f"{claims['held']:,} held", f"{claims['asking']:,} asking"]
+    parts += [f"{claims['waiting']:,} to write"] if claims["waiting"] else []
+    return ", ".join(parts) + (f"; {claims['why']}" if claims["why"] else "")
+
+
+# ---------------------------------------------------------------------- shared objects
+
+
+def _list_objects(found: list[dict[str, Any]], output: Output) -> None:
+    for one in found:
+        output.document(one)
+    rows = [
+        (
+            (one["object"], NAME),
+            _few(one["agents"]),
+            f"{one['live']:,}",
+            shown_bytes(one["live_bytes"]),
+            f"{one['replicas_count']:,}",
+            _in_step(one),
+            one["digest"][:12],
+            _state(one),
+        )
+        for one in found
+    ]
+    heading = ("OBJECT", "AGENTS HERE", "LIVE", "SIZE", "REPLICAS", "IN STEP", "DIGEST", "STATE")
+    output.table(heading if rows else (), rows)
+    if not found:
+        output.note("no shared objects: no agent here has had an input yet that has a Shared field")
+
+
+def _show_object(one: dict[str, Any], output: Output) -> None:
+    output.line((one["object"], NAME), "  ", _state(one))
+    output.fields(
+        [
+            ("agents here", ", ".join(one["agents"])),
+            ("live", f"{counted(one['live'], 'entry', 'entries')}, {shown_bytes(one['live_bytes'])}"),
+            ("digest", one["digest"]),
+            ("in step", _in_step(one)),
+            *(("peer", _peer(peer, one)) for peer in one["peers"]),
+        ]
+    )
+    rows: list[list[Cell]] = [
+        [
+            replica["replica"],
+            f"{replica['counter']:,}",
+            (replica["agent"], NAME) if replica["agent"] else ("retired", HEADING) if replica["retired"] else "",
+        ]
+        for replica in one["replicas"]
+    ]
+    output.table(("REPLICA", "CHANGES", "") if rows else (), rows)
+    if one["replicas_count"] > len(rows):
+        output.line((f"… and {one['replicas_count'] - len(rows):,} more", HEADING))
+
+
+def _list_quarantine(found: list[dict[str, Any]], output: Output) -> None:
+    for one in found:
+        output.document(one)
+    rows = [
+        (one["key"][:KEY_DIGITS], (one["node"] or "unknown", NAME), one["object"], one["since"][:19] + "Z", one["why"])
+        for one in found
+    ]
+    output.table(("KEY", "NODE", "OBJECT", "SINCE", "WHY") if rows else (), rows)
+    if not found:
+        output.note("nobody is shut out: nobody has been caught in a lie since this node started")
+
+
+def _in_step(one: dict[str, Any]) -> Cell:
+    """How many of the peers that hold an object had everything when they last said."""
+    if not one["peers"]:
+        return ("no peers", HEADING)
+    count, of = len(one["in_step"]), len(one["peers"])
+    return (f"{count} of {counted(of, 'peer')}", GOOD if count == of else WARN)
+
+
+def _peer(peer: str, one: dict[str, Any]) -> Cell:
+    return (peer, GOOD) if peer in one["in_step"] else (f"{peer}, behind or ahead when it last said", WARN)
+
+
+def _state(one: dict[str, Any]) -> Cell:
+    if one["diverged"]:
+        return ("diverged", BAD)
+    return (f"{one['waiting']:,} waiting", WARN) if one["waiting"] else ("well", GOOD)
+
+
+def _few(names: list[str]) -> str:
+    """The first names, and how many more there are."""
+    more = len(names) - NAMES_SHOWN_MAX
+    return ", ".join(names[:NAMES_SHOWN_MAX]) + (f" and {more:,} more" if more > 0 else "")
+
+
+# ---------------------------------------------------------------------- claims
+
+
+def _resource_row(one: dict[str, Any]) -> list[Cell]:
+    return [
+        (one["resource"], NAME),
+        _holder(one),
+        "" if one["token"] is None else f"{one['token']:,}",
+        "" if one["since"] is None else f"{one['since']:,}",
+        "" if one["for_s"] is None else f"{one['for_s']:g} s",
+        f"{len(one['queue']):,}" if one["queue"] else "",
+        _belief(one["believed"]),
+    ]
+
+
+def _show_resource(one: dict[str, Any], output: Output) -> None:
+    output.line((one["resource"], NAME))
+    if one["holder"] is None and one["offered"] is None and not one["believed"]:
+        output.note("nobody holds it or waits for it, as far as this node has read the ledger")
+        return
+    fields: list[tuple[str, Cell]] = [("holder", _holder(one))]
+    if one["holder"] is not None:
+        lease = f"{one['token']:,}, a lease of {one['for_s']:g} s that began at position {one['since']:,}"
+        fields += [("token", lease)]
+        fields += [("key", one["holder"]["key"])] if one["holder"]["key"] else []
+    fields += [("waits", _claimant(waiter)) for waiter in one["queue"]]
+    fields += [("here", _belief([belief])) for belief in one["believed"]]
+    output.fields(fields)
+
+
+def _holder(one: dict[str, Any]) -> Cell:
+    if one["holder"] is not None:
+        return _claimant(one["holder"])
+    return (f"offered to {_claimant(one['offered'])}", WARN) if one["offered"] is not None else ("nobody", HEADING)
+
+
+def _claimant(one: dict[str, Any]) -> str:
+    return f"{one['agent']} {one['claim']}" if one["agent"] else f"claimant {one['claimant'][:KEY_DIGITS]}"
+
+
+def _belief(believed: list[dict[str, Any]]) -> Cell:
+    """What agents here may act upon: the holder, or else who asks."""
+    for one in believed:
+        if one["holds"]:
+            renews = ", renewed by itself" if one["renews"] else ""
+            return (f"{one['agent']} holds it, {one['left_s']:.1f} s left{renews}", GOOD)
+    asking = [one["agent"] for one in believed if one["asking"]]
+    return (f"{_few(asking)} asks" if asking else "", WARN)
