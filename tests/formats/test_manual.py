@@ -16,6 +16,7 @@ from stigmergy.adapters.sqlite import schema
 from stigmergy.compiled import parts
 from stigmergy.core import (
     batches,
+    claiming,
     codec,
     columnar,
     columns,
@@ -23,6 +24,7 @@ from stigmergy.core import (
     draft,
     effects,
     flight,
+    sharing,
     snapshot,
     state,
     supervision,
@@ -113,7 +115,7 @@ def own_messages() -> dict[str, type[Message]]:
     bases = (Message, Event, Effect)
     found = [
         value
-        for module in (effects, supervision, presence)
+        for module in (effects, supervision, presence, sharing, claiming)
         for value in vars(module).values()
         if inspect.isclass(value) and issubclass(value, bases) and spec_of(value).name.startswith("stigmergy.")
     ]
