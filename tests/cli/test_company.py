@@ -17,6 +17,7 @@ from stigmergy.cli.completing.words import complete, split_line
 from stigmergy.cli.main import build_parser, main
 from tests.cli.conftest import Folder, Node
 from tests.cli.terminal import in_terminal
+from tests.cli.test_documented import documented
 
 WITHIN_S = 30.0
 Asked = Callable[..., str]
@@ -170,6 +171,7 @@ def test_status_says_how_a_node_stands_with_others(town: Town, asked: Asked) -> 
 
 def test_shared_objects(town: Town, asked: Asked) -> None:
     (found,) = town.folder.lines("shared", "--journal", "n0.db")
+    assert set(found) == documented("shared")
     assert (found["object"], found["agents"], found["live"]) == (OBJECT, ["Crossing/0"], 2)
     assert (found["peers"], found["in_step"], found["diverged"], found["waiting"]) == (["n1"], ["n1"], False, 0)
     assert found["digest"] == town.object(1)["digest"]
@@ -208,6 +210,7 @@ def test_a_replica_is_retired_and_comes_back_when_it_writes(town: Town, asked: A
 def test_claims(town: Town, asked: Asked) -> None:
     (here,) = town.folder.lines("claims", "--journal", "n0.db")
     (there,) = lines(asked("claims", "slot", "--json", node=1))
+    assert set(here) == documented("claims")
     for one in (here, there):
         assert (one["resource"], one["holder"]["agent"], one["holder"]["claim"]) == ("slot", "Crossing/0", "slot")
         assert (one["token"], one["for_s"], one["offered"]) == (1, 3600.0, None)
@@ -326,6 +329,7 @@ def test_a_disk_that_was_put_back_is_caught_and_can_be_lifted(tmp_path: Path) ->
         town.wait(lambda: bool(town.ask(1, do="quarantine")))
         (shut_out,) = town.folder.lines("shared", "quarantine", "--journal", "n1.db")
         assert (shut_out["node"], shut_out["object"]) == ("n0", OBJECT)
+        assert set(shut_out) == documented("shared quarantine")
         assert shut_out["why"]
         assert town.object(1)["diverged"] is True
         status = town.folder.cli("status", "--journal", "n1.db").stdout

@@ -1,11 +1,16 @@
-"""What docs/cli.md says about the keys of --json is what there is, for the commands about logs and the doctor."""
+"""What docs/cli.md says about the keys of --json is what there is; docs/control.md knows every request and its keys."""
 
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
+from stigmergy.config import Place
+from stigmergy.runtime import protocol
+from stigmergy.runtime.claims import ClaimsStanding
+from stigmergy.runtime.replicas.replicator import SharedStanding
 from tests.cli.conftest import DRONE, Folder
 from tests.formats.manual import tables
 
@@ -48,3 +53,26 @@ def test_keys_of_a_verified_flight_log(stopped: Folder) -> None:
     text = Path(__file__).resolve().parents[2].joinpath("docs", "cli.md").read_text(encoding="utf-8")
     (sentence,) = re.findall(r"With flight logs it prints one document for each: (.*?);", text, re.DOTALL)
     assert set(re.findall(r"`([a-z_]+)`", sentence)) == set(found)
+
+
+def test_every_request_is_in_the_manual_with_its_keys() -> None:
+    rows = {name: row for row in tables("control.md")["Requests"] for name in re.findall(r"`([a-z_]+)`", row[0])}
+    for request in protocol.AnyRequest.__args__:
+        config = structs.fields(request)
+        tag = str(request.__struct_config__.tag)
+        wanted = {field.name: field.required for field in config if field.name != "v"}
+        written = {name: bool(star) for star, name in re.findall(r"(\*?)`([a-z_]+)`", rows[tag][1])}
+        assert written == wanted, tag
+
+
+def test_how_a_node_stands_with_others_is_in_the_manual() -> None:
+    text = Path(__file__).resolve().parents[2].joinpath("docs", "control.md").read_text(encoding="utf-8")
+    (shared,) = re.findall(r"^- `shared`, of a node .*$", text, re.MULTILINE)
+    for standing in (SharedStanding, ClaimsStanding):
+        for field in structs.fields(standing):
+            assert f"`{field.name}`" in shared, field.name
+
+
+def test_every_place_of_a_fleet_is_in_the_manual() -> None:
+    documented = [row[0].strip("`") for row in tables("configuration.md")["Where a fleet runs"]]
+    assert sorted(documented) == sorted(field.name for field in structs.fields(Place))
