@@ -277,7 +277,8 @@ class Host:
             now_ns, monotonic_ns = self._now_ns(), self.clock.monotonic_ns()
             self._ring(now_ns, monotonic_ns)
             linger_ns = self.committer.lingers_until_ns(monotonic_ns)
-            if linger_ns is not None and self.mailbox.trickles:
+            told_ns = None if self.claims is None else self.claims.next_ns  # no verdict waits for company
+            if linger_ns is not None and self.mailbox.trickles and (told_ns is None or told_ns > monotonic_ns):
                 self._arm(monotonic_ns, linger_ns)
                 return
             full = not self.committer.room
@@ -421,8 +422,7 @@ class Host:
     def _arm(self, monotonic_ns: int, latest_ns: int | None = None) -> None:
         """Sets the clock for the next turn that nobody else will cause. One that rings too early does no harm."""
         due_ns = latest_ns or monotonic_ns + self._check_every_ns
-        watches = self._watches if self.claims is None else (*self._watches, self.claims)
-        for watch in watches:
+        for watch in self._watches if self.claims is None else (*self._watches, self.claims):
             at_ns = watch.next_ns
             if at_ns is not None and at_ns < due_ns:
                 due_ns = at_ns
