@@ -22,6 +22,8 @@ from stigmergy.sim.checkers import (
     chain_is_valid,
     nothing_acknowledged_is_lost,
     nothing_is_doubled,
+    one_holder_at_a_time,
+    replicas_converge,
     safe_action_in_time,
 )
 from stigmergy.sim.fleet.fleet import SimFleet
@@ -50,7 +52,23 @@ def check_fleet(fleet: SimFleet) -> list[str]:
     for machine in fleet.machines.values():
         found += [f"nothing_acknowledged_is_lost: {finding}" for finding in _check_acknowledged(machine)]
         found += [f"nothing_is_doubled: {finding}" for finding in _check_doubled(machine)]
+    found += [f"replicas_converge: {finding}" for finding in replicas_converge(fleet.replicas())]
+    holds = fleet.holding.finish(fleet.run.loop.time_ns())
+    found += [f"one_holder_at_a_time: {finding}" for finding in one_holder_at_a_time(holds)]
     found += [f"safe_action_in_time: {finding}" for finding in safe_action_in_time(_watched(fleet))]
+    return found
+
+
+def check_company(fleet: SimFleet) -> list[str]:
+    """Of nodes that still run: nobody is shut out, and nothing has diverged, where nobody has lied."""
+    found: list[str] = []
+    for name, machine in fleet.machines.items():
+        live = machine.live
+        if live is None or live.companions is None or live.companions.replicas is None:
+            continue
+        shared = live.companions.replicas.standing()
+        found += [f"replicas_converge: {name} says that {one} has diverged" for one in shared.diverged]
+        found += [f"replicas_converge: {name} has shut out {key[:16]}…" for key in shared.quarantined]
     return found
 
 

@@ -24,6 +24,7 @@ from stigmergy.core.commit import Group
 from stigmergy.core.errors import StigmergyError
 from stigmergy.core.uplink import UplinkRule
 from stigmergy.ports.journal import Journal, JournalIdentity
+from stigmergy.runtime.company import Companions
 from stigmergy.runtime.declaration import Declaration
 from stigmergy.runtime.devices import Devices, Inline, start_attached
 from stigmergy.runtime.host import Host
@@ -92,7 +93,7 @@ class SimNode:
         self.disk = world.make_disk(name, sync_lies=sync_lies, after_failed_sync=after_failed_sync)
         self.disk.on_call = self._on_disk_call
         self.latency = Latency()
-        self.signer = Ed25519Signer(SimEntropy(world.seed, f"{name}/key{life}").token(32))
+        self.signer = Ed25519Signer(SimEntropy(world.seed, f"{name}/key").token(32))
         self.declaration = declare(self)
         self.settings = settings or self.declaration.settings
         self.lives = 0
@@ -116,6 +117,8 @@ class SimNode:
         self.broker = broker
         """Whom the node is connected with, under its name; None without a bus."""
         self._bus: MemoryBus | None = None
+        self.link: BusLink | None = None
+        """The node's side of its bus, from its start on."""
         self.uplink = uplink
         """What of its log the node sends on, from its next start."""
 
@@ -130,6 +133,11 @@ class SimNode:
         if self._live is None:
             raise RuntimeError("the simulated node does not run")
         return self._live.host
+
+    @property
+    def bus(self) -> MemoryBus | None:
+        """The connection to the broker, from its start on."""
+        return self._bus
 
     @property
     def alive(self) -> bool:
@@ -161,7 +169,7 @@ class SimNode:
             host = Host(self.declaration, journal, self.signer, Ed25519Verifier(), self.clock, self.settings)
             journal.owner_failed = lambda: host.failure is not None
             devices = Devices(host, Inline(), self._agents)
-            link = self._make_link(host)
+            link = self.link = self._make_link(host)
             self.neighbours = None if self._attach is None else self._attach(host)
             self.parts = () if self._make_parts is None else tuple(self._make_parts(self, host))
             recovered = await start_attached(host, devices)
@@ -177,6 +185,7 @@ class SimNode:
         self._devices = devices
         devices.start()
         self._live = Live(host, self.entropy, recovered, devices)
+        self._live.companions = next((part for part in self.parts if isinstance(part, Companions)), None)
         if link is not None:
             self._live.link = link
             await link.start()

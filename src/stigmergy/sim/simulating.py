@@ -27,7 +27,7 @@ from stigmergy.core.errors import ConfigError, StigmergyError
 from stigmergy.runtime.declaration import Declaration
 from stigmergy.sim.checkers.progress import everything_makes_progress
 from stigmergy.sim.errors import SimulationError
-from stigmergy.sim.evidence import check_fleet
+from stigmergy.sim.evidence import check_company, check_fleet
 from stigmergy.sim.fleet.faults import ALL, Fault, Planned, name_faults, read_faults
 from stigmergy.sim.fleet.fleet import FOR_S, HEAL_S, Setup, SimFleet
 from stigmergy.sim.run import Run
@@ -39,7 +39,8 @@ P = ParamSpec("P")
 SEEDS = 20
 SEEDS_MAX = 10_000_000
 VIOLATIONS_MAX = 20
-STEPS_MAX = 1_000_000_000
+STEPS_MAX = 20_000_000
+"""An hour of fifty nodes takes a quarter of it. More is a loop that never lets time pass: see StepsExceeded."""
 SEED_VARIABLE = "STIGMERGY_SIM_SEED"
 """The environment variable that gives all simulated tests one seed: to see a failure again."""
 SEEDS_VARIABLE = "STIGMERGY_SIM_SEEDS"
@@ -130,6 +131,7 @@ class _Stage:
             f"everything_makes_progress: {setup.heal_s:g} s after the heal {finding}"
             for finding in (() if world.converged() else everything_makes_progress(world.settling()))
         ]
+        self.violations += check_company(fleet)
         await fleet.stop()
 
     def _begin(self, world: World) -> None:

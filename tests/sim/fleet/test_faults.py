@@ -9,7 +9,7 @@ from stigmergy.sim import ALL, LOSS, NETWORK, NONE, PARTITION
 from stigmergy.sim.fleet.faults import BY_NAME, CLOCK_JUMP, SKEW_MS_MAX, draw_plan, name_faults, read_faults
 
 NODES = ["node-1", "node-2", "node-3"]
-HAS = ["disk", "versions", "replicas"]
+HAS = ["disk", "versions", "replicas", "liar"]
 
 
 @pytest.mark.parametrize("seed", range(30))

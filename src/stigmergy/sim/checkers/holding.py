@@ -45,5 +45,36 @@ def one_holder_at_a_time(holds: Iterable[Hold]) -> list[str]:
     return findings
 
 
+class Holding:
+    """Makes holds of what is seen from moment to moment: `seen` for everybody who believes to hold, then `looked`."""
+
+    def __init__(self) -> None:
+        self.holds: list[Hold] = []
+        self._open: dict[tuple[str, str, int], int] = {}
+        """Since when somebody is seen to hold something."""
+        self._last: dict[tuple[str, str, int], int] = {}
+        self._now: dict[tuple[str, str, int], None] = {}
+
+    def seen(self, resource: str, holder: str, token: int) -> None:
+        """At this moment somebody believes to hold something."""
+        self._now[resource, holder, token] = None
+
+    def looked(self, time_ns: int) -> None:
+        """Everybody was asked. Who is not seen any more has held until the look before; never longer than is known."""
+        for key in [key for key in self._open if key not in self._now]:
+            resource, holder, token = key
+            # At least for the moment itself: two that are seen together in one look overlap.
+            self.holds.append(Hold(resource, holder, token, self._open.pop(key), self._last.pop(key) + 1))
+        for key in self._now:
+            self._open.setdefault(key, time_ns)
+            self._last[key] = time_ns
+        self._now.clear()
+
+    def finish(self, time_ns: int) -> list[Hold]:
+        """All holds, those that are not over included."""
+        self.looked(time_ns)
+        return self.holds
+
+
 def _s(time_ns: int) -> str:
     return f"{time_ns // 1_000_000_000}.{time_ns // 1_000_000 % 1000:03d} s"

@@ -21,7 +21,7 @@ SPELLS_MAX = 3
 NODES_PER_SPELL = 5
 HOUR_MS = 3_600_000
 JUMPS_MS = (-HOUR_MS, -60_000, -1_000, 1_000, 60_000, HOUR_MS)
-SKEW_MS_MAX = 20_000
+SKEW_MS_MAX = 15_000
 """Where state is shared, a clock is set forward by so much at most: what is further ahead is held back by the others
 until their own clocks are there, which is as it should be, and is no convergence within a test."""
 
@@ -61,7 +61,7 @@ class Fault(Struct, frozen=True):
     sides: bool = False
     """Whether it befalls several nodes at once, cut off from the rest."""
     needs: str = ""
-    """What a fleet must have for it: `disk`, `versions`, `replicas`. Without, it is not drawn."""
+    """What a fleet must have for it: `disk`, `versions`, `liar`. Without, it is not drawn."""
 
     def __str__(self) -> str:
         return self.name
@@ -96,7 +96,7 @@ CLOCK_JUMP = Fault("clock-jump", "a wall clock is set by up to an hour, or to 19
 CLOCK_DRIFT = Fault("clock-drift", "clocks run fast or slow by up to 200 ppm", _between(-200, 200), lasts=True)
 DEVICES = Fault("devices", "5 to 40 % of the orders fail at the device, others take 0.5 s", _between(50, 400), True)
 VERSIONS = Fault("versions", "a node is restarted with another version", _between(0, 1 << 30), needs="versions")
-LIAR = Fault("liar", "a replica lies: it signs two changes under one number", _nothing, True, needs="replicas")
+LIAR = Fault("liar", "a replica lies: it signs two changes under one number", _nothing, True, needs="liar")
 
 ALL: tuple[Fault, ...] = (
     LOSS,

@@ -27,13 +27,14 @@ from stigmergy.runtime.declaration import Declaration
 from stigmergy.runtime.host import Host
 from stigmergy.runtime.settings import Settings, Snapshots
 from stigmergy.runtime.topics import AGENTS
+from stigmergy.sim.checkers.holding import Holding
 from stigmergy.sim.disk import AfterFailedSync
 from stigmergy.sim.errors import SimulationError
 from stigmergy.sim.fleet.breaking import Breaking
 from stigmergy.sim.fleet.faults import ALL, Fault, Planned, draw_plan
 from stigmergy.sim.fleet.links import Links, SimBroker, SimBus
 from stigmergy.sim.fleet.machine import MEMORY, SEGMENTS, WRITE_S, Machine, draw_journal
-from stigmergy.sim.fleet.parts import MakePart, make_parts
+from stigmergy.sim.fleet.parts import Company
 from stigmergy.sim.fleet.placing import Agents, name_agents, place_agents
 from stigmergy.sim.network import Network
 from stigmergy.sim.node import Part, SimNode
@@ -45,6 +46,7 @@ HEAL_S = 120.0
 DISKS_MAX = 5
 """So many machines have a simulated disk; the others keep their log in memory, which is a hundred times faster."""
 MS = 1_000
+HOLDERS_LOOK_S = 0.05
 SHOWN_CHARS_MAX = 160
 TAG_FIELDS = ("type",)
 FRAMEWORK = "stigmergy."
@@ -72,10 +74,6 @@ class Setup(Struct, frozen=True, kw_only=True):
     journal: str | None = None
     """`memory`, `sqlite` or `segments` for all machines; None draws it for each."""
     bus: bool = True
-    parts: tuple[MakePart, ...] = ()
-    """What runs on each machine beside its host: replicas, claims."""
-    has: tuple[str, ...] = ()
-    """What the fleet has that some faults need: `replicas`."""
     remembers: bool = True
     """Whether feeds keep what was acknowledged: the evidence of some checkers."""
 
@@ -103,13 +101,13 @@ class SimFleet:
         self.broker = SimBroker(redeliver_after_s=chance.choice((None, None, 0.5)))
         self.network = Network(run.seed)
         self.links = Links(names, self.broker, self.network)
+        self.company = Company(run, setup.fleet, self.network, names, bus=setup.bus)
+        self.holding = Holding()
         self.chronicle = Chronicle(self.placement) if chronicle else None
         if self.chronicle is not None:
             self.broker.passed = self._message_passed
         self.on_kept: list[Callable[[Machine, Group], None]] = []
         self.on_carried: list[Callable[[Machine, Order[Any]], None]] = []
-        self.apart: list[Callable[[], bool]] = []
-        """Asked whether replicas still differ: one question for each kind of shared state that is plugged in."""
         self.up_ns: dict[str, list[tuple[int, int]]] = {name: [] for name in names}
         """Per machine when it ran and was not held up; the last one is open while it runs."""
         self._up_since: dict[str, int] = {}
@@ -149,7 +147,7 @@ class SimFleet:
 
     def _plan(self, names: list[str]) -> list[Planned]:
         setup = self.setup
-        has = [*setup.has, *(("versions",) if setup.versions else ()), "disk"]
+        has = ["disk", *(("versions",) if setup.versions else ()), *(("replicas",) if self.company.shares else ())]
         chance = self.run.chance("plan")
         plan = draw_plan(setup.faults, chance, names, int(setup.for_s * MS), has=has)
         disks = [machine.name for machine in self.machines.values() if machine.journal != MEMORY]
@@ -170,6 +168,8 @@ class SimFleet:
         """Starts all machines, one after the other."""
         for machine in self.machines.values():
             await machine.start()
+        if self.company.claims:
+            self._watch_holders()
         self.breaking.start()
         self.note("", "phase", "everything runs; faults begin")
 
@@ -213,6 +213,8 @@ class SimFleet:
         """A group of commits is durable on a machine."""
         if self._follows:
             self._follow(machine, group)
+        if self.company.claims:
+            self._look_at_holders()
         for hear in self.on_kept:
             hear(machine, group)
 
@@ -239,15 +241,42 @@ class SimFleet:
         return [*self.up_ns[name], *([] if since_ns is None else [(since_ns, self.run.loop.time_ns())])]
 
     def _parts(self, machine: Machine, node: SimNode, host: Host) -> Sequence[Part]:
-        if not self.setup.parts:
-            return ()
-        return make_parts(self.setup.parts, node, host, self.network, machine.context)
+        return self.company.make(node, host, machine.quality, machine.context)
 
     def _bus(self, machine: Machine, broker: MemoryBroker) -> SimBus:
         if not isinstance(broker, SimBroker):
             raise SimulationError("a simulated fleet has a simulated broker")
         chance = self.run.chance(f"{machine.name}/bus/{machine.incarnation}")
         return SimBus(broker, machine.name, machine.quality, chance, machine.context, self.run.loop.time_ns)
+
+    # ------------------------------------------------------------------ what is shared and claimed
+
+    def replicas(self) -> dict[str, dict[str, bytes]]:
+        """Per shared object and place a digest of what is on disk there."""
+        found: dict[str, dict[str, bytes]] = {}
+        for name, machine in self.machines.items():
+            plans = {kind: plan.shared for kind, plan in machine.fleet.plans.items() if plan.shared}
+            for state in machine.node.logbook.states if plans else ():
+                for address, agent in state.agents.items():
+                    kind, _, agent_id = address.partition("/")
+                    for field, shared in plans.get(kind, {}).items():
+                        held = found.setdefault(shared.object_of(kind, agent_id), {})
+                        held[f"{name} {address}"] = getattr(agent, field).store.digest()
+        return found
+
+    def _watch_holders(self) -> None:
+        self._look_at_holders()
+        self.run.loop.call_later(HOLDERS_LOOK_S, self._watch_holders)
+
+    def _look_at_holders(self) -> None:
+        """Asks every node that runs what it believes to hold at this very moment, by its own clock."""
+        for name, machine in self.machines.items():
+            live = machine.live
+            claims = None if live is None or live.companions is None else live.companions.claims
+            for belief in () if claims is None else claims.beliefs():
+                if belief.holds:
+                    self.holding.seen(belief.resource, f"{belief.agent} on {name}", belief.token)
+        self.holding.looked(self.run.loop.time_ns())
 
     # ------------------------------------------------------------------ the timeline
 

@@ -1,8 +1,8 @@
 """One machine of a simulated fleet over all its lives: who starts it again, and who replaces it when its disk is bad.
 
 What an init system does: a node that is down or has stopped by itself is started again, after a moment. What an
-operator does: a node whose journal is refused gets a fresh one, a new key and a new incarnation; what was only on that
-disk is gone, and everybody who keeps marks must take the new one for what it is.
+operator does: a node whose journal is refused gets a fresh disk and a new incarnation, and keeps its name and its key;
+what was only on that disk is gone, and everybody who keeps marks must take the new one for what it is.
 """
 
 from __future__ import annotations
@@ -301,7 +301,7 @@ class Machine:
         return spoilt or full
 
     def _replace(self, why: str) -> None:
-        """What an operator does: a fresh disk, a new key, a new incarnation. What the log lost is known to be lost."""
+        """What an operator does: a fresh disk under a new incarnation. What the log lost is known to be lost."""
         findings = self.node.logbook.findings
         findings[self._known :] = [finding for finding in findings[self._known :] if "folds into" in finding]
         self.past.append(self.node)
