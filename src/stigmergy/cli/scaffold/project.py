@@ -20,6 +20,8 @@ _NAME = re.compile(r"[a-z][a-z0-9]*(?:_[a-z0-9]+)*", re.ASCII)
 _PLACE = re.compile(r"@(\w+)@")
 _MESSAGES = ("Start", "Started", "Stopped", "SwitchOff", "TemperatureMeasured")
 """The messages in the template; the test imports them."""
+_MORE = ("HOT_CELSIUS", "fleet")
+"""What else it imports."""
 _OURS = ("conftest", "stigmergy", "test", "tests")
 _FILES = {
     "README.md": "README.md",
@@ -77,7 +79,7 @@ def render(project: Project) -> dict[str, str]:
         "module": project.module,
         "Kind": project.kind,
         "name": project.distribution,
-        "imports": "\n".join(f"    {name}," for name in sorted((project.kind, *_MESSAGES), key=_as_imports_sort)),
+        "imports": "\n".join(f"    {name}," for name in sorted((project.kind, *_MESSAGES, *_MORE), key=_as_imports_sort)),
     }
     folder = resources.files(__package__) / "template"
     return {
