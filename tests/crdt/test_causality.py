@@ -64,13 +64,6 @@ def test_gaps_are_bounded() -> None:
     assert context.add(A, 1, 1).counter(A) == 2
 
 
-def test_without_a_replica_nothing_of_it_is_known() -> None:
-    context = NOTHING.add(A, 1, 2).add(A, 7, 8).add(B, 4, 4)
-    assert context.without(A) == NOTHING.add(B, 4, 4)
-    assert context.without(B).without(A) == NOTHING
-    assert len(context.without(B)) == 1
-
-
 def test_what_has_no_changes_is_not_named() -> None:
     assert Context.of([(A, 0), (B, 2)]) == NOTHING.add(B, 1, 2)
     assert NOTHING != "nothing"

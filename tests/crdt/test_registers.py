@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from stigmergy.crdt import lww_register as register_module
 from stigmergy.crdt.errors import LimitReached, WrongType
 from stigmergy.crdt.lww_register import VALUE_BYTES_MAX, LWWRegister
 from stigmergy.crdt.mv_register import MVRegister
-from tests.crdt.replicas import exchange, pair
+from tests.crdt.replicas import Replica, exchange, pair
 
 
 def test_a_register_without_a_write() -> None:
@@ -38,6 +39,19 @@ def test_of_equal_stamps_the_higher_replica_wins() -> None:
     other.write(lambda register: register.set("of B"), now_ns=100)
     exchange(one, other)
     assert one.value.value == "of B"
+
+
+def test_of_very_many_writes_a_change_replaces_some_and_beats_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(register_module, "SEEN_COUNT_MAX", 2)
+    others = [Replica(LWWRegister[str], bytes([number]) * 8) for number in range(1, 6)]
+    one, _ = pair(LWWRegister[str])
+    one.take(*[other.write(lambda register: register.set("other"), now_ns=500) for other in others])
+    left = []
+    for value in "abc":
+        one.keep(one.value.set(value), now_ns=1)
+        assert one.value.value == value
+        left.append(one.store.live_count)
+    assert left == [4, 2, 1]
 
 
 def test_of_two_writes_in_one_decision_the_second_stays() -> None:

@@ -10,13 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stigmergy.crdt import store as store_module
-from stigmergy.crdt.bounds import COUNTER_MAX, STORE_BYTES_MAX
-from stigmergy.crdt.causality import SETTLED, Dot
+from stigmergy.crdt.bounds import STORE_BYTES_MAX
 from stigmergy.crdt.errors import BadStore, LimitReached, NotContiguous
 from stigmergy.crdt.lww_register import LWWRegister
-from stigmergy.crdt.ormap import ORMap
 from stigmergy.crdt.orset import ORSet
-from stigmergy.crdt.pncounter import PNCounter
 from stigmergy.crdt.store import EMPTY, Store, read_store
 from tests.crdt.replicas import A, B, C, Replica, exchange, hand_made, pair
 
@@ -166,78 +163,50 @@ def test_far_too_much_is_not_merged(monkeypatch: pytest.MonkeyPatch) -> None:
         EMPTY.apply(foreign).join(EMPTY.apply(hand_made(replica=C)))
 
 
-# Retiring.
+# Many who did not know of each other.
 
 
-def test_a_retired_replica_leaves_what_it_wrote() -> None:
-    one, other = pair(ORMap[str, ORSet[str]])
-    one.write(lambda areas: areas["north"].add("x"))
-    exchange(one, other)
-    other.write(lambda areas: areas["north"].add("y"))
-    exchange(one, other)
-    retired = one.store.retire(A)
-    assert retired == other.store.retire(A)
-    assert retired.to_bytes() == other.store.retire(A).to_bytes()
-    assert read_store(retired.to_bytes()) == retired
-    assert retired.context.vector() == ((B, 1),)
-    assert list(one.value.with_store(retired)["north"]) == ["x", "y"]
-    assert retired.retire(A) is retired
-    assert retired.seen_by(C) == ((B, 1),)
+def test_a_change_names_so_many_as_seen_and_the_next_one_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "SEEN_COUNT_MAX", 2)
+    others = [Replica(ORSet[str], bytes([number]) * 8) for number in range(1, 6)]
+    deltas = [one.write(lambda names: names.add("x")) for one in others]
+    one, late = pair(ORSet[str])
+    one.take(*deltas)
+    written = [one.keep(one.value.add(name)) for name in "abcd"]
+    named = [[dot.replica[0] for dot in delta.seen] for delta in written]
+    assert named == [[1, 2], [3, 4], [5], []]
+    assert one.store.seen_by(B) == ((A, 4),)
+    late.take(*deltas[:2], written[0])
+    with pytest.raises(NotContiguous):
+        late.take(written[1])
+    late.take(*deltas[2:], *written[1:])
+    assert late.store == one.store
 
 
-def test_what_a_retired_replica_wrote_can_be_removed_and_stays_so() -> None:
-    one, other = pair(ORSet[str])
-    one.write(lambda names: names.add("x"))
-    other.write(lambda names: names.add("y"))
-    exchange(one, other)
-    base = other.store.retire(A)
-    assert base.seen_by(C) == ((B, 1),)
-    other.value = other.value.with_store(base)
-    third = Replica(ORSet[str], C)
-    third.value = third.value.with_store(base)
-    removal = third.write(lambda names: names.remove("x"))
-    assert removal.removed == (((X,), (Dot(A, 1),)),)
-    concurrent = other.write(lambda names: names.add("z"))
-    assert other.store.join(third.store) == third.store.join(other.store)
-    exchanged = other.store.apply(removal)
-    assert exchanged == third.store.apply(concurrent) == other.store.join(third.store)
-    assert list(other.value.with_store(exchanged)) == ["y", "z"]
-
-
-def test_counters_keep_the_amounts_of_the_retired() -> None:
-    one, other = pair(PNCounter)
-    third = Replica(PNCounter, C)
-    one.write(lambda counter: counter.add(5))
-    other.write(lambda counter: counter.subtract(2))
-    third.write(lambda counter: counter.add(40))
-    exchange(one, other)
-    exchange(one, third)
-    store = one.store.retire(A).retire(B)
-    assert dict(store.dots_at(())) == {SETTLED: (0, b"\x01\x03"), C: (1, b"\x01\x28")}
-    assert third.value.with_store(store).value == 43
-    assert read_store(store.to_bytes()) == store
-
-
-def test_amounts_that_fit_into_no_total_stay_by_themselves() -> None:
-    one, other = pair(PNCounter)
-    one.write(lambda counter: counter.add(COUNTER_MAX))
-    other.write(lambda counter: counter.add(1))
-    exchange(one, other)
-    store = one.store.retire(A).retire(B)
-    assert sorted(store.dots_at(())) == [SETTLED, B]
-    assert one.value.with_store(store).value == COUNTER_MAX + 1
-    assert read_store(store.to_bytes()) == store
+def test_a_removal_waits_for_what_it_removes_also_where_it_does_not_name_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "SEEN_COUNT_MAX", 1)
+    others = [Replica(ORSet[str], bytes([number]) * 8) for number in range(1, 4)]
+    deltas = [one.write(lambda names: names.add("x")) for one in others]
+    one, late = pair(ORSet[str])
+    one.take(*deltas)
+    removal = one.write(lambda names: names.remove("x"))
+    late.take(deltas[0])
+    with pytest.raises(NotContiguous) as caught:
+        late.take(removal)
+    assert caught.value.missing == ((b"\2" * 8, 1), (b"\3" * 8, 1))
+    late.take(*deltas[1:], removal)
+    assert list(late.value) == []
+    assert late.store == one.store
 
 
 # Bytes.
 
 
 def stored(**changed: Any) -> bytes:
-    """The bytes of a store, made by hand: one element of A, one of a retired replica."""
+    """The bytes of a store, made by hand: one element of A and C, one of B."""
     fields: dict[str, Any] = {
-        "vector": ((A, 2), (B, 1)),
+        "vector": ((A, 2), (B, 1), (C, 7)),
         "frontier": (0,),
-        "settled": (C,),
         "places": (((X,), ((0, 1, b""), (2, 7, b""))), ((Y,), ((1, 1, b""),))),
     }
     return msgspec.msgpack.encode((1, *(fields | changed).values()))
@@ -247,35 +216,29 @@ def test_the_bytes_of_a_store_stay_what_they_are() -> None:
     store = read_store(stored())
     assert store.to_bytes() == stored()
     assert stored().hex() == (
-        "95019292c40841414141414141410292c40842424242424242420191009"  # format, vector, frontier
-        "1c4084343434343434343"  # settled
-        "929291c402a178929300"
-        "01c400930207c4009291c402a179919301"
-        "01c400"
+        "9401"  # format
+        "9392c40841414141414141410292c40842424242424242420192c408434343434343434307"  # vector
+        "9100"  # frontier
+        "929291c402a17892930001c400930207c400"  # places
+        "9291c402a17991930101c400"
     )
     assert store.live_count == 3
-    assert store.context.vector() == ((A, 2), (B, 1))
+    assert store.context.vector() == ((A, 2), (B, 1), (C, 7))
     assert store.seen_by(B) == ((A, 2),)
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"vector": ((B, 1), (A, 2))}, "replicas are not sorted"),
-    ({"vector": ((A, 1), (C, 1))}, "replicas are not sorted, or come twice"),
-    ({"vector": ((A, 2), (A, 3))}, "replicas are not sorted"),
-    ({"settled": (C, A)}, "replicas are not sorted"),
-    ({"vector": ((SETTLED, 1), (B, 1))}, "written nothing"),
-    ({"vector": ((A, 0), (B, 1))}, "written nothing"),
+    ({"vector": ((B, 1), (A, 2), (C, 7))}, "replicas are not sorted"),
+    ({"vector": ((A, 2), (A, 3), (C, 7))}, "replicas are not sorted, or come twice"),
+    ({"vector": ((A, 0), (B, 1), (C, 7))}, "written nothing"),
     ({"frontier": (1, 0)}, "frontier"),
-    ({"frontier": (2,)}, "frontier"),
+    ({"frontier": (3,)}, "frontier"),
     ({"places": (((Y,), ((2, 7, b""),)), ((X,), ((0, 1, b""),)))}, "places are not sorted"),
     ({"places": (((X,), ((2, 7, b""), (0, 1, b""))),)}, "dots are not sorted"),
     ({"places": (((X,), ((2, 7, b""), (3, 1, b""))),)}, "replica number 3"),
     ({"places": (((X,), ((0, 3, b""), (2, 7, b""))),)}, "alive and not known"),
     ({"places": (((X,), ((0, 0, b""), (2, 7, b""))),)}, "alive and not known"),
-    ({"places": (((X,), ((0, 1, b""), (2, 0, b""))),)}, "is settled"),
-    ({"settled": (SETTLED,)}, "is settled"),
     ({"places": (((X,), ((0, 1, b"\x09"), (2, 7, b""))),)}, "kind 9"),
-    ({"places": (((X,), ((0, 1, b""),)),)}, "without a live dot"),
     ({"places": (((X,), ()),)}, "length"),
     ({"places": (((b"",), ((0, 1, b""),)),)}, "length"),
 ]

@@ -22,12 +22,17 @@ CHANGE_BYTES_MAX = 60 * 1024
 LIVE_COUNT_MAX = 262_144
 """Live dots of an object (elements of a set, entries of a map) that its writers go up to."""
 LIVE_COUNT_HARD_MAX = 2 * LIVE_COUNT_MAX
-REPLICAS_COUNT_MAX = 4_096
-"""Replicas that have ever written to an object and were not retired."""
+REPLICAS_COUNT_MAX = 16_384
+"""Replicas that write to an object in its whole life: none is ever forgotten, see `anti_entropy/vectors.py`.
+In a state so many take 197 KB, and 458 KB where each of them has added to one counter: the largest power of two that
+the 768 KiB of an object's state (`STATE_BYTES_MAX` of core/sharing.py) hold with room for what is in it."""
 REPLICAS_COUNT_HARD_MAX = 2 * REPLICAS_COUNT_MAX
 RANGES_COUNT_MAX = 1_024
 """Ranges of changes of one replica that a context remembers beyond a gap."""
-PLACE_DOTS_COUNT_MAX = 4_096
+SEEN_COUNT_MAX = 1_024
+"""Changes of others that one delta names as seen. Where more were written without knowing of each other, the next ones
+are named by the delta after it: a change stays small, and so many writers do not keep each other from writing."""
+PLACE_DOTS_COUNT_MAX = REPLICAS_COUNT_MAX
 """Live dots in one place: concurrent writes that nobody has seen together yet, or one total for each replica."""
 PLACE_DOTS_COUNT_HARD_MAX = 2 * PLACE_DOTS_COUNT_MAX
 DELTA_ENTRIES_COUNT_MAX = 65_536

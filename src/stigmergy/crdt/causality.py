@@ -22,9 +22,6 @@ Vector = Map[bytes, int]
 Range = tuple[int, int]
 """First and last."""
 
-SETTLED: Final = bytes(REPLICA_BYTES)
-"""No replica's id: under it stand the totals of counters of replicas that were retired. Its only counter is 0."""
-
 
 class Dot(NamedTuple):
     """The name of one change."""
@@ -108,14 +105,6 @@ class Context:
     def beyond(self) -> tuple[tuple[bytes, tuple[Range, ...]], ...]:
         """What came too early, sorted: replicas with ranges."""
         return tuple(sorted(self._beyond.items()))
-
-    def without(self, replica: bytes) -> Context:
-        """Nothing of this replica."""
-        vector, beyond = self._vector, self._beyond
-        return Context(
-            vector.delete(replica) if replica in vector else vector,
-            beyond.delete(replica) if replica in beyond else beyond,
-        )
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Context):

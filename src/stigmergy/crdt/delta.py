@@ -30,7 +30,7 @@ from stigmergy.crdt.bounds import (
     REPLICAS_COUNT_HARD_MAX,
     REPLICAS_COUNT_MAX,
 )
-from stigmergy.crdt.causality import SETTLED, Counter, Dot, Replica
+from stigmergy.crdt.causality import Counter, Dot, Replica
 from stigmergy.crdt.clocks import next_stamp_ns
 from stigmergy.crdt.errors import BadDelta, LimitReached, NotContiguous
 from stigmergy.crdt.payloads import (
@@ -187,17 +187,16 @@ def read_delta(body: bytes) -> Delta:
 
 def check_replica(replica: bytes) -> None:
     """Raises ValueError for what can be no replica's id."""
-    if len(replica) != REPLICA_BYTES or replica == SETTLED:
-        raise ValueError(
-            f"{replica.hex() or 'nothing'} is no replica's id: {REPLICA_BYTES} bytes, not all of them zero"
-        )
+    if len(replica) != REPLICA_BYTES:
+        raise ValueError(f"{replica.hex() or 'nothing'} is no replica's id, which has {REPLICA_BYTES} bytes")
 
 
 def _check_new_replica(store: Store, replica: bytes) -> None:
     check_replica(replica)
     if len(store.context) >= REPLICAS_COUNT_MAX:
         raise LimitReached(
-            f"{len(store.context)} replicas have written to this object, at most {REPLICAS_COUNT_MAX}; retire dead ones"
+            f"{len(store.context)} replicas have written to this object, at most {REPLICAS_COUNT_MAX} in its whole "
+            "life; divide it into groups with shared(by=…)"
         )
 
 
@@ -249,20 +248,19 @@ def _check_room(store: Store, added: tuple[tuple[Path, int, bytes], ...]) -> Non
     for path, _, _ in added:
         if len(store.dots_at(path)) > PLACE_DOTS_COUNT_MAX:
             raise LimitReached(
-                f"one place has more than {PLACE_DOTS_COUNT_MAX} concurrent writes; retire dead replicas"
+                f"one place has more than {PLACE_DOTS_COUNT_MAX} concurrent writes, or totals of a counter; divide the "
+                "object into groups with shared(by=…)"
             )
 
 
 def _fault(delta: Delta) -> str | None:
     """What is wrong with a delta that has the right types; none if nothing is."""
-    if delta.replica == SETTLED:
-        return "an author whose id is all zeros"
     if delta.first > delta.last:
         return f"changes from {delta.first} to {delta.last}"
     own: Dot | None = None
     before: Any = None
     for dot in delta.seen:
-        if dot.replica in {delta.replica, SETTLED} or dot.counter < 1:
+        if dot.replica == delta.replica or dot.counter < 1:
             return f"it builds upon change {dot.counter} of {dot.replica.hex()}"
         if before is not None and before >= dot.replica:
             return "what it builds upon is not sorted"
@@ -285,7 +283,7 @@ def _fault(delta: Delta) -> str | None:
         for dot in dots:
             if own is not None and own >= dot:
                 return "removed dots are not sorted"
-            if (dot.counter == 0) != (dot.replica == SETTLED):
+            if dot.counter < 1:
                 return f"it removes change {dot.counter} of {dot.replica.hex()}"
             if dot.replica == delta.replica and (dot.counter > delta.last or path in places):
                 return f"it removes change {dot.counter} of its own"

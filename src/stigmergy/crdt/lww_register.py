@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Generic, TypeVar, cast
 
-from stigmergy.crdt.bounds import PAYLOAD_BYTES_MAX
+from stigmergy.crdt.bounds import PAYLOAD_BYTES_MAX, SEEN_COUNT_MAX
 from stigmergy.crdt.coding import Coder, coder_of
 from stigmergy.crdt.delta import Edit
 from stigmergy.crdt.errors import BadDelta
@@ -38,9 +38,13 @@ class LWWRegister(SharedValue, Generic[T]):
         return 0 if newest is None else stamp_of(newest)
 
     def set(self, value: T) -> Edit:
-        """Writes a value."""
+        """Writes a value. It beats all that are here, and replaces them; of very many, the next writes replace the
+        rest, so that a change stays small."""
         payload = unstamped_payload(self._coder.to_bytes(value))
-        return Edit(self.field, ((self.path, payload),), self._seen_here(), self.stamp_ns)
+        replaced = self._seen_here()
+        if len(self._node.dots) > SEEN_COUNT_MAX:
+            replaced = tuple([(path, tuple(sorted(dots)[:SEEN_COUNT_MAX])) for path, dots in replaced])
+        return Edit(self.field, ((self.path, payload),), replaced, self.stamp_ns)
 
     def __repr__(self) -> str:
         return f"LWWRegister({self.value!r})"

@@ -28,18 +28,19 @@ from stigmergy.crdt.bounds import (
     PAYLOAD_BYTES_MAX,
     PLACE_DOTS_COUNT_HARD_MAX,
     REPLICAS_COUNT_HARD_MAX,
+    SEEN_COUNT_MAX,
     STORE_BYTES_MAX,
 )
-from stigmergy.crdt.causality import NOTHING, SETTLED, Context, Counter, Dot, Replica
+from stigmergy.crdt.causality import NOTHING, Context, Counter, Dot
 from stigmergy.crdt.delta import Delta, Path
 from stigmergy.crdt.errors import BadStore, LimitReached, NotContiguous
-from stigmergy.crdt.payloads import TOTAL, fault_of, total_of, total_payload
-from stigmergy.crdt.tree import BARE, Dots, Node, differing, entries_of, node_at, places_of, tree_of, with_dots
+from stigmergy.crdt.payloads import fault_of
+from stigmergy.crdt.tree import BARE, Dots, Node, differing, node_at, places_of, tree_of, with_dots
 
 DIGEST_BYTES: Final = 16
-ENTRY_BYTES_MAX: Final = 36
-"""Of a live dot beside its keys and payload: numbers and framing, and the settled replica that it may be of."""
-REPLICA_ENTRY_BYTES_MAX: Final = 32
+ENTRY_BYTES_MAX: Final = 24
+"""Of a live dot beside its keys and payload: numbers and framing."""
+REPLICA_ENTRY_BYTES_MAX: Final = 24
 """Of a replica in the vector and in the frontier; and, counted once more, of the framing of the whole."""
 _SUM_MASK: Final = 2 ** (8 * DIGEST_BYTES) - 1
 _encode = msgspec.msgpack.Encoder().encode
@@ -75,12 +76,14 @@ class Store:
         return node_at(self.root, path).dots
 
     def seen_by(self, author: bytes) -> tuple[Dot, ...]:
-        """What the next change of this author builds upon, apart from its own: sorted."""
+        """What the next change of this author names as seen, apart from its own: sorted, and bounded. What is left out
+        stays in the frontier, for the change after it; what a change removes is waited for in any case."""
         frontier = self._frontier
         if not frontier or (len(frontier) == 1 and author in frontier):
             return ()
         counter = self.context.counter
-        return tuple(Dot(replica, counter(replica)) for replica in sorted(frontier) if replica != author)
+        others = [replica for replica in sorted(frontier) if replica != author]
+        return tuple([Dot(replica, counter(replica)) for replica in others[:SEEN_COUNT_MAX]])
 
     def apply(self, delta: Delta) -> Store:
         """With the changes of a delta; the same store if all are known. Part of them may be known.
@@ -113,7 +116,7 @@ class Store:
         return writing.written(context.advanced(author, delta.last), frontier)
 
     def join(self, other: Store) -> Store:
-        """What both know and neither has removed. Both must be of the same epoch (see `retire`)."""
+        """What both know and neither has removed."""
         if not self.context or self is other:
             return other
         if not other.context:
@@ -121,13 +124,13 @@ class Store:
         writing = _Writing(self)
         for path, here, there in differing(self.root, other.root):
             for replica, (counter, payload) in there.items():
-                if not _knows(self, other, replica, counter):
+                if counter > self.context.counter(replica):
                     writing.add(path, replica, counter, payload)
             gone = [
                 Dot(replica, counter)
                 for replica, (counter, _) in here.items()
                 if (found := there.get(replica)) is None or found[0] != counter
-                if _knows(other, self, replica, counter)
+                if counter <= other.context.counter(replica)
             ]
             writing.remove(path, gone)
         context = self.context.join(other.context)
@@ -142,32 +145,6 @@ class Store:
         }
         return writing.written(context, Map(frontier))
 
-    def retire(self, replica: bytes) -> Store:
-        """Forgets the replica and keeps what it wrote: the beginning of a new epoch of the object.
-
-        Its entry in the context goes. Its live dots keep their names and are *settled*: whoever is of the new epoch had
-        them when it began, so where one is missing it was removed since. Its totals of counters go into one settled
-        entry for each counter. On equal stores the outcome is equal; several are retired in the order of their ids.
-
-        What must hold: all who go on in the new epoch retire the same replicas on equal stores, or take such a store
-        whole; nothing of the old epoch, neither delta nor store, is applied to or joined with one of the new; and the
-        replica never writes again under this id.
-        """
-        if replica not in self.context:
-            return self
-        writing = _Writing(self)
-        for path, writer, counter, payload in list(entries_of(self.root)):
-            if writer == replica and payload and payload[0] == TOTAL:
-                settled = writing.dots_at(path).get(SETTLED)
-                total = total_of(payload) + (total_of(settled[1]) if settled is not None else 0)
-                if -COUNTER_MAX <= total <= COUNTER_MAX:  # otherwise it stays by itself, which is the same amount
-                    writing.remove(path, (Dot(replica, counter),))
-                    writing.add(path, SETTLED, 0, total_payload(total))
-        frontier = self._frontier
-        return writing.written(
-            self.context.without(replica), frontier.delete(replica) if replica in frontier else frontier
-        )
-
     @property
     def size_bytes(self) -> int:
         """At most so many bytes it has, without making them."""
@@ -181,15 +158,11 @@ class Store:
         """Its canonical bytes."""
         vector = self.context.vector()
         numbers = {replica: number for number, (replica, _) in enumerate(vector)}
-        places = list(places_of(self.root))
-        settled = sorted({replica: None for _, dots in places for replica in dots if replica not in numbers})
-        numbers |= {replica: number for number, replica in enumerate(settled, start=len(vector))}
         return _encode(
             Stored(
                 vector=tuple(Dot(*one) for one in vector),
                 frontier=tuple(sorted(numbers[replica] for replica in self._frontier)),
-                settled=tuple(settled),
-                places=tuple([(path, _numbered(dots, numbers)) for path, dots in places]),
+                places=tuple([(path, _numbered(dots, numbers)) for path, dots in places_of(self.root)]),
             )
         )
 
@@ -208,13 +181,10 @@ class Store:
 
     def _unknown(self, delta: Delta) -> list[Dot]:
         """What the delta removes before it is known here. An honest author names all that as seen; of another one it
-        waits as well, because what came after its removal would stay. Of nobody at all is known who was retired."""
+        waits as well, because what came after its removal would stay."""
         context, author = self.context, delta.replica
         return [
-            dot
-            for _, dots in delta.removed
-            for dot in dots
-            if dot[1] > context.counter(dot[0]) and dot[0] != author and dot[0] in context
+            dot for _, dots in delta.removed for dot in dots if dot[1] > context.counter(dot[0]) and dot[0] != author
         ]
 
     def _missing(self, delta: Delta) -> NotContiguous:
@@ -237,9 +207,6 @@ class _Writing:
         self.live_count = store.live_count
         self.live_bytes = store.live_bytes
         self.sum = store._sum
-
-    def dots_at(self, path: Path) -> Dots:
-        return node_at(self.root, path).dots
 
     def add(self, path: Path, replica: bytes, counter: int, payload: bytes) -> None:
         """Puts a dot into a place, instead of an older one of the same replica."""
@@ -296,7 +263,7 @@ def read_store(body: bytes) -> Store:
         raise BadStore(f"no store: {fault}")
     if _encode(stored) != body:
         raise BadStore("no store: not in its shortest form")
-    replicas = [dot.replica for dot in stored.vector] + list(stored.settled)
+    replicas = [dot.replica for dot in stored.vector]
     places = [
         (path, {replicas[number]: (counter, payload) for number, counter, payload in dots})
         for path, dots in stored.places
@@ -320,11 +287,10 @@ _Place = tuple[_Path, Annotated[tuple[_Live, ...], Meta(min_length=1, max_length
 
 
 class Stored(Struct, frozen=True, array_like=True, tag_field="format", tag=1):
-    """A store as bytes. Numbers count through the vector and then through what is settled."""
+    """A store as bytes. Numbers count through the vector."""
 
     vector: Annotated[tuple[Dot, ...], Meta(max_length=REPLICAS_COUNT_HARD_MAX)]
     frontier: Annotated[tuple[_Number, ...], Meta(max_length=REPLICAS_COUNT_HARD_MAX)]
-    settled: Annotated[tuple[Replica, ...], Meta(max_length=LIVE_COUNT_HARD_MAX)]
     places: Annotated[tuple[_Place, ...], Meta(max_length=LIVE_COUNT_HARD_MAX)]
 
 
@@ -334,36 +300,28 @@ _decoder = msgspec.msgpack.Decoder(Stored)
 def _fault(stored: Stored) -> str | None:
     """What is wrong with a store that has the right types; none if nothing is."""
     vector = [dot.replica for dot in stored.vector]
-    replicas = vector + list(stored.settled)
-    if not _rising(vector) or not _rising(stored.settled) or len(set(replicas)) != len(replicas):
+    if not _rising(vector):
         return "replicas are not sorted, or come twice"
-    if SETTLED in vector or any(dot.counter < 1 for dot in stored.vector):
+    if any(dot.counter < 1 for dot in stored.vector):
         return "the context names a replica that has written nothing"
     if not _rising(stored.frontier) or (stored.frontier and stored.frontier[-1] >= len(vector)):
         return "the frontier is not sorted, or names nobody"
     if not _rising([path for path, _ in stored.places]):
         return "places are not sorted"
     live_count = 0
-    used: dict[int, None] = {}
     for _, dots in stored.places:
         live_count += len(dots)
         if len(dots) > 1 and not _rising([number for number, _, _ in dots]):
             return "dots are not sorted"
         for number, counter, payload in dots:
-            if number >= len(replicas):
-                return f"a dot of replica number {number}, of {len(replicas)}"
-            used[number] = None
-            if number < len(vector):
-                if not 1 <= counter <= stored.vector[number].counter:
-                    return f"change {counter} of {replicas[number].hex()} is alive and not known"
-            elif (counter == 0) != (replicas[number] == SETTLED):
-                return f"change {counter} of {replicas[number].hex()} is settled"
+            if number >= len(vector):
+                return f"a dot of replica number {number}, of {len(vector)}"
+            if not 1 <= counter <= stored.vector[number].counter:
+                return f"change {counter} of {vector[number].hex()} is alive and not known"
             if (fault := fault_of(payload)) is not None:
                 return fault
     if live_count > LIVE_COUNT_HARD_MAX:
         return f"{live_count} live entries, at most {LIVE_COUNT_HARD_MAX}"
-    if any(number not in used for number in range(len(vector), len(replicas))):
-        return "a settled replica without a live dot"
     return None
 
 
@@ -376,13 +334,6 @@ def _numbered(dots: Dots, numbers: dict[bytes, int]) -> tuple[tuple[int, int, by
 def _rising(values: Iterable[object]) -> bool:
     listed = list(values)
     return all(one < two for one, two in pairwise(listed))  # type: ignore[operator]
-
-
-def _knows(store: Store, other: Store, replica: bytes, counter: int) -> bool:
-    """Whether the store knows of a dot that is alive in the other. A settled one is known to both."""
-    if replica in store.context:
-        return store.context.counter(replica) >= counter
-    return replica not in other.context
 
 
 def _entry_bytes(path: Path, payload: bytes) -> int:
