@@ -11,6 +11,7 @@ import contextlib
 from collections import deque
 from collections.abc import Callable
 
+from apps.traffic.grid import Axis
 from apps.traffic.messages import AllRed, DetectorsHeard, LampsSeen, ShowPhase
 from apps.traffic.monitor import Limits, Monitor
 from apps.traffic.phases import LAMPS, Geometry, Lamps, Phase
@@ -48,6 +49,8 @@ class Cabinet:
         """A fault: the detectors say nothing."""
         self.dark = False
         """A fault: what the lamps show is not reported."""
+        self.standing: Callable[[Axis], bool] = lambda axis: False  # noqa: ARG005
+        """Asked whether somebody stands at a stop line of this road."""
         self.on_change: Callable[[Cabinet], None] | None = None
 
     @property
@@ -107,7 +110,9 @@ class Cabinet:
 
     def heard(self) -> DetectorsHeard | None:
         """That the detectors work; None if they are silent."""
-        return None if self.blind else DetectorsHeard()
+        if self.blind:
+            return None
+        return DetectorsHeard(street=self.standing("street"), avenue=self.standing("avenue"))
 
     def detect(self, event: Event) -> None:
         """A detector or a button has something to say."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from functools import partial
 from weakref import WeakKeyDictionary
 
 from apps.traffic.cabinet import Cabinet
@@ -69,10 +70,11 @@ class Roadside:
 
     def traffic(self, rows: int, columns: int, seed: int, rates: Rates | None = None) -> Traffic:
         """The vehicles of a grid of them."""
-        for name in grid(rows, columns):
-            _ = self[name]
-        lamps_of = {name: self[name] for name in grid(rows, columns)}
-        return Traffic(rows, columns, seed, lambda name: lamps_of[name].lamps, self.detect, rates, self._geometry)
+        cabinets = {name: self[name] for name in grid(rows, columns)}
+        traffic = Traffic(rows, columns, seed, lambda name: cabinets[name].lamps, self.detect, rates, self._geometry)
+        for name, cabinet in cabinets.items():
+            cabinet.standing = partial(traffic.standing_at, name)
+        return traffic
 
 
 class Watchman:

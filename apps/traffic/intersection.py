@@ -119,6 +119,8 @@ class Intersection(Agent):
     walkers: bool = False
     detectors: bool = False
     """Whether they were heard, and work, since everything turned red."""
+    standing: tuple[Axis, ...] = ()
+    """Where somebody stands at a stop line, known or not."""
     lamps: bool = False
     latched: bool = False
     awake: bool = False
@@ -324,6 +326,7 @@ class Intersection(Agent):
     @evolve
     def detectors_there(self, event: DetectorsHeard) -> None:
         self.detectors = event.working
+        self.standing = tuple(axis for axis in AXES if getattr(event, axis))
 
     @evolve
     def lamps_there(self, event: LampsSeen) -> None:
@@ -440,7 +443,8 @@ def tick(one: Intersection) -> Events:
         yield Ticked()
         yield from change(one, Phase.CLEARING)
         return
-    told = one.told_number != one.number or one.ticks - one.told_tick >= BEAT_TICKS
+    # One that was stopped lets nobody go, and has nothing to say.
+    told = not one.stop and (one.told_number != one.number or one.ticks - one.told_tick >= BEAT_TICKS)
     yield Ticked(told=told)
     if told:
         yield from tell(one, one.phase, one.number)
@@ -486,7 +490,7 @@ def demand(one: Intersection, axis: Axis) -> Demand:
     mine = vehicles[one.id]
     rooms = [len(vehicles[name][HERE]) + len(vehicles[name][COMING]) for name in beside(one, axis)]
     return Demand(
-        here=len(mine[HERE]),
+        here=max(len(mine[HERE]), 1 if axis in one.standing else 0),
         coming=len(mine[COMING]),
         blocked=bool(rooms) and min(rooms) >= FULL_COUNT,
     )

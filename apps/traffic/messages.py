@@ -54,9 +54,11 @@ class ResetMonitor(Command):
 
 
 class DetectorsHeard(Event, keep=latest):
-    """The detectors of all approaches are there, and whether they work."""
+    """The detectors of all approaches are there, whether they work, and whether somebody stands at a stop line."""
 
     working: bool = True
+    street: bool = False
+    avenue: bool = False
 
 
 class LampsSeen(Event, keep=latest):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from msgspec import structs
@@ -17,6 +18,7 @@ from apps.traffic.cabinet import Cabinet
 from apps.traffic.city import ALIVE_S, Roadside, make_fleet
 from apps.traffic.grid import AXES, grid, place_of
 from apps.traffic.intersection import COMING, HERE, SILENCE_S, TICK_S, Intersection, beats_of, vehicles_of
+from apps.traffic.messages import StopAll
 from apps.traffic.monitor import SILENCE_S_MAX
 from apps.traffic.phases import GROUPS, Geometry, Lamps, Phase, may_follow
 from apps.traffic.traffic import Rates, Traffic
@@ -31,6 +33,7 @@ FLOWS_S = 150.0
 FAULTS_PER_S = 1 / 40
 """How often detectors or lamp reports of one cabinet fall silent."""
 SILENT_S = (0.5, 8.0)
+STOPPING_S = 5.0
 STEP_S = 0.2
 """How often traffic moves, and cabinets look at their clocks."""
 SLACK_S = 0.5
@@ -107,8 +110,9 @@ class Drive:
         self._healed_s: float | None = None
         self._greens: dict[str, int] = {}
         self.findings: list[str] = []
-        for cabinet in self._cabinets.values():
+        for name, cabinet in self._cabinets.items():
             cabinet.on_change = self._changed
+            cabinet.standing = partial(self._traffic.standing_at, name)
 
     # ------------------------------------------------------------------ the roadside
 
@@ -122,15 +126,23 @@ class Drive:
         self._witnesses[cabinet.name].see(cabinet.lamps, self._world.now_s)
 
     async def run(self) -> None:
-        """Moves traffic and the clocks of the cabinets, until all is over."""
+        """Moves traffic and the clocks of the cabinets until all is over, and then a little: with everybody stopped,
+        so that nobody has anything more to tell the others."""
         while not self.over():
-            now_s = self._world.now_s
-            self._break(now_s)
-            for name, cabinet in self._cabinets.items():
-                cabinet.tick()
-                self._check_silence(name, cabinet, now_s)
-            self._traffic.step(now_s)
-            await asyncio.sleep(STEP_S)
+            await self._step()
+        for address in self._world.agents:
+            self._world.ask(address, StopAll(reason="all is over"))
+        for _ in range(round(STOPPING_S / STEP_S)):
+            await self._step()
+
+    async def _step(self) -> None:
+        now_s = self._world.now_s
+        self._break(now_s)
+        for name, cabinet in self._cabinets.items():
+            cabinet.tick()
+            self._check_silence(name, cabinet, now_s)
+        self._traffic.step(now_s)
+        await asyncio.sleep(STEP_S)
 
     def _break(self, now_s: float) -> None:
         """Has cabinets fall silent and speak again."""

@@ -14,6 +14,8 @@ from apps.traffic.phases import FIXED_GREEN_S, GREEN_OF, GREEN_S_MAX, Geometry, 
 
 GAP_S = 11.0
 """A platoon that is so near is waited for: to end this green and come back to it takes longer."""
+RECALL_S = 90.0
+"""A green ends after so long even if nobody is known to wait: a detector may have missed somebody."""
 HEAD_S = 2.0
 """So long before a platoon its green begins: those who stand there have to start first."""
 
@@ -64,6 +66,8 @@ def ends_now(seen: Situation) -> bool:
     axis: Axis = seen.stage
     if not seen.coordinated:
         return seen.green_s >= FIXED_GREEN_S
+    if seen.green_s >= RECALL_S:
+        return True
     other = crossing_of(axis)
     due = _is_due(seen, other)
     waited_for = seen.walkers or due or seen.demand[other].here > 0
@@ -85,12 +89,12 @@ def next_stage(seen: Situation) -> Stage:
     if seen.walkers and seen.stage != "walk":
         return "walk"
     other = crossing_of(seen.axis)
-    if not seen.coordinated:
+    if seen.stage != "walk" or not seen.coordinated:
         return other
+    # Walkers may have interrupted a green that nobody else waited for.
     theirs, mine = seen.demand[other], seen.demand[seen.axis]
-    if theirs.here or _is_due(seen, other) or not (mine.here or mine.coming):
-        return other
-    return seen.axis
+    wanted = theirs.here or _is_due(seen, other) or not (mine.here or mine.coming)
+    return other if wanted else seen.axis
 
 
 def _is_due(seen: Situation, axis: Axis) -> bool:

@@ -27,6 +27,7 @@ LampsOf = Callable[[str], Lamps]
 Approach = tuple[str, str]
 """An intersection, and the direction in which vehicles come to it: E, W, S or N."""
 AXIS_OF: Mapping[str, Axis] = {"E": "street", "W": "street", "S": "avenue", "N": "avenue"}
+WAYS_OF: Mapping[Axis, str] = {"street": "EW", "avenue": "SN"}
 STEP_OF: Mapping[str, tuple[int, int]] = {"E": (0, 1), "W": (0, -1), "S": (1, 0), "N": (-1, 0)}
 
 
@@ -128,9 +129,9 @@ class Traffic:
         driving = [vehicle for _, _, vehicle in self._driving]
         return {f"{one.name}.{one.leg}": one.at[0] for one in (*waiting, *driving)}
 
-    def waiting_at(self, name: str, axis: Axis) -> int:
-        """How many wait there."""
-        return sum(len(queue) for (at, way), queue in self._queues.items() if at == name and AXIS_OF[way] == axis)
+    def standing_at(self, name: str, axis: Axis) -> bool:
+        """Whether somebody stands at a stop line."""
+        return any(self._queues.get((name, way)) for way in WAYS_OF[axis])
 
     # ------------------------------------------------------------------ vehicles
 

@@ -15,6 +15,7 @@ from apps.traffic.intersection import (
     TICK_S,
     Intersection,
     change,
+    demand,
     leg_name,
     remember,
     vehicles_of,
@@ -307,6 +308,19 @@ def test_memory_has_an_end() -> None:
         names = remember(names, leg_name("V", number), 3)
     assert names == ("V.7", "V.8", "V.9")
     assert remember(names, "V.8", 3) == names
+
+
+def test_whom_a_detector_has_missed_still_stands_there() -> None:
+    one = ready().when(DetectorsHeard(avenue=True)).state(standing=("avenue",))
+    assert (demand(one.agent, "avenue").here, demand(one.agent, "street").here) == (1, 0)
+    one.when(DetectorsHeard()).state(standing=())
+
+
+def test_who_was_stopped_has_nothing_to_say() -> None:
+    one = ready().when(StopAll(reason="accident"))
+    alive(one, 20)
+    assert one.agent.told_tick < 5
+    assert one.agent.ticks >= 19
 
 
 # ---------------------------------------------------------------------- neighbours

@@ -10,7 +10,7 @@ from apps.traffic.grid import Axis
 from apps.traffic.intersection import expect
 from apps.traffic.messages import Beat
 from apps.traffic.phases import FIXED_GREEN_S, GREEN_S_MAX, Geometry, Phase, Stage
-from apps.traffic.timing import GAP_S, Demand, Platoon, Situation, ends_now, merge_platoon, next_stage
+from apps.traffic.timing import GAP_S, RECALL_S, Demand, Platoon, Situation, ends_now, merge_platoon, next_stage
 
 NOW_S = 1_000.0
 NOBODY = Demand()
@@ -46,8 +46,10 @@ def platoon(axis: Axis, in_s: float) -> Platoon:
 
 
 def test_a_green_that_nobody_waits_for_goes_on() -> None:
-    assert not ends_now(situation(green_s=1_000.0))
-    assert not ends_now(situation(street=Demand(here=3), green_s=1_000.0))
+    assert not ends_now(situation(green_s=RECALL_S - 1))
+    assert not ends_now(situation(street=Demand(here=3), green_s=RECALL_S - 1))
+    assert ends_now(situation(green_s=RECALL_S)), "a detector may have missed somebody"
+    assert next_stage(situation(street=Demand(here=3), green_s=RECALL_S)) == "avenue"
 
 
 @pytest.mark.parametrize("waiting", [{"avenue": Demand(here=1)}, {"walkers": True}])
@@ -93,7 +95,8 @@ def test_who_is_next() -> None:
     some = Demand(here=1)
     assert next_stage(situation("street", walkers=True, avenue=some)) == "walk"
     assert next_stage(situation("walk", walkers=True, avenue=some, axis="street")) == "avenue"
-    assert next_stage(situation("street", street=some)) == "street", "nobody else is there"
+    assert next_stage(situation("walk", street=some, axis="street")) == "street", "nobody else is there"
+    assert next_stage(situation("street", street=some)) == "avenue"
     assert next_stage(situation("street")) == "avenue"
     assert next_stage(situation("walk", street=some, avenue=some, axis="avenue")) == "street"
     due = platoon("avenue", 1)

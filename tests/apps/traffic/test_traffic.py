@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from apps.traffic.grid import AXES
 from apps.traffic.messages import CrossingRequested, VehicleArrived, VehicleLeft
 from apps.traffic.phases import Lamps
 from apps.traffic.traffic import AXIS_OF, Rates, Traffic
@@ -73,10 +74,11 @@ def test_people_press_and_the_grid_empties() -> None:
     street = Street(4, rates=Rates(walkers_per_min=6))
     street.run(120)
     assert any(isinstance(event, CrossingRequested) for _, event in street.said)
+    assert any(street.traffic.standing_at(name, axis) for name in ("r0c0", "r1c2") for axis in AXES)
     street.traffic.open = False
     street.run(300)
     assert street.traffic.places() == {}
-    assert street.traffic.waiting_at("r0c0", "street") == 0
+    assert not street.traffic.standing_at("r0c0", "street")
     assert street.traffic.figures.waited_per_crossing_s > 0
 
 

@@ -6,6 +6,7 @@ the two is cut off; then it waits, in order, as anti-entropy would bring it late
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -146,6 +147,8 @@ class Town:
             rates or Rates(),
             Geometry(),
         )
+        for name, corner in self.corners.items():
+            corner.cabinet.standing = partial(self.traffic.standing_at, name)
 
     def __getitem__(self, name: str) -> Corner:
         return self.corners[name]
