@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from stigmergy.adapters.control import ControlClient
+from stigmergy.adapters.sqlite import renew_incarnation
 from stigmergy.cli.completing.names import Names
 from stigmergy.cli.completing.words import complete, split_line
 from stigmergy.cli.main import build_parser, main
@@ -304,6 +305,15 @@ def test_what_a_fleet_has_no_use_for_is_said(folder: Folder) -> None:
         terminal.wait_text("listening on", "has a Shared field", "has an Ordered field")
 
 
+def put_back(folder: Path, saved: dict[Path, bytes]) -> None:
+    """In place: the same files, with what was in them before."""
+    for path in folder.glob("n0.db*"):
+        if path in saved:
+            path.write_bytes(saved[path])
+        else:
+            path.unlink()
+
+
 def test_a_disk_that_was_put_back_is_caught_and_can_be_lifted(tmp_path: Path) -> None:
     """In place, over the same file, nobody can tell that it is a copy: its second use of a number gives it away."""
     town = Town(tmp_path)
@@ -319,12 +329,8 @@ def test_a_disk_that_was_put_back_is_caught_and_can_be_lifted(tmp_path: Path) ->
         town.observe(0, "Arrived", vehicle="forgotten")
         town.wait(lambda: town.object(1)["live"] == 3)
         node.end()
-        for path in tmp_path.glob("n0.db*"):
-            if path in saved:
-                path.write_bytes(saved[path])
-            else:
-                path.unlink()
-        town.start(0)
+        put_back(tmp_path, saved)
+        node = town.start(0)
         town.observe(0, "Arrived", vehicle="another under the same number")
         town.wait(lambda: bool(town.ask(1, do="quarantine")))
         (shut_out,) = town.folder.lines("shared", "quarantine", "--journal", "n1.db")
@@ -338,5 +344,13 @@ def test_a_disk_that_was_put_back_is_caught_and_can_be_lifted(tmp_path: Path) ->
         assert shut_out["key"][:16] in town.folder.cli("shared", "quarantine", "--journal", "n1.db").stdout
         lifted = town.folder.json("shared", "lift", shut_out["key"][:8], "--journal", "n1.db")
         assert lifted == {"key": shut_out["key"], "lifted": True}
+        node.end()
+        put_back(tmp_path, saved)
+        renew_incarnation(f"sqlite:{tmp_path / 'n0.db'}", time.time_ns())
+        town.start(0)
+        town.observe(0, "Arrived", vehicle="under an id of its own")
+        town.wait(lambda: town.object(1)["live"] == town.object(0)["live"] == 4)
+        assert town.ask(0, do="quarantine") == town.ask(1, do="quarantine") == []
+        assert town.object(1)["diverged"] is False
     finally:
         town.folder.close()
