@@ -15,7 +15,7 @@ from msgspec import structs
 
 from proofs.report import Proof
 from stigmergy.adapters.ed25519 import SEED_BYTES, Ed25519Signer, Ed25519Verifier
-from stigmergy.core.sharing import replica_ids, replica_seed
+from stigmergy.core.sharing import replica_id, replica_seed
 from stigmergy.crdt.anti_entropy.authorship import Node, Trust, delta_statement, gossip_statement, object_id
 from stigmergy.crdt.anti_entropy.machine import Machine
 from stigmergy.crdt.anti_entropy.messages import (
@@ -47,9 +47,9 @@ DATAGRAM_BYTES = 4_096
 NOW = Moment(1_000_000_000, 1_800_000_000_000_000_000)
 
 
-def ids(fleet: str, key: bytes, incarnation: int, address: str) -> tuple[bytes, ...]:
-    """The replicas of an agent, as every node computes them."""
-    return replica_ids(replica_seed(fleet, key, incarnation), address)
+def id_of(fleet: str, key: bytes, incarnation: int, address: str) -> bytes:
+    """The replica of an agent, as every node computes it."""
+    return replica_id(replica_seed(fleet, key, incarnation), address)
 
 
 class Writer:
@@ -63,7 +63,7 @@ class Writer:
 
     def write(self, name: str, element: str, replica: bytes | None = None) -> Delta:
         """The next change of its replica."""
-        replica = replica or ids(FLEET, self.key, INCARNATION, ADDRESS)[0]
+        replica = replica or id_of(FLEET, self.key, INCARNATION, ADDRESS)
         store = self.stores.get(name, EMPTY)
         value = SharedValue.empty(ORSet[str], "seen").with_store(store)
         assert isinstance(value, ORSet)
@@ -101,7 +101,7 @@ class Victim:
             sign=signer.sign,
             verify=verifier.verify,
             acceptable=verifier.acceptable,
-            ids=lambda key, incarnation, address: ids(FLEET, key, incarnation, address),
+            id_of=lambda key, incarnation, address: id_of(FLEET, key, incarnation, address),
             trusted=trusted,
         )
         node = Node(FLEET, NODE, signer.algorithm, self.key, INCARNATION)
@@ -109,7 +109,7 @@ class Victim:
         self.machine.members([AUTHOR, STRANGER], NOW)
         self.stores: dict[tuple[str, bytes], Store] = {}
         for name in (OBJECT, OTHER_OBJECT):
-            replica = ids(FLEET, self.key, INCARNATION, ADDRESS)[0]
+            replica = id_of(FLEET, self.key, INCARNATION, ADDRESS)
             self.stores[name, replica] = EMPTY
             self.machine.hold(name, replica, ADDRESS, EMPTY, NOW, SharedValue.empty(ORSet[str], "seen"))
         self.machine.ready(NOW)

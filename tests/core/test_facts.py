@@ -145,14 +145,6 @@ def test_what_follows_from_a_merge_is_decided_once_the_handler_is_mended(size: i
     assert not node.state.letters.all()
 
 
-def test_a_replica_that_began_anew_is_no_exception() -> None:
-    received = written(3)
-    node = Node()
-    node.fail("merged", SharedReceived(GATE, "vehicles", state=received.state, anew=True))
-    broken.clear()
-    assert node.retry() == ["stigmergy.LetterTaken@1", "Followed@1"]
-
-
 @pytest.mark.parametrize("verdict", [GRANTED, Denied(claim="slot", resource="slot-1", reason="taken")])
 def test_what_follows_from_a_verdict_is_decided_once_the_handler_is_mended(verdict: Event) -> None:
     node = Node()

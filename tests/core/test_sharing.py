@@ -36,17 +36,16 @@ from stigmergy.core.replay import apply
 from stigmergy.core.shard import Shard
 from stigmergy.core.sharing import (
     DELTAS_BYTES_MAX,
-    GENERATIONS_MAX,
     OBJECT_BYTES_MAX,
     STATE_BYTES_MAX,
     SharedField,
-    replica_ids,
+    replica_id,
     replica_incarnation,
     replica_seed,
 )
 from stigmergy.core.snapshot import digest_of_state
 from stigmergy.core.state import ShardState, plan_agents
-from stigmergy.crdt.delta import mint, read_delta
+from stigmergy.crdt.delta import read_delta
 
 NOW_NS = 1_000_000_000_000
 
@@ -286,12 +285,12 @@ def test_who_shares_a_field() -> None:
         SharedField(name="x", by=nothing, initial=fields["phase"].initial).object_of("Intersection", "A-1")
 
 
-def test_replica_ids_differ_by_key_incarnation_fleet_agent_and_generation() -> None:
+def test_replica_ids_differ_by_key_incarnation_fleet_and_agent() -> None:
     seeds = {replica_seed(fleet, key, number) for fleet in "ab" for key in (b"k" * 32, b"l" * 32) for number in (1, 2)}
     assert len(seeds) == 8
     seed = replica_seed("fleet", b"k" * 32, 1)
-    assert len({*replica_ids(seed, ONE), *replica_ids(seed, TWO)}) == 2 * GENERATIONS_MAX
-    assert {len(replica) for replica in replica_ids(seed, ONE)} == {8}
+    assert len({replica_id(seed, address) for seed in seeds for address in (ONE, TWO)}) == 16
+    assert len(replica_id(seed, ONE)) == 8
 
 
 def test_the_whole_state_of_an_object() -> None:
@@ -355,22 +354,6 @@ def test_a_fact_cannot_be_refused() -> None:
     right.step(SharedReceived(agent=ONE, field="phase", deltas=left.deltas(ONE, "phase")))
     assert right.agent(ONE).phase.value == "reject"
     assert "a fact cannot be refused" in right.state.letters.all()[0].error
-
-
-def test_a_replica_that_begins_anew() -> None:
-    left, right = Node("left"), Node("right")
-    left.observe(ONE, VehicleArrived(vehicle="V-1"))
-    right.observe(ONE, VehicleArrived(vehicle="gone"))
-    anew = right.state.replicas_of(ONE)[1]
-    theirs = left.agent(ONE).vehicles
-    written = mint(theirs.add("V-2"), theirs.store, anew, right.now_ns).to_bytes()
-    received = SharedReceived(agent=ONE, field="vehicles", state=theirs.store.to_bytes(), deltas=(written,), anew=True)
-    right.step(received)
-    assert list(right.agent(ONE).vehicles) == ["V-1", "V-2"]
-    right.observe(ONE, VehicleArrived(vehicle="V-3"))
-    delta = read_delta(right.deltas(ONE, "vehicles")[-1])
-    assert (delta.replica, delta.first) == (anew, 2)
-    right.check_replay()
 
 
 def test_an_object_that_grows_too_large_refuses_the_write() -> None:

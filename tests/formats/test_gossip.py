@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec import Struct
 
-from stigmergy.core.sharing import replica_ids, replica_seed
+from stigmergy.core.sharing import replica_id, replica_seed
 from stigmergy.crdt.anti_entropy import messages
 from stigmergy.crdt.anti_entropy.authorship import (
     DELTA_DOMAIN,
@@ -105,4 +105,4 @@ def test_domains_and_digests_never_change() -> None:
     assert object_id("Light.seen/north").hex() == "8f949c2ce2389e98"
     assert epoch_of(((A, 1), (B, 2))).digest.hex() == "74fd98da1fd68dc6"
     assert messages.body_digest(b"body").hex() == "fec9281513d88d05e6ff70cb7ee3faac"
-    assert replica_ids(replica_seed("fleet", b"k" * 32, 7), "Light/1")[0].hex() == "63304fef22a1ce85"
+    assert replica_id(replica_seed("fleet", b"k" * 32, 7), "Light/1").hex() == "ff4cf39db484881d"

@@ -108,9 +108,9 @@ def test_changes_in_words() -> None:
     assert shown("vehicles")["added"] == [{"at": ["V-1"]}]
     assert shown("vehicles, gone")["removed"] == [["V-1"]]
     assert shown("names")["added"] == [{"at": [], "value": "a"}]
-    merged = Merged(field="vehicles", deltas=(writes["vehicles"],), state=b"1234", anew=True)
+    merged = Merged(field="vehicles", deltas=(writes["vehicles"],), state=b"1234")
     told = readable_fields(encode(merged))
-    assert (told["field"], told["state_bytes"], told["anew"]) == ("vehicles", 4, True)
+    assert (told["field"], told["state_bytes"]) == ("vehicles", 4)
     assert [change["change"] for change in told["changes"]] == [1]
 
 

@@ -18,12 +18,12 @@ def decided_events(
     agent: Any,
     message: Message,
     body: bytes,
-    replicas: Callable[[str], tuple[bytes, ...]],
+    replica_of: Callable[[str], bytes],
     now_ns: int,
     events_max: int,
 ) -> list[tuple[Any, bytes]]:
     """The events of one decision with their bytes. Writes to shared fields get their dots, in the order of the yields;
-    `replicas` says under which ids the agent may write to a field.
+    `replica_of` says under which id an agent writes.
 
     A fact that is decided about is kept already, and so not yielded again.
     """
@@ -32,7 +32,7 @@ def decided_events(
     events = plan.decide(agent, message) if plan.decide is not None else None
     for event in events or ():
         if isinstance(event, Edit):
-            writing = writing or Writing(agent, agent_plan.shared, replicas, now_ns)
+            writing = writing or Writing(agent, agent_plan.shared, replica_of(agent.address), now_ns)
             decided.append(agent_plan.written(writing.event(event)))
         elif not isinstance(event, Event):
             raise TypeError(f"a @decide handler yields events; {type(event).__name__} is none")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from msgspec.structs import replace
-
 from stigmergy.core.claiming import CLAIM_EVENTS, LEDGER, Claim, Denied, read_verdict
 from stigmergy.core.codec import UNDECODABLE
 from stigmergy.core.draft import Draft
@@ -36,7 +34,7 @@ def take_merged(
 ) -> PeerError | Overloaded | None:
     """Takes what peers have written; returns why not, if not. What is known already leaves no trace."""
     agent = state.agents.get(received.agent)
-    merged = Merged(field=received.field, deltas=received.deltas, state=received.state, anew=received.anew)
+    merged = Merged(field=received.field, deltas=received.deltas, state=received.state)
     try:
         if agent is None:
             raise PeerError(f"{received.agent} is not here; nobody holds a replica for it")
@@ -78,7 +76,7 @@ def _fact_in(agent_plan: AgentPlan, agent: Any, body: bytes) -> Event | None:
     try:
         fact = agent_plan.decode(body)
         if isinstance(fact, Merged):
-            return fact if check_merged(agent, replace(fact, anew=False)) is None else None
+            return fact if check_merged(agent, fact) is None else None
     except (*UNDECODABLE, PeerError, Overloaded):
         return None
     if not isinstance(fact, CLAIM_EVENTS) or fact.claim not in agent_plan.ordered:

@@ -365,9 +365,7 @@ class Handling:
         self, agent_plan: AgentPlan, plan: Plan, agent: Any, message: Message, body: bytes, now_ns: int
     ) -> list[tuple[Any, bytes]]:
         limit = self._state.limits.events_per_decision_max
-        return decided_events(
-            agent_plan, plan, agent, message, body, lambda _: self._state.replicas_of(agent.address), now_ns, limit
-        )
+        return decided_events(agent_plan, plan, agent, message, body, self._state.replica_of, now_ns, limit)
 
     def _pack_all(
         self, agent: Any, event: Any, body: bytes, first: Effect, others: Iterable[Effect], now_ns: int

@@ -171,8 +171,6 @@ class SharedReceived(Struct, frozen=True):
     field: str
     deltas: tuple[bytes, ...] = ()
     state: bytes = b""
-    anew: bool = False
-    """The replica of this field begins anew; see `Merged`."""
 
     @property
     def size_bytes(self) -> int:

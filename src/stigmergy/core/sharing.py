@@ -35,8 +35,6 @@ STATE_BYTES_MAX = 768 * 1024
 fit into a commit, because a replica that was away for long takes it whole."""
 DELTAS_BYTES_MAX = 64 * 1024
 """What a replica takes from peers at once, for one field."""
-GENERATIONS_MAX = 16
-"""So often a replica may begin anew on one journal."""
 _SEED_CONTEXT = "stigmergy 2026 seed of replica ids"
 _PLACE_CONTEXT = "stigmergy 2026 life of replicas"
 _REPLICA_CONTEXT = "stigmergy 2026 replica id"
@@ -117,16 +115,11 @@ class SharedChanged(Event, name="stigmergy.SharedChanged"):
 
 
 class Merged(Event, name="stigmergy.Merged"):
-    """Peers have written to a shared field: read it as `self.<field>`. Either changes, or the object's whole state.
-
-    If `anew`, our replica was away for longer than the others remember: their state takes the place of ours, and what
-    only we had is written once more, under another id, in `deltas`.
-    """
+    """Peers have written to a shared field: read it as `self.<field>`. Either changes, or the object's whole state."""
 
     field: str
     deltas: tuple[bytes, ...] = ()
     state: bytes = b""
-    anew: bool = False
 
 
 SHARED_EVENTS = (SharedChanged, Merged)
@@ -151,36 +144,18 @@ def replica_incarnation(incarnation: int, place: bytes) -> int:
 
 
 @lru_cache(maxsize=10_000)
-def replica_ids(seed: bytes, address: str) -> tuple[bytes, ...]:
-    """The ids of an agent's replicas, one for each generation: a replica that has to begin anew takes the next."""
-    return tuple(
-        blake3(seed + bytes((generation,)) + address.encode(), derive_key_context=_REPLICA_CONTEXT).digest(
-            length=REPLICA_BYTES
-        )
-        for generation in range(GENERATIONS_MAX)
-    )
-
-
-def author_of(store: Store, ids: tuple[bytes, ...]) -> bytes:
-    """Under which of its ids a replica writes: the newest that has written to the object, at first the first.
-
-    One that begins anew writes at once, so its new id is in the context from then on."""
-    context = store.context
-    for replica in reversed(ids):
-        if replica in context:
-            return replica
-    return ids[0]
+def replica_id(seed: bytes, address: str) -> bytes:
+    """Under which id an agent writes to its shared fields, on one journal in one place for ever."""
+    return blake3(seed + address.encode(), derive_key_context=_REPLICA_CONTEXT).digest(length=REPLICA_BYTES)
 
 
 class Writing:
     """The writes of one decision: each gets its dot behind those before it, although none is folded yet."""
 
-    def __init__(
-        self, agent: Any, fields: dict[str, SharedField], replicas: Callable[[str], tuple[bytes, ...]], now_ns: int
-    ) -> None:
+    def __init__(self, agent: Any, fields: dict[str, SharedField], replica: bytes, now_ns: int) -> None:
         self._agent = agent
         self._fields = fields
-        self._replicas = replicas
+        self._replica = replica
         self._now_ns = now_ns
         self._stores: dict[str, Store] = {}
 
@@ -192,7 +167,7 @@ class Writing:
         before = self._stores.get(name)
         store: Store = getattr(self._agent, name).store if before is None else before
         try:
-            delta = mint(edit, store, author_of(store, self._replicas(name)), self._now_ns)
+            delta = mint(edit, store, self._replica, self._now_ns)
             self._stores[name] = store.apply(delta)
         except CrdtError as error:
             raise TooLarge(f"{type(self._agent).__name__}.{name}: {error}") from None
@@ -236,11 +211,9 @@ def check_merged(agent: Any, event: Merged) -> Merged | None:
         )
     try:
         state = event.state
-        whole = _whole(state) if state or event.anew else EMPTY
+        whole = _whole(state) if state else EMPTY
         value.check_store(whole)
-        if event.anew:
-            store = whole
-        elif store.context.covers(whole.context):
+        if store.context.covers(whole.context):
             state = b""
         else:
             store = store.join(whole)
@@ -256,9 +229,9 @@ def check_merged(agent: Any, event: Merged) -> Merged | None:
         raise SequenceGap(f"{event.field}: {error}; ask for what is missing") from None
     except CrdtError as error:
         raise Malformed(f"{event.field}: {error}") from None
-    if not (kept or state or event.anew):
+    if not (kept or state):
         return None
-    return Merged(field=event.field, deltas=tuple(kept), state=state, anew=event.anew)
+    return Merged(field=event.field, deltas=tuple(kept), state=state)
 
 
 @lru_cache(maxsize=1)
@@ -268,9 +241,7 @@ def _whole(state: bytes) -> Store:
 
 
 def _merged(store: Store, event: Merged) -> Store:
-    if event.anew:
-        store = _whole(event.state)
-    elif event.state:
+    if event.state:
         store = store.join(_whole(event.state))
     for body in event.deltas:
         store = store.apply(read_delta(body))

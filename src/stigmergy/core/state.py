@@ -23,7 +23,7 @@ from stigmergy.core.memory import Answers, Failures, Letter, Letters, Pasts
 from stigmergy.core.messages import Message
 from stigmergy.core.outbox import Outbox
 from stigmergy.core.plans import AgentPlan, Plan, plan_agent
-from stigmergy.core.sharing import SHARED_EVENTS, fold_shared, replica_ids
+from stigmergy.core.sharing import SHARED_EVENTS, fold_shared, replica_id
 from stigmergy.core.supervision import (
     AgentResumed,
     AgentsEnrolled,
@@ -194,9 +194,9 @@ class ShardState:
             setattr(agent, field.name, field.first(name))
         return agent
 
-    def replicas_of(self, address: str) -> tuple[bytes, ...]:
-        """The ids under which this agent writes to shared fields: the first, unless a replica had to begin anew."""
-        return replica_ids(self.replica_seed, address)
+    def replica_of(self, address: str) -> bytes:
+        """The id under which this agent writes to shared fields."""
+        return replica_id(self.replica_seed, address)
 
     def note(self, address: str, event: Message, time_ns: int) -> None:
         """Takes an event of the framework into the tables."""

@@ -68,7 +68,7 @@ def shared_fields(tag: str, body: bytes) -> dict[str, Any] | None:
             }
             if merged.state:
                 shown["state_bytes"] = len(merged.state)
-            return shown | ({"anew": True} if merged.anew else {})
+            return shown
     except (msgspec.DecodeError, CrdtError):
         return None
     return None

@@ -9,7 +9,7 @@ from typing import Any
 
 from blake3 import blake3
 
-from stigmergy.core.sharing import replica_ids, replica_seed
+from stigmergy.core.sharing import replica_id, replica_seed
 from stigmergy.crdt.anti_entropy.authorship import Node, Trust
 from stigmergy.crdt.anti_entropy.held import Hand
 from stigmergy.crdt.anti_entropy.machine import Machine
@@ -28,8 +28,8 @@ HOST_NS = 2 * MILLISECOND_NS
 START_NS = 1_800_000_000 * SECOND_NS
 
 
-def ids_of(key: bytes, incarnation: int, address: str) -> tuple[bytes, ...]:
-    return replica_ids(replica_seed(FLEET, key, incarnation), address)
+def id_of(key: bytes, incarnation: int, address: str) -> bytes:
+    return replica_id(replica_seed(FLEET, key, incarnation), address)
 
 
 def toy_signature(key: bytes, statement: bytes) -> bytes:
@@ -42,7 +42,7 @@ def toy_trust(key: bytes, trusted: frozenset[bytes] | None = None) -> Trust:
         sign=lambda statement: toy_signature(key, statement),
         verify=lambda algorithm, key, statement, signature: signature == toy_signature(key, statement),
         acceptable=lambda algorithm, key: None,
-        ids=ids_of,
+        id_of=id_of,
         trusted=trusted,
     )
 
@@ -102,7 +102,7 @@ class Member:
 
     def hold(self, name: str = OBJECT, hint: Any = ORSet[str], agent: str = "") -> Replica:
         address = f"Thing/{self.name}{agent}"
-        replica = Replica(name, address, ids_of(self.key, self.incarnation, address)[0])
+        replica = Replica(name, address, id_of(self.key, self.incarnation, address))
         self.replicas[name, replica.id] = replica
         self.kind[name] = hint
         if self.up:

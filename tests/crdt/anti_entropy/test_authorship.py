@@ -9,7 +9,7 @@ from stigmergy.crdt.anti_entropy.authorship import delta_statement, object_id
 from stigmergy.crdt.anti_entropy.messages import Change, write_frame
 from stigmergy.crdt.delta import Delta, mint
 from stigmergy.crdt.store import EMPTY
-from tests.crdt.anti_entropy.fleet import FLEET, OBJECT, Fleet, Member, ORSet, ids_of, toy_signature
+from tests.crdt.anti_entropy.fleet import FLEET, OBJECT, Fleet, Member, ORSet, id_of, toy_signature
 
 OTHER = "Thing.other/all"
 
@@ -87,7 +87,7 @@ def heard(make: Callable[[Member, Member], Change]) -> Member:
     fleet = Fleet("a b c").start()
     fleet.run(1)
     fleet.cut = lambda sender, to: True
-    assert ids_of(fleet["a"].key, 1, "Thing/a")[0] == fleet["a"].replica().id
+    assert id_of(fleet["a"].key, 1, "Thing/a") == fleet["a"].replica().id
     fleet["c"].hear("b", write_frame(make(fleet["a"], fleet["b"])))
     fleet.run(1)
     return fleet["c"]

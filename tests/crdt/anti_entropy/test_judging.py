@@ -18,7 +18,7 @@ from tests.crdt.anti_entropy.fleet import (
     Member,
     ORSet,
     PNCounter,
-    ids_of,
+    id_of,
     toy_signature,
 )
 
@@ -192,7 +192,7 @@ def test_what_does_not_fit_the_types_is_refused() -> None:
 def test_without_declared_types_everything_fits() -> None:
     fleet = Fleet("a b").start()
     b = fleet["b"]
-    replica = ids_of(b.key, b.incarnation, "Thing/other")[0]
+    replica = id_of(b.key, b.incarnation, "Thing/other")
     b.machine.hold("Thing.seen/other", replica, "Thing/other", EMPTY, b.moment)
     delta = adds(fleet["a"], "x")
     b.machine.step("a", signed(fleet["a"], delta, "Thing.seen/other"), b.moment)

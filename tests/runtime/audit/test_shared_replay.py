@@ -36,7 +36,6 @@ from stigmergy.adapters.memory import MemoryJournal, MemoryStore
 from stigmergy.adapters.system import SystemClock, SystemEntropy
 from stigmergy.core.codec import encode
 from stigmergy.core.inputs import LetterRetried, SharedReceived, VerdictCame
-from stigmergy.core.sharing import replica_ids
 from stigmergy.core.state import Limits, plan_agents
 from stigmergy.crdt.delta import mint
 from stigmergy.crdt.store import EMPTY
@@ -113,12 +112,9 @@ async def live_a_little(host: Host, live: Live) -> None:
 
     broken.clear()
     await live.send(CAR, Note(name="early"))
-    ids = replica_ids(host.replica_seed, CAR)
     state = host.shards[0].state
-    # The replica of one field begins anew, and from then on writes under another id than that of the others.
     store = EMPTY.apply(mint(state.plans["Car"].cls().names.add("theirs"), EMPTY, b"peer-rep", 1))  # type: ignore[attr-defined]
-    again = mint(state.agents[CAR].names.with_store(store).add("early"), store, ids[1], 1)
-    await told(SharedReceived(CAR, "names", (again.to_bytes(),), store.to_bytes(), anew=True))
+    await told(SharedReceived(CAR, "names", state=store.to_bytes()))
     await live.send(CAR, Note(name="late"))
     for ending in ("reject", "raise"):
         await live.send(CAR, Note(name="never", ending=ending))

@@ -36,8 +36,8 @@ Sign = Callable[[bytes], bytes]
 Verify = Callable[[int, bytes, bytes, bytes], bool]
 """Algorithm, public key, statement, signature: as the Verifier port."""
 Acceptable = Callable[[int, bytes], str | None]
-Ids = Callable[[bytes, int, str], tuple[bytes, ...]]
-"""Public key, incarnation, address: under which ids this agent of this node may write."""
+IdOf = Callable[[bytes, int, str], bytes]
+"""Public key, incarnation, address: under which id this agent of this node may write."""
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -58,7 +58,7 @@ class Trust(Struct, frozen=True):
     sign: Sign
     verify: Verify
     acceptable: Acceptable
-    ids: Ids
+    id_of: IdOf
     trusted: frozenset[bytes] | None = None
     """None: every key that is acceptable, on first use."""
 

@@ -67,7 +67,7 @@ class Judging:
     def _is_authors(self, held: Held, change: Change, delta: Delta) -> bool:
         """Whether it is signed by the node whose replica this is."""
         desk, fleet = self._desk, self._desk.node.fleet
-        if delta.replica not in desk.trust.ids(change.key, change.incarnation, change.address):
+        if delta.replica != desk.trust.id_of(change.key, change.incarnation, change.address):
             return False
         statement = delta_statement(fleet, held.name, change.address, change.incarnation, delta, change.delta)
         return desk.keys.signed_by(change.algorithm, change.key, statement, change.signature)

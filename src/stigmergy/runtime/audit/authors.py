@@ -1,4 +1,4 @@
-"""Under which ids an agent wrote to its shared fields, as a commit says: the key that they come from is not here."""
+"""Under which id an agent wrote to its shared fields, as a commit says: the key that it comes from is not here."""
 
 from __future__ import annotations
 
@@ -17,17 +17,9 @@ WRITTEN = spec_of(SharedChanged).tag
 _changed = msgspec.msgpack.Decoder(SharedChanged)
 
 
-def replicas_in(
-    commit: Commit, address: str, index: int, otherwise: Callable[[str], tuple[bytes, ...]]
-) -> Callable[[str], tuple[bytes, ...]]:
-    """For each field the id under which this agent wrote to it, from this event on: each may have begun anew alone."""
-
-    def replicas_of(field: str) -> tuple[bytes, ...]:
-        for whose, body in commit.events[index:]:
-            if whose == address and tag_of(body) == WRITTEN:
-                changed = _changed.decode(body)
-                if changed.field == field:
-                    return (read_delta(changed.delta).replica,)
-        return otherwise(address)
-
-    return replicas_of
+def replica_in(commit: Commit, address: str, otherwise: Callable[[str], bytes]) -> bytes:
+    """The id under which this agent wrote in this commit; what `otherwise` says where it wrote nothing."""
+    for whose, body in commit.events:
+        if whose == address and tag_of(body) == WRITTEN:
+            return read_delta(_changed.decode(body).delta).replica
+    return otherwise(address)

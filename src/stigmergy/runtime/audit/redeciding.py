@@ -25,7 +25,7 @@ from stigmergy.core.state import ShardState, evolve_event, fold_fact
 from stigmergy.core.supervision import FACTS, SHARD_ADDRESS, AgentResumed, AgentStopped, InputFailed
 from stigmergy.core.timers import WINDOW_PREFIX, read_timer
 from stigmergy.core.walking import Records
-from stigmergy.runtime.audit.authors import WRITTEN, replicas_in
+from stigmergy.runtime.audit.authors import WRITTEN, replica_in
 from stigmergy.runtime.audit.column_check import loose_actions
 from stigmergy.runtime.audit.differences import (
     ABSENT,
@@ -401,12 +401,14 @@ class Redeciding:
             decided = [(message, body)]
         else:
             limit = self._state.limits.events_per_decision_max
-            replicas = replicas_in(self._commit, agent.address, index, self._state.replicas_of)
             copy = agent_plan.copy(agent)
-            decided = decided_events(agent_plan, plan, copy, message, body, replicas, now_ns, limit)
+            decided = decided_events(agent_plan, plan, copy, message, body, self._replica_of, now_ns, limit)
         room_bytes = self._state.limits.bytes_per_decision_max
         collect(self._state, self._shards, agent_plan, agent_plan.copy(agent), decided, now_ns, room_bytes)
         return decided
+
+    def _replica_of(self, address: str) -> bytes:
+        return replica_in(self._commit, address, self._state.replica_of)
 
     # ------------------------------------------------------------------ common
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from stigmergy.core.sharing import SharedField, author_of
+from stigmergy.core.sharing import SharedField
 from stigmergy.crdt.store import Store
 from stigmergy.crdt.value import SharedValue
 from stigmergy.runtime.host import Host
@@ -48,12 +48,12 @@ class Places:
             return []
         kind, _, agent_id = address.partition("/")
         shard = self._host.intake.shard_of(address)
-        ids = self._host.shards[shard].state.replicas_of(address)
+        replica = self._host.shards[shard].state.replica_of(address)
         taken: list[tuple[Place, Store, SharedValue]] = []
         for name, field in self._fields(address).items():
             if (address, name) not in self._by_field:
                 store: Store = getattr(agent, name).store
-                place = Place(field.object_of(kind, agent_id), author_of(store, ids), shard, address, name)
+                place = Place(field.object_of(kind, agent_id), replica, shard, address, name)
                 self._by_field[address, name] = place
                 self._by_replica[place.object, place.replica] = place
                 taken.append((place, store, field.initial))

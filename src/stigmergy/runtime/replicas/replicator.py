@@ -18,7 +18,7 @@ from msgspec import Struct, structs
 from stigmergy.core.errors import NotRunning, StigmergyError
 from stigmergy.core.inputs import SharedReceived
 from stigmergy.core.messages import SECOND_NS
-from stigmergy.core.sharing import DELTAS_BYTES_MAX, STATE_BYTES_MAX, Merged, SharedChanged, replica_ids, replica_seed
+from stigmergy.core.sharing import DELTAS_BYTES_MAX, STATE_BYTES_MAX, Merged, SharedChanged, replica_id, replica_seed
 from stigmergy.crdt.anti_entropy.authorship import Node, Trust
 from stigmergy.crdt.anti_entropy.held import Hand
 from stigmergy.crdt.anti_entropy.machine import Machine
@@ -87,7 +87,7 @@ class Replicator:
                 sign=signer.sign,
                 verify=host.verifier.verify,
                 acceptable=host.verifier.acceptable,
-                ids=lambda key, incarnation, address: replica_ids(replica_seed(fleet, key, incarnation), address),
+                id_of=lambda key, incarnation, address: replica_id(replica_seed(fleet, key, incarnation), address),
                 trusted=None if trusted is None else frozenset(trusted),
             ),
             lambda count, of: chance.sample(range(of), count),
