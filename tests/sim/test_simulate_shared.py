@@ -9,7 +9,8 @@ import pytest
 from stigmergy.crdt.delta import Delta
 from stigmergy.crdt.store import Store
 from stigmergy.runtime.claims import observing
-from stigmergy.sim import ALL, NETWORK, NONE, World, simulate
+from stigmergy.runtime.replicas.replicator import Replicator, SharedStanding
+from stigmergy.sim import ALL, LIAR, LOSS, NETWORK, NONE, World, simulate
 from stigmergy.sim.fleet.fleet import Setup
 from stigmergy.sim.simulating import run_seed
 from tests.sim.fleet.garage import Arrived, Door, Left, Pass, fleet
@@ -53,6 +54,21 @@ def test_the_gate_is_given_to_one_after_the_other(world: World) -> None:
     world.every(0.5, lambda: world.ask(world.chance.choice(world.agents), Pass()))
     world.always(lambda: sum(door.gate.held for door in world.states(Door)) <= 1, name="one keeper of the gate")
     world.eventually(lambda: sum(door.tokens for door in world.states(Door)) > 5, 1)
+
+
+def test_a_liar_is_seen_and_harms_no_own_state() -> None:
+    setup = Setup(fleet=fleet, agents=5, nodes=5, for_s=12.0, faults=(LIAR, LOSS))
+    outcomes = [run_seed(setup, seed, work) for seed in range(1, 7)]
+    assert not [violation for outcome in outcomes for violation in outcome.violations]
+    assert any(outcome.counts.get("liar") for outcome in outcomes)
+    assert sum(outcome.counts["shut out"] for outcome in outcomes) > 0
+
+
+def test_a_liar_that_nobody_sees_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Replicator, "standing", lambda self: SharedStanding())
+    setup = Setup(fleet=fleet, agents=5, nodes=5, for_s=12.0, heal_s=20.0, faults=(LIAR,))
+    found = (violation for seed in range(1, 7) for violation in run_seed(setup, seed, work).violations)
+    assert any("replicas_converge" in violation for violation in found)
 
 
 def part_of_a_batch_is_lost(patch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,6 @@ from stigmergy.sim.checkers import (
     nothing_acknowledged_is_lost,
     nothing_is_doubled,
     one_holder_at_a_time,
-    replicas_converge,
     safe_action_in_time,
 )
 from stigmergy.sim.fleet.fleet import SimFleet
@@ -52,7 +51,6 @@ def check_fleet(fleet: SimFleet) -> list[str]:
     for machine in fleet.machines.values():
         found += [f"nothing_acknowledged_is_lost: {finding}" for finding in _check_acknowledged(machine)]
         found += [f"nothing_is_doubled: {finding}" for finding in _check_doubled(machine)]
-    found += [f"replicas_converge: {finding}" for finding in replicas_converge(fleet.replicas())]
     holds = fleet.holding.finish(fleet.run.loop.time_ns())
     found += [f"one_holder_at_a_time: {finding}" for finding in one_holder_at_a_time(holds)]
     found += [f"safe_action_in_time: {finding}" for finding in safe_action_in_time(_watched(fleet))]
@@ -60,9 +58,10 @@ def check_fleet(fleet: SimFleet) -> list[str]:
 
 
 def check_company(fleet: SimFleet) -> list[str]:
-    """Of nodes that still run: nobody is shut out, and nothing has diverged, where nobody has lied."""
-    found: list[str] = []
-    for name, machine in fleet.machines.items():
+    """While nodes still run: replicas are equal; nobody is shut out, and nothing has diverged, but for who has lied."""
+    found = [f"replicas_converge: {finding}" for finding in fleet.apart()]
+    # Who cannot tell which of two was lied to shuts out the other, and says so: that much is promised, and no more.
+    for name, machine in () if fleet.liars else fleet.machines.items():
         live = machine.live
         if live is None or live.companions is None or live.companions.replicas is None:
             continue
@@ -70,6 +69,13 @@ def check_company(fleet: SimFleet) -> list[str]:
         found += [f"replicas_converge: {name} says that {one} has diverged" for one in shared.diverged]
         found += [f"replicas_converge: {name} has shut out {key[:16]}…" for key in shared.quarantined]
     return found
+
+
+def count_shut_out(fleet: SimFleet) -> int:
+    """How many keys honest nodes take nothing from any more."""
+    live = [machine.live for name, machine in fleet.machines.items() if name not in fleet.liars]
+    shared = [one.companions.standing().shared for one in live if one is not None and one.companions is not None]
+    return sum(len(one.quarantined) for one in shared if one is not None)
 
 
 def events_of(node: SimNode, shard: int) -> Iterator[tuple[int, Kept]]:

@@ -27,7 +27,7 @@ from stigmergy.core.errors import ConfigError, StigmergyError
 from stigmergy.runtime.declaration import Declaration
 from stigmergy.sim.checkers.progress import everything_makes_progress
 from stigmergy.sim.errors import SimulationError
-from stigmergy.sim.evidence import check_company, check_fleet
+from stigmergy.sim.evidence import check_company, check_fleet, count_shut_out
 from stigmergy.sim.fleet.faults import ALL, Fault, Planned, name_faults, read_faults
 from stigmergy.sim.fleet.fleet import FOR_S, HEAL_S, Setup, SimFleet
 from stigmergy.sim.run import Run
@@ -113,6 +113,7 @@ class _Stage:
         self._test = test
         self._fleet = SimFleet(run, setup, chronicle=chronicle)
         self._world: World | None = None
+        self._shut_out = 0
         self.violations: list[str] = []
 
     async def main(self) -> None:
@@ -132,6 +133,7 @@ class _Stage:
             for finding in (() if world.converged() else everything_makes_progress(world.settling()))
         ]
         self.violations += check_company(fleet)
+        self._shut_out = count_shut_out(fleet)
         await fleet.stop()
 
     def _begin(self, world: World) -> None:
@@ -146,7 +148,7 @@ class _Stage:
         """What is to be said about the run."""
         fleet, world, run = self._fleet, self._world, self._run
         violations = ([] if world is None else world.violations) + self.violations + check_fleet(fleet)
-        counts = _count(fleet)
+        counts = {**_count(fleet), "shut out": self._shut_out}
         return Outcome(
             run.seed,
             run.trace.hexdigest(),

@@ -26,7 +26,6 @@ from stigmergy.core.inputs import Verdict
 from stigmergy.core.messages import Action, Command, Event, spec_of
 from stigmergy.core.state import shard_of
 from stigmergy.runtime.intake import check_address, written
-from stigmergy.sim.checkers.converging import replicas_converge
 from stigmergy.sim.checkers.progress import Settling
 from stigmergy.sim.fleet.fleet import SimFleet
 from stigmergy.sim.fleet.machine import Machine
@@ -310,7 +309,7 @@ class World:
         self._orders.append((node, order, self.now_s))
 
     def _fleet_apart(self) -> bool:
-        return bool(self._fleet.company.shares and replicas_converge(self._fleet.replicas()))
+        return bool(self._fleet.company.shares and self._fleet.apart())
 
     def _machine(self, address: str) -> Machine:
         home = self._fleet.home.get(address)

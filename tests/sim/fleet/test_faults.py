@@ -6,7 +6,7 @@ import pytest
 
 from stigmergy.core.errors import ConfigError
 from stigmergy.sim import ALL, LOSS, NETWORK, NONE, PARTITION
-from stigmergy.sim.fleet.faults import BY_NAME, CLOCK_JUMP, SKEW_MS_MAX, draw_plan, name_faults, read_faults
+from stigmergy.sim.fleet.faults import BY_NAME, CLOCK_JUMP, EVERY, SKEW_MS_MAX, draw_plan, name_faults, read_faults
 
 NODES = ["node-1", "node-2", "node-3"]
 HAS = ["disk", "versions", "replicas", "liar"]
@@ -25,7 +25,7 @@ def test_a_plan_is_the_seeds(seed: int) -> None:
 
 
 def test_every_fault_is_drawn_sooner_or_later() -> None:
-    drawn = {one.fault for seed in range(40) for one in draw_plan(ALL, random.Random(seed), NODES, 9_000, has=HAS)}
+    drawn = {one.fault for seed in range(40) for one in draw_plan(EVERY, random.Random(seed), NODES, 9_000, has=HAS)}
     assert drawn == set(BY_NAME)
 
 
@@ -61,6 +61,8 @@ def test_faults_are_named_by_words() -> None:
     assert read_faults("network") == NETWORK
     assert read_faults(" partition,loss , loss") == (LOSS, PARTITION)
     assert name_faults(ALL) == "all"
+    assert read_faults("all,liar") == EVERY
+    assert name_faults(EVERY) == "all,liar"
     assert name_faults(NONE) == "none"
     assert read_faults(name_faults((PARTITION, LOSS))) == (LOSS, PARTITION)
     with pytest.raises(ConfigError, match="'rain' is no fault; there are all, none, network, loss"):

@@ -27,12 +27,14 @@ from stigmergy.runtime.declaration import Declaration
 from stigmergy.runtime.host import Host
 from stigmergy.runtime.settings import Settings, Snapshots
 from stigmergy.runtime.topics import AGENTS
+from stigmergy.sim.checkers.converging import replicas_converge
 from stigmergy.sim.checkers.holding import Holding
 from stigmergy.sim.disk import AfterFailedSync
 from stigmergy.sim.errors import SimulationError
 from stigmergy.sim.fleet.breaking import Breaking
 from stigmergy.sim.fleet.faults import ALL, Fault, Planned, draw_plan
 from stigmergy.sim.fleet.links import Links, SimBroker, SimBus
+from stigmergy.sim.fleet.lying import begin_to_lie, tell_the_truth
 from stigmergy.sim.fleet.machine import MEMORY, SEGMENTS, WRITE_S, Machine, draw_journal
 from stigmergy.sim.fleet.parts import Company
 from stigmergy.sim.fleet.placing import Agents, name_agents, place_agents
@@ -144,10 +146,15 @@ class SimFleet:
         self.breaking = Breaking(
             self._plan(names), self.machines, self.links, (setup.fleet, *setup.versions), self._fault
         )
+        self.breaking.lie = self._lie
+        self.liars: dict[str, None] = {}
+        """Who has ever lied."""
+        self._lying: dict[str, None] = {}
 
     def _plan(self, names: list[str]) -> list[Planned]:
         setup = self.setup
-        has = ["disk", *(("versions",) if setup.versions else ()), *(("replicas",) if self.company.shares else ())]
+        has = ["disk", *(("versions",) if setup.versions else ())]
+        has += ["replicas", "liar"] if self.company.shares else []
         chance = self.run.chance("plan")
         plan = draw_plan(setup.faults, chance, names, int(setup.for_s * MS), has=has)
         disks = [machine.name for machine in self.machines.values() if machine.journal != MEMORY]
@@ -241,7 +248,11 @@ class SimFleet:
         return [*self.up_ns[name], *([] if since_ns is None else [(since_ns, self.run.loop.time_ns())])]
 
     def _parts(self, machine: Machine, node: SimNode, host: Host) -> Sequence[Part]:
-        return self.company.make(node, host, machine.quality, machine.context)
+        made = self.company.make(node, host, machine.quality, machine.context)
+        for one in made:
+            if one.replicas is not None and machine.name in self._lying:
+                begin_to_lie(one.replicas, self.setup.fleet.name, node.signer)
+        return made
 
     def _bus(self, machine: Machine, broker: MemoryBroker) -> SimBus:
         if not isinstance(broker, SimBroker):
@@ -251,10 +262,40 @@ class SimFleet:
 
     # ------------------------------------------------------------------ what is shared and claimed
 
+    def _lie(self, name: str, begins: bool) -> None:
+        if begins:
+            self.liars[name] = self._lying[name] = None
+        else:
+            self._lying.pop(name, None)
+        live = self.machines[name].live
+        replicas = None if live is None or live.companions is None else live.companions.replicas
+        if replicas is not None and begins:
+            begin_to_lie(replicas, self.setup.fleet.name, self.machines[name].node.signer)
+        elif replicas is not None:
+            tell_the_truth(replicas)
+
+    def apart(self) -> list[str]:
+        """Which shared objects are not the same on all honest nodes, although none of them says so.
+
+        What a liar has told two honest nodes stays different; that must be seen, by a divergence or by shutting it out.
+        """
+        found = replicas_converge(self.replicas())
+        if not found or not self.liars:
+            return found
+        seen = False
+        for name, machine in self.machines.items():
+            live = machine.live
+            if name not in self.liars and live is not None and live.companions is not None:
+                shared = live.companions.standing().shared
+                seen = seen or (shared is not None and bool(shared.diverged or shared.quarantined))
+        return [] if seen else found
+
     def replicas(self) -> dict[str, dict[str, bytes]]:
         """Per shared object and place a digest of what is on disk there."""
         found: dict[str, dict[str, bytes]] = {}
         for name, machine in self.machines.items():
+            if name in self.liars:
+                continue
             plans = {kind: plan.shared for kind, plan in machine.fleet.plans.items() if plan.shared}
             for state in machine.node.logbook.states if plans else ():
                 for address, agent in state.agents.items():

@@ -1,0 +1,61 @@
+"""A replica that lies: its node tells some peers one thing and the others another, both signed under one number."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import structs
+
+from stigmergy.crdt.anti_entropy.authorship import delta_statement
+from stigmergy.crdt.anti_entropy.messages import BadMessage, Change, read_frame, write_frame
+from stigmergy.crdt.delta import read_delta
+from stigmergy.crdt.errors import BadDelta
+from stigmergy.ports.trust import Signer
+from stigmergy.runtime.replicas.replicator import Replicator
+
+
+class LyingMesh:
+    """Stands before a node's mesh and changes what its own replicas say to half of the others."""
+
+    def __init__(self, replicas: Replicator, fleet: str, signer: Signer) -> None:
+        self._mesh = replicas._mesh
+        self._replicas = replicas
+        self._fleet = fleet
+        self._signer = signer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._mesh, name)
+
+    def send_nowait(self, to: str, body: bytes) -> None:
+        """Sends it, or something else."""
+        self._mesh.send_nowait(to, body if sum(to.encode()) % 2 else self._forged(body))
+
+    def _forged(self, body: bytes) -> bytes:
+        """The same change without its last addition, signed as well; whatever is no own change is left as it is."""
+        try:
+            frame = read_frame(body)
+            if not isinstance(frame, Change) or frame.key != self._signer.public_key:
+                return body
+            delta = read_delta(frame.delta)
+            other = structs.replace(delta, added=delta.added[:-1])
+            said = other.to_bytes()
+            read_delta(said)
+        except (BadMessage, BadDelta):
+            return body
+        name = next((held.name for held in self._replicas.machine.objects if held.id == frame.object), None)
+        if name is None:
+            return body
+        statement = delta_statement(self._fleet, name, frame.address, frame.incarnation, other, said)
+        return write_frame(structs.replace(frame, delta=said, signature=self._signer.sign(statement)))
+
+
+def begin_to_lie(replicas: Replicator, fleet: str, signer: Signer) -> None:
+    """From now on this node lies."""
+    if not isinstance(replicas._mesh, LyingMesh):
+        replicas._mesh = LyingMesh(replicas, fleet, signer)
+
+
+def tell_the_truth(replicas: Replicator) -> None:
+    """From now on it does not; what it has said stays said."""
+    if isinstance(replicas._mesh, LyingMesh):
+        replicas._mesh = replicas._mesh._mesh
