@@ -11,7 +11,7 @@ from proofs.report import Proof
 from stigmergy.sim.claims_model import ClaimsModel, Faults
 from stigmergy.sim.explore import explore
 
-STATES_MAX = 1_500_000
+STATES_MAX = 800_000
 STATES_MAX_QUICK = 60_000
 
 SCOPES: dict[str, Faults] = {
@@ -22,7 +22,8 @@ SCOPES: dict[str, Faults] = {
     "renewals": Faults(entries=4, renew=True),
     "a crash, and what the dead life still sends": Faults(entries=3, crashes=1),
     "a crash, and asking again": Faults(entries=3, crashes=1, asks=2),
-    "a shorter lease": Faults(entries=3, asks=2, short_ms=250),
+    "a shorter lease": Faults(entries=2, asks=2, short_ms=250),
+    "a shorter lease, and more": Faults(entries=3, asks=2, short_ms=250),
     "three claimants": Faults(entries=2, claimants=3),
     "three claimants in a queue": Faults(entries=3, claimants=3, waits=True, releases=True),
 }
