@@ -30,6 +30,8 @@ class Places:
         self._host = host
         self._by_field: dict[tuple[str, str], Place] = {}
         self._by_replica: dict[tuple[str, bytes], Place] = {}
+        self._apart: dict[tuple[str, str], str] = {}
+        """Fields that belong to no object, by kind and name: why, for the first agent."""
 
     def __len__(self) -> int:
         return len(self._by_field)
@@ -42,7 +44,11 @@ class Places:
                     yield address
 
     def take(self, address: str) -> list[tuple[Place, Store, SharedValue]]:
-        """The shared fields of an agent that were not known yet, with what is on disk of them and an empty value."""
+        """The shared fields of an agent that were not known yet, with what is on disk of them and an empty value.
+
+        Without those that `shared(by=…)` has no group for: it may be another function since the agent was made. The
+        agent goes on with what it has, alone.
+        """
         agent = self._host.durable_image(address)
         if agent is None:
             return []
@@ -53,7 +59,11 @@ class Places:
         for name, field in self._fields(address).items():
             if (address, name) not in self._by_field:
                 store: Store = getattr(agent, name).store
-                place = Place(field.object_of(kind, agent_id), replica, shard, address, name)
+                try:
+                    place = Place(field.object_of(kind, agent_id), replica, shard, address, name)
+                except Exception as error:  # a function of the user's may raise anything
+                    self._apart.setdefault((kind, name), f"{address}, {type(error).__name__}: {error}")
+                    continue
                 self._by_field[address, name] = place
                 self._by_replica[place.object, place.replica] = place
                 taken.append((place, store, field.initial))
@@ -71,6 +81,14 @@ class Places:
         """What is on disk of it."""
         value: SharedValue = getattr(self._host.durable_image(place.agent), place.field)
         return value.store
+
+    def troubles(self) -> list[str]:
+        """Which fields are not shared, for one agent or more."""
+        return [
+            f"{kind}.{name} is not shared by agents that belong to no group: {why}; give shared(by=…) a function that "
+            "answers for every agent there is, and start again"
+            for (kind, name), why in self._apart.items()
+        ]
 
     def _fields(self, address: str) -> dict[str, SharedField]:
         plan = self._host.declaration.plans.get(address.partition("/")[0])

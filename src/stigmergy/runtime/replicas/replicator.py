@@ -130,8 +130,10 @@ class Replicator:
 
     def look(self) -> None:
         """Asks the roster who is there: at each tick, and whenever somebody is heard to have joined or left."""
+        if not self._running:
+            return
         members = tuple(sorted(self._roster()))
-        if self._running and members != self._members:
+        if members != self._members:
             self._members = members
             self.machine.members(list(members), self._moment())
             self._flush_soon()
@@ -157,8 +159,8 @@ class Replicator:
         return {**structs.asdict(self.machine.counters), **mesh}
 
     def troubles(self) -> list[str]:
-        """What does not mend itself: lies, states that are too large, types that do not fit."""
-        return [*self.machine.troubles(), *self._declined.values()]
+        """What does not mend itself: lies, states that are too large, types that do not fit, fields without a group."""
+        return [*self.machine.troubles(), *self._declined.values(), *self._places.troubles()]
 
     def quarantined(self) -> list[Quarantined]:
         """From whom nothing is taken any more, and why."""
