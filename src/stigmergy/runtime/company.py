@@ -80,6 +80,7 @@ class Companions:
             self.replicas = Replicator(
                 host, own, signer, entropy, names or self._member_names, trusted=_keys(signer, trusted)
             )
+            host.on_members = self.replicas.look
         if ledger is not None:
             host.claims = self.claims = Claims(
                 ledger,

@@ -80,6 +80,8 @@ class Host:
         self.replica_seed = replica_seed(declaration.name, signer.public_key, self.replica_incarnation)
         self.on_shared: Callable[[int, list[tuple[str, SharedChanged | Merged | None]]], None] = lambda *_: None
         """Told of durable changes of shared fields, and of agents with such fields that are new; the replicas' side."""
+        self.on_members: Callable[[], None] = lambda: None
+        """Told that somebody has joined or left; the replicas' side."""
         self.claims: Asking | None = None
         """Asks the ledger for agents; set before the start, which releases what is still owed."""
         self._waker = Waker(self._turn)
@@ -430,8 +432,7 @@ class Host:
 
     def _now_ns(self) -> int:
         """Never behind what has been journaled."""
-        last_ns = max((shard.state.time_ns for shard in self.shards), default=0)
-        return max(self.clock.wall_ns(), last_ns)
+        return max([self.clock.wall_ns(), *(shard.state.time_ns for shard in self.shards)])
 
     def _consumed(self, source: str, incarnation: int) -> int:
         return min(shard.state.marks.consumed(source, incarnation) for shard in self.shards)
@@ -442,9 +443,8 @@ class Host:
     def _check_signer(self, recovered: Recovered) -> None:
         """We may sign here, and the log ends with a signature of ours: all of it is what we, or who we trust, left."""
         state = self.shards.signers.state
-        key = (self._signer.algorithm, self._signer.public_key)
         if state.position == 0:
-            self.intake.put_inside(state.shard, EnrollSigner(*key))
+            self.intake.put_inside(state.shard, EnrollSigner(*self.key))
             return
-        check_own_key(state.signers, key)
-        self.committer.covers_all = not check_ends(recovered.last_signers, key, self._trusted)
+        check_own_key(state.signers, self.key)
+        self.committer.covers_all = not check_ends(recovered.last_signers, self.key, self._trusted)

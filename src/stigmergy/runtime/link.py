@@ -227,7 +227,9 @@ class BusLink:
 
 
 def tell_interested(host: Host, event: Event) -> None:
-    """Tells agents who joined or left. Without room they are not told: presence is no fact to stop for."""
+    """Tells agents who joined or left, and the replicas that somebody did. Without room agents are not told: presence
+    is no fact to stop for."""
+    host.on_members()
     for address in host.declaration.interested:
         plan = host.declaration.plans[address.partition("/")[0]]
         if plan.handles(type(event)):
