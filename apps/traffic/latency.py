@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
 from rich.console import Console
 
 from apps.traffic.city import Roadside, make_fleet
@@ -28,7 +29,7 @@ from stigmergy.testing.brokers import Broker, start_mosquitto, start_nats
 AIM_MS = 30.0
 """What the 99th percentile may be."""
 WARM_UP_S = 12.0
-SYNCS = 200
+SYNC_EVERY_S = 0.1
 SYNC_BYTES = 2_048
 """About what a commit takes."""
 
@@ -108,9 +109,40 @@ def on(name: str, axis: Any, names: list[str]) -> list[str]:
     return [other for other in names if other != name and is_on(axis, name, other)]
 
 
-async def measure(options: argparse.Namespace, folder: Path, bus: str, *, memory: bool) -> list[float]:
-    """How long changes of phase took, each to each neighbour, in milliseconds, the shortest first."""
-    stopwatch = Stopwatch(grid(options.rows, options.columns))
+class Syncs:
+    """Writes as much as a commit takes and syncs it, again and again beside the measurement: the same disk, the same
+    moment, nothing of ours around it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "syncs"
+        self.took_ms: list[float] = []
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            self.took_ms.append(await asyncio.to_thread(self.sync))
+            await asyncio.sleep(SYNC_EVERY_S)
+
+    def sync(self) -> float:
+        """How long one takes, in milliseconds."""
+        with self._path.open("ab") as file:
+            begin_s = time.perf_counter()
+            file.write(bytes(SYNC_BYTES))
+            file.flush()
+            os.fdatasync(file.fileno())
+            return (time.perf_counter() - begin_s) * 1_000
+
+
+class Measurement(Struct, frozen=True):
+    """How long changes of phase took, each to each neighbour, and how long the disk took meanwhile; sorted."""
+
+    changes_ms: list[float]
+    syncs_ms: list[float]
+
+
+async def measure(options: argparse.Namespace, folder: Path, bus: str, *, memory: bool) -> Measurement:
+    """Runs a town and stops the time."""
+    stopwatch, syncs = Stopwatch(grid(options.rows, options.columns)), Syncs(folder)
     town = MeasuredTown(
         stopwatch,
         options.rows,
@@ -123,23 +155,13 @@ async def measure(options: argparse.Namespace, folder: Path, bus: str, *, memory
     )
     async with town:
         await asyncio.sleep(options.warm_up)
+        beside = asyncio.ensure_future(syncs.run())
         stopwatch.runs = True
         await asyncio.sleep(options.seconds)
         stopwatch.runs = False
-    return sorted(stopwatch.took_ms)
-
-
-def sync_ms(folder: Path) -> list[float]:
-    """How long a write of a commit's size and its fdatasync take on this disk, the shortest first."""
-    took: list[float] = []
-    with (folder / "syncs").open("wb") as file:
-        for _ in range(SYNCS):
-            begin_s = time.perf_counter()
-            file.write(os.urandom(SYNC_BYTES))
-            file.flush()
-            os.fdatasync(file.fileno())
-            took.append((time.perf_counter() - begin_s) * 1_000)
-    return sorted(took)
+        beside.cancel()
+        await asyncio.gather(beside, return_exceptions=True)
+    return Measurement(sorted(stopwatch.took_ms), sorted(syncs.took_ms))
 
 
 def at(sorted_ms: list[float], share: float) -> float:
@@ -159,9 +181,9 @@ async def run(options: argparse.Namespace) -> int:
         with start_broker(options.broker, folder / "broker") as broker:
             for part in ("disk", "memory"):
                 (folder / part).mkdir()
-            disk_ms = await measure(options, folder / "disk", broker.url, memory=False)
-            syncs_ms = sync_ms(folder)
-            memory_ms = await measure(options, folder / "memory", broker.url, memory=True) if options.compare else []
+            disk = await measure(options, folder / "disk", broker.url, memory=False)
+            memory = await measure(options, folder / "memory", broker.url, memory=True) if options.compare else None
+    disk_ms, syncs_ms, memory_ms = disk.changes_ms, disk.syncs_ms, [] if memory is None else memory.changes_ms
     found = {
         "broker": options.broker,
         "intersections": options.rows * options.columns,
@@ -176,6 +198,8 @@ async def run(options: argparse.Namespace) -> int:
         "fdatasync_share": round(at(syncs_ms, 0.5) / at(disk_ms, 0.5), 3) if disk_ms else None,
         "memory_p50_ms": round(at(memory_ms, 0.5), 2) if memory_ms else None,
         "memory_p99_ms": round(at(memory_ms, 0.99), 2) if memory_ms else None,
+        "load": round(os.getloadavg()[0], 1),
+        "cores": os.cpu_count(),
     }
     holds = bool(disk_ms) and at(disk_ms, 0.99) <= AIM_MS
     if options.json:

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from apps.traffic.__main__ import main
-from apps.traffic.latency import Noted, Stopwatch, at, sync_ms
+from apps.traffic.latency import Noted, Stopwatch, Syncs, at
 from apps.traffic.nodes import Town
 from apps.traffic.outage import Found
 from apps.traffic.phases import Phase
@@ -65,7 +65,7 @@ def test_percentiles(tmp_path: Path) -> None:
     assert at([1.0, 2.0, 3.0, 4.0], 0.5) == 3.0
     assert at([1.0, 2.0], 1.0) == 2.0
     assert at([], 0.5) != at([], 0.5)
-    assert sync_ms(tmp_path)[0] > 0
+    assert Syncs(tmp_path).sync() > 0
 
 
 @pytest.mark.parametrize(
