@@ -370,13 +370,13 @@ def test_a_renamed_shared_field_is_given_what_the_old_one_held() -> None:
     assert agent.berth == Claim(field="berth")
 
 
-def test_an_upcaster_may_leave_out_what_is_new_and_cannot_change_types() -> None:
+def test_an_upcaster_says_what_is_new_and_cannot_change_types() -> None:
     class Added(Agent, kind="Box", version=2):
         fresh: Shared[GCounter] = shared()
 
         @classmethod
         def upcast_state(cls, version: int, fields: Mapping[str, Any]) -> Any:
-            return cls()
+            return cls(fresh=shared())
 
     class Retyped(Agent, kind="Box", version=2):
         names: Shared[ORSet[int]] = shared()

@@ -126,16 +126,25 @@ def carry_filled(agent: Any, old: Mapping[str, Any]) -> None:
     """Puts what the filled fields held before into an agent that `upcast_state` has made from these old fields.
 
     A shared field of the same name is taken over by itself; one that was renamed, where the upcaster gives it the old
-    one as it found it. Raises ValueError for what does not fit the types of today.
+    one as it found it. One that was not there begins empty only where the upcaster says that it is new, by `shared()`:
+    it may have been there earlier, been taken out and be back, and what its agent wrote then is only in the log. Raises
+    ValueError for that, and for what does not fit the types of today.
     """
     for name, field in type(agent).__agent_filled__.items():
         given = getattr(agent, name)
         if isinstance(field, OrderedField):
             setattr(agent, name, _claim_before(field, agent.id, old.get(name)))
+        elif isinstance(given, SharedBy):
+            setattr(agent, name, field.initial)
         elif not isinstance(given, SharedValue):
             setattr(agent, name, _value_before(field, given))
-        elif given == field.initial and name in old:
+        elif name in old:
             setattr(agent, name, _value_before(field, old[name]))
+        else:
+            raise ValueError(
+                f"{name} is shared and was not there; if {type(agent).__agent_kind__} never had a shared field of this "
+                f"name, let upcast_state say so with {name}=shared(), and otherwise take another name"
+            )
 
 
 def _value_before(field: SharedField, plain: Any) -> SharedValue:
