@@ -12,25 +12,9 @@ from stigmergy.runtime.claims import observing
 from stigmergy.runtime.replicas.replicator import Replicator, SharedStanding
 from stigmergy.sim import ALL, LIAR, LOSS, NETWORK, NONE, World, simulate
 from stigmergy.sim.fleet.fleet import Setup
+from stigmergy.sim.scenarios.garage import Arrived, Door, Left, Pass, fleet
+from stigmergy.sim.scenarios.garage import drive as work
 from stigmergy.sim.simulating import run_seed
-from tests.sim.fleet.garage import Arrived, Door, Left, Pass, fleet
-
-
-def work(world: World) -> None:
-    cars: list[str] = []
-
-    def arrive(door: str) -> None:
-        cars.append(f"car-{len(cars)}")
-        world.observe(door, Arrived(car=cars[-1]))
-
-    def leave() -> None:
-        if cars:
-            world.observe(world.chance.choice(world.agents), Left(car=cars[0]))
-
-    world.each(1.5, arrive)
-    world.every(2.0, leave)
-    world.every(1.0, lambda: world.ask(world.chance.choice(world.agents), Pass()))
-    world.eventually(world.converged, 110)
 
 
 @simulate(fleet, agents=4, nodes=4, seeds=4, faults=ALL, for_s=15.0)
