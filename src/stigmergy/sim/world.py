@@ -252,7 +252,8 @@ class World:
             waiting = owed = 0
             if live is not None:
                 host = live.host
-                waiting = host.mailbox.items + (0 if host.committer.idle else 1)
+                # What waits for company on its way to the disk is decided; agents that never rest always have some.
+                waiting = host.mailbox.items
                 owed = sum(shard.state.outbox.count + shard.state.blocks.count for shard in host.shards)
             at_broker = held.held_count(name) if machine.node.broker is not None else 0
             found.append(Settling(name, live is not None, machine.feed.open_count, waiting, owed, at_broker))
