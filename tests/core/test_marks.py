@@ -25,6 +25,17 @@ def test_semantics_2_a_source_starts_at_one() -> None:
     assert marks.admit("s", 0, 0, 1) == 0
 
 
+def test_a_source_that_is_known_has_room_also_where_no_other_has() -> None:
+    marks = Marks(sources_count_max=1)
+    assert marks.has_room("s", 0)
+    assert not marks.knows("s", 0)
+    marks.move(MarkMoved("s", 0, 0, 5))
+    assert marks.knows("s", 0)
+    assert marks.has_room("s", 0)
+    assert not marks.knows("s", 1)
+    assert not marks.has_room("s", 1)
+
+
 def test_semantics_2_what_was_consumed_is_passed_over() -> None:
     assert at(5).admit("s", 0, 0, 6) == 0
     assert at(5).admit("s", 0, 0, 3) == 3

@@ -264,7 +264,7 @@ def test_too_large_stores_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         lambda body: body + b"\0",
         lambda body: body[:1] + b"\x02" + body[2:],
         lambda body: body[:-1],
-        lambda body: b"\xdc\x00\x05" + body[1:],
+        lambda body: b"\xdc\x00\x04" + body[1:],
         lambda body: b"",
         lambda body: b"\x91" * 100_000,
     ],
