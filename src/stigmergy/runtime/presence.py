@@ -120,6 +120,8 @@ class Presence:
         self._quotas = Quotas(HEARD_PER_BEAT / every_s, HEARD_BURST)
         self._members: dict[str, tuple[Member, int, int]] = {}
         """Each with when it was last heard, and the bytes of what it said."""
+        self._said: dict[str, tuple[bytes, Member]] = {}
+        """Per topic the last words of who is here, and what they mean."""
         self._members_bytes = 0
         self._task: asyncio.Task[None] | None = None
         self._saying: asyncio.Task[None] | None = None
@@ -196,16 +198,21 @@ class Presence:
         try:
             if not self._quotas.admit(message.topic, self._monotonic_ns()):
                 raise TooLarge("said too often")
-            member = self._read(message)
+            member = self._said_before(message) or self._read(message)
         except PeerError:
             self.counters.presence_refused += 1
             return
         if member.node == self._me.node:
             self._heard_our_name(member)
         elif member.online:
-            self._here(member, len(message.payload))
+            self._here(member, message)
         else:
             self._gone(member.node, "it said so, or its link was lost", member.run)
+
+    def _said_before(self, message: BusMessage) -> Member | None:
+        """Who says the same as ever is not read again: a node hears each of the others every half a minute."""
+        said = self._said.get(message.topic)
+        return said[1] if said is not None and said[0] == message.payload else None
 
     def _read(self, message: BusMessage) -> Member:
         if len(message.payload) > PRESENCE_BYTES_MAX:
@@ -224,13 +231,15 @@ class Presence:
             raise Malformed(f"more than {NAMES_COUNT_MAX} names")
         return member
 
-    def _here(self, member: Member, size_bytes: int) -> None:
+    def _here(self, member: Member, message: BusMessage) -> None:
+        size_bytes = len(message.payload)
         known = self._members.get(member.node)
         total_bytes = self._members_bytes + size_bytes - (known[2] if known else 0)
         if total_bytes > MEMBERS_BYTES_MAX or (known is None and len(self._members) >= MEMBERS_COUNT_MAX):
             self.counters.presence_refused += 1
             return
         self._members[member.node] = (member, self._monotonic_ns(), size_bytes)
+        self._said[message.topic] = (message.payload, member)
         self._members_bytes = total_bytes
         if known is None or known[0] != member:
             self.counters.members_joined += 1
@@ -241,6 +250,7 @@ class Presence:
         # A will of an earlier run may come after the next run has said that it is here.
         if known is not None and run in (None, known[0].run):
             del self._members[node]
+            self._said.pop(self._topics.of_node(node, Channel.PRESENCE), None)
             self._members_bytes -= known[2]
             self.counters.members_left += 1
             self._tell(MemberLeft(node=node, because=because))
