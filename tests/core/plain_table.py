@@ -336,7 +336,7 @@ class PlainTable:
         caused = Caused([], [], [])
         try:
             plan = self._plan.plan_for(type(message))
-            decided = [message] if plan.decide is None else list(plan.decide(agent, message) or ())
+            decided: list[Any] = [message] if plan.decide is None else list(plan.decide(agent, message) or ())
             for event in decided:
                 plan = self._plan.plan_for(type(event))
                 if plan.evolve is not None:
