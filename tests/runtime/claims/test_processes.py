@@ -13,9 +13,11 @@ import time
 from pathlib import Path
 
 import msgspec
+import pytest
 
 KILLS = 3
-WITHIN_S = 25.0
+WITHIN_S = 120.0
+"""For what must come: a machine may be busy with something else for long."""
 
 CLAIMANT = """
 import asyncio, sys, time
@@ -48,24 +50,25 @@ async def main():
         sequence += 1
         owed[sequence] = True
         claims.propose(0, Pending(1, sequence, 0, "Drone/" + name, LEDGER, sequence, encode(effect)))
-    propose(ClaimAsked(claim="cell", resource="cell/1", for_s=0.4, wait_s=30.0, renew=len(name) % 2 == 0))
+    propose(ClaimAsked(claim="cell", resource="cell/1", for_s=1.0, wait_s=30.0, renew=len(name) % 2 == 0))
     since = 0.0
     while True:
-        for shard, told in claims.due(time.monotonic_ns()):
+        # What is told is true at this moment. A busy machine may let it be said much later, when the lease is over.
+        asked_ns = time.monotonic_ns()
+        for shard, told in claims.due(asked_ns):
             if isinstance(told, VerdictCame):
                 verdict = read_verdict(told.verdict)
             else:
                 owed.pop(told.sequence, None)
                 verdict = read_verdict(told.result)
-            now_ns = time.monotonic_ns()
             if isinstance(verdict, Granted):
                 held, since = verdict.token, time.monotonic()
-                say("holds", verdict.token, now_ns, now_ns + int(verdict.for_s * 1e9))
+                say("holds", verdict.token, asked_ns)
             else:
                 if isinstance(verdict, (Lost, Released)):
                     held = None
-                    say("over", verdict.token, now_ns)
-                propose(ClaimAsked(claim="cell", resource="cell/1", for_s=0.4, wait_s=30.0, renew=True))
+                    say("over", verdict.token, asked_ns)
+                propose(ClaimAsked(claim="cell", resource="cell/1", for_s=1.0, wait_s=30.0, renew=True))
         if held is not None and time.monotonic() - since > 0.15:
             since = time.monotonic() + 60
             propose(ClaimReleased(claim="cell", resource="cell/1", token=held))
@@ -144,6 +147,7 @@ def holds_of(output: str) -> list[Hold]:
     return list(holds.values())
 
 
+@pytest.mark.timeout(600)
 def test_killed_holders_are_followed_by_one_other(tmp_path: Path) -> None:
     crowd, chance = Crowd(tmp_path), random.Random(2)
     names = ("a", "bb", "ccc")
