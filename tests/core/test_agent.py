@@ -16,11 +16,11 @@ from stigmergy.core.agent import (
     has_mutable_fields,
     react,
     reject,
-    step_time_ns,
 )
 from stigmergy.core.effects import Effects, Events, WindowClosed
 from stigmergy.core.errors import DefinitionError
 from stigmergy.core.messages import Action, Command, Event, transient
+from stigmergy.core.now import step_time_ns
 from stigmergy.core.plans import plan_agent
 from stigmergy.core.supervision import InputFailed
 
@@ -189,7 +189,7 @@ def test_a_field_without_default() -> None:
     with pytest.raises(DefinitionError, match=r"Bare\.height: a state field needs a default, .* write height: … = …"):
 
         class Bare(Agent):
-            height: float  # type: ignore[misc]
+            height: float
 
 
 def test_a_mutable_default() -> None:

@@ -390,7 +390,7 @@ def test_a_handler_for_an_old_version() -> None:
 
 def test_a_field_whose_default_is_missing_after_all() -> None:
     class Required(Agent):
-        a: int = field()  # type: ignore[misc]
+        a: int = field()
 
     with pytest.raises(DefinitionError, match=r"Required\(\) raises TypeError: .*; an agent exists from"):
         plan_agent(Required)

@@ -75,11 +75,12 @@ def name_project(name: str, installed: frozenset[str] = frozenset()) -> Project:
 
 def render(project: Project) -> dict[str, str]:
     """The files of a project: their names and their text."""
+    imported = sorted((project.kind, *_MESSAGES, *_MORE), key=_as_imports_sort)
     words = {
         "module": project.module,
         "Kind": project.kind,
         "name": project.distribution,
-        "imports": "\n".join(f"    {name}," for name in sorted((project.kind, *_MESSAGES, *_MORE), key=_as_imports_sort)),
+        "imports": "\n".join(f"    {name}," for name in imported),
     }
     folder = resources.files(__package__) / "template"
     return {
