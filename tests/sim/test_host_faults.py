@@ -1,4 +1,4 @@
-"""Row 3: every I/O call of a short piece of work fails in turn. Nothing false is acknowledged, agents are made safe,
+"""Row 3: I/O calls of a short piece of work fail in turn. Nothing false is acknowledged, agents are made safe,
 and a restart finds out what was kept."""
 
 import asyncio
@@ -14,14 +14,16 @@ from stigmergy.sim.io_trial import run_io_trial
 from stigmergy.sim.node import SimNode, World
 from stigmergy.sim.peers import Receiver
 
-PARTS = 8
+PARTS = 3
+EVERY = 3
+"""Proofs let every call fail (proofs/io_faults.py); here it is one of so many, each in its own way."""
 
 
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("fault", [Fault.EIO, Fault.ENOSPC], ids=lambda fault: fault.name)
 def test_a_fault_at_every_call_in_turn(fault: Fault, part: int) -> None:
     stopped = reached = 0
-    for call in range(1 + part, run_io_trial(0, None).calls, PARTS):
+    for call in range(1 + part * EVERY, run_io_trial(0, None).calls, PARTS * EVERY):
         after = AfterFailedSync.STALE_CACHE if call % 2 else AfterFailedSync.DROPPED_CACHE
         result = run_io_trial(call, fault, after_failed_sync=after)
         assert not result.violations, "\n".join(result.violations)

@@ -8,7 +8,7 @@ from stigmergy.sim.disk import AfterFailedSync, Fault
 from stigmergy.sim.io_trial import run_io_trial
 from stigmergy.sim.trial import run_trial
 
-SEEDS = 24
+SEEDS = 12
 CHUNK = 6
 PARTS = 4
 EVERY = 3

@@ -22,7 +22,8 @@ from stigmergy.runtime.host import Host
 from stigmergy.runtime.staleness import Staleness
 from stigmergy.sim.trial import run_trial
 
-SEEDS = 90
+SEEDS = 30
+"""`make prove` tries ten thousand (proofs/simulation.py)."""
 CHUNK = 6
 
 
