@@ -13,6 +13,9 @@ TYPED := $(wildcard src tests examples apps proofs)
 COMPILE := .venv-lock/bin/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 \
 	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" pyproject.toml
 
+# Tests start many processes. Each would compile all of src anew if none may keep what it has compiled.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help setup check format test cover prove demo bench lock clean
 
 help: ## Say what each target does (the default).
