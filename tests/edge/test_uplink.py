@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from stigmergy.adapters.control import ControlClient
 from stigmergy.testing.brokers import Broker
 
 WAIT_S_MAX = 90.0
@@ -159,6 +160,16 @@ class Program:
         process.communicate(timeout=WAIT_S_MAX)
         return process.returncode
 
+    def status(self) -> dict[str, Any]:
+        """Asked directly, which is quicker than a process for each question."""
+        (socket,) = self.folder.glob("*.sock")
+        client = ControlClient(socket)
+        try:
+            found: dict[str, Any] = json.loads(next(client.ask(b'{"v": 1, "do": "status"}\n')))["ok"]
+            return found
+        finally:
+            client.close()
+
     def ask(self, *arguments: str) -> Any:
         return json.loads(self.shown(*arguments, "--json"))
 
@@ -178,18 +189,19 @@ def wait_confirmed(device: Program) -> dict[str, Any]:
     """Until the gateway has confirmed the whole log of the device."""
     deadline_s = time.monotonic() + WAIT_S_MAX
     while True:
-        uplink: dict[str, Any] = device.ask("status")["link"]["uplink"]
+        uplink: dict[str, Any] = device.status()["link"]["uplink"]
         if uplink["to"] and not uplink["commits_behind"]:
             return uplink
         assert time.monotonic() < deadline_s, uplink
-        time.sleep(0.3)
+        time.sleep(0.1)
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 def test_a_log_goes_up_once_and_in_order_through_kills_of_everybody(tmp_path: Path, broker: Broker) -> None:
     chance = random.Random(3)
     device = Program(tmp_path, "device", DEVICE, broker.url, "north", UPLINK)
     gateway = Program(tmp_path, "gateway", GATEWAY, broker.url, "hub")
+    begin_s = time.monotonic()
     device.start()
     gateway.start()
     try:
@@ -204,6 +216,7 @@ def test_a_log_goes_up_once_and_in_order_through_kills_of_everybody(tmp_path: Pa
                 victim.start()
         time.sleep(1)
         (device.folder / "landed").touch()
+        lived_s = time.monotonic() - begin_s
         uplink = wait_confirmed(device)
         assert (uplink["to"], uplink["lost_commits"], uplink["trouble"]) == ("gateway", 0, "")
         assert "to gateway, 0 commits (0 s) behind" in device.shown("status")
@@ -211,9 +224,9 @@ def test_a_log_goes_up_once_and_in_order_through_kills_of_everybody(tmp_path: Pa
         assert there["arrived"] == here["arrived"]
         assert len(here["arrived"]) > 20
         # Moved was sampled once a second; the last second's measurements may still wait for their second to end.
-        assert 3 <= there["moved"] <= 60
+        assert 3 <= there["moved"] <= lived_s + 2
         assert here["measured"] - 60 <= there["measured"] <= here["measured"]
-        status = gateway.ask("status")
+        status = gateway.status()
         assert (status["dead_letters"], status["counters"]["skipped"]) == (0, 0)
         assert device.end() == 0
         assert gateway.end() == 0
