@@ -59,6 +59,8 @@ ASK_AGAIN_SHARE = 0.2
 ASK_AGAIN_WITHIN = ANSWERS_COUNT_MAX // 2
 """Only the last commands are asked again: answers are remembered for a stated window."""
 LIFE_COMMANDS_MAX = 30
+EVENTS_MIN = 400
+"""With fewer there may be no snapshot. On a busy machine little is done in each life: then there are more lives."""
 FINISH_S_MAX = 60.0
 
 
@@ -317,6 +319,8 @@ def kill_on(journal: str, kills: int, seed: int) -> Proof:
             siege.live(chance.uniform(0.0, LIFE_S_MAX), count_from_ready=number % 4 != 0)
             if siege.world.violations:
                 break
+        while siege.world.acknowledged < EVENTS_MIN and not siege.world.violations:
+            siege.live(LIFE_S_MAX, count_from_ready=True)
         if not siege.world.violations:
             siege.finish()
         world = siege.world

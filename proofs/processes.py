@@ -46,6 +46,8 @@ AGENTS = 12
 LIFE_S_MAX = 0.25
 ALL_AT_ONCE_SHARE = 0.1
 """Of the kills, so many take all processes at the same moment."""
+ANSWERED_EACH = 7
+"""So many commands are answered for each kill before the next: on a busy machine they take longer than a life."""
 ANSWER_S_MAX = 5.0
 FINISH_S_MAX = 120.0
 Place = tuple[int, int]
@@ -89,6 +91,7 @@ class Siege:
         busy = [asyncio.ensure_future(self._use(agent)) for agent in self.agents]
         for _ in range(kills):
             await asyncio.sleep(self._chance.uniform(0.0, LIFE_S_MAX))
+            await self._answered_enough()
             everybody = self._chance.random() < ALL_AT_ONCE_SHARE
             victims = (
                 [share.process for share in self._shares] if everybody else [self._chance.choice(list(self._pids))]
@@ -102,9 +105,14 @@ class Siege:
             await self._gone([self._pids[process] for process in victims])
             for process in victims:
                 self._start(process)
+        await self._answered_enough()
         self._over = True
         await asyncio.wait_for(asyncio.gather(*busy), FINISH_S_MAX)
         await asyncio.wait_for(self._settle(), FINISH_S_MAX)
+
+    async def _answered_enough(self) -> None:
+        while self.tally.answered < ANSWERED_EACH * self.tally.kills:  # noqa: ASYNC110 - it has no event
+            await asyncio.sleep(0.01)
 
     async def stop(self) -> None:
         """Stops them in order."""

@@ -18,7 +18,7 @@ from proofs.flips import (
     start_against,
 )
 
-SAMPLES = 300
+SAMPLES = 120
 
 
 @pytest.fixture(scope="module")

@@ -12,11 +12,11 @@ from stigmergy.core.codec import encode
 
 
 def test_replay_and_snapshots_end_in_the_state_that_was_lived() -> None:
-    checked = check_histories(150, seed=20_000)
-    assert checked.histories == 150
-    assert checked.failures > 1_000
-    assert checked.snapshots > 300
-    assert "150 histories with" in str(checked)
+    checked = check_histories(60, seed=20_000)
+    assert checked.histories == 60
+    assert checked.failures > 400
+    assert checked.snapshots > 120
+    assert "60 histories with" in str(checked)
 
 
 def test_the_result_says_how_fast_it_was() -> None:
