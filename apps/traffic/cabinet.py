@@ -100,13 +100,12 @@ class Cabinet:
 
     # ------------------------------------------------------------------ what it says
 
-    def seen(self) -> LampsSeen | None:
+    def seen(self, *, first: bool = False) -> LampsSeen | None:
         """What the lamps show; None if that cannot be said."""
         if self.dark:
             return None
-        return LampsSeen(
-            phase=self.phase, number=self.number, tripped=self.monitor.tripped, latched=self.monitor.latched
-        )
+        monitor = self.monitor
+        return LampsSeen(self.phase, self.number, monitor.tripped, monitor.latched, first)
 
     def heard(self) -> DetectorsHeard | None:
         """That the detectors work; None if they are silent."""

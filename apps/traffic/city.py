@@ -108,10 +108,13 @@ def make_fleet(roadside: Roadside, kind: type[Intersection] = Intersection) -> F
     @fleet.sensor(kind)
     async def lamps(feed: Feed) -> None:
         """Says what is shown: at once when it changes, and often."""
-        cabinet = roadside[feed.agent]
+        cabinet, first = roadside[feed.agent], True
         while True:
-            seen = cabinet.seen()
-            if seen is not None:
+            seen = cabinet.seen(first=first)
+            if seen is not None and first:
+                await feed.send(seen)
+                first = False
+            elif seen is not None:
                 feed.push(seen)
             await cabinet.wait_changed(HEARTBEAT_S)
 

@@ -17,13 +17,13 @@ from apps.traffic.messages import (
     ClearMonitor,
     CrossingRequested,
     DetectorsHeard,
-    GreenExtended,
     LampsSeen,
     Mode,
     ModeChanged,
     MonitorResetAsked,
     PhaseChanged,
     PhaseConfirmed,
+    PhaseExtended,
     ResetMonitor,
     Resume,
     Resumed,
@@ -66,7 +66,7 @@ SILENCE_S = 2.5
 TICK_S = 1.0
 CONFIRM_S = 2.0
 """So soon lamps must be seen to show what was ordered."""
-EXTEND_S = 1.0
+EXTEND_S = 0.5
 BEAT_TICKS = 4
 """Neighbours are told at least every so many ticks that we are here."""
 LOST_TICKS = 12
@@ -189,7 +189,9 @@ class Intersection(Agent):
     def lamps_seen(self, event: LampsSeen) -> Events:
         yield event
         ours = event.number == self.number
-        if event.tripped and self.phase is not Phase.ALL_RED:
+        if event.first and self.phase is not Phase.ALL_RED:
+            yield from change(self, Phase.ALL_RED, "the controller was started anew")
+        elif event.tripped and self.phase is not Phase.ALL_RED:
             yield from change(self, Phase.ALL_RED, f"monitor: {event.tripped}")
         elif ours and event.phase is self.phase and not self.confirmed:
             yield PhaseConfirmed(number=self.number)
@@ -297,6 +299,8 @@ class Intersection(Agent):
         self.told_tick, self.told_number = self.ticks, self.number
         if event.phase is Phase.ALL_RED:
             self.because, self.red_ticks = event.because, 0
+        elif event.phase is Phase.CLEARING:
+            self.detectors = False  # nobody goes before they were heard once more
         elif event.phase in STAGE_OF:
             self.stage = STAGE_OF[event.phase]
             self.axis = green_axis(event.phase) or self.axis
@@ -309,7 +313,7 @@ class Intersection(Agent):
             self.green_s = self.geometry.least_s(self.phase)
 
     @evolve
-    def extended(self, event: GreenExtended) -> None:
+    def extended(self, event: PhaseExtended) -> None:
         self.green_s += event.by_s
 
     @evolve
@@ -332,6 +336,8 @@ class Intersection(Agent):
     def lamps_there(self, event: LampsSeen) -> None:
         self.lamps = not event.latched
         self.latched = event.latched
+        if event.first:
+            self.detectors, self.red_ticks = False, 0
 
     @evolve
     def made_safe(self, event: SafeActionTaken) -> None:
@@ -397,7 +403,7 @@ class Intersection(Agent):
             yield WakeMe(name=STEP, after_s=self.geometry.least_s(self.phase))
 
     @react
-    def go_on(self, event: GreenExtended) -> Effects:
+    def go_on(self, event: PhaseExtended) -> Effects:
         yield WakeMe(name=STEP, after_s=event.by_s)
 
     @react
@@ -455,12 +461,14 @@ def step(one: Intersection) -> Events:
     if not one.confirmed or one.phase is Phase.ALL_RED:
         return
     seen = situation(one)
-    if one.phase is Phase.CLEARING:
+    if one.phase is Phase.CLEARING and not one.detectors:
+        yield PhaseExtended(by_s=EXTEND_S)
+    elif one.phase is Phase.CLEARING:
         yield from change(one, GREEN_OF[next_stage(seen)])
     elif one.phase not in STAGE_OF or ends_now(seen):
         yield from change(one, FOLLOWING[one.phase][0])
     else:
-        yield GreenExtended(by_s=EXTEND_S)
+        yield PhaseExtended(by_s=EXTEND_S)
 
 
 def is_ready(one: Intersection) -> bool:

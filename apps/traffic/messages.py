@@ -68,6 +68,8 @@ class LampsSeen(Event, keep=latest):
     number: int
     tripped: str = ""
     latched: bool = False
+    first: bool = False
+    """Whether this is the first report since the controller was started: nobody knows what was before."""
 
 
 class VehicleArrived(Event, keep=within(seconds=1), category="sensor"):
@@ -122,8 +124,8 @@ class PhaseConfirmed(Event):
     number: int
 
 
-class GreenExtended(Event):
-    """The green goes on for a moment."""
+class PhaseExtended(Event):
+    """The phase goes on for a moment."""
 
     by_s: float
 

@@ -56,6 +56,10 @@ class Monitor:
         """The controller is there."""
         self._heard_s = now_s
 
+    def silent_s(self, now_s: float) -> float:
+        """How long the controller was not heard."""
+        return now_s - self._heard_s
+
     def show(self, wanted: Lamps, now_s: float) -> Lamps:
         """What to show when this is wanted: the same, or red."""
         self._heard_s = now_s
@@ -74,7 +78,7 @@ class Monitor:
 
     def tick(self, now_s: float) -> Lamps:
         """Call it often. Turns everything red when the controller is silent."""
-        if self.lamps != RED and now_s - self._heard_s > SILENCE_S_MAX:
+        if self.lamps != RED and self.silent_s(now_s) > SILENCE_S_MAX:
             return self._trip(f"the controller is silent for {SILENCE_S_MAX:g} s", now_s)
         return self.lamps
 

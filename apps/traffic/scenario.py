@@ -96,7 +96,6 @@ class Drive:
         names = [address.partition("/")[2] for address in world.agents]
         rows, columns = (1 + max(place_of(name)[side] for name in names) for side in (0, 1))
         self._cabinets = {name: roadside[name] for name in names}
-        self._homes = {address.partition("/")[2]: node for node in world.nodes for address in node.agents}
         rates = Rates(street_per_min=6, avenue_per_min=4, walkers_per_min=0.5)
         self._traffic = Traffic(rows, columns, world.seed, self._lamps_of, self._detect, rates)
         self._geometry = Geometry()
@@ -104,8 +103,8 @@ class Drive:
         self._known: dict[str, tuple[int, Phase]] = {}
         self._quiet_s: dict[tuple[str, str], float] = {}
         """When detectors or lamps of a cabinet fell silent."""
-        self._down_s: dict[str, float] = {}
-        """Since when the node of an intersection is down."""
+        self._apart_s: dict[str, float] = {}
+        """When a cabinet was last seen without its controller."""
         self._ends_s: dict[tuple[str, str], float] = {}
         self._healed_s: float | None = None
         self._greens: dict[str, int] = {}
@@ -163,18 +162,17 @@ class Drive:
 
     def _check_silence(self, name: str, cabinet: Cabinet, now_s: float) -> None:
         """Whoever hears nothing for T has red lamps a tick later; so has a cabinet that nobody speaks to."""
-        if self._homes[name].is_up:
-            self._down_s.pop(name, None)
-        elif (
-            now_s - self._down_s.setdefault(name, now_s) > SILENCE_S_MAX + ALIVE_S + SLACK_S
-            and cabinet.lamps != Lamps()
-        ):
-            self.findings.append(f"{name}: its node is down, {cabinet.phase.value} at {now_s:.1f} s")
+        unheard_s = cabinet.monitor.silent_s(now_s)
+        if unheard_s > 2 * ALIVE_S:
+            self._apart_s[name] = now_s
+        if unheard_s > SILENCE_S_MAX + SLACK_S and cabinet.lamps != Lamps():
+            self.findings.append(f"{name}: its controller is silent, {cabinet.phase.value} at {now_s:.1f} s")
         for part in ("blind", "dark"):
-            if (name, part) not in self._ends_s:
-                continue
-            since_s = self._quiet_s[name, part]
-            if now_s - since_s > SILENCE_S + TICK_S + SLACK_S and cabinet.lamps != Lamps():
+            since_s = self._quiet_s.get((name, part), now_s)
+            # If the controller itself was gone meanwhile, its monitor had to notice that first.
+            gone = self._apart_s.get(name, 0.0) >= since_s
+            within_s = SILENCE_S + TICK_S + SLACK_S + (SILENCE_S_MAX if gone else 0.0)
+            if (name, part) in self._ends_s and now_s - since_s > within_s and cabinet.lamps != Lamps():
                 self.findings.append(f"{name}: {part} since {since_s:.1f} s, {cabinet.phase.value} at {now_s:.1f} s")
 
     def lamps_are_lawful(self) -> bool:

@@ -57,12 +57,14 @@ def seen(one: Scenario[Intersection], phase: Phase | None = None, **more: Any) -
     return one.when(LampsSeen(phase=phase or one.agent.phase, number=more.pop("number", one.agent.number), **more))
 
 
-def alive(one: Scenario[Intersection], seconds: float, look_s: float = 0.5) -> Scenario[Intersection]:
-    """Time passes, lamps obey, detectors are heard."""
-    for _ in range(round(seconds / look_s)):
+def alive(one: Scenario[Intersection], seconds: float, *, detectors: bool = True) -> Scenario[Intersection]:
+    """Time passes, lamps obey, detectors are heard if they work."""
+    for _ in range(round(seconds / 0.5)):
         if not one.agent.confirmed:
             seen(one)
-        one.later(seconds=look_s)
+            if detectors and one.agent.phase is Phase.CLEARING:
+                one.when(DetectorsHeard())
+        one.later(seconds=0.5)
     return one
 
 
@@ -122,7 +124,7 @@ def test_time_counts_from_when_the_lamps_were_seen() -> None:
     one = ready()
     until(one, Phase.CLEARING)
     one.later(seconds=CONFIRM_S - 0.1).state(phase=Phase.CLEARING, confirmed=False)
-    seen(one)
+    seen(one).when(DetectorsHeard())
     one.later(seconds=SIZE.clearing_s - 0.1).state(phase=Phase.CLEARING)
     one.later(seconds=0.2).state(phase=Phase.STREET_GREEN)
 
@@ -203,11 +205,34 @@ def history(one: Scenario[Intersection]) -> tuple[Event, ...]:
     return tuple(event for event in kept if isinstance(event, Event))
 
 
+def test_a_controller_that_was_started_anew_begins_with_red() -> None:
+    one = ready()
+    until(one, Phase.STREET_GREEN)
+    seen(one)
+    seen(one, first=True).state(phase=Phase.ALL_RED, because="the controller was started anew", detectors=False)
+    alive(one, 60, detectors=False).state(phase=Phase.ALL_RED)
+    one.when(DetectorsHeard())
+    until(one, Phase.CLEARING)
+    one.state(detectors=False)
+    alive(one, 10, detectors=False).state(phase=Phase.CLEARING)
+    one.when(DetectorsHeard())
+    alive(one, 1).state(phase=Phase.AVENUE_GREEN)
+
+
+def test_a_controller_that_was_started_anew_in_red_waits_as_long_as_ever() -> None:
+    one = ready()
+    alive(one, SIZE.recovery_s - 2)
+    seen(one, first=True).state(phase=Phase.ALL_RED, red_ticks=0)
+    alive(one, 5, detectors=False).state(red_ticks=0)
+    one.when(DetectorsHeard())
+    assert until(one, Phase.CLEARING) >= SIZE.recovery_s - TICK_S
+
+
 def test_detectors_that_say_they_are_broken() -> None:
     one = ready()
     until(one, Phase.STREET_GREEN)
     one.when(DetectorsHeard(working=False)).state(phase=Phase.ALL_RED, because="detectors do not work")
-    alive(one, 40).state(phase=Phase.ALL_RED)
+    alive(one, 40, detectors=False).state(phase=Phase.ALL_RED)
     one.when(DetectorsHeard())
     until(one, Phase.STREET_GREEN)
 
