@@ -11,6 +11,7 @@ from stigmergy.crdt.anti_entropy.machine import Machine
 from stigmergy.crdt.anti_entropy.messages import (
     Acknowledged,
     Ask,
+    Caught,
     Change,
     Digests,
     Frame,
@@ -18,6 +19,8 @@ from stigmergy.crdt.anti_entropy.messages import (
     Message,
     Offer,
     Part,
+    Proof,
+    Shown,
     Signed,
     State,
     Vectors,
@@ -81,6 +84,7 @@ def take(data: bytes) -> None:
 def seeds() -> list[bytes]:
     """A valid datagram of each kind."""
     delta = mint(_set(EMPTY).add("theirs"), EMPTY, THEIRS, 0)
+    other = mint(_set(EMPTY).add("something else"), EMPTY, THEIRS, 0)
     theirs = EMPTY.apply(delta)
     shared = object_id(NAME)
     said: list[Message] = [
@@ -91,14 +95,20 @@ def seeds() -> list[bytes]:
         Offer(body_digest(LONG), len(LONG), 1000, bytes(8)),
         Ask(DIGEST, (0, 1, 2)),
         State(shared, theirs.to_bytes()),
+        Shown(shared, ((OURS, 1, 1, DIGEST), (THEIRS, 1, 2, DIGEST))),
+        Proof(NAME, _change(delta.to_bytes()), _change(other.to_bytes())),
+        Caught((b"somebody",)),
     ]
     frames: list[Frame] = [
         *(Signed(1, b"their key", PEER, write_message(message), b"signature") for message in said),
-        Change(1, b"their key", 1, "Light/them", shared, delta.to_bytes(), b"signature"),
         Part(body_digest(LONG), 0, LONG[:1000]),
         Acknowledged(shared, ((OURS, 1),)),
     ]
-    return [write_frame(frame) for frame in frames]
+    return [_change(delta.to_bytes()), *(write_frame(frame) for frame in frames)]
+
+
+def _change(delta: bytes) -> bytes:
+    return write_frame(Change(1, b"their key", 1, "Light/them", object_id(NAME), delta, b"signature"))
 
 
 def _written(replica: bytes, element: str) -> Store:

@@ -26,6 +26,9 @@ MESSAGES = (
     messages.Offer,
     messages.Ask,
     messages.State,
+    messages.Shown,
+    messages.Proof,
+    messages.Caught,
 )
 FRAMES = (messages.Change, messages.Signed, messages.Part, messages.Acknowledged)
 A, B = b"replicaA", b"replicaB"
@@ -58,6 +61,15 @@ GOLDEN: tuple[tuple[Struct, str], ...] = (
     ),
     (messages.Ask(DIGEST, (0, 5)), "9305c4107369787465656e2062797465732e2e2e920005"),
     (messages.State(OBJECT, b"store"), "9306c4086f626a6563742e38c40573746f7265"),
+    (
+        messages.Shown(OBJECT, ((A, 1, 300, DIGEST),)),
+        "9307c4086f626a6563742e389194c4087265706c6963614101cd012cc4107369787465656e2062797465732e2e2e",
+    ),
+    (
+        messages.Proof("Light.seen/north", b"one", b"other"),
+        "9408b04c696768742e7365656e2f6e6f727468c4036f6e65c4056f74686572",
+    ),
+    (messages.Caught((b"12345678",)), "920991c4083132333435363738"),
 )
 
 

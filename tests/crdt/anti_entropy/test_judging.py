@@ -44,7 +44,7 @@ def adds(member: Member, element: str, store: Store = EMPTY) -> Delta:
 
 def test_two_different_changes_under_one_number_are_caught_by_all() -> None:
     """The liar tells b one thing and c another; b and c find out, and do not blame each other."""
-    fleet = Fleet("a b c d", rules=Rules(grace_intervals=20)).start()
+    fleet = Fleet("a b c d").start()
     fleet.run(1)
     liar = fleet["a"]
     fleet.cut = lambda sender, to: "a" in {sender, to}
@@ -124,8 +124,8 @@ def test_somebody_who_writes_with_our_own_key_is_a_trouble() -> None:
     assert list(b.value()) == ["x"]
 
 
-def test_stores_that_differ_without_a_reason_shut_the_peer_out() -> None:
-    fleet = Fleet("a b", rules=Rules(grace_intervals=3)).start()
+def test_stores_that_differ_without_a_proof_shut_nobody_out() -> None:
+    fleet = Fleet("a b").start()
     fleet.run(1)
     a, b = fleet["a"], fleet["b"]
     b.add("x")
@@ -135,13 +135,14 @@ def test_stores_that_differ_without_a_reason_shut_the_peer_out() -> None:
     a.machine.merged(OBJECT, a.replica().id, a.replica().store, a.moment)
     a.flush()
     a.machine.objects[0].pool.drop_replica(b.replica().id)
-    fleet.run(2)
+    fleet.run(60)
     assert b.machine.counters.shared_divergences == 1
     assert b.machine.objects[0].diverged
-    assert b.machine.quarantined() == []
     assert "holds something else" in b.machine.troubles()[0]
-    fleet.run(4)
-    assert [out.node for out in b.machine.quarantined()] == ["a"]
+    assert a.machine.quarantined() == b.machine.quarantined() == []
+    a.add("and on")
+    fleet.run(2)
+    assert "and on" in b.value()
 
 
 def test_a_divergence_that_goes_away_is_forgotten() -> None:

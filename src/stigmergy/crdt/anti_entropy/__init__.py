@@ -9,6 +9,7 @@ clock.
 3. Whatever was lost, digests find: every interval two nodes compare what they hold, and send what the other lacks; the
    changes if they are still in the buffer, else the whole state, in parts.
 4. A change is handed on only when everything that it builds upon is here. Until then it waits, and that is asked for.
-5. A replica's changes are signed by its node. Who signs two different ones under one number is caught, and shut out.
+5. A replica's changes are signed by its node. Who signs two different ones under one number is caught, and shut out by
+   all who are shown both. Nobody is shut out for holding something else than we do.
 6. Nothing but the durable stores is needed after a crash.
 """

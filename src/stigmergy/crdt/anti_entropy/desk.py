@@ -175,6 +175,8 @@ class Desk:
     def shut_out(self, one: Quarantined) -> None:
         """Takes nothing more from a key."""
         if self.quarantine.put(one):
+            for held in self.held.values():
+                held.let_go(one.key)
             self.trouble(
                 f"shared object '{one.object}': {one.why}; nothing more is taken from node {one.node or 'unknown'} "
                 f"with the key {one.key.hex()} until an operator lifts the quarantine"

@@ -77,6 +77,8 @@ class Held:
         """When each peer was last sent the whole state."""
         self.diverged_ns: dict[str, int] = {}
         """Since when peers that know the same hold something else."""
+        self.shown: dict[str, int] = {}
+        """How many of the signed changes, from the newest on, were named to such peers."""
         self.told: dict[str, bytes] = {}
         """The digest of its store that each peer has last told."""
         self.liars: dict[bytes, None] = {}
@@ -122,6 +124,14 @@ class Held:
     def add(self, kept: Kept) -> int:
         """Puts a change that is on disk here into the pool; how many had to go unused for it."""
         return self._forget(self.pool.add(kept))
+
+    def let_go(self, author: bytes) -> None:
+        """What an author has signed and is neither on disk here nor on its way there is wanted no more."""
+        handed = [kept for local in self.locals.values() for kept in local.handed]
+        waiting = [key for key, kept in self.waiting.items() if kept.key == author and kept not in handed]
+        for key in waiting:
+            del self.waiting[key]
+            self.pool.drop(key)
 
     def _forget(self, gone: list[Kept]) -> int:
         return sum(self.waiting.pop((kept.delta.replica, kept.delta.first), None) is not None for kept in gone)

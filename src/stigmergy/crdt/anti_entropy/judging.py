@@ -2,16 +2,18 @@
 
 A change must be signed by a key that we believe, under a replica's id that follows from that very key; fit the declared
 types; and contradict nothing that the same replica has signed. A state is the word of who sends it: it may not have
-changes of ours that we never made.
+changes of ours that we never made. A proof is two changes that one replica has signed and that contradict each other,
+whoever shows it.
 """
 
 from __future__ import annotations
 
-from stigmergy.crdt.anti_entropy.authorship import delta_statement
+from stigmergy.crdt.anti_entropy.authorship import delta_statement, object_id
 from stigmergy.crdt.anti_entropy.desk import Desk
 from stigmergy.crdt.anti_entropy.held import Held, misfit
-from stigmergy.crdt.anti_entropy.messages import Acknowledged, Change, State, write_frame
+from stigmergy.crdt.anti_entropy.messages import Acknowledged, Change, Proof, State, read_frame, write_frame
 from stigmergy.crdt.anti_entropy.pool import Kept
+from stigmergy.crdt.anti_entropy.proving import Proving
 from stigmergy.crdt.anti_entropy.quarantine import Quarantined
 from stigmergy.crdt.anti_entropy.repairing import Repairing
 from stigmergy.crdt.anti_entropy.rules import Moment
@@ -25,8 +27,9 @@ from stigmergy.crdt.tree import entries_of
 class Judging:
     """What is taken of what others send."""
 
-    def __init__(self, desk: Desk, repairing: Repairing) -> None:
+    def __init__(self, desk: Desk, repairing: Repairing, proving: Proving) -> None:
         self._desk = desk
+        self._proving = proving
         self._repairing = repairing
 
     def change(self, sender: str, change: Change, data: bytes, moment: Moment) -> None:
@@ -49,7 +52,7 @@ class Judging:
             counters.shared_known += 1
             self._owe(held, found, sender, moment)
             return
-        if not self._is_authors(held, change, delta):
+        if not self._is_authors(held.name, change, delta):
             counters.shared_refused += 1
             return
         kept = Kept(data, delta, change.key, sender)
@@ -57,19 +60,19 @@ class Judging:
         if delta.replica in held.locals:
             self._own(held, kept, other)
         elif other is not None:
-            self._caught(held, kept, other, moment)
+            self._proving.found(Proof(held.name, other.data, data), other, kept, moment)
         elif (why := misfit(held.kind, delta)) is not None:
             counters.shared_misfits += 1
             desk.trouble(f"shared object '{held.name}': a change of '{change.address}' does not fit here: {why}")
         else:
             self._take(held, kept, moment)
 
-    def _is_authors(self, held: Held, change: Change, delta: Delta) -> bool:
+    def _is_authors(self, name: str, change: Change, delta: Delta) -> bool:
         """Whether it is signed by the node whose replica this is."""
         desk, fleet = self._desk, self._desk.node.fleet
         if delta.replica != desk.trust.id_of(change.key, change.incarnation, change.address):
             return False
-        statement = delta_statement(fleet, held.name, change.address, change.incarnation, delta, change.delta)
+        statement = delta_statement(fleet, name, change.address, change.incarnation, delta, change.delta)
         return desk.keys.signed_by(change.algorithm, change.key, statement, change.signature)
 
     def _take(self, held: Held, kept: Kept, moment: Moment) -> None:
@@ -118,23 +121,26 @@ class Judging:
             "a new incarnation"
         )
 
-    def _caught(self, held: Held, kept: Kept, other: Kept, moment: Moment) -> None:
-        """Two different changes under one number, both signed. Others are shown both, and judge for themselves."""
-        desk, delta = self._desk, kept.delta
-        held.liars[kept.key] = None
-        held.diverged_ns.clear()
-        desk.shut_out(
-            Quarantined(
-                key=kept.key,
-                node=next((peer.name for peer in desk.peers.all() if peer.key == kept.key), ""),
-                object=held.name,
-                replica=delta.replica,
-                why=f"replica {delta.replica.hex()} has signed two different changes {delta.first} to {delta.last}",
-                since_ns=moment.wall_ns,
-            )
-        )
-        for one in (other, kept):
-            desk.spread(held, one, "", moment.monotonic_ns)
+    # Proofs.
+
+    def proof(self, proof: Proof, moment: Moment) -> None:
+        """Somebody shows that an author has signed two different changes. It is checked, not believed."""
+        one, other = self._proven(proof.name, proof.one), self._proven(proof.name, proof.other)
+        if one is None or other is None or not _contradict(one.delta, other.delta):
+            self._desk.counters.shared_refused += 1
+        elif not self._proving.knows(one.key):
+            self._proving.found(proof, one, other, moment)
+
+    def _proven(self, name: str, data: bytes) -> Kept | None:
+        """The signed change in these bytes; None if it is none, or of another object. Raises BadMessage."""
+        change = read_frame(data)
+        if not isinstance(change, Change) or change.object != object_id(name):
+            return None
+        try:
+            delta = read_delta(change.delta)
+        except BadDelta:
+            return None
+        return Kept(data, delta, change.key, "") if self._is_authors(name, change, delta) else None
 
     # States.
 
@@ -179,6 +185,12 @@ class Judging:
                 self._desk.shut_out(Quarantined(key, sender, held.name, local.replica, why, moment.wall_ns))
                 return True
         return False
+
+
+def _contradict(one: Delta, other: Delta) -> bool:
+    """Whether two changes are of one replica, overlap, and are not the same."""
+    overlap = one.replica == other.replica and one.first <= other.last and other.first <= one.last
+    return overlap and one != other
 
 
 def _stamp_ns_max(store: Store) -> int:

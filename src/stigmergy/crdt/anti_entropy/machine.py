@@ -23,12 +23,15 @@ from stigmergy.crdt.anti_entropy.messages import (
     Acknowledged,
     Ask,
     BadMessage,
+    Caught,
     Change,
     Digests,
     Interests,
     Message,
     Offer,
     Part,
+    Proof,
+    Shown,
     Signed,
     State,
     Vectors,
@@ -38,6 +41,7 @@ from stigmergy.crdt.anti_entropy.messages import (
 )
 from stigmergy.crdt.anti_entropy.peers import Choose, Peer, Way
 from stigmergy.crdt.anti_entropy.pool import Kept
+from stigmergy.crdt.anti_entropy.proving import Proving
 from stigmergy.crdt.anti_entropy.quarantine import Quarantined
 from stigmergy.crdt.anti_entropy.repairing import Repairing
 from stigmergy.crdt.anti_entropy.rules import OBJECTS_COUNT_MAX, Moment, Rules
@@ -53,8 +57,9 @@ class Machine:
 
     def __init__(self, node: Node, trust: Trust, choose: Choose, bytes_max: int, rules: Rules | None = None) -> None:
         self._desk = Desk(node, trust, rules or Rules(), choose, bytes_max)
-        self._repairing = Repairing(self._desk)
-        self._judging = Judging(self._desk, self._repairing)
+        self._proving = Proving(self._desk)
+        self._repairing = Repairing(self._desk, self._proving)
+        self._judging = Judging(self._desk, self._repairing, self._proving)
         self._again_ns: int | None = None
         """When what was declined last is tried again."""
         self._names: dict[str, Held] = {}
@@ -101,7 +106,7 @@ class Machine:
             desk.incoming.drop_peer(gone)
             desk.keys.forget_name(gone)
             for held in self._names.values():
-                for table in (held.owed, held.asked_ns, held.whole_ns, held.diverged_ns, held.told):
+                for table in (held.owed, held.asked_ns, held.whole_ns, held.diverged_ns, held.shown, held.told):
                     table.pop(gone, None)
 
     def _hurry(self, moment: Moment) -> None:
@@ -222,6 +227,12 @@ class Machine:
             case Ask():
                 for part in desk.outgoing.parts(message, now_ns):
                     desk.send([peer.name], write_frame(part), now_ns)
+            case Shown():
+                self._proving.shown(peer, message, moment)
+            case Proof():
+                self._judging.proof(message, moment)
+            case Caught():
+                self._proving.caught(peer, message, moment)
             case _:
                 assert_never(message)
 
@@ -246,6 +257,7 @@ class Machine:
         for peer in desk.peers.due(now_ns):
             if not desk.is_out(peer):
                 self._repairing.send_digests(peer, moment)
+                self._proving.tell(peer, moment)
         for way, sent in desk.outstanding.tick(now_ns):
             self._send_again(way, sent.acknowledged, moment)
         for name, ask in desk.incoming.tick(now_ns):
@@ -380,6 +392,7 @@ class Machine:
         """Lets somebody take part again that was shut out; False if it was not."""
         if not self._desk.quarantine.lift(key):
             return False
+        self._proving.lift(key)
         self._desk.troubles.clear()
         for held in self._names.values():
             held.liars.pop(key, None)

@@ -20,7 +20,7 @@ from blake3 import blake3
 from msgspec import Meta, Struct
 
 from stigmergy.crdt.anti_entropy.authorship import OBJECT_BYTES
-from stigmergy.crdt.anti_entropy.rules import OBJECTS_COUNT_MAX
+from stigmergy.crdt.anti_entropy.rules import KIB, OBJECTS_COUNT_MAX
 from stigmergy.crdt.bounds import COUNTER_MAX, DELTA_BYTES_MAX, REPLICAS_COUNT_HARD_MAX, STORE_BYTES_MAX
 from stigmergy.crdt.causality import Counter, Replica
 from stigmergy.crdt.errors import CrdtError
@@ -37,6 +37,12 @@ NODE_CHARS_MAX = 64
 PARTS_COUNT_MAX = 1 << 20
 ASKED_COUNT_MAX = 256
 DIGESTS_COUNT_MAX = 1_024
+SHOWN_COUNT_MAX = 64
+"""Signed changes that are named to a peer at a time."""
+PROOFS_COUNT_MAX = 64
+"""Authors whose lies are kept as proofs, and told of."""
+NAME_CHARS_MAX = 4_096
+PROVEN_BYTES_MAX = DELTA_BYTES_MAX + 4 * KIB
 NOT_SORTED = "a vector that is not sorted, or counts from 0"
 _BODY_CONTEXT = "stigmergy 2026 body in parts"
 
@@ -146,7 +152,32 @@ class State(Struct, frozen=True, array_like=True, tag=6):
     store: Annotated[bytes, Meta(max_length=STORE_BYTES_MAX)]
 
 
-Message = Interests | Digests | Vectors | Offer | Ask | State
+class Shown(Struct, frozen=True, array_like=True, tag=7):
+    """Some of the signed changes of an object that the sender keeps: it looks for others under their numbers."""
+
+    object: _Object
+    changes: Annotated[tuple[tuple[Replica, Counter, Counter, _Digest], ...], Meta(max_length=SHOWN_COUNT_MAX)]
+    """Replica, first, last, and the digest of the delta."""
+
+
+class Proof(Struct, frozen=True, array_like=True, tag=8):
+    """Two different changes under one number, both signed by one author."""
+
+    name: Annotated[str, Meta(max_length=NAME_CHARS_MAX)]
+    """Of the object, which the receiver may not hold."""
+    one: Annotated[bytes, Meta(max_length=PROVEN_BYTES_MAX)]
+    other: Annotated[bytes, Meta(max_length=PROVEN_BYTES_MAX)]
+    """Both as they travel, with their first byte."""
+
+
+class Caught(Struct, frozen=True, array_like=True, tag=9):
+    """Whose lies are proven to the sender."""
+
+    keys: Annotated[tuple[_ShortDigest, ...], Meta(max_length=PROOFS_COUNT_MAX)]
+    """Digests of the authors' keys, sorted."""
+
+
+Message = Interests | Digests | Vectors | Offer | Ask | State | Shown | Proof | Caught
 Frame = Change | Signed | Part | Acknowledged
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -32,6 +32,10 @@ class Peer(Struct):
     """The last digests that it sent, which were looked at."""
     said: tuple[Digests, bytes] | None = None
     """The last digests that we sent, and the datagram."""
+    caught: tuple[bytes, ...] = ()
+    """Whose lies are proven to it, as it has told."""
+    proved_ns: int = -(1 << 62)
+    """When it was last answered to that."""
     turn: int = 0
     """Where in the objects of both the next digests begin."""
 

@@ -9,8 +9,9 @@ When the pool is full the oldest go, whosever they are. Who lacks one of those i
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
+from stigmergy.crdt.anti_entropy.messages import body_digest
 from stigmergy.crdt.anti_entropy.rules import Rules
 from stigmergy.crdt.causality import Context
 from stigmergy.crdt.delta import Delta
@@ -32,6 +33,11 @@ class Kept:
         self.sender = sender
         """From whom we have it first; empty for our own."""
         self.stamp_ns = delta.stamp_ns_max
+
+    @property
+    def digest(self) -> bytes:
+        """Of what was signed: the same for the same changes, whatever the signature."""
+        return body_digest(self.delta.to_bytes())
 
 
 class Pool:
@@ -64,15 +70,20 @@ class Pool:
     def contradicts(self, kept: Kept) -> Kept | None:
         """One that the same replica has signed, that overlaps with this one and is not the same."""
         delta = kept.delta
-        firsts = self._firsts.get(delta.replica, [])
-        at = max(0, bisect.bisect_right(firsts, delta.first) - 1)
-        for first in firsts[at:]:
-            if first > delta.last:
-                return None
-            other = self._kept[delta.replica, first]
-            if other.delta.last >= delta.first and other.delta != delta:
-                return other
-        return None
+        found = self._overlapping(delta.replica, delta.first, delta.last)
+        return next((other for other in found if other.delta != delta), None)
+
+    def differs(self, replica: bytes, first: int, last: int, digest: bytes) -> Kept | None:
+        """The same for a change of which only the digest is known."""
+        return next((other for other in self._overlapping(replica, first, last) if other.digest != digest), None)
+
+    def _overlapping(self, replica: bytes, first: int, last: int) -> Iterator[Kept]:
+        firsts = self._firsts.get(replica, [])
+        start = max(0, bisect.bisect_right(firsts, first) - 1)
+        for at in firsts[start : bisect.bisect_right(firsts, last)]:
+            other = self._kept[replica, at]
+            if other.delta.last >= first:
+                yield other
 
     def add(self, kept: Kept) -> list[Kept]:
         """Keeps one that contradicts none; returns those that had to go for it."""

@@ -1,9 +1,10 @@
 """Who is shut out: keys and replicas from which nothing more is taken until an operator lifts it. Pure.
 
-Only proven lies lead here: two different changes under one number, a change of ours that we never made, a store that
-differs although its vector is the same. A quarantine lasts until it is lifted or the node is started anew; whoever
-lies again is caught again. It covers what its author signed, by whatever way it comes. What others hold of it already
-comes with their states all the same: their word stands for that.
+Only proven lies lead here: two different changes under one number, signed by one key, or a state, signed by who sends
+it, with a change of ours that we never made. That stores differ proves nothing. A quarantine
+lasts until it is lifted or the node is started anew; then the others show it the proof again. It covers what its author
+signed, by whatever way it comes. What others hold of it already comes with their states all the same: their word stands
+for that.
 """
 
 from __future__ import annotations

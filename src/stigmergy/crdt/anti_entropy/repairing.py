@@ -6,9 +6,11 @@
     Vectors   ->                 if we lack something, too
               <-  changes
 
-Equal vectors with different digests are a divergence. Then both show each other the signed changes that they keep: if
-an author has signed two different ones, it is caught by that. If nothing comes to light within some intervals, it is
-the peer that is shut out.
+Equal vectors with different digests are a divergence: the object is flagged, and both look for an author that has
+signed two different changes (`proving.py`). Neither of the two is blamed for it.
+
+Who lacks changes of an author that is shut out is sent the state instead: such changes are refused one by one, but what
+honest nodes have taken of them before they knew must be the same everywhere, and other changes build upon it.
 """
 
 from __future__ import annotations
@@ -24,23 +26,22 @@ from stigmergy.crdt.anti_entropy.messages import (
     Vectors,
 )
 from stigmergy.crdt.anti_entropy.peers import NOTHING_KNOWN, Peer
-from stigmergy.crdt.anti_entropy.quarantine import Quarantined
+from stigmergy.crdt.anti_entropy.proving import Proving
 from stigmergy.crdt.anti_entropy.rules import Moment
 from stigmergy.crdt.anti_entropy.vectors import epoch_of, understood
 
 DIGEST_ENTRY_BYTES = 28
 """What one object takes in a message with digests."""
 DIGEST_OVERHEAD_BYTES = 256
-EVIDENCE_COUNT_MAX = 64
-"""Signed changes, the newest, that are shown to a peer that holds something else."""
 NO_ANSWER, ANSWER, ANSWER_WHOLE = 0, 1, 2
 
 
 class Repairing:
     """What is compared with peers, and sent for it."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: Desk, proving: Proving) -> None:
         self._desk = desk
+        self._proving = proving
 
     # What is held.
 
@@ -70,6 +71,8 @@ class Repairing:
                 desk.say([peer.name], Interests(desk.interests), now_ns)
             if told.mine != peer.interests:
                 desk.say([peer.name], Digests(desk.interests_digest, peer.interests, ()), now_ns)
+        if told.yours == NOTHING_KNOWN:
+            peer.caught = ()  # it has just come, and knows of nobody
         for one, digest in told.stores:
             held = desk.held.get(one)
             if held is None:
@@ -150,7 +153,7 @@ class Repairing:
     def _send_missing(self, peer: Peer, held: Held, there: dict[bytes, int], moment: Moment) -> None:
         desk = self._desk
         missing = held.pool.lacking(held.store.context, lambda replica: there.get(replica, 0))
-        if missing is None:
+        if missing is None or any(kept.key in desk.quarantine for kept in missing):
             self._send_state(peer, held, moment)
             return
         size_bytes = 0
@@ -184,21 +187,17 @@ class Repairing:
 
     def _compare(self, peer: Peer, held: Held, told: Vectors, moment: Moment) -> None:
         """Both know the same, so both must hold the same."""
-        desk, now_ns = self._desk, moment.monotonic_ns
+        desk = self._desk
         if told.digest == held.store.digest():
             held.diverged_ns.pop(peer.name, None)
             return
         if held.liars:
             return  # it is known why, and no peer is to blame
         if peer.name not in held.diverged_ns:
-            held.diverged_ns[peer.name] = now_ns
+            held.diverged_ns[peer.name] = moment.monotonic_ns
             desk.counters.shared_divergences += 1
             desk.trouble(
-                f"shared object '{held.name}': node {peer.name} knows the same changes and holds something else"
+                f"shared object '{held.name}': node {peer.name} knows the same changes and holds something else; "
+                "who has signed two different ones is looked for, and shut out if that can be proven"
             )
-        for kept in held.pool.all()[-EVIDENCE_COUNT_MAX:]:
-            desk.send([peer.name], kept.data, now_ns)
-        grace_ns = desk.rules.grace_intervals * desk.rules.interval_ns_of(peer.name)
-        if now_ns - held.diverged_ns[peer.name] >= grace_ns and peer.key is not None:
-            why = f"node {peer.name} knows the same changes and holds something else"
-            desk.shut_out(Quarantined(peer.key, peer.name, held.name, b"", why, moment.wall_ns))
+        self._proving.show(peer, held, moment)

@@ -74,8 +74,6 @@ class Rules(Struct, frozen=True):
     """How long such a body is kept after it was last asked for."""
     skew_ns_max: int = SKEW_NS_MAX
     """How far ahead of our clock the stamp of a change may be. One beyond it waits until our clock is there."""
-    grace_intervals: int = 5
-    """So long a divergence may last before the peer is shut out: time to find out whose changes differ."""
     retire_ns: int = 24 * 3600 * SECOND_NS
     """A replica of which nothing new came for so long is retired: vectors name it only by a common digest."""
 
