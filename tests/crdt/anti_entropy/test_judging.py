@@ -60,11 +60,12 @@ def test_two_different_changes_under_one_number_are_caught_by_all() -> None:
         assert any("until an operator lifts the quarantine" in trouble for trouble in fleet[name].machine.troubles())
     # The honest go on, and hear nothing more from the liar.
     fleet.cut = lambda sender, to: False
-    liar.add("more")
+    liar.add("yes", "more")
     fleet["b"].add("honest")
     fleet.run(3)
-    assert "honest" in fleet["c"].value()
-    assert "more" not in fleet["c"].value()
+    for name in "bcd":
+        assert "honest" in fleet[name].value()
+        assert "more" not in fleet[name].value()
     assert fleet["c"].machine.counters.shared_shut_out > 0
 
 
