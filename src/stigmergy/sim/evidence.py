@@ -58,24 +58,20 @@ def check_fleet(fleet: SimFleet) -> list[str]:
 
 
 def check_company(fleet: SimFleet) -> list[str]:
-    """While nodes still run: replicas are equal; nobody is shut out, and nothing has diverged, but for who has lied."""
+    """While nodes still run: replicas are equal; nobody is shut out but liars, and nothing has diverged but by them."""
     found = [f"replicas_converge: {finding}" for finding in fleet.apart()]
-    # Who cannot tell which of two was lied to shuts out the other, and says so: that much is promised, and no more.
-    for name, machine in () if fleet.liars else fleet.machines.items():
-        live = machine.live
-        if live is None or live.companions is None or live.companions.replicas is None:
-            continue
-        shared = live.companions.replicas.standing()
-        found += [f"replicas_converge: {name} says that {one} has diverged" for one in shared.diverged]
-        found += [f"replicas_converge: {name} has shut out {key[:16]}…" for key in shared.quarantined]
+    liars, lies = fleet.keys_of_liars(), fleet.lies.objects
+    for name, shared in fleet.honest_standings():
+        diverged = [one for one in shared.diverged if one not in lies]
+        found += [f"replicas_converge: {name} says that {one} has diverged" for one in diverged]
+        shut_out = [key for key in shared.quarantined if key not in liars]
+        found += [f"only_liars_are_shut_out: {name} has shut out {key[:16]}…, which never lied" for key in shut_out]
     return found
 
 
 def count_shut_out(fleet: SimFleet) -> int:
     """How many keys honest nodes take nothing from any more."""
-    live = [machine.live for name, machine in fleet.machines.items() if name not in fleet.liars]
-    shared = [one.companions.standing().shared for one in live if one is not None and one.companions is not None]
-    return sum(len(one.quarantined) for one in shared if one is not None)
+    return sum(len(shared.quarantined) for _, shared in fleet.honest_standings())
 
 
 def events_of(node: SimNode, shard: int) -> Iterator[tuple[int, Kept]]:

@@ -148,7 +148,7 @@ class _Stage:
         """What is to be said about the run."""
         fleet, world, run = self._fleet, self._world, self._run
         violations = ([] if world is None else world.violations) + self.violations + check_fleet(fleet)
-        counts = {**_count(fleet), "shut out": self._shut_out}
+        counts = {**_count(fleet), "shut out": self._shut_out, "lies": fleet.lies.count}
         return Outcome(
             run.seed,
             run.trace.hexdigest(),

@@ -117,8 +117,8 @@ ALL: tuple[Fault, ...] = (
     DEVICES,
     VERSIONS,
 )
-"""Everything that a fleet must survive with all its promises. A liar is asked for by itself: that it is seen is all
-that is promised then."""
+"""Everything that a fleet must survive with all its promises. A liar is asked for by itself: what it has told
+two honest nodes stays different, so expectations of one's own about such an object do not hold then."""
 EVERY = (*ALL, LIAR)
 NONE: tuple[Fault, ...] = ()
 BY_NAME = {fault.name: fault for fault in EVERY}

@@ -25,6 +25,7 @@ from stigmergy.ports.bus import BusMessage
 from stigmergy.runtime.audit.directories import ShardReading
 from stigmergy.runtime.declaration import Declaration
 from stigmergy.runtime.host import Host
+from stigmergy.runtime.replicas.replicator import SharedStanding
 from stigmergy.runtime.settings import Settings, Snapshots
 from stigmergy.runtime.topics import AGENTS
 from stigmergy.sim.checkers.converging import replicas_converge
@@ -34,7 +35,7 @@ from stigmergy.sim.errors import SimulationError
 from stigmergy.sim.fleet.breaking import Breaking
 from stigmergy.sim.fleet.faults import ALL, Fault, Planned, draw_plan
 from stigmergy.sim.fleet.links import Links, SimBroker, SimBus
-from stigmergy.sim.fleet.lying import begin_to_lie, tell_the_truth
+from stigmergy.sim.fleet.lying import Lies, begin_to_lie, tell_the_truth
 from stigmergy.sim.fleet.machine import MEMORY, SEGMENTS, WRITE_S, Machine, draw_journal
 from stigmergy.sim.fleet.parts import Company
 from stigmergy.sim.fleet.placing import Agents, name_agents, place_agents
@@ -150,6 +151,7 @@ class SimFleet:
         self.liars: dict[str, None] = {}
         """Who has ever lied."""
         self._lying: dict[str, None] = {}
+        self.lies = Lies()
 
     def _plan(self, names: list[str]) -> list[Planned]:
         setup = self.setup
@@ -251,7 +253,7 @@ class SimFleet:
         made = self.company.make(node, host, machine.quality, machine.context)
         for one in made:
             if one.replicas is not None and machine.name in self._lying:
-                begin_to_lie(one.replicas, self.setup.fleet.name, node.signer)
+                begin_to_lie(one.replicas, self.setup.fleet.name, node.signer, self.lies)
         return made
 
     def _bus(self, machine: Machine, broker: MemoryBroker) -> SimBus:
@@ -270,25 +272,42 @@ class SimFleet:
         live = self.machines[name].live
         replicas = None if live is None or live.companions is None else live.companions.replicas
         if replicas is not None and begins:
-            begin_to_lie(replicas, self.setup.fleet.name, self.machines[name].node.signer)
+            begin_to_lie(replicas, self.setup.fleet.name, self.machines[name].node.signer, self.lies)
         elif replicas is not None:
             tell_the_truth(replicas)
 
     def apart(self) -> list[str]:
-        """Which shared objects are not the same on all honest nodes, although none of them says so.
+        """Which shared objects are not the same on all honest nodes, although there is no excuse for it.
 
-        What a liar has told two honest nodes stays different; that must be seen, by a divergence or by shutting it out.
+        What a liar has told two honest nodes stays different. Every honest node must see that, by a divergence or by
+        shutting the liar out; and what nobody has lied about is the same.
         """
-        found = replicas_converge(self.replicas())
-        if not found or not self.liars:
-            return found
-        seen = False
+        replicas = self.replicas()
+        honest = {name: held for name, held in replicas.items() if name not in self.lies.objects}
+        found = replicas_converge(honest)
+        for name in self.lies.objects:
+            standings = self.honest_standings()
+            unseen = [node for node, shared in standings if not shared.quarantined and name not in shared.diverged]
+            apart = replicas_converge({name: replicas.get(name, {})})
+            found += [
+                f"{one}; a liar is behind it, and {', '.join(unseen)} have not seen it" for one in apart if unseen
+            ]
+        return found
+
+    def honest_standings(self) -> list[tuple[str, SharedStanding]]:
+        """What the nodes that run and never lied say about what they share."""
+        found: list[tuple[str, SharedStanding]] = []
         for name, machine in self.machines.items():
             live = machine.live
-            if name not in self.liars and live is not None and live.companions is not None:
-                shared = live.companions.standing().shared
-                seen = seen or (shared is not None and bool(shared.diverged or shared.quarantined))
-        return [] if seen else found
+            replicas = None if live is None or live.companions is None else live.companions.replicas
+            if name not in self.liars and replicas is not None:
+                found.append((name, replicas.standing()))
+        return found
+
+    def keys_of_liars(self) -> list[str]:
+        """The keys that nodes which have lied ever signed with."""
+        machines = [self.machines[name] for name in self.liars]
+        return [node.signer.public_key.hex() for one in machines for node in (*one.past, one.node)]
 
     def replicas(self) -> dict[str, dict[str, bytes]]:
         """Per shared object and place a digest of what is on disk there."""
