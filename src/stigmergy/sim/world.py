@@ -20,12 +20,15 @@ from typing import Any, TypeVar, overload
 from msgspec import Struct
 
 from stigmergy.core.agent import Agent
+from stigmergy.core.claiming import LEDGER
 from stigmergy.core.effects import Order
 from stigmergy.core.errors import ConfigError, UnknownKind
 from stigmergy.core.inputs import Verdict
 from stigmergy.core.messages import Action, Command, Event, spec_of
 from stigmergy.core.state import shard_of
 from stigmergy.runtime.intake import check_address, written
+from stigmergy.runtime.live import Live
+from stigmergy.runtime.permissions import read_asked
 from stigmergy.sim.checkers.progress import Settling
 from stigmergy.sim.fleet.fleet import SimFleet
 from stigmergy.sim.fleet.machine import Machine
@@ -254,7 +257,9 @@ class World:
                 host = live.host
                 # What waits for company on its way to the disk is decided; agents that never rest always have some.
                 waiting = host.mailbox.items
-                owed = sum(shard.state.outbox.count + shard.state.blocks.count for shard in host.shards)
+                owed = sum(shard.state.outbox.count + shard.state.blocks.count for shard in host.shards) - _in_line(
+                    live
+                )
             at_broker = held.held_count(name) if machine.node.broker is not None else 0
             found.append(Settling(name, live is not None, machine.feed.open_count, waiting, owed, at_broker))
         return found
@@ -368,6 +373,23 @@ def _wrong(check: Check) -> str | None:
         return "it does not hold" if check() is False else None
     except AssertionError as error:
         return str(error).partition("\n")[0] or "it does not hold"
+
+
+def _in_line(live: Live) -> int:
+    """How many questions of its agents stand in line at the ledger behind a holder who need not ever go.
+
+    A fleet may live on so: each is denied when its time is over, and only then it is late.
+    """
+    claims = None if live.companions is None else live.companions.claims
+    if claims is None:
+        return 0
+    waits = {
+        (belief.agent, belief.claim): None
+        for belief in claims.beliefs()
+        if belief.asking and not belief.holds and belief.left_s > 0 and claims.folded.resource(belief.resource).queue
+    }
+    owed = (pending for shard in live.host.shards for pending in shard.state.outbox.owed() if pending.sink == LEDGER)
+    return sum((pending.agent, read_asked(pending).claim) in waits for pending in owed)
 
 
 def _is_settled(one: Settling) -> bool:

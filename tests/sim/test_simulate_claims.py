@@ -1,0 +1,52 @@
+"""Claims in simulated fleets whose agents never rest: who waits in line is no finding, who waits too long is one."""
+
+import pytest
+
+from stigmergy import Agent, Claim, Command, Denied, Effects, Event, Events, Fleet, Ordered, decide, ordered, react
+from stigmergy.runtime.claims.desk import Desk
+from stigmergy.sim import NONE, World, simulate
+from stigmergy.sim.simulating import SimulationFailed
+
+
+class Stay(Command):
+    pass
+
+
+class StayWanted(Event):
+    pass
+
+
+class Guest(Agent):
+    """Never gives back what it has, and asks again for what it does not get."""
+
+    room: Ordered[Claim] = ordered(of="room")
+
+    @decide
+    def stay(self, command: Stay) -> Events:
+        yield StayWanted()
+
+    @react
+    def ask(self, event: StayWanted | Denied) -> Effects:
+        yield self.room.claim(for_s=3, wait_s=20, renew=True)
+
+
+hotel = Fleet("hotel", agents=[Guest])
+
+
+@simulate(hotel, agents=3, nodes=3, seeds=2, faults=NONE, for_s=10.0, heal_s=30.0)
+async def test_who_stands_in_line_for_ever_keeps_no_fleet_from_its_end(world: World) -> None:
+    for guest in world.agents:
+        await world.send(guest, Stay())
+    world.eventually(world.converged, within_s=10)
+
+
+@simulate(hotel, agents=3, nodes=3, seeds=1, faults=NONE, for_s=22.0, heal_s=10.0)
+async def everybody_stays(world: World) -> None:
+    for guest in world.agents:
+        await world.send(guest, Stay())
+
+
+def test_a_question_that_is_never_denied_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Desk, "_tick", lambda self, claim, now_ns: False)
+    with pytest.raises(SimulationFailed, match="1 still owed"):
+        everybody_stays()
