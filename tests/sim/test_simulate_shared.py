@@ -11,7 +11,6 @@ from stigmergy.crdt.anti_entropy.peers import Peer
 from stigmergy.crdt.anti_entropy.proving import Proving
 from stigmergy.crdt.anti_entropy.quarantine import Quarantined
 from stigmergy.crdt.anti_entropy.rules import Moment
-from stigmergy import Agent, Claim, Command, Denied, Effects, Event, Events, Fleet, Ordered, decide, ordered, react
 from stigmergy.crdt.delta import Delta
 from stigmergy.crdt.store import Store
 from stigmergy.runtime.claims import observing
