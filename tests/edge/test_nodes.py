@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from stigmergy import Fleet
+from stigmergy.adapters.control import ControlClient
 from stigmergy.adapters.mqtt import open_bus
 from stigmergy.adapters.system import SystemEntropy
 from stigmergy.core.cloudevents import CloudEvent, read_event
@@ -24,7 +25,7 @@ from stigmergy.testing.brokers import Broker
 from stigmergy.testing.proxy import LinkProxy
 from tests.runtime.fleets import Drone, Measured, Monitor, cloud
 
-WAIT_S_MAX = 60.0
+WAIT_S_MAX = 120.0
 
 GROUND = """
 from stigmergy import Agent, Event, Fleet, evolve, within
@@ -90,19 +91,17 @@ class Ground:
         process.communicate(timeout=WAIT_S_MAX)
         return process.returncode
 
-    def ask(self, *arguments: str) -> Any:
-        done = subprocess.run(
-            [sys.executable, "-m", "stigmergy", *arguments, "--json"],
-            cwd=self._folder,
-            capture_output=True,
-            text=True,
-            timeout=WAIT_S_MAX,
-            check=True,
-        )
-        return json.loads(done.stdout)
+    def ask(self, **request: str) -> Any:
+        """Asks the node directly, which is quicker than a process for each question."""
+        (socket,) = self._folder.glob("*.sock")
+        client = ControlClient(socket)
+        try:
+            return json.loads(next(client.ask(json.dumps({"v": 1, **request}).encode() + b"\n")))["ok"]
+        finally:
+            client.close()
 
     def numbers(self) -> list[int]:
-        found: list[int] = self.ask("state", "Monitor/1")["state"]["numbers"]
+        found: list[int] = self.ask(do="state", agent="Monitor/1")["state"]["numbers"]
         return found
 
 
@@ -130,7 +129,7 @@ async def drone(folder: Path, broker: Broker) -> AsyncIterator[Live]:
         yield live
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(400)
 async def test_what_is_published_arrives_once_although_the_receiver_is_killed(tmp_path: Path, broker: Broker) -> None:
     ground = Ground(tmp_path / "ground", broker)
     await asyncio.to_thread(ground.start)
@@ -150,7 +149,7 @@ async def test_what_is_published_arrives_once_although_the_receiver_is_killed(tm
 
         await wait_until(all_there, "all of it at the other node")
         assert await asyncio.to_thread(ground.numbers) == list(range(150))
-        status = await asyncio.to_thread(ground.ask, "status")
+        status = await asyncio.to_thread(ground.ask, do="status")
         assert status["counters"]["skipped"] == 0
         assert status["dead_letters"] == 0
         assert await asyncio.to_thread(ground.end) == 0
@@ -158,7 +157,7 @@ async def test_what_is_published_arrives_once_although_the_receiver_is_killed(tm
         await asyncio.to_thread(ground.end)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(400)
 async def test_what_was_published_offline_leaves_when_the_broker_is_back(tmp_path: Path, broker: Broker) -> None:
     ground = Ground(tmp_path / "ground", broker)
     await asyncio.to_thread(ground.start)
@@ -211,7 +210,7 @@ async def test_a_command_over_the_broker_is_answered_there(tmp_path: Path, broke
         await pilot.close()
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(400)
 async def test_links_that_are_cut_again_and_again_lose_nothing(tmp_path: Path, broker: Broker) -> None:
     chance = random.Random(7)
     proxies = (LinkProxy(broker.port), LinkProxy(broker.port))
