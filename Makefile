@@ -37,7 +37,7 @@ test: setup ## Run the tests (ARGS="-k name -x" goes to pytest).
 	$(BIN)/python -m pytest $(ARGS)
 
 cover: setup ## Run the tests and fail unless every branch of core and crdt is covered.
-	$(BIN)/python -m pytest --cov --cov-report=term-missing:skip-covered $(ARGS)
+	STIGMERGY_EXAMPLES=100 $(BIN)/python -m pytest --cov --cov-report=term-missing:skip-covered $(ARGS)
 
 prove: setup .venv/.prove ## Run the long proofs (ARGS goes to proofs).
 	$(BIN)/python -m proofs $(ARGS)

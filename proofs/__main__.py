@@ -61,7 +61,7 @@ ROWS = (
     Row("ring_kill", "", 1),
     Row("processes", "", 4),
     Row("membership", "", 8),
-    Row("long_tests", "", 2),
+    Row("long_tests", "", 10),
 )
 BY_NAME = {row.name: row for row in ROWS}
 

@@ -1,19 +1,23 @@
-"""The tests that take too long for every run: those that are marked `prove`."""
+"""The tests that take too long for every run: those that are marked `prove`, and properties with many examples."""
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 
 from proofs.report import Proof
 
+EXAMPLES = 500
+EXAMPLES_QUICK = 100
+
 
 def prove(*, quick: bool = False) -> Proof:
-    """Runs them, with pytest; there are few, so `quick` runs them all as well."""
-    del quick
-    command = [sys.executable, "-m", "pytest", "-q", "-n=0", "-m", "prove", "-p", "no:randomly"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    """Runs them, with pytest; there are few marked ones, so `quick` runs them all as well."""
+    command = [sys.executable, "-m", "pytest", "-q", "-n=0", "-m", "prove or hypothesis", "-p", "no:randomly"]
+    environment = {**os.environ, "STIGMERGY_EXAMPLES": str(EXAMPLES_QUICK if quick else EXAMPLES)}
+    done = subprocess.run([*command, "--timeout=3600"], capture_output=True, text=True, check=False, env=environment)
     said = done.stdout.strip().splitlines() or [done.stderr.strip()]
     passed = re.search(r"(\d+) passed", said[-1])
     return Proof(

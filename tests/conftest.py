@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-settings.register_profile("ours", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+EXAMPLES = int(os.environ.get("STIGMERGY_EXAMPLES", "50"))
+"""Of each property, where it does not say how many itself; `make prove` draws many more (proofs/long_tests.py)."""
+settings.register_profile("ours", deadline=None, max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ours")
 os.environ.setdefault("STIGMERGY_CACHE", str(Path(__file__).resolve().parents[1] / "build" / "compiled"))
 LONG = (
@@ -18,7 +20,9 @@ LONG = (
     "tests/bench/test_",
     "tests/apps/edge_agent/test_demo.py",
     "tests/edge/test_uplink.py",
+    "tests/edge/test_nodes.py",
     "tests/cli/test_rings.py",
+    "tests/cli/test_company.py::test_a_disk",
     "tests/proofs/test_column_kill.py",
 )
 """Tests that take ten seconds and more, by the beginnings of their names."""

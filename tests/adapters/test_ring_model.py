@@ -134,6 +134,9 @@ class FileRingMachine(RingMachine):
     on_file = True
 
 
-@pytest.mark.parametrize(("machine", "examples"), [(RingMachine, 150), (FileRingMachine, 40)])
+@pytest.mark.parametrize(
+    ("machine", "examples"),
+    [(RingMachine, 50), (FileRingMachine, 20), pytest.param(RingMachine, 1_000, marks=pytest.mark.prove)],
+)
 def test_ring_is_a_list_with_two_marks(machine: type[RingMachine], examples: int) -> None:
     run_state_machine_as_test(machine, settings=settings(max_examples=examples, stateful_step_count=60))

@@ -9,7 +9,7 @@ from stigmergy.adapters.segments.frames import HEADER_BYTES, Kind, frames_anywhe
 from stigmergy.sim.damage_trial import Image, Outcome, Victim, examine, flip, make_victim
 from stigmergy.sim.journal_trial import open_segments
 
-SAMPLES = 150
+SAMPLES = 75
 KEY = bytes(32)
 MARK = "fleet/mark"
 FINE = (Outcome.INTACT, Outcome.REFUSED)

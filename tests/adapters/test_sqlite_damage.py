@@ -9,7 +9,7 @@ from stigmergy.adapters.sqlite.wal import FRAME_HEADER_BYTES, HEADER_BYTES, Wal,
 from stigmergy.sim.damage_trial import DATABASE, MARK, WAL, Image, Outcome, Victim, examine, flip, make_victim
 from stigmergy.sim.disk import SimDisk
 
-SAMPLES = 150
+SAMPLES = 75
 
 
 @pytest.fixture(scope="module")

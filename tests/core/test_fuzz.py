@@ -85,7 +85,7 @@ def only(call: Callable[[bytes], Any], data: bytes, *allowed: type[Exception]) -
         call(data)
 
 
-FUZZ = settings(max_examples=150, deadline=2_000)
+FUZZ = settings(deadline=20_000)
 
 
 @FUZZ
