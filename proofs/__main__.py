@@ -43,6 +43,7 @@ ROWS = (
     Row("column_disk", "2-4", 8),
     Row("simulation", "5", 60),
     Row("fleets", "5, 6, 21", 60),
+    Row("traffic", "21", 20),
     Row("exhaustive", "5", 3),
     Row("determinism", "6", 1),
     Row("planted", "7", 8),
