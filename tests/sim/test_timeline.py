@@ -5,6 +5,7 @@ import re
 
 from stigmergy.sim.fleet.fleet import Setup
 from stigmergy.sim.page import write_page
+from stigmergy.sim.scenarios import garage
 from stigmergy.sim.simulating import run_seed
 from stigmergy.sim.timeline import Chronicle, Entry, render
 from stigmergy.sim.world import World
@@ -57,6 +58,16 @@ def test_what_is_left_out_is_said_and_a_finding_is_in_sight() -> None:
     assert "… 53 entries after" in text
     assert len(made.entries) == 100
     assert render(Chronicle({"node-1": []})) == "nothing happened"
+
+
+def test_what_is_shared_and_claimed_is_in_the_timeline() -> None:
+    setup = Setup(fleet=garage.fleet, agents=3, nodes=3, for_s=12.0, faults=())
+    chronicle = run_seed(setup, 1, garage.drive, chronicle=True).chronicle
+    assert chronicle is not None
+    kept = [entry.text for entry in chronicle.entries if entry.kind == "kept"]
+    for beginning in ("SharedChanged(inside +car-", "Merged(inside +car-", "Merged(inside -", "Granted(claim='gate'"):
+        assert any(text.startswith(beginning) for text in kept), beginning
+    assert not any("SignerEnrolled" in text for text in kept)
 
 
 def test_a_page_has_everything_in_it_and_loads_nothing() -> None:

@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
 from msgspec import Struct, structs
 
 from stigmergy.adapters.memory_bus import MemoryBroker
 from stigmergy.core.codec import tag_of
 from stigmergy.core.commit import Group
 from stigmergy.core.effects import Order
+from stigmergy.core.supervision import SHARD_ADDRESS
 from stigmergy.core.walking import walk
 from stigmergy.ports.bus import BusMessage
 from stigmergy.runtime.audit.directories import ShardReading
@@ -39,6 +39,7 @@ from stigmergy.sim.fleet.lying import Lies, begin_to_lie, tell_the_truth
 from stigmergy.sim.fleet.machine import MEMORY, SEGMENTS, WRITE_S, Machine, draw_journal
 from stigmergy.sim.fleet.parts import Company
 from stigmergy.sim.fleet.placing import Agents, name_agents, place_agents
+from stigmergy.sim.fleet.wording import shown
 from stigmergy.sim.network import Network
 from stigmergy.sim.node import Part, SimNode
 from stigmergy.sim.run import Run
@@ -50,9 +51,6 @@ DISKS_MAX = 5
 """So many machines have a simulated disk; the others keep their log in memory, which is a hundred times faster."""
 MS = 1_000
 HOLDERS_LOOK_S = 0.05
-SHOWN_CHARS_MAX = 160
-TAG_FIELDS = ("type",)
-FRAMEWORK = "stigmergy."
 
 
 class Setup(Struct, frozen=True, kw_only=True):
@@ -366,7 +364,7 @@ class SimFleet:
                     self.freshness.setdefault(machine.name, []).append(
                         Freshness(now_ns, kept.address, kept.tag, kept.body)
                     )
-                if self.chronicle is not None and not kept.tag.startswith(FRAMEWORK):
+                if self.chronicle is not None and kept.address != SHARD_ADDRESS:
                     self.note(machine.name, "kept", shown(kept.body), kept.address)
 
     def _fault(self, planned: Planned, begins: bool) -> None:
@@ -397,16 +395,6 @@ class SimFleet:
             hear(machine, order)
         if self.chronicle is not None:
             self.note(machine.name, "order", repr(order.effect), agent=order.agent)
-
-
-def shown(body: bytes) -> str:
-    """A message for people: its name and its fields, cut to a length."""
-    fields = msgspec.msgpack.decode(body)
-    if not isinstance(fields, dict):
-        return tag_of(body).partition("@")[0]
-    name = tag_of(body).partition("@")[0]
-    told = ", ".join(f"{key}={value!r}" for key, value in fields.items() if key not in TAG_FIELDS)
-    return f"{name}({told})"[:SHOWN_CHARS_MAX]
 
 
 def _settings(settings: Settings, snapshot_every: int | None) -> Settings:
