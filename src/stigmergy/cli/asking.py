@@ -7,13 +7,28 @@ from pathlib import Path
 from typing import Any
 
 from stigmergy.core.errors import NotRunning, TooLarge
-from stigmergy.runtime.protocol import REQUEST_BYTES_MAX, AnyRequest, read_reply, write_request
+from stigmergy.runtime.protocol import (
+    REQUEST_BYTES_MAX,
+    AnyRequest,
+    Claims,
+    Letters,
+    Quarantine,
+    Roster,
+    Shared,
+    Status,
+    read_reply,
+    write_request,
+)
 from stigmergy.wiring import ControlClient
+
+LOOK_S_MAX = 10.0
+"""A node that runs has an answer to these at once; who looks at one that hangs is to learn that it does."""
+LOOKS = (Status, Shared, Quarantine, Claims, Letters, Roster)
 
 
 def ask(path: Path, request: AnyRequest) -> Any:
     """The one answer to a request; raises what the node refuses with."""
-    client = ControlClient(path)
+    client = _client(path, request)
     try:
         for line in client.ask(_line(request)):
             return read_reply(line).ok
@@ -24,7 +39,7 @@ def ask(path: Path, request: AnyRequest) -> Any:
 
 def ask_stream(path: Path, request: AnyRequest) -> Iterator[Any]:
     """The items that answer a request, as they come."""
-    client = ControlClient(path)
+    client = _client(path, request)
     try:
         for line in client.ask(_line(request)):
             reply = read_reply(line)
@@ -33,6 +48,10 @@ def ask_stream(path: Path, request: AnyRequest) -> Iterator[Any]:
             yield reply.item
     finally:
         client.close()
+
+
+def _client(path: Path, request: AnyRequest) -> ControlClient:
+    return ControlClient(path, timeout_s=LOOK_S_MAX) if isinstance(request, LOOKS) else ControlClient(path)
 
 
 def _line(request: AnyRequest) -> bytes:
