@@ -33,8 +33,9 @@ def _change(shared: dict[str, Any]) -> str:
     words = [shared["field"]]
     for change in shared.get("changes", [shared]):
         for added in change["added"]:
-            value = added.get("total", added.get("value", ""))
-            words.append(f"+{_place(added['at'])}{'' if value == '' else f'={value}'}")
+            place = _place(added["at"])
+            values = [f"={added[key]}" for key in ("total", "value") if key in added]
+            words.append("".join([*(["+", place] if place else []), *values]))
         words += [f"-{_place(path)}" for path in change["removed"]]
     if "state_bytes" in shared:
         words.append(f"and a state of {shared['state_bytes']} bytes")
