@@ -23,7 +23,7 @@ PROMISED = {
 }
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(400)
 def test_runs_and_prints_what_is_promised(tmp_path: Path) -> None:
     figures = edge.run(argparse.Namespace(quick=True, directory=tmp_path))
     assert figures.keys() >= PROMISED

@@ -100,6 +100,7 @@ def test_targets_compare_in_the_right_direction() -> None:
     assert not latency.met({"p99_over_fdatasync": 3.1})
 
 
+@pytest.mark.prove
 @pytest.mark.timeout(120)
 def test_a_quick_run_gives_all_figures(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "stigmergy.bench", "--quick", "--json", "--directory", str(tmp_path)]

@@ -15,6 +15,7 @@ from stigmergy.sim.node import SimNode
 from tests.runtime.uplink.stage import ALL, RULE, Moved, Stage, copy_of, restore, twins
 
 ME = Sender("delivery", "local", "device")
+MORE_SEEDS = (0, 4, 6, 7, 8, 9, 10, 11)
 
 
 def test_what_the_rule_lets_through_arrives() -> None:
@@ -83,7 +84,7 @@ async def trouble(stage: Stage, chance: random.Random, seconds: int) -> None:
                 await node.start()
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", [1, 2, 3, 5, *(pytest.param(seed, marks=pytest.mark.prove) for seed in MORE_SEEDS)])
 def test_random_trouble(seed: int) -> None:
     chance = random.Random(seed)
     broker = MemoryBroker(redeliver_after_s=chance.choice([None, 2.0, 30.0]))
