@@ -82,7 +82,7 @@ def provable(fleet: Fleet, honest: list[str]) -> bool:
     return False
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(9))
 def test_one_liar_is_caught_whenever_it_can_be_proven_and_splits_nobody(seed: int) -> None:
     chance = random.Random(seed)
     fleet = Fleet(list("abcdefg"[: chance.randrange(3, 8)]), seed, Rules(interval_ns=500 * MILLISECOND_NS))
@@ -113,7 +113,7 @@ def test_one_liar_is_caught_whenever_it_can_be_proven_and_splits_nobody(seed: in
         fleet.run(chance.random() / 2)
         could = could or provable(fleet, honest)
     fleet.loss = 0.0
-    fleet.run(30)
+    fleet.run(12)
     liar = fleet[LIAR].key
     for name in honest:
         assert keys_out(fleet[name]) in ([], [liar])
@@ -123,7 +123,7 @@ def test_one_liar_is_caught_whenever_it_can_be_proven_and_splits_nobody(seed: in
     for name in honest:
         fleet[name].add(f"after {name}", name=OTHER)
         fleet[name].add(f"after {name}")
-    fleet.run(10)
+    fleet.run(6)
     others = [fleet[name].replica(OTHER).store for name in honest]
     assert all(store == others[0] for store in others)
     for name in honest:

@@ -8,6 +8,10 @@
 
 A proof is two signed changes and needs nobody's word. That stores differ proves nothing about the two who hold them:
 both may have been lied to. So nobody is shut out for that; the object is flagged, and the search goes on.
+
+Only whole changes are evidence, as long as the pool keeps them. The digest and signature of one that had to go would
+convince ourselves and nobody else: the signature is over the whole change. And who shuts an author out alone parts from
+the honest who go on to take its changes, and from all that builds upon those.
 """
 
 from __future__ import annotations
