@@ -23,7 +23,9 @@ BLOCK = 5
 """Programs that one test tries."""
 
 
-@pytest.mark.parametrize("block", range(8))
+@pytest.mark.parametrize(
+    "block", [0, 2, 3, 4, *(pytest.param(block, marks=pytest.mark.prove) for block in (1, 5, 6, 7))]
+)
 def test_random_agents_agree(block: int, tmp_path: Path) -> None:
     for seed in range(block * BLOCK, (block + 1) * BLOCK):
         try_seed(seed, tmp_path, inputs=60)
