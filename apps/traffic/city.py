@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from functools import partial
-from weakref import WeakKeyDictionary
 
 from apps.traffic.cabinet import Cabinet
 from apps.traffic.grid import grid
@@ -38,11 +37,15 @@ class Roadside:
 
     def __init__(self, geometry: Geometry | None = None) -> None:
         self._geometry = geometry or Geometry()
-        self._by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Cabinet]] = WeakKeyDictionary()
+        self._by_loop: dict[asyncio.AbstractEventLoop, dict[str, Cabinet]] = {}
 
     def __getitem__(self, name: str) -> Cabinet:
         loop = asyncio.get_running_loop()
-        cabinets = self._by_loop.setdefault(loop, {})
+        cabinets = self._by_loop.get(loop)
+        if cabinets is None:
+            # Cabinets hold on to their loop, and with it to all of a simulated town: those of towns that are over go.
+            self._by_loop = {one: kept for one, kept in self._by_loop.items() if not one.is_closed()}
+            cabinets = self._by_loop[loop] = {}
         if name not in cabinets:
             cabinets[name] = Cabinet(name, loop.time, self._geometry)
         return cabinets[name]

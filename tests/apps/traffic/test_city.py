@@ -166,3 +166,15 @@ def test_people_stop_it() -> None:
         await corner.stop(clocks)
 
     corner.run.run(scene())
+
+
+def test_a_town_that_is_over_is_not_kept() -> None:
+    roadside = Roadside()
+
+    async def ask() -> None:
+        _ = roadside["r0c0"]
+        assert len(roadside.all()) == 1
+
+    for _ in range(3):
+        asyncio.run(ask())
+    assert len(roadside._by_loop) == 1
