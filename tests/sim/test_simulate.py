@@ -313,3 +313,9 @@ def test_fleets_are_not_changed_by_being_simulated() -> None:
     assert {name: id(value) for name, value in vars(mine).items()} == before
     assert isinstance(mine, Fleet)
     assert Switched(on=True).on
+
+
+def test_a_fault_that_was_not_drawn_cannot_be_kept() -> None:
+    setup = Setup(fleet=fleet, agents=2, faults=ALL, for_s=3.0, keep=(99,))
+    with pytest.raises(ConfigError, match=r"keep 99: this seed draws \d+ faults"):
+        run_seed(setup, 1)

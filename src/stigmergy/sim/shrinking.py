@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from msgspec import Struct, structs
 
+from stigmergy.core.errors import ConfigError
 from stigmergy.sim.campaign import Options
 from stigmergy.sim.scenario import Scenario
 from stigmergy.sim.simulating import Outcome, run_seed
@@ -68,7 +69,10 @@ class Shrinking:
         self._runs += 1
         self._tried(self._runs)
         scenario = options.apply(self._scenario)
-        outcome = run_seed(scenario.setup, self._outcome.seed, scenario.test)
+        try:
+            outcome = run_seed(scenario.setup, self._outcome.seed, scenario.test)
+        except ConfigError:  # with other nodes the seed draws other faults, and not all that are to be kept
+            return False
         if not any(kind_of(violation) == self._wanted for violation in outcome.violations):
             return False
         self._best, self._outcome = options, outcome

@@ -54,7 +54,8 @@ def check_mark(heads: Mapping[int, Head], identity: JournalIdentity, mark: Mark 
     if found < mark.position:
         raise JournalCorrupt(
             f"{path}: shard {mark.shard} was acknowledged up to {mark.position}, found {found}; "
-            "restore the journal from a copy, or, if this is a restored copy, give it an incarnation of its own"
+            "restore the journal from a copy, or, if this is a restored copy, give it an incarnation of its own "
+            "(renew_incarnation; docs/running.md, Copies)"
         )
 
 

@@ -19,6 +19,7 @@ from stigmergy.adapters.memory_bus import MemoryBroker
 from stigmergy.core.codec import tag_of
 from stigmergy.core.commit import Group
 from stigmergy.core.effects import Order
+from stigmergy.core.errors import ConfigError
 from stigmergy.core.supervision import SHARD_ADDRESS
 from stigmergy.core.walking import walk
 from stigmergy.ports.bus import BusMessage
@@ -157,6 +158,12 @@ class SimFleet:
         has += ["replicas", "liar"] if self.company.shares else []
         chance = self.run.chance("plan")
         plan = draw_plan(setup.faults, chance, names, int(setup.for_s * MS), has=has)
+        known = {one.number: None for one in plan}
+        if unknown := [number for number in setup.keep or () if number not in known]:
+            raise ConfigError(
+                f"keep {', '.join(map(str, unknown))}: this seed draws {len(plan)} faults, with the numbers "
+                f"{min(known, default=0)} to {max(known, default=0)}; take those that a timeline names"
+            )
         disks = [machine.name for machine in self.machines.values() if machine.journal != MEMORY]
         of_disks = {fault.name: None for fault in setup.faults if fault.needs == "disk"}
         plan = [one for one in plan if one.fault not in of_disks or one.node in disks]
