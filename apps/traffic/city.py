@@ -115,8 +115,7 @@ def make_fleet(roadside: Roadside, kind: type[Intersection] = Intersection) -> F
         while True:
             seen = cabinet.seen(first=first)
             if seen is not None and first:
-                await feed.send(seen)
-                first = False
+                first = not await is_kept(feed, seen)
             elif seen is not None:
                 feed.push(seen)
             await cabinet.wait_changed(HEARTBEAT_S)
@@ -127,12 +126,10 @@ def make_fleet(roadside: Roadside, kind: type[Intersection] = Intersection) -> F
         cabinet = roadside[feed.agent]
         while True:
             event = await cabinet.wait_detected()
-            try:
-                await feed.send(event)
-            except StigmergyError:  # stopped, or overloaded, or not known whether it was kept: it is said once more
-                await asyncio.sleep(PAUSE_S)
-            else:
+            if await is_kept(feed, event):
                 cabinet.taken(event)
+            else:
+                await asyncio.sleep(PAUSE_S)
 
     @fleet.loop(kind, every_s=ALIVE_S, safe=lambda name: roadside[name].make_safe())
     def alive(tick: Tick[Intersection]) -> None:
@@ -152,6 +149,15 @@ def make_fleet(roadside: Roadside, kind: type[Intersection] = Intersection) -> F
         roadside.of(order).clear()
 
     return fleet
+
+
+async def is_kept(feed: Feed, event: Event) -> bool:
+    """Hands on what must not be lost. If not: stopped, or overloaded, or nobody knows; it is to be said once more."""
+    try:
+        await feed.send(event)
+    except StigmergyError:
+        return False
+    return True
 
 
 roadside = Roadside()
