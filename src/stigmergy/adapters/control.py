@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -174,7 +174,7 @@ class ControlClient:
         self._socket = connected(path, timeout_s)
         self._file = self._socket.makefile("rb")
 
-    def ask(self, request: bytes) -> Iterator[bytes]:
+    def ask(self, request: bytes) -> Generator[bytes, None, None]:
         """Sends a line; the lines that come back, for as long as the caller takes them. Raises NotRunning."""
         try:
             self._socket.sendall(request)

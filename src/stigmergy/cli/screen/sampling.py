@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -85,13 +86,15 @@ class Sampler:
 def _asked(client: ControlClient, request: AnyRequest) -> list[Any]:
     """The answer to a request, or all the items of one."""
     items: list[Any] = []
-    for line in client.ask(write_request(request)):
-        reply = read_reply(line)
-        if reply.ok is not None:
-            return [reply.ok]
-        if reply.end is not None:
-            break
-        items.append(reply.item)
+    # Closed by us, not by being forgotten: a Ctrl-C while Python tidies up a generator goes unheard.
+    with closing(client.ask(write_request(request))) as lines:
+        for line in lines:
+            reply = read_reply(line)
+            if reply.ok is not None:
+                return [reply.ok]
+            if reply.end is not None:
+                break
+            items.append(reply.item)
     return items
 
 
