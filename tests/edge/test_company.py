@@ -203,3 +203,11 @@ async def test_what_cannot_be_opened_is_said(tmp_path: Path, arguments: dict[str
     with pytest.raises(ConfigError, match=said):
         async with fleet.running(journal=f"sqlite:{tmp_path / 'x.db'}", **arguments):  # type: ignore[arg-type]
             pass
+
+
+async def test_agents_of_one_node_share_without_a_bus_or_a_mesh(tmp_path: Path) -> None:
+    async with fleet.running(journal=f"sqlite:{tmp_path / 'alone.db'}") as live:
+        await live.observe(ONE, Arrived(vehicle="V-1"))
+        await live.observe(TWO, Arrived(vehicle="V-2"))
+        await wait_until(lambda: vehicles(live, ONE) == vehicles(live, TWO) == ["V-1", "V-2"])
+        assert live.standing().troubles == []

@@ -89,8 +89,10 @@ async def test_who_is_shut_out(tmp_path: Path) -> None:
 
 async def test_without_company_it_is_said_what_to_do(tmp_path: Path) -> None:
     async with fleet.running(journal=f"sqlite:{tmp_path / 'gates.db'}") as live:
-        for desk in (CompanyDesk(live.companions), CompanyDesk(None)):
-            with pytest.raises(ConfigError, match="give --bus or --mesh"):
-                desk.shared(protocol.Shared())
+        alone, nobody = CompanyDesk(live.companions), CompanyDesk(None)
+        assert list(alone.shared(protocol.Shared())) == []  # its own agents would share, and there are none yet
+        with pytest.raises(ConfigError, match="give --bus or --mesh"):
+            nobody.shared(protocol.Shared())
+        for desk in (alone, nobody):
             with pytest.raises(ConfigError, match="give --ledger"):
                 desk.claims(protocol.Claims())

@@ -17,6 +17,7 @@ from stigmergy.ports.clock import Entropy
 from stigmergy.ports.ledger import Ledger
 from stigmergy.ports.mesh import Mesh
 from stigmergy.ports.trust import Signer
+from stigmergy.runtime.alone import Alone
 from stigmergy.runtime.claims import Claims, ClaimsStanding
 from stigmergy.runtime.claims.shell import life_of
 from stigmergy.runtime.host import Host
@@ -27,6 +28,7 @@ from stigmergy.runtime.presence import Member
 from stigmergy.runtime.replicas.replicator import Replicator, SharedStanding
 
 LIFE_BYTES = 4
+ALONE = "alone"
 
 Names = Callable[[], Sequence[str]]
 """Who is there, as a transport with presence knows it."""
@@ -41,7 +43,7 @@ class Company(Struct, frozen=True):
 
 
 class Companions:
-    """The others' side of a host. Without a mesh nothing is shared, without a ledger nothing is granted."""
+    """The others' side of a host. Without a mesh only its own agents share, without a ledger nothing is granted."""
 
     def __init__(
         self,
@@ -75,8 +77,11 @@ class Companions:
                 seeds=seeds,
                 settings=host.settings.membership,
             )
-        if mesh is not None and any(plan.shared for plan in host.declaration.plans.values()):
-            own: Mesh = mesh if self._channels is None else self._channels.channel(REPLICAS)
+        if any(plan.shared for plan in host.declaration.plans.values()):
+            # Also alone: agents of this node that share a field hear of each other's writes.
+            own: Mesh = mesh or Alone(ALONE)
+            if self._channels is not None:
+                own = self._channels.channel(REPLICAS)
             self.replicas = Replicator(
                 host, own, signer, entropy, names or self._member_names, trusted=_keys(signer, trusted)
             )
