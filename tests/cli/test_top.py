@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -189,7 +190,13 @@ def test_errors(folder: Folder) -> None:
 def test_a_stream_for_programs_outlives_the_node(folder: Folder) -> None:
     node = folder.start()
     process = subprocess.Popen(
-        [*TOP, "--json"], cwd=folder.path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*TOP, "--json"],
+        cwd=folder.path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # Whoever runs the tests in the background has them, and all they start, ignore a Ctrl-C.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     )
     try:
         assert process.stdout is not None
@@ -213,7 +220,7 @@ def test_a_stream_for_programs_outlives_the_node(folder: Folder) -> None:
         assert (process.returncode, err) == (0, "")
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
 
 
 def left_clean(terminal: Terminal) -> None:
