@@ -103,8 +103,9 @@ class Ledger(Protocol):
         ...
 
 
-def check_entries(entries: Sequence[bytes]) -> None:
-    """Raises TooLarge or Bug unless these can be appended. Every adapter calls it."""
+def check_entries(entries: Sequence[bytes], *, under_way: bool = False) -> None:
+    """Raises TooLarge or Bug unless these can be appended now, with another append under way or not. Every adapter
+    calls it."""
     if not entries:
         raise Bug("an append needs at least one entry")
     if len(entries) > ENTRIES_COUNT_MAX:
@@ -112,6 +113,8 @@ def check_entries(entries: Sequence[bytes]) -> None:
     for entry in entries:
         if len(entry) > ENTRY_BYTES_MAX:
             raise TooLarge(f"an entry of {len(entry)} bytes, {ENTRY_BYTES_MAX} at most; store it and order its digest")
+    if under_way:
+        raise Bug("an append is under way; wait for it before the next one")
 
 
 def check_checkpoint(checkpoint: LedgerCheckpoint, end: int) -> None:

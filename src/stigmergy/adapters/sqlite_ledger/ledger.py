@@ -80,9 +80,7 @@ class SqliteLedger:
 
     async def append(self, entries: Sequence[bytes]) -> int:
         self._check_open()
-        check_entries(entries)
-        if self._appending:
-            raise Bug("an append is under way; wait for it before the next one")
+        check_entries(entries, under_way=self._appending)
         self._appending = True
         bodies = tuple(entries)
         job: _Job = self._begin(lambda: self._append(bodies))
