@@ -30,6 +30,12 @@ StigmergyError
 │   ├── LedgerCut          what was asked for is in a checkpoint by now: begin there
 │   ├── LedgerForeign      not a ledger of ours, or another one, or of a later format
 │   └── LedgerCorrupt      bytes that were written are not the bytes that are there
+├── StoreError             the branch of stores: keys, leases and objects
+│   ├── StoreUnavailable   it cannot be reached or has no room; nothing was written: try again
+│   ├── StoreUnknown       written or not: only reading tells
+│   ├── StoreConflict      somebody else has written there: read, and decide again
+│   ├── StoreForeign       not a bucket of ours, or one of another configuration
+│   └── StoreCorrupt       bytes that were written are not the bytes that are there
 ├── RingError              the branch of rings between processes
 │   ├── RingLocked         it has a producer, or a consumer, already
 │   ├── RingForeign        not a ring of ours, or one of another format, size or owner
@@ -166,6 +172,30 @@ class LedgerForeign(LedgerError):
 
 
 class LedgerCorrupt(LedgerError):
+    """What is stored is not what was written."""
+
+
+class StoreError(StigmergyError):
+    """The store cannot do what was asked."""
+
+
+class StoreUnavailable(StoreError):
+    """The store cannot be reached, is busy, or has no room. Nothing was written; try again later."""
+
+
+class StoreUnknown(StoreError):
+    """Whether it was written is not known, and it may still be. Read, or repeat it with compare-and-set."""
+
+
+class StoreConflict(StoreError):
+    """What is there is not what was expected: somebody else was faster. Nothing was written."""
+
+
+class StoreForeign(StoreError):
+    """Not one of our buckets, or one that is configured otherwise."""
+
+
+class StoreCorrupt(StoreError):
     """What is stored is not what was written."""
 
 
