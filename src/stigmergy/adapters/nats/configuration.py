@@ -1,0 +1,174 @@
+"""What a NATS server is to be, and the text of its configuration. Pure. Its comments say what durability hangs on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+MAX_PAYLOAD_BYTES = 1024 * 1024
+MQTT_ACK_WAIT_S = 10
+MQTT_ACK_PENDING_MAX = 4_096
+
+
+class TlsFiles(Struct, frozen=True):
+    """A server's certificate, and the authority whose clients it lets in."""
+
+    cert: str
+    key: str
+    ca: str = ""
+
+
+class User(Struct, frozen=True):
+    """Somebody who may connect. Without any, everybody may."""
+
+    name: str
+    password: str
+    is_system: bool = False
+    """Belongs to the system account: may look at servers and remove lost ones."""
+
+
+class ServerPlan(Struct, frozen=True, kw_only=True):
+    """One server. Ports of 0 are not listened on, save the clients'."""
+
+    name: str
+    store: str
+    """The folder with its data."""
+    host: str = "127.0.0.1"
+    port: int = 4222
+    http_port: int = 0
+    cluster: str = ""
+    """The name of the cluster it belongs to; empty for one alone."""
+    cluster_port: int = 0
+    routes: tuple[str, ...] = ()
+    """host:port of every server of the cluster."""
+    leaf_port: int = 0
+    """Where leaf servers connect."""
+    hubs: tuple[str, ...] = ()
+    """For a leaf: host:port of the hub's leaf ports; with user:password@ before them where the hub wants one."""
+    domain: str = ""
+    mqtt_port: int = 0
+    mqtt_ack_wait_s: float = MQTT_ACK_WAIT_S
+    sync_always: bool = True
+    memory_bytes: int = 256 * 1024 * 1024
+    file_bytes: int = 8 * 1024 * 1024 * 1024
+    max_payload_bytes: int = MAX_PAYLOAD_BYTES
+    users: tuple[User, ...] = ()
+    tls: TlsFiles | None = None
+    route_password: str = ""
+    """Servers of a cluster show it to each other; give one wherever others reach the cluster port."""
+    has_jetstream: bool = True
+    tags: tuple[str, ...] = ()
+    """Such as `zone:north`: streams can be told to spread over them."""
+
+
+def write_configuration(plan: ServerPlan) -> str:
+    """The text of a server's configuration file."""
+    lines = [
+        f"# {plan.name}: a NATS server for stigmergy, as `stigmergy cluster config` writes it.",
+        "",
+        "# Every server needs a name of its own, and keeps it: the others know the replicas it holds by it.",
+        f"server_name: {_text(plan.name)}",
+        f"listen: {_text(f'{plan.host}:{plan.port}')}",
+    ]
+    if plan.http_port:
+        lines += ["# For `stigmergy status`, and for your monitoring. It asks nobody for a password: keep it inside."]
+        lines += [f"http: {_text(f'{plan.host}:{plan.http_port}')}"]
+    if plan.tags:
+        lines += [f"server_tags: [{', '.join(_text(tag) for tag in plan.tags)}]"]
+    lines += [
+        "# Commits of stigmergy are smaller. A larger limit lets one client take more memory of all.",
+        f"max_payload: {plan.max_payload_bytes}",
+    ]
+    if plan.has_jetstream:
+        lines += _jetstream(plan)
+    if plan.tls is not None:
+        lines += ["", f"tls {{ {_tls(plan.tls)} }}"]
+    if plan.users:
+        lines += _accounts(plan.users)
+    if plan.cluster:
+        lines += _cluster(plan)
+    if plan.leaf_port or plan.hubs:
+        lines += _leafnodes(plan)
+    if plan.mqtt_port:
+        tls = "" if plan.tls is None else f", tls {{ {_tls(plan.tls)} }}"
+        lines += [
+            "",
+            "# Devices connect here by MQTT. What they do not acknowledge in this time comes again.",
+            f'mqtt {{ listen: {_text(f"{plan.host}:{plan.mqtt_port}")}, ack_wait: "{plan.mqtt_ack_wait_s:g}s", '
+            f"max_ack_pending: {MQTT_ACK_PENDING_MAX}{tls} }}",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _jetstream(plan: ServerPlan) -> list[str]:
+    lines = [
+        "",
+        "jetstream {",
+        "    # On a disk of its own, that survives the machine's restart. Losing it is losing this server's replicas.",
+        f"    store_dir: {_text(plan.store)}",
+        f"    max_mem: {plan.memory_bytes}",
+        "    # A full store refuses writes, and nothing is lost; but nothing is decided either. Watch it.",
+        f"    max_file: {plan.file_bytes}",
+    ]
+    if plan.sync_always:
+        lines += [
+            "    # DURABILITY: without this line the server tells us that a message is kept, and syncs it up to two",
+            "    # minutes later. A power loss of a majority at once would lose what was acknowledged. Leave it.",
+            "    sync_interval: always",
+        ]
+    else:
+        lines += ["    # Syncs every two minutes: acknowledged messages may be lost with the power of a majority."]
+    if plan.domain:
+        lines += ["    # A leaf decides and keeps for itself while the hub is away: that takes a domain of its own."]
+        lines += [f"    domain: {_text(plan.domain)}"]
+    return [*lines, "}"]
+
+
+def _cluster(plan: ServerPlan) -> list[str]:
+    login = f"stigmergy:{plan.route_password}@" if plan.route_password else ""
+    routes = ", ".join(_text(f"nats-route://{login}{route}") for route in plan.routes)
+    lines = ["", "cluster {", f"    name: {_text(plan.cluster)}"]
+    lines += [f"    listen: {_text(f'{plan.host}:{plan.cluster_port}')}"]
+    if plan.route_password:
+        lines += [f"    authorization {{ user: stigmergy, password: {_text(plan.route_password)} }}"]
+    lines += ["    # DURABILITY: name all servers here, in each of them. Three survive the loss of one, five of two."]
+    return [*lines, f"    routes: [{routes}]", "}"]
+
+
+def _leafnodes(plan: ServerPlan) -> list[str]:
+    lines = ["", "leafnodes {"]
+    if plan.leaf_port:
+        lines += [f"    listen: {_text(f'{plan.host}:{plan.leaf_port}')}", "    no_advertise: true"]
+    if plan.hubs:
+        remotes = ", ".join(_text(f"nats-leaf://{hub}") for hub in plan.hubs)
+        lines += ["    reconnect: 1s", f"    remotes: [{{ urls: [{remotes}] }}]"]
+    return [*lines, "}"]
+
+
+def _accounts(users: Sequence[User]) -> list[str]:
+    def shown(chosen: list[User]) -> str:
+        return ", ".join(f"{{user: {_text(user.name)}, password: {_text(user.password)}}}" for user in chosen)
+
+    system, others = [user for user in users if user.is_system], [user for user in users if not user.is_system]
+    if not system:
+        return ["", f"authorization {{ users = [{shown(others)}] }}"]
+    return [
+        "",
+        "accounts {",
+        f"    FLEET: {{ jetstream: enabled, users: [{shown(others)}] }}",
+        "    # May look at servers and remove one that is lost for good; nobody else needs it.",
+        f"    SYS: {{ users: [{shown(system)}] }}",
+        "}",
+        "system_account: SYS",
+    ]
+
+
+def _tls(files: TlsFiles) -> str:
+    checked = f", ca_file: {_text(files.ca)}, verify: true" if files.ca else ""
+    return f"cert_file: {_text(files.cert)}, key_file: {_text(files.key)}{checked}"
+
+
+def _text(value: str) -> str:
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

@@ -1,0 +1,78 @@
+"""The names of our streams, buckets and subjects on NATS, one function each. Pure. docs/nats.md lists them.
+
+Whatever people call a fleet or a ledger, its name here has letters, digits and `-` only, and `_XX` for anything else:
+so it is one token of a subject, and may name a stream, a bucket or a consumer.
+"""
+
+from __future__ import annotations
+
+import re
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9-]")
+ROOT = "stig"
+"""The first token of all subjects of ours that no device publishes to."""
+
+
+def token(text: str) -> str:
+    """Any text as one token. No two texts have the same."""
+    return _UNSAFE.sub(lambda found: "".join(f"_{byte:02X}" for byte in found.group().encode("utf-8", "replace")), text)
+
+
+def bus_stream(fleet: str) -> str:
+    """Holds what was published on a fleet's topics until everybody who listens durably has it."""
+    return f"STIG_BUS_{token(fleet)}"
+
+
+def retained_stream(fleet: str) -> str:
+    """Holds the last message of each topic that was published to be kept."""
+    return f"STIG_KEPT_{token(fleet)}"
+
+
+def log_stream(fleet: str, first: int, last: int) -> str:
+    """Holds the log of some shards of a fleet, side by side."""
+    return f"STIG_LOG_{token(fleet)}_{first}_{last}"
+
+
+def log_subject(fleet: str, first: int, last: int) -> str:
+    """Where the commits of these shards are written; one more token says what a message is."""
+    return f"{ROOT}.{token(fleet)}.log.{first}-{last}"
+
+
+def snapshots_bucket(fleet: str) -> str:
+    """Holds the snapshots of a fleet's shards."""
+    return f"stig-snapshots-{token(fleet)}"
+
+
+def copies_bucket(fleet: str) -> str:
+    """Holds the copies that nodes with a journal of their own make of their snapshots."""
+    return f"stig-copies-{token(fleet)}"
+
+
+def cluster_bucket(fleet: str) -> str:
+    """Holds who works for a fleet and who owns which shard."""
+    return f"stig-cluster-{token(fleet)}"
+
+
+def ledger_stream(name: str) -> str:
+    """Holds the entries of a ledger."""
+    return f"STIG_LEDGER_{token(name)}"
+
+
+def ledger_subject(name: str) -> str:
+    """Where entries of a ledger are written; one more token says what a message is."""
+    return f"{ROOT}.{token(name)}.ledger"
+
+
+def tells_subject(fleet: str, shard: int) -> str:
+    """Where the owner of a shard listens for the owners of the others."""
+    return f"{ROOT}.{token(fleet)}.tells.{shard}"
+
+
+def control_subject(fleet: str, shard: int) -> str:
+    """Where the owner of a shard answers what operators ask."""
+    return f"{ROOT}.{token(fleet)}.control.{shard}"
+
+
+def uplink_stream(fleet: str) -> str:
+    """At a gateway, holds what is to go up until the hub has it; at the hub, what came from all gateways."""
+    return f"STIG_UPLINK_{token(fleet)}"

