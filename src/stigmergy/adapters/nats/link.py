@@ -25,6 +25,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from stigmergy.adapters.nats.address import NatsAddress
+from stigmergy.adapters.nats.connecting import explain, tls_context
 from stigmergy.adapters.nats.errors import JetStreamRefused, NoResponders, Unanswered, no_jetstream
 from stigmergy.core.errors import ConfigError, LinkDown, StigmergyError, TooLarge
 
@@ -351,7 +352,7 @@ class NatsLink:
             "name": self.name,
             "user": self.address.user or None,
             "password": self.address.password or None,
-            "tls": _tls(self.address),
+            "tls": tls_context(self.address),
             "connect_timeout": CONNECT_S,
             "reconnect_time_wait": RECONNECT_PAUSE_S,
             "max_reconnect_attempts": -1,
@@ -408,7 +409,7 @@ class NatsLink:
         return LinkDown(f"not connected to {self.address.shown}{why}; nothing was sent, try again when it is up")
 
     def _failed(self, error: BaseException) -> None:
-        self.last_error = _explain(self.address, error)
+        self.last_error = explain(self.address, error)
 
     async def _on_error(self, error: Exception) -> None:
         self._failed(error)
@@ -444,37 +445,3 @@ class NatsLink:
             self._up.clear()
         for heard in self._listeners:
             heard(up)
-
-
-def _tls(address: NatsAddress) -> ssl.SSLContext | None:
-    if not address.servers[0].startswith("tls:"):
-        return None
-    try:
-        context = ssl.create_default_context(cafile=address.ca or None)
-        if address.cert:
-            context.load_cert_chain(address.cert, address.key)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(
-            f"{address.shown}: a certificate or key cannot be read ({error}); check ca, cert, key"
-        ) from None
-    return context
-
-
-def _explain(address: NatsAddress, error: BaseException) -> StigmergyError:
-    """An error of the client library in our words."""
-    if isinstance(error, StigmergyError):
-        return error
-    text = str(error) or type(error).__name__
-    if isinstance(error, nats_errors.AuthorizationError) or "uthorization" in text:
-        return ConfigError(f"{address.shown}: the server does not let us in; check user and password in the URL")
-    if (
-        isinstance(error, ssl.SSLError)
-        or "tls" in text.lower()
-        or isinstance(error, nats_errors.SecureConnRequiredError)
-    ):
-        return ConfigError(
-            f"{address.shown}: no encrypted connection ({text}); check tls://, ca, cert and key in the URL"
-        )
-    if "Permissions Violation" in text:
-        return ConfigError(f"{address.shown}: {text}; let this user publish and subscribe there")
-    return LinkDown(f"{address.shown}: {text}; check the URL, and that the server runs")

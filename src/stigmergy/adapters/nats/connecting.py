@@ -1,0 +1,45 @@
+"""What it takes to connect to NATS: certificates; and why it did not work, in our words."""
+
+from __future__ import annotations
+
+import ssl
+
+from nats import errors as nats_errors
+
+from stigmergy.adapters.nats.address import NatsAddress
+from stigmergy.core.errors import ConfigError, LinkDown, StigmergyError
+
+
+def tls_context(address: NatsAddress) -> ssl.SSLContext | None:
+    """For an encrypted connection; None for a plain one."""
+    if not address.servers[0].startswith("tls:"):
+        return None
+    try:
+        context = ssl.create_default_context(cafile=address.ca or None)
+        if address.cert:
+            context.load_cert_chain(address.cert, address.key)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(
+            f"{address.shown}: a certificate or key cannot be read ({error}); check ca, cert, key"
+        ) from None
+    return context
+
+
+def explain(address: NatsAddress, error: BaseException) -> StigmergyError:
+    """An error of the client library in our words."""
+    if isinstance(error, StigmergyError):
+        return error
+    text = str(error) or type(error).__name__
+    if isinstance(error, nats_errors.AuthorizationError) or "uthorization" in text:
+        return ConfigError(f"{address.shown}: the server does not let us in; check user and password in the URL")
+    if (
+        isinstance(error, ssl.SSLError)
+        or "tls" in text.lower()
+        or isinstance(error, nats_errors.SecureConnRequiredError)
+    ):
+        return ConfigError(
+            f"{address.shown}: no encrypted connection ({text}); check tls://, ca, cert and key in the URL"
+        )
+    if "Permissions Violation" in text:
+        return ConfigError(f"{address.shown}: {text}; let this user publish and subscribe there")
+    return LinkDown(f"{address.shown}: {text}; check the URL, and that the server runs")
