@@ -243,11 +243,14 @@ class Store(Protocol):
     """One connection to a store. It mends itself: while nobody answers, calls raise StoreUnavailable."""
 
     async def key_value(self, bucket: str) -> KeyValue:
-        """The bucket of keys of this name, made if there is none. StoreForeign if it is something else."""
+        """The bucket of keys of this name, made if there is none. StoreForeign if it is set up in another way.
+
+        It has nothing to do with a bucket of objects of the same name.
+        """
         ...
 
     async def objects(self, bucket: str) -> Objects:
-        """The bucket of objects of this name, made if there is none. StoreForeign if it is something else."""
+        """The bucket of objects of this name, made if there is none. StoreForeign if it is set up in another way."""
         ...
 
     async def close(self) -> None:
