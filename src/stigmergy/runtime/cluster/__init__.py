@@ -1,0 +1,1 @@
+"""A fleet on several machines: workers that share its shards, and hand them over to each other."""

@@ -1,0 +1,51 @@
+"""Whether a worker fits to those that are there: the same shards, the same versions of agents, clocks that agree."""
+
+from __future__ import annotations
+
+from stigmergy.core.errors import ConfigError
+from stigmergy.ports.store import NS
+from stigmergy.runtime.cluster.records import FleetShape, Member
+
+CLOCK_SKEW_S_MAX = 5.0
+"""Wall clocks of two workers may differ so much."""
+
+
+def check_shape(known: FleetShape, ours: FleetShape) -> None:
+    """Refuses to work for a fleet that looks for its agents elsewhere."""
+    if known.fleet != ours.fleet:
+        raise ConfigError(f"this is the bucket of the fleet {known.fleet!r}, not of {ours.fleet!r}; name the right one")
+    if known.shards != ours.shards:
+        raise ConfigError(
+            f"the fleet {ours.fleet!r} runs with {known.shards} shards, and this module declares {ours.shards}; the "
+            f"number is for good: declare Fleet(…, shards={known.shards})"
+        )
+    if known.shard_by != ours.shard_by:
+        names = [f"shard_by={name}" if name else "no shard_by" for name in (known.shard_by, ours.shard_by)]
+        raise ConfigError(
+            f"the fleet {ours.fleet!r} runs with {names[0]}, and this module declares {names[1]}; where agents live is "
+            "for good: declare it as it was"
+        )
+
+
+def check_folds(known: Member, ours: Member) -> None:
+    """Refuses agents whose states are of another version than those of a worker that runs."""
+    theirs = {fold.kind: fold for fold in known.kinds}
+    for fold in ours.kinds:
+        other = theirs.get(fold.kind, fold)
+        if other != fold:
+            versions = f"version {other.version}" if other.version != fold.version else "other fields"
+            raise ConfigError(
+                f"worker {known.id} on {known.host} runs {fold.kind} with {versions}; run the same code in all "
+                "workers, or replace them one by one with --upgrade"
+            )
+
+
+def check_clocks(known: Member, wall_ns: int, age_s_max: float) -> None:
+    """Refuses to work beside somebody whose clock is far from ours. What it wrote may be as old as it says."""
+    ahead_s = (known.wall_ns - wall_ns) / NS
+    if not -CLOCK_SKEW_S_MAX - age_s_max <= ahead_s <= CLOCK_SKEW_S_MAX:
+        raise ConfigError(
+            f"the clock of this machine is {abs(ahead_s):.0f} s {'behind' if ahead_s > 0 else 'ahead of'} that of "
+            f"worker {known.id} on {known.host}; timers would ring at wrong times: set the clocks (NTP), "
+            f"{CLOCK_SKEW_S_MAX:g} s are allowed"
+        )

@@ -1,0 +1,234 @@
+"""One worker among those of its fleet: a member as long as it renews its lease, and what it says to the others.
+
+Whoever loses its lease is no member any more, and owns nothing: it joins anew, under another id. Nothing here reads or
+writes logs: who really has a shard is decided by the claim in its log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from msgspec import Struct, structs
+
+from stigmergy.core.errors import (
+    Bug,
+    Malformed,
+    StaleEpoch,
+    StoreConflict,
+    StoreError,
+    StoreForeign,
+    StoreUnavailable,
+    StoreUnknown,
+)
+from stigmergy.ports.clock import Clock
+from stigmergy.ports.store import NS, Entry, KeyValue, Lease
+from stigmergy.runtime.cluster.coordinating import LEASE_S, RENEW_S, RETRY_S, Coordinating
+from stigmergy.runtime.cluster.fitting import check_clocks, check_folds, check_shape
+from stigmergy.runtime.cluster.records import (
+    FLEET,
+    FleetShape,
+    Member,
+    Owner,
+    Ready,
+    owner_key,
+    read_record,
+    ready_key,
+    worker_key,
+    write_record,
+)
+from stigmergy.runtime.cluster.register import Register
+
+JOIN_S_MAX = 10.0
+"""What is there must be known within this time."""
+WRITES_TRIED_MAX = 8
+"""So often a record is written again after somebody else was faster."""
+
+
+class RosterCounters(Struct):
+    """What became of our lease."""
+
+    lease_renewals: int = 0
+    lease_renewals_missed: int = 0
+
+
+class Roster:
+    """One membership of one worker, from `join` until it leaves or `lost` is set. `heard` is told of every change."""
+
+    def __init__(
+        self, keys: KeyValue, clock: Clock, shape: FleetShape, me: Member, heard: Callable[[], None] = lambda: None
+    ) -> None:
+        self._keys = keys
+        self._clock = clock
+        self._shape = shape
+        self._me = me
+        self._heard = heard
+        self.register = Register(keys, clock, self._hear)
+        self.coordinating = Coordinating(keys, clock, self.register, me.id, shape.shards)
+        self._lease: Lease | None = None
+        self._urgent = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self.lost = asyncio.Event()
+        """Set when the lease is gone: we are no member any more."""
+        self.why = ""
+        """Why it is gone."""
+        self.counters = RosterCounters()
+
+    async def join(self, *, other_folds: bool = False) -> None:
+        """Becomes a member. Raises ConfigError if this worker does not fit to those that are there, and StoreError.
+
+        With `other_folds` it may have other versions of agents than they: to replace them one by one.
+        """
+        await self.register.mirror.start(JOIN_S_MAX)
+        try:
+            await self._check_shape()
+            for member in self.register.members():
+                check_clocks(member, self._clock.wall_ns(), LEASE_S)
+                if not other_folds:
+                    check_folds(member, self._me)
+            self._lease = await self._keys.acquire(worker_key(self.me), self._described(), LEASE_S)
+            if self._lease is None:
+                raise Bug(f"the id {self.me} is taken; ids are drawn at random")
+        except BaseException:
+            self.register.mirror.stop()
+            raise
+        lives = (self._renew(self._lease), self.coordinating.run(), self._watch_end(self._lease))
+        self._tasks = [asyncio.ensure_future(life) for life in lives]
+
+    async def leave(self) -> None:
+        """Is no member any more, and says so. What it owns it must have let go before."""
+        await self.abandon()
+        for release in (self.coordinating.release, *(() if self._lease is None else (self._lease.release,))):
+            try:
+                await release()
+            except StoreError:
+                continue  # it runs out by itself
+
+    async def abandon(self) -> None:
+        """Ends at once, as a crash would: leases run out."""
+        self.register.mirror.stop()
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    @property
+    def me(self) -> str:
+        """Our id."""
+        return self._me.id
+
+    @property
+    def is_held(self) -> bool:
+        """Whether we are a member at this very moment, by our own clock. Only then may we act as an owner."""
+        return self._lease is not None and not self.lost.is_set() and self._lease.held(self._clock.monotonic_ns())
+
+    # ------------------------------------------------------------------ what we say
+
+    def describe(self, **changes: Any) -> None:
+        """Changes what the others hear of us, soon."""
+        described = structs.replace(self._me, **changes)
+        if described != self._me:
+            self._me = described
+            self._urgent.set()
+
+    async def say_ready(self, shard: int, position: int) -> None:
+        """Says that we wait for a shard. Raises StoreError."""
+        await self._keys.put(ready_key(shard), write_record(Ready(self.me, position)))
+
+    async def take_back_ready(self, shard: int) -> None:
+        """We do not wait for it any more. Whoever wrote there after us is left alone. Raises StoreError."""
+        entry = await self._keys.get(ready_key(shard))
+        ready = None if entry is None else self.register.read(Ready, entry)
+        if entry is not None and ready is not None and ready.worker == self.me:
+            await self._delete(entry)
+
+    async def say_owner(self, shard: int, claim: int) -> None:
+        """Says that the shard is ours. Raises StaleEpoch if somebody claimed it after us, and StoreError."""
+        key, record = owner_key(shard), write_record(Owner(self.me, claim))
+        for _ in range(WRITES_TRIED_MAX):
+            entry = await self._keys.get(key)
+            known = None if entry is None else self.register.read(Owner, entry)
+            if known is not None and known.claim > claim:
+                raise StaleEpoch(f"shard {shard}: worker {known.worker} has claimed it after us; it is not ours")
+            try:
+                await self._keys.put(key, record, 0 if entry is None else entry.revision)
+                return
+            except (StoreConflict, StoreUnknown):
+                continue
+        raise StoreUnavailable(f"shard {shard}: others write to {key} all the time; nothing was written")
+
+    async def let_go(self, shard: int) -> None:
+        """Says that the shard is free, if it still says that it is ours. Raises StoreError."""
+        entry = await self._keys.get(owner_key(shard))
+        owner = None if entry is None else self.register.read(Owner, entry)
+        if entry is not None and owner is not None and owner.worker == self.me:
+            await self._delete(entry)
+
+    async def _delete(self, entry: Entry) -> None:
+        try:
+            await self._keys.delete(entry.key, entry.revision)
+        except StoreConflict:
+            return  # somebody else has written there meanwhile
+
+    # ------------------------------------------------------------------ our lease
+
+    async def _check_shape(self) -> None:
+        """All workers of a fleet agree where agents live; the first one writes it down."""
+        entry = self.register.mirror.get(FLEET)
+        for _ in range(WRITES_TRIED_MAX):
+            if entry is not None:
+                break
+            try:
+                await self._keys.create(FLEET, write_record(self._shape))
+                return
+            except (StoreConflict, StoreUnknown):
+                entry = await self._keys.get(FLEET)
+        if entry is None:
+            raise StoreUnavailable("what the fleet looks like can neither be read nor written; try again")
+        try:
+            known = read_record(FleetShape, FLEET, entry.value)
+        except Malformed as error:
+            raise StoreForeign(f"bucket {self._keys.bucket}: {error}; name the right servers") from None
+        check_shape(known, self._shape)
+
+    def _described(self) -> bytes:
+        return write_record(structs.replace(self._me, wall_ns=self._clock.wall_ns()))
+
+    async def _renew(self, lease: Lease) -> None:
+        while True:
+            self._urgent.clear()
+            pause_s = RENEW_S
+            try:
+                await lease.renew(self._described())
+                self.counters.lease_renewals += 1
+            except StoreError:
+                self.counters.lease_renewals_missed += 1
+                pause_s = RETRY_S
+            if not self.is_held:
+                self._lose("another worker or the store has taken our lease away")
+                return
+            try:
+                async with asyncio.timeout(pause_s):
+                    await self._urgent.wait()
+            except TimeoutError:
+                continue
+
+    async def _watch_end(self, lease: Lease) -> None:
+        """Notices that our time is over also while a renewal is under way."""
+        while True:
+            left_ns = lease.ends_ns - self._clock.monotonic_ns()
+            if left_ns <= 0:
+                self._lose(f"our lease could not be renewed for {LEASE_S} s")
+                return
+            await asyncio.sleep(left_ns / NS)
+
+    def _lose(self, why: str) -> None:
+        if not self.lost.is_set():
+            self.why = why
+            self.lost.set()
+            self._heard()
+
+    def _hear(self) -> None:
+        self.coordinating.wake()
+        self._heard()

@@ -1,0 +1,416 @@
+"""Who works for a fleet, in virtual time: joins, leaves, crashes, pauses, cuts, and whose turn it is to plan."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextvars import copy_context
+
+import pytest
+from msgspec import structs
+
+from stigmergy.adapters.memory_store import MemoryStore
+from stigmergy.adapters.memory_store.shelf import MemoryShelf
+from stigmergy.core.errors import ConfigError, StaleEpoch, StoreForeign, StoreUnavailable
+from stigmergy.core.placement import NOBODY
+from stigmergy.ports.store import KeyValue
+from stigmergy.runtime.cluster.coordinating import LEASE_S
+from stigmergy.runtime.cluster.records import (
+    FLEET,
+    PLAN,
+    FleetShape,
+    KindFold,
+    Member,
+    Plan,
+    worker_key,
+    write_record,
+)
+from stigmergy.runtime.cluster.roster import Roster
+from stigmergy.sim.clock import SimClock
+from stigmergy.sim.loop import ACTOR
+from stigmergy.sim.run import Run
+
+SHARDS = 6
+SHAPE = FleetShape("town", SHARDS)
+SEEN_S = 1.0
+"""After so long everybody has heard what a living worker has said."""
+GONE_S = LEASE_S + 1.0
+"""After so long everybody has heard that a worker is gone."""
+
+
+class Somebody:
+    """A worker without shards: its roster, its own line to the store and its own clock."""
+
+    def __init__(self, town: "Town", name: str) -> None:
+        self.name = name
+        self.clock = SimClock(town.run.loop)
+        self.store = MemoryStore(town.shelf, self.clock)
+        self.keys: KeyValue | None = None
+        self.me = Member(name, host=f"host of {name}", kinds=(KindFold("Drone", 1, "aa"),))
+        self.shape = SHAPE
+        self.roster: Roster | None = None
+
+    async def join(self, **options: bool) -> Roster:
+        self.keys = await self.store.key_value("town")
+        self.roster = Roster(self.keys, self.clock, self.shape, self.me)
+        await self.roster.join(**options)
+        return self.roster
+
+    @property
+    def owners(self) -> tuple[str, ...]:
+        assert self.roster is not None
+        return tuple(self.roster.register.planned(shard) for shard in range(SHARDS))
+
+
+class Town:
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.shelf = MemoryShelf(SimClock(run.loop))
+        self.people: dict[str, Somebody] = {}
+
+    def somebody(self, name: str) -> Somebody:
+        person = self.people[name] = Somebody(self, name)
+        return person
+
+    async def joined(self, name: str) -> Somebody:
+        """One whose tasks belong to an actor of its name, so that it can be held up alone."""
+        person = self.somebody(name)
+        context = copy_context()
+        context.run(ACTOR.set, name)
+        await asyncio.get_running_loop().create_task(person.join(), context=context)
+        return person
+
+    def coordinators(self) -> list[str]:
+        return [
+            person.name
+            for person in self.people.values()
+            if person.roster is not None and person.roster.is_held and person.roster.coordinating.is_ours
+        ]
+
+
+def play(main: Callable[[Town], Awaitable[None]], seed: int = 1) -> None:
+    run = Run(seed, shuffle=True)
+    town = Town(run)
+
+    async def scene() -> None:
+        await main(town)
+        for person in town.people.values():
+            if person.roster is not None:
+                await person.roster.abandon()
+
+    run.run(scene())
+
+
+def loads(owners: tuple[str, ...]) -> dict[str, int]:
+    return {name: owners.count(name) for name in sorted({*owners})}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_those_who_join_are_planned_for_and_one_has_the_turn(seed: int) -> None:
+    async def main(town: Town) -> None:
+        people = [await town.joined(name) for name in "abc"]
+        await asyncio.sleep(SEEN_S)
+        assert {person.owners for person in people} == {people[0].owners}
+        assert loads(people[0].owners) == {"a": 2, "b": 2, "c": 2}
+        assert len(town.coordinators()) == 1
+        # Those that came together were planned for together.
+        assert sum(person.roster.coordinating.plans_written for person in people if person.roster) == 1
+
+    play(main, seed)
+
+
+def test_one_that_leaves_gives_up_its_own_and_nobody_else_moves() -> None:
+    async def main(town: Town) -> None:
+        people = [await town.joined(name) for name in "abc"]
+        await asyncio.sleep(SEEN_S)
+        before = people[0].owners
+        assert people[1].roster is not None
+        people[1].roster.describe(leaving=True)
+        await asyncio.sleep(SEEN_S)
+        after = people[0].owners
+        assert loads(after) == {"a": 3, "c": 3}
+        assert all(before[shard] == "b" for shard in range(SHARDS) if before[shard] != after[shard])
+        await people[1].roster.leave()
+        await asyncio.sleep(SEEN_S)
+        assert people[0].roster is not None
+        assert [member.id for member in people[0].roster.register.members()] == ["a", "c"]
+
+    play(main)
+
+
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_one_that_dies_is_missed_soon_also_the_coordinator(name: str) -> None:
+    async def main(town: Town) -> None:
+        people = {name: await town.joined(name) for name in "abc"}
+        await asyncio.sleep(SEEN_S)
+        assert town.coordinators() == ["a"]
+        dead = people.pop(name)
+        assert dead.roster is not None
+        await dead.roster.abandon()
+        await asyncio.sleep(GONE_S)
+        assert {person.owners for person in people.values()} == {next(iter(people.values())).owners}
+        owners = next(iter(people.values())).owners
+        assert loads(owners) == dict.fromkeys(people, 3)
+        assert town.coordinators() == ["b" if name == "a" else "a"]
+
+    play(main)
+
+
+def test_one_that_sleeps_too_long_has_lost_its_lease_the_moment_it_wakes() -> None:
+    async def main(town: Town) -> None:
+        sleeper, other = await town.joined("a"), await town.joined("b")
+        await asyncio.sleep(SEEN_S)
+        assert sleeper.roster is not None
+        assert other.roster is not None
+        assert town.coordinators() == ["a"]
+        town.run.loop.hold("a")
+        await asyncio.sleep(10)
+        assert not sleeper.roster.is_held, "by its own clock, before anything of it has run"
+        assert not sleeper.roster.lost.is_set()
+        assert loads(other.owners) == {"b": SHARDS}
+        plan = other.roster.register.plan
+        town.run.loop.release("a")
+        await asyncio.sleep(SEEN_S)
+        assert sleeper.roster.lost.is_set()
+        assert sleeper.roster.why
+        assert other.roster.register.plan == plan, "who was coordinator changes nothing when it wakes"
+        await sleeper.roster.abandon()
+        again = await town.joined("a2")
+        await asyncio.sleep(SEEN_S)
+        assert loads(again.owners) == {"a2": 3, "b": 3}
+
+    play(main)
+
+
+def test_one_that_is_cut_off_loses_its_lease_by_its_own_clock_before_others_count_it_out() -> None:
+    async def main(town: Town) -> None:
+        far, near = await town.joined("a"), await town.joined("b")
+        await asyncio.sleep(SEEN_S)
+        assert far.roster is not None
+        assert near.roster is not None
+        far.store.line.cut_off = True
+        for _ in range(500):
+            await asyncio.sleep(0.01)
+            if near.roster.register.member("a") is None:
+                break
+            assert near.roster.register.member("a") is not None
+        else:
+            raise AssertionError("b never noticed")
+        assert far.roster.lost.is_set()
+        await asyncio.sleep(SEEN_S)
+        assert loads(near.owners) == {"b": SHARDS}
+
+    play(main)
+
+
+def test_a_short_cut_costs_nothing() -> None:
+    async def main(town: Town) -> None:
+        people = [await town.joined(name) for name in "ab"]
+        await asyncio.sleep(SEEN_S)
+        plan = people[0].owners
+        people[1].store.line.cut_off = True
+        await asyncio.sleep(1)
+        people[1].store.line.cut_off = False
+        await asyncio.sleep(GONE_S)
+        assert people[1].roster is not None
+        assert people[1].roster.is_held
+        assert people[1].roster.counters.lease_renewals_missed > 0
+        assert people[1].owners == plan
+
+    play(main)
+
+
+def test_a_plan_of_an_earlier_turn_does_not_count() -> None:
+    async def main(town: Town) -> None:
+        people = [await town.joined(name) for name in "ab"]
+        await asyncio.sleep(SEEN_S)
+        owners = people[1].owners
+        assert people[1].roster is not None
+        plan = people[1].roster.register.plan
+        assert plan is not None
+        assert people[0].keys is not None
+        stale = structs.replace(plan, term=plan.term - 1, number=plan.number + 5, owners=("a",) * SHARDS)
+        await people[0].keys.put(PLAN, write_record(stale))
+        await asyncio.sleep(SEEN_S)
+        assert people[1].owners == owners
+        assert people[1].roster.register.counters.plans_stale == 1
+
+    play(main)
+
+
+def test_a_shard_that_one_cannot_have_goes_to_another_and_one_that_nobody_can_have_to_nobody() -> None:
+    async def main(town: Town) -> None:
+        people = [await town.joined(name) for name in "ab"]
+        await asyncio.sleep(SEEN_S)
+        for person in people:
+            assert person.roster is not None
+        mine = people[0].owners.index("a")
+        assert people[0].roster is not None
+        people[0].roster.describe(unfit={mine: "no Drone here"})
+        await asyncio.sleep(SEEN_S)
+        assert people[0].owners[mine] == "b"
+        assert people[1].roster is not None
+        people[1].roster.describe(unfit={mine: "nor here"})
+        await asyncio.sleep(SEEN_S)
+        assert people[0].owners[mine] == NOBODY
+        assert people[0].owners.count(NOBODY) == 1
+
+    play(main)
+
+
+def test_the_last_one_that_leaves_leaves_everything_to_nobody() -> None:
+    async def main(town: Town) -> None:
+        alone = await town.joined("a")
+        await asyncio.sleep(SEEN_S)
+        assert alone.roster is not None
+        alone.roster.describe(leaving=True)
+        await asyncio.sleep(SEEN_S)
+        assert alone.owners == (NOBODY,) * SHARDS
+
+    play(main)
+
+
+def test_who_owns_and_who_waits_is_told_and_forgotten_with_who_said_it() -> None:
+    async def main(town: Town) -> None:
+        one, two = await town.joined("a"), await town.joined("b")
+        assert one.roster is not None
+        assert two.roster is not None
+        seen = two.roster.register
+        await one.roster.say_owner(3, claim=7)
+        await one.roster.say_ready(4, position=41)
+        await asyncio.sleep(SEEN_S)
+        assert (seen.owner(3), seen.awaited_by(4)) == ("a", "a")
+        with pytest.raises(StaleEpoch, match="has claimed it after us"):
+            await two.roster.say_owner(3, claim=6)
+        await two.roster.let_go(3)
+        await two.roster.take_back_ready(4)
+        await asyncio.sleep(SEEN_S)
+        assert (seen.owner(3), seen.awaited_by(4)) == ("a", "a"), "only who said it takes it back"
+        await two.roster.say_owner(3, claim=8)
+        await one.roster.let_go(3)
+        await one.roster.take_back_ready(4)
+        await asyncio.sleep(SEEN_S)
+        assert (seen.owner(3), seen.awaited_by(4)) == ("b", NOBODY)
+        await one.roster.say_owner(5, claim=9)
+        await asyncio.sleep(SEEN_S)
+        await one.roster.abandon()
+        await asyncio.sleep(GONE_S)
+        assert seen.owner(5) == NOBODY, "an owner that is no member owns nothing"
+
+    play(main)
+
+
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [
+        (FleetShape("village", SHARDS), "bucket of the fleet 'town'"),
+        (FleetShape("town", 7), "runs with 6 shards, and this module declares 7"),
+        (FleetShape("town", SHARDS, "zone_of"), "runs with no shard_by, and this module declares shard_by=zone_of"),
+    ],
+)
+def test_a_fleet_of_another_shape_is_refused_and_nothing_changes(shape: FleetShape, said: str) -> None:
+    async def main(town: Town) -> None:
+        first = await town.joined("a")
+        other = town.somebody("b")
+        other.shape = shape
+        with pytest.raises(ConfigError, match=said):
+            await other.join()
+        await asyncio.sleep(SEEN_S)
+        assert loads(first.owners) == {"a": SHARDS}
+
+    play(main)
+
+
+def test_another_version_of_an_agent_is_refused_unless_workers_are_replaced_one_by_one() -> None:
+    async def main(town: Town) -> None:
+        await town.joined("a")
+        other = town.somebody("b")
+        other.me = structs.replace(other.me, kinds=(KindFold("Drone", 2, "bb"), KindFold("Dock", 1, "cc")))
+        with pytest.raises(ConfigError, match="runs Drone with version 1; run the same code in all workers"):
+            await other.join()
+        other.me = structs.replace(other.me, kinds=(KindFold("Drone", 1, "bb"),))
+        with pytest.raises(ConfigError, match="runs Drone with other fields"):
+            await other.join()
+        await other.join(other_folds=True)
+        await asyncio.sleep(SEEN_S)
+        assert loads(other.owners) == {"a": 3, "b": 3}
+
+    play(main)
+
+
+@pytest.mark.parametrize(("ahead_s", "word"), [(3600, "ahead of"), (-3600, "behind")])
+def test_a_clock_that_is_far_off_is_refused_at_the_door(ahead_s: int, word: str) -> None:
+    async def main(town: Town) -> None:
+        await town.joined("a")
+        other = town.somebody("b")
+        other.clock.jump(ahead_s)
+        with pytest.raises(ConfigError, match=f"clock of this machine is 3600 s {word} that of worker a on host of a"):
+            await other.join()
+
+    play(main)
+
+
+def test_a_clock_that_jumps_later_is_seen_by_the_others_and_mends() -> None:
+    async def main(town: Town) -> None:
+        one, two = await town.joined("a"), await town.joined("b")
+        await asyncio.sleep(SEEN_S)
+        assert one.roster is not None
+        assert one.roster.register.skews == {}
+        two.clock.jump(60)
+        await asyncio.sleep(SEEN_S)
+        assert one.roster.register.skews["b"] == pytest.approx(60, abs=1)
+        two.clock.jump(-60)
+        await asyncio.sleep(SEEN_S)
+        assert one.roster.register.skews == {}
+
+    play(main)
+
+
+def test_what_somebody_writes_wrongly_is_passed_over_and_counted() -> None:
+    async def main(town: Town) -> None:
+        one = await town.joined("a")
+        assert one.roster is not None
+        assert one.keys is not None
+        for key, value in (
+            (worker_key("x"), b"not JSON"),
+            (worker_key("y"), write_record(Member("somebody else"))),
+            (worker_key("z"), b'{"id": "z", "format": 99}'),
+            ("owner.2", b"[]"),
+            ("owner.two", b"{}"),
+            ("ready.1", b"{}"),
+            ("plan.b", b"{}"),
+            ("whatever", b"\xff"),
+        ):
+            await one.keys.put(key, value)
+        await one.keys.put(PLAN, b"{}")
+        await asyncio.sleep(SEEN_S)
+        assert [member.id for member in one.roster.register.members()] == ["a"]
+        assert one.roster.register.counters.records_malformed >= 5
+        assert loads(one.owners) == {"a": SHARDS}
+
+    play(main)
+
+
+def test_a_bucket_of_something_else_is_refused() -> None:
+    async def main(town: Town) -> None:
+        one = town.somebody("a")
+        keys = await one.store.key_value("town")
+        await keys.put(FLEET, b"\x00")
+        with pytest.raises(StoreForeign, match="not a record of ours"):
+            await one.join()
+
+    play(main)
+
+
+def test_a_store_that_does_not_answer_is_said_so() -> None:
+    async def main(town: Town) -> None:
+        one = town.somebody("a")
+        await one.store.key_value("town")
+        one.store.line.cut_off = True
+        with pytest.raises(StoreUnavailable):
+            await one.join()
+
+    play(main)
+
+
+def test_a_plan_says_nothing_of_shards_that_are_not_there() -> None:
+    plan = Plan(1, 1, "a", ("a",), (), ("a", "a"))
+    assert [plan.owner_of(shard) for shard in (-1, 0, 1, 2)] == [NOBODY, "a", "a", NOBODY]
