@@ -191,9 +191,12 @@ class Shard:
             enrolled={kind: len(table) for kind, table in state.tables.items()},
         )
 
-    def begin_epoch(self) -> None:
-        """A new owner has taken over: what it commits and releases carries a higher epoch than all before."""
-        self.epoch = self.state.epoch + 1
+    def begin_epoch(self, claim: int = 0) -> None:
+        """A new owner has taken over: what it commits and releases carries a higher epoch than all before.
+
+        Owners that never committed leave no epoch in the log: where they claim it, the claim's number tells them apart.
+        """
+        self.epoch = max(self.state.epoch + 1, claim)
 
     @property
     def open_images(self) -> dict[str, Any]:

@@ -124,10 +124,10 @@ class Host:
 
     # ------------------------------------------------------------------ life
 
-    async def start(self) -> Recovered:
-        """Recovers from the journal and begins to take turns. Raises, with nothing changed, if it cannot be trusted."""
+    async def start(self, recovered: Recovered | None = None, claim: int = 0) -> Recovered:
+        """Recovers, if nobody has, and begins to take turns. Raises, with nothing changed, if it cannot be trusted."""
         try:
-            recovered = self._recover()
+            recovered = self._recover(recovered)
             self._check_signer(recovered)
             check_receivers(self.declaration.receivers, recovered.states)
         except Exception as error:
@@ -136,7 +136,7 @@ class Host:
             raise
         monotonic_ns, now_ns = self.clock.monotonic_ns(), self._now_ns()
         for shard in self.shards:
-            shard.begin_epoch()
+            shard.begin_epoch(claim)
             for timer in shard.state.timers.all():
                 self._alarms.set(shard.state.shard, timer, now_ns, monotonic_ns)
             for address in addresses_of(shard.state, lambda plan: plan.stale_rules):
@@ -154,10 +154,10 @@ class Host:
         self._wake()
         return recovered
 
-    def _recover(self) -> Recovered:
+    def _recover(self, recovered: Recovered | None) -> Recovered:
         declaration = self.declaration
-        recovery = Recovery(self.journal, declaration.plans, self.verifier, self.settings.limits)
-        recovered = recovery.recover()
+        if recovered is None:
+            recovered = Recovery(self.journal, declaration.plans, self.verifier, self.settings.limits).recover()
         for state in recovered.states:
             state.replica_seed = self.replica_seed
             self.shards.take(Shard(state, declaration.shards))

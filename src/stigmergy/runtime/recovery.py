@@ -82,9 +82,13 @@ class Recovery:
         found = Recovered(states=[])
         for shard in self._journal.identity.owned:
             found.states.append(self._recover_shard(shard, found))
+        self.finish(found)
+        return found
+
+    def finish(self, found: Recovered) -> None:
+        """Checks that all that was read is signed by somebody who may."""
         found.signatures = self._signatures.finish(found.states)
         found.last_signers = self._signatures.last_signers
-        return found
 
     def replay_from_start(self, shard: int, upto: int | None = None, upto_ns: int | None = None) -> ShardState:
         """A shard as it was at a position or time, from the log alone; for looking back."""
@@ -94,7 +98,7 @@ class Recovery:
             sealed = stored.sealed
             if (upto is not None and sealed.position > upto) or (upto_ns is not None and sealed.time_ns > upto_ns):
                 break
-            self._apply(state, stored)
+            self.apply(state, stored)
         return state
 
     def _base_for(self, shard: int, upto: int | None, upto_ns: int | None, state: ShardState) -> int:
@@ -104,7 +108,7 @@ class Recovery:
         for position in reversed(self._journal.snapshots(shard)):
             if upto is not None and position > upto:
                 continue
-            self._load(state, shard, position)
+            self.load(state, shard, position)
             if upto_ns is None or state.time_ns <= upto_ns:
                 return position
         raise JournalCorrupt(f"shard {shard}: that far back the log has been dropped and there is no snapshot")
@@ -114,7 +118,7 @@ class Recovery:
             state = new_state(self._journal.identity, shard, self._plans, self._limits)
             try:
                 chain: list[tuple[int, int]] = []
-                digest, size_bytes = self._load(state, shard, position, chain)
+                digest, size_bytes = self.load(state, shard, position, chain)
                 tail = self._replay(state, found, note=(position, digest))
             except (_NoteMissing, FoldMismatch, JournalCorrupt) as error:
                 self._signatures.forget(shard)
@@ -134,7 +138,7 @@ class Recovery:
         found.bases.append(Basis((), 0, *tail))
         return state
 
-    def _load(
+    def load(
         self, state: ShardState, shard: int, position: int, chain: list[tuple[int, int]] | None = None
     ) -> tuple[bytes, int]:
         """Loads a snapshot and those it adds to, base first; returns the digest and size of its stored parts."""
@@ -149,7 +153,7 @@ class Recovery:
         if header.base:
             if header.base >= position:
                 raise JournalCorrupt(f"shard {shard}: the snapshot at {position} adds to a later one")
-            base_digest, _ = self._load(state, shard, header.base, chain)
+            base_digest, _ = self.load(state, shard, header.base, chain)
             if base_digest != header.base_digest:
                 raise JournalCorrupt(f"shard {shard}: the snapshot at {header.base} is not the one it was built on")
         for part in parts[1:]:
@@ -166,7 +170,7 @@ class Recovery:
         commits = events = size_bytes = 0
         noted = note is None
         for stored in self._journal.read(state.shard, after=state.position):
-            for said in self._apply(state, stored):
+            for said in self.apply(state, stored):
                 if note is not None and said[0] == note[0]:
                     if said[1] != note[1]:
                         raise JournalCorrupt("its bytes are not those that the log notes")
@@ -180,7 +184,8 @@ class Recovery:
         found.events += events
         return events, size_bytes
 
-    def _apply(self, state: ShardState, stored: StoredCommit) -> list[tuple[int, bytes]]:
+    def apply(self, state: ShardState, stored: StoredCommit) -> list[tuple[int, bytes]]:
+        """Takes the next commit into a state; returns which snapshots it notes, with their digests."""
         sealed = stored.sealed
         digest = digest_commit(sealed.body)
         if digest != sealed.digest:
