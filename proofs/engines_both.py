@@ -31,6 +31,7 @@ from stigmergy.core.columnar import column_cause
 from stigmergy.core.columns import read_actions, read_records
 from stigmergy.core.commit import Commit
 from stigmergy.core.effects import ACTUATORS
+from stigmergy.core.homes import Homes
 from stigmergy.core.inputs import Ask, Delivery, Refused
 from stigmergy.core.messages import SECOND_NS, Command, Message, Work, spec_of
 from stigmergy.core.outcome import NO_CAUSE, pack_effect
@@ -200,7 +201,7 @@ class Compiled:
 
     def _check(self, effect: Any) -> None:
         """As the shard does it."""
-        pack_effect(self._state, 1, effect, (None, b""), self._now_ns)
+        pack_effect(self._state, Homes(), effect, (None, b""), self._now_ns)
 
     def _verdict(self, stretch: Any) -> tuple[str | None, str | None]:
         match stretch.halt, stretch.error:
@@ -217,7 +218,8 @@ class Compiled:
         """The events and effects of a stretch, as the core would write them."""
         events = [record.body for record in read_records(stretch.records, self.layout)]
         effects = [
-            (cause, *pack_effect(self._state, 1, effect, (None, b""), now_ns)) for cause, _, effect in stretch.others
+            (cause, *pack_effect(self._state, Homes(), effect, (None, b""), now_ns))
+            for cause, _, effect in stretch.others
         ]
         for action in read_actions(stretch.actions, self.table.templates, self.table.name):
             cause = NO_CAUSE if action.cause == 0xFFFFFFFF else action.cause

@@ -33,6 +33,7 @@ from stigmergy import ActionDone, ActionFailed, Woken
 from stigmergy.core.codec import encode, tag_of
 from stigmergy.core.commit import digest_commit, open_commit
 from stigmergy.core.draft import DRAFT_BYTES_MAX
+from stigmergy.core.homes import Homes
 from stigmergy.core.inputs import (
     ELSEWHERE,
     Ask,
@@ -127,7 +128,7 @@ class LivedShard:
     ) -> None:
         self._plans = plans
         self._limits = limits
-        self.shard = Shard(self.new_state(number), shards)
+        self.shard = Shard(self.new_state(number), Homes(shards))
         self.replica = self.new_state(number)
         self.log: list[bytes] = []
         self.digests = [digest_of_state(self.replica)]
@@ -163,7 +164,7 @@ class LivedShard:
     def restart(self, shards: int) -> None:
         """Goes on from a replay of the log, under a new epoch. A snapshot under way is lost."""
         state = self.from_zero()
-        self.shard = Shard(state, shards)
+        self.shard = Shard(state, Homes(shards))
         self.shard.begin_epoch()
         if self.taking is not None:
             self.taking = None

@@ -22,7 +22,9 @@ INCARNATION_BYTES = 6
 FLIGHT = "flight:"
 
 
-def open_journal(url: str, fleet: str, shards: int, part: tuple[int, int] | None = None, **options: Any) -> Journal:
+def open_journal(
+    url: str, fleet: str, shards: int, part: tuple[int, int] | None = None, shard_by: str = "", **options: Any
+) -> Journal:
     """Opens the journal that a URL names, through the adapter registered for its scheme."""
     check_whole(url)
     scheme, colon, _ = url.partition(":")
@@ -31,7 +33,7 @@ def open_journal(url: str, fleet: str, shards: int, part: tuple[int, int] | None
         known = ", ".join(f"{name}:" for name in sorted(found))
         raise ConfigError(f"journal {url!r}: no adapter for {scheme!r}; there are {known}, for example sqlite:fleet.db")
     incarnation = int.from_bytes(SystemEntropy().token(INCARNATION_BYTES), "big") + 1
-    identity = JournalIdentity(fleet=fleet, shards=shards, incarnation=incarnation, part=part)
+    identity = JournalIdentity(fleet=fleet, shards=shards, incarnation=incarnation, part=part, shard_by=shard_by)
     journal: Journal = found[scheme].load()(url, identity, **options)
     return journal
 

@@ -153,7 +153,7 @@ class Running:
         bus = open_bus(self.bearings, self._fleet.name, entropy)
         signer = load_signer(self._key, create=True)
         part = None if self._share is None else self._share.part
-        journal = open_journal(self.url, self._fleet.name, self._fleet.shards, part)
+        journal = open_journal(self.url, self._fleet.name, self._fleet.shards, part, self._fleet.homes.key_name)
         try:
             path = journal_path(self.url)
             place = b"" if path is None else place_of(path)
@@ -336,7 +336,7 @@ async def open_rotation(url: str, key: Path) -> tuple[Journal, Rotation]:
     looked_at = inspect_journal(url)
     identity = looked_at.identity
     await looked_at.close()
-    journal = open_journal(url, identity.fleet, identity.shards, identity.part)
+    journal = open_journal(url, identity.fleet, identity.shards, identity.part, identity.shard_by)
     try:
         return journal, Rotation(journal, signer, verifier(), SystemClock())
     except BaseException:

@@ -88,9 +88,9 @@ async def test_journal_of_another_fleet_or_format_is_refused_and_not_touched(pat
     with pytest.raises(JournalForeign, match="made for 3 shards"):
         open_journal(f"segments:{path}", JournalIdentity("here", 4, 1))
     assert image(path) == before
-    later = msgspec.msgpack.encode((3, "here", 3, 7, bytes(32)))
+    later = msgspec.msgpack.encode((4, "here", 3, 7, bytes(32)))
     (path / "identity").write_bytes(encode_frame(opening._IDENTITY_KEY, Kind.IDENTITY, 1, later))
-    with pytest.raises(JournalForeign, match="format 3, this version reads 1 and 2"):
+    with pytest.raises(JournalForeign, match="format 4, this version reads 1 to 3"):
         open_journal(f"segments:{path}", IDENTITY)
 
 

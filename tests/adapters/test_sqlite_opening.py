@@ -80,7 +80,7 @@ def make_other_database(path: Path) -> None:
 def make_later_format(path: Path) -> None:
     asyncio.run(fill(path))
     connection = apsw.Connection(str(path))
-    connection.pragma("user_version", 3)
+    connection.pragma("user_version", 4)
     connection.close()
 
 

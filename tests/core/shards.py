@@ -10,6 +10,7 @@ from msgspec import msgpack
 from stigmergy.core.agent import Agent
 from stigmergy.core.codec import encode
 from stigmergy.core.commit import Commit, digest_commit, open_commit
+from stigmergy.core.homes import Homes
 from stigmergy.core.inputs import Ask, Delivery, Input
 from stigmergy.core.messages import SECOND_NS, Message
 from stigmergy.core.plans import AgentPlan
@@ -30,10 +31,11 @@ class Probe:
         shards: int = 1,
         limits: Limits | None = None,
         plans: Mapping[str, AgentPlan] | None = None,
+        homes: Homes | None = None,
     ) -> None:
         self.plans = {**plan_agents(classes), **(plans or {})}
         self.limits = limits
-        self.shard = Shard(ShardState(0, self.plans, limits), shards)
+        self.shard = Shard(ShardState(0, self.plans, limits), homes or Homes(shards))
         self.log: list[bytes] = []
         self.now_s = 100.0
         self._asked = 0

@@ -16,6 +16,7 @@ from stigmergy.core.commit import COMMIT_BYTES_MAX
 from stigmergy.core.draft import COLUMNS_REST_BYTES, DRAFT_BYTES_MAX, OVERHEAD_BYTES
 from stigmergy.core.effects import CancelWake, Effects, Events, Publish, Tell, WakeMe, WakeMeAt
 from stigmergy.core.errors import Bug, DefinitionError
+from stigmergy.core.homes import Homes
 from stigmergy.core.inputs import Ask, ColumnDelivery, Delivery
 from stigmergy.core.messages import Command, Effect, Event
 from stigmergy.core.outcome import pack_effect
@@ -150,7 +151,7 @@ def test_what_tables_and_the_core_agree_on() -> None:
 )
 def test_an_effect_takes_no_more_than_a_table_counts(effect: Effect) -> None:
     probe = Meters("a")
-    _, body = pack_effect(probe.state, 1, effect, (None, b""), 10**18)
+    _, body = pack_effect(probe.state, Homes(), effect, (None, b""), 10**18)
     assert len(body) <= len(encode(effect))
 
 

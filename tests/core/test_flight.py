@@ -13,6 +13,7 @@ from stigmergy.core.flight import (
     FLIGHT_FORMAT,
     FLIGHT_MAGIC,
     FLIGHT_SHARDS_MAX,
+    KEYED_FLIGHT_FORMAT,
     RECORD_BYTES_MAX,
     RECORD_HEADER_BYTES,
     FlightCommit,
@@ -92,11 +93,23 @@ def test_what_cannot_be_a_record_is_refused(head: bytes) -> None:
         read_record_header(bytes([2]) + (RECORD_BYTES_MAX + 1).to_bytes(4, "little"))
 
 
+def test_the_opening_of_a_fleet_with_a_function_for_homes_says_its_name() -> None:
+    keyed = OPENING.keyed("zone_of")
+    assert (keyed.format, keyed.shard_by, keyed.fleet) == (KEYED_FLIGHT_FORMAT, "zone_of", OPENING.fleet)
+    _, body, _ = pieces(frame(RecordKind.OPENING, keyed))
+    assert read_record(RecordKind.OPENING, body) == keyed
+    with pytest.raises(JournalCorrupt, match="does not decode"):
+        read_record(RecordKind.OPENING, msgpack.encode([2, 1, "f", 1, 1, 1, "", "", []]))
+    for wrong in ([2, 9, "f", 1, 1, 1, "", "", [], "zone_of"], [2, 1, "f", 0, 1, 1, "", "", [], "zone_of"]):
+        with pytest.raises((JournalForeign, JournalCorrupt)):
+            read_record(RecordKind.OPENING, msgpack.encode(wrong))
+
+
 def test_another_format_is_refused_and_not_guessed_at() -> None:
     with pytest.raises(JournalCorrupt, match="does not decode"):
         read_record(RecordKind.OPENING, b"\x90")
-    for number, record in ((2, [2, 1, "f", 1, 1, 1, "", "", []]), (1, [1, 9, "f", 1, 1, 1, "", "", []])):
-        with pytest.raises(JournalForeign, match="use" if number == 2 else "hash algorithm 9"):
+    for number, record in ((3, [3, 1, "f", 1, 1, 1, "", "", []]), (1, [1, 9, "f", 1, 1, 1, "", "", []])):
+        with pytest.raises(JournalForeign, match="use" if number == 3 else "hash algorithm 9"):
             read_record(RecordKind.OPENING, msgpack.encode(record))
     for shards in (1, FLIGHT_SHARDS_MAX):
         fleet = read_record(RecordKind.OPENING, msgpack.encode([1, 1, "f", shards, 1, 1, "", "", []]))

@@ -22,6 +22,7 @@ from stigmergy.adapters.filing.mark import encode_mark
 from stigmergy.core.codec import canonical_bytes, encode
 from stigmergy.core.commit import Group, Signature, head_of, seal, statement
 from stigmergy.core.effects import ACTUATORS, WORK, ActionDone, shard_sink
+from stigmergy.core.homes import Homes
 from stigmergy.core.inputs import (
     Ask,
     Delivery,
@@ -53,7 +54,7 @@ class Owner:
     def __init__(self, journal: Journal) -> None:
         plans = plan_agents([golden.Drone, golden.Tower])
         self.journal = journal
-        self.shards = [Shard(new_state(journal.identity, number, plans), 2) for number in range(2)]
+        self.shards = [Shard(new_state(journal.identity, number, plans), Homes(2)) for number in range(2)]
         self.now_ns = NOON_NS
         self.changed: list[dict[str, None]] = [{}, {}]
         self.digests: dict[int, bytes] = {}

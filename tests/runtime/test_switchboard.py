@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from stigmergy.core.errors import NotRunning, StigmergyError
+from stigmergy.core.homes import Homes
 from stigmergy.core.state import shard_of
 from stigmergy.runtime.merging import MergedEntries
 from stigmergy.runtime.protocol import VERSION, Reply, write_error, write_reply
@@ -83,7 +84,7 @@ class Board:
         self.processes = [Process(answer) for answer in answers]
         self.stopped = 0
         about = {"fleet": "f", "version": "1", "pid": 1, "up_s": 9.0, "journal": "sqlite:all", "sockets": "one, two"}
-        self.board = Switchboard(SHARDS, self.processes, lambda: about, self._stop)
+        self.board = Switchboard(Homes(SHARDS), self.processes, lambda: about, self._stop)
 
     def _stop(self) -> None:
         self.stopped += 1

@@ -15,7 +15,7 @@ import msgspec
 from stigmergy.core.commit import Group, Head, head_of
 from stigmergy.core.continuity import advance, check_drop
 from stigmergy.core.errors import Bug, ConfigError, JournalForeign, JournalFull, JournalLocked, JournalUnknown
-from stigmergy.ports.journal import JournalIdentity, JournalSize, SnapshotPart, StoredCommit
+from stigmergy.ports.journal import JournalIdentity, JournalSize, SnapshotPart, StoredCommit, check_shard_by
 
 SCHEME = "memory:"
 CAPACITY_BYTES = 1 << 30
@@ -201,6 +201,7 @@ def open_journal(url: str, identity: JournalIdentity, *, store: MemoryStore | No
             f"the store belongs to fleet {known[0]!r} with {known[1]} shards{_some(known[2])}, not to "
             f"{wanted[0]!r} with {wanted[1]}{_some(wanted[2])}; name the right one"
         )
+    check_shard_by(store.identity.shard_by, identity.shard_by, "the store")
     return MemoryJournal(store)
 
 

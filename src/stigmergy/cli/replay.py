@@ -59,7 +59,13 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             raise JournalForeign(f"{url} belongs to the fleet {journal.identity.fleet!r}, not to {fleet.name!r}")
         limits = (config_of(arguments).settings or fleet.settings).limits
         replaying = Replaying(
-            journal, fleet.plans, limits, verifier(), differences_max=arguments.differences, say=output.note
+            journal,
+            fleet.plans,
+            limits,
+            verifier(),
+            differences_max=arguments.differences,
+            say=output.note,
+            homes=fleet.homes,
         )
         with Progress(output, "replaying", "commits") as progress:
             for commits in replaying.run_slowly():

@@ -149,7 +149,7 @@ def _supervise(
     load_signer(running.key, create=True)
     make_folder(running.url)
     command = command_of(arguments, spec, processes, running.url, running.key)
-    supervisor = Supervisor(fleet.name, running.url, fleet.shards, processes, path, command, output)
+    supervisor = Supervisor(fleet.name, running.url, fleet.homes, processes, path, command, output)
     return _run_to_the_end(supervisor.live_and_die())
 
 

@@ -61,7 +61,9 @@ def _from_journal(arguments: argparse.Namespace, moment: Moment, output: Output)
     try:
         if journal.identity.fleet != fleet.name:
             raise JournalForeign(f"{url} belongs to the fleet {journal.identity.fleet!r}, not to {fleet.name!r}")
-        sight = History(journal, fleet.plans, fleet.settings.limits, output.note).look(arguments.agent, moment)
+        sight = History(journal, fleet.plans, fleet.settings.limits, output.note, fleet.homes).look(
+            arguments.agent, moment
+        )
         return described_sight(arguments.agent, sight)
     finally:
         asyncio.run(journal.close())

@@ -25,6 +25,7 @@ from stigmergy.cli.output import GOOD, NAME, WARN, Output, counted, shown_bytes
 from stigmergy.cli.version import version
 from stigmergy.core import errors
 from stigmergy.core.errors import NotRunning, StigmergyError
+from stigmergy.core.homes import Homes
 from stigmergy.runtime.shares import Share
 from stigmergy.runtime.switchboard import Switchboard
 from stigmergy.wiring import ControlCall, ControlServer, control_path, make_lifeline, part_url
@@ -105,14 +106,14 @@ class Supervisor:
     """One run of a fleet in several processes. `command` starts a process, but for what says which one it is."""
 
     def __init__(
-        self, fleet: str, url: str, shards: int, processes: int, path: Path, command: list[str], output: Output
+        self, fleet: str, url: str, homes: Homes, processes: int, path: Path, command: list[str], output: Output
     ) -> None:
         self._fleet = fleet
         self._url = url
         self._path = path
         self._command = command
         self._output = output
-        self._workers = [_Worker(Share(number, processes, shards)) for number in range(1, processes + 1)]
+        self._workers = [_Worker(Share(number, processes, homes.shards)) for number in range(1, processes + 1)]
         self._sockets = [control_path(part_url(url, worker.share), fleet) for worker in self._workers]
         self._began_s = time.monotonic()
         self._stopping = asyncio.Event()
@@ -120,7 +121,7 @@ class Supervisor:
         self._failure: StigmergyError | None = None
         self._has_begun = False
         self._status_shown = False
-        self._switchboard = Switchboard(shards, [ControlCall(one) for one in self._sockets], self._about, self._control)
+        self._switchboard = Switchboard(homes, [ControlCall(one) for one in self._sockets], self._about, self._control)
 
     async def live_and_die(self) -> int:
         """Everything from the first start of the processes to their end."""

@@ -15,6 +15,7 @@ from stigmergy.core.columns import ColumnRun, read_layout, read_records, read_te
 from stigmergy.core.counters import Counters
 from stigmergy.core.draft import DRAFT_BYTES_MAX, OVERHEAD_BYTES, Draft
 from stigmergy.core.errors import Bug, DefinitionError, JournalCorrupt, Malformed, Overloaded, PeerError, StaleMapping
+from stigmergy.core.homes import Homes
 from stigmergy.core.inputs import ColumnDelivery
 from stigmergy.core.messages import Effect, Event, Message
 from stigmergy.core.now import step_time_ns
@@ -69,9 +70,9 @@ class Handler(Protocol):
 class Columnar:
     """Turns records into what a draft keeps."""
 
-    def __init__(self, state: ShardState, shards: int, handling: Handler) -> None:
+    def __init__(self, state: ShardState, homes: Homes, handling: Handler) -> None:
         self._state = state
-        self._shards = shards
+        self._homes = homes
         self._handling = handling
         self._undeclared = {kind: _declaration(kind, table) for kind, table in state.tables.items()}
         """What the log may not say yet: looked at once for each run of this node."""
@@ -244,13 +245,13 @@ class Columnar:
                 draft.hurry(0)
         for place, agent, effect in stretch.others:
             asking = address or f"{kind}/{table.name(agent)}"
-            packed = pack_effect(state, self._shards, effect, (None, b""), now_ns)
+            packed = pack_effect(state, self._homes, effect, (None, b""), now_ns)
             owe(state, draft, asking, packed, NO_CAUSE if place < 0 else column_cause(base + place), now_ns)
             draft.size_bytes += len(packed[1]) + len(asking) + OVERHEAD_BYTES
 
     def _check(self, effect: Effect) -> None:
         """Raises for an effect that cannot be sent, as it would in the hands of an interpreted agent."""
-        pack_effect(self._state, self._shards, effect, (None, b""), step_time_ns.get())
+        pack_effect(self._state, self._homes, effect, (None, b""), step_time_ns.get())
 
     def _freshen(self, draft: Draft, kind: str, table: Table, records: bytes | memoryview) -> None:
         """Says of which agents something has come that a staleness rule waits for."""

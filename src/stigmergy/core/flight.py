@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import msgspec
 from blake3 import blake3
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from stigmergy.core.codec import UNDECODABLE, encode
 from stigmergy.core.commit import HashAlgorithm, Sealed, Signature, digest_commit, open_commit
@@ -24,6 +24,8 @@ from stigmergy.core.errors import Bug, JournalCorrupt, JournalForeign
 from stigmergy.core.state import Signer
 
 FLIGHT_FORMAT = 1
+KEYED_FLIGHT_FORMAT = 2
+"""Of the opening, where a function of the fleet says in which shard an agent lives."""
 FLIGHT_MAGIC = b"stgflog1"
 RECORD_BYTES_MAX = 18 * 1024 * 1024
 """A record: the largest commit with the largest signature, and room to spare. A reader refuses a larger one."""
@@ -61,6 +63,17 @@ class FlightOpening(Struct, array_like=True, frozen=True):
     """For whom it was made: its shard is in here, and that of the signers. Empty: all of them."""
     reason: str
     signers: list[Signer]
+
+    def keyed(self, shard_by: str) -> KeyedFlightOpening:
+        """The same of a fleet with a function of this name that says where agents live."""
+        said = structs.asdict(structs.replace(self, format=KEYED_FLIGHT_FORMAT))
+        return KeyedFlightOpening(**said, shard_by=shard_by)
+
+
+class KeyedFlightOpening(FlightOpening, array_like=True, frozen=True):
+    """The same of a fleet with a function that says where agents live: its name."""
+
+    shard_by: str
 
 
 class FlightCommit(Struct, array_like=True, frozen=True):
@@ -131,6 +144,7 @@ _decoders: dict[RecordKind, msgspec.msgpack.Decoder[FlightRecord]] = {
     RecordKind.SEAL: msgspec.msgpack.Decoder(FlightSeal),
     RecordKind.DIRECTORY: msgspec.msgpack.Decoder(FlightDirectory),
 }
+_keyed_decoder = msgspec.msgpack.Decoder(KeyedFlightOpening)
 _signature_decoder = msgspec.msgpack.Decoder(Signature)
 
 
@@ -165,7 +179,9 @@ def read_record(kind: RecordKind, body: bytes) -> FlightRecord:
         record = _decoders[kind].decode(body)
     except UNDECODABLE as error:
         raise JournalCorrupt(f"a record of {len(body)} bytes does not decode ({error})") from None
-    if isinstance(record, FlightOpening | FlightManifest) and record.format != FLIGHT_FORMAT:
+    if isinstance(record, FlightOpening) and record.format == KEYED_FLIGHT_FORMAT:
+        record = _read_keyed(body)
+    elif isinstance(record, FlightOpening | FlightManifest) and record.format != FLIGHT_FORMAT:
         raise JournalForeign(
             f"flight log format {record.format}, this version reads {FLIGHT_FORMAT}: use the version that wrote it"
         )
@@ -176,6 +192,13 @@ def read_record(kind: RecordKind, body: bytes) -> FlightRecord:
     if isinstance(record, FlightOpening) and not 1 <= record.shards <= FLIGHT_SHARDS_MAX:
         raise JournalCorrupt(f"a fleet of {record.shards} shards; there are 1 to {FLIGHT_SHARDS_MAX}")
     return record
+
+
+def _read_keyed(body: bytes) -> KeyedFlightOpening:
+    try:
+        return _keyed_decoder.decode(body)
+    except UNDECODABLE as error:
+        raise JournalCorrupt(f"a record of {len(body)} bytes does not decode ({error})") from None
 
 
 def read_flight_commit(record: FlightCommit) -> tuple[Sealed, Signature | None]:

@@ -36,6 +36,7 @@ from stigmergy.core.errors import (
     PeerError,
     TooLarge,
 )
+from stigmergy.core.homes import Homes
 from stigmergy.core.inputs import ELSEWHERE, Accepted, Refused
 from stigmergy.core.memory import Remembered
 from stigmergy.core.messages import SECOND_NS, Command, Effect, Event, Message
@@ -59,11 +60,11 @@ class _Quiet(Exception):
 class Handling:
     """Turns inputs into what a draft keeps."""
 
-    def __init__(self, state: ShardState, shards: int) -> None:
+    def __init__(self, state: ShardState, homes: Homes) -> None:
         self._state = state
-        self._shards = shards
+        self._homes = homes
         self.counters = Counters()
-        self.columnar = Columnar(state, shards, self)
+        self.columnar = Columnar(state, homes, self)
 
     def take_items(self, draft: Draft, items: list[tuple[str, bytes]], source: str, now_ns: int) -> int:
         """Takes messages of one source in order; returns how many, fewer than given only when the draft is full.
@@ -258,7 +259,7 @@ class Handling:
         try:
             effects = () if react is None else react(agent, fact) or ()
             room_bytes = len(body) + REACTIONS_BYTES_MAX
-            packed = pack_effects(self._state, self._shards, agent, effects, (fact, body), now_ns, room_bytes)
+            packed = pack_effects(self._state, self._homes, agent, effects, (fact, body), now_ns, room_bytes)
         except Exception as error:
             return error
         for one in packed:
@@ -292,7 +293,7 @@ class Handling:
         try:
             if quietly:
                 raise _Quiet
-            outcome = collect(self._state, self._shards, agent_plan, agent, [(event, body)], now_ns, room_bytes)
+            outcome = collect(self._state, self._homes, agent_plan, agent, [(event, body)], now_ns, room_bytes)
         except Exception as error:
             failure = None if quietly else error
             before = self._state.new_agent(address, agent_plan) if image is None else agent_plan.copy(image)
@@ -354,7 +355,7 @@ class Handling:
                 if plan.decide is None
                 else self._decided(agent_plan, plan, agent, message, body, now_ns)
             )
-            outcome = collect(self._state, self._shards, agent_plan, agent, decided, now_ns, limit)
+            outcome = collect(self._state, self._homes, agent_plan, agent, decided, now_ns, limit)
         except BaseException:
             if image is not None:
                 agents[address] = image
@@ -371,9 +372,7 @@ class Handling:
         self, agent: Any, event: Any, body: bytes, first: Effect, others: Iterable[Effect], now_ns: int
     ) -> list[PackedEffect]:
         room_bytes = self._state.limits.bytes_per_decision_max - len(body)
-        return pack_effects(
-            self._state, self._shards, agent, chain((first,), others), (event, body), now_ns, room_bytes
-        )
+        return pack_effects(self._state, self._homes, agent, chain((first,), others), (event, body), now_ns, room_bytes)
 
     def _owe_all(self, draft: Draft, address: str, effects: list[PackedEffect], now_ns: int) -> None:
         cause = len(draft.events) - 1

@@ -13,9 +13,10 @@ from stigmergy.core.commit import Owed
 from stigmergy.core.draft import OVERHEAD_BYTES, Draft
 from stigmergy.core.effects import PUBLISH, TIMERS, Publish, Tell, WindowClosed, shard_sink, sink_of
 from stigmergy.core.errors import TooLarge
+from stigmergy.core.homes import Homes
 from stigmergy.core.messages import Command, Effect, Event, Keeping
 from stigmergy.core.plans import AgentPlan, Plan, without_shared
-from stigmergy.core.state import ShardState, evolve_event, shard_of
+from stigmergy.core.state import ShardState, evolve_event
 from stigmergy.core.timers import WINDOW_PREFIX, TimerSet, read_timer, timer_body
 
 NO_CAUSE = -1
@@ -34,7 +35,7 @@ class Outcome(Struct):
     size_bytes: int = 0
 
 
-def pack_effect(state: ShardState, shards: int, effect: Effect, cause: tuple[Any, bytes], now_ns: int) -> PackedEffect:
+def pack_effect(state: ShardState, homes: Homes, effect: Effect, cause: tuple[Any, bytes], now_ns: int) -> PackedEffect:
     """Names the sink of an effect and encodes it. Raises for what is no effect, or cannot be written and read back:
     then this input fails, and not, later, whoever is to carry it out.
 
@@ -43,7 +44,7 @@ def pack_effect(state: ShardState, shards: int, effect: Effect, cause: tuple[Any
     if isinstance(effect, Tell):
         state.plan_at(effect.to)
         message = cause[1] if effect.message is cause[0] else _readable(effect.message, Command | Event, "Tell")
-        return shard_sink(shard_of(effect.to, shards)), encode((effect.to, message))
+        return shard_sink(homes.of(effect.to)), encode((effect.to, message))
     if isinstance(effect, Publish):
         event = cause[1] if effect.event is cause[0] else _readable(effect.event, Event, "Publish")
         if not isinstance(effect.topic, str):
@@ -89,7 +90,7 @@ def _decoder_of(cls: type) -> Callable[[bytes], Any]:
 
 def collect(
     state: ShardState,
-    shards: int,
+    homes: Homes,
     agent_plan: AgentPlan,
     agent: Any,
     decided: Sequence[tuple[Any, bytes]],
@@ -109,7 +110,7 @@ def collect(
             outcome.size_bytes += len(body) + overhead
         reactions = () if plan.react is None else plan.react(agent, event) or ()
         room_bytes = bytes_max - outcome.size_bytes
-        packed = pack_effects(state, shards, agent, reactions, (event, body), now_ns, room_bytes)
+        packed = pack_effects(state, homes, agent, reactions, (event, body), now_ns, room_bytes)
         packed += window_timers(state, agent_plan, plan, agent, event)
         for effect in packed:
             outcome.effects.append((effect, cause))
@@ -119,7 +120,7 @@ def collect(
 
 def pack_effects(
     state: ShardState,
-    shards: int,
+    homes: Homes,
     agent: Any,
     effects: Iterable[Effect],
     cause: tuple[Any, bytes],
@@ -130,7 +131,7 @@ def pack_effects(
     packed: list[PackedEffect] = []
     overhead = len(agent.address) + OVERHEAD_BYTES
     for effect in effects:
-        packed.append(pack_effect(state, shards, effect, cause, now_ns))
+        packed.append(pack_effect(state, homes, effect, cause, now_ns))
         room_bytes -= len(packed[-1][1]) + overhead
         if room_bytes < 0:
             break

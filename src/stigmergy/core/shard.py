@@ -34,6 +34,7 @@ from stigmergy.core.effects import Woken, shard_sink
 from stigmergy.core.errors import Bug, Overloaded, PeerError, StigmergyError
 from stigmergy.core.facts import retry, take_merged, take_verdict
 from stigmergy.core.handling import ADDRESS_CHARS_MAX, Handling
+from stigmergy.core.homes import Homes
 from stigmergy.core.inputs import (
     Accepted,
     ActionsConfirmed,
@@ -85,11 +86,13 @@ MARKS_WAIT_NS = SECOND_NS
 class Shard:
     """The agents that one owner steps, in order."""
 
-    def __init__(self, state: ShardState, shards: int = 1) -> None:
+    def __init__(self, state: ShardState, homes: Homes | None = None) -> None:
+        """`homes` says where those live whom its agents tell something; without, all live here."""
         self.state = state
         self._own_sink = shard_sink(state.shard)
         self._draft = Draft(state.position + 1)
-        self._handling = Handling(state, shards)
+        self.homes = homes or Homes()
+        self._handling = Handling(state, self.homes)
         self._now_ns = state.time_ns
         self.epoch = state.epoch
         """The owner's; that of the state is the last one journaled."""
@@ -281,13 +284,7 @@ class Shard:
             self._draft.hurry(MARKS_WAIT_NS)
 
     def _rest(self, delivery: Delivery, items: list[tuple[str, bytes]], sequence: int) -> Delivery:
-        return Delivery(
-            source=delivery.source,
-            items=items,
-            sequence=sequence,
-            incarnation=delivery.incarnation,
-            epoch=delivery.epoch,
-        )
+        return structs.replace(delivery, items=items, sequence=sequence, size_bytes=0)
 
     def _pass_over(self, delivery: Delivery | ColumnDelivery, count: int) -> None:
         """The first so many items were consumed before. A new owner who repeats them is an owner all the same."""

@@ -89,12 +89,17 @@ def plan_agents(classes: Iterable[type[Agent]]) -> dict[str, AgentPlan]:
     return plans
 
 
-def shard_of(address: str, shards: int) -> int:
-    """Which shard an agent lives in: FNV-1a of its address, the function that NATS partitions subjects by."""
+def is_address(text: str) -> bool:
+    """Whether somebody could live there."""
+    return _ADDRESS.fullmatch(text) is not None
+
+
+def shard_of(text: str, shards: int) -> int:
+    """The shard of a text: its FNV-1a, the function that NATS partitions subjects by. `Homes` says which text it is."""
     if shards == 1:
         return 0
     value = 2166136261
-    for byte in address.encode():
+    for byte in text.encode():
         value = ((value ^ byte) * 16777619) & 0xFFFFFFFF
     return value % shards
 
@@ -156,7 +161,7 @@ class ShardState:
         """The plan of the agent kind that this address names."""
         kind, _, _ = address.partition("/")
         plan = self.plans.get(kind)
-        if plan is None or _ADDRESS.fullmatch(address) is None:
+        if plan is None or not is_address(address):
             raise UnknownKind(
                 f"{address[:200]!r} is no address of an agent here: write Kind/name with a kind of "
                 f"{', '.join(sorted(self.plans)) or 'this fleet'} and a name of letters, digits and _.:@=~-"

@@ -8,7 +8,9 @@ from typing import Protocol
 from msgspec import Struct
 
 from stigmergy.core.commit import Group, Head, Sealed, Signature
-from stigmergy.core.errors import ConfigError
+from stigmergy.core.errors import ConfigError, JournalForeign
+from stigmergy.core.homes import Homes
+from stigmergy.core.state import shard_of
 
 
 class JournalIdentity(Struct, frozen=True):
@@ -20,6 +22,8 @@ class JournalIdentity(Struct, frozen=True):
     """Changes with every restore from a copy, so that peers do not mistake the copy for the original."""
     part: tuple[int, int] | None = None
     """The first and the last shard kept here, where several processes keep the log of a fleet; None: all of them."""
+    shard_by: str = ""
+    """The name of the fleet's function that says where agents live; empty: the hash of their address does."""
 
     def __post_init__(self) -> None:
         if self.part is not None and not 0 <= self.part[0] <= self.part[1] < self.shards:
@@ -31,10 +35,31 @@ class JournalIdentity(Struct, frozen=True):
         """The shards that are kept here."""
         return range(self.shards) if self.part is None else range(self.part[0], self.part[1] + 1)
 
+    def shards_with(self, address: str) -> Sequence[int]:
+        """Where to look for an agent without its fleet: in its shard, or in all if a function says which."""
+        return self.owned if self.shard_by else (shard_of(address, self.shards),)
+
     @property
     def signers_shard(self) -> int:
         """Signers are enrolled and revoked in the log of this shard, and their positions are its positions."""
         return self.owned[0]
+
+
+def homes_of(identity: JournalIdentity, homes: Homes | None = None) -> Homes:
+    """Where a journal's agents live. Raises JournalForeign if the fleet's `homes` are not those it was made with."""
+    check_shard_by(identity.shard_by, "" if homes is None else homes.key_name, "this journal")
+    return homes or Homes(identity.shards)
+
+
+def check_shard_by(made_with: str, wanted: str, whose: str) -> None:
+    """Refuses a journal whose agents were shared out in another way."""
+    if made_with != wanted:
+        was, now = made_with or "the hash of their address", wanted or "the hash of their address"
+        how = f"declare Fleet(…, shard_by={made_with}) again" if made_with else "declare the fleet without shard_by"
+        raise JournalForeign(
+            f"{whose}: {was} says where its agents live, and now {now} would; that is fixed for good: {how}, or begin "
+            "another journal"
+        )
 
 
 class StoredCommit(Struct, frozen=True):

@@ -170,7 +170,12 @@ class ControlDesk:
     async def _look_back(self, address: str, moment: Moment) -> Sight:
         self._begin_long()
         try:
-            history = History(self._host.journal, self._host.declaration.plans, self._host.settings.limits)
+            history = History(
+                self._host.journal,
+                self._host.declaration.plans,
+                self._host.settings.limits,
+                homes=self._host.declaration.homes,
+            )
             for sight in history.look_slowly(address, moment):
                 if sight is not None:
                     return sight

@@ -12,6 +12,7 @@ from msgspec import structs
 
 from stigmergy.core.agent import Agent
 from stigmergy.core.errors import ConfigError, DefinitionError
+from stigmergy.core.homes import Homes, ShardKey
 from stigmergy.core.plans import AgentPlan
 from stigmergy.core.state import plan_agents
 from stigmergy.core.tables import Engine, Say
@@ -83,15 +84,18 @@ class Declaration(Equipment, Listening):
         settings: Settings | None = None,
         streams: Mapping[str, StreamPolicy] | None = None,
         compiled: bool | Sequence[type[Agent]] = False,
+        shard_by: ShardKey | None = None,
     ) -> None:
         """Declares a fleet. `compiled` names the classes that run as compiled code, or True for all of them: see
-        docs/compiled.md for what can be compiled. `shards` and `name` are for good."""
+        docs/compiled.md for what can be compiled. An agent's shard is a hash of its address, or of what `shard_by` says
+        of the address, such as its zone. `name`, `shards` and `shard_by` are for good."""
         _check_declared(name, agents, shards)
         _check_options(name, settings, streams)
         Equipment.__init__(self)
         Listening.__init__(self)
         self.name = name
         self.shards = shards
+        self.homes = Homes(shards, shard_by)
         self.settings = settings or Settings()
         self.plans: dict[str, AgentPlan] = plan_agents(agents)
         for cls in _compiled_of(name, agents, compiled):

@@ -160,7 +160,7 @@ class Host:
             recovered = Recovery(self.journal, declaration.plans, self.verifier, self.settings.limits).recover()
         for state in recovered.states:
             state.replica_seed = self.replica_seed
-            self.shards.take(Shard(state, declaration.shards))
+            self.shards.take(Shard(state, declaration.homes))
             self._durable[state.shard] = state.position
             catch_up(state)
             for table in state.tables.values():

@@ -15,13 +15,11 @@ from stigmergy.core.draft import OVERHEAD_BYTES
 from stigmergy.core.errors import Malformed, NotRunning, Overloaded, UnknownKind
 from stigmergy.core.inputs import ELSEWHERE, LOCAL, Ask, Delivery, Input, SequencesSkipped, Verdict
 from stigmergy.core.messages import Command, Event
-from stigmergy.core.state import shard_of
 from stigmergy.runtime.declaration import Declaration
 from stigmergy.runtime.ingress import Accept, Ingress
 from stigmergy.runtime.mailbox import BLOCK, Letter, Mailbox
 from stigmergy.runtime.ownership import Shards
 
-SHARD_CACHE_MAX = 1_000_000
 SHOWN_CHARS_MAX = 200
 MISSING = "missing: they did not come in time"
 DECLARED = "lost: their sender says so"
@@ -79,7 +77,9 @@ class Intake:
         self._monotonic_ns = monotonic_ns
         self._wake = wake
         self._asks: dict[tuple[str, str], list[asyncio.Future[Verdict]]] = {}
-        self._shard_of: dict[str, int] = {}
+        self.shard_of = declaration.homes.of
+        """Where an agent lives."""
+        self._has_key = bool(declaration.homes.key_name)
         self._closed: str | None = None
 
     def close(self, why: str) -> None:
@@ -92,7 +92,7 @@ class Intake:
         if not isinstance(data, bytes):
             raise Malformed(f"{_shown(data)} is no envelope; give the bytes that pack_envelope makes")
         envelope = self._ingress.open(data)
-        if len(self._shards) < self._shards.total:
+        if self._has_key or len(self._shards) < self._shards.total:
             for address, _ in envelope.items:
                 self.home_of(address)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -218,18 +218,6 @@ class Intake:
                 if not future.done():
                     future.set_exception(error)
         self._asks.clear()
-
-    def shard_of(self, address: str) -> int:
-        """Where an agent lives; remembered, because it is asked for every input."""
-        shards = self._shards.total
-        if shards == 1:
-            return 0
-        shard = self._shard_of.get(address)
-        if shard is None:
-            if len(self._shard_of) >= SHARD_CACHE_MAX:
-                self._shard_of.clear()
-            shard = self._shard_of[address] = shard_of(address, shards)
-        return shard
 
     def home_of(self, address: str) -> int:
         """The shard of ours where an agent lives. Raises NotOwned, with who has it, for one that lives elsewhere."""

@@ -26,7 +26,8 @@ class Shards:
         self._owned: dict[int, Shard] = {}
 
     def take(self, shard: Shard) -> None:
-        """From now on it is ours."""
+        """From now on it is ours. Raises JournalForeign if its agents have come to live elsewhere."""
+        shard.homes.check_agents(shard.state)
         self._owned[shard.state.shard] = shard
         self._owned = {number: self._owned[number] for number in sorted(self._owned)}
 

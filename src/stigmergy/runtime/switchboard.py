@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from stigmergy.core.errors import ConfigError, NotRunning, StigmergyError
-from stigmergy.core.state import shard_of
+from stigmergy.core.homes import Homes
 from stigmergy.runtime import protocol
 from stigmergy.runtime.columns.roster import check_enrolled_names, joined_rosters
 from stigmergy.runtime.merging import MergedEntries, added_status, added_verifications, joined_names
@@ -35,12 +35,13 @@ class Switchboard:
 
     def __init__(
         self,
-        shards: int,
+        homes: Homes,
         branches: Sequence[Branch],
         about: Callable[[], dict[str, Any]],
         stop: Callable[[], None],
     ) -> None:
-        self._shards = shards
+        self._homes = homes
+        self._shards = homes.shards
         self._branches = tuple(branches)
         self._about = about
         self._stop = stop
@@ -103,11 +104,11 @@ class Switchboard:
         """The one shard that a request is about, if it is about one."""
         match request:
             case protocol.Send() | protocol.Observe() | protocol.State() | protocol.Resume():
-                return shard_of(request.agent, self._shards)
+                return self._homes.of(request.agent)
             case protocol.Log() | protocol.Export():
                 if request.shard is not None and not 0 <= request.shard < self._shards:
                     raise ConfigError(f"shard {request.shard}: this fleet has shards 0 to {self._shards - 1}")
-                return request.shard if request.agent is None else shard_of(request.agent, self._shards)
+                return request.shard if request.agent is None else self._homes.of(request.agent)
             case protocol.Retry() | protocol.Drop():
                 found = LETTER_ID.fullmatch(request.letter)
                 if found is None or int(found[1]) >= self._shards:
@@ -149,7 +150,7 @@ class Switchboard:
         """Each process enrols those agents that it has; one that has none of them says what it has anyhow."""
         check_enrolled_names(request.names)
         homes = [
-            process_of(shard_of(f"{request.kind}/{name}", self._shards), len(self._branches), self._shards)
+            process_of(self._homes.of(f"{request.kind}/{name}"), len(self._branches), self._shards)
             for name in request.names
         ]
         found: list[Any] = []

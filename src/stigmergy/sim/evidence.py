@@ -10,7 +10,6 @@ from stigmergy.adapters.ed25519 import Ed25519Verifier
 from stigmergy.core.codec import tag_of
 from stigmergy.core.messages import Event, Keeping, spec_of
 from stigmergy.core.plans import AgentPlan
-from stigmergy.core.state import shard_of
 from stigmergy.core.supervision import SHARD_ADDRESS, InputFailed, InputsSkipped
 from stigmergy.core.walking import Kept, walk
 from stigmergy.runtime.audit.directories import ShardReading
@@ -172,7 +171,7 @@ def _watched(fleet: SimFleet) -> Iterator[Watched]:
         for one in fleet.freshness.get(machine.name, ()):
             known.setdefault(one.agent, one.time_ns)
         for address, known_ns in known.items():
-            state = machine.node.logbook.states[shard_of(address, machine.fleet.shards)]
+            state = machine.node.logbook.states[machine.fleet.homes.of(address)]
             if address in state.stopped:
                 continue
             for tag, after_ns in rules.get(address.partition("/")[0], {}).items():

@@ -22,7 +22,6 @@ from stigmergy.core.effects import Effects
 from stigmergy.core.errors import StigmergyError
 from stigmergy.core.messages import Action, Event, spec_of
 from stigmergy.core.plans import AgentPlan
-from stigmergy.core.state import shard_of
 from stigmergy.core.supervision import SHARD_ADDRESS, InputFailed, InputsSkipped, Supervise
 from stigmergy.core.walking import walk
 from stigmergy.runtime.audit.directories import ShardReading
@@ -129,9 +128,8 @@ class Horns:
 class Radio:
     """Sends readings to gauges, in batches for each shard, until each of them is acknowledged."""
 
-    def __init__(self, node: SimNode, shards: int, chance: random.Random, temper: Temper) -> None:
+    def __init__(self, node: SimNode, chance: random.Random, temper: Temper) -> None:
         self._node = node
-        self._shards = shards
         self._chance = chance
         self._temper = temper
         self._names: list[str] = []
@@ -152,7 +150,7 @@ class Radio:
             self._names.append(f"g-{len(self._names)}")
         for _ in range(self._chance.choice((1, 3, 20))):
             name = self._chance.choice(self._names)
-            self.items.setdefault(shard_of(f"{KIND}/{name}", self._shards), []).append(name)
+            self.items.setdefault(self._node.declaration.homes.of(f"{KIND}/{name}"), []).append(name)
 
     @property
     def done(self) -> bool:
@@ -180,7 +178,7 @@ class Radio:
         if live is None or live.failure is not None or not self._names:
             return
         name = self._chance.choice(self._names)
-        shard = shard_of(f"{KIND}/{name}", self._shards)
+        shard = self._node.declaration.homes.of(f"{KIND}/{name}")
         table = self._node.logbook.states[shard].tables[KIND]
         number = table.find(name)
         shown = live.host.durable_image(f"{KIND}/{name}")
@@ -257,10 +255,10 @@ class Radio:
 class Gauges:
     """All of it, for a trial."""
 
-    def __init__(self, node: SimNode, shards: int, network: Temper, horns: Horns) -> None:
+    def __init__(self, node: SimNode, network: Temper, horns: Horns) -> None:
         self._node = node
         self.horns = horns
-        self.radio = Radio(node, shards, node.world.chance("radio"), network)
+        self.radio = Radio(node, node.world.chance("radio"), network)
 
     def violations(self, *, healed: bool) -> list[str]:
         """What the log, the radio and the horns do not agree on."""

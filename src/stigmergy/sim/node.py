@@ -99,7 +99,9 @@ class SimNode:
         self.lives = 0
         self.up_since_ns = 0
         self.on_disk_call: Callable[[IoCall], None] | None = None
-        self._identity = JournalIdentity(self.declaration.name, self.declaration.shards, incarnation, part)
+        self._identity = JournalIdentity(
+            self.declaration.name, self.declaration.shards, incarnation, part, self.declaration.homes.key_name
+        )
         self._attach = attach
         """Makes the node one of several processes that share its fleet."""
         self.neighbours: Neighbours | None = None

@@ -130,7 +130,7 @@ class Trial:
             after_failed_sync=chance.choice((AfterFailedSync.STALE_CACHE, AfterFailedSync.DROPPED_CACHE)),
         )
         self.faults = Faults(self.node, self.receiver, world.chance("faults"), power_only=power_only)
-        self.gauges = None if gauges is None else Gauges(self.node, self._shards, self.faults.network, self._horns)
+        self.gauges = None if gauges is None else Gauges(self.node, self.faults.network, self._horns)
         self.senders = [
             Sender(self.node, source, world.chance(source), self.faults.network)
             for source in ("block", "drop", "sample", "beat")

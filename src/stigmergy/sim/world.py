@@ -25,7 +25,6 @@ from stigmergy.core.effects import Order
 from stigmergy.core.errors import ConfigError, UnknownKind
 from stigmergy.core.inputs import Verdict
 from stigmergy.core.messages import Action, Command, Event, spec_of
-from stigmergy.core.state import shard_of
 from stigmergy.runtime.intake import check_address, written
 from stigmergy.runtime.live import Live
 from stigmergy.runtime.permissions import read_asked
@@ -207,7 +206,7 @@ class World:
         if plan is None or (kind is not None and plan.cls is not kind):
             raise UnknownKind(f"{address} is no {kind.__name__ if kind else 'agent of this fleet'}")
         states = machine.node.logbook.states
-        state = states[shard_of(address, len(states))]
+        state = states[machine.fleet.homes.of(address)]
         if plan.engine is not None:
             table = state.tables[plan.kind]
             number = table.find(address.partition("/")[2])

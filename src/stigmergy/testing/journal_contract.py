@@ -357,6 +357,31 @@ class JournalContract:
             open_journal(structs.replace(IDENTITY, part=(0, IDENTITY.shards - 1)))
 
     @in_a_loop
+    async def test_who_says_where_agents_live_is_fixed(self, open_journal: OpenJournal) -> None:
+        await open_journal(IDENTITY).close()
+        with pytest.raises(JournalForeign, match="without shard_by"):
+            open_journal(structs.replace(IDENTITY, shard_by="zone_of"))
+        journal = open_journal(IDENTITY)
+        assert journal.identity.shard_by == ""
+        await journal.close()
+
+    @in_a_loop
+    async def test_the_function_that_says_where_agents_live_is_remembered(self, open_journal: OpenJournal) -> None:
+        keyed = structs.replace(IDENTITY, shard_by="zone_of", part=(1, 2))
+        journal, chain = open_journal(keyed), CommitChain()
+        await journal.append(chain.group([1, 2]))
+        await journal.close()
+        for other in ("", "district_of"):
+            with pytest.raises(JournalForeign, match="shard_by=zone_of"):
+                open_journal(structs.replace(keyed, shard_by=other))
+        with pytest.raises(JournalForeign):
+            open_journal(structs.replace(keyed, part=None))
+        journal = open_journal(keyed)
+        assert journal.identity == keyed
+        assert [head.position for head in journal.heads()] == [1, 1]
+        await journal.close()
+
+    @in_a_loop
     async def test_incarnation_is_the_one_it_was_made_with(self, open_journal: OpenJournal) -> None:
         await open_journal(IDENTITY).close()
         journal = open_journal(JournalIdentity(fleet=IDENTITY.fleet, shards=IDENTITY.shards, incarnation=8))

@@ -11,6 +11,7 @@ import pytest
 
 from stigmergy.adapters.ed25519 import Ed25519Verifier
 from stigmergy.core.errors import Malformed, NotOwned, StigmergyError, TooLarge, UnknownKind
+from stigmergy.core.homes import Homes
 from stigmergy.runtime.columns.roster import Roster, read_roster
 from stigmergy.runtime.control import ControlDesk, Node
 from stigmergy.runtime.live import Live
@@ -99,7 +100,7 @@ def test_several_processes_enrol_each_their_own_and_are_one_roster() -> None:
             )
         lives = [await node.start() for node in nodes]
         branches = [Branch(desk_of(live)) for live in lives]
-        board = Switchboard(SHARDS, branches, dict, lambda: None)
+        board = Switchboard(Homes(SHARDS), branches, dict, lambda: None)
         empty = read_roster(await ask(board, do="roster", kind="Meter"))
         assert [one.agents for one in empty.shards] == [0] * SHARDS
         described = await ask(board, do="enroll_agents", kind="Meter", names=NAMES)

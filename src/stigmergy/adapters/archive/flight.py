@@ -27,6 +27,7 @@ from stigmergy.core.flight import (
     FlightOpening,
     FlightRecord,
     FlightSeal,
+    KeyedFlightOpening,
     RecordKind,
     checksum_fits,
     commit_is_intact,
@@ -82,7 +83,8 @@ class FlightFile:
     @property
     def identity(self) -> JournalIdentity:
         opening = self.opening
-        return JournalIdentity(opening.fleet, opening.shards, opening.incarnation)
+        shard_by = opening.shard_by if isinstance(opening, KeyedFlightOpening) else ""
+        return JournalIdentity(opening.fleet, opening.shards, opening.incarnation, shard_by=shard_by)
 
     @property
     def opening(self) -> FlightOpening:

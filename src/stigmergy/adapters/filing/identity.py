@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from stigmergy.adapters.filing.mark import Mark
 from stigmergy.core.commit import Head
 from stigmergy.core.errors import ConfigError, JournalCorrupt, JournalForeign
-from stigmergy.ports.journal import JournalIdentity
+from stigmergy.ports.journal import JournalIdentity, check_shard_by
 
 INCARNATION_MAX = (1 << 63) - 1
 
@@ -27,6 +27,7 @@ def check_identity(found: JournalIdentity, wanted: JournalIdentity, path: str) -
         raise JournalForeign(
             f"{path}: made for {found.shards} shards, not for {wanted.shards}; the number of shards is fixed for good"
         )
+    check_shard_by(found.shard_by, wanted.shard_by, path)
     if found.part != wanted.part:
         raise JournalForeign(f"{path}: keeps {_shards(found)}, not {_shards(wanted)}; {_remedy(found)}")
 

@@ -55,6 +55,8 @@ IDENTITY = "identity"
 MARK = "mark"
 PART_FORMAT = 2
 """Of a journal that keeps some of a fleet's shards: a version that knows of no parts does not take it for all."""
+KEYED_FORMAT = 3
+"""Of a fleet with a function that says where agents live: a version that knows of none would look in other shards."""
 _IDENTITY_KEY = blake3(b"stigmergy 2026 identity of a journal in segments").digest()
 """The identity's own frame cannot be keyed with what it holds."""
 
@@ -75,9 +77,17 @@ class SegmentPartIdentity(SegmentIdentity, array_like=True, frozen=True):
     part: tuple[int, int]
 
 
+class SegmentKeyedIdentity(SegmentIdentity, array_like=True, frozen=True):
+    """The same of a fleet with a function that says where agents live: its name. All shards are here without a part."""
+
+    part: tuple[int, int] | None
+    shard_by: str
+
+
 _encoder = msgspec.msgpack.Encoder()
 _identity = msgspec.msgpack.Decoder(SegmentIdentity)
 _part_identity = msgspec.msgpack.Decoder(SegmentPartIdentity)
+_keyed_identity = msgspec.msgpack.Decoder(SegmentKeyedIdentity)
 
 
 def open_journal(
@@ -233,13 +243,18 @@ class _Opening:
             if frame is None or frame.kind is not Kind.IDENTITY:
                 raise msgspec.DecodeError("not whole")
             found = _identity.decode(frame.payload)
-            part = _part_identity.decode(frame.payload).part if found.format == PART_FORMAT else None
-            identity = JournalIdentity(found.fleet, found.shards, found.incarnation, part)
+            part, shard_by = None, ""
+            if found.format == PART_FORMAT:
+                part = _part_identity.decode(frame.payload).part
+            elif found.format == KEYED_FORMAT:
+                keyed = _keyed_identity.decode(frame.payload)
+                part, shard_by = keyed.part, keyed.shard_by
+            identity = JournalIdentity(found.fleet, found.shards, found.incarnation, part, shard_by)
         except (msgspec.DecodeError, ConfigError) as error:
             raise JournalCorrupt(f"{self._folder.path}: the identity is damaged ({error}); {RESTORE}") from None
-        if found.format not in (FORMAT, PART_FORMAT):
+        if found.format not in (FORMAT, PART_FORMAT, KEYED_FORMAT):
             raise JournalForeign(
-                f"{self._folder.path}: journal format {found.format}, this version reads {FORMAT} and {PART_FORMAT}; "
+                f"{self._folder.path}: journal format {found.format}, this version reads {FORMAT} to {KEYED_FORMAT}; "
                 "use the version that wrote it"
             )
         return identity, found.key
@@ -345,11 +360,11 @@ def _later(key: bytes, data: bytes, reached: int) -> Iterator[Frame]:
 
 def _write_identity(folder: Folder, identity: JournalIdentity, key: bytes) -> None:
     names = (identity.fleet, identity.shards, identity.incarnation, key)
-    record = (
-        SegmentIdentity(FORMAT, *names)
-        if identity.part is None
-        else SegmentPartIdentity(PART_FORMAT, *names, identity.part)
-    )
+    record = SegmentIdentity(FORMAT, *names)
+    if identity.shard_by:
+        record = SegmentKeyedIdentity(KEYED_FORMAT, *names, identity.part, identity.shard_by)
+    elif identity.part is not None:
+        record = SegmentPartIdentity(PART_FORMAT, *names, identity.part)
     fresh = f"{IDENTITY}.new"
     folder.remove(fresh)
     file = folder.open(fresh, create=True)

@@ -178,10 +178,13 @@ class _Opening:
             connection.pragma("page_size", PAGE_BYTES)
             connection.pragma("auto_vacuum", 2)
             connection.pragma("application_id", schema.APPLICATION_ID)
-            connection.pragma("user_version", schema.FORMAT if identity.part is None else schema.PART_FORMAT)
+            connection.pragma("user_version", schema.format_of(identity))
             connection.execute(schema.TABLES)
             connection.execute("INSERT INTO identity VALUES (?, ?, ?, ?, ?)", schema.identity_row(identity))
-            if identity.part is not None:
+            if identity.shard_by:
+                connection.execute(schema.KEYED_TABLE)
+                connection.execute("INSERT INTO keyed VALUES (?, ?, ?, ?, ?)", schema.keyed_row(identity))
+            elif identity.part is not None:
                 connection.execute(schema.PART_TABLE)
                 connection.execute("INSERT INTO part VALUES (?, ?, ?, ?)", schema.part_row(identity.part))
             connection.pragma("journal_mode", "WAL")
@@ -215,9 +218,10 @@ class _Opening:
         if connection.pragma("journal_mode") != "wal":
             raise JournalCorrupt(f"{self._path}: not in WAL mode; somebody changed it, set it back or {RESTORE}")
         rows = connection.execute("SELECT * FROM identity").fetchall()
-        has_part = connection.pragma("user_version") == schema.PART_FORMAT
-        part = connection.execute("SELECT * FROM part").fetchall() if has_part else None
-        identity = schema.read_identity(rows, self._path, part)
+        version = connection.pragma("user_version")
+        part = connection.execute("SELECT * FROM part").fetchall() if version == schema.PART_FORMAT else None
+        keyed = connection.execute("SELECT * FROM keyed").fetchall() if version == schema.KEYED_FORMAT else None
+        identity = schema.read_identity(rows, self._path, part, keyed)
         if wanted is not None:
             check_identity(identity, wanted, self._path)
         frames, _ = connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)

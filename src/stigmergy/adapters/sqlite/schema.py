@@ -27,6 +27,8 @@ APPLICATION_ID = 0x5354474D
 FORMAT = 1
 PART_FORMAT = 2
 """Of a journal that keeps some of a fleet's shards: a version that knows of no parts does not take it for all."""
+KEYED_FORMAT = 3
+"""Of a fleet with a function that says where agents live: a version that knows of none would look in other shards."""
 POSITION_BITS = 40
 SHARDS_MAX = 1 << 22
 
@@ -63,6 +65,14 @@ CREATE TABLE part(
 ) STRICT;
 """
 """Only in a journal that keeps some of the shards."""
+
+KEYED_TABLE = """
+CREATE TABLE keyed(
+    only INTEGER PRIMARY KEY CHECK (only = 1), shard_by TEXT NOT NULL, first INTEGER, last INTEGER,
+    checksum INTEGER NOT NULL
+) STRICT;
+"""
+"""Only in a journal of a fleet with a function that says where agents live; it has what `part` has, too."""
 
 Value = int | str | bytes | float | None
 Row = tuple[Value, ...]
@@ -109,11 +119,18 @@ def check_database_header(data: bytes, path: str) -> None:
             f"{path}: a database of another program (application id {application:#x}); name the right file, "
             "it was not touched"
         )
-    if version not in (FORMAT, PART_FORMAT):
+    if version not in (FORMAT, PART_FORMAT, KEYED_FORMAT):
         raise JournalForeign(
-            f"{path}: journal format {version}, this version reads {FORMAT} and {PART_FORMAT}; "
+            f"{path}: journal format {version}, this version reads {FORMAT} to {KEYED_FORMAT}; "
             "use the version that wrote it"
         )
+
+
+def format_of(identity: JournalIdentity) -> int:
+    """The format of a journal that is made with this identity: the oldest that can say it."""
+    if identity.shard_by:
+        return KEYED_FORMAT
+    return FORMAT if identity.part is None else PART_FORMAT
 
 
 def identity_row(identity: JournalIdentity) -> Row:
@@ -127,16 +144,27 @@ def part_row(part: tuple[int, int]) -> Row:
     return (1, *part, row_checksum(*part))
 
 
-def read_identity(rows: list[Row], path: str, part_rows: list[Row] | None = None) -> JournalIdentity:
-    """The identity out of its table's rows, and those of the table `part` where there is one."""
+def keyed_row(identity: JournalIdentity) -> Row:
+    """What `keyed` holds."""
+    values = (identity.shard_by, *(identity.part or (None, None)))
+    return (1, *values, row_checksum(*values))
+
+
+def read_identity(
+    rows: list[Row], path: str, part_rows: list[Row] | None = None, keyed_rows: list[Row] | None = None
+) -> JournalIdentity:
+    """The identity out of its table's rows, and those of the tables `part` and `keyed` where there is one of them."""
     damaged = f"{path}: the record of the journal's identity is damaged; {RESTORE}"
     part = None if part_rows is None else _read_part(part_rows, damaged)
+    shard_by = ""
+    if keyed_rows is not None:
+        shard_by, part = _read_keyed(keyed_rows, damaged)
     match rows:
         case [(1, str(fleet), int(shards), int(incarnation), int(checksum))] if checksum == row_checksum(
             fleet, shards, incarnation
         ):
             try:
-                return JournalIdentity(fleet=fleet, shards=shards, incarnation=incarnation, part=part)
+                return JournalIdentity(fleet, shards, incarnation, part, shard_by)
             except ConfigError:
                 raise JournalCorrupt(damaged) from None
         case _:
@@ -147,6 +175,18 @@ def _read_part(rows: list[Row], damaged: str) -> tuple[int, int]:
     match rows:
         case [(1, int(first), int(last), int(checksum))] if checksum == row_checksum(first, last):
             return (first, last)
+        case _:
+            raise JournalCorrupt(damaged)
+
+
+def _read_keyed(rows: list[Row], damaged: str) -> tuple[str, tuple[int, int] | None]:
+    match rows:
+        case [(1, str(shard_by), int(first), int(last), int(checksum))] if checksum == row_checksum(
+            shard_by, first, last
+        ):
+            return shard_by, (first, last)
+        case [(1, str(shard_by), None, None, int(checksum))] if checksum == row_checksum(shard_by, None, None):
+            return shard_by, None
         case _:
             raise JournalCorrupt(damaged)
 

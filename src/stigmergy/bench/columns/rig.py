@@ -19,7 +19,6 @@ from stigmergy.bench.records import Records, acting
 from stigmergy.bench.rig import FLEET, IDENTITY, SEED
 from stigmergy.bench.workload import Descend, Drone, Land
 from stigmergy.core.batches import BATCH_FORMAT, BatchHeader, pack_batch
-from stigmergy.core.state import shard_of
 from stigmergy.ports.journal import JournalIdentity
 from stigmergy.runtime.columns.orders import Orders
 from stigmergy.runtime.columns.roster import ShardRoster
@@ -63,8 +62,8 @@ def make_fleet(descend: Act, land: Act | None = None, shards: int = 1) -> Declar
 
 async def enrol_own(host: Host, agents: int) -> ShardRoster:
     """Enrols so many drones that live in the one shard of this host; what batches for them must name."""
-    own, total = host.shards.first.state.shard, host.shards.total
-    names = (name for number in itertools.count() if shard_of(f"{KIND}/{(name := f'D-{number}')}", total) == own)
+    own, homes = host.shards.first.state.shard, host.declaration.homes
+    names = (name for number in itertools.count() if homes.of(f"{KIND}/{(name := f'D-{number}')}") == own)
     await host.columns.enroll(KIND, list(itertools.islice(names, agents)))
     return host.columns.roster(KIND).shards[own]
 

@@ -7,7 +7,7 @@ nothing is wanted of a commit, None comes, so that a node can go on in between.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -15,7 +15,6 @@ from msgspec import Struct
 
 from stigmergy.core.commit import Commit, open_commit
 from stigmergy.core.errors import ConfigError
-from stigmergy.core.state import shard_of
 from stigmergy.core.walking import Reading
 from stigmergy.ports.journal import Journal
 from stigmergy.runtime.audit.directories import Directories, LiveReading
@@ -89,10 +88,12 @@ class Export:
         kept = journal.identity.owned
         if wanted.shard is not None and wanted.shard not in kept:
             raise ConfigError(f"shard {wanted.shard}: this journal has shards {kept[0]} to {kept[-1]}")
-        only = wanted.shard if wanted.agent is None else shard_of(wanted.agent, journal.identity.shards)
+        only: Sequence[int] = kept if wanted.shard is None else (wanted.shard,)
+        if wanted.agent is not None:
+            only = journal.identity.shards_with(wanted.agent)
         found: list[tuple[int, int, int]] = []
         for head in journal.heads():
-            if only is not None and head.shard != only:
+            if head.shard not in only:
                 continue
             first, last = journal.first_position(head.shard), head.position
             first, last = max(first, wanted.first or 1), min(last, wanted.last or last)

@@ -25,7 +25,6 @@ from stigmergy.core.flight import (
 )
 from stigmergy.core.snapshot import read_header
 from stigmergy.core.state import Signer as KnownSigner
-from stigmergy.core.state import shard_of
 from stigmergy.core.supervision import SignerEnrolled
 from stigmergy.core.walking import Reading, runs_of
 from stigmergy.ports.archive import FlightLog
@@ -95,19 +94,18 @@ def make_flight(
     if signers is None:
         signers = _signers_at(journal, ranges)
     writing = FlightWriting()
-    yield writing.open(
-        FlightOpening(
-            format=FLIGHT_FORMAT,
-            hash_algorithm=HashAlgorithm.BLAKE3_256,
-            fleet=identity.fleet,
-            shards=identity.shards,
-            incarnation=identity.incarnation,
-            made_ns=made_ns,
-            agent=cut.agent,
-            reason=cut.reason[:REASON_CHARS_MAX],
-            signers=list(signers),
-        )
+    opening = FlightOpening(
+        format=FLIGHT_FORMAT,
+        hash_algorithm=HashAlgorithm.BLAKE3_256,
+        fleet=identity.fleet,
+        shards=identity.shards,
+        incarnation=identity.incarnation,
+        made_ns=made_ns,
+        agent=cut.agent,
+        reason=cut.reason[:REASON_CHARS_MAX],
+        signers=list(signers),
     )
+    yield writing.open(opening.keyed(identity.shard_by) if identity.shard_by else opening)
     for shard, first, last in ranges:
         if first > 1:
             needs = Needs()
@@ -145,7 +143,7 @@ def _ranges(journal: Journal, cut: Cut) -> list[tuple[int, int, int]]:
         return sorted(cut.ranges)
     wanted = None
     if cut.agent:
-        wanted = (shard_of(cut.agent, journal.identity.shards), SIGNERS_SHARD)
+        wanted = (*journal.identity.shards_with(cut.agent), SIGNERS_SHARD)
     found: list[tuple[int, int, int]] = []
     for head in journal.heads():
         if wanted is not None and head.shard not in wanted:

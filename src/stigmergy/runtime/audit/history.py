@@ -20,16 +20,17 @@ from stigmergy.core.codec import tag_of
 from stigmergy.core.columns import ColumnRun
 from stigmergy.core.commit import Commit, Run, digest_commit, open_commit
 from stigmergy.core.errors import Bug, ConfigError, FoldMismatch, JournalCorrupt, NotOwned
+from stigmergy.core.homes import Homes
 from stigmergy.core.messages import spec_of
 from stigmergy.core.plans import AgentPlan
 from stigmergy.core.replay import apply
 from stigmergy.core.rosters import kind_of_part
 from stigmergy.core.snapshot import Header, load_agents, load_tables
-from stigmergy.core.state import Limits, ShardState, shard_of
+from stigmergy.core.state import Limits, ShardState
 from stigmergy.core.supervision import SHARD_ADDRESS, AgentsEnrolled, ColumnsDeclared
 from stigmergy.core.tables import Say
 from stigmergy.core.walking import said_in
-from stigmergy.ports.journal import Journal, StoredCommit
+from stigmergy.ports.journal import Journal, StoredCommit, homes_of
 from stigmergy.runtime.audit.snapshots import is_noted, read_chain
 from stigmergy.runtime.recovery import new_state
 
@@ -83,12 +84,15 @@ class History:
         plans: Mapping[str, AgentPlan],
         limits: Limits | None = None,
         say: Say = lambda _: None,
+        homes: Homes | None = None,
     ) -> None:
-        """`say` is told what takes long: a class may have to be compiled."""
+        """`homes` are those of the fleet, if it has a function for them. `say` is told what takes
+        long: a class may have to be compiled."""
         self._journal = journal
         self._say = say
         self._plans = plans
         self._limits = limits or Limits()
+        self._homes = homes_of(journal.identity, homes)
 
     def look(self, address: str, moment: Moment) -> Sight:
         """The agent at that moment. Reads everything in one go."""
@@ -99,7 +103,7 @@ class History:
 
     def look_slowly(self, address: str, moment: Moment) -> Iterator[Sight | None]:
         """The same in small pieces: yields None after each commit, and at last what was seen."""
-        shard = shard_of(address, self._journal.identity.shards)
+        shard = self._homes.of(address)
         check_kept(self._journal, address, shard)
         self._check_reached(shard, moment)
         state = yield from self._begin(shard, address, moment)

@@ -14,7 +14,6 @@ from blake3 import blake3
 from msgspec import Struct
 
 from stigmergy.core.errors import ConfigError, JournalCorrupt, StigmergyError
-from stigmergy.core.state import shard_of
 from stigmergy.ports.archive import HoldStore
 from stigmergy.ports.journal import Journal
 from stigmergy.runtime.audit.flight import last_before
@@ -97,7 +96,7 @@ class Holds:
         if self.trouble:
             return 0
         for hold in self._holds:
-            if not hold.is_open or (hold.agent and shard_of(hold.agent, journal.identity.shards) != shard):
+            if not hold.is_open or (hold.agent and shard not in journal.identity.shards_with(hold.agent)):
                 continue
             first = journal.first_position(shard)
             upto = min(upto, last_before(journal, shard, first, max(upto, first - 1), hold.since_ns))

@@ -20,7 +20,7 @@ class JoinedJournal:
     def __init__(self, parts: Sequence[Journal]) -> None:
         self._parts = tuple(parts)
         identities = [part.identity for part in parts]
-        names = {(identity.fleet, identity.shards) for identity in identities}
+        names = {(identity.fleet, identity.shards, identity.shard_by) for identity in identities}
         owned = [shard for identity in identities for shard in identity.owned]
         if len(names) != 1 or owned != list(range(identities[0].shards)):
             raise JournalForeign("these parts do not make up one journal; look at each of them, or restore a copy")

@@ -22,7 +22,6 @@ from stigmergy.core.directory import Directory
 from stigmergy.core.effects import PUBLISH, TIMERS
 from stigmergy.core.errors import ConfigError
 from stigmergy.core.outcome import NO_CAUSE
-from stigmergy.core.state import shard_of
 from stigmergy.core.walking import Kept, Reading, Records, effects_of, runs_of
 from stigmergy.ports.journal import Journal
 from stigmergy.runtime.audit.directories import Directories, LiveReading
@@ -132,7 +131,7 @@ def _shards(journal: Journal, wanted: Wanted) -> list[int]:
         raise ConfigError(f"shard {wanted.shard}: this journal has shards {kept[0]} to {kept[-1]}")
     if wanted.shard is not None:
         return [wanted.shard]
-    return list(kept) if not wanted.agent else [shard_of(wanted.agent, journal.identity.shards)]
+    return list(kept if not wanted.agent else journal.identity.shards_with(wanted.agent))
 
 
 def _tail(journal: Journal, directories: Directories, shards: list[int], wanted: Wanted) -> Iterator[Entry | None]:

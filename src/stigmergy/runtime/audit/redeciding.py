@@ -17,6 +17,7 @@ from stigmergy.core.deciding import decided_events
 from stigmergy.core.effects import TIMERS
 from stigmergy.core.errors import PeerError, UnknownKind
 from stigmergy.core.handling import REACTIONS_BYTES_MAX, decode
+from stigmergy.core.homes import Homes
 from stigmergy.core.messages import Command, Keeping, Message
 from stigmergy.core.now import step_time_ns
 from stigmergy.core.outcome import NO_CAUSE, collect, pack_effects
@@ -46,9 +47,9 @@ NO_ROOM = ": this shard has "
 class Redeciding:
     """One commit. `lost` are agents that cannot be folded any more; new ones are added to it."""
 
-    def __init__(self, state: ShardState, shards: int, commit: Commit, found: Compared, lost: dict[str, None]) -> None:
+    def __init__(self, state: ShardState, homes: Homes, commit: Commit, found: Compared, lost: dict[str, None]) -> None:
         self._state = state
-        self._shards = shards
+        self._homes = homes
         self._commit = commit
         self._found = found
         self._lost = lost
@@ -192,7 +193,7 @@ class Redeciding:
     ) -> list[tuple[str, bytes]]:
         react = agent_plan.plan_for(type(event)).react
         effects = () if react is None else react(agent, event) or ()
-        return pack_effects(self._state, self._shards, agent, effects, (event, body), now_ns, room_bytes)
+        return pack_effects(self._state, self._homes, agent, effects, (event, body), now_ns, room_bytes)
 
     def _compare_effects(self, index: int, address: str, body: bytes, packed: list[tuple[str, bytes]]) -> None:
         recorded = self._owed.get(index, [])
@@ -404,7 +405,7 @@ class Redeciding:
             copy = agent_plan.copy(agent)
             decided = decided_events(agent_plan, plan, copy, message, body, self._replica_of, now_ns, limit)
         room_bytes = self._state.limits.bytes_per_decision_max
-        collect(self._state, self._shards, agent_plan, agent_plan.copy(agent), decided, now_ns, room_bytes)
+        collect(self._state, self._homes, agent_plan, agent_plan.copy(agent), decided, now_ns, room_bytes)
         return decided
 
     def _replica_of(self, address: str) -> bytes:

@@ -16,6 +16,7 @@ import msgspec
 from stigmergy.core.codec import canonical_bytes, describe
 from stigmergy.core.commit import Commit, Run, digest_commit, open_commit
 from stigmergy.core.errors import FoldMismatch, JournalCorrupt, JournalError, RecoveryError
+from stigmergy.core.homes import Homes
 from stigmergy.core.plans import AgentPlan
 from stigmergy.core.replay import apply
 from stigmergy.core.snapshot import (
@@ -29,7 +30,7 @@ from stigmergy.core.snapshot import (
 )
 from stigmergy.core.state import Limits, ShardState
 from stigmergy.core.tables import Say
-from stigmergy.ports.journal import Journal, StoredCommit
+from stigmergy.ports.journal import Journal, StoredCommit, homes_of
 from stigmergy.ports.trust import Verifier
 from stigmergy.runtime.audit.differences import Compared, Difference, shortened
 from stigmergy.runtime.audit.redeciding import Redeciding
@@ -50,8 +51,10 @@ class Replaying:
         *,
         differences_max: int = 1_000,
         say: Say = lambda _: None,
+        homes: Homes | None = None,
     ) -> None:
-        """`say` is told what takes long: classes may have to be compiled."""
+        """`homes` are those of the fleet, if it has a function for them. `say` is told what takes
+        long: classes may have to be compiled."""
         for plan in plans.values():
             if plan.engine is not None:
                 plan.engine.prepare(say)
@@ -59,6 +62,7 @@ class Replaying:
         self._plans = plans
         self._limits = limits
         self._verifier = verifier
+        self._homes = homes_of(journal.identity, homes)
         self.found = Compared(differences_max=differences_max)
         self._heads = {head.shard: head.position for head in journal.heads()}
 
@@ -80,16 +84,16 @@ class Replaying:
         self.found.settle()
 
     @property
-    def parts(self) -> tuple[Journal, Mapping[str, AgentPlan], Limits, Verifier]:
+    def parts(self) -> tuple[Journal, Mapping[str, AgentPlan], Limits, Verifier, Homes]:
         """What a shard's replay works with."""
-        return self._journal, self._plans, self._limits, self._verifier
+        return self._journal, self._plans, self._limits, self._verifier, self._homes
 
 
 class _ShardReplay:
     """The replay of one shard."""
 
     def __init__(self, replaying: Replaying, shard: int, last: int) -> None:
-        self._journal, self._plans, self._limits, self._verifier = replaying.parts
+        self._journal, self._plans, self._limits, self._verifier, self._homes = replaying.parts
         self._found = replaying.found
         self._shard = shard
         self._last = last
@@ -105,11 +109,10 @@ class _ShardReplay:
             return
         snapshots = dict.fromkeys(self._journal.snapshots(self._shard))
         count = self._last - state.position
-        shards = self._journal.identity.shards
-        restepping = Restepping(state, shards, self._found)
+        restepping = Restepping(state, self._homes, self._found)
         for stored in islice(self._journal.read(self._shard, after=state.position), count):
             commit = self._opened(stored)
-            Redeciding(state, shards, commit, self._found, self._lost).run()
+            Redeciding(state, self._homes, commit, self._found, self._lost).run()
             restepping.prepare(commit)
             try:
                 apply(state, without(commit, self._lost), stored.sealed.digest)

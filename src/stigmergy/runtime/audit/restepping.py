@@ -15,6 +15,7 @@ from typing import Any
 from stigmergy.core.codec import describe, tag_of
 from stigmergy.core.commit import Commit, Owed
 from stigmergy.core.effects import ACTUATORS
+from stigmergy.core.homes import Homes
 from stigmergy.core.messages import Effect, Keeping, spec_of
 from stigmergy.core.outcome import NO_CAUSE, pack_effect
 from stigmergy.core.plans import AgentPlan
@@ -36,9 +37,9 @@ NO_TABLE = "events of agents that were compiled then: they are folded, and nothi
 class Restepping:
     """The tables of one shard, stepped beside those that the replay folds. For each commit: `prepare`, fold, `run`."""
 
-    def __init__(self, state: ShardState, shards: int, found: Compared) -> None:
+    def __init__(self, state: ShardState, homes: Homes, found: Compared) -> None:
         self._state = state
-        self._shards = shards
+        self._homes = homes
         self._found = found
         self._tables: dict[str, Table] = {}
         self._stale = dict.fromkeys(state.tables)
@@ -136,7 +137,7 @@ class Restepping:
         """What the records have caused today, against what is owed. Batched or not: that is a matter of the hands."""
         today: dict[int, list[Owed]] = {}
         for place, agent, effect in others:
-            sink, body = pack_effect(self._state, self._shards, effect, (None, b""), records.run.time_ns)
+            sink, body = pack_effect(self._state, self._homes, effect, (None, b""), records.run.time_ns)
             index = records.first + start + place if place >= 0 else NO_CAUSE
             today.setdefault(index, []).append(Owed(records.address(agent), sink, 0, index, body))
         for index in sorted({**today, **{place: None for place in effects if place >= 0}}):

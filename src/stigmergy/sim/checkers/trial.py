@@ -18,7 +18,6 @@ from stigmergy.core.commit import Commit, statement
 from stigmergy.core.effects import ACTUATORS, WORK, ActionFailed, WorkFailed
 from stigmergy.core.messages import spec_of
 from stigmergy.core.replay import apply
-from stigmergy.core.state import shard_of
 from stigmergy.core.supervision import SHARD_ADDRESS, InputFailed, InputsSkipped
 from stigmergy.core.walking import walk
 from stigmergy.runtime.audit.directories import ShardReading
@@ -66,6 +65,10 @@ class Evidence(Struct):
         """How many there are."""
         return len(self.node.logbook.commits)
 
+    def home_of(self, address: str) -> int:
+        """The shard of an agent."""
+        return self.node.declaration.homes.of(address)
+
 
 Checker = Callable[[Evidence], list[str]]
 
@@ -81,14 +84,14 @@ def nothing_acknowledged_is_lost(evidence: Evidence) -> list[str]:
                 findings.append(f"{sender.source}: {max(sender.acknowledged)} acknowledged, shard {shard} is at {mark}")
             for number in sender.acknowledged:
                 address, message = sender.items[number - 1]
-                if shard_of(address, evidence.shards) != shard or not isinstance(message, KEPT):
+                if evidence.home_of(address) != shard or not isinstance(message, KEPT):
                     continue
                 body = encode(message)
                 found = kept.get((address, body), 0) + failed.get((address, body), 0)
                 if not found and not any(first <= number <= last for first, last in skipped.get(sender.source, ())):
                     findings.append(f"{sender.source} {number} ({message}) was acknowledged and is not in the log")
         for address, event in evidence.observed:
-            if shard_of(address, evidence.shards) == shard:
+            if evidence.home_of(address) == shard:
                 body = encode(event)
                 if not kept.get((address, body)) and not failed.get((address, body)):
                     findings.append(f"{event} of {address} was said to be durable and is not in the log")
@@ -197,7 +200,7 @@ def queries_show_durable_state(evidence: Evidence) -> list[str]:
     findings: list[str] = []
     logbook = evidence.node.logbook
     for shard in range(evidence.shards):
-        wanted = [seen for seen in evidence.seen if shard_of(seen.address, evidence.shards) == shard]
+        wanted = [seen for seen in evidence.seen if evidence.home_of(seen.address) == shard]
         wanted.sort(key=lambda seen: seen.position)
         known = logbook.states[shard]
         state = new_state(logbook.identity, shard, known.plans, known.limits)
@@ -234,7 +237,7 @@ def newest_positions_win(evidence: Evidence) -> list[str]:
             address, message = sender.items[number - 1]
             if not isinstance(message, Positioned) or address not in agents:
                 continue
-            shard = shard_of(address, evidence.shards)
+            shard = evidence.home_of(address)
             if agents[address].position >= message.number or _has_failed(evidence, shard, address):
                 continue
             if not _is_skipped(evidence, shard, sender.source, number):
