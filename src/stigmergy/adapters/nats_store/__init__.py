@@ -1,0 +1,27 @@
+"""The store on NATS JetStream: keys, leases and objects in streams that a majority of servers holds.
+
+    nats://hub-1:4222,hub-2:4222,hub-3:4222?replicas=3        max_mb=… bounds each bucket that is made
+
+Buckets are laid out as NATS's own key-value and object stores are, so that its tools read them: a bucket of keys is the
+stream `KV_<bucket>`, one of objects `OBJ_<bucket>`. Where such a stream is a mirror of another one, at a gateway for
+instance, it is read there, also while the gateway is cut off; keys are then written at the origin.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stigmergy.core.errors import ConfigError
+from stigmergy.ports.clock import Clock
+
+if TYPE_CHECKING:
+    from stigmergy.adapters.nats_store.store import NatsStore
+
+
+async def open_store(url: str, clock: Clock) -> NatsStore:
+    """Connects to a store. Raises ConfigError for what somebody must mend, StoreUnavailable if nobody is there."""
+    try:
+        from stigmergy.adapters.nats_store.store import NatsStore
+    except ModuleNotFoundError as error:
+        raise ConfigError(f'store {url!r} needs {error.name}: pip install "stigmergy[nats]"') from None
+    return await NatsStore.open(url, clock)

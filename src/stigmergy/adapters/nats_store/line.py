@@ -1,0 +1,70 @@
+"""What all parts of one connection to a store share: the link, the clock, and who must be stopped with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import msgspec
+from nats.aio.msg import Msg
+
+from stigmergy.adapters.nats.link import NatsLink
+from stigmergy.core.errors import Bug
+from stigmergy.ports.clock import Clock
+
+
+class Watcher(Protocol):
+    """Who follows a bucket over this line."""
+
+    def link_changed(self) -> None:
+        """The link was lost, or is back."""
+        ...
+
+    def stop(self) -> None:
+        """Ends."""
+        ...
+
+
+class Line:
+    """One connection."""
+
+    def __init__(self, link: NatsLink, clock: Clock) -> None:
+        self.link = link
+        self.clock = clock
+        self._closed = False
+        self._watchers: list[Watcher] = []
+        link.on_link(self._on_link)
+
+    def check_open(self) -> None:
+        """Refuses a call on a store that was closed."""
+        if self._closed:
+            raise Bug("the store is closed; open it again")
+
+    @property
+    def api_prefix(self) -> str:
+        """The first words of all subjects of JetStream's API."""
+        domain = self.link.address.domain
+        return f"$JS.{domain}.API." if domain else "$JS.API."
+
+    async def collect_direct(self, stream: str, request: Mapping[str, Any], count_max: int) -> list[Msg]:
+        """Messages of a stream, from any of its replicas. Raises as the link's `collect` does."""
+        subject = f"{self.api_prefix}DIRECT.GET.{stream}"
+        return await self.link.collect(subject, msgspec.json.encode(request), count_max)
+
+    def enlist(self, watcher: Watcher) -> None:
+        """Remembers who watches."""
+        self._watchers.append(watcher)
+
+    def dismiss(self, watcher: Watcher) -> None:
+        """Forgets who watched."""
+        self._watchers.remove(watcher)
+
+    def close(self) -> None:
+        """Ends everybody who watches."""
+        self._closed = True
+        for watcher in list(self._watchers):
+            watcher.stop()
+
+    def _on_link(self, up: bool) -> None:
+        for watcher in list(self._watchers):
+            watcher.link_changed()
