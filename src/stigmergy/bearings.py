@@ -16,6 +16,7 @@ from stigmergy.ports.clock import Clock, Entropy
 from stigmergy.ports.ledger import Ledger
 from stigmergy.ports.mesh import Mesh
 from stigmergy.runtime.topics import safe_node_name
+from stigmergy.runtime.uplink.relay import Levels
 
 BUSES = "stigmergy.buses"
 """The entry point group of buses: the name is the scheme of the URL, the value opens it."""
@@ -34,14 +35,26 @@ class Bearings(Struct, frozen=True):
     mesh: str | None = None
     ledger: str | None = None
     peers: tuple[str, ...] = ()
+    uplink_to: str | None = None
+    """The bus that the uplink leaves by, if it is another one."""
+    collect_from: str | None = None
+    """A further bus, that uplinks of whole sites come in by."""
 
 
 def find_bearings(given: Bearings, config: Config) -> Bearings:
     """What was given, else what the configuration says, else the defaults."""
     place = config.fleet
     bus, uplink, collects = given.bus or place.bus, given.uplink or place.uplink, given.collects or place.collects
-    if bus is None and (uplink is not None or collects):
-        raise ConfigError('uplink and collects need a bus; give one, for example bus = "mqtt://gateway:1883"')
+    uplink_to, collect_from = given.uplink_to or place.uplink_to, given.collect_from or place.collect_from
+    if bus is None and (uplink is not None or collects or collect_from is not None):
+        raise ConfigError(
+            'uplink, collects and collect_from need a bus; give one, for example bus = "mqtt://gateway:1883"'
+        )
+    if uplink_to is not None and uplink is None:
+        raise ConfigError(
+            "uplink_to says where the uplink goes, and there is none; say what goes up, for example uplink = { only = "
+            '["Alert"] }'
+        )
     return Bearings(
         bus,
         given.site or place.site or "local",
@@ -51,17 +64,29 @@ def find_bearings(given: Bearings, config: Config) -> Bearings:
         given.mesh or place.mesh,
         given.ledger or place.ledger,
         given.peers or place.peers,
+        uplink_to,
+        collect_from,
     )
 
 
 def open_bus(bearings: Bearings, fleet: str, entropy: Entropy) -> Bus | None:
     """The bus that a URL names, through the adapter registered for its scheme, not yet connected; None without one."""
-    if bearings.bus is None:
+    return _open_bus(bearings.bus, bearings, fleet, entropy)
+
+
+def open_levels(bearings: Bearings, fleet: str, entropy: Entropy) -> Levels:
+    """The buses to the levels above and below, where a node has such."""
+    above = _open_bus(bearings.uplink_to, bearings, fleet, entropy)
+    return Levels(above, _open_bus(bearings.collect_from, bearings, fleet, entropy))
+
+
+def _open_bus(url: str | None, bearings: Bearings, fleet: str, entropy: Entropy) -> Bus | None:
+    if url is None:
         return None
-    adapter = _adapter("bus", BUSES, bearings.bus, "mqtt://gateway:1883")
+    adapter = _adapter("bus", BUSES, url, "mqtt://gateway:1883")
     # No name has a colon, so no two nodes of different names have one id: they would take each other's session.
     client_id = f"{fleet}:{bearings.site}:{bearings.node}"
-    bus: Bus = adapter(bearings.bus, client_id, entropy)
+    bus: Bus = adapter(url, client_id, entropy)
     return bus
 
 

@@ -10,6 +10,8 @@
     site = "north"                     # where this is; else "local"
     node = "gateway"                   # what this node is called there; else the name of the machine
     uplink = { only = ["Alert"] }      # what of this node's log is sent on to whoever collects it there
+    uplink_to = "nats-hub://127.0.0.1:4222"      # by another bus than the one above
+    collect_from = "nats-sites://hub:4222"       # a further bus, which uplinks of whole sites come in by
     rings = ["telemetry.ring"]         # what producers on this machine put there is taken
     processes = 2                      # so many processes share the fleet's shards
     mesh = "udp://0.0.0.0:7946?peers=north@10.0.0.7:7946"    # how shared fields gossip without a bus
@@ -70,6 +72,10 @@ class Place(Struct, frozen=True, forbid_unknown_fields=True):
     """Public keys, as files, lines or hex digits, of the nodes whose changes and claims are taken."""
     collects: bool = False
     """Whether this node takes what the uplinks of others at this site bring, for agents of the same address."""
+    uplink_to: str | None = None
+    """The bus that the uplink leaves by; the node's own without it."""
+    collect_from: str | None = None
+    """A further bus, from which the uplinks of all sites are taken."""
 
 
 class Config(Struct, frozen=True, forbid_unknown_fields=True):

@@ -25,7 +25,7 @@ from stigmergy.adapters.lifeline import Lifeline, keep_to_one_core, make_lifelin
 from stigmergy.adapters.sqlite_ledger import inspect_ledger
 from stigmergy.adapters.system import SystemClock, SystemEntropy, SystemThreads, make_process_ours, place_of
 from stigmergy.adapters.udp_mesh import parse_url as read_mesh_url
-from stigmergy.bearings import BUSES, Bearings, find_bearings, open_bus, open_ledger, open_mesh
+from stigmergy.bearings import BUSES, Bearings, find_bearings, open_bus, open_ledger, open_levels, open_mesh
 from stigmergy.config import Config, find_config
 from stigmergy.core.errors import ConfigError, NotRunning
 from stigmergy.core.uplink import UplinkRule
@@ -54,6 +54,7 @@ from stigmergy.runtime.live import Live
 from stigmergy.runtime.neighbours import Neighbours
 from stigmergy.runtime.settings import Settings
 from stigmergy.runtime.shares import Share
+from stigmergy.runtime.uplink.relay import Levels
 
 
 class Fleet(Declaration):
@@ -77,6 +78,8 @@ class Fleet(Declaration):
         site: str | None = None,
         node: str | None = None,
         uplink: UplinkRule | None = None,
+        uplink_to: str | None = None,
+        collect_from: str | None = None,
         rings: Sequence[str | Path] = (),
         mesh: str | None = None,
         ledger: str | None = None,
@@ -87,17 +90,30 @@ class Fleet(Declaration):
         `trust` names public keys (lines or files) whose end of the log is believed beside our own: after a rotation.
         `agents` names those that this device carries ('Drone/D-17'): sensors and loops that name none are for them,
         and commands for others are left to other nodes. `bus` connects the node to others ('mqtt://gateway:1883');
-        `uplink` says what of its log it sends on there. `rings` names those that producers on this machine feed it by.
+        `uplink` says what of its log it sends on there, or by the bus that `uplink_to` names; `collect_from` names one
+        that the uplinks of whole sites come in by, as gateways have them. `rings` names those that producers on this
+        machine feed it by.
         Shared fields find their peers over the bus, or over `mesh` ('udp://0.0.0.0:7946?peers=…'); `ledger` orders what
         agents claim ('sqlite:ledger.db'); `peers` names the public keys of the nodes that are believed in both.
         The order of precedence: these arguments, `stigmergy.toml` in the current directory, `NAME.db` and `NAME.key`.
         """
         _check_arguments(journal, key, settings, trust, agents)
         _check_texts(bus=bus, site=site, node=node, mesh=mesh, ledger=ledger)
+        _check_texts(uplink_to=uplink_to, collect_from=collect_from)
         _check_lists(peers=peers)
         if uplink is not None and not isinstance(uplink, UplinkRule):
             raise ConfigError(f"uplink={uplink!r}: give UplinkRule(…)")
-        where = Bearings(bus, site, node, uplink, mesh=mesh, ledger=ledger, peers=tuple(peers))
+        where = Bearings(
+            bus,
+            site,
+            node,
+            uplink,
+            mesh=mesh,
+            ledger=ledger,
+            peers=tuple(peers),
+            uplink_to=uplink_to,
+            collect_from=collect_from,
+        )
         config = find_config(Path.cwd())
         if config.fleet.processes > 1:
             raise ConfigError(
@@ -163,7 +179,8 @@ class Running:
             if self._share is not None:
                 self._neighbours = Neighbours(host, neighbourhood_of(self._all_url, self._share), self._share)
             devices = Devices(host, SystemThreads(), self._agents)
-            link = None if bus is None else make_link(host, bus, entropy, self.bearings, self._agents)
+            levels = open_levels(self.bearings, self._fleet.name, entropy)
+            link = None if bus is None else make_link(host, bus, entropy, self.bearings, self._agents, levels)
             self._companions = make_companions(host, signer, entropy, self.bearings, bus, link)
             recovered = await start_attached(host, devices)
             if self._neighbours is not None:
@@ -259,7 +276,9 @@ def _check_lists(**given: object) -> None:
             raise ConfigError(f"{name}={texts!r}: give a list of texts, also for one alone")
 
 
-def make_link(host: Host, bus: Bus, entropy: Entropy, bearings: Bearings, agents: Sequence[str]) -> BusLink:
+def make_link(
+    host: Host, bus: Bus, entropy: Entropy, bearings: Bearings, agents: Sequence[str], levels: Levels | None = None
+) -> BusLink:
     """The node's side of the bus. Before the host starts, because it releases then what is still owed."""
     site, node = bearings.site or "", bearings.node or ""
     return BusLink(
@@ -272,6 +291,7 @@ def make_link(host: Host, bus: Bus, entropy: Entropy, bearings: Bearings, agents
         agents=tuple(agents),
         uplink=bearings.uplink,
         collects=bearings.collects,
+        levels=levels,
     )
 
 

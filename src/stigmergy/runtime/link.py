@@ -32,7 +32,7 @@ from stigmergy.runtime.subscriber import Subscriber
 from stigmergy.runtime.telling import Teller
 from stigmergy.runtime.topics import Topics, check_level_name
 from stigmergy.runtime.uplink.names import Sender
-from stigmergy.runtime.uplink.relay import Relay
+from stigmergy.runtime.uplink.relay import Levels, Relay
 from stigmergy.runtime.uplink.sender import UplinkStanding
 
 RECALLED_COMMITS_MAX = 2_000
@@ -49,7 +49,7 @@ class LinkStanding(Struct, frozen=True):
     """How a node stands with its bus."""
 
     link: str = NO_BUS
-    """`up`, `local-only` while the link is down, `none` without a bus."""
+    """`up`; `local-only` while the link is down, or a gateway's to its hub; `none` without a bus."""
     why: str = ""
     """What keeps the link down, or that another node has our name."""
     owed: int = 0
@@ -74,6 +74,7 @@ class BusLink:
         agents: tuple[str, ...] = (),
         uplink: UplinkRule | None = None,
         collects: bool = False,
+        levels: Levels | None = None,
     ) -> None:
         declaration, settings, clock = host.declaration, host.settings, host.clock
         self._host = host
@@ -114,7 +115,8 @@ class BusLink:
         )
         sender = Sender(declaration.name, site, node)
         all_of_them = (COLLECT_ALL,) if collects else ()
-        self.relay = Relay(bus, host, sender, me.run, self.teller, uplink, (*declaration.collects, *all_of_them))
+        collected = (*declaration.collects, *all_of_them)
+        self.relay = Relay(bus, host, sender, me.run, self.teller, uplink, collected, levels)
         host.effector.publish = self._release
         bus.on_link(self._heard)
 
@@ -164,8 +166,8 @@ class BusLink:
         """How this node stands with its bus."""
         error = self._bus.last_error
         return LinkStanding(
-            link=UP if self._bus.is_up else LOCAL_ONLY,
-            why=self.presence.conflict or ("" if error is None else str(error)),
+            link=LOCAL_ONLY if self._is_local_only else UP,
+            why=self.presence.conflict or ("" if error is None else str(error)) or self.relay.why_cut_off,
             owed=self.publisher.owed,
             members=len(self.presence.members()),
             uplink=self.relay.standing(),
@@ -188,7 +190,11 @@ class BusLink:
             self.teller.counters,
         )
         counted = {name: value for part in parts for name, value in structs.asdict(part).items()}
-        return counted | self.relay.counters()
+        return counted | {"local_only": int(self._is_local_only)} | self.relay.counters()
+
+    @property
+    def _is_local_only(self) -> bool:
+        return not self._bus.is_up or self.relay.is_cut_off
 
     async def _wait_decided(self, within_s: float) -> None:
         """What was taken before the stop is decided and written first: what it publishes leaves in this run then."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
+from functools import partial
 
 from msgspec import Struct
 
@@ -42,6 +43,14 @@ SUMMARY = spec_of(Summary).name
 Key = tuple[str, int]
 
 
+class Basin(Struct, frozen=True):
+    """A bus that uplinks come in by."""
+
+    bus: Bus
+    site: str
+    """Where they are sent from if a declaration names no site; + for anywhere."""
+
+
 class CollectorCounters(Struct):
     """What came up."""
 
@@ -61,7 +70,7 @@ class Collector:
 
     def __init__(
         self,
-        bus: Bus,
+        basins: Sequence[Basin],
         host: Host,
         me: Sender,
         run: str,
@@ -69,7 +78,7 @@ class Collector:
         collects: Sequence[Collect],
         settings: BusSettings,
     ) -> None:
-        self._bus = bus
+        self._basins = tuple(basins)
         self._host = host
         self._me = me
         self._run = run
@@ -98,18 +107,19 @@ class Collector:
         for key in shards[0]:
             if key[0].startswith(UPLINK_SOURCES):
                 self._confirmed[key] = min(marks.get(key, 0) for marks in shards)
-        patterns = (
-            uplinks_pattern(collect.fleet or self._me.fleet, collect.site or self._me.site)
-            for collect in self._collects
-        )
-        for pattern in dict.fromkeys(patterns):
-            await self._bus.subscribe(pattern, self._take)
+        for basin in self._basins:
+            patterns = (
+                uplinks_pattern(collect.fleet or self._me.fleet, collect.site or basin.site)
+                for collect in self._collects
+            )
+            for pattern in dict.fromkeys(patterns):
+                await basin.bus.subscribe(pattern, partial(self._take, basin.bus))
 
     def close(self) -> None:
         """Takes nothing more."""
         self._closed = True
 
-    async def _take(self, message: BusMessage) -> None:
+    async def _take(self, bus: Bus, message: BusMessage) -> None:
         if self._closed:
             raise NotRunning("the node is stopping; nothing was taken")
         sender = sender_of(message.topic)
@@ -122,14 +132,14 @@ class Collector:
             said = read_up(message.payload)
         except PeerError as error:
             self._refuse(message, error)
-            await self._tell(sender, "", [], str(error))
+            await self._tell(bus, sender, "", [], str(error))
             return
         if isinstance(said, Inquiry):
-            await self._tell(sender, said.nonce, self._marks_of(sender), "")
+            await self._tell(bus, sender, said.nonce, self._marks_of(sender), "")
             return
         source = sender.source(said.shard)
         refused = await self._collect(said, source, message)
-        await self._tell(sender, "", [self._mark(said.shard, (source, said.incarnation))], refused)
+        await self._tell(bus, sender, "", [self._mark(said.shard, (source, said.incarnation))], refused)
 
     async def _collect(self, batch: Batch, source: str, message: BusMessage) -> str:
         """Takes a batch; returns why not, if it does not. Up to its first wait calls are in order."""
@@ -258,12 +268,12 @@ class Collector:
         epoch = max(one.state.marks.epoch(*key) for one in self._host.shards)
         return Mark(shard, key[1], epoch, self._confirmed.get(key, 0), self._digests.get(key, b""))
 
-    async def _tell(self, sender: Sender, nonce: str, marks: list[Mark], refused: str) -> None:
-        """A sender that does not hear this asks again."""
+    async def _tell(self, bus: Bus, sender: Sender, nonce: str, marks: list[Mark], refused: str) -> None:
+        """On the bus that it speaks on. A sender that does not hear this asks again."""
         told = Told(self._me.node, self._run, nonce, marks, printable(refused, REASON_CHARS_MAX))
         with contextlib.suppress(LinkDown, NotRunning, TimeoutError):
             async with asyncio.timeout(TELL_WITHIN_S):
-                await self._bus.publish(BusMessage(sender.marks_topic, write_message(told)))
+                await bus.publish(BusMessage(sender.marks_topic, write_message(told)))
 
 
 async def _all_of(futures: Sequence[asyncio.Future[None]]) -> None:
