@@ -64,7 +64,9 @@ def parse_address(url: str, options: tuple[str, ...] = ("replicas",)) -> NatsAdd
     """Reads a URL. `options` are those that the adapter knows; others are refused, because they would do nothing."""
     scheme, separator, rest = url.partition("://")
     if scheme not in SCHEMES or not separator:
-        raise ConfigError(f"{url!r}: give a URL like nats://hub:4222, or tls://hub:4222 for an encrypted connection")
+        raise ConfigError(
+            f"{_hide(url)!r}: give a URL like nats://hub:4222, or tls://hub:4222 for an encrypted connection"
+        )
     rest, _, query = rest.partition("?")
     rest, _, path = rest.partition("/")
     login, at, hosts = rest.rpartition("@")
@@ -115,5 +117,5 @@ def _read_query(url: str, query: str, options: tuple[str, ...]) -> dict[str, str
 
 def _hide(url: str) -> str:
     """A URL for people: what it says before an @ may be a password."""
-    scheme, _, rest = url.partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}"
+    scheme, separator, rest = url.rpartition("://")
+    return f"{scheme}{separator}{rest.rpartition('@')[2]}"

@@ -7,6 +7,7 @@ import ssl
 from nats import errors as nats_errors
 
 from stigmergy.adapters.nats.address import NatsAddress
+from stigmergy.adapters.nats.client import NotEncrypted
 from stigmergy.core.errors import ConfigError, LinkDown, StigmergyError
 
 
@@ -33,7 +34,7 @@ def explain(address: NatsAddress, error: BaseException) -> StigmergyError:
     if isinstance(error, nats_errors.AuthorizationError) or "uthorization" in text:
         return ConfigError(f"{address.shown}: the server does not let us in; check user and password in the URL")
     if (
-        isinstance(error, ssl.SSLError)
+        isinstance(error, ssl.SSLError | NotEncrypted)
         or "tls" in text.lower()
         or isinstance(error, nats_errors.SecureConnRequiredError)
     ):

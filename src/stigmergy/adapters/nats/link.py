@@ -25,6 +25,9 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from stigmergy.adapters.nats.address import NatsAddress
+from stigmergy.adapters.nats.answers import Ack as Ack  # noqa: PLC0414 - others take it from here
+from stigmergy.adapters.nats.answers import read_ack
+from stigmergy.adapters.nats.client import Connection
 from stigmergy.adapters.nats.connecting import explain, tls_context
 from stigmergy.adapters.nats.errors import JetStreamRefused, NoResponders, Unanswered, no_jetstream
 from stigmergy.core.errors import ConfigError, LinkDown, StigmergyError, TooLarge
@@ -36,6 +39,9 @@ PING_EVERY_S = 2
 """A server that is there and does not answer is given up after three of these."""
 PINGS_MAX = 2
 RECONNECT_PAUSE_S = 0.2
+LOOK_S = 0.02
+CERTAIN_S = 1.0
+"""A server that has refused us so long will go on to; of several, another one may let us in."""
 PENDING_COUNT_MAX = 8_192
 PENDING_BYTES_MAX = 64 * 1024 * 1024
 """What a subscription may have waiting; the client drops what comes beyond it, and says so to `last_error`."""
@@ -47,29 +53,6 @@ LinkHeard = Callable[[bool], None]
 Headers = Mapping[str, str]
 
 
-class Ack(Struct, frozen=True):
-    """JetStream has a message."""
-
-    stream: str
-    sequence: int
-    is_duplicate: bool
-
-
-class _Problem(Struct):
-    code: int = 0
-    err_code: int = 0
-    description: str = ""
-
-
-class _Answer(Struct):
-    """What JetStream says to a publish."""
-
-    stream: str = ""
-    seq: int = 0
-    duplicate: bool = False
-    error: _Problem | None = None
-
-
 class _Ear(Struct, eq=False):
     """A subscription that is made again with every new client."""
 
@@ -79,7 +62,6 @@ class _Ear(Struct, eq=False):
     made: Subscription | None = None
 
 
-_answers = msgspec.json.Decoder(_Answer)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -127,13 +109,18 @@ class NatsLink:
 
     async def wait_up(self, within_s: float) -> None:
         """Waits until the link is up. Raises why it is not."""
-        try:
-            async with asyncio.timeout(within_s):
-                await self._up.wait()
-        except TimeoutError:
-            raise self.last_error or LinkDown(
-                f"no NATS server answers at {self.address.shown}; check the URL, and that the server runs"
-            ) from None
+        now_s = asyncio.get_running_loop().time
+        deadline_s, refused_s = now_s() + within_s, None
+        while not self._up.is_set():
+            if isinstance(self.last_error, ConfigError):
+                refused_s = refused_s or now_s() + CERTAIN_S
+            if now_s() > min(deadline_s, refused_s or deadline_s):
+                raise self.last_error or LinkDown(
+                    f"no NATS server answers at {self.address.shown}; check the URL, and that the server runs"
+                )
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self._up.wait()
 
     def check_jetstream(self) -> None:
         """Raises ConfigError if the server we are connected to keeps nothing."""
@@ -144,17 +131,12 @@ class NatsLink:
     async def close(self) -> None:
         """Ends the connection; whoever waits for an answer hears LinkDown. Closing twice does nothing."""
         self._is_closing = True
+        self._lost("the connection was closed")
         self._ended.set()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
-        client, self._client = self._client, None
-        if client is not None:
-            with contextlib.suppress(Exception):
-                async with asyncio.timeout(CONNECT_S):
-                    await client.close()
-        self._lost("the connection was closed")
 
     @property
     def is_up(self) -> bool:
@@ -265,15 +247,7 @@ class NatsLink:
     ) -> Ack:
         """Publishes into a stream; returns when JetStream has it. Raises JetStreamRefused, or as `request` does."""
         message = await self.request(subject, payload, headers, within_s)
-        try:
-            answer = _answers.decode(message.data)
-        except msgspec.DecodeError:
-            raise Unanswered(
-                f"{subject}: somebody else than JetStream has answered; is there a stream for it?"
-            ) from None
-        if answer.error is not None:
-            raise JetStreamRefused(answer.error.err_code or answer.error.code, answer.error.description)
-        return Ack(answer.stream, answer.seq, answer.duplicate)
+        return read_ack(subject, message.data)
 
     async def tell(self, subject: str, payload: bytes, reply: str = "", headers: Headers | None = None) -> None:
         """Publishes without an answer: it may get lost. Raises LinkDown or TooLarge."""
@@ -284,6 +258,8 @@ class NatsLink:
     async def subscribe(self, subject: str, taken: Taken, queue: str = "") -> Callable[[], Awaitable[None]]:
         """Has messages given to `taken`, one after the other, from now on and over every reconnect. Returns what ends
         it. Works while the link is down. What `taken` raises goes to `last_error`."""
+        if not all(subject.split(".")) or any(sign.isspace() for sign in subject):
+            raise ConfigError(f"{subject!r} is no subject that can be subscribed to")
         ear = _Ear(subject, taken, queue)
         self._ears.append(ear)
         if self._client is not None and self._client.is_connected:
@@ -326,25 +302,22 @@ class NatsLink:
 
     async def _live(self) -> None:
         while not self._is_closing:
-            client = Client()
+            client = Connection()
             self._ended.clear()
             try:
                 await client.connect(**self._options())
-            except (nats_errors.Error, OSError, ssl.SSLError, TimeoutError, ValueError) as error:
+                await self._begin(client)
+                await self._ended.wait()
+            except (nats_errors.Error, OSError, ssl.SSLError, TimeoutError, ValueError, StigmergyError) as error:
                 self._failed(error)
+            finally:
+                # Also when we are closed while it connects: what it has begun would go on without us.
+                self._client = None
+                for ear in self._ears:
+                    ear.made = None
                 with contextlib.suppress(Exception):
                     await client.close()
-                await asyncio.sleep(RECONNECT_PAUSE_S)
-                continue
-            try:
-                await self._begin(client)
-            except (nats_errors.Error, OSError) as error:
-                self._failed(error)
-            else:
-                await self._ended.wait()
-            self._client = None
-            with contextlib.suppress(Exception):
-                await client.close()
+            await asyncio.sleep(RECONNECT_PAUSE_S)
 
     def _options(self) -> dict[str, Any]:
         return {
@@ -389,6 +362,7 @@ class NatsLink:
                 pending_bytes_limit=PENDING_BYTES_MAX,
             )
         except nats_errors.BadSubjectError:
+            self._ears.remove(ear)
             raise ConfigError(f"{ear.subject!r} is no subject that can be subscribed to") from None
 
     async def _answered(self, message: Msg) -> None:
@@ -423,6 +397,9 @@ class NatsLink:
         self._lost("the connection broke")
 
     async def _on_reconnected(self) -> None:
+        for ear in [ear for ear in self._ears if ear.made is None]:  # those that came while nobody was connected
+            with contextlib.suppress(nats_errors.Error, OSError, LinkDown):
+                await self._listen(ear)
         self._heard(True)
 
     async def _on_closed(self) -> None:

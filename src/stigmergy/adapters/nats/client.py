@@ -1,0 +1,62 @@
+"""The client library's connection, with what it does not do: let go of a server that hangs, and insist on encryption.
+
+The library waits until all it has written is taken before it leaves a connection. A server that was stopped, or a link
+that swallows everything, would keep us for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from nats import errors as nats_errors
+from nats.aio.client import Client
+
+CLOSE_S = 1.0
+"""What was written last has so long to go out when we close."""
+
+
+class NotEncrypted(nats_errors.Error):
+    """We were told to speak TLS, and the server does not."""
+
+    def __str__(self) -> str:
+        return "the server does not speak TLS; nothing was sent to it"
+
+
+class Connection(Client):
+    """One connection of the library, and those that it makes after it."""
+
+    def _connect_command(self) -> bytes:
+        # The library speaks TLS if the server asks for it. Whoever stands in between could leave that out, and would
+        # be told the password.
+        if self.options.get("tls") is not None and not self._is_encrypted():
+            raise NotEncrypted
+        command: bytes = super()._connect_command()
+        return command
+
+    async def _attempt_reconnect(self) -> None:
+        self._abort()
+        await super()._attempt_reconnect()
+
+    async def _close(self, status: int, do_cbs: bool = True) -> None:
+        timer = asyncio.get_running_loop().call_later(CLOSE_S, self._abort)
+        try:
+            if self.is_connected and self._pending and self._transport is not None:
+                self._transport.writelines(self._pending[:])
+                self._pending.clear()
+                self._pending_data_size = 0
+                with contextlib.suppress(OSError):
+                    await self._transport.drain()  # type: ignore[no-untyped-call]
+            await super()._close(status, do_cbs)
+        finally:
+            timer.cancel()
+
+    def _is_encrypted(self) -> bool:
+        writer = getattr(self._transport, "_io_writer", None)
+        return writer is not None and writer.get_extra_info("ssl_object") is not None
+
+    def _abort(self) -> None:
+        """Ends the connection without waiting for what is still to be written."""
+        writer = getattr(self._transport, "_io_writer", None)
+        if writer is not None:
+            writer.transport.abort()

@@ -1,0 +1,32 @@
+"""Real servers for the tests of what the NATS adapters share: one for each module, and one that a test may break."""
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from stigmergy.adapters.nats.address import parse_address
+from stigmergy.adapters.nats.link import NatsLink
+from stigmergy.testing.nats_rig import NatsCluster, start_single
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsCluster]:
+    """One server, for tests that leave it as it is."""
+    with start_single(tmp_path_factory.mktemp("server")) as single:
+        yield single
+
+
+@pytest.fixture
+def own_server(tmp_path: Path) -> Iterator[NatsCluster]:
+    """One server, for a test that breaks it."""
+    with start_single(tmp_path / "server") as single:
+        yield single
+
+
+@pytest.fixture
+async def link(server: NatsCluster) -> AsyncIterator[NatsLink]:
+    """A link to the server that the tests of a module share."""
+    link = await NatsLink.open(parse_address(server.url), name="test")
+    yield link
+    await link.close()
