@@ -37,6 +37,8 @@ class ServerPlan(Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 4222
     http_port: int = 0
+    http_host: str = ""
+    """Where monitoring listens, if not where clients do."""
     cluster: str = ""
     """The name of the cluster it belongs to; empty for one alone."""
     cluster_port: int = 0
@@ -46,6 +48,14 @@ class ServerPlan(Struct, frozen=True, kw_only=True):
     """Where leaf servers connect."""
     hubs: tuple[str, ...] = ()
     """For a leaf: host:port of the hub's leaf ports; with user:password@ before them where the hub wants one."""
+    kept_in: tuple[str, ...] = ()
+    """For a leaf: subjects that do not cross to the hub."""
+    kept_out: tuple[str, ...] = ()
+    """For a leaf: subjects that do not come in from the hub."""
+    hub_tls: TlsFiles | None = None
+    """For a leaf: what it shows to a hub that wants TLS, and the authority that it believes."""
+    ping_every_s: float = 0.0
+    """How often a quiet connection is tried; one that hangs is given up after three times. 0 for the server's own."""
     domain: str = ""
     mqtt_port: int = 0
     mqtt_ack_wait_s: float = MQTT_ACK_WAIT_S
@@ -73,13 +83,15 @@ def write_configuration(plan: ServerPlan) -> str:
     ]
     if plan.http_port:
         lines += ["# For `stigmergy status`, and for your monitoring. It asks nobody for a password: keep it inside."]
-        lines += [f"http: {_text(f'{plan.host}:{plan.http_port}')}"]
+        lines += [f"http: {_text(f'{plan.http_host or plan.host}:{plan.http_port}')}"]
     if plan.tags:
         lines += [f"server_tags: [{', '.join(_text(tag) for tag in plan.tags)}]"]
     lines += [
         "# Commits of stigmergy are smaller. A larger limit lets one client take more memory of all.",
         f"max_payload: {plan.max_payload_bytes}",
     ]
+    if plan.ping_every_s:
+        lines += ["# A link that hangs is noticed after three of these.", f'ping_interval: "{plan.ping_every_s:g}s"']
     if plan.has_jetstream:
         lines += _jetstream(plan)
     if plan.tls is not None:
@@ -142,7 +154,15 @@ def _leafnodes(plan: ServerPlan) -> list[str]:
         lines += [f"    listen: {_text(f'{plan.host}:{plan.leaf_port}')}", "    no_advertise: true"]
     if plan.hubs:
         remotes = ", ".join(_text(f"nats-leaf://{hub}") for hub in plan.hubs)
-        lines += ["    reconnect: 1s", f"    remotes: [{{ urls: [{remotes}] }}]"]
+        remote = [f"urls: [{remotes}]"]
+        if plan.hub_tls is not None:
+            remote += [f"tls {{ {_remote_tls(plan.hub_tls)} }}"]
+        for name, subjects in (("deny_exports", plan.kept_in), ("deny_imports", plan.kept_out)):
+            if subjects:
+                remote += [f"{name}: [{', '.join(_text(subject) for subject in subjects)}]"]
+        if plan.kept_in or plan.kept_out:
+            lines += ["    # What is published at a site stays there; what is to go up does so by a stream of its own."]
+        lines += ["    reconnect: 1s", f"    remotes: [{{ {', '.join(remote)} }}]"]
     return [*lines, "}"]
 
 
@@ -167,6 +187,11 @@ def _accounts(users: Sequence[User]) -> list[str]:
 def _tls(files: TlsFiles) -> str:
     checked = f", ca_file: {_text(files.ca)}, verify: true" if files.ca else ""
     return f"cert_file: {_text(files.cert)}, key_file: {_text(files.key)}{checked}"
+
+
+def _remote_tls(files: TlsFiles) -> str:
+    own = [f"cert_file: {_text(files.cert)}", f"key_file: {_text(files.key)}"] if files.cert else []
+    return ", ".join([*own, *([f"ca_file: {_text(files.ca)}"] if files.ca else [])])
 
 
 def _text(value: str) -> str:

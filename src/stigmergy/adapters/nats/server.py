@@ -118,7 +118,7 @@ class NatsServer:
 
     def look(self, page: str) -> dict[str, object]:
         """A page of its monitoring, such as `jsz`; empty if it does not answer."""
-        return look_at(f"http://{self.plan.host}:{self.plan.http_port}", page)
+        return look_at(f"http://{self.plan.http_host or self.plan.host}:{self.plan.http_port}", page)
 
     def stop(self) -> None:
         """Ends it in order: it hands over what it leads first."""
