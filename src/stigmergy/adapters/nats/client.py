@@ -38,6 +38,11 @@ class Connection(Client):
         self._abort()
         await super()._attempt_reconnect()
 
+    async def _select_next_server(self) -> None:
+        # A server that took the connection and then said nothing: the library would forget it without closing it.
+        self._abort()
+        await super()._select_next_server()
+
     async def _close(self, status: int, do_cbs: bool = True) -> None:
         timer = asyncio.get_running_loop().call_later(CLOSE_S, self._abort)
         try:
