@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stigmergy.adapters.nats.address import NatsAddress, parse_address
-from stigmergy.adapters.nats.link import NatsLink
+from stigmergy.adapters.nats.link import OPEN_S, NatsLink
 from stigmergy.adapters.nats_store.buckets import ensure_keys, ensure_objects
 from stigmergy.adapters.nats_store.keys import NatsKeyValue
 from stigmergy.adapters.nats_store.line import Line
@@ -26,12 +26,12 @@ class NatsStore:
         self._max_mb = _max_mb(link.address)
 
     @classmethod
-    async def open(cls, url: str, clock: Clock) -> NatsStore:
+    async def open(cls, url: str, clock: Clock, within_s: float = OPEN_S) -> NatsStore:
         """Connects. Raises ConfigError or StoreUnavailable."""
         address = parse_address(url, OPTIONS)
         _ = address.replicas, _max_mb(address)
         try:
-            link = await NatsLink.open(address, name="store")
+            link = await NatsLink.open(address, name="store", within_s=within_s)
         except LinkDown as error:
             raise StoreUnavailable(str(error)) from None
         return cls(link, clock, owns_link=True)
