@@ -7,6 +7,7 @@ so it is one token of a subject, and may name a stream, a bucket or a consumer.
 from __future__ import annotations
 
 import re
+from urllib.parse import unquote_to_bytes
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9-]")
 ROOT = "stig"
@@ -16,6 +17,11 @@ ROOT = "stig"
 def token(text: str) -> str:
     """Any text as one token. No two texts have the same."""
     return _UNSAFE.sub(lambda found: "".join(f"_{byte:02X}" for byte in found.group().encode("utf-8", "replace")), text)
+
+
+def text_of(name: str) -> str:
+    """The text that a token stands for."""
+    return unquote_to_bytes(name.replace("_", "%")).decode("utf-8", "replace")
 
 
 def bus_stream(fleet: str) -> str:
@@ -38,6 +44,21 @@ def log_subject(fleet: str, first: int, last: int) -> str:
     return f"{ROOT}.{token(fleet)}.log.{first}-{last}"
 
 
+def log_owner_subject(fleet: str, first: int, last: int) -> str:
+    """Where whoever writes the log of these shards says that it is there."""
+    return f"{ROOT}.{token(fleet)}.owner.{first}-{last}"
+
+
+def log_grown_subject(fleet: str, first: int, last: int) -> str:
+    """Where whoever writes the log of these shards says that it has grown."""
+    return f"{ROOT}.{token(fleet)}.grown.{first}-{last}"
+
+
+def snapshots_subject(fleet: str) -> str:
+    """Where snapshots are written; more tokens say of what."""
+    return f"{ROOT}.{token(fleet)}.snapshots"
+
+
 def snapshots_bucket(fleet: str) -> str:
     """Holds the snapshots of a fleet's shards."""
     return f"stig-snapshots-{token(fleet)}"
@@ -56,6 +77,11 @@ def cluster_bucket(fleet: str) -> str:
 def ledger_stream(name: str) -> str:
     """Holds the entries of a ledger."""
     return f"STIG_LEDGER_{token(name)}"
+
+
+def ledger_checkpoints(name: str) -> str:
+    """Holds the checkpoint of a ledger."""
+    return f"{ledger_stream(name)}_STATE"
 
 
 def ledger_subject(name: str) -> str:

@@ -1,0 +1,31 @@
+"""The journal on NATS JetStream: a stream for each log, fenced by claims, with snapshots in a stream of their own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stigmergy.core.errors import ConfigError
+from stigmergy.ports.journal import JournalIdentity
+
+if TYPE_CHECKING:
+    from stigmergy.adapters.nats_journal.journal import NatsJournal
+
+MISSING = 'a journal on NATS needs the client library: pip install "stigmergy[nats]"'
+
+
+def open_journal(url: str, identity: JournalIdentity) -> NatsJournal:
+    """Opens a log for writing: 'nats://hub-1:4222,hub-2:4222?replicas=3'. See `opening.open_journal`."""
+    try:
+        from stigmergy.adapters.nats_journal import opening
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{MISSING} ({error})") from None
+    return opening.open_journal(url, identity)
+
+
+def inspect_journals(url: str) -> list[NatsJournal]:
+    """Opens the logs of one fleet for reading only. See `opening.inspect_journals`."""
+    try:
+        from stigmergy.adapters.nats_journal import opening
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{MISSING} ({error})") from None
+    return opening.inspect_journals(url)
