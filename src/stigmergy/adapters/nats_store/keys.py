@@ -128,7 +128,7 @@ class NatsKeyValue:
             self._line.check_open()
             with asking(f"{self.bucket}: {key}", writes=True):
                 try:
-                    ack = await self._line.link.publish(subject, value, headers, within_s)
+                    ack = await self._line.publish(subject, value, headers, within_s)
                     return ack.sequence
                 except JetStreamRefused as refused:
                     if refused.code != WRONG_LAST_SEQUENCE_IN_FLIGHT or number == IN_FLIGHT_TRIES_MAX - 1:

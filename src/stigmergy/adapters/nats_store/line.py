@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 import msgspec
 from nats.aio.msg import Msg
 
-from stigmergy.adapters.nats.link import NatsLink
+from stigmergy.adapters.nats.errors import NoResponders
+from stigmergy.adapters.nats.link import REQUEST_S, Ack, Headers, NatsLink
 from stigmergy.core.errors import Bug
 from stigmergy.ports.clock import Clock
+
+PATIENCE_S = 1.0
+PAUSE_S = 0.02
 
 
 class Watcher(Protocol):
@@ -45,6 +50,19 @@ class Line:
         """The first words of all subjects of JetStream's API."""
         domain = self.link.address.domain
         return f"$JS.{domain}.API." if domain else "$JS.API."
+
+    async def publish(self, subject: str, payload: bytes, headers: Headers, within_s: float = REQUEST_S) -> Ack:
+        """Publishes; where nobody takes it, again for a moment: of a bucket just made not every server knows yet."""
+        loop = asyncio.get_running_loop()
+        patient_until_s = loop.time() + min(PATIENCE_S, within_s)
+        while True:
+            self.check_open()
+            try:
+                return await self.link.publish(subject, payload, headers, within_s)
+            except NoResponders:
+                if loop.time() > patient_until_s:
+                    raise
+            await asyncio.sleep(PAUSE_S)
 
     async def collect_direct(self, stream: str, request: Mapping[str, Any], count_max: int) -> list[Msg]:
         """Messages of a stream, from any of its replicas. Raises as the link's `collect` does."""

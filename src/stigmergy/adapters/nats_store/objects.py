@@ -84,9 +84,8 @@ class NatsObjects:
                 metadata={DIGEST: digests.blake3_hex, MADE: str(made_ns)},
             )
             with asking(f"{self.bucket}: {name}", writes=True):
-                ack = await self._line.link.publish(
-                    self._place.write_prefix + self._meta_subject(name), encode_meta(meta)
-                )
+                subject = self._place.write_prefix + self._meta_subject(name)
+                ack = await self._line.publish(subject, encode_meta(meta), {})
         except StoreUnavailable:
             await self._take_back(nuid)
             raise
@@ -154,14 +153,13 @@ class NatsObjects:
 
     async def _put_pieces(self, name: str, nuid: str, data: bytes) -> int:
         """Sends the pieces, some at a time; returns how many there were."""
-        link = self._line.link
         subject = f"{self._place.write_prefix}$O.{self.bucket}.C.{nuid}"
-        size = min(PIECE_BYTES_MAX, link.max_payload_bytes - HEADERS_BYTES)
+        size = min(PIECE_BYTES_MAX, self._line.link.max_payload_bytes - HEADERS_BYTES)
         pieces = [data[start : start + size] for start in range(0, len(data), size)]
         last = 0
         for start in range(0, len(pieces), UNDER_WAY_MAX):
             self._line.check_open()
-            sent = [link.publish(subject, piece) for piece in pieces[start : start + UNDER_WAY_MAX]]
+            sent = [self._line.publish(subject, piece, {}) for piece in pieces[start : start + UNDER_WAY_MAX]]
             answers = await asyncio.gather(*sent, return_exceptions=True)
             for answer in answers:
                 if isinstance(answer, BaseException):
