@@ -111,7 +111,7 @@ class MemoryLedger:
         finally:
             self._appending = False
 
-    async def read(self, after: int, count_max: int = READ_COUNT_MAX) -> list[LedgerEntry]:
+    async def read(self, after: int, count_max: int = READ_COUNT_MAX, *, fresh: bool = True) -> list[LedgerEntry]:
         self._check_open()
         await asyncio.sleep(0)
         return self._store.read(after, min(count_max, READ_COUNT_MAX))

@@ -7,11 +7,12 @@ list in memory, a file that processes share, or a replicated stream whose majori
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from msgspec import Struct
 
 from stigmergy.core.errors import Bug, ConfigError, TooLarge
+from stigmergy.ports.trust import Signer
 
 ENTRY_BYTES_MAX = 4 * 1024
 ENTRIES_COUNT_MAX = 256
@@ -69,9 +70,13 @@ class Ledger(Protocol):
         """Writes entries in this order, all or nothing; returns the position of the first."""
         ...
 
-    async def read(self, after: int, count_max: int = READ_COUNT_MAX) -> list[LedgerEntry]:
+    async def read(self, after: int, count_max: int = READ_COUNT_MAX, *, fresh: bool = True) -> list[LedgerEntry]:
         """The entries behind a position, in order, at most so many; none at the end of the log.
 
+        Where several machines keep the log, to know that nothing more is there takes a majority of them. Who follows a
+        log, and is told by `watch` when it grows, need not know: without `fresh` a connection returns what it has read,
+        which may be behind what others have appended, and never behind what it has appended or returned itself.
+        The first read of a connection is a fresh one in any case.
         Raises LedgerCut if some of them are gone, and LedgerCorrupt if the log ends before the position: a reader has
         seen more than there is, so the ledger has lost its end.
         """
@@ -100,6 +105,15 @@ class Ledger(Protocol):
 
     async def close(self) -> None:
         """Lets go of the ledger, whatever is under way. Nobody is called any more. Closing twice does nothing."""
+        ...
+
+
+@runtime_checkable
+class SignedLedger(Ledger, Protocol):
+    """A ledger whose appends are signed by their writer. Give it the node's key before the first call."""
+
+    def sign_with(self, signer: Signer, trusted: Sequence[bytes] = ()) -> None:
+        """The key to sign with, and those of the other nodes that are trusted, if they are known."""
         ...
 
 

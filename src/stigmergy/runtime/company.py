@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from stigmergy.core.claiming import LEDGER
 from stigmergy.ports.clock import Entropy
-from stigmergy.ports.ledger import Ledger
+from stigmergy.ports.ledger import Ledger, SignedLedger
 from stigmergy.ports.mesh import Mesh
 from stigmergy.ports.trust import Signer
 from stigmergy.runtime.alone import Alone
@@ -86,6 +86,8 @@ class Companions:
                 host, own, signer, entropy, names or self._member_names, trusted=_keys(signer, trusted)
             )
             host.on_members = self.replicas.look
+        if isinstance(ledger, SignedLedger):
+            ledger.sign_with(signer, trusted)
         if ledger is not None:
             host.claims = self.claims = Claims(
                 ledger,

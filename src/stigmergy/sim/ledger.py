@@ -88,7 +88,7 @@ class SimLedger:
         self.late_writes += len(entries)
         self._store.append(entries)
 
-    async def read(self, after: int, count_max: int = READ_COUNT_MAX) -> list[LedgerEntry]:
+    async def read(self, after: int, count_max: int = READ_COUNT_MAX, *, fresh: bool = True) -> list[LedgerEntry]:
         self._check_open()
         await self._pass("nothing was read")
         entries = self._store.read(after, min(count_max, READ_COUNT_MAX))

@@ -34,6 +34,16 @@ def retained_stream(fleet: str) -> str:
     return f"STIG_KEPT_{token(fleet)}"
 
 
+def bus_subject(fleet: str) -> str:
+    """Beginning of the subjects on which a fleet's bus talks to itself."""
+    return f"{ROOT}.{token(fleet)}.bus"
+
+
+def kept_subject(fleet: str) -> str:
+    """Beginning of the subjects of retained messages."""
+    return f"{ROOT}.{token(fleet)}.kept"
+
+
 def log_stream(fleet: str, first: int, last: int) -> str:
     """Holds the log of some shards of a fleet, side by side."""
     return f"STIG_LOG_{token(fleet)}_{first}_{last}"

@@ -89,7 +89,7 @@ class SqliteLedger:
         first: int = await asyncio.shield(job.future)
         return first
 
-    async def read(self, after: int, count_max: int = READ_COUNT_MAX) -> list[LedgerEntry]:
+    async def read(self, after: int, count_max: int = READ_COUNT_MAX, *, fresh: bool = True) -> list[LedgerEntry]:
         self._check_open()
         return await self._run(lambda: self._read(after, min(count_max, READ_COUNT_MAX)))
 

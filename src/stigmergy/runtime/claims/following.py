@@ -139,7 +139,9 @@ class Following:
     async def _read_on(self) -> int:
         """Reads and folds one stretch; says how many entries it had."""
         try:
-            entries = await self._ledger.read(self.claims.position, READ_COUNT)
+            # Before it writes, a node must know all that is there; afterwards it is told when there is more.
+            is_fresh = not self.caught_up.is_set()
+            entries = await self._ledger.read(self.claims.position, READ_COUNT, fresh=is_fresh)
         except LedgerCut:
             if not await self._begin():
                 raise LedgerCorrupt(

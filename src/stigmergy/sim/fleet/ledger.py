@@ -45,11 +45,11 @@ class SimLedger:
             raise LedgerUnknown(f"{self.name}: no answer came; whether it was written is not known")
         return first
 
-    async def read(self, after: int, count_max: int = READ_COUNT_MAX) -> list[LedgerEntry]:
+    async def read(self, after: int, count_max: int = READ_COUNT_MAX, *, fresh: bool = True) -> list[LedgerEntry]:
         await self._travel()
         if self._is_mute():
             raise LedgerUnavailable(f"{self.name}: no answer came")
-        return await self._inner.read(after, count_max)
+        return await self._inner.read(after, count_max, fresh=fresh)
 
     def watch(self, heard: Heard) -> None:
         loop, context = asyncio.get_running_loop(), self._context
