@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import shutil
 import signal
 import socket
@@ -25,8 +26,11 @@ STOP_S_MAX = 10.0
 LOOK_S = 0.01
 HTTP_S = 2.0
 LOG_BYTES_SHOWN = 2_000
+GREETING_BYTES_MAX = 64 * 1024
 LOOPBACK = "127.0.0.1"
 _PR_SET_PDEATHSIG = 1
+_PREFIX = re.compile(r"^\[\d+\] \S+ \S+ \[\w+\] ")
+"""Process and time, before each line of a server's log."""
 
 
 class NatsServer:
@@ -69,6 +73,13 @@ class NatsServer:
             file.seek(max(0, path.stat().st_size - LOG_BYTES_SHOWN))
             return file.read().decode(errors="replace")
 
+    @property
+    def complaint(self) -> str:
+        """The last thing that it was not content with, or just the last thing, in one line."""
+        lines = [line for line in self.log.splitlines() if line.strip()]
+        loud = [line for line in lines if "[FTL]" in line or "[ERR]" in line or line.startswith("nats-server:")]
+        return _PREFIX.sub("", (loud or lines or [""])[-1]).strip()
+
     def start(self) -> None:
         """Starts it and returns at once. Raises ConfigError if there is no such program."""
         program = find_program()
@@ -91,8 +102,7 @@ class NatsServer:
         """Waits until it takes connections. Raises ConfigError, with what it said, if it ends instead."""
         deadline_s = time.monotonic() + within_s
         while True:
-            with contextlib.suppress(OSError):
-                socket.create_connection((self.plan.host, self.plan.port), timeout=1.0).close()
+            if self.is_running and greeting_at(self.plan.host, self.plan.port).get("server_name") == self.plan.name:
                 return
             self.check(deadline_s)
             time.sleep(LOOK_S)
@@ -108,9 +118,9 @@ class NatsServer:
     def check(self, deadline_s: float) -> None:
         """Raises if it has ended, or if this time has come."""
         if not self.is_running:
-            raise ConfigError(f"server {self.plan.name} has ended: {self.log.strip()[-500:] or 'it said nothing'}")
+            raise ConfigError(f"server {self.plan.name} has ended: {self.complaint or 'it said nothing'}")
         if time.monotonic() > deadline_s:
-            raise LinkDown(f"server {self.plan.name} is not ready in time: {self.log.strip()[-500:]}")
+            raise LinkDown(f"server {self.plan.name} is not ready in time: {self.complaint or 'it says nothing'}")
 
     def is_healthy(self) -> bool:
         """Whether it says so itself."""
@@ -129,9 +139,12 @@ class NatsServer:
         self._end(signal.SIGKILL)
 
     def pause(self) -> None:
-        """Stops it where it is, as a stalled machine would."""
+        """Stops it where it is, as a stalled machine would; returns when it stands still."""
         if self._process is not None:
             self._process.send_signal(signal.SIGSTOP)
+            deadline_s = time.monotonic() + STOP_S_MAX
+            while self.is_running and not _stands_still(self._process.pid) and time.monotonic() < deadline_s:
+                time.sleep(LOOK_S)
 
     def resume(self) -> None:
         """Lets it go on."""
@@ -164,6 +177,16 @@ def look_at(http_url: str, page: str) -> dict[str, object]:
         return {}
 
 
+def greeting_at(host: str, port: int) -> dict[str, object]:
+    """What a server says to whoever connects; empty if none does, or if it is something else."""
+    with contextlib.suppress(OSError, msgspec.DecodeError, ValueError):
+        with socket.create_connection((host, port), timeout=1.0) as connection:
+            line = connection.makefile("rb").readline(GREETING_BYTES_MAX)
+        verb, _, told = line.partition(b" ")
+        return msgspec.json.decode(told, type=dict[str, object]) if verb == b"INFO" else {}
+    return {}
+
+
 def find_program() -> str:
     """The server's program. Raises ConfigError if it is not installed."""
     beside = str(Path(sys.executable).parent)
@@ -180,6 +203,14 @@ def free_ports(count: int) -> list[int]:
         for probe in probes:
             probe.bind((LOOPBACK, 0))
         return [int(probe.getsockname()[1]) for probe in probes]
+
+
+def _stands_still(pid: int) -> bool:
+    """A signal is delivered when the process is next scheduled, thread by thread."""
+    with contextlib.suppress(OSError):
+        stats = [path.read_text(encoding="utf-8") for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+        return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
+    return True
 
 
 def _die_with_parent() -> None:

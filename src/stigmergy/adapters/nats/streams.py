@@ -12,8 +12,6 @@ from stigmergy.adapters.nats.errors import (
     STREAM_NAME_IN_USE,
     STREAM_NOT_FOUND,
     JetStreamRefused,
-    NoResponders,
-    Unanswered,
     no_jetstream,
 )
 from stigmergy.adapters.nats.errors import WITHOUT_JETSTREAM as _WITHOUT
@@ -67,7 +65,7 @@ async def ensure_stream(
             raced = refused.code == STREAM_NAME_IN_USE
             if not (raced or refused.is_passing) or asyncio.get_running_loop().time() > deadline_s:
                 raise _cannot_make(link, name, settings, refused) from None
-        except (NoResponders, Unanswered):
+        except LinkDown:
             if asyncio.get_running_loop().time() > deadline_s:
                 raise
         await asyncio.sleep(PAUSE_S)
@@ -105,7 +103,7 @@ def _compare(link: NatsLink, name: str, wanted: Mapping[str, Any], config: Mappi
 def _same(wanted: Any, found: Any) -> bool:
     if isinstance(wanted, Mapping):
         return isinstance(found, Mapping) and all(_same(value, found.get(key)) for key, value in wanted.items())
-    if isinstance(wanted, list | tuple):
+    if isinstance(wanted, list | tuple) and (wanted or found is not None):
         fits = isinstance(found, list | tuple) and len(found) == len(wanted)
         return bool(fits and all(_same(one, other) for one, other in zip(wanted, found, strict=True)))
     # What JetStream leaves out is what its zero stands for.

@@ -12,6 +12,7 @@ from typing import TypeVar
 from stigmergy.adapters.nats.address import NatsAddress
 from stigmergy.adapters.nats.errors import Unanswered
 from stigmergy.adapters.nats.link import NatsLink
+from stigmergy.core.errors import LinkDown
 
 ResultT = TypeVar("ResultT")
 GRACE_S = 1.0
@@ -36,7 +37,8 @@ class BlockingLink:
     @property
     def link(self) -> NatsLink:
         """The link; of use only to what runs on its loop."""
-        assert self._link is not None
+        if self._link is None:
+            raise LinkDown("the link was closed; nothing was sent")
         return self._link
 
     def run(self, work: Callable[[NatsLink], Awaitable[ResultT]], within_s: float) -> ResultT:
