@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 from stigmergy.adapters.archive import open_whole_flight
+from stigmergy.adapters.nats_journal import inspect_journals as inspect_nats
 from stigmergy.adapters.segments import inspect_journal as inspect_segments
 from stigmergy.adapters.sqlite import inspect_journal as inspect_sqlite
 from stigmergy.adapters.sqlite_ledger import is_ledger
@@ -20,6 +22,7 @@ JOURNALS = "stigmergy.journals"
 """The entry point group where adapters register: the name is the scheme of the URL, the value opens it."""
 INCARNATION_BYTES = 6
 FLIGHT = "flight:"
+NATS = ("nats:", "tls:")
 
 
 def open_journal(
@@ -45,13 +48,20 @@ def inspect_journal(url: str) -> Journal:
         return open_whole_flight(Path(url.removeprefix(FLIGHT)))
     if url.startswith(SEGMENTS):
         return inspect_segments(url)
+    if url.startswith(NATS):
+        return _only(inspect_nats(url), url)
     if not url.startswith(SQLITE):
-        raise ConfigError(f"journal {url!r}: only a file can be looked at while nobody runs it, like sqlite:fleet.db")
+        raise ConfigError(
+            f"journal {url!r}: only one that outlives its node can be looked at, like sqlite:fleet.db or nats://hub:4222"
+        )
     return inspect_sqlite(url)
 
 
 def inspect_all(url: str) -> Journal:
     """The same, with the parts of a journal of several processes read as one."""
+    if url.startswith(NATS):
+        logs = inspect_nats(url)
+        return logs[0] if len(logs) == 1 else JoinedJournal(logs)
     urls = part_urls(url)
     if not urls:
         return inspect_journal(url)
@@ -59,6 +69,18 @@ def inspect_all(url: str) -> Journal:
     for one in urls:
         parts.append(inspect_journal(one))
     return JoinedJournal(parts)
+
+
+def _only(logs: Sequence[Journal], url: str) -> Journal:
+    """The one log that there is, or that the URL has chosen."""
+    if len(logs) > 1:
+        first = logs[0].identity.owned[0]
+        chosen = f"{url}{'&' if '?' in url else '?'}part={first}"
+        raise ConfigError(
+            f"{logs[0].identity.fleet!r} has a log for each of {len(logs)} parts of its shards, and this looks at one "
+            f"at a time; name each of them, beginning with --journal '{chosen}'"
+        )
+    return logs[0]
 
 
 def journals_in(folder: Path) -> list[str]:

@@ -62,6 +62,14 @@ def check_shard_by(made_with: str, wanted: str, whose: str) -> None:
         )
 
 
+def patience_s(journal: object) -> float:
+    """How long a write to this journal may take in any case: its `write_within_s`, where it has one.
+
+    A log that several servers keep needs some seconds to find a new leader, and is not a disk that has failed.
+    """
+    return float(getattr(journal, "write_within_s", 0.0))
+
+
 class StoredCommit(Struct, frozen=True):
     """A commit as read back, with the signature if it was the last of its group."""
 

@@ -17,7 +17,7 @@ from stigmergy.core.messages import SECOND_NS
 from stigmergy.core.ready import Ready
 from stigmergy.core.shard import Shard
 from stigmergy.ports.clock import Clock
-from stigmergy.ports.journal import Journal
+from stigmergy.ports.journal import Journal, patience_s
 from stigmergy.ports.trust import Signer
 from stigmergy.runtime.housekeeping import Housekeeper
 from stigmergy.runtime.mailbox import Ticket
@@ -66,7 +66,7 @@ class Committer:
         self._clock = clock
         self._housekeeper = housekeeper
         self._batch_events_max = batch_events_max
-        self._write_within_ns = write_within_ns
+        self._write_within_ns = max(write_within_ns, int(patience_s(journal) * SECOND_NS))
         self._write_until_ns = NEVER_NS
         self._held_up = False
         self._gather = gather

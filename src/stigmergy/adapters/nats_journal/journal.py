@@ -30,7 +30,7 @@ from stigmergy.adapters.nats_journal.messages import (
     split_group,
 )
 from stigmergy.adapters.nats_journal.shelf import Catalogue, Shelf, Stored, check_parts
-from stigmergy.adapters.nats_journal.stream import READ_WITHIN_S, WRITE_WITHIN_S, LogPlace, LogStream
+from stigmergy.adapters.nats_journal.stream import READ_WITHIN_S, TRY_S, WRITE_WITHIN_S, LogPlace, LogStream
 from stigmergy.core.commit import Group, Head
 from stigmergy.core.continuity import advance, check_drop
 from stigmergy.core.errors import (
@@ -50,7 +50,7 @@ NOTE_EVERY_BYTES = 8 * 1024 * 1024
 """So much of a log is read to find its end, or a place in it, at most."""
 FREE_BYTES_UNKNOWN = 1 << 50
 """What is said to be free where nobody has set a limit that we could see."""
-LINK_WITHIN_S = 10.0
+LINK_WITHIN_S = 3.0
 CLOSE_S = 5.0
 
 
@@ -71,13 +71,33 @@ class Opened(Struct):
     """Ends that we say to be the owner."""
 
 
+class SharedReader:
+    """A link in a thread for several journals; closed with the last of them."""
+
+    def __init__(self, reader: BlockingLink) -> None:
+        self._reader = reader
+        self.users = 1
+
+    def run(self, work: Callable[[NatsLink], Awaitable[T]], within_s: float) -> T:
+        """As `BlockingLink.run`."""
+        return self._reader.run(work, within_s)
+
+    def close(self) -> None:
+        """One of its users needs it no more."""
+        self.users -= 1
+        if self.users <= 0:
+            self._reader.close()
+
+
 class NatsJournal:
     """The Journal port on a stream. Reads raise LinkDown, too, if no server can be reached."""
 
-    write_within_s = WRITE_WITHIN_S + READ_WITHIN_S
+    write_within_s = WRITE_WITHIN_S + LINK_WITHIN_S + 2 * TRY_S
     """How long a write may take before it counts as failed: longer than the election of a new leader."""
 
-    def __init__(self, opened: Opened, *, link: NatsLink | None = None, reader: BlockingLink | None = None) -> None:
+    def __init__(
+        self, opened: Opened, *, link: NatsLink | None = None, reader: BlockingLink | SharedReader | None = None
+    ) -> None:
         """On a link that others share, or on one of its own. A `reader` that is given is closed with the journal."""
         self._opened = opened
         self._state = opened.state
@@ -223,12 +243,6 @@ class NatsJournal:
         if self._reader is not None:
             self._reader.close()
 
-    def let_go_nowait(self) -> None:
-        """Closes one that only reads."""
-        self._closed = True
-        if self._reader is not None:
-            self._reader.close()
-
     async def _append(self, group: Group, moved: dict[int, Head]) -> None:
         log = await self._log()
         if self._state.since_note_count >= NOTE_EVERY_COUNT or self._state.since_note_bytes >= NOTE_EVERY_BYTES:
@@ -294,7 +308,8 @@ class NatsJournal:
             self._link = NatsLink(self._opened.address, name=f"{self._opened.place.stream} writes")
             self._link.start()
         if not self._link.is_up:
-            with contextlib.suppress(LinkDown):
+            # It is asked next how much a message may hold. Without an answer a write waits for itself.
+            with contextlib.suppress(StigmergyError):
                 await self._link.wait_up(LINK_WITHIN_S)
         return LogStream(self._link, self._opened.place)
 

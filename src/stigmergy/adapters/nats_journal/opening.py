@@ -11,6 +11,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from nats.aio.msg import Msg
@@ -22,7 +23,7 @@ from stigmergy.adapters.nats.link import NatsLink
 from stigmergy.adapters.nats.streams import StreamFound, ensure_stream, find_stream
 from stigmergy.adapters.nats.threaded import BlockingLink
 from stigmergy.adapters.nats_journal.fold import LogState
-from stigmergy.adapters.nats_journal.journal import NatsJournal, Opened
+from stigmergy.adapters.nats_journal.journal import NatsJournal, Opened, SharedReader
 from stigmergy.adapters.nats_journal.messages import (
     CLAIMED,
     NOTE,
@@ -36,7 +37,7 @@ from stigmergy.adapters.nats_journal.stream import LogPlace, LogStream
 from stigmergy.core.errors import ConfigError, JournalConflict, JournalForeign, JournalLocked
 from stigmergy.ports.journal import JournalIdentity, check_shard_by
 
-OPTIONS = ("replicas", "max_bytes")
+OPTIONS = ("replicas", "max_bytes", "part")
 OPEN_WITHIN_S = 60.0
 """Reading where a log stands takes milliseconds; a cluster that chooses leaders takes seconds; this is for both."""
 OWNER_ANSWERS_S = 2.0
@@ -71,26 +72,15 @@ def inspect_journals(url: str) -> list[NatsJournal]:
     """Opens the logs of the one fleet that is kept there, or of the one that the URL names, for reading only: one, or
     one for each part of its shards."""
     address = parse_address(url, OPTIONS)
-    found: list[NatsJournal] = []
+    reader = SharedReader(BlockingLink(address, name="inspection"))
     try:
-        reader = BlockingLink(address, name="inspection")
-        try:
-            names = reader.run(_find_logs, OPEN_WITHIN_S)
-        finally:
-            reader.close()
-        for place in _chosen(address, names):
-            reader = BlockingLink(address, name="inspection")
-            try:
-                opened = reader.run(lambda link, place=place: _look(link, place), OPEN_WITHIN_S)  # type: ignore[misc]
-            except BaseException:
-                reader.close()
-                raise
-            found.append(NatsJournal(opened, reader=reader))
+        places = _chosen(address, reader.run(_places, OPEN_WITHIN_S))
+        logs = [reader.run(partial(_look, place=place), OPEN_WITHIN_S) for place in places]
     except BaseException:
-        for journal in found:
-            journal.let_go_nowait()
+        reader.close()
         raise
-    return found
+    reader.users = len(logs)
+    return [NatsJournal(opened, reader=reader) for opened in logs]
 
 
 # ---------------------------------------------------------------------- parts, on a link
@@ -322,10 +312,6 @@ def _read_place(stream: str) -> LogPlace:
     return LogPlace(naming.text_of(name), int(first), int(last))
 
 
-async def _find_logs(link: NatsLink) -> list[LogPlace]:
-    return await _places(link)
-
-
 def _chosen(address: NatsAddress, places: list[LogPlace]) -> list[LogPlace]:
     names = list({place.name: None for place in places})
     if address.path:
@@ -333,13 +319,24 @@ def _chosen(address: NatsAddress, places: list[LogPlace]) -> list[LogPlace]:
         if not chosen:
             known = f"there are {', '.join(names)}" if names else "there is none at all"
             raise ConfigError(f"{address.shown} keeps no log of {address.path!r}; {known}")
-        return chosen
+        return _parts(address, chosen)
     if len(names) != 1:
         known = (
             f"the logs of {', '.join(names)}: name one, like" if names else "no log; once a fleet has run there, like"
         )
         raise ConfigError(f"{address.shown} keeps {known} {address.servers[0]}/{names[0] if names else 'fleet'}")
-    return places
+    return _parts(address, places)
+
+
+def _parts(address: NatsAddress, places: list[LogPlace]) -> list[LogPlace]:
+    """The logs of one fleet that the URL chooses: all, or the one with a shard."""
+    part = address.option("part")
+    if not part:
+        return places
+    chosen = [place for place in places if part.isdecimal() and place.first <= int(part) <= place.last]
+    if not chosen:
+        raise ConfigError(f"part={part}: there is no log with such a shard; they count from 0")
+    return chosen
 
 
 async def _look(link: NatsLink, place: LogPlace) -> Opened:
