@@ -1,0 +1,140 @@
+"""Keeps the way from a site to its hub: looks whether the hub is there, has the site's stream made, and wakes it up.
+
+`is_up` is what a gateway goes by: the hub has answered a moment ago, over the leaf link, and the site is ours. Nothing
+here holds up the site: it asks with short limits, and between them it sleeps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from msgspec import Struct, structs
+
+from stigmergy.adapters.nats import naming
+from stigmergy.adapters.nats.address import NatsAddress
+from stigmergy.adapters.nats.errors import JetStreamRefused, NoResponders
+from stigmergy.adapters.nats.link import NatsLink
+from stigmergy.adapters.nats.streams import ensure_stream
+from stigmergy.adapters.nats_gateway.greeting import greet
+from stigmergy.adapters.nats_gateway.hub import (
+    ASK_S,
+    Claim,
+    drop_site,
+    find_site,
+    leaf_settings,
+    make_site,
+    wake_site,
+)
+from stigmergy.adapters.nats_gateway.subjects import site_subjects
+from stigmergy.adapters.nats_gateway.watch import SourceWatch, Verdict
+from stigmergy.core.errors import LinkDown, StigmergyError
+
+LOOK_UP_S = 1.0
+"""How often the hub is asked while all is well."""
+LOOK_AWAKE_S = 0.25
+"""And while something is on its way, or the hub is away: then the leaf itself answers."""
+
+
+class CrossingPlan(Struct, frozen=True, kw_only=True):
+    """From where to where."""
+
+    leaf: NatsAddress
+    claim: Claim
+    hubs: tuple[str, ...]
+    """Leaf listeners of the hub, which are asked for its domain."""
+    domain: str = ""
+    """The hub's domain, where it is known."""
+    replicas: int = 1
+
+
+class Crossing:
+    """One site's way to its hub. `start`, `stop`."""
+
+    def __init__(self, plan: CrossingPlan, link: NatsLink, heard: Callable[[bool], None]) -> None:
+        """`link` is to the leaf, and its owner's; `heard` is told when the hub comes and goes."""
+        self._plan = plan
+        self._link = link
+        self._heard = heard
+        self._domain = plan.domain
+        self._above: NatsLink | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._leaf_is_ready = False
+        self.watch = SourceWatch()
+        self.is_up = False
+        self.is_behind = False
+        self.last_error: StigmergyError | None = LinkDown("the hub was not asked yet")
+
+    def start(self) -> None:
+        """Begins."""
+        self._task = asyncio.get_running_loop().create_task(self._live(), name=f"crossing {self._plan.claim.site}")
+
+    async def stop(self) -> None:
+        """Ends it. Nobody is told."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        if self._above is not None:
+            await self._above.close()
+
+    async def _live(self) -> None:
+        while True:
+            try:
+                await self._look()
+            except JetStreamRefused as refused:
+                self._say(LinkDown(f"the hub refuses: {refused}"))
+            except StigmergyError as error:
+                self._say(await self._explain(error))
+            else:
+                self._say(None)
+            await asyncio.sleep(LOOK_UP_S if self.is_up and not self.is_behind else LOOK_AWAKE_S)
+
+    async def _look(self) -> None:
+        site = self._plan.claim.site
+        if not self._leaf_is_ready:
+            await ensure_stream(self._link, naming.uplink_stream(site), leaf_settings(site_subjects(site)))
+            self._leaf_is_ready = True
+        above = await self._reach()
+        found = await find_site(above, self._plan.claim)
+        if found is None:
+            await make_site(above, self._plan.claim, self._plan.replicas)
+            return
+        own = await self._link.api(f"STREAM.INFO.{naming.uplink_stream(site)}", within_s=ASK_S)
+        sent = int(own["state"]["last_seq"])
+        self.is_behind = found.arrived < sent
+        verdict = self.watch.look(asyncio.get_running_loop().time(), sent, found.arrived)
+        if verdict is Verdict.RENEW:
+            await drop_site(above, site)
+            await make_site(above, self._plan.claim, self._plan.replicas)
+        elif verdict is Verdict.WAKE or not found.is_sourced:
+            await wake_site(above, site)
+
+    async def _reach(self) -> NatsLink:
+        """A link whose JetStream is the hub's, over the leaf."""
+        if self._above is None:
+            if not self._domain:
+                self._domain = (await greet(self._plan.hubs)).domain
+            address = structs.replace(self._plan.leaf, domain=self._domain)
+            self._above = NatsLink(address, name=f"{self._link.name} to the hub")
+            self._above.start()
+        await self._above.wait_up(ASK_S)
+        return self._above
+
+    async def _explain(self, error: StigmergyError) -> StigmergyError:
+        """Why the hub does not answer, if it can tell so itself: a hub without JetStream is not just away."""
+        if isinstance(error, NoResponders) and self._plan.hubs:
+            try:
+                await greet(self._plan.hubs)
+            except StigmergyError as better:
+                return better
+            return LinkDown("the hub is there, and the leaf is not linked to it; it tries again every second")
+        return error
+
+    def _say(self, error: StigmergyError | None) -> None:
+        was, self.is_up = self.is_up, error is None
+        self.last_error = error
+        if error is not None:
+            self.watch.lost(asyncio.get_running_loop().time())
+        if was != self.is_up:
+            self._heard(self.is_up)

@@ -1,0 +1,39 @@
+"""Topics of uplinks as subjects, and back."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stigmergy.adapters.nats_gateway.subjects import site_subjects, subject_of, topic_of
+from stigmergy.core.errors import Malformed
+from stigmergy.runtime.topics import escape
+from stigmergy.runtime.uplink.names import Sender
+
+
+def test_topics_have_subjects_outside_of_the_fleet() -> None:
+    assert subject_of("delivery/north/uplink/gateway") == "stig.delivery.up.north.gateway"
+    assert subject_of("delivery/north/uplink/gateway/marks") == "stig.delivery.down.north.gateway"
+    assert subject_of("delivery/+/uplink/+") == "stig.delivery.up.*.*"
+    assert site_subjects("north") == "stig.*.up.north.>"
+
+
+@given(st.text(max_size=20), st.text(max_size=20), st.text(max_size=20))
+def test_every_uplink_has_one_subject(fleet: str, site: str, node: str) -> None:
+    sender = Sender(escape(fleet), escape(site), escape(node))
+    for topic in (sender.topic, sender.marks_topic):
+        subject = subject_of(topic)
+        assert topic_of(subject) == topic
+        assert len(subject.split(".")) == 5
+        assert not any(sign in subject for sign in " *>\t\n")
+
+
+@pytest.mark.parametrize("topic", ["", "a/b", "a/b/agents/c", "a/b/uplink/c/d", "a/b/uplink/c/marks/e"])
+def test_other_topics_do_not_go_between_levels(topic: str) -> None:
+    with pytest.raises(Malformed, match="no topic of an uplink"):
+        subject_of(topic)
+
+
+@pytest.mark.parametrize("subject", ["", "stig.a.up.b", "stig.a.over.b.c", "other.a.up.b.c", "stig.a.up.b.c.d"])
+def test_other_subjects_are_none(subject: str) -> None:
+    with pytest.raises(Malformed, match="no subject of an uplink"):
+        topic_of(subject)
