@@ -50,6 +50,7 @@ END_OF_BATCH = "204"
 
 Taken = Callable[[Msg], Awaitable[None]]
 LinkHeard = Callable[[bool], None]
+ErrorHeard = Callable[[StigmergyError], None]
 Headers = Mapping[str, str]
 
 
@@ -78,6 +79,7 @@ class NatsLink:
         self._many: dict[str, Callable[[Msg], None]] = {}
         self._ears: list[_Ear] = []
         self._listeners: list[LinkHeard] = []
+        self._complained: list[ErrorHeard] = []
         self._up = asyncio.Event()
         self._ended = asyncio.Event()
         """The present client has closed for good."""
@@ -143,9 +145,16 @@ class NatsLink:
         """Whether we are connected, as far as is known."""
         return self._client is not None and self._client.is_connected
 
-    def on_link(self, heard: LinkHeard) -> None:
-        """Has this called at every change of the link."""
+    def on_link(self, heard: LinkHeard) -> Callable[[], None]:
+        """Has this called at every change of the link. Returns what ends it."""
         self._listeners.append(heard)
+        return lambda: self._listeners.remove(heard) if heard in self._listeners else None
+
+    def on_error(self, heard: ErrorHeard) -> Callable[[], None]:
+        """Has this called with what a server complains about and no request hears, such as missing rights. Returns what
+        ends it."""
+        self._complained.append(heard)
+        return lambda: self._complained.remove(heard) if heard in self._complained else None
 
     @property
     def max_payload_bytes(self) -> int:
@@ -226,7 +235,7 @@ class NatsLink:
         `request` does."""
         payload = b"" if body is None else _encode(body)
         try:
-            message = await self.request(self._api_prefix + call, payload, within_s=within_s)
+            message = await self.request(self.api_subject(call), payload, within_s=within_s)
         except NoResponders:
             self.check_jetstream()
             raise
@@ -241,6 +250,10 @@ class NatsLink:
                 int(error.get("err_code") or error.get("code", 0)), str(error.get("description", ""))
             )
         return answer
+
+    def api_subject(self, call: str) -> str:
+        """Where a call of JetStream's API goes."""
+        return self._api_prefix + call
 
     async def publish(
         self, subject: str, payload: bytes, headers: Headers | None = None, within_s: float = REQUEST_S
@@ -387,6 +400,9 @@ class NatsLink:
 
     async def _on_error(self, error: Exception) -> None:
         self._failed(error)
+        for heard in list(self._complained):
+            if self.last_error is not None:
+                heard(self.last_error)
 
     async def _on_disconnected(self) -> None:
         client = self._client
@@ -420,5 +436,5 @@ class NatsLink:
             self.last_error = None
         else:
             self._up.clear()
-        for heard in self._listeners:
+        for heard in list(self._listeners):
             heard(up)
