@@ -1,12 +1,13 @@
-"""The store contract, on the store in memory; that on real servers is in tests/adapters/test_nats_store.py."""
+"""The store contract, on the stores in memory and in a folder; on real servers it is in tests/adapters/nats_store."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from stigmergy.adapters import memory_store
+from stigmergy.adapters import folder_store, memory_store
 from stigmergy.adapters.system import SystemClock
-from stigmergy.testing.store_contract import OpenStore, StoreContract
+from stigmergy.testing.store_contract import ObjectsContract, OpenStore, StoreContract
 
 
 class TestMemoryStore(StoreContract):
@@ -15,3 +16,11 @@ class TestMemoryStore(StoreContract):
         place = request.node.name
         yield lambda: memory_store.open_store(f"memory:{place}", SystemClock())
         memory_store.forget_shelf(place)
+
+
+class TestFolderStore(ObjectsContract):
+    """A folder has objects and no keys."""
+
+    @pytest.fixture
+    def open_store(self, tmp_path: Path) -> OpenStore:
+        return lambda: folder_store.open_store(f"folder:{tmp_path}", SystemClock())

@@ -21,7 +21,7 @@ from stigmergy.testing.store_contract.objects import ObjectsContract
 from stigmergy.testing.store_contract.rig import BUCKET, LEASE_S, Listener, OpenStore
 from stigmergy.testing.store_contract.watching import WatchingContract
 
-__all__ = ["Listener", "OpenStore", "StoreContract"]
+__all__ = ["Listener", "ObjectsContract", "OpenStore", "StoreContract"]
 
 
 class StoreContract(KeysContract, WatchingContract, LeaseContract, ObjectsContract):
