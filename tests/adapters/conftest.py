@@ -8,6 +8,7 @@ from typing import NoReturn
 import pytest
 
 from stigmergy.testing.brokers import Broker, NoBroker, start_mosquitto, start_nats
+from stigmergy.testing.nats_rig import NatsCluster, start_single
 
 
 @pytest.fixture
@@ -15,6 +16,13 @@ def nats(tmp_path: Path) -> Iterator[Broker]:
     """Repeats what was not acknowledged after half a second: by default after thirty."""
     with start_nats(tmp_path / "nats", ack_wait_s=0.5) as broker:
         yield broker
+
+
+@pytest.fixture
+def nats_server(tmp_path: Path) -> Iterator[NatsCluster]:
+    """NATS itself, with room for our largest messages."""
+    with start_single(tmp_path / "nats-server", max_payload_bytes=2 * 1024 * 1024, mqtt=True) as cluster:
+        yield cluster
 
 
 @pytest.fixture

@@ -4,11 +4,13 @@ import pytest
 
 from stigmergy.adapters.memory_bus import MemoryBroker, MemoryBus
 from stigmergy.adapters.mqtt import open_bus
+from stigmergy.adapters.nats_bus import open_bus as open_nats_bus
 from stigmergy.adapters.system import SystemEntropy
 from stigmergy.ports.bus import Bus
 from stigmergy.testing.brokers import Broker
 from stigmergy.testing.bus_contract import BusContract
 from stigmergy.testing.bus_rig import BusRig
+from stigmergy.testing.nats_rig import NatsCluster
 from stigmergy.testing.proxy import LinkProxy
 
 
@@ -96,3 +98,40 @@ class TestMqttBusOnMosquittoWithVersion5(BusContract):
     @pytest.fixture
     def rig(self, mosquitto: Broker) -> BusRig:
         return MqttRig(mosquitto, "5")
+
+
+class NatsRig:
+    """A real server, and a proxy for each client."""
+
+    has_properties = True
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._proxies: dict[str, LinkProxy] = {}
+
+    async def _proxy(self, client_id: str) -> LinkProxy:
+        if client_id not in self._proxies:
+            self._proxies[client_id] = LinkProxy(self._port)
+            await self._proxies[client_id].start()
+        return self._proxies[client_id]
+
+    async def bus(self, client_id: str) -> Bus:
+        proxy = await self._proxy(client_id)
+        options = "topics=a/%23,b/%23,x/%23,fleet/%23&will_s=0.6"
+        return open_nats_bus(f"nats://127.0.0.1:{proxy.port}/contract?{options}", client_id, SystemEntropy())
+
+    async def cut(self, client_id: str) -> None:
+        (await self._proxy(client_id)).cut()
+
+    async def restore(self, client_id: str) -> None:
+        (await self._proxy(client_id)).restore()
+
+    async def end(self) -> None:
+        for proxy in self._proxies.values():
+            await proxy.close()
+
+
+class TestNatsBus(BusContract):
+    @pytest.fixture
+    def rig(self, nats_server: NatsCluster) -> BusRig:
+        return NatsRig(nats_server.servers[0].plan.port)

@@ -12,6 +12,7 @@ from urllib.parse import unquote_to_bytes
 _UNSAFE = re.compile(r"[^A-Za-z0-9-]")
 ROOT = "stig"
 """The first token of all subjects of ours that no device publishes to."""
+NAME_CHARS_MAX = 160
 
 
 def token(text: str) -> str:
@@ -32,6 +33,12 @@ def bus_stream(fleet: str) -> str:
 def retained_stream(fleet: str) -> str:
     """Holds the last message of each topic that was published to be kept."""
     return f"STIG_KEPT_{token(fleet)}"
+
+
+def bus_session(client_id: str) -> str:
+    """The consumer of a client's session. Of a long id a digest stands for the end: JetStream takes 255 characters."""
+    name = token(client_id)
+    return name if len(name) <= NAME_CHARS_MAX else f"{name[:NAME_CHARS_MAX]}-{blake3(name.encode()).hexdigest(16)}"
 
 
 def bus_subject(fleet: str) -> str:

@@ -1,0 +1,380 @@
+"""The Bus port on JetStream: what is published lies in the fleet's stream, and each client reads it through a session.
+
+The link is up when the server is reached, has our streams and our session. Whatever makes that doubtful, a publish
+that nobody answers, a session that is silent, has it looked into: meanwhile the link counts as down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+
+from stigmergy.adapters.nats.errors import WITHOUT_JETSTREAM, JetStreamRefused, no_jetstream
+from stigmergy.adapters.nats.link import NatsLink
+from stigmergy.adapters.nats.naming import bus_session, bus_stream
+from stigmergy.adapters.nats_bus.envelope import MQTT_QOS, headers_of, retained_headers
+from stigmergy.adapters.nats_bus.options import BusOptions, check_client_id
+from stigmergy.adapters.nats_bus.outlet import Outlet
+from stigmergy.adapters.nats_bus.retained import read_retained
+from stigmergy.adapters.nats_bus.session import Session
+from stigmergy.adapters.nats_bus.streams import ensure_streams, ensure_subjects, has_mqtt
+from stigmergy.adapters.nats_bus.subjects import MQTT_MESSAGES, filters_of, is_covered, subject_of
+from stigmergy.adapters.nats_bus.will import Will
+from stigmergy.core.errors import Bug, ConfigError, LinkDown, Malformed, StigmergyError, TooLarge
+from stigmergy.ports.bus import BusMessage, Handler, LinkHeard, check_message, check_pattern
+from stigmergy.ports.clock import Entropy
+from stigmergy.ports.receiving import UNHEARD_S_MAX, Arrival, Receipts, Reception
+
+WINDOW_COUNT_MAX = 256
+"""Publishes on their way without an answer; the next ones wait their turn."""
+RETRY_S_MIN = 0.05
+RETRY_S_MAX = 5.0
+"""When the link is there and the bus is not, it is looked into after a wait that doubles from the one to the other."""
+CLOSE_S_MAX = 5.0
+"""Handlers under way at `close` get so long, and so does the server."""
+LOOK_S = 15.0
+"""So often it is looked whether devices have come by MQTT, and what the stream captures."""
+OWNER_BYTES = 8
+TOPICS_KNOWN_MAX = 10_000
+SUBJECT_TOO_LARGE = 10054
+
+
+class NatsBus:
+    """The Bus port. `open` starts a task that keeps the session as long as the bus is open."""
+
+    def __init__(self, options: BusOptions, client_id: str, entropy: Entropy, *, link: NatsLink | None = None) -> None:
+        """With a `link`, which somebody else closes, several buses of one process share one connection."""
+        check_client_id(client_id)
+        self.options = options
+        self.client_id = client_id
+        self._entropy = entropy
+        self._owner = entropy.token(OWNER_BYTES).hex()
+        self._owns_link = link is None
+        self._link = link or NatsLink(options.address, name=client_id)
+        self._inbox = f"_INBOX.{self._owner}"
+        self._outlet = Outlet(self._link, f"{self._inbox}.posted")
+        self._reception = Reception()
+        self._session = self._make_session()
+        self._will: Will | None = None
+        self._is_up = False
+        self._last_error: StigmergyError | None = LinkDown(f"{options.place}: not connected yet")
+        self._listeners: list[LinkHeard] = []
+        self._slots = asyncio.Semaphore(WINDOW_COUNT_MAX)
+        self._linked = asyncio.Event()
+        self._trouble: asyncio.Future[StigmergyError] | None = None
+        self._changing = asyncio.Lock()
+        """Whoever makes or changes the session."""
+        self._made: dict[str, None] = {}
+        """Patterns that the session has."""
+        self._captured: list[str] = []
+        self._known: dict[str, tuple[str, bool]] = {}
+        """By topic its subject, and whether the stream captures it."""
+        self._has_mqtt = False
+        self._tasks: list[asyncio.Task[None]] = []
+        self._unlisten: list[Callable[[], None]] = []
+        self._is_closed = False
+
+    # ------------------------------------------------------------------ the port
+
+    @property
+    def is_up(self) -> bool:
+        return self._is_up
+
+    @property
+    def last_error(self) -> StigmergyError | None:
+        return None if self._is_up else self._last_error
+
+    @property
+    def receipts(self) -> Receipts:
+        """How what came in has ended."""
+        return self._reception.receipts
+
+    def on_link(self, heard: LinkHeard) -> None:
+        self._listeners.append(heard)
+
+    async def open(self, will: BusMessage | None = None) -> None:
+        if self._tasks or self._is_closed:
+            raise Bug("a bus is opened once; make another one")
+        if will is not None:
+            check_message(will)
+            self._will = Will(self._link, self.options, self.client_id, will, self._doubt)
+        self._reception.begin()
+        self._unlisten = [self._link.on_link(self._link_changed), self._link.on_error(self._complained)]
+        self._link.start()
+        if self._link.is_up:
+            self._linked.set()
+        loop = asyncio.get_running_loop()
+        self._tasks = [
+            loop.create_task(self._keep(), name=f"link of {self.client_id}"),
+            loop.create_task(self._look_after(), name=f"bus of {self.client_id}"),
+        ]
+
+    async def publish(self, message: BusMessage) -> None:
+        check_message(message)
+        if not self._is_up:
+            raise self._refusal(message)
+        async with self._slots:
+            if not self._is_up:
+                raise self._refusal(message)
+            try:
+                await self._publish(message)
+            except JetStreamRefused as refused:
+                raise self._explain(message, refused) from None
+            except LinkDown as error:
+                self._doubt(error)
+                raise
+
+    async def subscribe(self, pattern: str, handler: Handler) -> None:
+        check_pattern(pattern)
+        filters_of(pattern)
+        if self._is_closed:
+            raise Bug("the bus is closed; open another one")
+        self._reception.subscribe(pattern, handler)
+        if not self._is_up:
+            return
+        try:
+            async with self._changing:
+                if self._is_up:
+                    await self._make([pattern])
+        except ConfigError as error:
+            raise Malformed(f"pattern {pattern!r}: {error}") from None
+        except (LinkDown, JetStreamRefused) as error:
+            # It is made again with the link.
+            self._doubt(LinkDown(f"{self.options.place}: {error}"))
+
+    async def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        await self._reception.close(CLOSE_S_MAX)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for unlisten in self._unlisten:
+            unlisten()
+        with contextlib.suppress(LinkDown, TimeoutError):
+            async with asyncio.timeout(CLOSE_S_MAX):
+                await self._leave()
+        self._went_down(LinkDown("the bus was closed"))
+        await self._outlet.close()
+        if self._owns_link:
+            await self._link.close()
+
+    # ------------------------------------------------------------------ publishing
+
+    async def _publish(self, message: BusMessage) -> None:
+        subject, is_captured = self._place_of(message.topic)
+        headers = headers_of(message)
+        if self._has_mqtt:
+            headers[MQTT_QOS] = "1"
+        posts: list[asyncio.Future[None]] = []
+        # All are sent before any answer is waited for: nothing that is published meanwhile comes in between.
+        if is_captured:
+            posts.append(await self._outlet.post(subject, message.payload, headers or None))
+        else:
+            await self._link.tell(subject, message.payload, headers=headers or None)
+        if message.retained:
+            kept = self.options.subjects.kept_of(subject)
+            posts.append(await self._outlet.post(kept, message.payload, retained_headers(message)))
+        by_mqtt: asyncio.Future[None] | None = None
+        if self._has_mqtt:
+            by_mqtt = await self._outlet.post(f"{MQTT_MESSAGES}.{subject}", message.payload, headers)
+        for post in posts:
+            await post
+        if by_mqtt is not None:
+            try:
+                await by_mqtt
+            except (JetStreamRefused, LinkDown):
+                self._has_mqtt = False  # until it is looked again; who has no session hears it anyway
+
+    def _place_of(self, topic: str) -> tuple[str, bool]:
+        known = self._known.get(topic)
+        if known is None:
+            if len(self._known) >= TOPICS_KNOWN_MAX:
+                self._known.clear()
+            subject = subject_of(topic)
+            known = self._known[topic] = (subject, is_covered(subject, self._captured))
+        return known
+
+    def _refusal(self, message: BusMessage) -> LinkDown:
+        return LinkDown(f"{message.topic}: the link is down, nothing was sent; publish it when the link is up")
+
+    def _explain(self, message: BusMessage, refused: JetStreamRefused) -> StigmergyError:
+        if refused.code == SUBJECT_TOO_LARGE:
+            return TooLarge(f"{message.topic}: {refused.description}; raise max_msg_size of the stream, or send less")
+        if refused.is_full:
+            error = ConfigError(
+                f"{self.options.place}: there is no room for messages ({refused.description}); make room, or raise "
+                "max_file or the account's limits"
+            )
+            self._doubt(error)
+            return LinkDown(f"{message.topic}: {error}; nothing was taken, publish it again")
+        return LinkDown(f"{message.topic}: JetStream has not taken it: {refused}; publish it again")
+
+    # ------------------------------------------------------------------ the link
+
+    async def _keep(self) -> None:
+        tries = 0
+        while True:
+            await self._linked.wait()
+            self._trouble = asyncio.get_running_loop().create_future()
+            try:
+                async with self._changing:
+                    await self._come_up()
+                tries = 0
+                reason = await self._trouble
+            except JetStreamRefused as refused:
+                reason = self._misfit(refused)
+            except StigmergyError as error:
+                reason = error
+            except Exception as error:
+                reason = LinkDown(f"{self.options.place}: {type(error).__name__}: {error}; it is tried again")
+            self._went_down(self._better(reason))
+            async with self._changing:
+                await self._session.pause()
+                if self._will is not None:
+                    await self._will.pause()
+            await asyncio.sleep(self._wait_s(tries))
+            tries += 1
+
+    async def _come_up(self) -> None:
+        self._link.check_jetstream()
+        await self._outlet.open()
+        found = await ensure_streams(self._link, self.options)
+        if self._will is not None:
+            found = await ensure_subjects(self._link, self.options, [self._will.subject])
+        self._note_captured(found.config["subjects"])
+        self._has_mqtt = self.options.mqtt and await has_mqtt(self._link)
+        if self._will is not None:
+            await self._will.begin()
+        await self._make([pattern for pattern in self._reception.patterns if pattern not in self._made])
+        if self._trouble is None or not self._trouble.done():
+            self._is_up = True
+            self._tell(True)
+
+    async def _make(self, fresh: Sequence[str]) -> None:
+        """Subscribes to all patterns. Those who are new get what is retained first, so that nothing older comes behind
+        what is new."""
+        filters = _filters(self._reception.patterns)
+        if not filters:
+            return
+        # What begins with a wildcard is heard of what is captured anyway.
+        found = await ensure_subjects(
+            self._link, self.options, [one for one in filters if one.partition(".")[0] not in ("*", ">")]
+        )
+        self._note_captured(found.config["subjects"])
+        if fresh:
+            inbox = f"{self._inbox}.retained"
+            kept = await read_retained(self._link, self.options, _filters(fresh), inbox, mqtt=self._has_mqtt)
+            for message in kept:
+                self._reception.take(Arrival(message, _forget))
+        self._made |= dict.fromkeys(fresh)
+        await self._session.begin(filters, found.last_sequence)
+
+    def _make_session(self) -> Session:
+        subjects = self.options.subjects
+        inner = f"{subjects.inner}."
+        return Session(
+            self._link,
+            bus_stream(self.options.fleet),
+            bus_session(self.client_id),
+            self._owner,
+            self._reception,
+            self._doubt,
+            session_s=self.options.session_s,
+            bare=lambda subject: None if subject.startswith(inner) else subject,
+        )
+
+    async def _leave(self) -> None:
+        if self._linked.is_set():
+            if self._will is not None:
+                await self._will.cancel()
+            await self._session.close()
+        else:
+            await self._session.pause()
+
+    async def _look_after(self) -> None:
+        """Now and then: what older programs listened to is left to nobody, and devices may have come."""
+        loop = asyncio.get_running_loop()
+        opened_s, is_trimmed = loop.time(), False
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if not self._is_up:
+                continue
+            try:
+                async with self._changing:
+                    found = await ensure_subjects(self._link, self.options, [])
+                    self._note_captured(found.config["subjects"])
+                    self._has_mqtt = self.options.mqtt and await has_mqtt(self._link)
+                    if not is_trimmed and self._made and loop.time() - opened_s > UNHEARD_S_MAX:
+                        await self._session.trim(_filters(self._made))
+                        is_trimmed = True
+            except (StigmergyError, JetStreamRefused) as error:
+                self._doubt(LinkDown(f"{self.options.place}: {error}"))
+
+    def _wait_s(self, tries: int) -> float:
+        """Exponential, with full jitter: a fleet whose servers come back must not come back all at once."""
+        most_s = min(RETRY_S_MAX, RETRY_S_MIN * 2.0 ** min(tries, 20))
+        return most_s * int.from_bytes(self._entropy.token(4), "big") / 2**32
+
+    def _note_captured(self, subjects: list[str]) -> None:
+        if subjects != self._captured:
+            self._captured = subjects
+            self._known.clear()
+
+    def _link_changed(self, up: bool) -> None:
+        if up:
+            self._linked.set()
+        else:
+            self._linked.clear()
+            self._doubt(self._link.last_error or LinkDown(f"{self.options.place}: the link is lost; it is made again"))
+
+    def _complained(self, error: StigmergyError) -> None:
+        """What a server says to nobody's request: that we may not publish somewhere, for instance."""
+        text = str(error)
+        if "ublish to" in text:
+            subject = text.partition('"')[2].partition('"')[0]
+            self._outlet.fail(Malformed(f"the server refuses the message: {text}"), subject)
+
+    def _doubt(self, reason: StigmergyError) -> None:
+        if self._trouble is not None and not self._trouble.done():
+            self._trouble.set_result(reason)
+        if self._is_up:
+            self._went_down(reason)
+
+    def _misfit(self, refused: JetStreamRefused) -> StigmergyError:
+        if refused.code in WITHOUT_JETSTREAM:
+            return no_jetstream(self.options.place)
+        return LinkDown(f"{self.options.place}: JetStream refuses: {refused}; it is tried again")
+
+    def _better(self, reason: StigmergyError) -> StigmergyError:
+        """What a server complained about says more than that it does not answer."""
+        complaint = self._link.last_error
+        return complaint if isinstance(complaint, ConfigError) and isinstance(reason, LinkDown) else reason
+
+    def _went_down(self, reason: StigmergyError) -> None:
+        self._last_error = reason
+        if isinstance(reason, LinkDown):
+            self._outlet.fail(LinkDown("the link broke under way: whether the broker has it is unknown, publish again"))
+        if self._is_up:
+            self._is_up = False
+            self._tell(False)
+
+    def _tell(self, up: bool) -> None:
+        for heard in list(self._listeners):
+            try:
+                heard(up)
+            except Exception as error:
+                # A listener's bug is not the link's.
+                asyncio.get_running_loop().call_exception_handler(
+                    {"message": f"{self.client_id}: a listener for the link failed", "exception": error}
+                )
+
+
+def _filters(patterns: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(one for pattern in patterns for one in filters_of(pattern)))
+
+
+def _forget() -> None:
+    """Nobody waits to hear that a retained message was taken."""

@@ -1,0 +1,138 @@
+"""The two streams of a fleet's bus: made by whoever comes first, and widened by whoever needs more topics.
+
+Messages lie in one of them, limited by age and size, the oldest dropped first. The last retained message of each topic
+lies in the other. A subject belongs to one stream only, so two fleets cannot both listen to the same devices' topics.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from stigmergy.adapters.nats.errors import JetStreamRefused
+from stigmergy.adapters.nats.link import NatsLink
+from stigmergy.adapters.nats.naming import bus_stream, retained_stream
+from stigmergy.adapters.nats.streams import StreamFound, ensure_stream, find_stream
+from stigmergy.adapters.nats_bus.options import BusOptions
+from stigmergy.adapters.nats_bus.subjects import MQTT_MESSAGES, MQTT_RETAINED, filters_of, is_covered, prune
+from stigmergy.core.errors import ConfigError, LinkDown
+
+MQTT_STREAM = "$MQTT_msgs"
+MQTT_RETAINED_STREAM = "$MQTT_rmsgs"
+SECOND_NS = 1_000_000_000
+MIB = 1024 * 1024
+SUBJECTS_COUNT_MAX = 1_000
+"""Of a fleet's stream: patterns outside of the fleet's own topics that its nodes listen to."""
+KEPT_MB = 256
+"""Of all retained messages together; beyond it the oldest are dropped."""
+LOCK_S = 5
+"""Whoever widens a stream has so long, and the others wait."""
+LOCK_PAUSE_S = 0.05
+SUBJECT_OVERLAP = 10065
+
+
+async def ensure_streams(link: NatsLink, options: BusOptions) -> StreamFound:
+    """Both streams, as these options want them. Raises ConfigError if they are otherwise."""
+    subjects = options.subjects
+    common = {"storage": "file", "num_replicas": options.replicas, "discard": "old"}
+    common |= {"allow_msg_schedules": True, "allow_msg_ttl": True}
+    await ensure_stream(
+        link,
+        retained_stream(options.fleet),
+        {
+            **common,
+            "subjects": [f"{subjects.kept}.>"],
+            "max_msgs_per_subject": 1,
+            "max_bytes": KEPT_MB * MIB,
+            # Who comes later by MQTT finds them, too.
+            "republish": {"src": f"{subjects.kept}.said.>", "dest": f"{MQTT_RETAINED}.>"},
+        },
+    )
+    # Its subjects are not compared: they grow with what the fleet's nodes listen to.
+    await ensure_stream(
+        link,
+        bus_stream(options.fleet),
+        {
+            **common,
+            "max_age": int(options.age_s * SECOND_NS),
+            "max_bytes": options.stored_mb * MIB,
+            "republish": {"src": f"{subjects.inner}.willed.>", "dest": f"{MQTT_MESSAGES}.>"},
+        },
+    )
+    first = [f"{subjects.inner}.>", f"{subjects.root}.>"]
+    for topic in options.topics:
+        first += filters_of(topic)
+    return await ensure_subjects(link, options, first)
+
+
+async def ensure_subjects(link: NatsLink, options: BusOptions, wanted: Sequence[str]) -> StreamFound:
+    """Has the fleet's stream capture these subjects, too. Raises ConfigError if another stream has them."""
+    name = bus_stream(options.fleet)
+    while True:
+        found = await _find(link, name)
+        if not _missing(found, wanted):
+            return found
+        # Nothing of JetStream keeps two who widen it at once from undoing each other's work.
+        if await _lock(link, options):
+            try:
+                await _widen(link, name, wanted)
+            finally:
+                await _unlock(link, options)
+        else:
+            await asyncio.sleep(LOCK_PAUSE_S)
+
+
+async def has_mqtt(link: NatsLink) -> bool:
+    """Whether devices have come by MQTT: only then there is a stream for them."""
+    try:
+        return await find_stream(link, MQTT_STREAM) is not None
+    except JetStreamRefused:
+        return False
+
+
+async def _find(link: NatsLink, name: str) -> StreamFound:
+    found = await find_stream(link, name)
+    if found is None:
+        raise LinkDown(f"stream {name} at {link.address.shown} is gone: somebody has deleted it; it is made again")
+    return found
+
+
+def _missing(found: StreamFound, wanted: Sequence[str]) -> list[str]:
+    return [one for one in wanted if not is_covered(one, found.config["subjects"])]
+
+
+async def _widen(link: NatsLink, name: str, wanted: Sequence[str]) -> None:
+    found = await _find(link, name)
+    missing = _missing(found, wanted)
+    # A stream that was made without subjects has its own name for one.
+    subjects = prune([*(one for one in found.config["subjects"] if one != name), *missing])
+    if len(subjects) > SUBJECTS_COUNT_MAX:
+        raise ConfigError(f"stream {name}: more than {SUBJECTS_COUNT_MAX} patterns of topics; listen to wider ones")
+    if missing:
+        try:
+            await link.api(f"STREAM.UPDATE.{name}", {**found.config, "subjects": subjects})
+        except JetStreamRefused as refused:
+            if refused.code == SUBJECT_OVERLAP:
+                raise ConfigError(
+                    f"the topics of {', '.join(missing)} belong to another stream at {link.address.shown}; let each "
+                    "fleet listen to topics of its own"
+                ) from None
+            raise
+
+
+async def _lock(link: NatsLink, options: BusOptions) -> bool:
+    try:
+        await link.publish(
+            f"{options.subjects.kept}.lock",
+            b"",
+            {"Nats-Expected-Last-Subject-Sequence": "0", "Nats-TTL": f"{LOCK_S}s"},
+        )
+    except JetStreamRefused as refused:
+        if refused.is_fence:
+            return False
+        raise
+    return True
+
+
+async def _unlock(link: NatsLink, options: BusOptions) -> None:
+    await link.api(f"STREAM.PURGE.{retained_stream(options.fleet)}", {"filter": f"{options.subjects.kept}.lock"})

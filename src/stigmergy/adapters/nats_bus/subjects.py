@@ -1,0 +1,111 @@
+"""Topics as subjects of NATS, and back, as NATS itself maps those of MQTT; and which subjects take in which. Pure.
+
+    delivery/north/agents/Drone/D-17/commands      delivery.north.agents.Drone.D-17.commands
+    a.b/c                                          a//b.c
+    a//b                                           a./.b
+
+So a device that speaks MQTT to a NATS server and a node that speaks NATS meet on the same topics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from stigmergy.adapters.nats.naming import bus_session, bus_subject, kept_subject
+from stigmergy.core.errors import Malformed
+
+MQTT_MESSAGES = "$MQTT.msgs"
+"""Where NATS keeps what it is to give to MQTT sessions at quality of service 1 or 2."""
+MQTT_RETAINED = "$MQTT.rmsgs"
+
+
+class Subjects(Struct, frozen=True):
+    """The subjects of one fleet's bus."""
+
+    fleet: str
+
+    @property
+    def root(self) -> str:
+        """What all topics of the fleet begin with: its name as `runtime/topics.py` escapes it."""
+        return self.fleet.replace(".", "%2E")
+
+    @property
+    def inner(self) -> str:
+        """Beginning of what the bus says to itself, in the stream of the messages."""
+        return bus_subject(self.fleet)
+
+    @property
+    def kept(self) -> str:
+        """Beginning of the subjects of retained messages."""
+        return kept_subject(self.fleet)
+
+    def kept_of(self, subject: str) -> str:
+        """Where the retained message of a subject lies."""
+        return f"{self.kept}.said.{subject}"
+
+    def will_of(self, client_id: str) -> str:
+        """Where a client's will waits."""
+        return f"{self.inner}.will.{bus_session(client_id)}"
+
+    def kept_will_of(self, client_id: str) -> str:
+        """Where it waits to be retained."""
+        return f"{self.kept}.will.{bus_session(client_id)}"
+
+    def mqtt_will_of(self, client_id: str) -> str:
+        """Where it waits to be told to MQTT sessions."""
+        return f"{self.inner}.device-will.{bus_session(client_id)}"
+
+    def willed_of(self, subject: str) -> str:
+        """What is published here reaches MQTT sessions, and nobody else."""
+        return f"{self.inner}.willed.{subject}"
+
+
+def subject_of(topic: str) -> str:
+    """The subject of a topic. Raises Malformed for one that NATS cannot carry."""
+    return ".".join(_token_of(level, topic) for level in topic.split("/"))
+
+
+def topic_of(subject: str) -> str:
+    """The topic of a subject."""
+    return "/".join("" if found == "/" else found.replace("//", ".") for found in subject.split("."))
+
+
+def filters_of(pattern: str) -> tuple[str, ...]:
+    """The subjects that a pattern stands for: `a/#` is `a` and `a.>`."""
+    levels = pattern.split("/")
+    tokens = [{"+": "*", "#": ">"}.get(level) or _token_of(level, pattern) for level in levels]
+    if levels[-1] == "#" and len(levels) > 1:
+        return (".".join(tokens[:-1]), ".".join(tokens))
+    return (".".join(tokens),)
+
+
+def covers(wide: str, narrow: str) -> bool:
+    """Whether every subject that `narrow` stands for is one of `wide`."""
+    wanted, found = wide.split("."), narrow.split(".")
+    for number, one in enumerate(wanted):
+        if one == ">":
+            return number < len(found)
+        if number == len(found) or found[number] == ">" or (one != "*" and one != found[number]):
+            return False
+    return len(wanted) == len(found)
+
+
+def is_covered(narrow: str, by: Iterable[str]) -> bool:
+    """Whether one of these covers it."""
+    return any(covers(wide, narrow) for wide in by)
+
+
+def prune(subjects: Iterable[str]) -> list[str]:
+    """Without those that others cover: JetStream refuses them."""
+    each = list(dict.fromkeys(subjects))
+    return [one for one in each if not any(other != one and covers(other, one) for other in each)]
+
+
+def _token_of(level: str, text: str) -> str:
+    if not level:
+        return "/"
+    if level in ("*", ">") or any(sign.isspace() for sign in level):
+        raise Malformed(f"{text[:200]!r}: NATS has no topics with spaces, nor * or > as a level; escape them")
+    return level.replace(".", "//")

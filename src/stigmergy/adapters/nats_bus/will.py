@@ -1,0 +1,114 @@
+"""A client's will: what the server publishes at a set time, which is put off for as long as the client is here.
+
+The time is the server's: we know it from its answers, so a wrong clock of ours does no harm. What the server publishes
+itself is heard by sessions on NATS only; so there is a second one for who subscribes later, and a third for MQTT.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+from stigmergy.adapters.nats.errors import JetStreamRefused
+from stigmergy.adapters.nats.link import NatsLink
+from stigmergy.adapters.nats.naming import bus_stream, retained_stream
+from stigmergy.adapters.nats_bus.envelope import MQTT_QOS, headers_of, retained_headers
+from stigmergy.adapters.nats_bus.options import BusOptions
+from stigmergy.adapters.nats_bus.subjects import subject_of
+from stigmergy.core.errors import LinkDown, StigmergyError
+from stigmergy.ports.bus import BusMessage
+
+RENEWALS = 3
+"""So often a will is put off before its time comes."""
+SCHEDULE = "Nats-Schedule"
+TARGET = "Nats-Schedule-Target"
+
+
+class Will:
+    """What is said of a client that is not heard any more. `begin` whenever the link is up."""
+
+    def __init__(
+        self,
+        link: NatsLink,
+        options: BusOptions,
+        client_id: str,
+        message: BusMessage,
+        doubt: Callable[[StigmergyError], None],
+    ) -> None:
+        self._link = link
+        self._options = options
+        self._doubt = doubt
+        self._message = message
+        subjects, subject = options.subjects, subject_of(message.topic)
+        self.subject = subject
+        own = headers_of(message)
+        self._heard = (subjects.will_of(client_id), {**own, MQTT_QOS: "1", TARGET: subject})
+        self._kept = (
+            subjects.kept_will_of(client_id),
+            {**retained_headers(message), TARGET: subjects.kept_of(subject)},
+        )
+        self._by_mqtt = (
+            subjects.mqtt_will_of(client_id),
+            {**own, MQTT_QOS: "1", TARGET: subjects.willed_of(subject)},
+        )
+        self._zero = datetime.min.replace(tzinfo=UTC)
+        """What the server's clock said when our monotonic one began."""
+        self._renewing: asyncio.Task[None] | None = None
+
+    async def begin(self) -> None:
+        """Leaves the will with the server, and puts it off from now on. Raises LinkDown or JetStreamRefused."""
+        await self.pause()
+        # Taken before we ask: then a will comes late by as long as the answer took, never early.
+        asked = _monotonic()
+        info = await self._link.api(f"STREAM.INFO.{bus_stream(self._options.fleet)}")
+        self._zero = datetime.fromisoformat(_microseconds(info["ts"])) - asked
+        await self._renew()
+        self._renewing = asyncio.get_running_loop().create_task(self._keep(), name="will")
+
+    async def pause(self) -> None:
+        """Lets time run."""
+        renewing, self._renewing = self._renewing, None
+        if renewing is not None:
+            renewing.cancel()
+            await asyncio.gather(renewing, return_exceptions=True)
+
+    async def cancel(self) -> None:
+        """Takes the will back: we leave in order. Raises LinkDown if the server does not hear it."""
+        await self.pause()
+        for stream, subject in (
+            (bus_stream(self._options.fleet), self._heard[0]),
+            (bus_stream(self._options.fleet), self._by_mqtt[0]),
+            (retained_stream(self._options.fleet), self._kept[0]),
+        ):
+            with contextlib.suppress(JetStreamRefused):
+                await self._link.api(f"STREAM.PURGE.{stream}", {"filter": subject})
+
+    async def _keep(self) -> None:
+        try:
+            while True:
+                await asyncio.sleep(self._options.will_s / RENEWALS)
+                await self._renew()
+        except JetStreamRefused as refused:
+            self._doubt(LinkDown(f"{self._options.place}: the will cannot be left there: {refused}"))
+        except StigmergyError as error:
+            self._doubt(error)
+
+    async def _renew(self) -> None:
+        moment = self._zero + _monotonic() + timedelta(seconds=self._options.will_s)
+        schedule = "@at " + moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        wills = [self._heard, *([self._by_mqtt] if self._options.mqtt else [])]
+        wills += [self._kept] if self._message.retained else []
+        for subject, headers in wills:
+            await self._link.publish(subject, self._message.payload, {**headers, SCHEDULE: schedule})
+
+
+def _monotonic() -> timedelta:
+    return timedelta(seconds=asyncio.get_running_loop().time())
+
+
+def _microseconds(text: str) -> str:
+    """The server writes nanoseconds, as many digits as it needs."""
+    seconds, _, rest = text.removesuffix("Z").partition(".")
+    return f"{seconds}.{rest[:6]:0<6}+00:00"
