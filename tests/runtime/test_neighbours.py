@@ -137,6 +137,36 @@ class TestTells:
 
         play(main, processes=processes)
 
+    def test_only_those_who_owe_something_are_connected_and_only_for_as_long(self) -> None:
+        """16 shards that each count as a process would have 240 connections, most of them for nothing."""
+
+        async def main(street: Street, world: World) -> None:
+            def links() -> list[int]:
+                made = [
+                    node.neighbours.counters()["neighbour_links"] for node in street.nodes.values() if node.neighbours
+                ]
+                return made
+
+            def is_up() -> bool:
+                neighbours = street.nodes[1].neighbours
+                return neighbours is not None and any(one.is_up for one in neighbours._sendings.values())
+
+            await asyncio.sleep(2 * sending.IDLE_S_MAX)
+            assert links() == [0, 0, 0]
+            source, target = street.somebody(1), street.target(2)
+            for rounds in (1, 2):
+                await street.add(source, 100 * rounds + target)
+                await street.settle()
+                assert (links(), is_up()) == ([rounds, 0, 0], True)
+                await street.add(source, 100 * rounds + 5 + target)
+                await street.settle()
+                assert links() == [rounds, 0, 0], "the next goes over the same"
+                await asyncio.sleep(2 * sending.IDLE_S_MAX)
+                assert not is_up()
+            assert check_told(street, [source]) == 4
+
+        play(main, processes=3)
+
     @pytest.mark.parametrize("seed", range(8))
     def test_once_and_in_order_over_crashes_and_cuts(self, seed: int) -> None:
         async def main(street: Street, world: World) -> None:

@@ -2,7 +2,8 @@
 
 The outbox is the queue: what is here is what it owes, and nothing is forgotten before the neighbour has it durable.
 Whenever the connection breaks, everything that was not confirmed is sent again over the next one, from the first of it
-on; the neighbour's marks pass over what it had. A neighbour that is down holds up what is for it, and nothing else.
+on; the neighbour's marks pass over what it had. A neighbour that is down holds up what is for it, and nothing else. One
+to whom nothing is owed is not called, and one to whom nothing was owed for a while is left: of many few talk.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ PAUSE_S = 0.02
 PAUSE_S_MAX = 1.0
 """The pause before a neighbour is called again; it doubles from time to time up to the larger."""
 WELCOME_S_MAX = 10.0
+IDLE_S_MAX = 10.0
+"""A connection over which nothing was owed for so long is closed."""
 
 Pair = tuple[int, int]
 """A shard of ours, and one of the neighbour's."""
@@ -112,7 +115,7 @@ class Sending:
         self._make_ready((shard, target), lane)
 
     def start(self) -> None:
-        """Remembers how much was owed when the host started, and begins to call the neighbour."""
+        """Remembers how much was owed when the host started, and calls the neighbour when something is."""
         for shard in self._host.shards:
             sent = shard.state.outbox.sent()
             for target in owned_by(self._process, self._share.processes, self._share.shards):
@@ -139,8 +142,9 @@ class Sending:
     # ------------------------------------------------------------------ the connection
 
     async def _live(self) -> None:
-        """Calls the neighbour again and again, with pauses that grow while it does not answer."""
+        """Calls the neighbour when something is owed to it, with pauses that grow while it does not answer."""
         while True:
+            await self._wait_owed()
             try:
                 channel = await self._neighbourhood.connect(self._process)
             except StigmergyError:
@@ -148,6 +152,7 @@ class Sending:
                 continue
             try:
                 await self._talk(channel)
+                continue
             except LinkDown:
                 pass
             except StigmergyError as error:
@@ -164,12 +169,17 @@ class Sending:
                 self._forget_connection()
             await self._pause()
 
+    async def _wait_owed(self) -> None:
+        while not any(lane.waiting for lane in self._lanes.values()):
+            self._woken.clear()
+            await self._woken.wait()
+
     async def _pause(self) -> None:
         await asyncio.sleep(self._pause_s)
         self._pause_s = min(PAUSE_S_MAX, self._pause_s * 2)
 
     async def _talk(self, channel: Channel) -> None:
-        """One connection, from hello until it breaks, which is raised."""
+        """One connection, from hello until it breaks, which is raised, or until nothing is owed any more."""
         await self._meet(channel)
         self.is_up, self.trouble, self._pause_s, self._broken = True, "", PAUSE_S, None
         self._counters.neighbour_links += 1
@@ -183,7 +193,8 @@ class Sending:
                     await channel.send(frame)
                     continue
                 self._woken.clear()
-                await self._woken.wait()
+                if not await self._woken_in_time():
+                    return
         except LinkDown:
             if self._broken is None:
                 raise
@@ -191,6 +202,18 @@ class Sending:
             hearing.cancel()
             await asyncio.gather(hearing, return_exceptions=True)
         raise self._broken
+
+    async def _woken_in_time(self) -> bool:
+        """Waits for news; whether there were any before the connection had been idle for too long."""
+        if self.owed:
+            await self._woken.wait()
+            return True
+        try:
+            async with asyncio.timeout(IDLE_S_MAX):
+                await self._woken.wait()
+        except TimeoutError:
+            return False
+        return True
 
     async def _meet(self, channel: Channel) -> None:
         share = self._share
