@@ -1,4 +1,4 @@
-"""The neighbour port: frames between the processes that share a fleet on one machine."""
+"""The neighbour port: frames between the owners of a fleet's shards: processes of one machine, or of several."""
 
 from __future__ import annotations
 
