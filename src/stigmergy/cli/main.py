@@ -20,6 +20,7 @@ from stigmergy.cli import (
     completion,
     doctor,
     exits,
+    gateway,
     keys,
     log,
     new,
@@ -36,7 +37,24 @@ from stigmergy.cli.parsing import Parser
 from stigmergy.cli.version import version
 from stigmergy.core.errors import StigmergyError
 
-GROUPS = (new, run, send, state, log, replay, node, company, top, doctor, keys, sim, compile, bench, completion)
+GROUPS = (
+    new,
+    run,
+    gateway,
+    send,
+    state,
+    log,
+    replay,
+    node,
+    company,
+    top,
+    doctor,
+    keys,
+    sim,
+    compile,
+    bench,
+    completion,
+)
 OUTPUT_FAILED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """What a write to stdout says when it leads to a file on a disk that is full or failing."""
 DESCRIPTION = "A runtime for fleets of autonomous agents that decide locally, on their own durable log."

@@ -12,7 +12,7 @@ import contextlib
 import signal
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +126,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     if processes > 1:
         return _supervise(arguments, fleet, running, path, (spec, processes), output)
     make_process_ours(large_commits=fleet.has_compiled)
-    return _run_to_the_end(_Node(fleet, running, path, output).live_and_die())
+    return run_to_the_end(NodeRun(fleet, running, path, output).live_and_die())
 
 
 def _tell_unused(fleet: Fleet, bearings: Bearings, output: Output) -> None:
@@ -150,7 +150,7 @@ def _supervise(
     make_folder(running.url)
     command = command_of(arguments, spec, processes, running.url, running.key)
     supervisor = Supervisor(fleet.name, running.url, fleet.homes, processes, path, command, output)
-    return _run_to_the_end(supervisor.live_and_die())
+    return run_to_the_end(supervisor.live_and_die())
 
 
 def check_alone(bearings: Bearings, archive: str | None) -> None:
@@ -188,12 +188,12 @@ def _work(arguments: argparse.Namespace, config: Config, spec: str, processes: i
         where = (arguments.journal, arguments.key, None, arguments.trust)
         running = Running(fleet, config, *where, share=share, rings=arguments.ring)
         make_process_ours(large_commits=fleet.has_compiled)
-        return _run_to_the_end(_Node(fleet, running, running.socket, report).live_and_die())
+        return run_to_the_end(NodeRun(fleet, running, running.socket, report).live_and_die())
     except StigmergyError as error:
         return working.failed(working.Report(lifeline), error)
 
 
-def _run_to_the_end(life: Coroutine[Any, Any, int]) -> int:
+def run_to_the_end(life: Coroutine[Any, Any, int]) -> int:
     """Like `asyncio.run`, which would wait for ever for a sensor that cannot be cancelled: it is left behind."""
     runner = asyncio.Runner()
     patience_s = LEFT_BEHIND_S
@@ -217,7 +217,7 @@ async def _end_rest(patience_s: float) -> bool:
     return bool(rest and (await asyncio.wait(rest, timeout=patience_s))[1])
 
 
-class _Node:
+class NodeRun:
     """One run of a fleet."""
 
     def __init__(self, fleet: Fleet, running: Running, path: Path, output: Output) -> None:
@@ -228,6 +228,8 @@ class _Node:
         self._stopping = asyncio.Event()
         self._reason = ""
         self._status_shown = False
+        self.on_live: Callable[[Live], None] = lambda _: None
+        """Called once the fleet runs and listens."""
 
     async def live_and_die(self) -> int:
         """Everything from recovery to the end."""
@@ -239,6 +241,7 @@ class _Node:
             await server.start()
             try:
                 self._tell_listening()
+                self.on_live(live)
                 await self._wait(live)
             finally:
                 self._clear_status()

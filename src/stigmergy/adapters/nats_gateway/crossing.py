@@ -26,6 +26,7 @@ from stigmergy.adapters.nats_gateway.hub import (
     make_site,
     wake_site,
 )
+from stigmergy.adapters.nats_gateway.mirror import mirror_bucket
 from stigmergy.adapters.nats_gateway.subjects import site_subjects
 from stigmergy.adapters.nats_gateway.watch import SourceWatch, Verdict
 from stigmergy.core.errors import LinkDown, StigmergyError
@@ -34,6 +35,9 @@ LOOK_UP_S = 1.0
 """How often the hub is asked while all is well."""
 LOOK_AWAKE_S = 0.25
 """And while something is on its way, or the hub is away: then the leaf itself answers."""
+
+MIRROR_EVERY_S = 5.0
+"""How often it is looked whether the hub has the bucket that is mirrored, until it has."""
 
 
 class CrossingPlan(Struct, frozen=True, kw_only=True):
@@ -46,6 +50,9 @@ class CrossingPlan(Struct, frozen=True, kw_only=True):
     domain: str = ""
     """The hub's domain, where it is known."""
     replicas: int = 1
+    """How many servers of the hub hold what comes from the site."""
+    mirrored: str = ""
+    """A bucket of the hub's that is to be had at the site too."""
 
 
 class Crossing:
@@ -60,6 +67,8 @@ class Crossing:
         self._above: NatsLink | None = None
         self._task: asyncio.Task[None] | None = None
         self._leaf_is_ready = False
+        self._is_mirrored = not plan.mirrored
+        self._mirrors_s = 0.0
         self.watch = SourceWatch()
         self.is_up = False
         self.is_behind = False
@@ -109,6 +118,13 @@ class Crossing:
             await make_site(above, self._plan.claim, self._plan.replicas)
         elif verdict is Verdict.WAKE or not found.is_sourced:
             await wake_site(above, site)
+        await self._mirror(above)
+
+    async def _mirror(self, above: NatsLink) -> None:
+        now_s = asyncio.get_running_loop().time()
+        if not self._is_mirrored and now_s >= self._mirrors_s:
+            self._mirrors_s = now_s + MIRROR_EVERY_S
+            self._is_mirrored = await mirror_bucket(self._link, above, self._plan.mirrored)
 
     async def _reach(self) -> NatsLink:
         """A link whose JetStream is the hub's, over the leaf."""

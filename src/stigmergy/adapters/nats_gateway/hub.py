@@ -55,7 +55,7 @@ def _bounds() -> dict[str, Any]:
 
 
 def _sources(site: str) -> list[dict[str, Any]]:
-    return [{"name": naming.uplink_stream(site), "external": {"api": f"$JS.{naming.token(site)}.API", "deliver": ""}}]
+    return [{"name": naming.uplink_stream(site), "external": {"api": f"$JS.{site}.API", "deliver": ""}}]
 
 
 async def find_site(link: NatsLink, claim: Claim) -> SiteStream | None:

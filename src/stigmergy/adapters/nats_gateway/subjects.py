@@ -12,13 +12,15 @@ from __future__ import annotations
 import re
 
 from stigmergy.adapters.nats import naming
-from stigmergy.core.errors import Malformed
+from stigmergy.core.errors import ConfigError, Malformed
 
 UPLINK = "uplink"
 MARKS = "marks"
 UP = "up"
 DOWN = "down"
 ANY = "+"
+SITE_CHARS_MAX = 32
+_SITE = re.compile(r"[A-Za-z0-9_-]{1,32}")
 _ESCAPED = re.compile(r"(?:_[0-9A-F]{2})+")
 
 
@@ -44,6 +46,15 @@ def topic_of(subject: str) -> str:
         case _:
             raise Malformed(f"{subject[:200]!r} is no subject of an uplink")
     return "/".join(_level(level) for level in levels)
+
+
+def check_site(site: str) -> str:
+    """The name of a site, which names a JetStream domain too. Raises ConfigError if it cannot."""
+    if _SITE.fullmatch(site) is None:
+        raise ConfigError(
+            f"site {site!r}: it names a JetStream domain; give 1 to {SITE_CHARS_MAX} letters, digits, _ and -"
+        )
+    return site
 
 
 def site_subjects(site: str) -> str:

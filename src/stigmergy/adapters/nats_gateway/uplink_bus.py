@@ -17,7 +17,7 @@ from stigmergy.adapters.nats.errors import JetStreamRefused
 from stigmergy.adapters.nats.link import NatsLink
 from stigmergy.adapters.nats_gateway.crossing import Crossing, CrossingPlan
 from stigmergy.adapters.nats_gateway.hub import Claim
-from stigmergy.adapters.nats_gateway.subjects import subject_of, topic_of
+from stigmergy.adapters.nats_gateway.subjects import check_site, subject_of, topic_of
 from stigmergy.core.errors import ConfigError, LinkDown, StigmergyError
 from stigmergy.ports.bus import BusMessage, Handler, LinkHeard, check_message, check_pattern
 from stigmergy.ports.clock import Entropy
@@ -26,7 +26,7 @@ from stigmergy.ports.receiving import Arrival, Reception
 SCHEME = "nats-hub"
 CLOSE_S = 5.0
 PUBLISH_S = 5.0
-OPTIONS = ("replicas", "at", "gateway", "host", "hub")
+OPTIONS = ("replicas", "at", "gateway", "host", "hub", "mirror")
 
 
 class UplinkBus:
@@ -120,10 +120,17 @@ def open_bus(url: str, client_id: str, entropy: Entropy) -> UplinkBus:
     if scheme != SCHEME or not separator:
         raise ConfigError(f"{url!r}: give a URL like {SCHEME}://127.0.0.1:4222?at=hub:7422, the address of the leaf")
     address = parse_address(f"nats://{rest}", OPTIONS)
-    site = client_id.split(":")[1]
+    site = check_site(client_id.split(":")[1])
     hubs = tuple(hub for hub in address.option("at").split(",") if hub)
     if not hubs and not address.option("hub"):
         raise ConfigError(f"{url!r}: where is the hub? Give at=HOST:PORT of its leaf listener, or hub=DOMAIN")
     claim = Claim(site, address.option("gateway", client_id), address.option("host"))
-    plan = CrossingPlan(leaf=address, claim=claim, hubs=hubs, domain=address.option("hub"), replicas=address.replicas)
+    plan = CrossingPlan(
+        leaf=address,
+        claim=claim,
+        hubs=hubs,
+        domain=address.option("hub"),
+        replicas=address.replicas,
+        mirrored=address.option("mirror"),
+    )
     return UplinkBus(plan, f"{client_id} up")

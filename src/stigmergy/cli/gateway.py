@@ -1,0 +1,213 @@
+"""`stigmergy gateway`: the node of a site, with a NATS server of its own that is a leaf of the level above.
+
+The site goes on whatever becomes of the link: devices connect here, agents decide here, the log is here. What the rule
+lets through goes up, and what was held back while cut off follows when the link is back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from stigmergy.cli.output import GOOD, NAME, WARN, Output
+from stigmergy.cli.places import config_of, folder_of, load_fleet, url_of
+from stigmergy.cli.run import NodeRun, run_to_the_end
+from stigmergy.config import Config
+from stigmergy.core.errors import ConfigError
+from stigmergy.core.uplink import UplinkRule
+from stigmergy.gateways import NODE, GatewayPlan, Leaf, bearings_of, drop_claim, hub_tls, make_leaf
+from stigmergy.runtime.link import UP
+from stigmergy.runtime.live import Live
+from stigmergy.wiring import Fleet, Running, make_process_ours
+
+LOOK_S = 0.25
+STEADY_S = 1.0
+"""A link that is away for a moment is not worth a line."""
+PORT = 4222
+MQTT_PORT = 1883
+EXAMPLES = """examples:
+  stigmergy gateway town:fleet --site north --hub hub.example:7422     a site, and the hub above it
+  stigmergy gateway town:fleet --site north --hub hub.example:7422 --only IncidentReported
+  stigmergy gateway town:fleet --site west --leaf-port 7422            the uppermost level: gateways connect to it
+  stigmergy gateway town:fleet --site west --leaf-port 7422 --hub cloud.example:7422    a level between two others
+"""
+
+
+def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Adds `gateway`."""
+    parser = commands.add_parser(
+        "gateway",
+        parents=[common],
+        help="run the node of a site, with a leaf server of its own",
+        description="Runs a fleet at a site on a NATS server of its own, which links it to the level above.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("fleet", metavar="MODULE:FLEET", nargs="?", help="the module here, and the fleet in it")
+    parser.add_argument("--site", metavar="NAME", help="where this is; its JetStream domain has the same name")
+    parser.add_argument(
+        "--hub",
+        metavar="HOST:PORT",
+        action="append",
+        default=[],
+        help="the leaf listener of the level above, with USER:PASSWORD@ where it wants one; repeatable",
+    )
+    parser.add_argument("--hub-ca", metavar="FILE", help="the authority that the hub's certificate is from: uses TLS")
+    parser.add_argument("--hub-cert", metavar="FILE", help="our certificate, for a hub that wants one")
+    parser.add_argument("--hub-key", metavar="FILE", help="its key")
+    parser.add_argument(
+        "--hub-replicas", metavar="N", type=int, default=1, help="servers of the hub that hold what comes: 1, 3 or 5"
+    )
+    parser.add_argument(
+        "--only", metavar="EVENT", action="append", default=[], help="send up events of this type only; repeatable"
+    )
+    parser.add_argument("--data", metavar="FOLDER", type=Path, help="where everything is kept; else gateway-SITE")
+    parser.add_argument("--host", metavar="ADDRESS", default="127.0.0.1", help="where devices connect; else loopback")
+    parser.add_argument(
+        "--port", metavar="PORT", type=int, default=PORT, help=f"for NATS; else {PORT}, 0 for a free one"
+    )
+    parser.add_argument(
+        "--mqtt-port", metavar="PORT", type=int, default=MQTT_PORT, help=f"for MQTT; else {MQTT_PORT}, 0 for a free one"
+    )
+    parser.add_argument("--leaf-port", metavar="PORT", type=int, help="where gateways of the level below connect")
+    parser.add_argument("--bus", choices=("nats", "mqtt"), default="mqtt", help="how the node itself is on the server")
+    parser.add_argument("--node", metavar="NAME", default=NODE, help=f"what this node is called; else {NODE}")
+    parser.add_argument("--journal", metavar="URL", help="where to keep the log; else in the folder")
+    parser.add_argument("--key", metavar="FILE", type=Path, help="the key to sign with; else in the folder")
+    parser.add_argument("--config", metavar="FILE", type=Path, help="a configuration other than ./stigmergy.toml")
+    parser.add_argument("--socket", metavar="PATH", type=Path, help="where to listen; else beside the journal")
+    parser.add_argument(
+        "--take-over", action="store_true", help="have the site although another gateway had it, which is gone for good"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace, output: Output) -> int:
+    """Runs the gateway."""
+    config = config_of(arguments)
+    spec = arguments.fleet or config.fleet.module
+    site = arguments.site or config.fleet.site
+    if spec is None:
+        raise ConfigError("which fleet? Give MODULE:FLEET, such as town:fleet")
+    if site is None:
+        raise ConfigError("which site? Give --site NAME: it is part of all topics here, and what the hub knows it by")
+    if not arguments.hub and arguments.leaf_port is None:
+        raise ConfigError(
+            "which hub? Give --hub HOST:PORT of the level above; or --leaf-port PORT, if this is the uppermost level"
+        )
+    fleet = load_fleet(spec, folder_of(arguments))
+    plan = _plan(arguments, config, fleet, site)
+    make_process_ours(large_commits=fleet.has_compiled)
+    return run_to_the_end(_Gateway(fleet, plan, arguments, config, output).live_and_die())
+
+
+def _plan(arguments: argparse.Namespace, config: Config, fleet: Fleet, site: str) -> GatewayPlan:
+    rule = UplinkRule(only=tuple(arguments.only)) if arguments.only else config.fleet.uplink or UplinkRule()
+    if arguments.only and config.fleet.uplink is not None:
+        raise ConfigError("--only and uplink = … in the configuration both say what goes up; give one of them")
+    return GatewayPlan(
+        fleet=fleet.name,
+        site=site,
+        folder=arguments.data or Path(f"gateway-{site}"),
+        node=arguments.node,
+        hubs=tuple(arguments.hub),
+        hub_tls=hub_tls(arguments.hub_ca, arguments.hub_cert, arguments.hub_key),
+        hub_replicas=arguments.hub_replicas,
+        rule=rule,
+        host=arguments.host,
+        port=arguments.port,
+        mqtt_port=arguments.mqtt_port,
+        leaf_port=arguments.leaf_port,
+        bus=arguments.bus,
+    )
+
+
+class _Gateway:
+    """One run of a gateway."""
+
+    def __init__(
+        self, fleet: Fleet, plan: GatewayPlan, arguments: argparse.Namespace, config: Config, output: Output
+    ) -> None:
+        self._fleet = fleet
+        self._plan = plan
+        self._arguments = arguments
+        self._config = config
+        self._output = output
+        self._task: asyncio.Task[None] | None = None
+
+    async def live_and_die(self) -> int:
+        """The server first, and last."""
+        leaf = make_leaf(self._plan)
+        await leaf.start()
+        try:
+            if self._arguments.take_over:
+                await drop_claim(self._plan, leaf)
+            running = self._running(leaf)
+            node = NodeRun(self._fleet, running, self._arguments.socket or running.socket, self._output)
+            node.on_live = lambda live: self._begin(live, leaf)
+            return await node.live_and_die()
+        finally:
+            if self._task is not None:
+                self._task.cancel()
+            await leaf.stop()
+
+    def _running(self, leaf: Leaf) -> Running:
+        folder, name = self._plan.folder, self._fleet.name
+        given = self._arguments.journal or self._config.fleet.journal
+        journal = f"sqlite:{folder / name}.db" if given is None else url_of(given)
+        key = self._arguments.key or (None if self._config.fleet.key else folder / f"{name}.key")
+        running = Running(self._fleet, self._config, journal, key, None, (), (), bearings_of(self._plan, leaf))
+        running.say = self._output.note
+        return running
+
+    def _begin(self, live: Live, leaf: Leaf) -> None:
+        plan, server = self._plan, leaf.server.plan
+        self._output.document(
+            {
+                "event": "gateway",
+                "site": plan.site,
+                "gateway": leaf.identity.gateway,
+                "nats": leaf.address,
+                "mqtt": leaf.mqtt_address,
+                "leaf_port": server.leaf_port,
+                "hubs": [hub.rpartition("@")[2] for hub in plan.hubs],
+            }
+        )
+        below = f", gateways on {plan.host}:{server.leaf_port}" if server.leaf_port else ""
+        self._output.line(
+            ("site", GOOD), " ", (plan.site, NAME), f"  mqtt://{leaf.mqtt_address}, nats://{leaf.address}{below}"
+        )
+        self._task = asyncio.get_running_loop().create_task(self._watch(live, leaf), name="gateway watch")
+
+    async def _watch(self, live: Live, leaf: Leaf) -> None:
+        """Says when the hub, or the server, comes and goes."""
+        told, steady_s, before = "", 0.0, ""
+        restarts = leaf.restarts
+        while True:
+            standing = live.standing().link
+            above = live.link.relay.levels.above if live.link is not None else None
+            if above is not None and above.is_up:
+                leaf.recognise()
+            if leaf.restarts != restarts and leaf.trouble:
+                self._output.note(leaf.trouble, "yellow")
+            restarts = leaf.restarts
+            steady_s = steady_s + LOOK_S if standing.link == before else 0.0
+            before = standing.link
+            if before != told and (before == UP or steady_s >= STEADY_S):
+                told = before
+                self._tell(told, "" if told == UP else standing.why)
+            await asyncio.sleep(LOOK_S)
+
+    def _tell(self, state: str, why: str) -> None:
+        self._output.document({"event": "link", "state": state, "why": why, "site": self._plan.site})
+        if not self._plan.hubs:
+            return
+        if state == UP:
+            self._output.line(("linked", GOOD), " to the hub")
+        else:
+            self._output.line((state, WARN), f"  the site goes on by itself: {why}")
+
+
+__all__ = ["add_commands", "run"]

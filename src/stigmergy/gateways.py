@@ -1,0 +1,119 @@
+"""Gateways put together: the leaf server of a site, and where the fleet's node is on it, above it and below it."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from urllib.parse import quote, urlencode
+
+from msgspec import Struct
+
+from stigmergy.adapters.nats import naming
+from stigmergy.adapters.nats.configuration import TlsFiles
+from stigmergy.adapters.nats_gateway.leaf import Leaf, LeafPlan
+from stigmergy.bearings import Bearings
+from stigmergy.core.errors import ConfigError
+from stigmergy.core.uplink import UplinkRule
+from stigmergy.runtime.topics import escape
+
+NODE = "gateway"
+"""What a gateway's node is called at its site, if nobody says otherwise."""
+
+
+class GatewayPlan(Struct, frozen=True, kw_only=True):
+    """A gateway, as it is asked for."""
+
+    fleet: str
+    site: str
+    folder: Path
+    node: str = NODE
+    hubs: tuple[str, ...] = ()
+    hub_tls: TlsFiles | None = None
+    hub_replicas: int = 1
+    rule: UplinkRule = UplinkRule()
+    """What goes up."""
+    host: str = "127.0.0.1"
+    port: int = 0
+    mqtt_port: int = 0
+    leaf_port: int | None = None
+    bus: str = ""
+    """The scheme of the node's own bus on the leaf: nats or mqtt."""
+
+
+def make_leaf(plan: GatewayPlan) -> Leaf:
+    """The server of a gateway, not started."""
+    return Leaf(
+        LeafPlan(
+            folder=plan.folder,
+            site=plan.site,
+            fleet=escape(plan.fleet),
+            hubs=plan.hubs,
+            hub_tls=plan.hub_tls,
+            host=plan.host,
+            port=plan.port,
+            mqtt_port=plan.mqtt_port,
+            leaf_port=plan.leaf_port,
+        )
+    )
+
+
+def bearings_of(plan: GatewayPlan, leaf: Leaf) -> Bearings:
+    """Where the gateway's node is: on its leaf; above it the hub, below it gateways, where there are such."""
+    options = {
+        "at": ",".join(plan.hubs),
+        "gateway": leaf.identity.gateway,
+        "host": socket.gethostname(),
+        "replicas": str(plan.hub_replicas),
+        "mirror": config_bucket(plan.fleet),
+    }
+    above = f"nats-hub://{leaf.address}?{urlencode(options, quote_via=quote)}"
+    return Bearings(
+        site_bus(plan, leaf),
+        plan.site,
+        plan.node,
+        uplink=plan.rule if plan.hubs else None,
+        collects=True,
+        uplink_to=above if plan.hubs else None,
+        collect_from=None if plan.leaf_port is None else f"nats-sites://{leaf.address}",
+    )
+
+
+def site_bus(plan: GatewayPlan, leaf: Leaf) -> str:
+    """The URL of the bus on the leaf."""
+    if plan.bus == "mqtt":
+        return f"mqtt://{leaf.mqtt_address}?reconnect_s_max=2"
+    if plan.bus == "nats":
+        return f"nats://{leaf.address}"
+    raise ConfigError(f"bus {plan.bus!r}: a gateway's node is on its leaf by nats or mqtt")
+
+
+def hub_tls(ca: str | None, cert: str | None, key: str | None) -> TlsFiles | None:
+    """What a gateway shows to a hub that wants TLS; None where nothing of it is given."""
+    if bool(cert) != bool(key):
+        raise ConfigError("a certificate and its key belong together; give both --hub-cert and --hub-key, or neither")
+    return TlsFiles(cert or "", key or "", ca or "") if ca or cert else None
+
+
+async def drop_claim(plan: GatewayPlan, leaf: Leaf) -> None:
+    """Has the hub forget which gateway had the site. Raises LinkDown if the hub is not there."""
+    from stigmergy.adapters.nats_gateway.claiming import forget_site
+
+    await forget_site(leaf.address, plan.hubs, plan.site)
+
+
+def config_bucket(fleet: str) -> str:
+    """The bucket, of keys and of objects, with which a hub tells its sites what to do. Gateways mirror it."""
+    return f"stig-config-{naming.token(fleet)}"
+
+
+__all__ = [
+    "NODE",
+    "GatewayPlan",
+    "Leaf",
+    "bearings_of",
+    "config_bucket",
+    "drop_claim",
+    "hub_tls",
+    "make_leaf",
+    "site_bus",
+]
