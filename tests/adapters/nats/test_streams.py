@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from stigmergy.adapters.nats.address import parse_address
-from stigmergy.adapters.nats.errors import JetStreamRefused
 from stigmergy.adapters.nats.link import NatsLink
 from stigmergy.adapters.nats.streams import ensure_stream, find_stream
 from stigmergy.core.errors import ConfigError, LinkDown
@@ -70,12 +69,12 @@ async def test_more_replicas_than_servers(link: NatsLink) -> None:
 
 async def test_subjects_that_another_stream_has(link: NatsLink) -> None:
     await ensure_stream(link, "FIRST", {"subjects": ["taken.>"]})
-    with pytest.raises((ConfigError, LinkDown), match="overlap"):
+    with pytest.raises(ConfigError, match="overlap"):
         await ensure_stream(link, "SECOND", {"subjects": ["taken.a"]}, within_s=0.5)
 
 
 async def test_a_setting_that_there_is_not(link: NatsLink) -> None:
-    with pytest.raises((ConfigError, LinkDown, JetStreamRefused), match="unknown field"):
+    with pytest.raises(ConfigError, match="unknown field"):
         await ensure_stream(link, "UNKNOWN", {"subjects": ["u"], "colour": "red"}, within_s=0.5)
 
 

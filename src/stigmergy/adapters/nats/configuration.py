@@ -7,6 +7,36 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 MAX_PAYLOAD_BYTES = 1024 * 1024
+NOBODY_PORT = 9
+"""Where nobody listens."""
+LOOK_SUBJECT = "$SYS.REQ.SERVER.PING.JSZ"
+"""What every server answers with how its JetStream is."""
+DURABLE_LINES = (
+    (
+        "sync_interval: always",
+        "without it a server says that a message is kept, and syncs its disk up to two minutes later: power that goes "
+        "in a whole room would take acknowledged events with it",
+    ),
+    (
+        "routes:",
+        "all servers in each of them: a message is kept once a majority has it, so three survive the loss of one, five "
+        "of two; two servers survive none",
+    ),
+    (
+        "store_dir:",
+        "a disk of its own that outlives a restart, never tmpfs and never two servers on one: its loss is the loss of "
+        "one replica",
+    ),
+    (
+        "server_name:",
+        "the others know the replicas of a server by its name: keep it, and its store_dir, through every upgrade",
+    ),
+    (
+        "max_file:",
+        "a full store refuses what comes next and loses nothing; leave the disk more room than this",
+    ),
+)
+"""The lines of a configuration on which it hangs that nothing acknowledged is lost, and why."""
 MQTT_ACK_WAIT_S = 10
 MQTT_ACK_PENDING_MAX = 4_096
 
@@ -26,6 +56,10 @@ class User(Struct, frozen=True):
     password: str
     is_system: bool = False
     """Belongs to the system account: may look at servers and remove lost ones."""
+    denied: tuple[str, ...] = ()
+    """Subjects that it may neither publish to nor subscribe to."""
+    only_by: tuple[str, ...] = ()
+    """How it may connect, such as MQTT or LEAFNODE; in any way if empty."""
 
 
 class ServerPlan(Struct, frozen=True, kw_only=True):
@@ -44,6 +78,8 @@ class ServerPlan(Struct, frozen=True, kw_only=True):
     cluster_port: int = 0
     routes: tuple[str, ...] = ()
     """host:port of every server of the cluster."""
+    is_behind_proxies: bool = False
+    """For tests of cut links: nobody is told of its ports, so that others come through what their `routes` name."""
     leaf_port: int = 0
     """Where leaf servers connect."""
     hubs: tuple[str, ...] = ()
@@ -63,7 +99,11 @@ class ServerPlan(Struct, frozen=True, kw_only=True):
     memory_bytes: int = 256 * 1024 * 1024
     file_bytes: int = 8 * 1024 * 1024 * 1024
     max_payload_bytes: int = MAX_PAYLOAD_BYTES
+    advertised: str = ""
+    """The name that others reach this host by, where it listens on all its addresses."""
     users: tuple[User, ...] = ()
+    open_to: str = ""
+    """The user that everybody is who gives no name. On loopback only, please."""
     tls: TlsFiles | None = None
     route_password: str = ""
     """Servers of a cluster show it to each other; give one wherever others reach the cluster port."""
@@ -81,6 +121,9 @@ def write_configuration(plan: ServerPlan) -> str:
         f"server_name: {_text(plan.name)}",
         f"listen: {_text(f'{plan.host}:{plan.port}')}",
     ]
+    if plan.advertised:
+        lines += ["# What clients of one server are told about the others."]
+        lines += [f"client_advertise: {_text(f'{plan.advertised}:{plan.port}')}"]
     if plan.http_port:
         lines += ["# For `stigmergy status`, and for your monitoring. It asks nobody for a password: keep it inside."]
         lines += [f"http: {_text(f'{plan.http_host or plan.host}:{plan.http_port}')}"]
@@ -97,7 +140,7 @@ def write_configuration(plan: ServerPlan) -> str:
     if plan.tls is not None:
         lines += ["", f"tls {{ {_tls(plan.tls)} }}"]
     if plan.users:
-        lines += _accounts(plan.users)
+        lines += _accounts(plan)
     if plan.cluster:
         lines += _cluster(plan)
     if plan.leaf_port or plan.hubs:
@@ -142,6 +185,11 @@ def _cluster(plan: ServerPlan) -> list[str]:
     routes = ", ".join(_text(f"nats-route://{login}{route}") for route in plan.routes)
     lines = ["", "cluster {", f"    name: {_text(plan.cluster)}"]
     lines += [f"    listen: {_text(f'{plan.host}:{plan.cluster_port}')}"]
+    if plan.advertised:
+        lines += [f"    cluster_advertise: {_text(f'{plan.advertised}:{plan.cluster_port}')}"]
+    if plan.tls is not None and plan.tls.ca:
+        lines += ["    # Each server shows its certificate to the others: it must be good for clients and for servers."]
+        lines += [f"    tls {{ {_tls(plan.tls)} }}"]
     if plan.route_password:
         lines += [f"    authorization {{ user: stigmergy, password: {_text(plan.route_password)} }}"]
     lines += ["    # DURABILITY: name all servers here, in each of them. Three survive the loss of one, five of two."]
@@ -152,6 +200,7 @@ def _leafnodes(plan: ServerPlan) -> list[str]:
     lines = ["", "leafnodes {"]
     if plan.leaf_port:
         lines += [f"    listen: {_text(f'{plan.host}:{plan.leaf_port}')}", "    no_advertise: true"]
+        lines += [] if plan.tls is None else [f"    tls {{ {_tls(plan.tls)} }}"]
     if plan.hubs:
         remotes = ", ".join(_text(f"nats-leaf://{hub}") for hub in plan.hubs)
         remote = [f"urls: [{remotes}]"]
@@ -166,22 +215,49 @@ def _leafnodes(plan: ServerPlan) -> list[str]:
     return [*lines, "}"]
 
 
-def _accounts(users: Sequence[User]) -> list[str]:
-    def shown(chosen: list[User]) -> str:
-        return ", ".join(f"{{user: {_text(user.name)}, password: {_text(user.password)}}}" for user in chosen)
-
-    system, others = [user for user in users if user.is_system], [user for user in users if not user.is_system]
+def _accounts(plan: ServerPlan) -> list[str]:
+    system, others = [one for one in plan.users if one.is_system], [one for one in plan.users if not one.is_system]
+    open_to = [f"no_auth_user: {_text(plan.open_to)}"] if plan.open_to else []
     if not system:
-        return ["", f"authorization {{ users = [{shown(others)}] }}"]
+        return ["", "authorization {", "    users = [", *_users(others, 8), "    ]", "}", *open_to]
+    jetstream = ["        jetstream: enabled"] if plan.has_jetstream else []
+    look = _text(LOOK_SUBJECT)
     return [
         "",
         "accounts {",
-        f"    FLEET: {{ jetstream: enabled, users: [{shown(others)}] }}",
+        "    FLEET: {",
+        *jetstream,
+        "        users: [",
+        *_users(others, 12),
+        "        ]",
+        "        # Lets `stigmergy status` ask every server how it is, without the password of the system account.",
+        f"        imports: [{{service: {{account: SYS, subject: {look}}}}}]",
+        "    }",
         "    # May look at servers and remove one that is lost for good; nobody else needs it.",
-        f"    SYS: {{ users: [{shown(system)}] }}",
+        "    SYS: {",
+        "        users: [",
+        *_users(system, 12),
+        "        ]",
+        f"        exports: [{{service: {look}, response_type: stream, accounts: [FLEET]}}]",
+        "    }",
         "}",
         "system_account: SYS",
+        *open_to,
     ]
+
+
+def _users(users: Sequence[User], indent: int) -> list[str]:
+    return [" " * indent + _user(user) for user in users]
+
+
+def _user(user: User) -> str:
+    parts = [f"user: {_text(user.name)}", f"password: {_text(user.password)}"]
+    if user.denied:
+        denied = f"{{deny: [{', '.join(_text(subject) for subject in user.denied)}]}}"
+        parts += [f"permissions: {{publish: {denied}, subscribe: {denied}}}"]
+    if user.only_by:
+        parts += [f"allowed_connection_types: [{', '.join(_text(way) for way in user.only_by)}]"]
+    return f"{{{', '.join(parts)}}}"
 
 
 def _tls(files: TlsFiles) -> str:

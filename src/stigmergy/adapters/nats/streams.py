@@ -122,4 +122,6 @@ def _cannot_make(link: NatsLink, name: str, settings: Mapping[str, Any], refused
             f"stream {name}: no room for it at {link.address.shown} ({refused.description}); raise max_file or the "
             "account's limits, or make room"
         )
-    return LinkDown(f"stream {name} cannot be made at {link.address.shown}: {refused}")
+    return ConfigError(
+        f"stream {name} is refused by {link.address.shown}: {refused}; look what else is there, or name another fleet"
+    )
