@@ -15,6 +15,7 @@ from typing import Any
 
 from stigmergy.cli import (
     bench,
+    cluster,
     company,
     compile,
     completion,
@@ -48,6 +49,7 @@ GROUPS = (
     node,
     company,
     top,
+    cluster,
     doctor,
     keys,
     sim,

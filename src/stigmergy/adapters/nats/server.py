@@ -12,8 +12,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 import msgspec
@@ -166,6 +164,9 @@ class NatsServer:
 
 def look_at(http_url: str, page: str) -> dict[str, object]:
     """A page of a server's monitoring; empty if it does not answer."""
+    import urllib.error
+    import urllib.request
+
     try:
         with urllib.request.urlopen(f"{http_url}/{page}", timeout=HTTP_S) as answer:
             return msgspec.json.decode(answer.read(), type=dict[str, object])

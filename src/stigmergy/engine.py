@@ -1,0 +1,77 @@
+"""The NATS servers behind a cluster, as the command line sees them: the place above the adapters that names them.
+
+What needs the client library is imported where it is used: `cluster config` and `up` without a fleet do without it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from stigmergy.adapters.nats.address import NatsAddress, parse_address
+from stigmergy.adapters.nats.configuration import DURABLE_LINES, ServerPlan, TlsFiles, write_configuration
+from stigmergy.adapters.nats.planning import (
+    DEVICE,
+    FLEET,
+    GATEWAY,
+    SYSTEM,
+    Passwords,
+    parse_hosts,
+    plan_hosts,
+    plan_local,
+    urls_of,
+)
+from stigmergy.adapters.nats.server import NatsServer, find_program, free_ports
+from stigmergy.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from stigmergy.adapters.nats.link import NatsLink
+
+ResultT = TypeVar("ResultT")
+PASSWORD_BYTES = 24
+
+__all__ = [
+    "DEVICE",
+    "DURABLE_LINES",
+    "FLEET",
+    "GATEWAY",
+    "SYSTEM",
+    "NatsAddress",
+    "NatsServer",
+    "Passwords",
+    "ServerPlan",
+    "TlsFiles",
+    "draw_passwords",
+    "find_program",
+    "free_ports",
+    "on_cluster",
+    "parse_address",
+    "parse_hosts",
+    "plan_hosts",
+    "plan_local",
+    "urls_of",
+    "write_configuration",
+]
+
+
+def draw_passwords() -> Passwords:
+    """New ones, that nobody can guess."""
+    return Passwords(*(secrets.token_urlsafe(PASSWORD_BYTES) for _ in range(5)))
+
+
+async def on_cluster(
+    address: NatsAddress, work: Callable[[NatsLink], Awaitable[ResultT]], *, name: str, within_s: float = 5.0
+) -> ResultT:
+    """Does some work with a connection of its own. Raises ConfigError, also where the client library is missing."""
+    try:
+        from stigmergy.adapters.nats.link import NatsLink
+    except ModuleNotFoundError:
+        raise ConfigError('the NATS client is not installed; pip install "stigmergy[nats]" brings it') from None
+    link = NatsLink(address, name=name)
+    link.start()
+    try:
+        await link.wait_up(within_s)
+        return await work(link)
+    finally:
+        await link.close()
