@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, TypeVar, overload
+from copy import copy
+from typing import Any, Self, TypeVar, overload
 
 from msgspec import Struct
 
@@ -66,6 +67,13 @@ class Equipment:
     def hands(self) -> Hands:
         """The registered actuators and workers."""
         return Hands(dict(self._hands), dict(self._patience), dict(self._batched))
+
+    def with_hands(self, change: Callable[[Any], Any]) -> Self:
+        """The same fleet with other hands: for who must know of each order before it is carried out."""
+        changed = copy(self)
+        changed._hands = {tag: (effect, change(call)) for tag, (effect, call) in self._hands.items()}
+        changed._batched = {tag: (effect, change(call)) for tag, (effect, call) in self._batched.items()}
+        return changed
 
     def attach(self, attachment: AttachmentT) -> AttachmentT:
         """Has something that sensors and actuators share opened with each node of this fleet, and closed with it."""

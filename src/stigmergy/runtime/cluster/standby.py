@@ -7,7 +7,7 @@ other shards live on the same event loop. `claim` makes the shard ours; a host t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
 from msgspec import Struct
@@ -15,7 +15,7 @@ from msgspec import Struct
 from stigmergy.core.errors import FoldMismatch, JournalConflict, JournalCorrupt, JournalUnknown
 from stigmergy.core.plans import AgentPlan
 from stigmergy.core.snapshot import read_header
-from stigmergy.core.state import Limits, ShardState
+from stigmergy.core.state import Limits, ShardState, Signer
 from stigmergy.ports.following import ShardLog
 from stigmergy.ports.journal import Journal, JournalIdentity, SnapshotPart
 from stigmergy.ports.trust import Verifier
@@ -75,6 +75,11 @@ class Standby:
     def position(self) -> int:
         """Up to where it has replayed."""
         return self._state.position
+
+    @property
+    def signers(self) -> Sequence[Signer]:
+        """Who may sign, as far as it has replayed."""
+        return self._state.signers
 
     async def warm(self) -> None:
         """Replays from the newest snapshot that can be used to the present end. Raises as recovery does."""
