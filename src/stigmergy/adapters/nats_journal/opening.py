@@ -20,7 +20,7 @@ from stigmergy.adapters.nats import naming
 from stigmergy.adapters.nats.address import NatsAddress, parse_address
 from stigmergy.adapters.nats.errors import NoResponders, Unanswered
 from stigmergy.adapters.nats.link import NatsLink
-from stigmergy.adapters.nats.streams import StreamFound, ensure_stream, find_stream
+from stigmergy.adapters.nats.streams import StreamFound, ensure_stream
 from stigmergy.adapters.nats.threaded import BlockingLink
 from stigmergy.adapters.nats_journal.fold import LogState
 from stigmergy.adapters.nats_journal.journal import NatsJournal, Opened, SharedReader
@@ -100,7 +100,8 @@ async def prepare(link: NatsLink, identity: JournalIdentity) -> tuple[LogPlace, 
             f"{address.shown} takes messages of {link.max_payload_bytes} bytes at most; raise max_payload in its "
             f"configuration to {PAYLOAD_BYTES_MIN} or more, best to 1 MB"
         )
-    found = await find_stream(link, place.stream)
+    log = LogStream(link, place)
+    found = await log.find()
     if found is None:
         await _check_others(link, place, identity)
     settings = _settings(address, place)
@@ -109,7 +110,7 @@ async def prepare(link: NatsLink, identity: JournalIdentity) -> tuple[LogPlace, 
             found = await ensure_stream(link, place.stream, {**settings, "metadata": describe(identity)})
         except ConfigError:
             # Somebody else may have made it a moment before us, as another incarnation.
-            found = await find_stream(link, place.stream)
+            found = await log.find()
             if found is None:
                 raise
     known = read_identity(found.metadata, f"stream {place.stream} at {address.shown}")
@@ -141,7 +142,7 @@ async def _check_others(link: NatsLink, place: LogPlace, identity: JournalIdenti
     """Refuses to begin a log where the fleet has one already that is cut in another way."""
     for other in await _places(link, place.name):
         if other.first <= place.last and place.first <= other.last:
-            found = await find_stream(link, other.stream)
+            found = await LogStream(link, other).find()
             if found is not None:
                 known = read_identity(found.metadata, f"stream {other.stream} at {link.address.shown}")
                 check_identity(known, identity, f"stream {other.stream} at {link.address.shown}")

@@ -131,7 +131,7 @@ class LogStream:
             await self._pause(until_s)
         raise JournalUnknown(
             f"{self.place.stream}: not known after {WRITE_WITHIN_S:g} s whether message {after + 1} is kept ({why}); "
-            "a restart resolves it by reading: check that a majority of the servers runs"
+            "a restart resolves it by reading: check that a majority of the servers runs, and has room"
         )
 
     async def _is_there(self, sequence: int, kind: str, payload: bytes) -> bool:
@@ -158,20 +158,20 @@ class LogStream:
 
     async def purge(self, before: int) -> None:
         """Forgets all messages before this one."""
-        await self._patiently(lambda: self.link.api(f"STREAM.PURGE.{self.place.stream}", {"seq": before}))
+        await self.patiently(lambda: self.link.api(f"STREAM.PURGE.{self.place.stream}", {"seq": before}))
 
     # ------------------------------------------------------------------ reading
 
+    async def find(self) -> StreamFound | None:
+        """The stream as its leader sees it; None if there is none."""
+        return await self.patiently(lambda: find_stream(self.link, self.place.stream))
+
     async def info(self) -> StreamFound:
         """The stream as its leader sees it. Raises JournalForeign if it is gone."""
-
-        async def ask() -> StreamFound:
-            found = await find_stream(self.link, self.place.stream)
-            if found is None:
-                raise self._gone()
-            return found
-
-        return await self._patiently(ask)
+        found = await self.find()
+        if found is None:
+            raise self._gone()
+        return found
 
     async def get(self, sequence: int, within_s: float = READ_WITHIN_S) -> Entry | None:
         """One message, as the stream's leader has it; None if it does not."""
@@ -189,7 +189,7 @@ class LogStream:
         """Messages from this one on, in order, as any replica has them: there may be more. The first may have a higher
         number, if what was before it was dropped."""
         asked = msgspec.json.encode({"seq": sequence, "batch": count_max, "max_bytes": READ_BYTES_MAX})
-        found = await self._patiently(lambda: self.link.collect(self._direct, asked, count_max, within_s=TRY_S))
+        found = await self.patiently(lambda: self.link.collect(self._direct, asked, count_max, within_s=TRY_S))
         return [self._entry(message) for message in found]
 
     async def fetch_some(self, sequence: int, upto: int, count_max: int = READ_COUNT_MAX) -> list[Entry]:
@@ -221,7 +221,7 @@ class LogStream:
 
     async def _ask_leader(self, asked: dict[str, Any], within_s: float = READ_WITHIN_S) -> Entry | None:
         try:
-            answer = await self._patiently(
+            answer = await self.patiently(
                 lambda: self.link.api(f"STREAM.MSG.GET.{self.place.stream}", asked, within_s=TRY_S), within_s
             )
         except _Absent:
@@ -242,7 +242,7 @@ class LogStream:
             )
         return kind
 
-    async def _patiently(self, work: Callable[[], Awaitable[T]], within_s: float = READ_WITHIN_S) -> T:
+    async def patiently(self, work: Callable[[], Awaitable[T]], within_s: float = READ_WITHIN_S) -> T:
         """Repeats what only reads, or may be repeated, until somebody answers. Raises LinkDown, or what it means."""
         until_s = asyncio.get_running_loop().time() + within_s
         while True:
