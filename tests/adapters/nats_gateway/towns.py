@@ -71,7 +71,8 @@ def ground() -> Fleet:
 class Site:
     """A leaf server behind a link of its own."""
 
-    def __init__(self, folder: Path, name: str, hub_port: int) -> None:
+    def __init__(self, folder: Path, name: str, hub_port: int, hubs: tuple[str, ...] = ()) -> None:
+        self._hubs = hubs
         self.folder = folder / name
         self.name = name
         self.proxy = LinkProxy(hub_port)
@@ -87,7 +88,7 @@ class Site:
             http_port=http_port,
             mqtt_port=mqtt_port,
             domain=self.name,
-            hubs=(f"{LOOPBACK}:{link}",),
+            hubs=self._hubs or (f"{LOOPBACK}:{link}",),
             kept_in=("delivery.>",),
             kept_out=("delivery.>",),
             ping_every_s=2.0,
@@ -108,8 +109,10 @@ class Site:
 
     @property
     def up(self) -> str:
-        where = f"{self.leaf.plan.host}:{self.leaf.plan.port}"
-        return f"nats-hub://{where}?at={LOOPBACK}:{self.proxy.port}&gateway={self.name}-1"
+        return self.up_at(f"{LOOPBACK}:{self.proxy.port}")
+
+    def up_at(self, hubs: str) -> str:
+        return f"nats-hub://{self.leaf.plan.host}:{self.leaf.plan.port}?at={hubs}&gateway={self.name}-1"
 
     def node(self, **more: Any) -> Any:
         given: dict[str, Any] = {"journal": f"sqlite:{self.folder / 'fleet.db'}", "key": self.folder / "fleet.key"}
@@ -122,9 +125,9 @@ class Site:
 
 
 @contextlib.asynccontextmanager
-async def sites(folder: Path, hub: NatsCluster, *names: str) -> AsyncIterator[list[Site]]:
+async def sites(folder: Path, hub: NatsCluster, *names: str, hubs: tuple[str, ...] = ()) -> AsyncIterator[list[Site]]:
     port = hub.servers[0].plan.leaf_port
-    found = [Site(folder, name, port) for name in names]
+    found = [Site(folder, name, port, hubs) for name in names]
     try:
         for site in found:
             await site.start()

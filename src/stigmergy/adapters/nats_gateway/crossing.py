@@ -151,6 +151,8 @@ class Crossing:
         was, self.is_up = self.is_up, error is None
         self.last_error = error
         if error is not None:
+            # The leaf may come back without its disk, and then without its stream.
+            self._leaf_is_ready = False
             self.watch.lost(asyncio.get_running_loop().time())
         if was != self.is_up:
             self._heard(self.is_up)

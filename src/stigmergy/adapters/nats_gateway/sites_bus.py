@@ -30,6 +30,8 @@ SCHEME = "nats-sites"
 CLOSE_S = 5.0
 LOOK_S = 2.0
 """How often it is looked for sites that are new."""
+LOOKS_PER_CHECK = 8
+"""And, every so many times, whether those that are known are still heard."""
 ACK_WAIT_S = 10
 UNDER_WAY_MAX = 64
 """Messages of a site that are given to the node and not yet taken."""
@@ -54,8 +56,9 @@ class SitesBus:
         self._task: asyncio.Task[None] | None = None
         self._acks: dict[asyncio.Task[None], None] = {}
         self._woken = asyncio.Event()
-        self._sites: dict[str, None] = {}
-        """Streams that this node has a consumer of, since the link is up."""
+        self._sites: dict[str, bool] = {}
+        """Streams that were looked at since the link is up, and whether this node has a consumer there."""
+        self._looks = 0
         self._trouble: StigmergyError | None = None
 
     @property
@@ -71,7 +74,7 @@ class SitesBus:
     @property
     def sites(self) -> list[str]:
         """The streams that are taken from."""
-        return list(self._sites)
+        return [name for name, has_consumer in self._sites.items() if has_consumer]
 
     def on_link(self, heard: LinkHeard) -> None:
         """Has this called when the hub comes and goes."""
@@ -137,26 +140,41 @@ class SitesBus:
         if link is None or not link.is_up or not self._reception.patterns:
             return
         names = await _names(link)
+        self._looks += 1
+        if self._looks % LOOKS_PER_CHECK == 0:
+            await self._check(link)
         for name in names:
-            if name not in self._sites and await self._listen_to(link, name):
-                self._sites[name] = None
+            if name not in self._sites and (listens := await self._listen_to(link, name)) is not None:
+                self._sites[name] = listens
         for gone in [name for name in self._sites if name not in names]:
             del self._sites[gone]
 
-    async def _listen_to(self, link: NatsLink, stream: str) -> bool:
-        """A consumer of this node's own that begins behind what it has taken. False for a stream that brings nothing.
+    async def _check(self, link: NatsLink) -> None:
+        """That a stream was made again is told once, and that may get lost."""
+        for name in [name for name, has_consumer in self._sites.items() if has_consumer]:
+            try:
+                await link.api(f"CONSUMER.INFO.{name}.{self._consumer}")
+            except JetStreamRefused as refused:
+                if refused.code not in (CONSUMER_NOT_FOUND, STREAM_NOT_FOUND):
+                    raise
+                self._sites.pop(name, None)
+
+    async def _listen_to(self, link: NatsLink, stream: str) -> bool | None:
+        """Makes a consumer of this node's own that begins behind what it has taken.
+
+        False for a stream that is no site's, and None for one that has gone meanwhile.
 
         It is made anew at each start, so that what was under way in an earlier run comes at once.
         """
         try:
             info = await link.api(f"STREAM.INFO.{stream}")
             if not info["config"].get("metadata", {}).get("stigmergy-gateway"):
-                return True  # Our own way up, not one of a site below.
+                return False  # Our own way up, not one of a site below.
             taken = await self._forget(link, stream)
             await link.api(f"CONSUMER.CREATE.{stream}.{self._consumer}", self._consumer_of(stream, taken))
         except JetStreamRefused as refused:
             if refused.code == STREAM_NOT_FOUND:
-                return False
+                return None
             raise
         return True
 
@@ -190,7 +208,10 @@ class SitesBus:
         return {"stream_name": stream, "config": config, "action": ""}
 
     async def _hear_of_stream(self, message: Msg) -> None:
-        if f".{PREFIX}" in message.subject:
+        name = message.subject.rpartition(".")[2]
+        if name.startswith(PREFIX):
+            # Also one that was taken away and made again: what listened to it went with it.
+            self._sites.pop(name, None)
             self._woken.set()
 
     # ------------------------------------------------------------------ messages
