@@ -32,6 +32,7 @@ from stigmergy.cli import (
     sim,
     state,
     top,
+    worker,
 )
 from stigmergy.cli.output import Output
 from stigmergy.cli.parsing import Parser
@@ -41,6 +42,7 @@ from stigmergy.core.errors import StigmergyError
 GROUPS = (
     new,
     run,
+    worker,
     gateway,
     send,
     state,

@@ -135,7 +135,7 @@ class Estate:
         self._person.logs.append(log)
         return log
 
-    def furnish(self, host: LeasedHost, shard: int) -> House:
+    def furnish(self, host: LeasedHost, shard: int, claim: int) -> House:
         share = Share(shard + 1, len(self._town.shards), len(self._town.shards))
         street = MovingNeighbourhood(self._town.street, share.process, lambda: self._person.is_cut)
         return House(neighbours=Neighbours(host, street, share))

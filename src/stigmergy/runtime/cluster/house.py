@@ -117,6 +117,6 @@ class Estate(Protocol):
         """The log of a shard, made if there is none. Raises LinkDown, JournalForeign, ConfigError."""
         ...
 
-    def furnish(self, host: LeasedHost, shard: int) -> House:
-        """What stands around the host of a shard, not yet started."""
+    def furnish(self, host: LeasedHost, shard: int, claim: int) -> House:
+        """What stands around the host of a shard, not yet started. `claim` is the number by which we own it."""
         ...

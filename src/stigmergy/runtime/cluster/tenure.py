@@ -52,7 +52,7 @@ class Tenure:
             means.trusted,
         )
         self.host.may_act = may_act
-        self.house = means.estate.furnish(self.host, shard)
+        self.house = means.estate.furnish(self.host, shard, claimed.number)
         self.live: Live | None = None
 
     @property

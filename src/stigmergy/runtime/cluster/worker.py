@@ -110,7 +110,8 @@ class Worker:
                 raise
             self._tell("waits", {"reason": str(error)})
             return None
-        self._tell("joined", {"worker": me.id, "members": len(roster.register.members())})
+        others = [member.id for member in roster.register.members() if member.id != me.id]
+        self._tell("joined", {"worker": me.id, "others": others})
         return roster
 
     def _describe_anew(self) -> Member:

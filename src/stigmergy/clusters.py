@@ -1,0 +1,305 @@
+"""Workers put together: a fleet's shards on NATS, with the logs, leases, neighbours, bus and control endpoints there.
+
+    async with NatsWorker(fleet, "nats://hub:4222") as worker:
+        await worker.run()
+
+One connection carries all of a worker's logs, leases, tells and control; a bus has another one.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from msgspec import structs
+
+from stigmergy.adapters.nats import naming
+from stigmergy.adapters.nats.address import NatsAddress, parse_address
+from stigmergy.adapters.system import SystemClock, SystemEntropy, SystemThreads
+from stigmergy.bearings import Bearings, open_ledger
+from stigmergy.config import Config
+from stigmergy.core.errors import ConfigError
+from stigmergy.keyring import load_signer, read_key
+from stigmergy.ports.bus import Bus
+from stigmergy.ports.following import ShardLog
+from stigmergy.ports.journal import JournalIdentity
+from stigmergy.ports.trust import Signer
+from stigmergy.runtime.bus_mesh import BusMesh
+from stigmergy.runtime.cluster.house import Door, House
+from stigmergy.runtime.cluster.leased_desk import LeasedDesk
+from stigmergy.runtime.cluster.leased_host import LeasedHost
+from stigmergy.runtime.cluster.records import Member
+from stigmergy.runtime.cluster.tenure import Means
+from stigmergy.runtime.cluster.worker import Tell, Worker
+from stigmergy.runtime.company import Companions
+from stigmergy.runtime.control import ControlDesk, Node
+from stigmergy.runtime.declaration import Declaration
+from stigmergy.runtime.devices import Devices
+from stigmergy.runtime.link import BusLink, describe_this_node
+from stigmergy.runtime.live import Live
+from stigmergy.runtime.neighbours import Neighbours
+from stigmergy.runtime.shares import Share
+from stigmergy.runtime.topics import safe_node_name
+from stigmergy.wiring import installed_version, make_link, verifier
+
+if TYPE_CHECKING:
+    from stigmergy.adapters.nats.link import NatsLink
+
+OPTIONS = ("replicas", "max_bytes")
+REPLICATED_SERVERS = 3
+"""A URL that names so many servers wants its streams on so many of them, if it does not say otherwise."""
+INCARNATION_BYTES = 6
+MISSING = 'a worker needs the NATS client: pip install "stigmergy[nats]"'
+
+
+class NatsWorker:
+    """One worker on NATS, from its connection to its end."""
+
+    def __init__(
+        self,
+        fleet: Declaration,
+        url: str,
+        config: Config,
+        *,
+        key: Path | None = None,
+        trust: Sequence[str] = (),
+        agents: Sequence[str] = (),
+        bearings: Bearings | None = None,
+        name: str | None = None,
+        upgrade: bool = False,
+        tell: Tell = lambda *_: None,
+    ) -> None:
+        self._fleet = fleet
+        self.address = cluster_address(url)
+        self._key = key or (Path(config.fleet.key) if config.fleet.key else Path(f"{fleet.name}.key"))
+        self._trusted = [read_key(text).key for text in (*config.fleet.trust, *trust)]
+        self._agents = tuple(agents) or config.fleet.agents
+        self._bearings = bearings or Bearings()
+        self._name = safe_node_name(name or socket.gethostname()).replace(".", "-")
+        self._upgrade = upgrade
+        self._tell = tell
+        self._settings = config.settings or fleet.settings
+        self._links: list[NatsLink] = []
+        self._worker: Worker | None = None
+        check_surroundings(self._bearings, self._settings.retention.archive)
+
+    async def __aenter__(self) -> Worker:
+        """Connects, and makes the worker; it begins with its `run`."""
+        self._fleet.check_safe_actions()
+        self._fleet.prepare(lambda sentence: self._tell("prepares", {"what": sentence}))
+        signer = _load_shared_key(self._key)
+        link = await self._connect(self.address, f"worker of {self._fleet.name}")
+        try:
+            return await self._make(link, signer)
+        except BaseException:
+            await self.__aexit__(None, None, None)
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for attachment in reversed(self._fleet.attachments):
+            try:
+                await attachment.close()
+            except Exception as failed:
+                self._tell("troubled", {"reason": f"{type(attachment).__name__} could not be closed: {failed}"})
+        for link in reversed(self._links):
+            await link.close()
+        self._links.clear()
+
+    async def _make(self, link: NatsLink, signer: Signer) -> Worker:
+        from stigmergy.adapters.nats_store.store import NatsStore
+
+        clock, entropy = SystemClock(), SystemEntropy()
+        keys = await NatsStore(link, clock).key_value(naming.cluster_bucket(self._fleet.name))
+        bus_link = None
+        if self._bearings.bus is not None:
+            bus_link = await self._connect(parse_bus(self._bearings.bus), f"bus of {self._fleet.name}")
+        for attachment in self._fleet.attachments:
+            await attachment.open()
+        estate = NatsEstate(self._fleet, link, self._bearings, signer, self._agents, self.stop, bus_link=bus_link)
+        means = Means(
+            declaration=self._fleet,
+            estate=estate,
+            signer=signer,
+            verifier=verifier(),
+            clock=clock,
+            entropy=entropy,
+            settings=self._settings,
+            trusted=self._trusted,
+        )
+        about = Member(
+            id=f"{self._name}-{os.getpid()}", host=socket.gethostname(), pid=os.getpid(), version=installed_version()
+        )
+        self._worker = Worker(keys, means, about, self._tell, upgrade=self._upgrade)
+        return self._worker
+
+    def stop(self) -> None:
+        """Has the worker hand everything over, and end."""
+        if self._worker is not None:
+            self._worker.stop()
+
+    async def _connect(self, address: NatsAddress, name: str) -> NatsLink:
+        try:
+            from stigmergy.adapters.nats.link import NatsLink
+        except ModuleNotFoundError:
+            raise ConfigError(MISSING) from None
+        link = await NatsLink.open(address, name=name)
+        self._links.append(link)
+        return link
+
+
+class NatsEstate:
+    """What a worker needs on NATS for each of its shards."""
+
+    def __init__(
+        self,
+        fleet: Declaration,
+        link: NatsLink,
+        bearings: Bearings,
+        signer: Signer,
+        agents: Sequence[str],
+        stop: Callable[[], None],
+        *,
+        bus_link: NatsLink | None = None,
+    ) -> None:
+        self._fleet = fleet
+        self._link = link
+        self._bus_link = bus_link
+        self._bearings = bearings
+        self._signer = signer
+        self._agents = tuple(agents)
+        self._stop = stop
+        self._entropy = SystemEntropy()
+        self._threads = SystemThreads()
+
+    async def open_log(self, shard: int) -> ShardLog:
+        """The log of a shard: a stream of its own."""
+        from stigmergy.adapters.nats_journal.following import open_shard_log
+
+        fleet = self._fleet
+        incarnation = int.from_bytes(self._entropy.token(INCARNATION_BYTES), "big") + 1
+        identity = JournalIdentity(fleet.name, fleet.shards, incarnation, (shard, shard), fleet.homes.key_name)
+        return await open_shard_log(self._link, identity)
+
+    def furnish(self, host: LeasedHost, shard: int, claim: int) -> House:
+        """Neighbours, devices, bus, company and control of one shard."""
+        from stigmergy.adapters.nats_control import NatsDoor
+        from stigmergy.adapters.nats_neighbours import NatsNeighbourhood
+
+        fleet, link = self._fleet, self._link
+        share = Share(shard + 1, fleet.shards, fleet.shards)
+        neighbours = Neighbours(host, NatsNeighbourhood(link, fleet.name, shard, lambda: claim), share)
+        where = structs.replace(self._bearings, node=shard_node(shard))
+        bus = self._open_bus(where, shard, claim)
+        bus_link = None if bus is None else make_link(host, bus, self._entropy, where, self._agents)
+        node = Node(
+            installed_version(), link.address.shown, (self._signer.algorithm, self._signer.public_key), self._signer
+        )
+
+        def door(live: Live) -> Door:
+            desk = LeasedDesk(ControlDesk(live, verifier(), node, self._stop), host)
+            return NatsDoor(link, fleet.name, shard, desk, lambda: claim)
+
+        return House(
+            neighbours=neighbours,
+            devices=Devices(host, self._threads, self._agents),
+            link=bus_link,
+            bus=bus,
+            companions=self._companions(host, where, bus, bus_link),
+            door=door,
+        )
+
+    def _open_bus(self, where: Bearings, shard: int, claim: int) -> Bus | None:
+        if where.bus is None or self._bus_link is None:
+            return None
+        from stigmergy.adapters.nats_bus.bus import NatsBus
+        from stigmergy.adapters.nats_bus.options import read_options
+        from stigmergy.adapters.nats_bus.partition import Partition
+
+        fleet = self._fleet
+        client_id = f"{fleet.name}:{where.site}:{where.node}"
+        return NatsBus(
+            read_options(where.bus, client_id),
+            client_id,
+            self._entropy,
+            link=self._bus_link,
+            partition=Partition(shard, fleet.shards, fleet.homes.of),
+            epoch=claim,
+        )
+
+    def _companions(self, host: LeasedHost, where: Bearings, bus: Bus | None, link: BusLink | None) -> Companions:
+        """Those it shares fields with, over the bus; and the ledger, if agents claim something."""
+        ordered = any(plan.ordered for plan in self._fleet.plans.values())
+        ledger = open_ledger(where, self._fleet.name) if ordered else None
+        trusted = [read_key(text).key for text in where.peers]
+        if bus is None or link is None:
+            me = describe_this_node(host, where.node or "", self._entropy, installed_version())
+            return Companions(host, self._signer, self._entropy, ledger=ledger, me=me, trusted=trusted)
+        return Companions(
+            host,
+            self._signer,
+            self._entropy,
+            mesh=BusMesh(bus, link.topics, link.node),
+            ledger=ledger,
+            names=lambda: [member.node for member in link.members()],
+            trusted=trusted,
+        )
+
+
+def cluster_address(url: str) -> NatsAddress:
+    """Where a fleet's workers meet. Streams are kept three times where three servers are named, or as it says."""
+    address = parse_address(url, OPTIONS)
+    if not address.option("replicas"):
+        copies = REPLICATED_SERVERS if len(address.servers) >= REPLICATED_SERVERS else 1
+        address = structs.replace(address, options=(*address.options, ("replicas", str(copies))))
+    _ = address.replicas
+    return address
+
+
+def parse_bus(url: str) -> NatsAddress:
+    """Where the bus of a worker is, which must be on NATS too: the servers sort messages by shard."""
+    scheme = url.partition(":")[0]
+    if scheme not in ("nats", "tls"):
+        raise ConfigError(
+            f"bus {url!r}: workers share a bus on NATS, which sorts messages by shard; give nats://…, and let devices "
+            "connect to the MQTT listener of its servers"
+        )
+    from stigmergy.adapters.nats_bus.options import OPTIONS as BUS_OPTIONS
+
+    return parse_address(url, BUS_OPTIONS)
+
+
+def check_surroundings(bearings: Bearings, archive: str | None) -> None:
+    """Refuses what workers cannot do."""
+    if bearings.mesh is not None:
+        raise ConfigError(f"mesh {bearings.mesh!r}: workers share fields over their bus; give --bus nats://… instead")
+    if bearings.uplink is not None or bearings.collects:
+        raise ConfigError("uplink and collects are for nodes at a site and their gateways; leave them out for a worker")
+    if archive is not None:
+        raise ConfigError(
+            f"workers do not archive flight logs ({archive}); take archive out of [settings.retention], the logs are "
+            "on the servers"
+        )
+
+
+def shard_node(shard: int) -> str:
+    """What a shard is called on the bus: the same wherever it is."""
+    return f"shard-{shard}"
+
+
+def _load_shared_key(path: Path) -> Signer:
+    """The key that all workers of a fleet sign with. Of several that are started at once, one makes it."""
+    try:
+        return load_signer(path, create=True)
+    except ConfigError:
+        if not path.exists():
+            raise
+        return load_signer(path, create=False)
+
+
+__all__ = ["NatsEstate", "NatsWorker", "Worker", "cluster_address", "parse_bus", "shard_node"]
