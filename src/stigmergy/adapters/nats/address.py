@@ -45,7 +45,8 @@ class NatsAddress(Struct, frozen=True):
     @property
     def shown(self) -> str:
         """For people: without the password."""
-        return ",".join(self.servers)
+        first, *others = self.servers
+        return ",".join([first, *(server.partition("://")[2] for server in others)])
 
     def option(self, name: str, default: str = "") -> str:
         """What the URL says about this."""
