@@ -35,6 +35,16 @@ def retained_stream(fleet: str) -> str:
     return f"STIG_KEPT_{token(fleet)}"
 
 
+def parted_stream(fleet: str, shards: int) -> str:
+    """Holds commands and inputs of a fleet's agents, sorted by shard."""
+    return f"STIG_PART_{token(fleet)}_{shards}"
+
+
+def parted_subject(fleet: str, shards: int) -> str:
+    """Beginning of the subjects of what was sorted; the shard follows, and the rest of the topic."""
+    return f"{ROOT}.{token(fleet)}.part.{shards}"
+
+
 def bus_session(client_id: str) -> str:
     """The consumer of a client's session. Of a long id a digest stands for the end: JetStream takes 255 characters."""
     name = token(client_id)

@@ -16,12 +16,13 @@ from stigmergy.adapters.nats.naming import bus_session, bus_stream
 from stigmergy.adapters.nats_bus.envelope import MQTT_QOS, headers_of, retained_headers
 from stigmergy.adapters.nats_bus.options import BusOptions, check_client_id
 from stigmergy.adapters.nats_bus.outlet import Outlet
+from stigmergy.adapters.nats_bus.partition import Mover, Parting, Partition
 from stigmergy.adapters.nats_bus.retained import read_retained
 from stigmergy.adapters.nats_bus.session import Session
 from stigmergy.adapters.nats_bus.streams import ensure_streams, ensure_subjects, has_mqtt
 from stigmergy.adapters.nats_bus.subjects import MQTT_MESSAGES, filters_of, is_covered, subject_of
 from stigmergy.adapters.nats_bus.will import Will
-from stigmergy.core.errors import Bug, ConfigError, LinkDown, Malformed, StigmergyError, TooLarge
+from stigmergy.core.errors import Bug, ConfigError, LinkDown, Malformed, NotOwned, StigmergyError, TooLarge
 from stigmergy.ports.bus import BusMessage, Handler, LinkHeard, check_message, check_pattern
 from stigmergy.ports.clock import Entropy
 from stigmergy.ports.receiving import UNHEARD_S_MAX, Arrival, Receipts, Reception
@@ -43,8 +44,19 @@ SUBJECT_TOO_LARGE = 10054
 class NatsBus:
     """The Bus port. `open` starts a task that keeps the session as long as the bus is open."""
 
-    def __init__(self, options: BusOptions, client_id: str, entropy: Entropy, *, link: NatsLink | None = None) -> None:
-        """With a `link`, which somebody else closes, several buses of one process share one connection."""
+    def __init__(
+        self,
+        options: BusOptions,
+        client_id: str,
+        entropy: Entropy,
+        *,
+        link: NatsLink | None = None,
+        partition: Partition | None = None,
+        epoch: int = 0,
+    ) -> None:
+        """With a `link`, which somebody else closes, several buses of one process share one connection. With a
+        `partition`, commands and inputs come for the agents of one shard only; its session is taken over by whoever has
+        the same client id and no lower `epoch`."""
         check_client_id(client_id)
         self.options = options
         self.client_id = client_id
@@ -55,7 +67,11 @@ class NatsBus:
         self._inbox = f"_INBOX.{self._owner}"
         self._outlet = Outlet(self._link, f"{self._inbox}.posted")
         self._reception = Reception()
+        self._parting = None if partition is None else Parting(options, partition)
+        self._mover = None if self._parting is None else Mover(self._outlet, self._parting)
+        self._epoch = epoch
         self._session = self._make_session()
+        self._sorted = None if self._parting is None else self._make_sorted(self._parting)
         self._will: Will | None = None
         self._is_up = False
         self._last_error: StigmergyError | None = LinkDown(f"{options.place}: not connected yet")
@@ -130,7 +146,7 @@ class NatsBus:
         filters_of(pattern)
         if self._is_closed:
             raise Bug("the bus is closed; open another one")
-        self._reception.subscribe(pattern, handler)
+        self._reception.subscribe(pattern, handler if self._parting is None else _leave_to_others(handler))
         if not self._is_up:
             return
         try:
@@ -148,6 +164,8 @@ class NatsBus:
             return
         self._is_closed = True
         await self._reception.close(CLOSE_S_MAX)
+        if self._mover is not None:
+            await self._mover.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -232,7 +250,8 @@ class NatsBus:
                 reason = LinkDown(f"{self.options.place}: {type(error).__name__}: {error}; it is tried again")
             self._went_down(self._better(reason))
             async with self._changing:
-                await self._session.pause()
+                for session in self._sessions:
+                    await session.pause()
                 if self._will is not None:
                     await self._will.pause()
             await asyncio.sleep(self._wait_s(tries))
@@ -270,11 +289,20 @@ class NatsBus:
             for message in kept:
                 self._reception.take(Arrival(message, _forget))
         self._made |= dict.fromkeys(fresh)
-        await self._session.begin(filters, found.last_sequence)
+        if self._parting is not None and self._sorted is not None:
+            filters, ours = self._parting.split(filters)
+            if ours:
+                found_sorted = await self._parting.ensure(self._link)
+                await self._sorted.begin(ours, found_sorted.last_sequence)
+        if filters:
+            await self._session.begin(filters, found.last_sequence)
+
+    @property
+    def _sessions(self) -> list[Session]:
+        return [self._session] if self._sorted is None else [self._session, self._sorted]
 
     def _make_session(self) -> Session:
-        subjects = self.options.subjects
-        inner = f"{subjects.inner}."
+        inner = f"{self.options.subjects.inner}."
         return Session(
             self._link,
             bus_stream(self.options.fleet),
@@ -283,16 +311,33 @@ class NatsBus:
             self._reception,
             self._doubt,
             session_s=self.options.session_s,
+            epoch=self._epoch,
             bare=lambda subject: None if subject.startswith(inner) else subject,
+        )
+
+    def _make_sorted(self, parting: Parting) -> Session:
+        return Session(
+            self._link,
+            parting.stream,
+            bus_session(self.client_id),
+            self._owner,
+            self._reception,
+            self._doubt,
+            session_s=self.options.session_s,
+            epoch=self._epoch,
+            bare=parting.bare,
+            takes=None if self._mover is None else self._mover.takes,
         )
 
     async def _leave(self) -> None:
         if self._linked.is_set():
             if self._will is not None:
                 await self._will.cancel()
-            await self._session.close()
+            for session in self._sessions:
+                await session.close()
         else:
-            await self._session.pause()
+            for session in self._sessions:
+                await session.pause()
 
     async def _look_after(self) -> None:
         """Now and then: what older programs listened to is left to nobody, and devices may have come."""
@@ -308,10 +353,18 @@ class NatsBus:
                     self._note_captured(found.config["subjects"])
                     self._has_mqtt = self.options.mqtt and await has_mqtt(self._link)
                     if not is_trimmed and self._made and loop.time() - opened_s > UNHEARD_S_MAX:
-                        await self._session.trim(_filters(self._made))
+                        await self._trim()
                         is_trimmed = True
             except (StigmergyError, JetStreamRefused) as error:
                 self._doubt(LinkDown(f"{self.options.place}: {error}"))
+
+    async def _trim(self) -> None:
+        filters, ours = _filters(self._made), list[str]()
+        if self._parting is not None:
+            filters, ours = self._parting.split(filters)
+        await self._session.trim(filters)
+        if self._sorted is not None:
+            await self._sorted.trim(ours)
 
     def _wait_s(self, tries: int) -> float:
         """Exponential, with full jitter: a fleet whose servers come back must not come back all at once."""
@@ -374,6 +427,16 @@ class NatsBus:
 
 def _filters(patterns: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(one for pattern in patterns for one in filters_of(pattern)))
+
+
+def _leave_to_others(handler: Handler) -> Handler:
+    """What every shard hears is taken by the one whose agent it is for."""
+
+    async def handle(message: BusMessage) -> None:
+        with contextlib.suppress(NotOwned):
+            await handler(message)
+
+    return handle
 
 
 def _forget() -> None:

@@ -13,7 +13,7 @@ OPTIONS = ("replicas", "topics", "age_s", "stored_mb", "session_s", "will_s", "m
 AGE_S = 7 * 24 * 3600.0
 """What is older is dropped, whether everybody has it or not."""
 AGE_S_MAX = 365 * 24 * 3600.0
-STORED_MB = 1024
+STORED_MB = 512
 """Of all messages of a fleet; beyond it the oldest are dropped."""
 STORED_MB_MAX = 1024 * 1024
 SESSION_S = 7 * 24 * 3600.0

@@ -23,7 +23,7 @@ SECOND_NS = 1_000_000_000
 MIB = 1024 * 1024
 SUBJECTS_COUNT_MAX = 1_000
 """Of a fleet's stream: patterns outside of the fleet's own topics that its nodes listen to."""
-KEPT_MB = 256
+KEPT_MB = 64
 """Of all retained messages together; beyond it the oldest are dropped."""
 LOCK_S = 5
 """Whoever widens a stream has so long, and the others wait."""

@@ -1,0 +1,136 @@
+"""Shards' own commands and inputs: sorted by the server, moved where its hash misses, kept in order when owners change."""
+
+import asyncio
+from functools import partial
+
+from stigmergy.adapters.nats.address import parse_address
+from stigmergy.adapters.nats.link import NatsLink
+from stigmergy.adapters.nats_bus.partition import Partition
+from stigmergy.core.errors import ConfigError, NotOwned
+from stigmergy.core.state import shard_of
+from stigmergy.ports.bus import BusMessage
+from stigmergy.runtime.topics import Channel, Topics
+from stigmergy.testing.bus_rig import Heard, Marking, publish_surely, wait_until
+from stigmergy.testing.nats_rig import NatsCluster
+
+from tests.adapters.nats_bus.opening import Buses, hear
+
+SHARDS = 4
+NAMES = [f"D-{number}" for number in range(24)]
+
+
+def commands_of(topics: Topics, address: str) -> str:
+    return topics.of_agent(address, Channel.COMMANDS)
+
+
+async def test_each_shard_gets_the_commands_of_its_agents_and_all_hear_the_rest(
+    server: NatsCluster, buses: Buses
+) -> None:
+    topics = Topics("sorted", "north")
+    link = await NatsLink.open(parse_address(server.url), name="worker")
+    heard, presence = [], []
+    for shard in range(SHARDS):
+        bus = await buses.nats(server.url, f"sorted:north:shard-{shard}", link=link, partition=Partition(shard, SHARDS))
+        heard.append(await hear(bus, topics.agents_pattern(Channel.COMMANDS)))
+        presence.append(await hear(bus, topics.nodes_pattern(Channel.PRESENCE)))
+    sender, device = await buses.nats(server.url, "sorted:north:operator"), await buses.mqtt(server, "device")
+    for number, name in enumerate(NAMES):
+        bus = sender if number % 2 else device
+        await bus.publish(BusMessage(commands_of(topics, f"Drone/{name}"), name.encode()))
+    await sender.publish(BusMessage(topics.of_node("operator", Channel.PRESENCE), b"here"))
+    await wait_until(lambda: sum(len(one.payloads) for one in heard) >= len(NAMES))
+    await wait_until(lambda: all(one.payloads == [b"here"] for one in presence))
+    for shard in range(SHARDS):
+        mine = {name for name in NAMES if shard_of(f"Drone/{name}", SHARDS) == shard}
+        assert {payload.decode() for payload in heard[shard].payloads} == mine
+        assert {message.topic for message in heard[shard].messages} == {
+            commands_of(topics, f"Drone/{name}") for name in mine
+        }
+    await buses.close()
+    await link.close()
+
+
+async def test_what_the_hash_misses_is_moved_in_order(server: NatsCluster, buses: Buses) -> None:
+    """By a key function, and for a name with a dot, which topics escape."""
+    topics = Topics("zoned", "north")
+
+    def zone_of(address: str) -> int:
+        return 1 if address.endswith("-") else shard_of(address, 2)
+
+    markings: dict[tuple[int, str], Marking] = {}
+
+    async def take(shard: int, message: BusMessage) -> None:
+        await markings.setdefault((shard, message.topic), Marking())(message)
+
+    for shard in range(2):
+        bus = await buses.nats(server.url, f"zoned:north:shard-{shard}", partition=Partition(shard, 2, zone_of))
+        await bus.subscribe(topics.agents_pattern(Channel.INPUTS), partial(take, shard))
+    sender = await buses.nats(server.url, "zoned:north:operator")
+    agents = [f"Drone/D{number}{end}" for number in range(4) for end in ("-", ".7", "")]
+    for number in range(1, 21):
+        await asyncio.gather(
+            *(sender.publish(BusMessage(topics.of_agent(one, Channel.INPUTS), b"%d" % number)) for one in agents)
+        )
+    where = {(zone_of(one), topics.of_agent(one, Channel.INPUTS)) for one in agents}
+    await wait_until(lambda: sum(len(one.taken) for one in markings.values()) >= 20 * len(agents))
+    assert set(markings) == where
+    assert all(marking.taken == [*range(1, 21)] for marking in markings.values())
+
+
+async def test_shard_goes_on_in_order_with_its_next_owner(server: NatsCluster, buses: Buses) -> None:
+    """Owners change under load: the new one while the old one still reads, and only the new one gets any more."""
+    topics, taken = Topics("moving", "north"), Marking()
+    topic = commands_of(topics, "Drone/D-1")
+    shard = Partition(shard_of("Drone/D-1", SHARDS), SHARDS)
+    sender = await buses.nats(server.url, "moving:north:operator")
+    owner = await buses.nats(server.url, "moving:north:shard", partition=shard, epoch=1)
+    await owner.subscribe(topics.agents_pattern(Channel.COMMANDS), taken)
+    publishing = asyncio.ensure_future(publish_surely(sender, topic, range(1, 401)))
+    for epoch in range(2, 6):
+        count = len(taken.taken)
+        await wait_until(lambda: len(taken.taken) >= min(400, count + 30))  # noqa: B023 - waited for at once
+        following = await buses.nats(server.url, "moving:north:shard", partition=shard, epoch=epoch)
+        await following.subscribe(topics.agents_pattern(Channel.COMMANDS), taken)
+        await wait_until(lambda: isinstance(owner.last_error, ConfigError))  # noqa: B023 - waited for at once
+        owner = following
+    await publishing
+    await wait_until(lambda: len(taken.taken) >= 400)
+    assert taken.taken == [*range(1, 401)]
+
+
+async def test_unacknowledged_messages_of_an_owner_that_is_cut_off_come_to_the_next(
+    server: NatsCluster, buses: Buses
+) -> None:
+    topics, stuck = Topics("cut", "north"), asyncio.Event()
+    shard = Partition(shard_of("Drone/D-1", SHARDS), SHARDS)
+    begun: list[bytes] = []
+
+    async def hang(message: BusMessage) -> None:
+        begun.append(message.payload)
+        await stuck.wait()
+
+    first = await buses.nats(server.url, "cut:north:shard", partition=shard, epoch=1)
+    await first.subscribe(topics.agents_pattern(Channel.COMMANDS), hang)
+    sender = await buses.nats(server.url, "cut:north:operator")
+    for number in range(10):
+        await sender.publish(BusMessage(commands_of(topics, "Drone/D-1"), b"%d" % number))
+    await wait_until(lambda: len(begun) >= 10)
+    second = await buses.nats(server.url, "cut:north:shard", partition=shard, epoch=2)
+    heard = await hear(second, topics.agents_pattern(Channel.COMMANDS))
+    await wait_until(lambda: heard.payloads == [b"%d" % number for number in range(10)])
+    stuck.set()
+
+
+async def test_what_every_shard_hears_is_left_to_the_owner_of_the_agent(server: NatsCluster, buses: Buses) -> None:
+    topics, heard = Topics("shared", "north"), Heard()
+    bus = await buses.nats(server.url, "shared:north:shard-0", partition=Partition(0, 2))
+
+    async def take(message: BusMessage) -> None:
+        if message.payload == b"another's":
+            raise NotOwned("it lives elsewhere")
+        await heard(message)
+
+    await bus.subscribe("shared/north/agents/+/+/events/#", take)
+    for payload in (b"another's", b"mine"):
+        await bus.publish(BusMessage(topics.events("Drone/D-1", "battery"), payload))
+    await wait_until(lambda: heard.payloads == [b"mine"])
