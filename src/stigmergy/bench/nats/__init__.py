@@ -1,0 +1,1 @@
+"""What a fleet on NATS JetStream does per second, against what the servers do alone."""
