@@ -20,8 +20,8 @@ from msgspec import structs
 
 from stigmergy.adapters.nats.configuration import ServerPlan
 from stigmergy.adapters.nats.server import LOOPBACK, NatsServer, free_ports
-from stigmergy.core.errors import LinkDown
-from stigmergy.testing.nats_rig import NatsCluster
+from stigmergy.core.errors import ConfigError, LinkDown
+from stigmergy.testing.nats_rig import STARTS_MAX, NatsCluster
 from stigmergy.testing.proxy import LinkProxy
 
 START_S_MAX = 30.0
@@ -38,7 +38,17 @@ class PartedCluster:
 
     @classmethod
     async def start(cls, folder: Path, nodes: int = 3, **settings: object) -> PartedCluster:
-        """Starts so many servers and returns when they are ready."""
+        """Starts so many servers and returns when they are ready. `settings` are those of ServerPlan, for each."""
+        for number in range(STARTS_MAX):
+            try:
+                return await cls._try(folder, nodes, settings)
+            except ConfigError as error:
+                if number == STARTS_MAX - 1 or "in use" not in str(error):
+                    raise
+        raise AssertionError("unreachable")
+
+    @classmethod
+    async def _try(cls, folder: Path, nodes: int, settings: dict[str, object]) -> PartedCluster:
         folder = folder.absolute()  # noqa: ASYNC240 - it asks for no file
         ports = free_ports(3 * nodes)
         cluster_ports = ports[:nodes]
