@@ -32,6 +32,7 @@ from stigmergy.cli import (
     sim,
     state,
     top,
+    up,
     worker,
 )
 from stigmergy.cli.output import Output
@@ -44,6 +45,7 @@ GROUPS = (
     run,
     worker,
     gateway,
+    up,
     send,
     state,
     log,

@@ -22,7 +22,7 @@ from stigmergy.adapters.nats.planning import (
     plan_local,
     urls_of,
 )
-from stigmergy.adapters.nats.server import NatsServer, find_program, free_ports
+from stigmergy.adapters.nats.server import NatsServer, find_program, free_ports, look_at
 from stigmergy.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ __all__ = [
     "draw_passwords",
     "find_program",
     "free_ports",
+    "look_at",
     "on_cluster",
     "parse_address",
     "parse_hosts",

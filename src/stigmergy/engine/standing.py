@@ -32,6 +32,10 @@ from stigmergy.runtime.cluster.records import (
     worker_of,
 )
 
+NO_MAJORITY = "a majority of the servers is gone: nothing can be written or placed until it is back"
+NOBODY_LEADS = (
+    "the servers have no leader at the moment; they choose one within seconds, and nothing is written until then"
+)
 KEYS_COUNT = 500
 """So many keys of a bucket are asked for at a time."""
 KEYS_COUNT_MAX = 100_000
@@ -107,9 +111,7 @@ async def look(link: NatsLink, fleet: str = "") -> Standing:
     servers = await look_at_servers(link)
     standing = Standing(url=link.address.shown, at_s=time.time(), servers=servers)
     if servers.has_quorum is False:
-        return _without(
-            standing, "a majority of the servers is gone: nothing can be written or placed until it is back"
-        )
+        return _without(standing, NOBODY_LEADS if servers.has_majority else NO_MAJORITY)
     try:
         streams, leaderless = await look_at_streams(link)
     except JetStreamRefused as refused:

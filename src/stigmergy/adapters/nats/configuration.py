@@ -175,7 +175,12 @@ def _jetstream(plan: ServerPlan) -> list[str]:
     else:
         lines += ["    # Syncs every two minutes: acknowledged messages may be lost with the power of a majority."]
     if plan.domain:
-        lines += ["    # A leaf decides and keeps for itself while the hub is away: that takes a domain of its own."]
+        why = (
+            "A leaf decides and keeps for itself while the hub is away: that takes a domain of its own."
+            if plan.hubs
+            else "Gateways tell this JetStream from their own by its domain."
+        )
+        lines += [f"    # {why}"]
         lines += [f"    domain: {_text(plan.domain)}"]
     return [*lines, "}"]
 

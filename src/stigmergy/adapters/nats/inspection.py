@@ -98,9 +98,14 @@ class ServersSeen(Struct, frozen=True, kw_only=True):
 
     servers: tuple[ServerSeen, ...]
     has_quorum: bool | None
-    """Whether a majority is there; None if that cannot be seen."""
+    """Whether a majority is there and has a leader; None if that cannot be seen."""
     needed: int = 1
     leader: str = ""
+
+    @property
+    def has_majority(self) -> bool:
+        """Whether enough of them are there to choose a leader."""
+        return sum(server.is_up for server in self.servers) >= self.needed
 
 
 async def look_at_servers(link: NatsLink, within_s: float = LOOK_S) -> ServersSeen:

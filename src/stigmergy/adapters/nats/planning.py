@@ -17,6 +17,8 @@ HOSTS_MAX = 9
 PORT, CLUSTER_PORT, LEAF_PORT, HTTP_PORT, MQTT_PORT = 4222, 6222, 7422, 8222, 1883
 LOOPBACK = "127.0.0.1"
 ALL_ADDRESSES = "0.0.0.0"
+HUB = "hub"
+"""The domain of a cluster's JetStream: gateways tell it from their own by it."""
 FLEET, GATEWAY, DEVICE, SYSTEM = "fleet", "gateway", "device", "system"
 USERS = (FLEET, GATEWAY, DEVICE, SYSTEM)
 NOT_FOR_DEVICES = ("$JS.>", "$KV.>", "$O.>", "$SYS.>", "stig.>")
@@ -94,6 +96,7 @@ def plan_hosts(
             cluster_port=CLUSTER_PORT + place.shift,
             routes=routes if len(places) > 1 else (),
             leaf_port=LEAF_PORT + place.shift,
+            domain=HUB,
             mqtt_port=MQTT_PORT + place.shift if has_mqtt else 0,
             file_bytes=file_bytes,
             users=users_of(passwords),
@@ -154,6 +157,7 @@ def plan_local(folder: str, ports: list[dict[str, int]], passwords: Passwords) -
             cluster_port=own["cluster"],
             routes=routes,
             leaf_port=own["leaf"],
+            domain=HUB,
             mqtt_port=own["mqtt"],
             users=users_of(passwords),
             open_to=FLEET,

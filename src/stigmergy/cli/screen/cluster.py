@@ -23,7 +23,7 @@ def draw_standing(standing: Standing) -> list[Line]:
     """All that there is to say."""
     lines: list[Line] = [_headline(standing)]
     if standing.trouble:
-        lines += [[(standing.trouble, BAD)]]
+        lines += [[(standing.trouble, WARN if standing.servers.has_majority else BAD)]]
     lines += [[], *_servers(standing)]
     for fleet in standing.fleets:
         lines += [[], *_fleet(fleet)]
@@ -81,6 +81,8 @@ def _headline(standing: Standing) -> Line:
             "quorum" if len(seen.servers) > 1 else "one server, no replicas",
             GOOD if len(seen.servers) > 1 else WARN,
         )
+    elif seen.has_majority:
+        how = ("no leader yet", WARN)
     else:
         how = (f"NO QUORUM: {seen.needed} are needed", BAD)
     leader = [(f", {seen.leader} leads", HEADING)] if seen.leader and seen.has_quorum else []

@@ -1,0 +1,173 @@
+"""Processes that `stigmergy up` starts and looks after: one that dies is started again after a pause that grows.
+
+What a process prints goes into a log of its own. What it says in JSON is heard: its events, and why it ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stigmergy.cli.supervising import HOPELESS, LINE_BYTES_MAX, RESTARTS_MAX, RESTARTS_WITHIN_S, Restarts
+
+STARTING, UP, PAUSING, ENDED, FAILED = "starting", "up", "again soon", "ended", "given up"
+_PR_SET_PDEATHSIG = 1
+
+Tell = Callable[["Child", str, dict[str, Any]], None]
+
+
+class Child:
+    """One process. `tell` hears what becomes of it: `started`, `ended`, `given up`, `said`."""
+
+    def __init__(self, name: str, kind: str, command: list[str], log: Path, tell: Tell, *, speaks: bool) -> None:
+        """One that `speaks` prints documents of JSON on stdout."""
+        self.name = name
+        self.kind = kind
+        self.state = STARTING
+        self.detail = ""
+        """What it last said of itself, in a few words."""
+        self.starts = 0
+        self.error = ""
+        self._error_kind = ""
+        self._command = command
+        self._log = log
+        self._tell = tell
+        self._speaks = speaks
+        self._process: asyncio.subprocess.Process | None = None
+        self._restarts = Restarts()
+        self._stopping = asyncio.Event()
+        self._since_s = time.monotonic()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Of its process; 0 while there is none."""
+        running = self._process is not None and self._process.returncode is None
+        return self._process.pid if running and self._process is not None else 0
+
+    @property
+    def up_s(self) -> float:
+        """How long this life of it has lasted."""
+        return time.monotonic() - self._since_s
+
+    def begin(self) -> None:
+        """Starts it, and again whenever it dies."""
+        self._task = asyncio.ensure_future(self._live())
+
+    def ready(self, detail: str = "") -> None:
+        """It does what it is for."""
+        self.state, self.detail = UP, detail or self.detail
+
+    def stop(self) -> None:
+        """Has it end in order."""
+        self._stopping.set()
+        self.signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Has it end at once."""
+        self._stopping.set()
+        self.signal(signal.SIGKILL)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Signals it, if it is there."""
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+    async def wait_end(self, within_s: float) -> None:
+        """Waits until it is over, and ends it the hard way if that takes too long."""
+        if self._task is None:
+            return
+        done, _ = await asyncio.wait([self._task], timeout=within_s)
+        if not done:
+            self.kill()
+            await asyncio.wait([self._task])
+        self._task.result()
+
+    async def _live(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                code = await self._one_life()
+            except OSError as error:
+                self._give_up(f"cannot be started: {error.strerror or error}")
+                return
+            if self._stopping.is_set():
+                break
+            pause_s = self._restarts.died(time.monotonic())
+            if self._error_kind in HOPELESS:
+                self._give_up(self.error)
+                return
+            if pause_s is None:
+                what = self.error or how_it_ended(code)
+                self._give_up(f"ended {RESTARTS_MAX + 1} times within {RESTARTS_WITHIN_S:g} s, the last time: {what}")
+                return
+            self.state, self.detail = PAUSING, self.error or how_it_ended(code)
+            self._tell(self, "ended", {"code": code, "error": self.error or None, "again_in_s": pause_s})
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), pause_s)
+        self.state, self.detail = ENDED, ""
+
+    async def _one_life(self) -> int:
+        self.state, self.detail, self.error, self._error_kind = STARTING, "", "", ""
+        self._since_s = time.monotonic()
+        with self._log.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE if self._speaks else log,
+                stderr=log,
+                limit=LINE_BYTES_MAX,
+                start_new_session=True,
+                preexec_fn=_die_with_parent,
+            )
+            self.starts += 1
+            if self._stopping.is_set():  # while it was being started
+                self.signal(signal.SIGTERM)
+            self._tell(self, "started", {"pid": self._process.pid, "starts": self.starts})
+            if self._process.stdout is not None:
+                await self._hear(self._process.stdout, log)
+            return await self._process.wait()
+
+    async def _hear(self, stdout: asyncio.StreamReader, log: Any) -> None:
+        with contextlib.suppress(ValueError):  # a line that is longer than we want to hear
+            while line := await stdout.readline():
+                log.write(line)
+                log.flush()
+                with contextlib.suppress(msgspec.DecodeError):
+                    said = msgspec.json.decode(line, type=dict[str, Any])
+                    if "error" in said and "kind" in said:
+                        self.error, self._error_kind = str(said["error"]), str(said["kind"])
+                    self._tell(self, "said", said)
+        while await stdout.read(LINE_BYTES_MAX):
+            pass
+
+    def _give_up(self, why: str) -> None:
+        self.state, self.detail, self.error = FAILED, why, why
+        self._tell(self, "given up", {"error": why})
+
+
+def how_it_ended(code: int) -> str:
+    """An exit code in words."""
+    if code >= 0:
+        return f"ended with code {code}"
+    with contextlib.suppress(ValueError):
+        return f"ended by {signal.Signals(-code).name}"
+    return f"ended by signal {-code}"
+
+
+_libc = ctypes.CDLL(None)
+
+
+def _die_with_parent() -> None:
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() == 1:
+        os._exit(1)

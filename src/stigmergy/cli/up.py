@@ -1,0 +1,367 @@
+"""`stigmergy up`: a cluster on this machine: servers, workers, gateways; looked after, shown, and ended in order.
+
+Ctrl-C ends it: workers finish what they have taken, then the servers go. A second Ctrl-C ends all at once, which is no
+worse than a loss of power: everything that was acknowledged is in the folder, and the next `up` goes on from there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import shlex
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stigmergy.cli import exits
+from stigmergy.cli.children import FAILED, UP, Child, how_it_ended
+from stigmergy.cli.output import BAD, GOOD, HEADING, NAME, WARN, Cell, Output, counted
+from stigmergy.cli.places import config_of, folder_of, load_fleet
+from stigmergy.cli.screen.cluster import Line, aligned, draw_standing, duration
+from stigmergy.cli.screen.frame import fit
+from stigmergy.core.errors import ConfigError, NotRunning, StigmergyError
+from stigmergy.engine import find_program, look_at, on_cluster, parse_address, write_configuration
+
+if TYPE_CHECKING:
+    from rich.live import Live
+
+    from stigmergy.engine.folder import ClusterFolder
+    from stigmergy.engine.standing import Standing
+
+DATA = Path("stigmergy-cluster")
+KEY = "fleet.key"
+WORKERS_MAX = 64
+READY_S_MAX = 60.0
+LOOK_S = 0.1
+SHOW_EVERY_S = 1.0
+WORKERS_END_S_MAX = 60.0
+SERVERS_END_S_MAX = 15.0
+SERVER, WORKER, GATEWAY = "server", "worker", "gateway"
+STYLES = {UP: GOOD, FAILED: BAD}
+EXAMPLES = """examples:
+  stigmergy up --nodes 3                              three servers, to try workers and gateways on
+  stigmergy up drone:fleet --nodes 3 --workers 2      and two workers of the fleet in drone.py
+  stigmergy up drone:fleet --gateway north            and a gateway for devices at the site north
+"""
+
+
+def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Adds `up`."""
+    parser = commands.add_parser(
+        "up",
+        parents=[common],
+        help="a whole cluster on this machine",
+        description="Starts servers, workers and a gateway on this machine, looks after them and shows how they stand.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("fleet", metavar="MODULE:FLEET", nargs="?", help="what workers run; without it, servers alone")
+    parser.add_argument("--nodes", metavar="N", type=int, default=3, help="servers: 1, 3 or 5 (3)")
+    parser.add_argument("--workers", metavar="N", type=int, help="workers of the fleet (2)")
+    parser.add_argument("--gateway", metavar="SITE", action="append", default=[], help="a gateway here; repeatable")
+    parser.add_argument("--data", metavar="DIR", type=Path, default=DATA, help=f"where everything is kept ({DATA})")
+    parser.add_argument("--config", metavar="FILE", type=Path, help="a configuration other than ./stigmergy.toml")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace, output: Output) -> int:
+    """Brings the cluster up, and stays until it is told to end."""
+    from stigmergy.engine.folder import ClusterFolder
+
+    workers = arguments.workers if arguments.workers is not None else (2 if arguments.fleet else 0)
+    if not arguments.fleet and (workers or arguments.gateway):
+        raise ConfigError("workers and gateways run a fleet: give MODULE:FLEET, such as drone:fleet")
+    if not 0 <= workers <= WORKERS_MAX:
+        raise ConfigError(f"--workers {workers}: give 0 to {WORKERS_MAX}")
+    if arguments.fleet:
+        config_of(arguments)
+        load_fleet(arguments.fleet, folder_of(arguments))  # a mistake in the module is said once, here
+    find_program()
+    folder = ClusterFolder(arguments.data, arguments.nodes)
+    try:
+        folder.check_ports()
+        return asyncio.run(_Cluster(folder, arguments, workers, output).live_and_die())
+    finally:
+        folder.close()
+
+
+class _Cluster:
+    """One run of a cluster."""
+
+    def __init__(self, folder: ClusterFolder, arguments: argparse.Namespace, workers: int, output: Output) -> None:
+        self._folder = folder
+        self._arguments = arguments
+        self._output = output
+        self._plans = folder.plans
+        self._servers = [self._server(number) for number in range(len(self._plans))]
+        self._workers = [self._worker(number) for number in range(1, workers + 1)]
+        self._gateways = [self._gateway(site) for site in arguments.gateway]
+        self._stopping = asyncio.Event()
+        self._reason = ""
+        self._failure: StigmergyError | None = None
+        self._standing: Standing | None = None
+        self._trouble = ""
+        self._live: Live | None = None
+
+    async def live_and_die(self) -> int:
+        """Everything from the first server to the end of the last."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled, number)
+        showing = asyncio.ensure_future(self._show())
+        try:
+            self._tell_begun()
+            await self._begin()
+            await self._stopping.wait()
+        except StigmergyError as error:
+            self._failure = self._failure or error
+        finally:
+            await self._end()
+            showing.cancel()
+            await asyncio.gather(showing, return_exceptions=True)
+        if self._failure is not None:
+            raise self._failure
+        self._output.document({"event": "stopped", "reason": self._reason, "folder": str(self._folder.path)})
+        self._output.line(f"stopped ({self._reason}); the next `stigmergy up` goes on from {self._folder.path}")
+        return exits.OK
+
+    # ------------------------------------------------------------------ what there is
+
+    def _server(self, number: int) -> Child:
+        plan, folder = self._plans[number], self._folder.path.resolve()
+        path = folder / f"{plan.name}.conf"
+        path.touch(mode=0o600)
+        path.write_text(write_configuration(plan), encoding="utf-8")
+        Path(plan.store).mkdir(exist_ok=True, mode=0o700)
+        command = [find_program(), "-c", str(path)]
+        return Child(plan.name, SERVER, command, folder / f"{plan.name}.log", self._tell, speaks=False)
+
+    def _worker(self, number: int) -> Child:
+        name = f"worker-{number}"
+        key = self._folder.path / KEY
+        command = self._stigmergy(WORKER, "--nats", self._folder.url, "--key", str(key), "--name", f"w{number}")
+        return Child(name, WORKER, command, self._folder.path / f"{name}.log", self._tell, speaks=True)
+
+    def _gateway(self, site: str) -> Child:
+        name = f"gateway-{site}"
+        ports = self._folder.gateway_ports(site)
+        hubs = [text for hub in self._folder.hubs for text in ("--hub", hub)]
+        command = self._stigmergy(
+            GATEWAY,
+            "--site",
+            site,
+            *hubs,
+            "--hub-replicas",
+            str(len(self._plans)),
+            "--data",
+            str(self._folder.path / name),
+            "--port",
+            str(ports["client"]),
+            "--mqtt-port",
+            str(ports["mqtt"]),
+        )
+        return Child(name, GATEWAY, command, self._folder.path / f"{name}.log", self._tell, speaks=True)
+
+    def _stigmergy(self, command: str, *options: str) -> list[str]:
+        config = [] if self._arguments.config is None else ["--config", str(self._arguments.config)]
+        return [sys.executable, "-m", "stigmergy", command, self._arguments.fleet, *options, *config, "--json"]
+
+    @property
+    def _all(self) -> list[Child]:
+        return [*self._servers, *self._workers, *self._gateways]
+
+    # ------------------------------------------------------------------ its life
+
+    async def _begin(self) -> None:
+        for server in self._servers:
+            server.begin()
+        watching = [asyncio.ensure_future(self._watch(number)) for number in range(len(self._servers))]
+        self._watching = watching
+        deadline_s = time.monotonic() + READY_S_MAX
+        while not all(server.state == UP for server in self._servers):
+            if self._stopping.is_set():
+                return
+            if failed := [server for server in self._servers if server.state == FAILED]:
+                raise NotRunning(f"server {failed[0].name}: {failed[0].error}; its log is in {self._folder.path}")
+            if time.monotonic() > deadline_s:
+                raise NotRunning(
+                    f"the servers do not find together in {READY_S_MAX:g} s; see their logs in {self._folder.path}"
+                )
+            await asyncio.sleep(LOOK_S)
+        for child in (*self._workers, *self._gateways):
+            child.begin()
+        self._tell_up()
+
+    async def _watch(self, number: int) -> None:
+        """Looks whether a server is well, as it says itself."""
+        server, plan = self._servers[number], self._plans[number]
+        while True:
+            page = await asyncio.to_thread(look_at, f"http://{plan.host}:{plan.http_port}", "healthz")
+            if server.pid and page.get("status") == "ok":
+                server.ready()
+            elif server.state == UP:
+                server.state, server.detail = "not well", str(page.get("error") or "does not answer")
+            await asyncio.sleep(SHOW_EVERY_S if server.state == UP else LOOK_S)
+
+    async def _end(self) -> None:
+        """Workers and gateways first: they hand over and write; then the servers."""
+        self._stopping.set()
+        for child in (*self._workers, *self._gateways):
+            child.stop()
+        for child in (*self._workers, *self._gateways):
+            await child.wait_end(WORKERS_END_S_MAX)
+        for task in getattr(self, "_watching", ()):
+            task.cancel()
+        for server in self._servers:
+            server.stop()
+        for server in self._servers:
+            await server.wait_end(SERVERS_END_S_MAX)
+
+    def _signalled(self, number: signal.Signals) -> None:
+        """The first one ends in order, another one at once."""
+        if self._stopping.is_set():
+            for child in self._all:
+                child.kill()
+            return
+        self._reason = number.name
+        self._stopping.set()
+        self._output.document({"event": "stopping", "reason": number.name})
+        self._note("stopping: workers finish what they have taken, then the servers; once more to end at once")
+
+    # ------------------------------------------------------------------ what is said
+
+    def _tell(self, child: Child, event: str, fields: dict[str, Any]) -> None:
+        self._output.document(
+            {"event": event, "process": child.name, **({"said": fields} if event == "said" else fields)}
+        )
+        if event == "said":
+            self._heard(child, fields)
+        elif event == "started" and child.starts > 1:
+            self._note(f"{child.name} is started again, pid {fields['pid']}")
+        elif event == "ended":
+            how = how_it_ended(fields["code"]) + (f" ({child.error})" if child.error else "")
+            self._note(f"{child.name} {how}; again in {fields['again_in_s']:g} s", WARN)
+        elif event == "given up":
+            self._note(f"{child.name} is given up: {fields['error']}", BAD)
+            self._given_up(child)
+
+    def _given_up(self, child: Child) -> None:
+        """The others go on; but without any worker, or without a majority of the servers, there is no cluster."""
+        alike = {SERVER: self._servers, WORKER: self._workers, GATEWAY: self._gateways}[child.kind]
+        left = sum(one.state != FAILED for one in alike)
+        if child.kind == GATEWAY or left > (len(alike) // 2 if child.kind == SERVER else 0):
+            return
+        self._failure = self._failure or NotRunning(
+            f"{child.name}: {child.error}; nothing is left to go on with, see the logs in {self._folder.path}"
+        )
+        self._stopping.set()
+
+    def _heard(self, child: Child, said: dict[str, Any]) -> None:
+        match said.get("event"):
+            case "joined":
+                child.ready(str(said.get("worker", "")))
+            case "waits" | "troubled":
+                child.detail = str(said.get("reason", ""))
+            case "gateway":
+                child.ready(f"mqtt://{said.get('mqtt', '')}, nats://{said.get('nats', '')}")
+            case "listening" if child.kind == GATEWAY:
+                child.ready()
+            case _:
+                pass
+
+    def _tell_begun(self) -> None:
+        from stigmergy.engine.folder import told_urls
+
+        self._output.document({"event": "begun", "folder": str(self._folder.path), **told_urls(self._folder)})
+        servers = counted(len(self._servers), "server")
+        self._line(("cluster ", HEADING), (self._folder.url, NAME), f"  {servers}, data in {self._folder.path}")
+
+    def _tell_up(self) -> None:
+        spec, url, key = self._arguments.fleet, self._folder.url, self._folder.path / KEY
+        of_fleet = f" --fleet {spec}" if spec else " --fleet MODULE:FLEET"
+        uses = [
+            ("look at it", f"stigmergy status --nats {url}"),
+            ("send", f"stigmergy send KIND/NAME COMMAND FIELD=VALUE --nats {url}{of_fleet}"),
+            (
+                "one more worker",
+                f"stigmergy worker {spec or 'MODULE:FLEET'} --nats {url} --key {shlex.quote(str(key))}",
+            ),
+        ]
+        self._output.document({"event": "up", "nats": url, "uses": dict(uses)})
+        self._line(("up", GOOD), "  use it from another terminal; Ctrl-C ends it")
+        for what, how in uses:
+            self._line((f"  {what}: ", HEADING), how)
+
+    def _line(self, *cells: Cell) -> None:
+        self._output.line(*cells)
+
+    def _note(self, text: str, style: str = "") -> None:
+        self._output.line((text, style))
+
+    # ------------------------------------------------------------------ what is shown
+
+    async def _show(self) -> None:
+        """On a terminal, a table below the lines, written anew each second."""
+        if self._output.json or not sys.stdout.isatty() or self._output.console.is_dumb_terminal:
+            return
+        from rich.live import Live
+
+        looking = asyncio.ensure_future(self._look())
+        with Live(console=self._output.console, auto_refresh=False, transient=True) as self._live:
+            try:
+                while True:
+                    self._draw()
+                    await asyncio.sleep(SHOW_EVERY_S)
+            finally:
+                looking.cancel()
+                await asyncio.gather(looking, return_exceptions=True)
+                self._live.update("", refresh=True)
+                self._live = None
+
+    def _draw(self) -> None:
+        from rich.text import Text
+
+        size = self._output.console.size
+        lines = [[], *self._processes()]
+        if self._standing is not None:
+            lines += [[], *draw_standing(self._standing)]
+        elif self._trouble:
+            lines += [[], [(self._trouble, WARN)]]
+        text = Text(no_wrap=True, overflow="crop", end="")
+        for line in lines[: max(1, size.height - 1)]:
+            for cell in (*fit(line, size.width - 1), "\n"):
+                text.append(cell) if isinstance(cell, str) else text.append(*cell)
+        assert self._live is not None
+        self._live.update(text, refresh=True)
+
+    def _processes(self) -> list[Line]:
+        rows: list[Line] = [
+            [
+                (child.name, NAME),
+                (child.state, STYLES.get(child.state, WARN)),
+                f"{child.pid or ''}",
+                duration(child.up_s) if child.pid else "",
+                f"{max(0, child.starts - 1)}",
+                child.detail,
+            ]
+            for child in self._all
+        ]
+        return aligned(("PROCESS", "", "PID", "UP", "RESTARTS", ""), rows)
+
+    async def _look(self) -> None:
+        """Keeps what is shown of the cluster new, over one connection."""
+        while True:
+            try:
+                await on_cluster(parse_address(self._folder.url), self._look_on, name="stigmergy up")
+            except StigmergyError as error:
+                self._standing, self._trouble = None, str(error)
+            await asyncio.sleep(LOOK_S)
+
+    async def _look_on(self, link: Any) -> None:
+        from stigmergy.engine.standing import look
+
+        while True:
+            self._standing, self._trouble = await look(link), ""
+            await asyncio.sleep(SHOW_EVERY_S)
