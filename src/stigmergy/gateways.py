@@ -14,6 +14,7 @@ from stigmergy.adapters.nats_gateway.leaf import Leaf, LeafPlan
 from stigmergy.bearings import Bearings
 from stigmergy.core.errors import ConfigError
 from stigmergy.core.uplink import UplinkRule
+from stigmergy.runtime.declaration import Declaration
 from stigmergy.runtime.topics import escape
 
 NODE = "gateway"
@@ -23,7 +24,7 @@ NODE = "gateway"
 class GatewayPlan(Struct, frozen=True, kw_only=True):
     """A gateway, as it is asked for."""
 
-    fleet: str
+    fleet: Declaration
     site: str
     folder: Path
     node: str = NODE
@@ -46,7 +47,7 @@ def make_leaf(plan: GatewayPlan) -> Leaf:
         LeafPlan(
             folder=plan.folder,
             site=plan.site,
-            fleet=escape(plan.fleet),
+            roots=topic_roots(plan.fleet),
             hubs=plan.hubs,
             hub_tls=plan.hub_tls,
             host=plan.host,
@@ -57,6 +58,15 @@ def make_leaf(plan: GatewayPlan) -> Leaf:
     )
 
 
+def topic_roots(fleet: Declaration) -> tuple[str, ...]:
+    """The first levels of all topics that a fleet uses, where they are fixed: its own, and those of plain devices."""
+    topics = [one.topic for one in fleet.device_events]
+    topics += [one.topic for one in fleet.device_commands_taken]
+    topics += [one.topic for one in fleet.device_orders]
+    devices = (topic.levels[0] for topic in topics)
+    return tuple(dict.fromkeys((escape(fleet.name), *(level for level in devices if level[0] not in "{+"))))
+
+
 def bearings_of(plan: GatewayPlan, leaf: Leaf) -> Bearings:
     """Where the gateway's node is: on its leaf; above it the hub, below it gateways, where there are such."""
     options = {
@@ -64,7 +74,7 @@ def bearings_of(plan: GatewayPlan, leaf: Leaf) -> Bearings:
         "gateway": leaf.identity.gateway,
         "host": socket.gethostname(),
         "replicas": str(plan.hub_replicas),
-        "mirror": config_bucket(plan.fleet),
+        "mirror": config_bucket(plan.fleet.name),
     }
     above = f"nats-hub://{leaf.address}?{urlencode(options, quote_via=quote)}"
     return Bearings(

@@ -72,7 +72,7 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         "--mqtt-port", metavar="PORT", type=int, default=MQTT_PORT, help=f"for MQTT; else {MQTT_PORT}, 0 for a free one"
     )
     parser.add_argument("--leaf-port", metavar="PORT", type=int, help="where gateways of the level below connect")
-    parser.add_argument("--bus", choices=("nats", "mqtt"), default="mqtt", help="how the node itself is on the server")
+    parser.add_argument("--bus", choices=("nats", "mqtt"), default="nats", help="how the node itself is on the server")
     parser.add_argument("--node", metavar="NAME", default=NODE, help=f"what this node is called; else {NODE}")
     parser.add_argument("--journal", metavar="URL", help="where to keep the log; else in the folder")
     parser.add_argument("--key", metavar="FILE", type=Path, help="the key to sign with; else in the folder")
@@ -99,7 +99,6 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         )
     fleet = load_fleet(spec, folder_of(arguments))
     plan = _plan(arguments, config, fleet, site)
-    make_process_ours(large_commits=fleet.has_compiled)
     return run_to_the_end(_Gateway(fleet, plan, arguments, config, output).live_and_die())
 
 
@@ -108,7 +107,7 @@ def _plan(arguments: argparse.Namespace, config: Config, fleet: Fleet, site: str
     if arguments.only and config.fleet.uplink is not None:
         raise ConfigError("--only and uplink = … in the configuration both say what goes up; give one of them")
     return GatewayPlan(
-        fleet=fleet.name,
+        fleet=fleet,
         site=site,
         folder=arguments.data or Path(f"gateway-{site}"),
         node=arguments.node,
@@ -141,6 +140,7 @@ class _Gateway:
         """The server first, and last."""
         leaf = make_leaf(self._plan)
         await leaf.start()
+        make_process_ours(large_commits=self._fleet.has_compiled)
         try:
             if self._arguments.take_over:
                 await drop_claim(self._plan, leaf)

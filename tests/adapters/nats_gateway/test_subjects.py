@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stigmergy.adapters.nats_gateway.subjects import site_subjects, subject_of, topic_of
-from stigmergy.core.errors import Malformed
+from stigmergy.adapters.nats_gateway.subjects import check_site, kept_subjects, site_subjects, subject_of, topic_of
+from stigmergy.core.errors import ConfigError, Malformed
 from stigmergy.runtime.topics import escape
 from stigmergy.runtime.uplink.names import Sender
 
@@ -37,3 +37,22 @@ def test_other_topics_do_not_go_between_levels(topic: str) -> None:
 def test_other_subjects_are_none(subject: str) -> None:
     with pytest.raises(Malformed, match="no subject of an uplink"):
         topic_of(subject)
+
+
+def test_what_belongs_to_one_level_stays_there() -> None:
+    kept = kept_subjects(["delivery", "agents", "delivery", "a.b"])
+    assert kept[:3] == ("delivery.>", "agents.>", "a//b.>")
+    assert "stig.*.bus.>" in kept
+    assert "$MQTT.>" in kept
+    assert not any(subject.startswith(("stig.*.up", "stig.*.down", "$JS")) for subject in kept)
+
+
+@pytest.mark.parametrize("site", ["north", "north-7", "n_7", "N" * 32])
+def test_a_site_names_a_domain(site: str) -> None:
+    assert check_site(site) == site
+
+
+@pytest.mark.parametrize("site", ["", "a b", "a.b", "nörd", "a/b", "*", "N" * 33])
+def test_a_site_that_cannot(site: str) -> None:
+    with pytest.raises(ConfigError, match="JetStream domain"):
+        check_site(site)

@@ -17,8 +17,9 @@ from stigmergy.adapters.nats.streams import ensure_stream, find_stream
 from stigmergy.core.errors import ConfigError
 
 KEPT_S = 3_600
-KEPT_BYTES = 256 * 1024 * 1024
-"""What was sent up and not collected for so long, or beyond so much, goes: the gateway's journal still has it."""
+KEPT_COUNT = 512
+"""What was sent up and not collected for so long, or beyond so many, goes: the gateway's journal still has it. A count
+and no size, because a server sets aside what a size allows, for each site."""
 NS = 1_000_000_000
 ASK_S = 2.0
 PREFIX = naming.uplink_stream("")
@@ -51,7 +52,7 @@ def leaf_settings(site_subjects: str) -> dict[str, Any]:
 
 
 def _bounds() -> dict[str, Any]:
-    return {"max_age": KEPT_S * NS, "max_bytes": KEPT_BYTES, "duplicate_window": 10 * NS}
+    return {"max_age": KEPT_S * NS, "max_msgs": KEPT_COUNT, "duplicate_window": 10 * NS}
 
 
 def _sources(site: str) -> list[dict[str, Any]]:

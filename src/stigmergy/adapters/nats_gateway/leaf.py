@@ -27,7 +27,7 @@ from msgspec import Struct, structs
 from stigmergy.adapters.nats.configuration import ServerPlan, TlsFiles
 from stigmergy.adapters.nats.server import LOOPBACK, NatsServer, find_program, free_ports
 from stigmergy.adapters.nats_gateway.greeting import split_hub
-from stigmergy.adapters.nats_gateway.subjects import check_site, fleet_subjects
+from stigmergy.adapters.nats_gateway.subjects import check_site, kept_subjects
 from stigmergy.core.errors import ConfigError, StigmergyError
 
 LOOK_S = 0.2
@@ -48,8 +48,8 @@ class LeafPlan(Struct, frozen=True, kw_only=True):
 
     folder: Path
     site: str
-    fleet: str
-    """Its topics stay at the site."""
+    roots: tuple[str, ...]
+    """First levels of topics, which stay at the site."""
     hubs: tuple[str, ...] = ()
     """host:port of the hub's leaf listeners, with user:password@ where it wants one; none for the uppermost level."""
     hub_tls: TlsFiles | None = None
@@ -225,7 +225,7 @@ class Leaf:
 
     def _server_plan(self, before: ServerPlan | None = None) -> ServerPlan:
         plan, domain = self._plan, self._plan.site
-        own = (fleet_subjects(plan.fleet), "$MQTT.>")
+        own = kept_subjects(plan.roots)
         unknown = () if self._identity.is_known or not plan.hubs else (f"$JS.{domain}.API.>",)
         if before is not None:
             return structs.replace(before, kept_out=(*own, *unknown))

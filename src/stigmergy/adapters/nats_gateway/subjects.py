@@ -10,6 +10,7 @@ They are none of the fleet's own subjects, which stay at the site.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from stigmergy.adapters.nats import naming
 from stigmergy.core.errors import ConfigError, Malformed
@@ -19,6 +20,8 @@ MARKS = "marks"
 UP = "up"
 DOWN = "down"
 ANY = "+"
+INNER = ("bus", "kept", "part", "log", "owner", "grown", "tells", "control")
+"""Subjects of ours that belong to the servers of one level: buses, logs and workers."""
 SITE_CHARS_MAX = 32
 _SITE = re.compile(r"[A-Za-z0-9_-]{1,32}")
 _ESCAPED = re.compile(r"(?:_[0-9A-F]{2})+")
@@ -62,9 +65,10 @@ def site_subjects(site: str) -> str:
     return f"{naming.ROOT}.*.{UP}.{naming.token(site)}.>"
 
 
-def fleet_subjects(fleet: str) -> str:
-    """What nodes and devices of a fleet publish. `fleet` as it is in topics."""
-    return f"{fleet}.>"
+def kept_subjects(roots: Iterable[str]) -> tuple[str, ...]:
+    """What stays at a site: topics that begin so, and what a fleet says to itself on one level."""
+    topics = (f"{root.replace('.', '//')}.>" for root in dict.fromkeys(roots))
+    return (*topics, *(f"{naming.ROOT}.*.{what}.>" for what in INNER), "$MQTT.>")
 
 
 def deliver_subject(client_id: str) -> str:
