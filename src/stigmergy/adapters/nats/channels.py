@@ -74,7 +74,7 @@ class Channels:
         """Answers those who call at this subject, and silences who did so with a lower rank."""
         self._subject, self._serve, self._rank = subject, serve, rank
         await self._hear()
-        self._endings.append(await self._link.subscribe(subject, self._on_said))
+        self._endings.append(await self._link.subscribe(subject, self._on_said, drains=True))
         with contextlib.suppress(LinkDown):
             await self._link.flush()
             await self._announce()
@@ -146,10 +146,12 @@ class Channels:
         if call.rank > self._rank:
             self._retire()
             return
-        if self._serve is None or self._is_closed or not reply:
+        if self._serve is None or not reply:
             return
         why = ""
-        if call.format != FORMAT:
+        if self._is_closed:
+            why = "it listens no more; call again"  # who calls us just now must not wait for an answer in vain
+        elif call.format != FORMAT:
             why = f"it speaks format {call.format}, this one {FORMAT}; run the same version everywhere"
         elif len(self._channels) >= CHANNELS_MAX:
             why = f"{CHANNELS_MAX} channels are open already; try again when one has ended"

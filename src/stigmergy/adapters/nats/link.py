@@ -35,6 +35,8 @@ from stigmergy.core.errors import ConfigError, LinkDown, StigmergyError, TooLarg
 OPEN_S = 5.0
 REQUEST_S = 5.0
 CONNECT_S = 2
+DRAIN_S = 1.0
+"""What is under way to a subscription that ends is waited for so long."""
 PING_EVERY_S = 2
 """A server that is there and does not answer is given up after three of these."""
 PINGS_MAX = 2
@@ -268,9 +270,12 @@ class NatsLink:
 
     # ------------------------------------------------------------------ listening
 
-    async def subscribe(self, subject: str, taken: Taken, queue: str = "") -> Callable[[], Awaitable[None]]:
+    async def subscribe(
+        self, subject: str, taken: Taken, queue: str = "", *, drains: bool = False
+    ) -> Callable[[], Awaitable[None]]:
         """Has messages given to `taken`, one after the other, from now on and over every reconnect. Returns what ends
-        it. Works while the link is down. What `taken` raises goes to `last_error`."""
+        it; with `drains`, what is under way to us then is taken first. Works while the link is down. What `taken`
+        raises goes to `last_error`."""
         if not all(subject.split(".")) or any(sign.isspace() for sign in subject):
             raise ConfigError(f"{subject!r} is no subject that can be subscribed to")
         ear = _Ear(subject, taken, queue)
@@ -282,8 +287,13 @@ class NatsLink:
             if ear in self._ears:
                 self._ears.remove(ear)
             if ear.made is not None:
+                made: Any = ear.made
                 with contextlib.suppress(Exception):
-                    await ear.made.unsubscribe()
+                    if drains and self.is_up:
+                        async with asyncio.timeout(DRAIN_S):
+                            await made.drain()
+                    else:
+                        await made.unsubscribe()
 
         return end
 
