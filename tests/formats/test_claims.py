@@ -24,6 +24,7 @@ from tests.formats.manual import DOCS, fields_of, tables
 MANUAL = (DOCS / "formats.md").read_text(encoding="utf-8")
 STRUCTURES: tuple[type[Struct], ...] = (
     entries.ClaimRecord,
+    entries.SealedRecord,
     entries.ClaimBody,
     fold.ClaimsState,
     fold.ClaimsCheckpoint,
@@ -60,7 +61,7 @@ def test_parts_of_a_state_are_documented() -> None:
 
 
 def test_contexts_domains_and_numbers_are_documented() -> None:
-    for name in ("core.claims.entries", "core.claims.fold", "adapters.sqlite_ledger.file"):
+    for name in ("core.claims.entries", "core.claims.sealing", "core.claims.fold", "adapters.sqlite_ledger.file"):
         source = inspect.getsource(importlib.import_module(f"stigmergy.{name}"))
         contexts = re.findall(r'"(stigmergy 2026 [^"]+)"', source)
         assert contexts
@@ -69,7 +70,7 @@ def test_contexts_domains_and_numbers_are_documented() -> None:
         for domain in re.findall(r'"(stigmergy\.claim[^"]*@1)"', source):
             assert f"`{domain}`" in MANUAL
     assert f"{file.APPLICATION_ID:#x}" in MANUAL
-    assert (entries.RECORD_FORMAT, fold.CHECKPOINT_FORMAT, file.FORMAT) == (1, 1, 1)
+    assert (entries.RECORD_FORMAT, entries.SEALED_FORMAT, fold.CHECKPOINT_FORMAT, file.FORMAT) == (1, 2, 1, 1)
 
 
 def test_columns_of_the_file_are_documented() -> None:

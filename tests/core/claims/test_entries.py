@@ -20,6 +20,7 @@ from stigmergy.core.claims.entries import (
     Release,
     Renew,
     Roster,
+    SealedRecord,
     Take,
     Withdraw,
     Written,
@@ -28,8 +29,10 @@ from stigmergy.core.claims.entries import (
     read_record,
     statement,
     write_record,
+    write_records,
     writer_id,
 )
+from stigmergy.core.claims.sealing import SEALED_COUNT_MAX
 from stigmergy.core.codec import encode
 from stigmergy.core.errors import Malformed
 from tests.core.claims.moves import CELL, LEDGER, Node, sign_with, verify
@@ -76,7 +79,8 @@ def signed(body: bytes, record_format: int = 1, key: bytes = b"north", ledger: s
         (signed(encode([1, 1, 1, "a", [99, CELL]])), "malformed"),
         (signed(encode(ClaimBody(1, 1, 0, "a", Withdraw(CELL)))), "malformed"),
         (signed(encode(ClaimBody(1, 1, 1, "a", Withdraw(CELL))), key=bytes(65)), "malformed"),
-        (signed(encode(ClaimBody(1, 1, 1, "a", Withdraw(CELL))), record_format=2), "unknown"),
+        (signed(encode(ClaimBody(1, 1, 1, "a", Withdraw(CELL))), record_format=3), "unknown"),
+        (signed(encode(ClaimBody(1, 1, 1, "a", Withdraw(CELL))), record_format=2), "malformed"),
         (signed(encode(ClaimBody(1, 1, 1, "a", Withdraw(CELL))), ledger="another"), "forged"),
     ],
 )
@@ -92,6 +96,57 @@ def test_every_changed_byte_is_noticed() -> None:
         found = read_record(LEDGER, changed, verify)
         assert isinstance(found, str), f"byte {index} was changed, and the record was taken as {found}"
         assert found != good
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 16, 17, 64, SEALED_COUNT_MAX])
+def test_entries_that_are_written_together_share_a_signature_and_are_read_one_by_one(count: int) -> None:
+    node, asked = Node("north"), list[bytes]()
+
+    def counting(algorithm: int, key: bytes, signed: bytes, signature: bytes) -> bool:
+        asked.append(signature)
+        return verify(algorithm, key, signed, signature)
+
+    bodies = [node.body(Ask(f"cell/{number}", 1_000)) for number in range(count)]
+    records = write_records(LEDGER, 1, node.key, bodies, lambda data: sign_with(node.key, data))
+    for number in (*range(count), 0, count - 1):
+        found = read_record(LEDGER, records[number], counting)
+        assert isinstance(found, Written)
+        assert (found.sequence, found.move) == (number + 1, Ask(f"cell/{number}", 1_000))
+        assert claimant_of(records[number])[0] == found.claimant
+    assert len(dict.fromkeys(asked)) == 1
+
+
+def test_every_changed_byte_of_a_sealed_entry_is_noticed() -> None:
+    node = Node("north")
+    bodies = [node.body(Ask(f"cell/{number}", 1_000)) for number in range(6)]
+    record = write_records(LEDGER, 1, node.key, bodies, lambda data: sign_with(node.key, data))[5]
+    for index in range(len(record)):
+        changed = record[:index] + bytes([record[index] ^ 1]) + record[index + 1 :]
+        assert isinstance(read_record(LEDGER, changed, verify), str), f"byte {index} was changed"
+
+
+def test_a_sealed_entry_counts_in_its_own_place_and_ledger_only() -> None:
+    node = Node("north")
+    bodies = [node.body(Ask(f"cell/{number}", 1_000)) for number in range(6)]
+    records = write_records(LEDGER, 1, node.key, bodies, lambda data: sign_with(node.key, data))
+    one, other = (msgspec.msgpack.decode(data, type=SealedRecord) for data in records[:2])
+    for wrong, why in (
+        (msgspec.structs.replace(one, body=other.body), "forged"),
+        (msgspec.structs.replace(one, index=1), "forged"),
+        (msgspec.structs.replace(one, index=-1), "malformed"),
+        (msgspec.structs.replace(one, index=16), "malformed"),
+        (msgspec.structs.replace(one, path=one.path[:-1]), "malformed"),
+        (msgspec.structs.replace(one, path=one.path * 3), "malformed"),
+        (msgspec.structs.replace(one, path=b""), "forged"),
+    ):
+        assert read_record(LEDGER, encode(wrong), verify) == why
+    assert read_record("another", records[0], verify) == "forged"
+
+
+def test_among_entries_that_are_written_together_none_may_be_faulty() -> None:
+    bodies = [ClaimBody(1, 1, 1, "a", Withdraw(CELL)), ClaimBody(1, 1, 0, "a", Withdraw(CELL))]
+    with pytest.raises(Malformed):
+        write_records(LEDGER, 1, b"north", bodies, lambda data: sign_with(b"north", data))
 
 
 FAULTS: tuple[ClaimBody, ...] = (

@@ -40,7 +40,7 @@ def test_what_is_not_in_order_is_skipped_and_counted() -> None:
             b"no record",
             asked,
             north.record(Ask(CELL, 1_000), ledger="another"),
-            encode([2, 1, b"", b"", b""]),
+            encode([3, 1, b"", b"", b""]),
             south.record(Ask(CELL, 1_000, waits=True)),
             south.record(Ask("another", 1_000)),
             south.record(Renew("another", 14, 1_000)),

@@ -1,6 +1,7 @@
 """Claims: who holds what, as a pure fold of a ledger's entries, so that every reader computes the same holder.
 
     entries     the moves of claimants, their bytes and signatures
+    sealing     one signature for many entries
     state       what the fold remembers: holders, offers, queues, writers
     rules       what each move does to it
     fold        bytes of a ledger in, the next state out; the state's own bytes and digest

@@ -1,23 +1,26 @@
 """The moves of claimants in a ledger, as bytes with a signature. Verify first, then read.
 
-A record is what a ledger keeps: who signed, the signed body, the signature. The body says which agent's claim moves, in
-which life of its node, under which number, and what the move is. Whose claim it is follows from the key: a claimant's
+A record is what a ledger keeps: who signed, the signed body, the signature. Records that are written together share one
+signature (`sealing.py`), and can be verified one by one all the same. The body says which agent's claim moves, in which
+life of its node, under which number, and what the move is. Whose claim it is follows from the key: a claimant's
 id is a digest of key, incarnation and name, so nobody can ask, release or renew for a claimant of somebody else's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, assert_never
 
 import msgspec
 from blake3 import blake3
 from msgspec import Struct
 
+from stigmergy.core.claims.sealing import root_of, seal
 from stigmergy.core.codec import UNDECODABLE, encode
 from stigmergy.core.errors import Malformed
 
 RECORD_FORMAT = 1
+SEALED_FORMAT = 2
 RESOURCE_CHARS_MAX = 256
 CLAIMANT_CHARS_MAX = 512
 FOR_MS_MIN = 50
@@ -28,6 +31,7 @@ NUMBERS_END = 2**63
 ID_BYTES = 16
 DIGEST_BYTES = 32
 _DOMAIN = "stigmergy.claim@1"
+_SEALED_DOMAIN = "stigmergy.claims@1"
 _CLAIMANT_CONTEXT = "stigmergy 2026 claimant of a ledger"
 _WRITER_CONTEXT = "stigmergy 2026 writer of a ledger"
 
@@ -121,6 +125,20 @@ class ClaimRecord(Struct, array_like=True, frozen=True):
     signature: bytes
 
 
+class SealedRecord(Struct, array_like=True, frozen=True):
+    """An entry of the ledger that shares its signature with others."""
+
+    format: int
+    algorithm: int
+    key: bytes
+    body: bytes
+    """The bytes of a ClaimBody."""
+    signature: bytes
+    """Over the root that body, index and path lead to."""
+    index: int
+    path: bytes
+
+
 class Written(NamedTuple):
     """A record that was read and verified, or is about to be written."""
 
@@ -133,6 +151,7 @@ class Written(NamedTuple):
 
 
 _record_decoder = msgspec.msgpack.Decoder(ClaimRecord)
+_sealed_decoder = msgspec.msgpack.Decoder(SealedRecord)
 _body_decoder = msgspec.msgpack.Decoder(ClaimBody)
 
 
@@ -151,10 +170,32 @@ def statement(ledger: str, algorithm: int, key: bytes, body: bytes) -> bytes:
     return encode((_DOMAIN, ledger, algorithm, key, body))
 
 
+def sealed_statement(ledger: str, algorithm: int, key: bytes, root: bytes) -> bytes:
+    """What is signed where several entries share a signature."""
+    return encode((_SEALED_DOMAIN, ledger, algorithm, key, root))
+
+
+def write_records(
+    ledger: str, algorithm: int, key: bytes, bodies: Sequence[ClaimBody], sign: Callable[[bytes], bytes]
+) -> list[bytes]:
+    """The bytes of entries that are written together, under one signature. Raises Malformed for a move that no reader
+    would take."""
+    if len(bodies) == 1:
+        return [write_record(ledger, algorithm, key, bodies[0], sign)]
+    for body in bodies:
+        _check(body)
+    data = [encode(body) for body in bodies]
+    root, paths = seal(data)
+    signature = sign(sealed_statement(ledger, algorithm, key, root))
+    return [
+        encode(SealedRecord(SEALED_FORMAT, algorithm, key, one, signature, index, path))
+        for index, (one, path) in enumerate(zip(data, paths, strict=True))
+    ]
+
+
 def write_record(ledger: str, algorithm: int, key: bytes, body: ClaimBody, sign: Callable[[bytes], bytes]) -> bytes:
     """The bytes of an entry. Raises Malformed for a move that no reader would take."""
-    if fault := _fault(body):
-        raise Malformed(f"{type(body.move).__name__}: {fault}")
+    _check(body)
     data = encode(body)
     return encode(ClaimRecord(RECORD_FORMAT, algorithm, key, data, sign(statement(ledger, algorithm, key, data))))
 
@@ -165,13 +206,14 @@ def read_record(ledger: str, data: bytes, verify: Verify) -> Written | str:
         record = _record_decoder.decode(data)
     except UNDECODABLE:
         return "malformed"
-    if record.format != RECORD_FORMAT:
+    if record.format not in (RECORD_FORMAT, SEALED_FORMAT):
         return "unknown"
     if len(record.key) > KEY_BYTES_MAX:
         return "malformed"
-    if not verify(
-        record.algorithm, record.key, statement(ledger, record.algorithm, record.key, record.body), record.signature
-    ):
+    signed = _signed(ledger, data, record)
+    if signed is None:
+        return "malformed"
+    if not verify(record.algorithm, record.key, signed, record.signature):
         return "forged"
     try:
         body = _body_decoder.decode(record.body)
@@ -189,12 +231,29 @@ def read_record(ledger: str, data: bytes, verify: Verify) -> Written | str:
     )
 
 
+def _signed(ledger: str, data: bytes, record: ClaimRecord) -> bytes | None:
+    """What the signature of a record must be over; None if there is no such thing."""
+    if record.format == RECORD_FORMAT:
+        return statement(ledger, record.algorithm, record.key, record.body)
+    try:
+        sealed = _sealed_decoder.decode(data)
+    except UNDECODABLE:
+        return None
+    root = root_of(sealed.body, sealed.index, sealed.path)
+    return None if root is None else sealed_statement(ledger, record.algorithm, record.key, root)
+
+
 def claimant_of(data: bytes) -> tuple[bytes, bytes, str]:
     """Claimant, key and name in an entry that was read and believed before: whom to name, for people."""
     record = _record_decoder.decode(data)
     body = _body_decoder.decode(record.body)
     claimant = claimant_id(record.algorithm, record.key, body.incarnation, body.claimant)
     return claimant, record.key, body.claimant
+
+
+def _check(body: ClaimBody) -> None:
+    if fault := _fault(body):
+        raise Malformed(f"{type(body.move).__name__}: {fault}")
 
 
 def _fault(body: ClaimBody) -> str:

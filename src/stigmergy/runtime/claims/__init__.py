@@ -4,6 +4,7 @@
     desk        the wishes of its agents, their leases and their verdicts
     writing     entries on their way to the ledger: numbered, signed, in order, again until they are known to be there
     following   the log read and folded, and its checkpoints
+    verifying   signatures that entries share, verified once
     observing   leases and offers of everybody that have run out
 
 What is decided lies in `core/claims`, which is pure; here are the tasks, the pauses and the clock.

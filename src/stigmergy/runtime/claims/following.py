@@ -23,10 +23,11 @@ from stigmergy.core.errors import LedgerCorrupt, LedgerCut, LedgerError, LedgerU
 from stigmergy.ports.ledger import Ledger, LedgerCheckpoint
 from stigmergy.ports.trust import Signer
 from stigmergy.runtime.claims.pauses import Pauses
+from stigmergy.runtime.claims.verifying import Remembering
 
 READ_COUNT = 256
 FOLD_COUNT_MAX = 64
-"""So many entries are folded before everybody else has a turn: to verify one takes about 55 us."""
+"""So many entries are folded before everybody else has a turn: to verify one signature takes about 55 us."""
 LOOK_S = 0.5
 """A watch may be lost; so long at most nothing is read."""
 MILESTONES_KEPT = 8
@@ -61,7 +62,7 @@ class Following:
     ) -> None:
         self._ledger = ledger
         self._signer = signer
-        self._verify = verify
+        self._verify = Remembering(verify)
         self._heard = heard
         self._jumped = jumped
         self._noted = noted

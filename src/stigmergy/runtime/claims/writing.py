@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
+from itertools import islice
 
 from msgspec import Struct
 
-from stigmergy.core.claims.entries import ClaimBody, Move, write_record, writer_id
+from stigmergy.core.claims.entries import ClaimBody, Move, write_records, writer_id
 from stigmergy.core.errors import LedgerError, LedgerUnavailable, LedgerUnknown
 from stigmergy.ports.ledger import Ledger
 from stigmergy.ports.trust import Signer
@@ -119,11 +120,11 @@ class Writing:
 
     async def _send(self) -> None:
         """One append: the batch in doubt again, or the next one."""
-        numbers = list(self._line)[: self._doubtful or BATCH_COUNT_MAX]
+        numbers = list(islice(self._line, self._doubtful or BATCH_COUNT_MAX))
         if not self._doubtful:
             # None of these was ever written, so that their leases may count from this very moment.
             self._resent(range(numbers[0], numbers[-1] + 1), self._monotonic_ns())
-        entries = [self._record(number, *self._line[number]) for number in numbers]
+        entries = self._records(numbers)
         before, self.attempted = self.attempted, max(self.attempted, numbers[-1])
         self.counters.appends += 1
         try:
@@ -142,7 +143,8 @@ class Writing:
                 self.counters.moves_written += 1
         self._doubtful = 0
 
-    def _record(self, number: int, claimant: str, move: Move) -> bytes:
-        body = ClaimBody(self._incarnation, self.life, number, claimant, move)
+    def _records(self, numbers: list[int]) -> list[bytes]:
+        """One signature for all of them. The same numbers give the same bytes, however often they are sent."""
+        bodies = [ClaimBody(self._incarnation, self.life, number, *self._line[number]) for number in numbers]
         signer = self._signer
-        return write_record(self._ledger.name, signer.algorithm, signer.public_key, body, signer.sign)
+        return write_records(self._ledger.name, signer.algorithm, signer.public_key, bodies, signer.sign)
