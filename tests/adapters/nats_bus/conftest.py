@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from stigmergy.testing.nats_rig import NatsCluster, start_single
-
 from tests.adapters.nats_bus.opening import Buses
 
 

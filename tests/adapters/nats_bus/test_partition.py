@@ -1,4 +1,4 @@
-"""Shards' own commands and inputs: sorted by the server, moved where its hash misses, kept in order when owners change."""
+"""Commands and inputs by shard: sorted by the server, moved where its hash misses, in order when owners change."""
 
 import asyncio
 from functools import partial
@@ -12,7 +12,6 @@ from stigmergy.ports.bus import BusMessage
 from stigmergy.runtime.topics import Channel, Topics
 from stigmergy.testing.bus_rig import Heard, Marking, publish_surely, wait_until
 from stigmergy.testing.nats_rig import NatsCluster
-
 from tests.adapters.nats_bus.opening import Buses, hear
 
 SHARDS = 4

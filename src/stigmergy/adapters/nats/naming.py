@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from urllib.parse import unquote_to_bytes
 
+from blake3 import blake3
+
 _UNSAFE = re.compile(r"[^A-Za-z0-9-]")
 ROOT = "stig"
 """The first token of all subjects of ours that no device publishes to."""

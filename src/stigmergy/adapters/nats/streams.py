@@ -21,6 +21,8 @@ from stigmergy.core.errors import ConfigError, LinkDown
 ENSURE_S = 10.0
 """A cluster that has just started needs some seconds before it can place a stream."""
 PAUSE_S = 0.1
+LOOK_S = 2.0
+"""While a stream has no leader, some of those who ask for it get no answer at all: ask again soon."""
 
 
 class StreamFound(Struct, frozen=True):
@@ -71,10 +73,10 @@ async def ensure_stream(
         await asyncio.sleep(PAUSE_S)
 
 
-async def find_stream(link: NatsLink, name: str) -> StreamFound | None:
+async def find_stream(link: NatsLink, name: str, within_s: float = LOOK_S) -> StreamFound | None:
     """A stream as it is; None if there is none. Raises LinkDown or JetStreamRefused."""
     try:
-        info = await link.api(f"STREAM.INFO.{name}")
+        info = await link.api(f"STREAM.INFO.{name}", within_s=within_s)
     except JetStreamRefused as refused:
         if refused.code == STREAM_NOT_FOUND:
             return None

@@ -19,6 +19,7 @@ from stigmergy.adapters.nats_bus.outlet import Outlet
 from stigmergy.adapters.nats_bus.partition import Mover, Parting, Partition
 from stigmergy.adapters.nats_bus.retained import read_retained
 from stigmergy.adapters.nats_bus.session import Session
+from stigmergy.adapters.nats_bus.sourcing import Feeding
 from stigmergy.adapters.nats_bus.streams import ensure_streams, ensure_subjects, has_mqtt
 from stigmergy.adapters.nats_bus.subjects import MQTT_MESSAGES, filters_of, is_covered, subject_of
 from stigmergy.adapters.nats_bus.will import Will
@@ -125,6 +126,9 @@ class NatsBus:
             loop.create_task(self._keep(), name=f"link of {self.client_id}"),
             loop.create_task(self._look_after(), name=f"bus of {self.client_id}"),
         ]
+        if self._parting is not None:
+            feeding = Feeding(self._link, self.options, self._parting.stream, lambda: self._is_up and bool(self._made))
+            self._tasks.append(loop.create_task(feeding.watch(), name=f"feeding of {self.client_id}"))
 
     async def publish(self, message: BusMessage) -> None:
         check_message(message)

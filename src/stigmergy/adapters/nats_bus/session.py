@@ -31,6 +31,8 @@ WINDOW_BYTES_MAX = 32 * 1024 * 1024
 PULL_COUNT_MAX = 512
 PULL_BYTES_MAX = 8 * 1024 * 1024
 PULL_S = 10.0
+ASK_S = 2.0
+"""While a consumer has no leader, it gives no answer: then all is begun again."""
 HEARTBEAT_S = 2.0
 """So often the server says that it still has our request. After three silent ones it is not believed any more."""
 ACK_WAIT_S = 60.0
@@ -154,7 +156,7 @@ class Session:
 
     async def _find(self) -> dict[str, Any] | None:
         try:
-            return await self._link.api(f"CONSUMER.INFO.{self.stream}.{self.name}")
+            return await self._ask_server("INFO")
         except JetStreamRefused as refused:
             if refused.code == CONSUMER_NOT_FOUND:
                 return None
@@ -172,8 +174,8 @@ class Session:
             self._note_since(dict.fromkeys(filters, last) | _since.decode(metadata.get(SINCE, "{}")))
         await self._save(info["config"])
         with contextlib.suppress(JetStreamRefused):  # nobody had it
-            await self._link.api(f"CONSUMER.UNPIN.{self.stream}.{self.name}", {"group": GROUP})
-        await self._link.api(f"CONSUMER.RESET.{self.stream}.{self.name}", {})
+            await self._ask_server("UNPIN", {"group": GROUP})
+        await self._ask_server("RESET", {})
 
     def _check_owner(self, metadata: Mapping[str, str]) -> None:
         found = metadata.get(EPOCH, "")
@@ -203,9 +205,10 @@ class Session:
             },
         }
         wanted.pop("filter_subject", None)
-        await self._link.api(
-            f"CONSUMER.CREATE.{self.stream}.{self.name}", {"stream_name": self.stream, "config": wanted}
-        )
+        await self._ask_server("CREATE", {"stream_name": self.stream, "config": wanted})
+
+    async def _ask_server(self, call: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        return await self._link.api(f"CONSUMER.{call}.{self.stream}.{self.name}", body, ASK_S)
 
     def _note_since(self, since: dict[str, int]) -> None:
         self._since = since

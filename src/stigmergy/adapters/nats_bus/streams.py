@@ -7,7 +7,8 @@ lies in the other. A subject belongs to one stream only, so two fleets cannot bo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+from collections.abc import AsyncIterator, Sequence
 
 from stigmergy.adapters.nats.errors import JetStreamRefused
 from stigmergy.adapters.nats.link import NatsLink
@@ -73,13 +74,11 @@ async def ensure_subjects(link: NatsLink, options: BusOptions, wanted: Sequence[
         if not _missing(found, wanted):
             return found
         # Nothing of JetStream keeps two who widen it at once from undoing each other's work.
-        if await _lock(link, options):
-            try:
+        async with locked(link, options, "widening") as is_ours:
+            if is_ours:
                 await _widen(link, name, wanted)
-            finally:
-                await _unlock(link, options)
-        else:
-            await asyncio.sleep(LOCK_PAUSE_S)
+            else:
+                await asyncio.sleep(LOCK_PAUSE_S)
 
 
 async def has_mqtt(link: NatsLink) -> bool:
@@ -120,19 +119,19 @@ async def _widen(link: NatsLink, name: str, wanted: Sequence[str]) -> None:
             raise
 
 
-async def _lock(link: NatsLink, options: BusOptions) -> bool:
+@contextlib.asynccontextmanager
+async def locked(link: NatsLink, options: BusOptions, what: str) -> AsyncIterator[bool]:
+    """Whether nobody else of the fleet does this at the moment: a message that nobody else can write, and that expires
+    if we do not take it away."""
+    subject = f"{options.subjects.kept}.lock.{what}"
     try:
-        await link.publish(
-            f"{options.subjects.kept}.lock",
-            b"",
-            {"Nats-Expected-Last-Subject-Sequence": "0", "Nats-TTL": f"{LOCK_S}s"},
-        )
+        await link.publish(subject, b"", {"Nats-Expected-Last-Subject-Sequence": "0", "Nats-TTL": f"{LOCK_S}s"})
     except JetStreamRefused as refused:
-        if refused.is_fence:
-            return False
-        raise
-    return True
-
-
-async def _unlock(link: NatsLink, options: BusOptions) -> None:
-    await link.api(f"STREAM.PURGE.{retained_stream(options.fleet)}", {"filter": f"{options.subjects.kept}.lock"})
+        if not refused.is_fence:
+            raise
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        await link.api(f"STREAM.PURGE.{retained_stream(options.fleet)}", {"filter": subject})
