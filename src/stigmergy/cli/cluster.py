@@ -3,40 +3,31 @@
 from __future__ import annotations
 
 import argparse
-import os
+import asyncio
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from stigmergy.cli import exits
-from stigmergy.cli.output import GOOD, HEADING, NAME, WARN, Output, counted
-from stigmergy.core.errors import ConfigError
-from stigmergy.engine import (
-    DEVICE,
-    DURABLE_LINES,
-    FLEET,
-    GATEWAY,
-    SYSTEM,
-    ServerPlan,
-    TlsFiles,
-    draw_passwords,
-    parse_hosts,
-    plan_hosts,
-    urls_of,
-    write_configuration,
-)
+from stigmergy.cli.cluster_config import add_config
+from stigmergy.cli.output import BAD, GOOD, HEADING, NAME, WARN, Output, counted
+from stigmergy.cli.standing import look_once
+from stigmergy.core.errors import ConfigError, LinkDown, NotRunning
+from stigmergy.engine import FLEET, SYSTEM, NatsAddress, on_cluster, parse_address
 
-DEFAULT_FOLDER = Path("cluster-config")
-STORE = "/var/lib/stigmergy/nats"
-GIB = 1024**3
-PURPOSES = {
-    FLEET: "workers, and the command line: --nats URL",
-    GATEWAY: "gateways: --hub URL",
-    SYSTEM: "whoever looks after the servers: cluster replace --nats URL",
-    DEVICE: "devices that speak MQTT",
-}
-EXAMPLES = """examples:
-  stigmergy cluster config --hosts hub-1,hub-2,hub-3      a file for each host and one with URLs, in cluster-config/
-  stigmergy cluster config --hosts hub-1,hub-2,hub-3 --tls-cert server.pem --tls-key server.key --tls-ca ca.pem
+if TYPE_CHECKING:
+    from stigmergy.engine.standing import Standing
+
+WITHIN_S = 300.0
+WITHIN_S_MAX = 86_400.0
+REPLACE_EXAMPLES = """First start a new server, with an empty disk and a name of its own:
+
+  stigmergy cluster config --join hub-4 --instead-of hub-2
+  stigmergy cluster replace hub-2 --urls cluster-config/urls.txt
+
+A server that is only away needs none of this: with its disk it catches up by itself. One whose disk is lost must not
+come back under its old name: it has forgotten what it has promised to the others.
 """
 
 
@@ -49,117 +40,120 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         description="Prepares and mends the NATS servers of a fleet that runs on several machines.",
     )
     actions = parser.add_subparsers(metavar="ACTION", title="actions", required=True)
-    config = actions.add_parser(
-        "config",
+    add_config(actions, common)
+    look = actions.add_parser(
+        "check",
         parents=[common],
-        help="write server configurations",
-        description="Writes a configuration of nats-server for each host, with new passwords; says what matters.",
-        epilog=EXAMPLES,
+        help="what is wrong with a cluster, and what to do",
+        description="Looks at majority, replicas, syncs, stores, clocks and shards of a cluster. Changes nothing.",
+    )
+    _add_urls(look)
+    look.set_defaults(run=check_cluster)
+    replace = actions.add_parser(
+        "replace",
+        parents=[common],
+        help="replace a server that is lost for good",
+        description="Gives the replicas of a server that is lost for good to one that has joined, while all goes on.",
+        epilog=REPLACE_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    config.add_argument("--hosts", metavar="A,B,C", required=True, help="where servers are to run; one, three or more")
-    config.add_argument("--to", metavar="DIR", type=Path, default=DEFAULT_FOLDER, help="where the files go")
-    config.add_argument("--name", metavar="NAME", default="stigmergy", help="what the cluster is called")
-    config.add_argument("--store", metavar="DIR", default=STORE, help=f"where each host keeps its data ({STORE})")
-    config.add_argument("--store-gib", metavar="N", type=float, default=8.0, help="how much of it a server may use (8)")
-    config.add_argument("--tls-cert", metavar="FILE", help="each host's certificate, as it is named there")
-    config.add_argument("--tls-key", metavar="FILE", help="its key")
-    config.add_argument("--tls-ca", metavar="FILE", help="the authority whose clients are let in")
-    config.add_argument("--no-mqtt", action="store_true", help="no listener for devices that speak MQTT")
-    config.set_defaults(run=config_files)
+    replace.add_argument("server", metavar="SERVER", help="the name of the lost one")
+    _add_urls(replace)
+    replace.add_argument("--system", metavar="URL", help="the same servers, as the user of the system account")
+    replace.add_argument("--within", metavar="S", type=float, default=WITHIN_S, help=f"give up after ({WITHIN_S:g})")
+    replace.set_defaults(run=replace_server)
 
 
-def config_files(arguments: argparse.Namespace, output: Output) -> int:
-    """Writes the files; overwrites none."""
-    places = parse_hosts(arguments.hosts)
-    if not 0 < arguments.store_gib <= 1e6:
-        raise ConfigError(f"--store-gib {arguments.store_gib:g}: give how many GiB a server may use, such as 100")
-    tls = _tls(arguments)
-    passwords = draw_passwords()
-    plans = plan_hosts(
-        places,
-        cluster=arguments.name,
-        store=arguments.store,
-        passwords=passwords,
-        tls=tls,
-        has_mqtt=not arguments.no_mqtt,
-        file_bytes=int(arguments.store_gib * GIB),
+def _add_urls(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--nats", metavar="URL", help="the servers, as the fleet's user")
+    parser.add_argument(
+        "--urls", metavar="FILE", type=Path, help="the urls.txt that cluster config, or up, has written"
     )
-    urls = urls_of(plans, passwords, tls)
-    texts = {f"{plan.name}.conf": write_configuration(plan) for plan in plans}
-    texts["urls.txt"] = "".join(f"# {PURPOSES[user]}\n{url}\n" for user, url in urls.items())
-    _write_all(arguments.to, texts)
-    _tell(arguments.to, plans, urls, output)
+
+
+def check_cluster(arguments: argparse.Namespace, output: Output) -> int:
+    """Says what is wrong."""
+    from stigmergy.engine.checking import Level, check
+
+    fleet, _ = _urls(arguments)
+    findings = check(look_once(fleet, ""))
+    levels = [finding.level for finding in findings]
+    worst = next(level for level in (Level.FAIL, Level.WARN, Level.OK) if level in levels)
+    output.document({"ok": worst is not Level.FAIL, "worst": worst, "checks": msgspec.to_builtins(findings)})
+    styles = {Level.OK: GOOD, Level.WARN: WARN, Level.FAIL: BAD}
+    for finding in findings:
+        output.line(
+            (f"{finding.level:<4}", styles[finding.level]), "  ", (f"{finding.check:<9}", NAME), f" {finding.what}"
+        )
+        if finding.remedy:
+            output.line(("      → ", HEADING), finding.remedy)
+    return exits.REFUSED if worst is Level.FAIL else exits.OK
+
+
+def replace_server(arguments: argparse.Namespace, output: Output) -> int:
+    """Moves what a lost server held to others, and has them forget it."""
+    fleet, system = _urls(arguments)
+    within_s: float = arguments.within
+    if not 0 < within_s <= WITHIN_S_MAX:
+        raise ConfigError(f"--within {within_s:g}: give seconds, such as {WITHIN_S:g}")
+    lost: str = arguments.server
+    _check_lost(lost, look_once(fleet, ""))
+    try:
+        moved = asyncio.run(_replace(fleet, system, lost, within_s))
+    except LinkDown as error:
+        raise NotRunning(f"{error}; what was moved is moved, the same command goes on") from None
+    output.document(
+        {
+            "server": lost,
+            "forgotten": system is not None,
+            "streams": [{"stream": one.stream, "servers": list(one.servers)} for one in moved],
+        }
+    )
+    output.table(("STREAM", "NOW ON"), [((one.stream, NAME), ", ".join(one.servers)) for one in moved])
+    output.line(("replaced", GOOD), f"  {lost} held {counted(len(moved), 'stream')}; each is whole again")
+    if system is None:
+        output.note(
+            f"the servers still count {lost} among them, and need one more for a majority: give --urls or --system",
+            WARN,
+        )
     return exits.OK
 
 
-def _tls(arguments: argparse.Namespace) -> TlsFiles | None:
-    cert, key, ca = arguments.tls_cert, arguments.tls_key, arguments.tls_ca
-    if bool(cert) != bool(key) or (ca and not cert):
-        raise ConfigError("--tls-cert and --tls-key belong together, and --tls-ca to both; give all, or none")
-    return None if cert is None else TlsFiles(cert, key, ca or "")
+async def _replace(fleet: NatsAddress, system: NatsAddress | None, lost: str, within_s: float) -> list[Any]:
+    from stigmergy.engine.members import forget_server, replace_member
+
+    moved = await on_cluster(fleet, lambda link: replace_member(link, lost, within_s), name="stigmergy cluster")
+    if system is not None:
+        await on_cluster(system, lambda link: forget_server(link, lost), name="stigmergy cluster")
+    return moved
 
 
-def _write_all(folder: Path, texts: dict[str, str]) -> None:
-    """All of them or none: a mixture of two sets of passwords would be a cluster that does not find together."""
-    there = [name for name in texts if (folder / name).exists()]
-    if there:
-        raise ConfigError(
-            f"{folder / there[0]} is there already, with the passwords of a cluster; nothing was written. Give another "
-            "folder with --to, or move it away"
-        )
+def _check_lost(lost: str, standing: Standing) -> None:
+    seen = standing.servers
+    names = [server.name for server in seen.servers]
+    if seen.has_quorum is False:
+        raise NotRunning(f"{standing.trouble}; replace {lost} when a majority is there")
+    if lost not in names:
+        held = any(lost == one.server for stream in standing.streams for one in stream.others)
+        if not held:
+            raise ConfigError(f"no server is called {lost!r}; there are {', '.join(names)}")
+    if any(server.name == lost and server.is_up for server in seen.servers):
+        raise ConfigError(f"{lost} is up; a server that runs is not lost. End it for good first, if it is to go")
+
+
+def _urls(arguments: argparse.Namespace) -> tuple[NatsAddress, NatsAddress | None]:
+    """The servers as the fleet's user, and, if that is known, as the system's."""
+    system = getattr(arguments, "system", None)
+    if (arguments.nats is None) == (arguments.urls is None):
+        raise ConfigError("which cluster? Give --urls FILE, as cluster config and up write it, or --nats URL")
+    if arguments.urls is None:
+        return parse_address(arguments.nats), None if system is None else parse_address(system)
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for name, text in texts.items():
-            descriptor = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(text)
-    except OSError as error:
-        raise ConfigError(f"{folder} cannot be written: {error.strerror or error}; give another with --to") from None
-
-
-def _tell(folder: Path, plans: list[ServerPlan], urls: dict[str, str], output: Output) -> None:
-    output.document(
-        {
-            "folder": str(folder),
-            "servers": [
-                {
-                    "name": plan.name,
-                    "file": str(folder / f"{plan.name}.conf"),
-                    "port": plan.port,
-                    "cluster_port": plan.cluster_port,
-                    "leaf_port": plan.leaf_port,
-                    "mqtt_port": plan.mqtt_port,
-                    "http_port": plan.http_port,
-                }
-                for plan in plans
-            ],
-            "urls": str(folder / "urls.txt"),
-            "users": list(urls),
-            "durability": [{"line": line, "why": why} for line, why in DURABLE_LINES],
-        }
-    )
-    rows = [
-        (
-            (plan.name, NAME),
-            str(folder / f"{plan.name}.conf"),
-            f"clients {plan.port}, servers {plan.cluster_port}, gateways {plan.leaf_port}"
-            + (f", MQTT {plan.mqtt_port}" if plan.mqtt_port else ""),
-        )
-        for plan in plans
-    ]
-    output.table(("SERVER", "FILE", "PORTS"), rows)
-    output.line()
-    output.line(("Start each on its host: ", HEADING), f"nats-server -c {plans[0].name}.conf")
-    output.line(("Passwords are in ", HEADING), str(folder / "urls.txt"), (", for: ", HEADING), ", ".join(urls))
-    output.line()
-    output.line(("What durability hangs on:", HEADING))
-    for line, why in DURABLE_LINES:
-        output.line(("  " + line.rstrip(":"), GOOD), f"  {why}")
-    if len(plans) == 1:
-        output.note(
-            "one server: it keeps everything once; with its disk all is lost. Three survive the loss of one", WARN
-        )
-    elif len(plans) % 2 == 0:
-        fewer = counted(len(plans) - 1, "server")
-        output.note(f"{len(plans)} servers survive no more losses than {fewer}; an odd number is better", WARN)
+        lines = arguments.urls.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{arguments.urls} cannot be read: {error}") from None
+    found = [parse_address(line) for line in lines if line.startswith(("nats://", "tls://"))]
+    by_user = {address.user: address for address in found}
+    if FLEET not in by_user:
+        raise ConfigError(f"{arguments.urls} has no URL of the user {FLEET}; is it the urls.txt of a cluster?")
+    return by_user[FLEET], parse_address(system) if system is not None else by_user.get(SYSTEM)
