@@ -69,9 +69,9 @@ def test_status_shows_what_does_not_mend_itself(
     found = shared.json("status")
     assert found["troubles"] == []
     found["troubles"] = ["no snapshot of shard 0: Drone/D-17: its field count holds a str; mend it"]
-    monkeypatch.setattr("stigmergy.cli.node.find_socket", lambda arguments: None)
+    monkeypatch.setattr("stigmergy.cli.node.find_place", lambda arguments: None)
     monkeypatch.setattr("stigmergy.cli.node.ask", lambda path, request: found)
-    assert status(argparse.Namespace(), Output()) == 0
+    assert status(argparse.Namespace(nats=None, fleet=None, name=None, watch=False), Output()) == 0
     assert "trouble  no snapshot of shard 0: Drone/D-17" in " ".join(capsys.readouterr().out.split("\n"))
 
 

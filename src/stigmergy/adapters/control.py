@@ -11,12 +11,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Generator, Iterator
+from collections.abc import AsyncIterator, Generator
 from pathlib import Path
-from typing import Protocol
 
 from stigmergy.adapters.sockets import answers_at, bound, connected, reason
-from stigmergy.core.errors import NotRunning, Overloaded, StigmergyError, TooLarge
+from stigmergy.core.errors import NotRunning, Overloaded, TooLarge
+from stigmergy.ports.control import Handler
 
 REQUEST_BYTES_MAX = 256 * 1024
 """A longer line is refused, and its connection closed."""
@@ -33,21 +33,6 @@ CLOSING_S_MAX = 5.0
 OTHER_PLACE = "name another place with --socket"
 GIVE_WAY_LINES = 64
 """After so many lines of a stream the node gets its turn."""
-
-
-class Handler(Protocol):
-    """Who answers."""
-
-    async def answer(self, line: bytes) -> Iterator[bytes] | AsyncIterator[bytes]:
-        """The lines of the answer, each with its end; an empty one means: nothing yet. Raises nothing.
-
-        Whoever has to wait for lines gives them as they come.
-        """
-        ...
-
-    def refuse(self, error: StigmergyError) -> bytes:
-        """The line for a request that could not be taken."""
-        ...
 
 
 class ControlServer:

@@ -1,12 +1,13 @@
-"""Asks a running node through its socket."""
+"""Asks a running node through its socket, or a fleet on several workers through NATS."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
+from stigmergy.cli.places import ClusterPlace, Place
 from stigmergy.core.errors import NotRunning, TooLarge
+from stigmergy.doors import ClusterClient
 from stigmergy.runtime.protocol import (
     REQUEST_BYTES_MAX,
     AnyRequest,
@@ -26,9 +27,9 @@ LOOK_S_MAX = 10.0
 LOOKS = (Status, Shared, Quarantine, Claims, Letters, Roster)
 
 
-def ask(path: Path, request: AnyRequest) -> Any:
+def ask(place: Place, request: AnyRequest) -> Any:
     """The one answer to a request; raises what the node refuses with."""
-    client = _client(path, request)
+    client = _client(place, request)
     try:
         for line in client.ask(_line(request)):
             return read_reply(line).ok
@@ -37,9 +38,9 @@ def ask(path: Path, request: AnyRequest) -> Any:
         client.close()
 
 
-def ask_stream(path: Path, request: AnyRequest) -> Iterator[Any]:
+def ask_stream(place: Place, request: AnyRequest) -> Iterator[Any]:
     """The items that answer a request, as they come."""
-    client = _client(path, request)
+    client = _client(place, request)
     try:
         for line in client.ask(_line(request)):
             reply = read_reply(line)
@@ -50,8 +51,10 @@ def ask_stream(path: Path, request: AnyRequest) -> Iterator[Any]:
         client.close()
 
 
-def _client(path: Path, request: AnyRequest) -> ControlClient:
-    return ControlClient(path, timeout_s=LOOK_S_MAX) if isinstance(request, LOOKS) else ControlClient(path)
+def _client(place: Place, request: AnyRequest) -> ControlClient | ClusterClient:
+    if isinstance(place, ClusterPlace):
+        return ClusterClient(place.url, place.fleet)
+    return ControlClient(place, timeout_s=LOOK_S_MAX) if isinstance(request, LOOKS) else ControlClient(place)
 
 
 def _line(request: AnyRequest) -> bytes:

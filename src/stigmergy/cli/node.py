@@ -12,13 +12,15 @@ from stigmergy.cli import exits
 from stigmergy.cli.asking import ask, ask_stream
 from stigmergy.cli.company import company_fields
 from stigmergy.cli.output import BAD, GOOD, HEADING, NAME, WARN, Cell, Output, counted, shown_bytes, shown_fields
-from stigmergy.cli.places import add_place, find_socket
+from stigmergy.cli.places import add_place, find_place, find_socket
+from stigmergy.cli.standing import add_cluster, status_of_cluster
 from stigmergy.core.errors import ConfigError, NotRunning
 from stigmergy.runtime.link import NO_BUS, UP
 from stigmergy.runtime.protocol import Drop, Letters, Resume, Retry, Roster, Status, Stop
 from stigmergy.wiring import PublicKey, fingerprint
 
 STOP_WAIT_S = 30.0
+WORKER_HINT = "start one: stigmergy worker MODULE:FLEET --nats URL"
 LETTERS_EXAMPLES = """examples:
   stigmergy letters                     inputs that failed, oldest first
   stigmergy letters retry 0.4711.2      give it to its agent once more
@@ -31,7 +33,8 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     parser = commands.add_parser(
         "status", parents=[common], help="where a node stands", description="Says where a running node stands."
     )
-    add_place(parser)
+    add_place(parser, nats=True)
+    add_cluster(parser)
     parser.set_defaults(run=status)
     parser = commands.add_parser(
         "roster",
@@ -40,7 +43,7 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         description="Says how records for agents of a compiled kind are made, and how many agents of it there are.",
     )
     parser.add_argument("kind", metavar="KIND", help="a compiled kind of the fleet, such as Drone")
-    add_place(parser)
+    add_place(parser, nats=True)
     parser.set_defaults(run=roster)
     parser = commands.add_parser(
         "letters",
@@ -52,7 +55,7 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("action", choices=("list", "retry", "drop"), nargs="?", default="list")
     parser.add_argument("letter", metavar="ID", nargs="?", help="which letter, as the list says")
-    add_place(parser)
+    add_place(parser, nats=True)
     parser.set_defaults(run=letters)
     parser = commands.add_parser(
         "resume",
@@ -61,7 +64,7 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         description="Lets an agent go on that its supervision has stopped.",
     )
     parser.add_argument("agent", metavar="KIND/NAME")
-    add_place(parser)
+    add_place(parser, nats=True)
     parser.set_defaults(run=resume)
     parser = commands.add_parser(
         "stop",
@@ -74,10 +77,18 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def status(arguments: argparse.Namespace, output: Output) -> int:
-    """Says where a node stands."""
-    found = ask(find_socket(arguments), Status())
+    """Says where a node, a fleet on several workers, or a cluster stands."""
+    if arguments.nats is not None and arguments.fleet is None:
+        return status_of_cluster(arguments, output)
+    if arguments.name is not None or arguments.watch:
+        raise ConfigError("NAME and --watch are for a cluster: give --nats URL, and no --fleet; or see stigmergy top")
+    found = ask(find_place(arguments), Status())
+    is_cluster = found["pid"] is None
+    if is_cluster and all(one["pid"] is None for one in found["processes"]):
+        raise NotRunning(f"no worker of the fleet {found['fleet']!r} answers at {found['journal']}; {WORKER_HINT}")
     output.document(found)
-    output.line((found["fleet"], NAME), f"  process {found['pid']}, version {found['version']}")
+    running = f"{counted(len(found['processes']), 'shard')} on" if is_cluster else f"process {found['pid']}, version"
+    output.line((found["fleet"], NAME), f"  {running} {found['journal'] if is_cluster else found['version']}")
     heads = [f"position {head['position']:,}" for head in found["heads"]]
     output.fields(
         [
@@ -107,7 +118,7 @@ def status(arguments: argparse.Namespace, output: Output) -> int:
 
 def roster(arguments: argparse.Namespace, output: Output) -> int:
     """Says what a producer of batches has to know."""
-    found = ask(find_socket(arguments), Roster(kind=arguments.kind))
+    found = ask(find_place(arguments), Roster(kind=arguments.kind))
     output.document(found)
     agents = sum(shard["agents"] for shard in found["shards"])
     output.line((found["kind"], NAME), f"  {counted(agents, 'agent')}, records of {found['record_bytes']} bytes")
@@ -128,7 +139,7 @@ def letters(arguments: argparse.Namespace, output: Output) -> int:
         raise ConfigError(
             "give the ID of one letter for retry and drop, and none to list them: stigmergy letters --help"
         )
-    path = find_socket(arguments)
+    path = find_place(arguments)
     if arguments.action == "list":
         found = list(ask_stream(path, Letters()))
         for letter in found:
@@ -153,7 +164,7 @@ def letters(arguments: argparse.Namespace, output: Output) -> int:
 
 def resume(arguments: argparse.Namespace, output: Output) -> int:
     """Lets a stopped agent go on."""
-    answer = ask(find_socket(arguments), Resume(agent=arguments.agent, by=_who()))
+    answer = ask(find_place(arguments), Resume(agent=arguments.agent, by=_who()))
     output.document(answer)
     output.line(("resumed", GOOD), f"  {answer['agent']}")
     return exits.OK

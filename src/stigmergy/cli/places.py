@@ -11,6 +11,8 @@ import sys
 import traceback
 from pathlib import Path
 
+from msgspec import Struct
+
 from stigmergy.config import Config, find_config, read_config
 from stigmergy.core.errors import ConfigError, NotRunning, StigmergyError
 from stigmergy.parts import is_in_parts
@@ -20,11 +22,24 @@ DEFAULT_FLEET = "fleet"
 _NAMES_SHOWN_MAX = 5
 
 
-def add_place(parser: argparse.ArgumentParser, *, fleet: bool = True) -> None:
+class ClusterPlace(Struct, frozen=True):
+    """A fleet that runs on several workers: where its NATS servers are, and what it is."""
+
+    url: str
+    fleet: Fleet
+
+
+Place = Path | ClusterPlace
+"""Whom to ask: a node by its socket, or the workers of a fleet."""
+
+
+def add_place(parser: argparse.ArgumentParser, *, fleet: bool = True, nats: bool = False) -> None:
     """The options that say which node or journal a command is about."""
     place = parser.add_argument_group("which node")
     place.add_argument("--socket", metavar="PATH", type=Path, help="the control socket of a running node")
     place.add_argument("--journal", metavar="URL", help="the journal, such as sqlite:fleet.db or just fleet.db")
+    if nats:
+        place.add_argument("--nats", metavar="URL", help="a fleet on several workers, by its NATS servers")
     place.add_argument("--config", metavar="FILE", type=Path, help="a configuration other than ./stigmergy.toml")
     if fleet:
         place.add_argument("--fleet", metavar="MODULE:FLEET", help="where the classes are, such as drone:fleet")
@@ -80,6 +95,26 @@ def find_socket(arguments: argparse.Namespace) -> Path:
     if not found:
         raise NotRunning(f"no node is running here; {start_hint(arguments)}")
     return found[0]
+
+
+def find_place(arguments: argparse.Namespace) -> Place:
+    """Whom a command is to ask: the workers at --nats, or the node that listens at a socket here."""
+    if arguments.nats is None:
+        return find_socket(arguments)
+    if arguments.socket is not None or arguments.journal is not None:
+        raise ConfigError("--nats names a fleet on several workers, --socket and --journal a node; give one of them")
+    spec = arguments.fleet or config_of(arguments).fleet.module
+    if spec is None:
+        raise ConfigError(
+            "which fleet, and where its agents live, is in its module: give --fleet MODULE:FLEET beside --nats, or "
+            'write module = "drone:fleet" under [fleet] in stigmergy.toml'
+        )
+    return ClusterPlace(arguments.nats, load_fleet(spec, folder_of(arguments)))
+
+
+def find_running_place(arguments: argparse.Namespace) -> Place | None:
+    """The same, or None where no node runs here."""
+    return find_running(arguments) if arguments.nats is None else find_place(arguments)
 
 
 def find_running(arguments: argparse.Namespace) -> Path | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import re
 import secrets
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,7 +15,7 @@ import msgspec
 from stigmergy.cli import exits
 from stigmergy.cli.asking import ask
 from stigmergy.cli.output import BAD, GOOD, Output
-from stigmergy.cli.places import add_place, find_socket
+from stigmergy.cli.places import Place, add_place, find_place
 from stigmergy.core.errors import ConfigError, NotRunning, Overloaded
 from stigmergy.runtime.protocol import Observe, Send
 
@@ -48,7 +47,7 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("command", metavar="COMMAND", help="which command, such as StartMission")
     parser.add_argument("fields", metavar="FIELD=VALUE", nargs="*", help="its fields")
     parser.add_argument("--command-id", metavar="ID", help="the same id again gets the same answer and does nothing")
-    add_place(parser)
+    add_place(parser, nats=True)
     parser.set_defaults(run=send)
     parser = commands.add_parser(
         "observe",
@@ -61,7 +60,7 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("agent", metavar="KIND/NAME", help="who gets it, such as Drone/D-17")
     parser.add_argument("event", metavar="EVENT", help="which event, such as BatteryMeasured")
     parser.add_argument("fields", metavar="FIELD=VALUE", nargs="*", help="its fields")
-    add_place(parser)
+    add_place(parser, nats=True)
     parser.set_defaults(run=observe)
 
 
@@ -70,9 +69,9 @@ def send(arguments: argparse.Namespace, output: Output) -> int:
     fields, texts = read_fields(arguments.fields)
     # The id is made here, so that a command whose answer was lost can be sent again.
     command_id = arguments.command_id or secrets.token_hex(COMMAND_ID_BYTES)
-    path = find_socket(arguments)
+    place = find_place(arguments)
     request = Send(agent=arguments.agent, command=arguments.command, fields=fields, texts=texts, command_id=command_id)
-    answer = _sent(path, request, command_id)
+    answer = _sent(place, request, command_id)
     output.document({"agent": arguments.agent, "command": arguments.command, "command_id": command_id, **answer})
     if answer["accepted"]:
         output.line(("accepted", GOOD), f"  {arguments.agent} at position {answer['position']}")
@@ -84,8 +83,8 @@ def send(arguments: argparse.Namespace, output: Output) -> int:
 def observe(arguments: argparse.Namespace, output: Output) -> int:
     """Sends an observed event."""
     fields, texts = read_fields(arguments.fields)
-    path = find_socket(arguments)
-    ask(path, Observe(agent=arguments.agent, event=arguments.event, fields=fields, texts=texts))
+    place = find_place(arguments)
+    ask(place, Observe(agent=arguments.agent, event=arguments.event, fields=fields, texts=texts))
     output.document({"agent": arguments.agent, "event": arguments.event, "observed": True})
     output.line(("observed", GOOD), f"  {arguments.agent}")
     return exits.OK
@@ -114,9 +113,9 @@ def read_fields(arguments: list[str]) -> tuple[dict[str, Any], dict[str, str]]:
     return fields, texts
 
 
-def _sent(path: Path, request: Send, command_id: str) -> dict[str, Any]:
+def _sent(place: Place, request: Send, command_id: str) -> dict[str, Any]:
     try:
-        answer: dict[str, Any] = ask(path, request)
+        answer: dict[str, Any] = ask(place, request)
         return answer
     except (NotRunning, Overloaded) as error:
         text = f"{error}; whether the command was taken is unknown: send it again with --command-id {command_id}"

@@ -12,7 +12,7 @@ from typing import Any
 from stigmergy.cli import exits
 from stigmergy.cli.asking import ask
 from stigmergy.cli.output import BAD, HEADING, NAME, Output, shown
-from stigmergy.cli.places import add_place, find_fleet, find_journal, find_running
+from stigmergy.cli.places import add_place, find_fleet, find_journal, find_running_place
 from stigmergy.core.errors import JournalForeign
 from stigmergy.runtime.audit.history import History, Moment, read_moment
 from stigmergy.runtime.describing import described_sight
@@ -38,16 +38,16 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("agent", metavar="KIND/NAME", help="whose state, such as Drone/D-17")
     parser.add_argument("--at", metavar="TIME|POSITION", help="as it was then; a time needs its zone, such as Z")
-    add_place(parser)
+    add_place(parser, nats=True)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Shows the state."""
     moment = Moment() if arguments.at is None else read_moment(arguments.at)
-    path = find_running(arguments)
-    if path is not None:
-        seen = ask(path, State(agent=arguments.agent, at=arguments.at))
+    place = find_running_place(arguments)
+    if place is not None:
+        seen = ask(place, State(agent=arguments.agent, at=arguments.at))
     else:
         seen = _from_journal(arguments, moment, output)
     _show(seen, output)

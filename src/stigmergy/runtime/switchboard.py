@@ -11,6 +11,8 @@ import re
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, Protocol
 
+from msgspec import Struct
+
 from stigmergy.core.errors import ConfigError, NotRunning, StigmergyError
 from stigmergy.core.homes import Homes
 from stigmergy.runtime import protocol
@@ -30,6 +32,26 @@ class Branch(Protocol):
         ...
 
 
+class Wording(Struct, frozen=True):
+    """How those who have the shards are called, and what to do when one does not answer."""
+
+    one: str = "process {process} of {processes}, which has shard {first},"
+    again: str = "it is started again, try again"
+    standing: str = "process {process}, with the shards {first} to {last}, does not answer"
+    several: str = "a node of several processes cannot be asked for this yet"
+    aside: str = "ask one of them, with --socket: {sockets}"
+
+
+PROCESSES = Wording()
+WORKERS = Wording(
+    one="the owner of shard {first}",
+    again="if no worker runs, start one: stigmergy worker MODULE:FLEET --nats URL",
+    standing="shard {first} has no owner that answers",
+    several="a fleet on several workers cannot be asked for this",
+    aside="each shard has a log of its own",
+)
+
+
 class Switchboard:
     """Answers requests about a node of several processes. `about` says what is known of the node itself."""
 
@@ -39,12 +61,14 @@ class Switchboard:
         branches: Sequence[Branch],
         about: Callable[[], dict[str, Any]],
         stop: Callable[[], None],
+        wording: Wording = PROCESSES,
     ) -> None:
         self._homes = homes
         self._shards = homes.shards
         self._branches = tuple(branches)
         self._about = about
         self._stop = stop
+        self._wording = wording
         self._last: dict[int, dict[str, Any]] = {}
         """The last status of each process: one that is down for a moment is not forgotten."""
 
@@ -68,7 +92,7 @@ class Switchboard:
     async def _answered(self, line: bytes, request: protocol.AnyRequest) -> Iterator[bytes] | AsyncIterator[bytes]:
         shard = self._shard_of(request)
         if shard is not None:
-            return _Passed(self._branch(shard), line, self._who(shard))
+            return _Passed(self._branch(shard), line, self._said(self._wording.one, shard), self._wording.again)
         match request:
             case protocol.Status():
                 return _one(await self.status())
@@ -95,10 +119,7 @@ class Switchboard:
                 self._stop()
                 return _one({"stopping": True})
             case _:
-                raise ConfigError(
-                    f"a node of several processes cannot be asked for this yet ({type(request).__name__}); ask one of "
-                    f"them, with --socket: {self._about()['sockets']}"
-                )
+                raise ConfigError(f"{self._wording.several} ({type(request).__name__}); {self._aside()}")
 
     def _shard_of(self, request: protocol.AnyRequest) -> int | None:
         """The one shard that a request is about, if it is about one."""
@@ -122,16 +143,19 @@ class Switchboard:
     def _branch(self, shard: int) -> Branch:
         return self._branches[process_of(shard, len(self._branches), self._shards) - 1]
 
-    def _who(self, shard: int) -> str:
-        process = process_of(shard, len(self._branches), self._shards)
-        return f"process {process} of {len(self._branches)}, which has shard {shard},"
+    def _said(self, wording: str, first: int, last: int = 0) -> str:
+        process, processes = process_of(first, len(self._branches), self._shards), len(self._branches)
+        return wording.format(process=process, processes=processes, first=first, last=last)
+
+    def _aside(self) -> str:
+        return self._wording.aside.format(sockets=self._about().get("sockets", ""))
 
     async def _status_of(self, process: int) -> str:
         try:
             self._last[process] = await _first(self._branches[process - 1], write_request(protocol.Status()))
         except StigmergyError as error:
             owned = owned_by(process, len(self._branches), self._shards)
-            return f"process {process}, with the shards {owned[0]} to {owned[-1]}, does not answer: {error}"
+            return f"{self._said(self._wording.standing, owned[0], owned[-1])}: {error}"
         return ""
 
     async def _ask_all(self, line: bytes) -> list[Any]:
@@ -165,8 +189,8 @@ class Switchboard:
     async def _revoke(self, line: bytes, request: protocol.Revoke) -> Any:
         if request.last_position is not None:
             raise ConfigError(
-                "a last position is one in the log of one process, and each has its own; leave it out to revoke up to "
-                f"now, or ask one process with --socket: {self._about()['sockets']}"
+                "a last position is one in the log of one part, and each has its own; leave it out to revoke up to "
+                f"now, or {self._aside()}"
             )
         return (await self._ask_all(line))[0]
 
@@ -174,9 +198,10 @@ class Switchboard:
 class _Passed:
     """An answer of one process, passed on line by line."""
 
-    def __init__(self, branch: Branch, line: bytes, who: str) -> None:
+    def __init__(self, branch: Branch, line: bytes, who: str, again: str) -> None:
         self._lines = branch.ask(line)
         self._who = who
+        self._again = again
         self._over = False
 
     def __aiter__(self) -> _Passed:
@@ -189,7 +214,7 @@ class _Passed:
             line = await anext(self._lines)
         except NotRunning as error:
             self._over = True
-            return write_error(NotRunning(f"{self._who} does not answer now; it is started again, try again ({error})"))
+            return write_error(NotRunning(f"{self._who} does not answer now; {self._again} ({error})"))
         except StigmergyError as error:
             self._over = True
             return write_error(error)

@@ -1,0 +1,86 @@
+"""A fleet whose shards each have an owner of their own, connected by NATS alone, as workers have it. Not a test.
+
+Its journals are in memory: what is tried here are the ways between owners and from outside, not the logs.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
+from stigmergy.adapters.memory import MemoryJournal, MemoryStore
+from stigmergy.adapters.nats.address import parse_address
+from stigmergy.adapters.nats.link import NatsLink
+from stigmergy.adapters.nats_control import NatsDoor
+from stigmergy.adapters.nats_neighbours import NatsNeighbourhood
+from stigmergy.adapters.system import SystemClock, SystemEntropy
+from stigmergy.ports.journal import JournalIdentity
+from stigmergy.runtime.control import ControlDesk, Node
+from stigmergy.runtime.declaration import Declaration
+from stigmergy.runtime.host import Host
+from stigmergy.runtime.live import Live
+from stigmergy.runtime.neighbours import Neighbours
+from stigmergy.runtime.shares import Share
+
+
+class Owner:
+    """The owner of one shard, and its log, which outlives it."""
+
+    def __init__(self, link: NatsLink, fleet: Declaration, shard: int) -> None:
+        self._link = link
+        self._fleet = fleet
+        self._shard = shard
+        self._store = MemoryStore(JournalIdentity(fleet.name, fleet.shards, 1, (shard, shard), fleet.homes.key_name))
+        self._signer = Ed25519Signer(bytes(32))
+        self.lives = 0
+        self.host: Host | None = None
+        self._neighbours: Neighbours | None = None
+        self._door: NatsDoor | None = None
+
+    async def start(self) -> None:
+        """Begins a life: its rank is higher than any before."""
+        self.lives += 1
+        self._store.owner = None
+        rank = partial(int, self.lives)
+        host = Host(self._fleet, MemoryJournal(self._store), self._signer, Ed25519Verifier(), SystemClock())
+        neighbourhood = NatsNeighbourhood(self._link, self._fleet.name, self._shard, rank)
+        self._neighbours = Neighbours(
+            host, neighbourhood, Share(self._shard + 1, self._fleet.shards, self._fleet.shards)
+        )
+        live = Live(host, SystemEntropy(), await host.start())
+        await self._neighbours.start()
+        live.neighbours = self._neighbours
+        desk = ControlDesk(live, Ed25519Verifier(), Node("1", "memory:", host.key), lambda: None)
+        self._door = NatsDoor(self._link, self._fleet.name, self._shard, desk, rank)
+        await self._door.start()
+        self.host = host
+
+    async def stop(self) -> None:
+        """Ends it, with what it has taken in its log."""
+        if self._door is not None and self._neighbours is not None and self.host is not None:
+            await self._door.close()
+            await self._neighbours.stop()
+            await self.host.stop()
+            self.host = None
+
+
+class Hamlet:
+    """All owners of a fleet, on one link."""
+
+    def __init__(self, link: NatsLink, fleet: Declaration) -> None:
+        self._link = link
+        self.owners = [Owner(link, fleet, shard) for shard in range(fleet.shards)]
+
+    @classmethod
+    async def start(cls, url: str, fleet: Declaration) -> Hamlet:
+        """Connects, and starts them all."""
+        hamlet = cls(await NatsLink.open(parse_address(url), name="hamlet"), fleet)
+        for owner in hamlet.owners:
+            await owner.start()
+        return hamlet
+
+    async def stop(self) -> None:
+        """Ends them all."""
+        for owner in self.owners:
+            await owner.stop()
+        await self._link.close()
