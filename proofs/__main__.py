@@ -59,9 +59,11 @@ ROWS = (
     Row("airspace", "24, 14", 6),
     Row("claims", "", 8),
     Row("link_cuts", "", 6),
+    Row("gateways", "", 10),
     Row("engines", "", 20),
     Row("ring_kill", "", 1),
     Row("processes", "", 4),
+    Row("nats_pipeline", "13", 18),
     Row("membership", "", 8),
     Row("long_tests", "", 10),
 )

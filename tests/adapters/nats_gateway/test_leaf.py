@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -20,9 +21,10 @@ WAIT_S_MAX = 30.0
 
 
 async def wait_until(over: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WAIT_S_MAX):
-        while not await asyncio.to_thread(over):
-            await asyncio.sleep(0.02)
+    deadline_s = time.monotonic() + WAIT_S_MAX
+    while not await asyncio.to_thread(over):
+        assert time.monotonic() < deadline_s, f"not so in time: line {over.__code__.co_firstlineno}"
+        await asyncio.sleep(0.02)
 
 
 @pytest.fixture
