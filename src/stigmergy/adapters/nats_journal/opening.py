@@ -40,6 +40,7 @@ from stigmergy.ports.journal import JournalIdentity, check_shard_by
 OPTIONS = ("replicas", "max_bytes", "part")
 OPEN_WITHIN_S = 60.0
 """Reading where a log stands takes milliseconds; a cluster that chooses leaders takes seconds; this is for both."""
+ENSURE_S = 15.0
 OWNER_ANSWERS_S = 2.0
 """An owner that does not answer for so long is taken for dead; if it lives, it is fenced."""
 CLAIMS_MAX = 20
@@ -107,7 +108,7 @@ async def prepare(link: NatsLink, identity: JournalIdentity) -> tuple[LogPlace, 
     settings = _settings(address, place)
     if found is None:
         try:
-            found = await ensure_stream(link, place.stream, {**settings, "metadata": describe(identity)})
+            found = await ensure_stream(link, place.stream, {**settings, "metadata": describe(identity)}, ENSURE_S)
         except ConfigError:
             # Somebody else may have made it a moment before us, as another incarnation.
             found = await log.find()
@@ -115,8 +116,8 @@ async def prepare(link: NatsLink, identity: JournalIdentity) -> tuple[LogPlace, 
                 raise
     known = read_identity(found.metadata, f"stream {place.stream} at {address.shown}")
     check_identity(known, identity, f"stream {place.stream} at {address.shown}")
-    await ensure_stream(link, place.stream, settings)
-    await Shelf(link, place.name).ensure(address.replicas)
+    await ensure_stream(link, place.stream, settings, ENSURE_S)
+    await Shelf(link, place.name).ensure(address.replicas, ENSURE_S)
     return place, known
 
 
@@ -232,7 +233,7 @@ async def claim_log(link: NatsLink, place: LogPlace, identity: JournalIdentity, 
         state=state,
         catalogue=await Shelf(link, place.name).catalogue(identity.owned),
         bytes_used=int(info.state["bytes"]),
-        bytes_max=await _limit(link, info),
+        bytes_max=await _limit(log, info),
         claim=state.sequence,
         let_go=await be_owner(link, place, owner),
     )
@@ -250,9 +251,9 @@ async def be_owner(link: NatsLink, place: LogPlace, owner: str) -> Callable[[], 
     return end
 
 
-async def _limit(link: NatsLink, info: StreamFound) -> int:
+async def _limit(log: LogStream, info: StreamFound) -> int:
     limits = [int(info.config.get("max_bytes") or 0)]
-    account = await link.api("INFO")
+    account = await log.patiently(lambda: log.link.api("INFO"))
     limits.append(int((account.get("limits") or {}).get("max_storage") or 0))
     return min((limit for limit in limits if limit > 0), default=0)
 
@@ -298,9 +299,11 @@ async def _elsewhere(reader: BlockingLink, let_go: Callable[[], Awaitable[None]]
 async def _places(link: NatsLink, name: str = "") -> list[LogPlace]:
     """The logs that are kept there: all, or those of one name."""
     found: list[LogPlace] = []
+    log = LogStream(link, LogPlace(name, 0, 0))
     subject = f"{naming.ROOT}.{naming.token(name) if name else '*'}.log.>"
     while True:
-        answer = await link.api("STREAM.NAMES", {"subject": subject, "offset": len(found)})
+        asked = {"subject": subject, "offset": len(found)}
+        answer = await log.patiently(partial(link.api, "STREAM.NAMES", asked))
         listed = answer.get("streams") or []
         found += [_read_place(stream) for stream in listed]
         if len(listed) < NAMES_MAX:
@@ -351,6 +354,6 @@ async def _look(link: NatsLink, place: LogPlace) -> Opened:
         state=state,
         catalogue=await Shelf(link, place.name).catalogue(known.owned),
         bytes_used=int(info.state["bytes"]),
-        bytes_max=await _limit(link, info),
+        bytes_max=await _limit(log, info),
         claim=0,
     )

@@ -68,7 +68,7 @@ class Shelf:
         api = f"$JS.{link.address.domain}.API." if link.address.domain else "$JS.API."
         self._direct = f"{api}DIRECT.GET.{self._stream}"
 
-    async def ensure(self, replicas: int) -> None:
+    async def ensure(self, replicas: int, within_s: float) -> None:
         """Makes the stream if there is none. Raises ConfigError if it is another than it must be."""
         settings: Mapping[str, Any] = {
             "subjects": [f"{self._subject}.>"],
@@ -79,7 +79,7 @@ class Shelf:
             "max_age": 0,
             "allow_direct": True,
         }
-        await ensure_stream(self._link, self._stream, settings)
+        await ensure_stream(self._link, self._stream, settings, within_s)
 
     async def catalogue(self, shards: range) -> Catalogue:
         """What is stored of these shards."""
