@@ -1,11 +1,12 @@
 """A link is cut a thousand times while messages go over it, and none is lost, none doubled, none out of order.
 
-Publishers and a receiver, each with our MQTT adapter and behind a proxy of its own, talk through a real broker. At
-random moments a link is cut, or hangs, or loses what the broker says, or the receiver's program ends and another one
-takes its place with the same session. Publishers repeat what they were not told about; the receiver keeps marks. What
-the receiver has taken at the end is compared with what was published.
+Publishers and a receiver, each with an adapter of ours and behind a proxy of its own, talk through a real broker: NATS
+by MQTT, Mosquitto, and NATS by its own protocol. At random moments a link is cut, or hangs, or loses what the broker
+says, or the receiver's program ends and another one takes its place with the same session. Publishers repeat what they
+were not told about; the receiver keeps marks. What the receiver has taken at the end is compared with what was
+published.
 
-    python -m proofs.link_cuts [--cuts N] [--broker nats|mosquitto] [--seed N]
+    python -m proofs.link_cuts [--cuts N] [--broker nats|mosquitto|jetstream] [--seed N]
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from pathlib import Path
 from msgspec import Struct
 
 from proofs.report import Proof
-from stigmergy.adapters.mqtt import MqttBus, open_bus
+from stigmergy.adapters.mqtt import open_bus
+from stigmergy.adapters.nats_bus import open_bus as open_nats_bus
 from stigmergy.adapters.system import SystemEntropy
 from stigmergy.core.errors import LinkDown, Overloaded, SequenceGap
-from stigmergy.ports.bus import BusMessage
+from stigmergy.ports.bus import Bus, BusMessage
 from stigmergy.testing.brokers import Broker, NoBroker, start_mosquitto, start_nats
 from stigmergy.testing.bus_rig import wait_until
+from stigmergy.testing.nats_rig import start_single
 from stigmergy.testing.proxy import LinkProxy
 
 CUTS = 1_000
@@ -43,7 +46,9 @@ OVERLOAD_SHARE = 0.01
 WINDOW = 16
 PACE_S = 0.05
 """Between two windows of a source, so that the receiver keeps up on a small machine."""
-OPTIONS = "reconnect_s_max=0.05&keepalive_s=5"
+BROKERS = ("nats", "mosquitto", "jetstream")
+MQTT = "mqtt://127.0.0.1:{port}?reconnect_s_max=0.05&keepalive_s=5"
+NATS = "nats://127.0.0.1:{port}/siege?topics=sources/%23"
 
 
 class Tally(Struct):
@@ -64,7 +69,7 @@ class Tally(Struct):
 class Source:
     """Publishes 1, 2, 3 … on a topic of its own: a window of them at once, repeated from the first unanswered one."""
 
-    def __init__(self, name: str, bus: MqttBus, tally: Tally) -> None:
+    def __init__(self, name: str, bus: Bus, tally: Tally) -> None:
         self.name = name
         self.topic = f"sources/{name}"
         self.answered = 0
@@ -126,15 +131,16 @@ class Receiver:
 class Siege:
     """The publishers, the receiver, the proxies, and who cuts."""
 
-    def __init__(self, broker: Broker, seed: int) -> None:
+    def __init__(self, url: str, port: int, seed: int) -> None:
         self.tally = Tally()
         self.violations: list[str] = []
-        self._broker = broker
+        self._url = url
+        self._port = port
         self._chance = random.Random(seed)
         self._receiver = Receiver(self._chance, self.tally)
         self._proxies: dict[str, LinkProxy] = {}
         self._sources: list[Source] = []
-        self._hearing: MqttBus | None = None
+        self._hearing: Bus | None = None
 
     async def run(self, cuts: int) -> None:
         await self._hear()
@@ -158,11 +164,13 @@ class Siege:
                 self.tally.links += proxy.connections
                 await proxy.close()
 
-    async def _bus(self, name: str) -> MqttBus:
+    async def _bus(self, name: str) -> Bus:
         if name not in self._proxies:
-            self._proxies[name] = LinkProxy(self._broker.port)
+            self._proxies[name] = LinkProxy(self._port)
             await self._proxies[name].start()
-        bus = open_bus(f"mqtt://127.0.0.1:{self._proxies[name].port}?{OPTIONS}", name, SystemEntropy())
+        url = self._url.format(port=self._proxies[name].port)
+        open_it = open_bus if url.startswith("mqtt:") else open_nats_bus
+        bus: Bus = open_it(url, name, SystemEntropy())
         await bus.open()
         return bus
 
@@ -230,13 +238,16 @@ def compare(topic: str, answered: int, taken: list[int]) -> list[str]:
 def run(cuts: int, broker_name: str, seed: int) -> Siege:
     """Cuts links at a fresh broker."""
     with tempfile.TemporaryDirectory(prefix="stigmergy-cuts-") as folder:
-        starting = start_mosquitto(Path(folder)) if broker_name == "mosquitto" else _start_nats(Path(folder))
-        with starting as broker:
-            return asyncio.run(_besiege(broker, cuts, seed))
+        if broker_name == "jetstream":
+            with start_single(Path(folder)) as single:
+                return asyncio.run(_besiege(NATS, single.servers[0].plan.port, cuts, seed))
+        by_mqtt = start_mosquitto if broker_name == "mosquitto" else _start_nats
+        with by_mqtt(Path(folder)) as broker:
+            return asyncio.run(_besiege(MQTT, broker.port, cuts, seed))
 
 
-async def _besiege(broker: Broker, cuts: int, seed: int) -> Siege:
-    siege = Siege(broker, seed)
+async def _besiege(url: str, port: int, cuts: int, seed: int) -> Siege:
+    siege = Siege(url, port, seed)
     await siege.run(cuts)
     return siege
 
@@ -246,12 +257,12 @@ def _start_nats(folder: Path) -> Broker:
 
 
 def prove(*, quick: bool = False) -> Proof:
-    """The proof as `make prove` runs it: on both brokers, if both are there."""
+    """The proof as `make prove` runs it: on all brokers that are there."""
     cuts = CUTS_QUICK if quick else CUTS
     figures: dict[str, object] = {}
     violations: list[str] = []
     cases = 0
-    for broker in ("nats", "mosquitto"):
+    for broker in BROKERS:
         try:
             siege = run(cuts, broker, seed=1)
         except NoBroker as missing:
@@ -275,7 +286,7 @@ def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cuts", type=int, default=CUTS)
-    parser.add_argument("--broker", choices=("nats", "mosquitto"), default="nats")
+    parser.add_argument("--broker", choices=BROKERS, default="nats")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     siege = run(options.cuts, options.broker, options.seed)

@@ -8,8 +8,9 @@ CUTS = 20
 
 
 @pytest.mark.timeout(500)
-def test_cut_again_and_again() -> None:
-    siege = run(CUTS, "nats", seed=2)
+@pytest.mark.parametrize("broker", ["nats", "jetstream"])
+def test_cut_again_and_again(broker: str) -> None:
+    siege = run(CUTS, broker, seed=2)
     assert siege.violations == []
     tally = siege.tally
     # Otherwise it was no test.
