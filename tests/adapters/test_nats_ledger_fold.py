@@ -14,13 +14,13 @@ from stigmergy.adapters.nats_ledger.fold import State, Taken, base_of, state_of,
 from stigmergy.adapters.nats_ledger.records import (
     FORMAT,
     START,
-    Body,
     Cut,
     Deed,
     Enrol,
     Entries,
     Genesis,
-    Record,
+    LedgerBody,
+    LedgerRecord,
     Revoke,
     read_base,
     read_record,
@@ -47,7 +47,7 @@ class Hand:
 
     def write(self, deed: Deed, number: int = 0, head: tuple[int, bytes] = (0, START)) -> bytes:
         self.number = number or self.number + 1
-        body = Body(self.session, self.began, self.number, *head, deed)
+        body = LedgerBody(self.session, self.began, self.number, *head, deed)
         return write_record(NAME, INCARNATION, self.signer.algorithm, self.key, body, self.signer.sign)
 
     def entries(self, *bodies: bytes, number: int = 0, part: int = 0, parts: int = 1) -> bytes:
@@ -96,7 +96,7 @@ def test_what_nobody_may_write_is_passed_over_and_counted(log: Log, one: Hand) -
     before = log.state.position
     log.put(stranger.entries(b"x"))
     log.put(b"\xc1 garbage")
-    log.put(encode(Record(FORMAT + 1, 1, one.key, b"", b"")))
+    log.put(encode(LedgerRecord(FORMAT + 1, 1, one.key, b"", b"")))
     good = one.entries(b"a")
     log.put(good[:-5] + bytes(5))
     assert log.state.position == before
@@ -107,7 +107,7 @@ def test_what_nobody_may_write_is_passed_over_and_counted(log: Log, one: Hand) -
 
 
 def test_a_record_of_another_ledger_counts_nowhere_else(log: Log, one: Hand) -> None:
-    body = Body(one.session, 0, 5, 0, START, Entries((b"x",)))
+    body = LedgerBody(one.session, 0, 5, 0, START, Entries((b"x",)))
     for name, incarnation in (("other", INCARNATION), (NAME, b"j" * 16)):
         log.put(write_record(name, incarnation, one.signer.algorithm, one.key, body, one.signer.sign))
     assert (log.bodies, log.state.counts.forged) == ([], 2)
@@ -246,7 +246,7 @@ def test_deeds_that_no_writer_of_ours_writes_are_malformed(log: Log, one: Hand, 
 def test_bodies_that_no_writer_of_ours_writes_are_malformed(
     log: Log, one: Hand, session: bytes, number: int, head: bytes
 ) -> None:
-    body = Body(session, 0, number, 0, head, Entries((b"x",)))
+    body = LedgerBody(session, 0, number, 0, head, Entries((b"x",)))
     log.put(write_record(NAME, INCARNATION, 1, one.key, body, one.signer.sign))
     assert log.state.counts.malformed == 1
 

@@ -20,14 +20,14 @@ from msgspec import Struct, structs
 from stigmergy.adapters.nats_ledger.records import (
     START,
     WRITERS_COUNT_MAX,
-    Base,
-    Body,
-    Counts,
     Cut,
     Deed,
     Enrol,
     Entries,
     Genesis,
+    LedgerBase,
+    LedgerBody,
+    LedgerCounts,
     Revoke,
     SessionMark,
     link,
@@ -75,7 +75,7 @@ class State(Struct, frozen=True):
     partial: Map[bytes, Partial] = Map()
     cut: int = 0
     """Entries up to here are gone, or may go at any moment."""
-    counts: Counts = Counts()
+    counts: LedgerCounts = LedgerCounts()
 
 
 class Taken(NamedTuple):
@@ -138,10 +138,10 @@ def base_of(state: State) -> bytes:
     assert not state.partial
     sessions = tuple(sorted(state.sessions.items()))
     fields = (state.name, state.incarnation, state.sequence, state.position, state.chain, state.writers, sessions)
-    return encode(Base(*fields, state.floor, state.counts))
+    return encode(LedgerBase(*fields, state.floor, state.counts))
 
 
-def state_of(base: Base, cut: int) -> State:
+def state_of(base: LedgerBase, cut: int) -> State:
     """The state that a base stands for, in a log that was cut."""
     fields = (base.name, base.incarnation, base.sequence, base.position, base.chain, base.writers)
     return State(*fields, Map(base.sessions), base.floor, Map(), cut, base.counts)
@@ -153,7 +153,7 @@ def _born(deed: Deed) -> State:
     return State(deed.name, deed.incarnation, writers=tuple(sorted(dict.fromkeys(deed.writers))))
 
 
-def _is_new(state: State, sequence: int, body: Body) -> bool:
+def _is_new(state: State, sequence: int, body: LedgerBody) -> bool:
     """Whether this number of a session is to be judged now: the next deed, or the next part of one."""
     if isinstance(body.deed, Genesis) != (sequence == 1):
         return False
@@ -167,7 +167,7 @@ def _is_new(state: State, sequence: int, body: Body) -> bool:
     return body.deed.part == there
 
 
-def _kept(state: State, body: Body, deed: Entries, sequence: int) -> State:
+def _kept(state: State, body: LedgerBody, deed: Entries, sequence: int) -> State:
     """One part more of a large append."""
     before = state.partial.get(body.session)
     bodies = () if before is None or before.number != body.number else before.bodies
@@ -177,7 +177,7 @@ def _kept(state: State, body: Body, deed: Entries, sequence: int) -> State:
     return structs.replace(state, partial=kept)
 
 
-def _done(state: State, body: Body) -> tuple[State, tuple[bytes, ...]]:
+def _done(state: State, body: LedgerBody) -> tuple[State, tuple[bytes, ...]]:
     """What a deed changes, and the entries that it brings."""
     deed = body.deed
     match deed:
@@ -204,7 +204,7 @@ def _done(state: State, body: Body) -> tuple[State, tuple[bytes, ...]]:
             assert_never(deed)
 
 
-def _marked(state: State, body: Body, sequence: int) -> State:
+def _marked(state: State, body: LedgerBody, sequence: int) -> State:
     for name, partial in sorted(state.partial.items()):
         if partial.sequence < sequence - PARTIAL_AGE_MAX:
             state = structs.replace(state, partial=state.partial.delete(name))

@@ -29,10 +29,10 @@ from stigmergy.adapters.nats_ledger.records import (
     INCARNATION_BYTES,
     SESSION_BYTES,
     START,
-    Body,
     Cut,
     Enrol,
     Genesis,
+    LedgerBody,
     Revoke,
     write_record,
 )
@@ -307,7 +307,7 @@ class NatsLedger:
         deed = Genesis(
             self.name, os.urandom(INCARNATION_BYTES), self._acceptable(sorted({signer.public_key, *self._trusted}))
         )
-        body = Body(os.urandom(SESSION_BYTES), 0, 1, 0, START, deed)
+        body = LedgerBody(os.urandom(SESSION_BYTES), 0, 1, 0, START, deed)
         payload = write_record(self.name, deed.incarnation, signer.algorithm, signer.public_key, body, signer.sign)
         try:
             await link.publish(self._place.log_subject, payload, {"Nats-Expected-Last-Sequence": "0"})

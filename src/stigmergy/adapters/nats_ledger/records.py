@@ -62,7 +62,7 @@ class Revoke(Struct, array_like=True, frozen=True, tag=3):
 
 class Cut(Struct, array_like=True, frozen=True, tag=4):
     """The entries up to a position are covered by a checkpoint. `base` is what the log had come to where it begins
-    after the cut: the bytes of a Base."""
+    after the cut: the bytes of a LedgerBase."""
 
     upto: int
     base: bytes
@@ -71,7 +71,7 @@ class Cut(Struct, array_like=True, frozen=True, tag=4):
 Deed = Genesis | Entries | Enrol | Revoke | Cut
 
 
-class Body(Struct, array_like=True, frozen=True):
+class LedgerBody(Struct, array_like=True, frozen=True):
     """What is signed."""
 
     session: bytes
@@ -87,14 +87,14 @@ class Body(Struct, array_like=True, frozen=True):
     deed: Deed
 
 
-class Record(Struct, array_like=True, frozen=True):
+class LedgerRecord(Struct, array_like=True, frozen=True):
     """A message of the stream."""
 
     format: int
     algorithm: int
     key: bytes
     body: bytes
-    """The bytes of a Body."""
+    """The bytes of a LedgerBody."""
     signature: bytes
 
 
@@ -106,7 +106,7 @@ class SessionMark(Struct, array_like=True, frozen=True):
     """Of its last message that counted."""
 
 
-class Counts(Struct, array_like=True, frozen=True):
+class LedgerCounts(Struct, array_like=True, frozen=True):
     """What became of the messages, the same for every reader."""
 
     records: int = 0
@@ -122,7 +122,7 @@ class Counts(Struct, array_like=True, frozen=True):
     """Seen before, of a session that is over, or a part of what is not going on."""
 
 
-class Base(Struct, array_like=True, frozen=True):
+class LedgerBase(Struct, array_like=True, frozen=True):
     """What all messages up to a sequence have come to: enough to read on from there."""
 
     name: str
@@ -133,12 +133,12 @@ class Base(Struct, array_like=True, frozen=True):
     writers: tuple[bytes, ...]
     sessions: tuple[tuple[bytes, SessionMark], ...]
     floor: int
-    counts: Counts
+    counts: LedgerCounts
 
 
-_record_decoder = msgspec.msgpack.Decoder(Record)
-_body_decoder = msgspec.msgpack.Decoder(Body)
-_base_decoder = msgspec.msgpack.Decoder(Base)
+_record_decoder = msgspec.msgpack.Decoder(LedgerRecord)
+_body_decoder = msgspec.msgpack.Decoder(LedgerBody)
+_base_decoder = msgspec.msgpack.Decoder(LedgerBase)
 
 
 def statement(name: str, incarnation: bytes, algorithm: int, key: bytes, body: bytes) -> bytes:
@@ -146,13 +146,13 @@ def statement(name: str, incarnation: bytes, algorithm: int, key: bytes, body: b
     return encode((_DOMAIN, name, incarnation, algorithm, key, body))
 
 
-def write_record(name: str, incarnation: bytes, algorithm: int, key: bytes, body: Body, sign: Sign) -> bytes:
+def write_record(name: str, incarnation: bytes, algorithm: int, key: bytes, body: LedgerBody, sign: Sign) -> bytes:
     """The bytes of a message."""
     data = encode(body)
-    return encode(Record(FORMAT, algorithm, key, data, sign(statement(name, incarnation, algorithm, key, data))))
+    return encode(LedgerRecord(FORMAT, algorithm, key, data, sign(statement(name, incarnation, algorithm, key, data))))
 
 
-def read_record(payload: bytes) -> tuple[Record, Body] | str:
+def read_record(payload: bytes) -> tuple[LedgerRecord, LedgerBody] | str:
     """A message that is well written, or what it is instead: `malformed` or `unknown`. The signature is not looked
     at."""
     try:
@@ -165,7 +165,7 @@ def read_record(payload: bytes) -> tuple[Record, Body] | str:
     return "malformed" if len(record.key) > KEY_BYTES_MAX or _is_faulty(body) else (record, body)
 
 
-def read_base(data: bytes) -> Base | None:
+def read_base(data: bytes) -> LedgerBase | None:
     """A base out of its bytes; None for anything else."""
     try:
         return _base_decoder.decode(data)
@@ -179,7 +179,7 @@ def link(chain: bytes, sequence: int, position: int, payload: bytes) -> bytes:
     return blake3(data, derive_key_context=_CHAIN_CONTEXT).digest(CHAIN_BYTES)
 
 
-def _is_faulty(body: Body) -> bool:
+def _is_faulty(body: LedgerBody) -> bool:
     """What no writer of ours writes. Part of the fold: changing it is a new format."""
     numbers = (body.began, body.number, body.head_sequence)
     if len(body.session) != SESSION_BYTES or len(body.head) != CHAIN_BYTES or body.number < 1:

@@ -20,7 +20,7 @@ from stigmergy.adapters.nats.link import Ack, NatsLink
 from stigmergy.adapters.nats_ledger.fold import Taken
 from stigmergy.adapters.nats_ledger.places import Place, refused
 from stigmergy.adapters.nats_ledger.reading import Reader
-from stigmergy.adapters.nats_ledger.records import SESSION_BYTES, Body, Cut, Deed, Entries, write_record
+from stigmergy.adapters.nats_ledger.records import SESSION_BYTES, Cut, Deed, Entries, LedgerBody, write_record
 from stigmergy.core.errors import LedgerError, LedgerUnavailable, LedgerUnknown, LinkDown, TooLarge
 from stigmergy.ports.trust import Signer
 
@@ -135,7 +135,7 @@ class Writer:
 
     def _record(self, number: int, deed: Deed) -> bytes:
         state, signer = self._reader.state, self._signer
-        body = Body(self._session, self._began, number, state.sequence, state.chain, deed)
+        body = LedgerBody(self._session, self._began, number, state.sequence, state.chain, deed)
         return write_record(state.name, state.incarnation, signer.algorithm, signer.public_key, body, signer.sign)
 
     async def _write(self, subject: str, number: int, payloads: Sequence[bytes], *, was_sent: bool) -> int:
