@@ -62,7 +62,7 @@ def draw_passwords() -> Passwords:
 
 
 async def on_cluster(
-    address: NatsAddress, work: Callable[[NatsLink], Awaitable[ResultT]], *, name: str, within_s: float = 5.0
+    address: NatsAddress, work: Callable[[NatsLink], Awaitable[ResultT]], *, name: str, within_s: float = 3.0
 ) -> ResultT:
     """Does some work with a connection of its own. Raises ConfigError, also where the client library is missing."""
     try:
