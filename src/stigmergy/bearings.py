@@ -15,6 +15,7 @@ from stigmergy.ports.bus import Bus
 from stigmergy.ports.clock import Clock, Entropy
 from stigmergy.ports.ledger import Ledger
 from stigmergy.ports.mesh import Mesh
+from stigmergy.ports.store import Store
 from stigmergy.runtime.topics import safe_node_name
 from stigmergy.runtime.uplink.relay import Levels
 
@@ -22,6 +23,7 @@ BUSES = "stigmergy.buses"
 """The entry point group of buses: the name is the scheme of the URL, the value opens it."""
 MESHES = "stigmergy.meshes"
 LEDGERS = "stigmergy.ledgers"
+STORES = "stigmergy.stores"
 
 
 class Bearings(Struct, frozen=True):
@@ -39,6 +41,8 @@ class Bearings(Struct, frozen=True):
     """The bus that the uplink leaves by, if it is another one."""
     collect_from: str | None = None
     """A further bus, that uplinks of whole sites come in by."""
+    copies: tuple[str, ...] = ()
+    """Stores that the journal is copied to."""
 
 
 def find_bearings(given: Bearings, config: Config) -> Bearings:
@@ -66,6 +70,7 @@ def find_bearings(given: Bearings, config: Config) -> Bearings:
         given.peers or place.peers,
         uplink_to,
         collect_from,
+        given.copies or ((place.copies,) if isinstance(place.copies, str) else place.copies),
     )
 
 
@@ -105,6 +110,17 @@ def open_ledger(bearings: Bearings, fleet: str) -> Ledger | None:
         return None
     ledger: Ledger = _adapter("ledger", LEDGERS, bearings.ledger, "sqlite:ledger.db")(bearings.ledger, fleet)
     return ledger
+
+
+def check_store(url: str) -> None:
+    """Refuses a URL that no store has."""
+    _adapter("store", STORES, url, "nats://hub:4222")
+
+
+async def open_store(url: str, clock: Clock) -> Store:
+    """Connects to the store that a URL names."""
+    store: Store = await _adapter("store", STORES, url, "nats://hub:4222")(url, clock)
+    return store
 
 
 def _adapter(what: str, group: str, url: str, example: str) -> Any:

@@ -17,6 +17,7 @@
     mesh = "udp://0.0.0.0:7946?peers=north@10.0.0.7:7946"    # how shared fields gossip without a bus
     ledger = "sqlite:ledger.db"        # who orders claims, for all processes of this machine
     peers = ["north.pub"]              # keys whose changes and claims are taken; else of whoever is heard first
+    copies = ["nats://hub:4222"]       # stores that the journal is copied to: nats://… · folder:path
     collects = true                    # takes what the uplinks of this fleet's other nodes at this site bring
 
     [settings]
@@ -76,6 +77,8 @@ class Place(Struct, frozen=True, forbid_unknown_fields=True):
     """The bus that the uplink leaves by; the node's own without it."""
     collect_from: str | None = None
     """A further bus, from which the uplinks of all sites are taken."""
+    copies: tuple[str, ...] | str = ()
+    """Stores that the journal is copied to, to be restored from when its disk is lost."""
 
 
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
@@ -109,6 +112,7 @@ def _beside(place: Place, folder: Path) -> Place:
     for scheme in ("sqlite:", "segments:"):
         if journal is not None and journal.startswith(scheme):
             journal = f"{scheme}{folder / journal.removeprefix(scheme)}"
+    copies = (place.copies,) if isinstance(place.copies, str) else place.copies
     ledger = place.ledger
     if ledger is not None and ledger.startswith("sqlite:"):
         ledger = f"sqlite:{folder / ledger.removeprefix('sqlite:')}"
@@ -120,7 +124,12 @@ def _beside(place: Place, folder: Path) -> Place:
         peers=_keys_beside(place.peers, folder),
         rings=tuple(str(folder / ring) for ring in place.rings),
         ledger=ledger,
+        copies=tuple(_store_beside(url, folder) for url in copies),
     )
+
+
+def _store_beside(url: str, folder: Path) -> str:
+    return f"folder:{folder / url.removeprefix('folder:')}" if url.startswith("folder:") else url
 
 
 def _keys_beside(keys: tuple[str, ...], folder: Path) -> tuple[str, ...]:

@@ -27,6 +27,7 @@ from stigmergy.adapters.system import SystemClock, SystemEntropy, SystemThreads,
 from stigmergy.adapters.udp_mesh import parse_url as read_mesh_url
 from stigmergy.bearings import BUSES, Bearings, find_bearings, open_bus, open_ledger, open_levels, open_mesh
 from stigmergy.config import Config, find_config
+from stigmergy.copies import Copiers
 from stigmergy.core.errors import ConfigError, NotRunning
 from stigmergy.core.uplink import UplinkRule
 from stigmergy.feeds import checked_rings, open_rings
@@ -84,6 +85,7 @@ class Fleet(Declaration):
         mesh: str | None = None,
         ledger: str | None = None,
         peers: Sequence[str] = (),
+        copies: Sequence[str] = (),
     ) -> Running:
         """Runs the fleet in this program, on a SQLite file and a key beside it unless told otherwise.
 
@@ -95,12 +97,13 @@ class Fleet(Declaration):
         machine feed it by.
         Shared fields find their peers over the bus, or over `mesh` ('udp://0.0.0.0:7946?peers=…'); `ledger` orders what
         agents claim ('sqlite:ledger.db'); `peers` names the public keys of the nodes that are believed in both.
+        `copies` names stores that the journal is copied to ('nats://hub:4222', 'folder:/mnt/peer').
         The order of precedence: these arguments, `stigmergy.toml` in the current directory, `NAME.db` and `NAME.key`.
         """
         _check_arguments(journal, key, settings, trust, agents)
         _check_texts(bus=bus, site=site, node=node, mesh=mesh, ledger=ledger)
         _check_texts(uplink_to=uplink_to, collect_from=collect_from)
-        _check_lists(peers=peers)
+        _check_lists(peers=peers, copies=copies)
         if uplink is not None and not isinstance(uplink, UplinkRule):
             raise ConfigError(f"uplink={uplink!r}: give UplinkRule(…)")
         where = Bearings(
@@ -113,6 +116,7 @@ class Fleet(Declaration):
             peers=tuple(peers),
             uplink_to=uplink_to,
             collect_from=collect_from,
+            copies=tuple(copies),
         )
         config = find_config(Path.cwd())
         if config.fleet.processes > 1:
@@ -160,6 +164,7 @@ class Running:
         self._signer: Signer | None = None
         self._neighbours: Neighbours | None = None
         self._feedings: Feedings | None = None
+        self._copiers: Copiers | None = None
         self._companions: Companions | None = None
 
     async def __aenter__(self) -> Live:
@@ -186,6 +191,7 @@ class Running:
             if self._neighbours is not None:
                 await self._neighbours.start()
             host.housekeeper.guard(safeguards := make_safeguards(host, self.url, signer))
+            self._copiers = Copiers(host, self.bearings.copies, self._copied_as, safeguards)
         except BaseException:
             if self._neighbours is not None:
                 await self._neighbours.stop()
@@ -206,6 +212,7 @@ class Running:
                 await link.start()
             await self._companions.start()
             self._feedings.start()
+            self._copiers.start()
         except BaseException:
             await self.__aexit__(None, None, None)
             raise
@@ -214,7 +221,7 @@ class Running:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for part in (self._devices, self._feedings, self._companions, self._link, self._neighbours):
+        for part in (self._copiers, self._devices, self._feedings, self._companions, self._link, self._neighbours):
             if part is not None:
                 await part.stop()
         if self._safeguards is not None:
@@ -225,6 +232,12 @@ class Running:
             self._feedings.close()
         if self._devices is not None:
             await self._devices.close()
+
+    @property
+    def _copied_as(self) -> str:
+        """What this node's journal is called among the copies."""
+        names = (self.bearings.site, self.bearings.node, None if self._share is None else self._share.name)
+        return "/".join(name for name in names if name)
 
     @property
     def key(self) -> Path | None:

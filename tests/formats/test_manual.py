@@ -47,7 +47,7 @@ from stigmergy.core.snapshot import Header, Kind, Tables
 from stigmergy.core.state import Limits, Signer
 from stigmergy.core.timers import Timer, TimerSet
 from stigmergy.runtime import presence
-from stigmergy.runtime.settings import BusSettings, Retention, Settings, SharedSettings, Snapshots
+from stigmergy.runtime.settings import BusSettings, CopySettings, Retention, Settings, SharedSettings, Snapshots
 from tests.formats.manual import DOCS, fields_of, tables
 
 STRUCTURES: tuple[type[Struct], ...] = (
@@ -204,6 +204,7 @@ def default_of(field: Any) -> Any:
         ("settings.retention", Retention),
         ("settings.limits", Limits),
         ("settings.bus", BusSettings),
+        ("settings.copies", CopySettings),
         ("settings.shared", SharedSettings),
     ],
 )

@@ -18,6 +18,8 @@ from stigmergy.core.errors import (
     RingError,
     RingLocked,
     StigmergyError,
+    StoreError,
+    StoreUnavailable,
     TrustError,
 )
 
@@ -29,8 +31,8 @@ USAGE = 2
 NOT_RUNNING = 3
 """Nobody runs what is asked for, or somebody else has the journal, the ring or the ledger."""
 DAMAGED = 4
-"""The journal, a ring or a ledger is damaged, foreign, full or failing, or where the output goes is; or the key is not
-one of the journal's."""
+"""The journal, a ring, a ledger or a store is damaged, foreign, full or failing, or where the output goes is; or the
+key is not one of the journal's."""
 INTERNAL = 5
 """A bug of ours."""
 INTERRUPTED = 130
@@ -49,6 +51,8 @@ _BY_ERROR: tuple[tuple[type[StigmergyError], int], ...] = (
     (RingError, DAMAGED),
     (LedgerUnavailable, NOT_RUNNING),
     (LedgerError, DAMAGED),
+    (StoreUnavailable, NOT_RUNNING),
+    (StoreError, DAMAGED),
     (RecoveryError, DAMAGED),
     (TrustError, DAMAGED),
 )

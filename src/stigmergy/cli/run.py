@@ -83,6 +83,13 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         default=[],
         help="take changes and claims only from this node's key: its file, line or hex digits; repeatable",
     )
+    parser.add_argument(
+        "--copies",
+        metavar="URL",
+        action="append",
+        default=[],
+        help="copy the journal to this store, such as nats://hub:4222 or folder:/mnt/peer; repeatable",
+    )
     parser.add_argument("--socket", metavar="PATH", type=Path, help="where to listen; else beside the journal")
     parser.add_argument("--processes", metavar="N", type=int, help="share the fleet's shards between so many processes")
     parser.add_argument(
@@ -118,6 +125,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         mesh=arguments.mesh,
         ledger=arguments.ledger,
         peers=tuple(arguments.peer),
+        copies=tuple(arguments.copies),
     )
     running = Running(fleet, config, journal, arguments.key, None, arguments.trust, (), bearings, rings=arguments.ring)
     running.say = output.note

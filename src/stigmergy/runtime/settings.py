@@ -14,6 +14,7 @@ from stigmergy.core.swim.settings import SwimSettings
 KIB = 1024
 MIB = 1024 * KIB
 YEAR_S = 366 * 86_400
+POINTS_MAX = 500
 BATCH_BYTES_LIMIT = 512 * KIB
 """What a batch of an uplink may be set to at most: with the largest event it still fits into a message of a bus."""
 
@@ -143,6 +144,24 @@ class SharedSettings(Struct, frozen=True, forbid_unknown_fields=True):
                 raise ConfigError(f"settings: shared.{name} = {value!r}; give from 0.001 seconds to a year")
 
 
+class CopySettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """How often the journal is copied elsewhere, and how far back the copies go."""
+
+    every_s: float = 10.0
+    """What was acknowledged since the last copy is lost with the disk; a copy costs what is new since then."""
+    point_every_s: float = 300.0
+    """The newest copy moves along with the log; after so long it stays, as a point to go back to."""
+    points_kept: int = 12
+
+    def __post_init__(self) -> None:
+        for name in ("every_s", "point_every_s"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not 0 < value <= YEAR_S:
+                raise ConfigError(f"settings: copies.{name} = {value!r}; give more than 0 seconds, a year at most")
+        if not 1 <= self.points_kept <= POINTS_MAX:
+            raise ConfigError(f"settings: copies.points_kept = {self.points_kept!r}; give 1 to {POINTS_MAX}")
+
+
 COUNTS = (
     "batch_events_max",
     "commands_count_max",
@@ -190,6 +209,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     uplink: UplinkSettings = UplinkSettings()
     shared: SharedSettings = SharedSettings()
     membership: SwimSettings = SwimSettings()
+    copies: CopySettings = CopySettings()
 
     def __post_init__(self) -> None:
         for name in COUNTS:

@@ -121,6 +121,19 @@ class SqliteJournal:
         except StigmergyError as error:
             return refused_write(error)
 
+    def begin_at(self, heads: Sequence[Head]) -> None:
+        """Lets the shards of a new journal begin behind these commits, which a snapshot covers: to restore a copy.
+
+        Append what follows each of them at once: a shard without any commit does not open again.
+        """
+        self._check_writable()
+        if self._heads:
+            raise Bug("the journal has commits; a copy is restored into a new one")
+        for head in heads:
+            self._heads[head.shard] = head
+            self._firsts[head.shard] = head.position + 1
+        self._unnoted.update(self._heads)
+
     async def put_snapshot(self, shard: int, position: int, parts: Sequence[SnapshotPart]) -> None:
         self._check_writable()
         if parts:

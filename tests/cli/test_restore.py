@@ -1,0 +1,143 @@
+"""A node that is killed and loses its disk comes back from its copies, on a real server and from a folder."""
+
+import asyncio
+import re
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from stigmergy.cli.main import main
+from stigmergy.copies import CopiesAt
+from stigmergy.runtime.copies.restoring import CopyFound, find_copies
+from stigmergy.testing.nats_rig import NatsCluster, start_single
+from tests.cli.conftest import Folder
+from tests.formats.manual import tables
+
+COPIED_S_MAX = 60.0
+CONFIG = """
+[fleet]
+module = "drone:fleet"
+node = "n1"
+site = "north"
+copies = ["{nats}", "folder:peer"]
+
+[settings.snapshots]
+every_events = 4
+tail_ratio = 0.0
+[settings.copies]
+every_s = 0.1
+point_every_s = 0.5
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsCluster]:
+    with start_single(tmp_path_factory.mktemp("server")) as single:
+        yield single
+
+
+def fly(folder: Folder, missions: range) -> None:
+    for number in missions:
+        fields = {"mission": f"M{number}"}
+        folder.ask(do="send", agent=f"Drone/D-{number % 5}", command="StartMission", fields=fields)
+
+
+def missions(folder: Folder) -> dict[str, str]:
+    return {f"D-{number}": folder.ask(do="state", agent=f"Drone/D-{number}")["state"]["mission"] for number in range(5)}
+
+
+def wait_copied(folder: Folder, store: str) -> CopyFound:
+    """Until a copy has all commits of the node; returns it."""
+    return asyncio.run(_wait_copied(folder, store))
+
+
+async def _wait_copied(folder: Folder, store: str) -> CopyFound:
+    deadline_s = time.monotonic() + COPIED_S_MAX
+    async with CopiesAt(store, "delivery") as objects:
+        while time.monotonic() < deadline_s:
+            commits = folder.ask(do="status")["commits"]
+            found = await find_copies(objects)
+            if found and found[-1].manifest is not None and found[-1].manifest.commits >= commits:
+                return found[-1]
+            await asyncio.sleep(0.05)
+    raise AssertionError(folder.ask(do="status")["troubles"])
+
+
+def lose_the_disk(folder: Folder) -> None:
+    for path in folder.path.glob("delivery.db*"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def test_a_killed_node_without_its_disk_comes_back(folder: Folder, server: NatsCluster) -> None:
+    (folder.path / "peer").mkdir()
+    (folder.path / "stigmergy.toml").write_text(CONFIG.format(nats=server.url), encoding="utf-8")
+    node = folder.start("drone:fleet")
+    fly(folder, range(40))
+    before = missions(folder)
+    peer = f"folder:{folder.path / 'peer'}"
+    on_nats = wait_copied(folder, server.url).manifest
+    assert on_nats is not None
+    wait_copied(folder, peer)
+    assert folder.ask(do="status")["troubles"] == []
+    node.end(signal.SIGKILL)
+    lose_the_disk(folder)
+
+    listed = folder.json("restore")
+    assert {one["store"] for one in listed["copies"]} == {server.url, peer}
+    public = folder.path / "delivery.key"
+    restored = folder.json("restore", "--copies", server.url, "--to", "delivery.db", "--key", str(public))
+    assert {*listed, *restored, *listed["copies"][0]} == documented_keys()
+    assert (restored["node"], restored["commits"]) == ("north/n1", on_nats.commits)
+    assert restored["incarnation"] != on_nats.incarnation
+    assert "never overwrites" in folder.error("restore", "--copies", peer, "--to", "delivery.db", code=2)
+
+    folder.start("drone:fleet")
+    assert missions(folder) == before
+    fly(folder, range(40, 45))
+    assert missions(folder)["D-0"] == "M40"
+
+
+def documented_keys() -> set[str]:
+    """All keys of the command in the manual, those in brackets too."""
+    (row,) = [row for row in tables("cli.md")["Output"] if row[0] == "`restore`"]
+    return set(re.findall(r"`([a-z_]+)`", row[1]))
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int) -> str:
+    """What a command writes to stderr, run in this process."""
+    assert main(arguments) == code
+    return capsys.readouterr().err
+
+
+def test_what_is_wrong_is_said(
+    folder: Folder, server: NatsCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder.path)
+    nobody = ("restore", "--name", "nobody", "--copies")
+    assert "where are the copies" in said(capsys, "restore", "--name", "nobody", code=2)
+    assert "no adapter" in said(capsys, *nobody, "ftp://x", code=2)
+    assert "of which fleet" in said(capsys, "restore", "--copies", server.url, code=2)
+    assert "no copies of nobody" in said(capsys, *nobody, server.url, code=0)
+    assert "no copy here" in said(capsys, *nobody, server.url, "--to", "x.db", code=2)
+    assert not (folder.path / "x.db").exists()
+    assert "mounted" in said(capsys, *nobody, "folder:missing", code=3)
+    both = said(capsys, *nobody, "folder:missing", "--copies", server.url, code=0)
+    assert "mounted" in both
+    assert "no copies of nobody" in both
+
+
+def test_a_store_out_of_reach_is_among_the_troubles(folder: Folder) -> None:
+    (folder.path / "stigmergy.toml").write_text(CONFIG.format(nats="folder:elsewhere"), encoding="utf-8")
+    folder.start("drone:fleet")
+    fly(folder, range(3))
+    deadline_s = time.monotonic() + COPIED_S_MAX
+    found: list[str] = []
+    while len(found) < 2:
+        assert time.monotonic() < deadline_s, found
+        found = [one for one in folder.ask(do="status")["troubles"] if "copies at" in one]
+        time.sleep(0.05)
+    assert all("mounted" in one for one in found)
+    fly(folder, range(3, 6))
