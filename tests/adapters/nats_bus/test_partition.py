@@ -8,7 +8,7 @@ from stigmergy.adapters.nats.link import NatsLink
 from stigmergy.adapters.nats_bus.partition import Partition
 from stigmergy.core.errors import ConfigError, NotOwned
 from stigmergy.core.state import shard_of
-from stigmergy.ports.bus import BusMessage
+from stigmergy.ports.bus import Bus, BusMessage
 from stigmergy.runtime.topics import Channel, Topics
 from stigmergy.testing.bus_rig import Heard, Marking, publish_surely, wait_until
 from stigmergy.testing.nats_rig import NatsCluster
@@ -34,8 +34,8 @@ async def test_each_shard_gets_the_commands_of_its_agents_and_all_hear_the_rest(
         presence.append(await hear(bus, topics.nodes_pattern(Channel.PRESENCE)))
     sender, device = await buses.nats(server.url, "sorted:north:operator"), await buses.mqtt(server, "device")
     for number, name in enumerate(NAMES):
-        bus = sender if number % 2 else device
-        await bus.publish(BusMessage(commands_of(topics, f"Drone/{name}"), name.encode()))
+        operator: Bus = sender if number % 2 else device
+        await operator.publish(BusMessage(commands_of(topics, f"Drone/{name}"), name.encode()))
     await sender.publish(BusMessage(topics.of_node("operator", Channel.PRESENCE), b"here"))
     await wait_until(lambda: sum(len(one.payloads) for one in heard) >= len(NAMES))
     await wait_until(lambda: all(one.payloads == [b"here"] for one in presence))

@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from stigmergy.adapters.nats.errors import WITHOUT_JETSTREAM, JetStreamRefused, no_jetstream
 from stigmergy.adapters.nats.link import NatsLink
 from stigmergy.adapters.nats.naming import bus_session, bus_stream
-from stigmergy.adapters.nats_bus.envelope import MQTT_QOS, headers_of, retained_headers
 from stigmergy.adapters.nats_bus.options import BusOptions, check_client_id
 from stigmergy.adapters.nats_bus.outlet import Outlet
 from stigmergy.adapters.nats_bus.partition import Mover, Parting, Partition
+from stigmergy.adapters.nats_bus.publishing import NoRoom, Publishing, is_down
 from stigmergy.adapters.nats_bus.retained import read_retained
 from stigmergy.adapters.nats_bus.session import Session
 from stigmergy.adapters.nats_bus.sourcing import Feeding
 from stigmergy.adapters.nats_bus.streams import ensure_streams, ensure_subjects, has_mqtt
-from stigmergy.adapters.nats_bus.subjects import MQTT_MESSAGES, filters_of, is_covered, subject_of
-from stigmergy.adapters.nats_bus.will import Will
-from stigmergy.core.errors import Bug, ConfigError, LinkDown, Malformed, NotOwned, StigmergyError, TooLarge
+from stigmergy.adapters.nats_bus.subjects import filters_of
+from stigmergy.adapters.nats_bus.will import SCHEDULER, Will, tell_devices
+from stigmergy.core.errors import Bug, ConfigError, LinkDown, Malformed, NotOwned, StigmergyError
 from stigmergy.ports.bus import BusMessage, Handler, LinkHeard, check_message, check_pattern
 from stigmergy.ports.clock import Entropy
 from stigmergy.ports.receiving import UNHEARD_S_MAX, Arrival, Receipts, Reception
@@ -38,8 +38,8 @@ CLOSE_S_MAX = 5.0
 LOOK_S = 15.0
 """So often it is looked whether devices have come by MQTT, and what the stream captures."""
 OWNER_BYTES = 8
-TOPICS_KNOWN_MAX = 10_000
-SUBJECT_TOO_LARGE = 10054
+TELLING_COUNT_MAX = 1_000
+"""Wills that devices are told of at the same time; the retained ones reach them later anyway."""
 
 
 class NatsBus:
@@ -67,6 +67,7 @@ class NatsBus:
         self._link = link or NatsLink(options.address, name=client_id)
         self._inbox = f"_INBOX.{self._owner}"
         self._outlet = Outlet(self._link, f"{self._inbox}.posted")
+        self._publishing = Publishing(self._link, self._outlet, options)
         self._reception = Reception()
         self._parting = None if partition is None else Parting(options, partition)
         self._mover = None if self._parting is None else Mover(self._outlet, self._parting)
@@ -84,10 +85,7 @@ class NatsBus:
         """Whoever makes or changes the session."""
         self._made: dict[str, None] = {}
         """Patterns that the session has."""
-        self._captured: list[str] = []
-        self._known: dict[str, tuple[str, bool]] = {}
-        """By topic its subject, and whether the stream captures it."""
-        self._has_mqtt = False
+        self._telling: dict[asyncio.Task[None], None] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._unlisten: list[Callable[[], None]] = []
         self._is_closed = False
@@ -133,14 +131,15 @@ class NatsBus:
     async def publish(self, message: BusMessage) -> None:
         check_message(message)
         if not self._is_up:
-            raise self._refusal(message)
+            raise is_down(message)
         async with self._slots:
             if not self._is_up:
-                raise self._refusal(message)
+                raise is_down(message)
             try:
-                await self._publish(message)
-            except JetStreamRefused as refused:
-                raise self._explain(message, refused) from None
+                await self._publishing.publish(message)
+            except NoRoom as error:
+                self._doubt(ConfigError(str(error)))
+                raise
             except LinkDown as error:
                 self._doubt(error)
                 raise
@@ -170,9 +169,10 @@ class NatsBus:
         await self._reception.close(CLOSE_S_MAX)
         if self._mover is not None:
             await self._mover.close()
-        for task in self._tasks:
+        ending = [*self._tasks, *self._telling]
+        for task in ending:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*ending, return_exceptions=True)
         for unlisten in self._unlisten:
             unlisten()
         with contextlib.suppress(LinkDown, TimeoutError):
@@ -182,57 +182,6 @@ class NatsBus:
         await self._outlet.close()
         if self._owns_link:
             await self._link.close()
-
-    # ------------------------------------------------------------------ publishing
-
-    async def _publish(self, message: BusMessage) -> None:
-        subject, is_captured = self._place_of(message.topic)
-        headers = headers_of(message)
-        if self._has_mqtt:
-            headers[MQTT_QOS] = "1"
-        posts: list[asyncio.Future[None]] = []
-        # All are sent before any answer is waited for: nothing that is published meanwhile comes in between.
-        if is_captured:
-            posts.append(await self._outlet.post(subject, message.payload, headers or None))
-        else:
-            await self._link.tell(subject, message.payload, headers=headers or None)
-        if message.retained:
-            kept = self.options.subjects.kept_of(subject)
-            posts.append(await self._outlet.post(kept, message.payload, retained_headers(message)))
-        by_mqtt: asyncio.Future[None] | None = None
-        if self._has_mqtt:
-            by_mqtt = await self._outlet.post(f"{MQTT_MESSAGES}.{subject}", message.payload, headers)
-        for post in posts:
-            await post
-        if by_mqtt is not None:
-            try:
-                await by_mqtt
-            except (JetStreamRefused, LinkDown):
-                self._has_mqtt = False  # until it is looked again; who has no session hears it anyway
-
-    def _place_of(self, topic: str) -> tuple[str, bool]:
-        known = self._known.get(topic)
-        if known is None:
-            if len(self._known) >= TOPICS_KNOWN_MAX:
-                self._known.clear()
-            subject = subject_of(topic)
-            known = self._known[topic] = (subject, is_covered(subject, self._captured))
-        return known
-
-    def _refusal(self, message: BusMessage) -> LinkDown:
-        return LinkDown(f"{message.topic}: the link is down, nothing was sent; publish it when the link is up")
-
-    def _explain(self, message: BusMessage, refused: JetStreamRefused) -> StigmergyError:
-        if refused.code == SUBJECT_TOO_LARGE:
-            return TooLarge(f"{message.topic}: {refused.description}; raise max_msg_size of the stream, or send less")
-        if refused.is_full:
-            error = ConfigError(
-                f"{self.options.place}: there is no room for messages ({refused.description}); make room, or raise "
-                "max_file or the account's limits"
-            )
-            self._doubt(error)
-            return LinkDown(f"{message.topic}: {error}; nothing was taken, publish it again")
-        return LinkDown(f"{message.topic}: JetStream has not taken it: {refused}; publish it again")
 
     # ------------------------------------------------------------------ the link
 
@@ -267,8 +216,8 @@ class NatsBus:
         found = await ensure_streams(self._link, self.options)
         if self._will is not None:
             found = await ensure_subjects(self._link, self.options, [self._will.subject])
-        self._note_captured(found.config["subjects"])
-        self._has_mqtt = self.options.mqtt and await has_mqtt(self._link)
+        self._publishing.note_captured(found.config["subjects"])
+        self._publishing.has_mqtt = self.options.mqtt and await has_mqtt(self._link)
         if self._will is not None:
             await self._will.begin()
         await self._make([pattern for pattern in self._reception.patterns if pattern not in self._made])
@@ -286,10 +235,10 @@ class NatsBus:
         found = await ensure_subjects(
             self._link, self.options, [one for one in filters if one.partition(".")[0] not in ("*", ">")]
         )
-        self._note_captured(found.config["subjects"])
+        self._publishing.note_captured(found.config["subjects"])
         if fresh:
             inbox = f"{self._inbox}.retained"
-            kept = await read_retained(self._link, self.options, _filters(fresh), inbox, mqtt=self._has_mqtt)
+            kept = await read_retained(self._link, self.options, _filters(fresh), inbox, mqtt=self._publishing.has_mqtt)
             for message in kept:
                 self._reception.take(Arrival(message, _forget))
         self._made |= dict.fromkeys(fresh)
@@ -317,7 +266,20 @@ class NatsBus:
             session_s=self.options.session_s,
             epoch=self._epoch,
             bare=lambda subject: None if subject.startswith(inner) else subject,
+            looks=self._look_at,
         )
+
+    def _look_at(self, place: int, subject: str, payload: bytes, headers: Mapping[str, str]) -> None:
+        """Devices on MQTT hear of a will from us: the server itself tells sessions on NATS only."""
+        if self._publishing.has_mqtt and SCHEDULER in headers and len(self._telling) < TELLING_COUNT_MAX:
+            telling = asyncio.ensure_future(tell_devices(self._outlet, place, subject, payload, headers))
+            self._telling[telling] = None
+            telling.add_done_callback(self._told)
+
+    def _told(self, telling: asyncio.Task[None]) -> None:
+        del self._telling[telling]
+        if not telling.cancelled() and telling.exception() is not None:
+            self._publishing.has_mqtt = False  # until it is looked again
 
     def _make_sorted(self, parting: Parting) -> Session:
         return Session(
@@ -354,8 +316,8 @@ class NatsBus:
             try:
                 async with self._changing:
                     found = await ensure_subjects(self._link, self.options, [])
-                    self._note_captured(found.config["subjects"])
-                    self._has_mqtt = self.options.mqtt and await has_mqtt(self._link)
+                    self._publishing.note_captured(found.config["subjects"])
+                    self._publishing.has_mqtt = self.options.mqtt and await has_mqtt(self._link)
                     if not is_trimmed and self._made and loop.time() - opened_s > UNHEARD_S_MAX:
                         await self._trim()
                         is_trimmed = True
@@ -374,11 +336,6 @@ class NatsBus:
         """Exponential, with full jitter: a fleet whose servers come back must not come back all at once."""
         most_s = min(RETRY_S_MAX, RETRY_S_MIN * 2.0 ** min(tries, 20))
         return most_s * int.from_bytes(self._entropy.token(4), "big") / 2**32
-
-    def _note_captured(self, subjects: list[str]) -> None:
-        if subjects != self._captured:
-            self._captured = subjects
-            self._known.clear()
 
     def _link_changed(self, up: bool) -> None:
         if up:

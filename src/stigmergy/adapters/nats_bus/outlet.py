@@ -21,6 +21,8 @@ from stigmergy.core.errors import StigmergyError
 ANSWER_S_MAX = 5.0
 """A server that leaves a publish unanswered for so long has not taken it, or nobody knows."""
 LOOK_S = 0.5
+MSG_ID = "Nats-Msg-Id"
+"""A second message with the same id within two minutes is not taken."""
 
 
 class _Problem(Struct):

@@ -22,7 +22,7 @@ from stigmergy.adapters.nats.link import NatsLink
 from stigmergy.adapters.nats.naming import bus_stream, parted_stream, parted_subject
 from stigmergy.adapters.nats.streams import StreamFound, ensure_stream, find_stream
 from stigmergy.adapters.nats_bus.options import BusOptions
-from stigmergy.adapters.nats_bus.outlet import Outlet
+from stigmergy.adapters.nats_bus.outlet import MSG_ID, Outlet
 from stigmergy.adapters.nats_bus.streams import MIB, SECOND_NS
 from stigmergy.core.errors import ConfigError, LinkDown, StigmergyError
 from stigmergy.core.state import shard_of
@@ -34,7 +34,6 @@ LEVELS = 6
 """fleet, site, agents, kind, name, channel."""
 EMPTY_LEVEL = "%"
 MOVE_PAUSE_S = 0.1
-MSG_ID = "Nats-Msg-Id"
 
 Home = Callable[[str], int]
 """The shard of an agent, by its address."""

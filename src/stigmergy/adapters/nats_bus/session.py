@@ -49,6 +49,7 @@ EPOCH = "stig-epoch"
 _HEARTBEAT = "100"
 _WRONG_PIN = "423"
 _OVER = ("404", "408", "409")
+Glance = Callable[[int, str, bytes, Mapping[str, str]], None]
 Diversion = Callable[[int, str, bytes, Mapping[str, str], Callable[[], None]], bool]
 """Takes a message, by its place, subject, payload and headers, and whom to tell when it is dealt with; or leaves it."""
 _encode = msgspec.json.Encoder().encode
@@ -78,11 +79,12 @@ class Session:
         session_s: float,
         epoch: int = 0,
         bare: Callable[[str], str | None] = lambda subject: subject,
+        looks: Glance | None = None,
         takes: Diversion | None = None,
     ) -> None:
         """`owner` tells this process from others; `bare` says which topic's subject one of the stream stands for, None
-        for what is not for anybody; `takes` may have a message instead of its handlers; `doubt` hears that the session
-        is to be begun again."""
+        for what is not for anybody; `looks` sees every message, `takes` may have one instead of its handlers; `doubt`
+        hears that the session is to be begun again."""
         self._link = link
         self.stream = stream
         self.name = name
@@ -92,6 +94,7 @@ class Session:
         self._session_s = session_s
         self._epoch = epoch
         self._bare = bare
+        self._looks = looks
         self._takes = takes
         self._is_ours = False
         """This process has had the consumer before: another owner has taken it from us then."""
@@ -249,6 +252,8 @@ class Session:
             return
         self._waiting[place] = _Received(message.reply, len(message.data))
         self._waiting_bytes += len(message.data)
+        if self._looks is not None and message.headers:
+            self._looks(place, subject, message.data, message.headers)
         settled = functools.partial(self._settle, place)
         if self._takes is not None and self._takes(place, subject, message.data, message.headers or {}, settled):
             return

@@ -15,7 +15,7 @@ from stigmergy.adapters.nats.link import NatsLink
 from stigmergy.adapters.nats.naming import bus_stream, retained_stream
 from stigmergy.adapters.nats.streams import StreamFound, ensure_stream, find_stream
 from stigmergy.adapters.nats_bus.options import BusOptions
-from stigmergy.adapters.nats_bus.subjects import MQTT_MESSAGES, MQTT_RETAINED, filters_of, is_covered, prune
+from stigmergy.adapters.nats_bus.subjects import MQTT_RETAINED, filters_of, is_covered, prune
 from stigmergy.core.errors import ConfigError, LinkDown
 
 MQTT_STREAM = "$MQTT_msgs"
@@ -57,7 +57,6 @@ async def ensure_streams(link: NatsLink, options: BusOptions) -> StreamFound:
             **common,
             "max_age": int(options.age_s * SECOND_NS),
             "max_bytes": options.stored_mb * MIB,
-            "republish": {"src": f"{subjects.inner}.willed.>", "dest": f"{MQTT_MESSAGES}.>"},
         },
     )
     first = [f"{subjects.inner}.>", f"{subjects.root}.>"]

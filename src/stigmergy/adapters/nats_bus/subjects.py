@@ -53,14 +53,6 @@ class Subjects(Struct, frozen=True):
         """Where it waits to be retained."""
         return f"{self.kept}.will.{bus_session(client_id)}"
 
-    def mqtt_will_of(self, client_id: str) -> str:
-        """Where it waits to be told to MQTT sessions."""
-        return f"{self.inner}.device-will.{bus_session(client_id)}"
-
-    def willed_of(self, subject: str) -> str:
-        """What is published here reaches MQTT sessions, and nobody else."""
-        return f"{self.inner}.willed.{subject}"
-
 
 def subject_of(topic: str) -> str:
     """The subject of a topic. Raises Malformed for one that NATS cannot carry."""

@@ -1,14 +1,15 @@
 """A client's will: what the server publishes at a set time, which is put off for as long as the client is here.
 
-The time is the server's: we know it from its answers, so a wrong clock of ours does no harm. What the server publishes
-itself is heard by sessions on NATS only; so there is a second one for who subscribes later, and a third for MQTT.
+The time is the server's: we know it from its answers, so a wrong clock of ours does no harm. A second one is kept for
+who subscribes later. What the server publishes at a set time goes into our streams and to nobody else: nodes on NATS
+that hear it tell the devices on MQTT, the first of them counts.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 
 from stigmergy.adapters.nats.errors import JetStreamRefused
@@ -16,7 +17,8 @@ from stigmergy.adapters.nats.link import NatsLink
 from stigmergy.adapters.nats.naming import bus_stream, retained_stream
 from stigmergy.adapters.nats_bus.envelope import MQTT_QOS, headers_of, retained_headers
 from stigmergy.adapters.nats_bus.options import BusOptions
-from stigmergy.adapters.nats_bus.subjects import subject_of
+from stigmergy.adapters.nats_bus.outlet import MSG_ID, Outlet
+from stigmergy.adapters.nats_bus.subjects import MQTT_MESSAGES, MQTT_RETAINED, subject_of
 from stigmergy.core.errors import LinkDown, StigmergyError
 from stigmergy.ports.bus import BusMessage
 
@@ -24,6 +26,10 @@ RENEWALS = 3
 """So often a will is put off before its time comes."""
 SCHEDULE = "Nats-Schedule"
 TARGET = "Nats-Schedule-Target"
+SCHEDULER = "Nats-Scheduler"
+"""Which the server puts on what it publishes at a set time."""
+RETAINED = "Stig-Retained"
+"""On a will that is to be retained: its topic."""
 
 
 class Will:
@@ -44,14 +50,11 @@ class Will:
         subjects, subject = options.subjects, subject_of(message.topic)
         self.subject = subject
         own = headers_of(message)
-        self._heard = (subjects.will_of(client_id), {**own, MQTT_QOS: "1", TARGET: subject})
+        told = {RETAINED: message.topic} if message.retained else {}
+        self._heard = (subjects.will_of(client_id), {**own, **told, TARGET: subject})
         self._kept = (
             subjects.kept_will_of(client_id),
             {**retained_headers(message), TARGET: subjects.kept_of(subject)},
-        )
-        self._by_mqtt = (
-            subjects.mqtt_will_of(client_id),
-            {**own, MQTT_QOS: "1", TARGET: subjects.willed_of(subject)},
         )
         self._zero = datetime.min.replace(tzinfo=UTC)
         """What the server's clock said when our monotonic one began."""
@@ -79,7 +82,6 @@ class Will:
         await self.pause()
         for stream, subject in (
             (bus_stream(self._options.fleet), self._heard[0]),
-            (bus_stream(self._options.fleet), self._by_mqtt[0]),
             (retained_stream(self._options.fleet), self._kept[0]),
         ):
             with contextlib.suppress(JetStreamRefused):
@@ -98,10 +100,19 @@ class Will:
     async def _renew(self) -> None:
         moment = self._zero + _monotonic() + timedelta(seconds=self._options.will_s)
         schedule = "@at " + moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        wills = [self._heard, *([self._by_mqtt] if self._options.mqtt else [])]
-        wills += [self._kept] if self._message.retained else []
-        for subject, headers in wills:
+        for subject, headers in [self._heard, *([self._kept] if self._message.retained else [])]:
             await self._link.publish(subject, self._message.payload, {**headers, SCHEDULE: schedule})
+
+
+async def tell_devices(outlet: Outlet, place: int, subject: str, payload: bytes, headers: Mapping[str, str]) -> None:
+    """Tells devices on MQTT of a will that we have heard on NATS. Whoever does so first counts, by the message's id."""
+    told = {MSG_ID: f"will.{place}", MQTT_QOS: "1"}
+    posts = [await outlet.post(f"{MQTT_MESSAGES}.{subject}", payload, told)]
+    if topic := headers.get(RETAINED):
+        retained = retained_headers(BusMessage(topic, payload)) | {MSG_ID: f"will.{place}"}
+        posts.append(await outlet.post(f"{MQTT_RETAINED}.{subject}", payload, retained))
+    for post in posts:
+        await post
 
 
 def _monotonic() -> timedelta:

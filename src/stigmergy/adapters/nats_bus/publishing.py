@@ -1,0 +1,95 @@
+"""Publishes a message of the bus: into the fleet's stream, to be kept where it is retained, and to devices on MQTT."""
+
+from __future__ import annotations
+
+import asyncio
+
+from stigmergy.adapters.nats.errors import JetStreamRefused
+from stigmergy.adapters.nats.link import NatsLink
+from stigmergy.adapters.nats_bus.envelope import MQTT_QOS, headers_of, retained_headers
+from stigmergy.adapters.nats_bus.options import BusOptions
+from stigmergy.adapters.nats_bus.outlet import Outlet
+from stigmergy.adapters.nats_bus.subjects import MQTT_MESSAGES, is_covered, subject_of
+from stigmergy.core.errors import LinkDown, StigmergyError, TooLarge
+from stigmergy.ports.bus import BusMessage
+
+TOPICS_KNOWN_MAX = 10_000
+"""So many topics are remembered with their subjects; then they are found out anew."""
+MESSAGE_TOO_LARGE = 10054
+
+
+class NoRoom(LinkDown):
+    """The servers have no room for messages: nothing was taken, and waiting does not help."""
+
+
+class Publishing:
+    """How one bus publishes."""
+
+    def __init__(self, link: NatsLink, outlet: Outlet, options: BusOptions) -> None:
+        self._link = link
+        self._outlet = outlet
+        self._options = options
+        self.has_mqtt = False
+        """Devices have come to the servers by MQTT: they get copies."""
+        self._captured: list[str] = []
+        self._known: dict[str, tuple[str, bool]] = {}
+        """By topic its subject, and whether the stream captures it."""
+
+    def note_captured(self, subjects: list[str]) -> None:
+        """What the fleet's stream captures by now."""
+        if subjects != self._captured:
+            self._captured = subjects
+            self._known.clear()
+
+    async def publish(self, message: BusMessage) -> None:
+        """Returns when JetStream has it. Raises LinkDown, TooLarge or Malformed."""
+        subject, is_captured = self._place_of(message.topic)
+        headers = headers_of(message)
+        if self.has_mqtt:
+            headers[MQTT_QOS] = "1"
+        posts: list[asyncio.Future[None]] = []
+        # All are sent before any answer is waited for: nothing that is published meanwhile comes in between.
+        if is_captured:
+            posts.append(await self._outlet.post(subject, message.payload, headers or None))
+        else:
+            await self._link.tell(subject, message.payload, headers=headers or None)
+        if message.retained:
+            kept = self._options.subjects.kept_of(subject)
+            posts.append(await self._outlet.post(kept, message.payload, retained_headers(message)))
+        by_mqtt: asyncio.Future[None] | None = None
+        if self.has_mqtt:
+            by_mqtt = await self._outlet.post(f"{MQTT_MESSAGES}.{subject}", message.payload, headers)
+        try:
+            for post in posts:
+                await post
+        except JetStreamRefused as refused:
+            raise self._explain(message, refused) from None
+        if by_mqtt is not None:
+            try:
+                await by_mqtt
+            except (JetStreamRefused, LinkDown):
+                self.has_mqtt = False  # until it is looked again; who has no session hears it anyway
+
+    def _place_of(self, topic: str) -> tuple[str, bool]:
+        known = self._known.get(topic)
+        if known is None:
+            if len(self._known) >= TOPICS_KNOWN_MAX:
+                self._known.clear()
+            subject = subject_of(topic)
+            known = self._known[topic] = (subject, is_covered(subject, self._captured))
+        return known
+
+    def _explain(self, message: BusMessage, refused: JetStreamRefused) -> StigmergyError:
+        if refused.code == MESSAGE_TOO_LARGE:
+            return TooLarge(f"{message.topic}: {refused.description}; raise max_msg_size of the stream, or send less")
+        if refused.is_full:
+            return NoRoom(
+                f"{self._options.place}: there is no room for messages ({refused.description}); nothing was taken; "
+                "make room, or raise max_file or the account's limits"
+            )
+        return LinkDown(f"{message.topic}: JetStream has not taken it: {refused}; publish it again")
+
+
+def is_down(message: BusMessage) -> LinkDown:
+    """What to say to who publishes while the link is down."""
+    return LinkDown(f"{message.topic}: the link is down, nothing was sent; publish it when the link is up")
