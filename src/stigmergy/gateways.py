@@ -70,7 +70,7 @@ def topic_roots(fleet: Declaration) -> tuple[str, ...]:
 def bearings_of(plan: GatewayPlan, leaf: Leaf) -> Bearings:
     """Where the gateway's node is: on its leaf; above it the hub, below it gateways, where there are such."""
     options = {
-        "at": ",".join(plan.hubs),
+        "at": ",".join(hub.rpartition("@")[2] for hub in plan.hubs),
         "gateway": leaf.identity.gateway,
         "host": socket.gethostname(),
         "replicas": str(plan.hub_replicas),

@@ -90,6 +90,10 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         default=[],
         help="copy the journal to this store, such as nats://hub:4222 or folder:/mnt/peer; repeatable",
     )
+    parser.add_argument("--uplink-to", metavar="URL", help="the bus that the uplink leaves by, if it is another one")
+    parser.add_argument(
+        "--collect-from", metavar="URL", help="take the uplinks of all sites of a hub: nats-sites://hub:4222"
+    )
     parser.add_argument("--socket", metavar="PATH", type=Path, help="where to listen; else beside the journal")
     parser.add_argument("--processes", metavar="N", type=int, help="share the fleet's shards between so many processes")
     parser.add_argument(
@@ -126,6 +130,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         ledger=arguments.ledger,
         peers=tuple(arguments.peer),
         copies=tuple(arguments.copies),
+        uplink_to=arguments.uplink_to,
+        collect_from=arguments.collect_from,
     )
     running = Running(fleet, config, journal, arguments.key, None, arguments.trust, (), bearings, rings=arguments.ring)
     running.say = output.note

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from stigmergy.adapters.nats.address import parse_address
+from stigmergy.adapters.nats.configuration import User
 from stigmergy.adapters.nats.link import NatsLink
 from stigmergy.adapters.nats.server import LOOPBACK, free_ports
 from stigmergy.adapters.nats.streams import find_stream
@@ -242,3 +243,18 @@ def crossing_of(live: Live) -> Crossing:
     assert isinstance(bus, UplinkBus)
     assert bus.crossing is not None
     return bus.crossing
+
+
+async def test_a_hub_that_wants_a_password_lets_in_who_has_it(tmp_path: Path) -> None:
+    users = (User("site", "secret"),)
+    with start_single(tmp_path / "hub", name="hub", domain="hub", leaf=True, users=users) as hub:
+        port = hub.servers[0].plan.leaf_port
+        async with (
+            sites(tmp_path, hub, "north", hubs=(f"site:secret@{LOOPBACK}:{port}",)) as (north,),
+            sites(tmp_path, hub, "south", hubs=(f"site:wrong@{LOOPBACK}:{port}",)) as (south,),
+            north.node(uplink_to=north.up_at(f"{LOOPBACK}:{port}")) as one,
+            south.node(uplink_to=south.up_at(f"{LOOPBACK}:{port}")) as other,
+        ):
+            await wait_until(lambda: one.standing().link.link == "up")
+            await wait_until(lambda: "USER:PASSWORD@" in other.standing().link.why)
+            assert other.standing().link.link == "local-only"

@@ -13,6 +13,7 @@ import pytest
 from stigmergy import Agent, Event, Fleet, Settings, UplinkRule, UplinkSettings, evolve
 from stigmergy.adapters.nats.configuration import ServerPlan
 from stigmergy.adapters.nats.server import LOOPBACK, NatsServer, free_ports
+from stigmergy.adapters.nats_gateway.subjects import kept_subjects
 from stigmergy.runtime.live import Live
 from stigmergy.testing.nats_rig import NatsCluster
 from stigmergy.testing.proxy import LinkProxy
@@ -82,15 +83,15 @@ class Site:
         port, mqtt_port, http_port = free_ports(3)
         link = await self.proxy.start()
         plan = ServerPlan(
-            name=self.name,
+            name=f"{self.name}-{port}",
             store=str(self.folder / "store"),
             port=port,
             http_port=http_port,
             mqtt_port=mqtt_port,
             domain=self.name,
             hubs=self._hubs or (f"{LOOPBACK}:{link}",),
-            kept_in=("delivery.>",),
-            kept_out=("delivery.>",),
+            kept_in=kept_subjects(["delivery"]),
+            kept_out=kept_subjects(["delivery"]),
             ping_every_s=2.0,
             mqtt_ack_wait_s=1,
         )

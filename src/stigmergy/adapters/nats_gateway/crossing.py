@@ -144,7 +144,10 @@ class Crossing:
                 await greet(self._plan.hubs)
             except StigmergyError as better:
                 return better
-            return LinkDown("the hub is there, and the leaf is not linked to it; it tries again every second")
+            return LinkDown(
+                "the hub is there, and has not let the leaf in yet: if this stays so, check USER:PASSWORD@ before its "
+                "address, and the leaf's log; it is tried again every second"
+            )
         return error
 
     def _say(self, error: StigmergyError | None) -> None:

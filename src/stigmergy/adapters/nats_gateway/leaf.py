@@ -236,7 +236,8 @@ class Leaf:
             if port:
                 check_port(plan.host, port, what)
         return ServerPlan(
-            name=f"gateway-{domain}",
+            # With the id: of two leaves of one name a hub throws out the first.
+            name=f"{domain}-{self._identity.gateway}",
             store=str(self._folder / "leaf" / "data"),
             host=plan.host,
             port=ports[0],
