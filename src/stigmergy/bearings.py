@@ -130,4 +130,10 @@ def _adapter(what: str, group: str, url: str, example: str) -> Any:
     if not colon or scheme not in found:
         known = ", ".join(f"{name}:" for name in sorted(found)) or "none"
         raise ConfigError(f"{what} {url!r}: no adapter for {scheme!r}; there are {known}, for example {example}")
-    return found[scheme].load()
+    try:
+        return found[scheme].load()
+    except ModuleNotFoundError as error:
+        extra = "nats" if error.name == "nats" else scheme
+        raise ConfigError(
+            f'{what} {url!r}: the package {error.name!r} is not installed; pip install "stigmergy[{extra}]"'
+        ) from None

@@ -233,6 +233,7 @@ async def test_an_answer_that_never_came_is_unknown_and_the_same_again_counts_on
 ) -> None:
     monkeypatch.setattr(writing, "WRITE_S", 0.5)
     monkeypatch.setattr(writing, "ATTEMPT_S", 0.2)
+    monkeypatch.setattr(writing, "QUORUM_ASK_S", 0.2)
     proxy = LinkProxy(int(url.rpartition(":")[2].partition("/")[0]))
     port = await proxy.start()
     one = opened(f"nats://127.0.0.1:{port}/{url.rpartition('/')[2]}")
@@ -308,6 +309,7 @@ async def test_without_a_key_it_is_read_only(url: str) -> None:
 @in_a_loop
 async def test_nobody_there_is_no_reason_not_to_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opening, "OPEN_S", 0.2)
+    monkeypatch.setattr(opening, "UP_S", 0.2)
     ledger = opened("nats://127.0.0.1:9/place")
     for call in (ledger.read(0), ledger.append([b"x"]), ledger.checkpoint()):
         with pytest.raises(LedgerUnavailable):

@@ -50,6 +50,8 @@ from stigmergy.ports.trust import Signer, Verifier
 
 OPEN_S = 3.0
 """So long opening waits for a server; a node must also start while there is none."""
+UP_S = 1.0
+"""So long a call waits for a link that is down."""
 PREPARE_S = 15.0
 PURGE_S = 10.0
 
@@ -247,7 +249,7 @@ class NatsLedger:
                 await reader.start()
                 self._reader = reader
         try:
-            await self._link.wait_up(OPEN_S)
+            await self._link.wait_up(UP_S)
         except LinkDown as error:
             raise LedgerUnavailable(f"{self._place.shown}: {error}") from None
         return self._reader
@@ -269,7 +271,7 @@ class NatsLedger:
 
     async def _prepare_here(self, link: NatsLink) -> None:
         try:
-            await link.wait_up(OPEN_S)
+            await link.wait_up(UP_S)
             await self.prepare(link)
         except LinkDown as error:
             raise LedgerUnavailable(f"{self._place.shown}: {error}") from None
