@@ -228,6 +228,20 @@ async def test_a_stream_that_has_lost_its_end_is_noticed(url: str) -> None:
 
 
 @in_a_loop
+async def test_a_fresh_read_asks_and_does_not_only_listen(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "LOOK_S", 60.0)
+    one, deaf = opened(url), opened(url)
+    assert await deaf.read(0) == []
+    assert deaf._reader is not None
+    await deaf._reader._unsubscribe()
+    await one.append([b"one"])
+    assert await deaf.read(0, fresh=False) == []
+    assert [entry.body for entry in await deaf.read(0)] == [b"one"]
+    for ledger in (one, deaf):
+        await ledger.close()
+
+
+@in_a_loop
 async def test_an_answer_that_never_came_is_unknown_and_the_same_again_counts_once(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
