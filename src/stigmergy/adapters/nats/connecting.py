@@ -41,6 +41,6 @@ def explain(address: NatsAddress, error: BaseException) -> StigmergyError:
         return ConfigError(
             f"{address.shown}: no encrypted connection ({text}); check tls://, ca, cert and key in the URL"
         )
-    if "Permissions Violation" in text:
+    if "permissions violation" in text.lower():
         return ConfigError(f"{address.shown}: {text}; let this user publish and subscribe there")
     return LinkDown(f"{address.shown}: {text}; check the URL, and that the server runs")

@@ -318,11 +318,15 @@ class NatsBus:
                     found = await ensure_subjects(self._link, self.options, [])
                     self._publishing.note_captured(found.config["subjects"])
                     self._publishing.has_mqtt = self.options.mqtt and await has_mqtt(self._link)
+                    for session in self._sessions:
+                        await session.check()
                     if not is_trimmed and self._made and loop.time() - opened_s > UNHEARD_S_MAX:
                         await self._trim()
                         is_trimmed = True
-            except (StigmergyError, JetStreamRefused) as error:
-                self._doubt(LinkDown(f"{self.options.place}: {error}"))
+            except StigmergyError as error:
+                self._doubt(error)
+            except JetStreamRefused as refused:
+                self._doubt(self._misfit(refused))
 
     async def _trim(self) -> None:
         filters, ours = _filters(self._made), list[str]()
@@ -347,9 +351,13 @@ class NatsBus:
     def _complained(self, error: StigmergyError) -> None:
         """What a server says to nobody's request: that we may not publish somewhere, for instance."""
         text = str(error)
-        if "ublish to" in text:
+        if not isinstance(error, ConfigError):
+            return
+        if "publish to" in text.lower():
             subject = text.partition('"')[2].partition('"')[0]
             self._outlet.fail(Malformed(f"the server refuses the message: {text}"), subject)
+        if not self._is_up:
+            self._last_error = error
 
     def _doubt(self, reason: StigmergyError) -> None:
         if self._trouble is not None and not self._trouble.done():

@@ -83,9 +83,9 @@ class Outlet:
         return posted.done
 
     def fail(self, error: StigmergyError, subject: str | None = None) -> None:
-        """Ends all that wait, or those on one subject."""
+        """Ends all that wait, or those on one subject, whose letters may be small."""
         for number, posted in list(self._posted.items()):
-            if subject in (None, posted.subject):
+            if subject is None or subject.lower() == posted.subject.lower():
                 del self._posted[number]
                 _fail(posted.done, error)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 from stigmergy.adapters.nats.errors import JetStreamRefused
 from stigmergy.adapters.nats.link import NatsLink
@@ -16,6 +17,9 @@ from stigmergy.ports.bus import BusMessage
 TOPICS_KNOWN_MAX = 10_000
 """So many topics are remembered with their subjects; then they are found out anew."""
 MESSAGE_TOO_LARGE = 10054
+HEADERS_BYTES = 12
+HEADER_BYTES = 4
+"""What headers take beside their names and values: all together, and each."""
 
 
 class NoRoom(LinkDown):
@@ -47,6 +51,8 @@ class Publishing:
         headers = headers_of(message)
         if self.has_mqtt:
             headers[MQTT_QOS] = "1"
+        kept_headers = retained_headers(message) if message.retained else {}
+        self._check_size(message, kept_headers or headers)
         posts: list[asyncio.Future[None]] = []
         # All are sent before any answer is waited for: nothing that is published meanwhile comes in between.
         if is_captured:
@@ -55,7 +61,7 @@ class Publishing:
             await self._link.tell(subject, message.payload, headers=headers or None)
         if message.retained:
             kept = self._options.subjects.kept_of(subject)
-            posts.append(await self._outlet.post(kept, message.payload, retained_headers(message)))
+            posts.append(await self._outlet.post(kept, message.payload, kept_headers))
         by_mqtt: asyncio.Future[None] | None = None
         if self.has_mqtt:
             by_mqtt = await self._outlet.post(f"{MQTT_MESSAGES}.{subject}", message.payload, headers)
@@ -69,6 +75,16 @@ class Publishing:
                 await by_mqtt
             except (JetStreamRefused, LinkDown):
                 self.has_mqtt = False  # until it is looked again; who has no session hears it anyway
+
+    def _check_size(self, message: BusMessage, headers: Mapping[str, str]) -> None:
+        """The client library does not count headers, and the server ends the link for a message over its limit."""
+        counted = sum(len(name) + len(value) + HEADER_BYTES for name, value in headers.items())
+        size_bytes = len(message.payload) + (counted + HEADERS_BYTES if headers else 0)
+        if size_bytes > self._link.max_payload_bytes:
+            raise TooLarge(
+                f"{message.topic}: a message of {size_bytes} bytes with its headers, and the server takes "
+                f"{self._link.max_payload_bytes} at most; raise max_payload in its configuration, or send less"
+            )
 
     def _place_of(self, topic: str) -> tuple[str, bool]:
         known = self._known.get(topic)

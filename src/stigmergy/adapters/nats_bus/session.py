@@ -129,6 +129,11 @@ class Session:
         self._wake.set()
         self._writing = asyncio.get_running_loop().create_task(self._write(), name=f"session {self.name}")
 
+    async def check(self) -> None:
+        """Raises ConfigError if somebody else has the session by now: while nothing comes, nothing tells us."""
+        if self._writing is not None and (info := await self._find()) is not None:
+            self._check_owner(info["config"].get("metadata") or {})
+
     async def trim(self, filters: Iterable[str]) -> None:
         """Has the server give what these filters stand for, and no more of what an older program listened to."""
         wanted = list(filters)
