@@ -13,8 +13,9 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
-from stigmergy.core.commit import Group, Head, Sealed, Signature
+from stigmergy.core.commit import Group, Head, Signature
 from stigmergy.core.errors import JournalCorrupt, JournalForeign
+from stigmergy.core.rows import CommitRow, row_of, sealed_of
 from stigmergy.ports.journal import JournalIdentity, StoredCommit
 
 T = TypeVar("T")
@@ -41,16 +42,8 @@ class Entry(Struct, frozen=True):
     payload: bytes
 
 
-class LogCommit(Struct, array_like=True, frozen=True):
+class LogCommit(CommitRow, array_like=True, frozen=True):
     """A commit, with what of it is needed without opening it."""
-
-    shard: int
-    position: int
-    epoch: int
-    time_ns: int
-    events: int
-    digest: bytes
-    body: bytes
 
 
 class LogGroup(Struct, array_like=True, frozen=True):
@@ -102,10 +95,7 @@ _notes = msgspec.msgpack.Decoder(LogNote)
 
 def encode_group(claim: int, group: Group) -> bytes:
     """The payload of a group."""
-    rows = [
-        (one.shard, one.position, one.epoch, one.time_ns, one.events, one.digest, one.body) for one in group.commits
-    ]
-    return _encoder.encode((claim, rows, group.signature))
+    return _encoder.encode((claim, [row_of(one) for one in group.commits], group.signature))
 
 
 def split_group(claim: int, payload: bytes, payload_bytes_max: int) -> list[tuple[str, bytes]]:
@@ -217,10 +207,7 @@ def head_of_note(note: ShardNote) -> Head:
 def _stored(group: LogGroup) -> list[StoredCommit]:
     last = len(group.commits) - 1
     return [
-        StoredCommit(
-            Sealed(row.shard, row.position, row.epoch, row.time_ns, row.events, row.digest, row.body),
-            group.signature if number == last else None,
-        )
+        StoredCommit(sealed_of(row), group.signature if number == last else None)
         for number, row in enumerate(group.commits)
     ]
 

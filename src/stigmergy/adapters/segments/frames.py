@@ -20,6 +20,7 @@ from msgspec import Struct, structs
 
 from stigmergy.core.commit import Group, Head, Sealed, Signature, digest_commit
 from stigmergy.core.errors import JournalCorrupt
+from stigmergy.core.rows import CommitRow, row_of, sealed_of
 from stigmergy.ports.journal import StoredCommit
 
 T = TypeVar("T")
@@ -73,16 +74,8 @@ class SegmentHead(Struct, array_like=True, frozen=True):
     """Zeros, so that what follows begins with a block."""
 
 
-class SegmentCommit(Struct, array_like=True, frozen=True):
+class SegmentCommit(CommitRow, array_like=True, frozen=True):
     """A commit, with what of it is needed without opening it."""
-
-    shard: int
-    position: int
-    epoch: int
-    time_ns: int
-    events: int
-    digest: bytes
-    body: bytes
 
 
 class SegmentGroup(Struct, array_like=True, frozen=True):
@@ -217,7 +210,7 @@ def frames_anywhere(key: bytes, data: bytes) -> Iterator[Frame]:
 
 def encode_group(group: Group) -> bytes:
     """The payload of a group."""
-    return _encoder.encode(([_row(one) for one in group.commits], group.signature))
+    return _encoder.encode(([row_of(one) for one in group.commits], group.signature))
 
 
 def encode_blocks(group: Group) -> list[bytes]:
@@ -241,27 +234,19 @@ def decode_group(frame: Frame, where: str) -> list[StoredCommit]:
     rows = _decoded(_rows, frame, where)
     last = len(rows.commits) - 1
     return [
-        StoredCommit(
-            Sealed(row.shard, row.position, row.epoch, row.time_ns, row.events, row.digest, row.body),
-            rows.signature if number == last else None,
-        )
+        StoredCommit(sealed_of(row), rows.signature if number == last else None)
         for number, row in enumerate(rows.commits)
     ]
 
 
 def encode_kept(commits: Sequence[StoredCommit]) -> bytes:
     """The payload of what was kept of segments that have gone."""
-    return _encoder.encode([(*_row(stored.sealed), stored.signature) for stored in commits])
+    return _encoder.encode([(*row_of(stored.sealed), stored.signature) for stored in commits])
 
 
 def decode_kept(frame: Frame, where: str) -> list[StoredCommit]:
     """The commits that were kept, each with its signature if it had one."""
-    return [
-        StoredCommit(
-            Sealed(row.shard, row.position, row.epoch, row.time_ns, row.events, row.digest, row.body), row.signature
-        )
-        for row in _decoded(_kept_rows, frame, where)
-    ]
+    return [StoredCommit(sealed_of(row), row.signature) for row in _decoded(_kept_rows, frame, where)]
 
 
 def encode_head(head: SegmentHead) -> bytes:
@@ -292,10 +277,6 @@ def _decoded(decoder: msgspec.msgpack.Decoder[T], frame: Frame, where: str) -> T
         return decoder.decode(frame.payload)
     except msgspec.DecodeError as error:
         raise JournalCorrupt(f"{where}: frame {frame.number} is whole and makes no sense ({error})") from None
-
-
-def _row(one: Sealed) -> tuple[int, int, int, int, int, bytes, bytes]:
-    return (one.shard, one.position, one.epoch, one.time_ns, one.events, one.digest, one.body)
 
 
 def _check(key: bytes, start: bytes) -> bytes:

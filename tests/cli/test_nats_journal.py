@@ -1,0 +1,46 @@
+"""The program on a journal that NATS keeps: run, send, state, log, verify, replay, a rotated key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from stigmergy.testing.nats_rig import NatsCluster, start_single
+from tests.cli.conftest import Folder
+
+
+@pytest.fixture
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsCluster]:
+    with start_single(tmp_path_factory.mktemp("nats")) as single:
+        yield single
+
+
+def test_a_fleet_runs_and_is_looked_at(folder: Folder, server: NatsCluster) -> None:
+    (folder.path / "stigmergy.toml").write_text(f'[fleet]\nmodule = "drone:fleet"\njournal = "{server.url}"\n')
+    node = folder.start()
+    folder.ask(do="send", agent="Drone/D-17", command="StartMission", fields={"mission": "M1"})
+    assert folder.json("log", "verify", "--journal", server.url)["sound"] is True, "also while it runs"
+    assert "belongs to process" in folder.error("run", "drone:fleet", "--socket", "other.sock", code=3)
+    assert node.end()[0] == 0
+
+    verified = folder.json("log", "verify", "--key", "delivery.key")
+    assert (verified["sound"], verified["commits"]) == (True, 2)
+    assert folder.lines("log", "show")[-1]["type"] == "MissionStarted@1"
+    assert folder.json("state", "Drone/D-17", "--at", "1")["state"]["mission"] is None
+    assert folder.json("state", "Drone/D-17")["state"]["mission"] == "M1"
+    assert folder.cli("replay").returncode == 0
+
+    folder.json("keys", "new", "next.key")
+    assert folder.json("keys", "rotate", "--old", "delivery.key", "--new", "next.key")["enrolled"] is True
+    node = folder.start("drone:fleet", "--key", "next.key")
+    assert node.recovered["commits"] > 2
+    assert folder.ask(do="state", agent="Drone/D-17")["state"]["mission"] == "M1"
+    assert node.end()[0] == 0
+
+
+def test_wrong_places_are_named(folder: Folder, server: NatsCluster) -> None:
+    (folder.path / "stigmergy.toml").write_text(f'[fleet]\nmodule = "drone:fleet"\njournal = "{server.url}"\n')
+    assert "no log" in folder.error("log", "show", code=2)
+    assert "keeps no log of 'nowhere'" in folder.error("log", "show", "--journal", f"{server.url}/nowhere", code=2)
+    assert "3 replicas" in folder.error("run", "drone:fleet", "--journal", f"{server.url}?replicas=3", code=2)
