@@ -57,6 +57,7 @@ ROWS = (
     Row("deltas", "15", 1),
     Row("fuzz", "17", 5),
     Row("airspace", "24, 14", 6),
+    Row("workers", "25", 30),
     Row("claims", "", 8),
     Row("link_cuts", "", 6),
     Row("gateways", "", 10),

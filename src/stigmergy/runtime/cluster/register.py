@@ -79,6 +79,10 @@ class Register:
         owner = self._owners.get(shard)
         return owner.worker if owner is not None and owner.worker in self._members else NOBODY
 
+    def owner_record(self, shard: int) -> Owner | None:
+        """What it says there, whether that worker is a member or not."""
+        return self._owners.get(shard)
+
     def awaited_by(self, shard: int) -> str:
         """The member that has replayed a shard and waits for it."""
         ready = self._readies.get(shard)

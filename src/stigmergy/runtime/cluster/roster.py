@@ -25,6 +25,7 @@ from stigmergy.core.errors import (
 from stigmergy.ports.clock import Clock
 from stigmergy.ports.store import NS, Entry, KeyValue, Lease
 from stigmergy.runtime.cluster.coordinating import LEASE_S, RENEW_S, RETRY_S, Coordinating
+from stigmergy.runtime.cluster.ending import end_task
 from stigmergy.runtime.cluster.fitting import check_clocks, check_folds, check_shape
 from stigmergy.runtime.cluster.records import (
     FLEET,
@@ -110,8 +111,7 @@ class Roster:
         self.register.mirror.stop()
         tasks, self._tasks = self._tasks, []
         for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+            await end_task(task)
 
     @property
     def me(self) -> str:

@@ -35,6 +35,7 @@ from stigmergy.core.placement import NOBODY
 from stigmergy.ports.following import ShardLog
 from stigmergy.ports.store import NS
 from stigmergy.runtime.audit.signers import check_own_key
+from stigmergy.runtime.cluster.ending import end_task
 from stigmergy.runtime.cluster.roster import Roster
 from stigmergy.runtime.cluster.standby import Claimed, Standby
 from stigmergy.runtime.cluster.tenancy import Signal, State, Step, Tenancy
@@ -122,9 +123,7 @@ class Tenant:
         """Ends whatever is left, as it is: for a worker that has lost its lease, or ends."""
         if self._tenure is not None:
             self._tenure.host.retire(NotOwned("the shard is another worker's; ask again"))
-        if self.life is not None:
-            self.life.cancel()
-            await asyncio.gather(self.life, return_exceptions=True)
+        await end_task(self.life)
         await self._abandon()
         await self._forget()
         self._tenancy = Tenancy(self.shard)
@@ -368,9 +367,7 @@ class Tenant:
 
     async def _stop_following(self) -> None:
         following, self._following = self._following, None
-        if following is not None:
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
+        await end_task(following)
 
     async def _forget(self) -> None:
         await self._stop_following()

@@ -1,0 +1,31 @@
+"""Workers on a real server, as processes, added, stopped, killed and held up once each; many times in `make prove`."""
+
+import pytest
+
+from proofs.workers import Siege, trouble
+
+DEEDS = ("kill", "hold", "add", "stop")
+
+
+@pytest.mark.timeout(500)
+def test_workers_come_go_die_and_sleep_under_load(capsys: pytest.CaptureFixture[str]) -> None:
+    proof = trouble(len(DEEDS), seed=2, servers=1, deeds=DEEDS)
+    assert proof.violations == []
+    # Otherwise it was no test.
+    assert proof.figures["deeds"] == dict.fromkeys(DEEDS, 1)
+    assert proof.figures["asked_again"] > 0
+    assert proof.figures["moved"] >= 4
+    assert proof.figures["answered"] > 50
+    with capsys.disabled():
+        pauses = {name: value for name, value in proof.figures.items() if name.startswith("pause_ms")}
+        print(f"\nworkers on one server, {proof.figures['answered']} commands: {pauses}")
+
+
+def test_effects_that_did_not_come_or_came_under_two_keys_are_found() -> None:
+    siege = Siege.__new__(Siege)
+    siege.answered = {"Relay/1": [1, 2]}
+    siege.bell = type("Bell", (), {"keys": {"a": ("Relay/1", 1), "b": ("Relay/1", 1)}})()
+    assert siege.compare_effects() == [
+        "the effect of ('Relay/1', 2) never came",
+        "the effect of ('Relay/1', 1) came under 2 keys",
+    ]
