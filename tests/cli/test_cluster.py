@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import io
 import json
 import socket
 import subprocess
@@ -17,8 +16,8 @@ from stigmergy.adapters.nats.address import parse_address
 from stigmergy.adapters.nats.link import NatsLink
 from stigmergy.adapters.nats.server import find_program
 from stigmergy.adapters.nats.streams import ensure_stream
-from stigmergy.cli.main import main
 from tests.cli.conftest import Folder
+from tests.cli.in_process import Here
 
 WAIT_S = 60.0
 SHIFTS = (0, 2000, 3200, 4000, 1883 - 4222)
@@ -38,17 +37,6 @@ def free_bases(count: int) -> list[int]:
                 continue
             found.append(base)
     return found
-
-
-class Here(Folder):
-    """The program run in this very process: there are many short calls, and nobody to be killed."""
-
-    def cli(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        out, err = io.TextIOWrapper(io.BytesIO(), write_through=True), io.StringIO()
-        with contextlib.chdir(self.path), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = main(arguments)
-        out.seek(0)
-        return subprocess.CompletedProcess(arguments, code, out.read(), err.getvalue())
 
 
 @pytest.fixture

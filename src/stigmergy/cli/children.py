@@ -1,6 +1,7 @@
 """Processes that `stigmergy up` starts and looks after: one that dies is started again after a pause that grows.
 
-What a process prints goes into a log of its own. What it says in JSON is heard: its events, and why it ended.
+What a process prints goes into a log of its own, and its number into a file beside it. What it says in JSON is heard:
+its events, and why it ended.
 """
 
 from __future__ import annotations
@@ -115,6 +116,7 @@ class Child:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), pause_s)
         self.state, self.detail = ENDED, ""
+        self._log.with_suffix(".pid").unlink(missing_ok=True)
 
     async def _one_life(self) -> int:
         self.state, self.detail, self.error, self._error_kind = STARTING, "", "", ""
@@ -132,6 +134,7 @@ class Child:
             self.starts += 1
             if self._stopping.is_set():  # while it was being started
                 self.signal(signal.SIGTERM)
+            self._log.with_suffix(".pid").write_text(f"{self._process.pid}\n", encoding="utf-8")
             self._tell(self, "started", {"pid": self._process.pid, "starts": self.starts})
             if self._process.stdout is not None:
                 await self._hear(self._process.stdout, log)

@@ -23,6 +23,7 @@ from stigmergy.cli.screen.cluster import Line, aligned, draw_standing, duration
 from stigmergy.cli.screen.frame import fit
 from stigmergy.core.errors import ConfigError, NotRunning, StigmergyError
 from stigmergy.engine import find_program, look_at, on_cluster, parse_address, write_configuration
+from stigmergy.wiring import Fleet
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -62,6 +63,9 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", metavar="N", type=int, help="workers of the fleet (2)")
     parser.add_argument("--gateway", metavar="SITE", action="append", default=[], help="a gateway here; repeatable")
     parser.add_argument("--data", metavar="DIR", type=Path, default=DATA, help=f"where everything is kept ({DATA})")
+    parser.add_argument(
+        "--port", metavar="PORT", type=int, help="where clients connect, and the ports behind it; else free"
+    )
     parser.add_argument("--config", metavar="FILE", type=Path, help="a configuration other than ./stigmergy.toml")
     parser.set_defaults(run=run)
 
@@ -75,14 +79,15 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         raise ConfigError("workers and gateways run a fleet: give MODULE:FLEET, such as drone:fleet")
     if not 0 <= workers <= WORKERS_MAX:
         raise ConfigError(f"--workers {workers}: give 0 to {WORKERS_MAX}")
+    fleet = None
     if arguments.fleet:
         config_of(arguments)
-        load_fleet(arguments.fleet, folder_of(arguments))  # a mistake in the module is said once, here
+        fleet = load_fleet(arguments.fleet, folder_of(arguments))  # a mistake in the module is said once, here
     find_program()
-    folder = ClusterFolder(arguments.data, arguments.nodes)
+    folder = ClusterFolder(arguments.data, arguments.nodes, arguments.port)
     try:
         folder.check_ports()
-        return asyncio.run(_Cluster(folder, arguments, workers, output).live_and_die())
+        return asyncio.run(_Cluster(folder, arguments, fleet, workers, output).live_and_die())
     finally:
         folder.close()
 
@@ -90,7 +95,14 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 class _Cluster:
     """One run of a cluster."""
 
-    def __init__(self, folder: ClusterFolder, arguments: argparse.Namespace, workers: int, output: Output) -> None:
+    def __init__(
+        self,
+        folder: ClusterFolder,
+        arguments: argparse.Namespace,
+        fleet: Fleet | None,
+        workers: int,
+        output: Output,
+    ) -> None:
         self._folder = folder
         self._arguments = arguments
         self._output = output
@@ -104,6 +116,10 @@ class _Cluster:
         self._standing: Standing | None = None
         self._trouble = ""
         self._live: Live | None = None
+        self._shards = 0 if fleet is None else fleet.shards
+        self._owners: dict[int, str] = {}
+        """Which worker has said last that it owns a shard."""
+        self._watching: list[asyncio.Task[None]] = []
 
     async def live_and_die(self) -> int:
         """Everything from the first server to the end of the last."""
@@ -177,8 +193,7 @@ class _Cluster:
     async def _begin(self) -> None:
         for server in self._servers:
             server.begin()
-        watching = [asyncio.ensure_future(self._watch(number)) for number in range(len(self._servers))]
-        self._watching = watching
+        self._watching = [asyncio.ensure_future(self._watch(number)) for number in range(len(self._servers))]
         deadline_s = time.monotonic() + READY_S_MAX
         while not all(server.state == UP for server in self._servers):
             if self._stopping.is_set():
@@ -212,7 +227,7 @@ class _Cluster:
             child.stop()
         for child in (*self._workers, *self._gateways):
             await child.wait_end(WORKERS_END_S_MAX)
-        for task in getattr(self, "_watching", ()):
+        for task in self._watching:
             task.cancel()
         for server in self._servers:
             server.stop()
@@ -241,6 +256,7 @@ class _Cluster:
         elif event == "started" and child.starts > 1:
             self._note(f"{child.name} is started again, pid {fields['pid']}")
         elif event == "ended":
+            self._owners = {shard: name for shard, name in self._owners.items() if name != child.name}
             how = how_it_ended(fields["code"]) + (f" ({child.error})" if child.error else "")
             self._note(f"{child.name} {how}; again in {fields['again_in_s']:g} s", WARN)
         elif event == "given up":
@@ -262,6 +278,14 @@ class _Cluster:
         match said.get("event"):
             case "joined":
                 child.ready(str(said.get("worker", "")))
+                self._note(f"{child.name} has joined as {child.detail}")
+            case "owns":
+                self._owners[int(said["shard"])] = child.name
+                if len(self._owners) == self._shards:
+                    self._note(f"all {counted(self._shards, 'shard')} have an owner", GOOD)
+            case "released" | "lost":
+                if self._owners.get(int(said["shard"])) == child.name:
+                    del self._owners[int(said["shard"])]
             case "waits" | "troubled":
                 child.detail = str(said.get("reason", ""))
             case "gateway":

@@ -36,7 +36,8 @@ class Notes(Struct, frozen=True):
 class ClusterFolder:
     """A folder that is ours until it is closed. Raises JournalLocked if another process has it."""
 
-    def __init__(self, path: Path, nodes: int) -> None:
+    def __init__(self, path: Path, nodes: int, first_port: int | None = None) -> None:
+        """Clients connect to `first_port` and those behind it, or to free ones."""
         if nodes not in NODES:
             raise ConfigError(
                 f"--nodes {nodes}: give 1, 3 or 5; an even number of servers survives no more losses than one less"
@@ -44,7 +45,7 @@ class ClusterFolder:
         self.path = path
         self._lock = self._take()
         try:
-            self.notes = self._read(nodes)
+            self.notes = self._read(nodes, first_port)
         except BaseException:
             self.close()
             raise
@@ -118,11 +119,16 @@ class ClusterFolder:
             return "nats://" + ",".join(f"{LOOPBACK}:{own['client']}" for own in notes.ports)
         return "URL"
 
-    def _read(self, nodes: int) -> Notes:
+    def _read(self, nodes: int, first_port: int | None) -> Notes:
         path = self.path / "up.json"
+        wanted = [] if first_port is None else list(range(first_port, first_port + nodes))
+        if wanted and not 0 < wanted[0] <= wanted[-1] < 65536:
+            raise ConfigError(f"--port {first_port}: give one from 1 to {65536 - nodes}")
         if not path.exists():
             ports = iter(free_ports(nodes * len(PORTS)))
             notes = Notes([{name: next(ports) for name in PORTS} for _ in range(nodes)], draw_passwords())
+            for own, port in zip(notes.ports, wanted, strict=False):
+                own["client"] = port
             self._write(notes)
             return notes
         try:
@@ -135,6 +141,11 @@ class ClusterFolder:
             raise ConfigError(
                 f"{self.path} has the data of {len(notes.ports)} servers; give --nodes {len(notes.ports)}, or another "
                 "folder with --data"
+            )
+        if wanted and [own["client"] for own in notes.ports] != wanted:
+            raise ConfigError(
+                f"clients of {self.path} connect to {self._known_url()}, and that stays so; leave --port out, or give "
+                "another folder with --data"
             )
         return notes
 

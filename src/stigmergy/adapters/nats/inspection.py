@@ -179,7 +179,8 @@ async def _ask_all(link: NatsLink, subject: str, within_s: float) -> list[tuple[
             answer = msgspec.json.decode(message.data, type=dict[str, Any])
             # The clock was read somewhere between our asking and our hearing.
             found.append((answer, (asked_s + time.time()) / 2))
-            size = ((answer.get("data") or {}).get("meta_cluster") or {}).get("cluster_size")
+            data = answer.get("data") or {}
+            size = (data.get("meta_cluster") or {}).get("cluster_size", 1 if "config" in data else None)
             if size is not None and len(found) >= size:
                 done.set()
 

@@ -31,7 +31,7 @@ def draw_standing(standing: Standing) -> list[Line]:
         lines += [[], *_ledgers(standing.ledgers)]
     if standing.streams or standing.leaderless:
         lines += [[], *_streams(standing)]
-    if any(stream.consumers for stream in standing.streams):
+    if any(stream.consumers for stream in standing.streams if _is_read(stream.name)):
         lines += [[], *_consumers(standing)]
     return lines
 
@@ -176,8 +176,8 @@ def _streams(standing: Standing) -> list[Line]:
 
 
 def _consumers(standing: Standing) -> list[Line]:
-    """Those that are furthest behind."""
-    found = [(stream.name, one) for stream in standing.streams for one in stream.consumers]
+    """Those that are furthest behind. Who watches a bucket comes and goes, and is of no interest here."""
+    found = [(stream.name, one) for stream in standing.streams if _is_read(stream.name) for one in stream.consumers]
     found.sort(key=lambda one: (-one[1].pending - one[1].unconfirmed, one[0], one[1].name))
     rows: list[Line] = [
         [stream, (one.name, NAME), (f"{one.pending:,}", WARN if one.pending else ""), f"{one.unconfirmed:,}"]
@@ -187,6 +187,10 @@ def _consumers(standing: Standing) -> list[Line]:
     if (more := len(found) - CONSUMERS_SHOWN_MAX) > 0:
         lines.append([(f"… and {more} more that are less behind; --json has all", HEADING)])
     return lines
+
+
+def _is_read(stream: str) -> bool:
+    return not stream.startswith("KV_")
 
 
 def _plain(cell: Cell) -> str:

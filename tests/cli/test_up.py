@@ -1,0 +1,241 @@
+"""`stigmergy up` as its users run it: a real cluster, parts of it killed, and its end in order."""
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stigmergy.cli.screen.cluster import ranges
+from tests.cli.conftest import DRONE, Folder
+from tests.cli.in_process import Here
+from tests.cli.terminal import in_terminal
+
+WAIT_S = 90.0
+PROGRAM = [sys.executable, "-m", "stigmergy"]
+FLEET = DRONE.replace('Fleet("delivery", agents=[Drone]', 'Fleet("delivery", agents=[Drone], shards=4')
+
+
+class Up:
+    """A running `stigmergy up --json`, and what it says."""
+
+    def __init__(self, folder: Folder, *arguments: str) -> None:
+        self.folder = folder
+        self.said: list[dict[str, Any]] = []
+        self._lines: queue.Queue[str] = queue.Queue()
+        self.process = subprocess.Popen(
+            [*PROGRAM, "up", *arguments, "--json"],
+            cwd=folder.path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def wait(self, fits: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """The next document that fits, behind what was waited for before."""
+        deadline_s = time.monotonic() + WAIT_S
+        while True:
+            try:
+                line = self._lines.get(timeout=max(0.1, deadline_s - time.monotonic()))
+            except queue.Empty:
+                raise AssertionError(f"it never came; {self.said[-10:]}") from None
+            self.said.append(json.loads(line))
+            if fits(self.said[-1]):
+                return self.said[-1]
+
+    def wait_event(self, event: str, process: str = "") -> dict[str, Any]:
+        return self.wait(lambda one: one["event"] == event and one.get("process", "") == process)
+
+    def wait_said(self, process: str, event: str) -> dict[str, Any]:
+        return self.wait(lambda one: one.get("process") == process and one.get("said", {}).get("event") == event)
+
+    def pid_of(self, process: str) -> int:
+        return [int(one["pid"]) for one in self.said if one["event"] == "started" and one["process"] == process][-1]
+
+    def end(self, number: signal.Signals = signal.SIGINT) -> int:
+        self.process.send_signal(number)
+        code = self.process.wait(WAIT_S)
+        self._reader.join(WAIT_S)
+        while not self._lines.empty():
+            self.said.append(json.loads(self._lines.get()))
+        return code
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self._reader.join(WAIT_S)
+        for pipe in (self.process.stdout, self.process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._lines.put(line)
+
+
+def runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
+
+
+def eventually(check: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + WAIT_S
+    while not check():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.1)
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[Callable[..., Up]]:
+    (tmp_path / "drone.py").write_text(FLEET, encoding="utf-8")
+    folder, begun = Here(tmp_path), list[Up]()
+
+    def begin(*arguments: str) -> Up:
+        begun.append(Up(folder, *arguments))
+        return begun[-1]
+
+    yield begin
+    for one in begun:
+        one.close()
+
+
+def test_a_cluster_lives_through_kills_and_goes_on_after_its_end(here: Callable[..., Up]) -> None:
+    """In one go: a cluster is not made for each of these."""
+    up = here("drone:fleet", "--nodes", "3", "--workers", "2")
+    begun = up.wait_event("begun")
+    url = up.wait_event("up")["nats"]
+    assert begun["nats"] == url
+    up.wait(lambda one: owned(up) == {0, 1, 2, 3})
+
+    sent = up.folder.json("send", "Drone/D-1", "StartMission", "mission=M1", "--nats", url, "--fleet", "drone:fleet")
+    assert sent["accepted"] is True
+
+    status = up.folder.json("status", "--nats", url)
+    assert [server["is_up"] for server in status["servers"]] == [True, True, True]
+    assert {server["sync"] for server in status["servers"]} == {"always"}
+    (fleet,) = status["fleets"]
+    assert (fleet["fleet"], len(fleet["workers"]), len(fleet["shards"])) == ("delivery", 2, 4)
+    assert {shard["worker"] for shard in fleet["shards"]} <= {worker["id"] for worker in fleet["workers"]}
+    assert {stream["replicas"] for stream in status["streams"]} == {3}
+    assert [one["fleet"] for one in up.folder.json("status", "--nats", url, "delivery")["fleets"]] == ["delivery"]
+    assert "there is no fleet 'other'" in up.folder.error("status", "--nats", url, "other", code=2)
+
+    again = up.folder.error("up", code=3)
+    assert f"process {up.process.pid}" in again
+    assert url in again
+
+    os.kill(up.pid_of("n1"), signal.SIGKILL)
+    assert up.wait_event("ended", "n1")["code"] == -signal.SIGKILL
+    up.wait_event("started", "n1")
+    os.kill(up.pid_of("worker-1"), signal.SIGKILL)
+    up.wait_event("ended", "worker-1")
+    up.wait_said("worker-1", "joined")
+
+    assert up.end() == 0
+    events = [(one.get("process"), one.get("said", one)["event"]) for one in up.said]
+    assert events[-1] == (None, "stopped")
+    assert ("worker-1", "stopped") in events
+    assert ("worker-2", "stopped") in events
+    pids = {int(one["pid"]) for one in up.said if one["event"] == "started"}
+    assert not [pid for pid in sorted(pids) if runs(pid)]
+
+    later = here("drone:fleet", "--nodes", "3", "--workers", "1")
+    assert later.wait_event("up")["nats"] == url
+    later.wait(lambda one: owned(later) == {0, 1, 2, 3})
+    state = later.folder.json("state", "Drone/D-1", "--nats", url, "--fleet", "drone:fleet")
+    assert state["state"]["mission"] == "M1"
+    later.process.send_signal(signal.SIGKILL)
+    pids = {int(one["pid"]) for one in later.said if one["event"] == "started"}
+    eventually(lambda: not any(runs(pid) for pid in sorted(pids)))
+
+
+def owned(up: Up) -> set[int]:
+    return {int(one["said"]["shard"]) for one in up.said if one.get("said", {}).get("event") == "owns"}
+
+
+def test_servers_alone_on_a_terminal(tmp_path: Path) -> None:
+    with in_terminal([*PROGRAM, "up", "--nodes", "1"], tmp_path, columns=120, lines=40) as terminal:
+        terminal.wait_text("Ctrl-C ends it", "stigmergy status --nats", "1 of 1 server up", "one server, no replicas")
+        assert "n1" in terminal.text
+        terminal.press("\x03")
+        assert terminal.wait_end() == 0
+    assert "stopped (SIGINT)" in terminal.text
+
+
+def test_a_second_signal_ends_at_once(here: Callable[..., Up]) -> None:
+    up = here("--nodes", "1")
+    up.wait_event("up")
+    server = up.pid_of("n1")
+    os.kill(server, signal.SIGSTOP)
+    up.process.send_signal(signal.SIGINT)
+    up.wait_event("stopping")
+    assert up.end(signal.SIGTERM) == 0
+    assert not runs(server)
+
+
+def test_a_worker_that_cannot_start_is_said_and_ends_it(here: Callable[..., Up]) -> None:
+    up = here("drone:fleet", "--nodes", "1", "--workers", "1")
+    (up.folder.path / "stigmergy-cluster").mkdir(exist_ok=True)
+    up.wait_event("begun")
+    (up.folder.path / "drone.py").write_text("fleet = 7\n")
+    given_up = up.wait_event("given up", "worker-1")
+    assert "not a Fleet" in given_up["error"]
+    assert up.process.wait(WAIT_S) == 3
+    eventually(lambda: not runs(up.pid_of("n1")))
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("arguments", "says"),
+        [
+            (("--nodes", "2"), "give 1, 3 or 5"),
+            (("--workers", "2"), "give MODULE:FLEET"),
+            (("--gateway", "north"), "give MODULE:FLEET"),
+            (("nowhere:fleet",), "there is no module 'nowhere'"),
+            (("drone:fleet", "--workers", "1000"), "give 0 to 64"),
+        ],
+    )
+    def test_what_cannot_be(self, here_in: Here, arguments: tuple[str, ...], says: str) -> None:
+        assert says in here_in.error("up", *arguments, code=2)
+        assert not (here_in.path / "stigmergy-cluster").exists()
+
+    def test_a_folder_of_another_cluster(self, here_in: Here) -> None:
+        import socket
+
+        from stigmergy.engine.folder import ClusterFolder
+
+        made = ClusterFolder(here_in.path / "stigmergy-cluster", 1)
+        port = made.notes.ports[0]["client"]
+        assert (here_in.path / "stigmergy-cluster" / "up.json").stat().st_mode & 0o777 == 0o600
+        made.close()
+        assert "has the data of 1 servers; give --nodes 1" in here_in.error("up", "--nodes", "3", code=2)
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", port))
+            taken.listen()
+            assert f"port {port} of server n1 cannot be had" in here_in.error("up", "--nodes", "1", code=2)
+
+
+@pytest.fixture
+def here_in(tmp_path: Path) -> Here:
+    (tmp_path / "drone.py").write_text(FLEET, encoding="utf-8")
+    return Here(tmp_path)
+
+
+def test_runs_of_shards() -> None:
+    assert ranges([]) == ""
+    assert ranges([3, 1, 2, 7]) == "1-3, 7"

@@ -1,0 +1,140 @@
+"""How a cluster stands, seen on real servers: keys of workers, streams, consumers; and what people are shown of it."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stigmergy.adapters.nats import naming
+from stigmergy.adapters.nats.address import parse_address
+from stigmergy.adapters.nats.configuration import User
+from stigmergy.adapters.nats.inspection import look_at_servers
+from stigmergy.adapters.nats.link import NatsLink
+from stigmergy.adapters.nats.streams import ensure_stream
+from stigmergy.adapters.nats_store.buckets import ensure_keys
+from stigmergy.cli.output import printable
+from stigmergy.cli.screen.cluster import draw_standing
+from stigmergy.core.errors import ConfigError
+from stigmergy.engine.standing import KEYS_COUNT, Standing, look
+from stigmergy.runtime.cluster.records import Coordinator, FleetShape, Member, Owner, Plan, write_record
+from stigmergy.testing.nats_rig import NatsCluster, start_single
+
+SHARDS = 4
+
+
+def shown(standing: Standing) -> str:
+    lines = draw_standing(standing)
+    return "\n".join("".join(printable(c if isinstance(c, str) else c[0]) for c in line) for line in lines)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsCluster]:
+    users = (User("fleet", "f"), User("system", "s", is_system=True))
+    with start_single(tmp_path_factory.mktemp("server"), users=users, open_to="fleet") as single:
+        asyncio.run(fill(single))
+        yield single
+
+
+async def fill(server: NatsCluster) -> None:
+    """What two workers write, one of which is gone without a word."""
+    link = await NatsLink.open(parse_address(server.url), name="test")
+    bucket = naming.cluster_bucket("a.fleet")
+    await ensure_keys(link, bucket, 1, 0)
+    records: dict[str, Any] = {
+        "fleet": FleetShape("a.fleet", SHARDS),
+        "worker.w1": Member(id="w1", host="here", pid=7, owns=(0, 1), since_ns=1),
+        "coordinator": Coordinator("w1"),
+        "plan": Plan(3, 1, "w1", ("w1",), (), ("w1", "w1", "w1", "")),
+        "owner.0": Owner("w1", 5),
+        "owner.1": Owner("w1", 6),
+        "owner.2": Owner("gone", 7),
+    }
+    for key, record in records.items():
+        await link.publish(f"$KV.{bucket}.{key}", write_record(record))
+    await link.publish(f"$KV.{bucket}.owner.3", b"\xff nonsense")
+    await link.publish(f"$KV.{bucket}.worker.w2", b"", {"KV-Operation": "DEL"})
+    for number in range(KEYS_COUNT):  # more than are read at a time
+        await link.publish(f"$KV.{bucket}.other.{number}", b"x")
+    log = naming.log_stream("a.fleet", 1, 1)
+    await ensure_stream(link, log, {"subjects": [naming.log_subject("a.fleet", 1, 1) + ".>"]})
+    await link.publish(naming.log_subject("a.fleet", 1, 1) + ".x", b"commit")
+    await ensure_stream(link, naming.ledger_stream("claims"), {"subjects": [naming.ledger_subject("claims") + ".>"]})
+    await ensure_stream(link, naming.ledger_checkpoints("claims"), {"subjects": ["elsewhere"]})
+    for _ in range(3):
+        await link.publish(naming.ledger_subject("claims") + ".x", b"entry")
+    config = {"durable_name": "reader", "ack_policy": "explicit"}
+    stream = naming.ledger_stream("claims")
+    await link.api(f"CONSUMER.DURABLE.CREATE.{stream}.reader", {"stream_name": stream, "config": config})
+    await link.close()
+
+
+async def look_as(url: str, fleet: str = "") -> Standing:
+    link = NatsLink(parse_address(url), name="test")
+    link.start()
+    await link.wait_up(30.0)
+    try:
+        return await look(link, fleet)
+    finally:
+        await link.close()
+
+
+async def test_everything_at_once(server: NatsCluster) -> None:
+    standing = await look_as(server.url)
+    (one,) = standing.servers.servers
+    assert (one.name, one.is_up, one.sync, standing.servers.has_quorum) == ("n1", True, "always", True)
+    assert one.clock_off_s is not None
+    assert abs(one.clock_off_s) < 5.0
+    (fleet,) = standing.fleets
+    assert (fleet.fleet, fleet.coordinator, fleet.plan) == ("a.fleet", "w1", 3)
+    assert [(worker.id, worker.host, worker.pid, worker.owns) for worker in fleet.workers] == [
+        ("w1", "here", 7, (0, 1))
+    ]
+    assert [(shard.worker, shard.claim) for shard in fleet.shards] == [("w1", 5), ("w1", 6), ("", 7), ("", 0)]
+    assert [shard.last_sequence for shard in fleet.shards] == [None, 1, None, None]
+    (ledger,) = standing.ledgers
+    assert (ledger.ledger, ledger.head) == ("claims", 3)
+    readers = {stream.name: stream.consumers for stream in standing.streams}
+    (reader,) = readers[naming.ledger_stream("claims")]
+    assert (reader.name, reader.pending, reader.unconfirmed) == ("reader", 3, 0)
+
+
+async def test_people_are_shown_what_is_wrong(server: NatsCluster) -> None:
+    text = shown(await look_as(server.url))
+    for part in (
+        "1 of 1 server up, one server, no replicas",
+        "fleet a.fleet  1 worker, 2 of 4 shards owned, plan 3 of w1",
+        "nobody has shard 2-3",
+        "STIG_LEDGER_claims  reader",
+        "claims  3",
+    ):
+        assert part in text, text
+
+
+async def test_one_fleet_alone(server: NatsCluster) -> None:
+    standing = await look_as(server.url, "a.fleet")
+    assert [one.fleet for one in standing.fleets] == ["a.fleet"]
+    assert naming.ledger_stream("claims") not in [stream.name for stream in standing.streams]
+    assert naming.log_stream("a.fleet", 1, 1) in [stream.name for stream in standing.streams]
+    with pytest.raises(ConfigError, match="there is no fleet 'fleet'"):
+        await look_as(server.url, "fleet")
+
+
+async def test_the_system_account_sees_servers_only(server: NatsCluster) -> None:
+    host = server.url.removeprefix("nats://")
+    standing = await look_as(f"nats://system:s@{host}")
+    assert [one.name for one in standing.servers.servers] == ["n1"]
+    assert "sees servers only" in standing.trouble
+
+
+async def test_servers_that_let_nobody_look(tmp_path: Path) -> None:
+    """Somebody else's configuration: names, versions and clocks are all there is."""
+    with NatsCluster.start(tmp_path, nodes=3) as cluster:
+        link = await NatsLink.open(parse_address(cluster.url), name="test")
+        seen = await look_at_servers(link)
+        assert [one.name for one in seen.servers] == ["n1", "n2", "n3"]
+        assert {one.sync for one in seen.servers} == {None}
+        assert seen.has_quorum is None
+        assert "whether there is a quorum cannot be seen" in shown(await look(link))
+        await link.close()
