@@ -77,7 +77,7 @@ async def greet(hubs: tuple[str, ...], within_s: float = GREET_S) -> Greeting:
             trouble = error
         except (OSError, TimeoutError, ValueError, asyncio.IncompleteReadError):
             continue
-    raise trouble or LinkDown(f"no hub answers at {shown}; the site goes on by itself until one does")
+    raise trouble or LinkDown(f"no hub answers at {shown}; it is tried again until one does")
 
 
 async def _first_line(host: str, port: int) -> bytes:
