@@ -15,7 +15,7 @@ from stigmergy.adapters.nats.link import NatsLink
 from stigmergy.adapters.nats_store import open_store
 from stigmergy.adapters.system import SystemClock
 from stigmergy.core.errors import StoreConflict, StoreForeign, StoreUnavailable, StoreUnknown
-from stigmergy.ports.store import Entry, KeyValue, Lease
+from stigmergy.ports.store import Entry, KeyValue, Lease, Store
 from stigmergy.testing.nats_rig import NatsCluster, start_single
 from stigmergy.testing.store_contract import Listener, OpenStore, StoreContract
 
@@ -147,6 +147,50 @@ async def test_a_gateway_reads_its_mirror_while_the_hub_is_gone(tmp_path: Path) 
         port = hub.servers[0].plan.leaf_port
         with start_single(tmp_path / "leaf", name="leaf", domain="site", hubs=(f"127.0.0.1:{port}",)) as leaf:
             await mirror_and_lose(hub, leaf)
+
+
+async def test_a_peer_is_reached_through_the_hub_by_its_domain(tmp_path: Path) -> None:
+    """`?domain=site` is the store of a gateway, on its own disk, whoever asks for it."""
+    with start_single(tmp_path / "hub", name="hub", domain="hub", leaf=True) as hub:
+        port = hub.servers[0].plan.leaf_port
+        with start_single(tmp_path / "leaf", name="leaf", domain="site", hubs=(f"127.0.0.1:{port}",)) as leaf:
+            far, near = await open_far(f"{hub.url}?domain=site"), await open_store(leaf.url, CLOCK)
+            objects = await far.objects("copies")
+            data = bytes(range(256)) * 8_000
+            first = await objects.put("north/n1", b"old", versions_kept=2)
+            put = await objects.put("north/n1", data, label="through the hub", versions_kept=2)
+            beside = await near.objects("copies")
+            assert await beside.versions("north/n1") == [first, put]
+            assert await beside.get("north/n1") == data
+            assert await objects.get("north/n1", first.version) == b"old"
+            await objects.delete("north/n1", first.version)
+            assert await beside.versions("north/n1") == [put]
+            above = await open_store(hub.url, CLOCK)
+            await (await above.objects("copies")).put("of the hub", data)
+            assert await (await above.objects("copies")).names() == ["of the hub"]
+            assert await beside.names() == ["north/n1"], "buckets of one name have nothing to do with each other"
+            await above.close()
+            keys, listener = await far.key_value("town"), Listener()
+            keys.watch("", listener.hear)
+            lease = await keys.acquire("lead", b"1", 30)
+            assert lease is not None
+            await lease.renew(b"2")
+            await listener.wait_there({"lead": b"2"})
+            assert await (await near.key_value("town")).get("lead") == Entry("lead", b"2", lease.revision)
+            await far.close()
+            await near.close()
+
+
+async def open_far(url: str) -> Store:
+    """Opens a store behind another server, once that server knows of it."""
+    store = await open_store(url, CLOCK)
+    for _ in range(200):
+        try:
+            await store.objects("copies")
+            return store
+        except StoreUnavailable:
+            await asyncio.sleep(0.05)
+    raise AssertionError("the leaf does not connect")
 
 
 async def mirror_and_lose(hub: NatsCluster, leaf: NatsCluster) -> None:

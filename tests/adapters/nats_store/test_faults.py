@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import time
 from pathlib import Path
 
@@ -325,24 +326,35 @@ async def test_a_put_that_breaks_off_leaves_nothing_to_read_and_is_swept(server:
     await proxy.close()
 
 
-async def test_the_tools_of_nats_read_what_we_write(server: NatsCluster) -> None:
+async def test_the_tools_of_nats_read_our_keys(server: NatsCluster) -> None:
     store = await open_store(server.url, CLOCK)
-    keys, objects = await store.key_value("tools"), await store.objects("tools")
+    keys = await store.key_value("tools")
     await keys.put("a.b", b"value")
     await keys.put("gone", b"value")
     await keys.delete("gone")
-    data = bytes(range(256)) * 3_000
-    await objects.put("old and new", b"old", versions_kept=2)
-    await objects.put("old and new", data, label="a label", versions_kept=2)
     client = await plain_client(server)
     theirs = await client.jetstream().key_value("tools")
     assert (await theirs.get("a.b")).value == b"value"
     assert await theirs.keys() == ["a.b"]
-    found = await (await client.jetstream().object_store("tools")).get("old and new")
-    assert found.data == data
-    assert found.info.description == "a label"
-    await (await client.jetstream().object_store("tools")).put("foreign", b"without a digest of ours")
-    with pytest.raises(StoreForeign, match="another program"):
-        await objects.versions("foreign")
+    await theirs.put("c", b"theirs")
+    found = await keys.get("c")
+    assert found is not None
+    assert found.value == b"theirs"
     await client.close()
+    await store.close()
+
+
+async def test_an_object_of_another_program_is_refused(server: NatsCluster) -> None:
+    store = await open_store(server.url, CLOCK)
+    objects = await store.objects("foreign")
+    link = await NatsLink.open(parse_address(server.url), name="test")
+    for data in (b'{"name": "x", "bucket": "foreign", "nuid": "n"}', b"nothing"):
+        subject = f"$OBJ.foreign.M.{base64.urlsafe_b64encode(data[:4]).decode()}"
+        await link.publish(subject, data)
+        with pytest.raises(StoreForeign, match=r"another program|understands"):
+            await objects.versions(data[:4].decode())
+    await link.publish("$OBJ.foreign.M.not-a-name", b"")
+    with pytest.raises(StoreForeign, match="nobody understands"):
+        await objects.names()
+    await link.close()
     await store.close()

@@ -17,6 +17,10 @@ from stigmergy.ports.store import check_bucket
 
 MARKER_S = 60
 """How long it is remembered in a bucket that a key is gone. Who watches hears of it at once or begins anew."""
+OBJECTS = "$OBJ"
+"""The first word of all subjects of objects. NATS's own object store has `$O`, which passes from a hub to its leaves
+and back: buckets of one name on both would take each other's pieces. This one stays in its domain, as `$KV` does, and
+is reached from outside by the domain's name."""
 NS = 1_000_000_000
 MEGABYTE = 1024 * 1024
 _EXTERNAL_API = re.compile(r"\$JS\.[A-Za-z0-9_-]+\.API")
@@ -54,7 +58,7 @@ async def ensure_keys(link: NatsLink, bucket: str, replicas: int, max_mb: int) -
 async def ensure_objects(link: NatsLink, bucket: str, replicas: int, max_mb: int) -> BucketPlace:
     """The stream of a bucket of objects: messages with pieces, and one for each version that says which they are."""
     settings = {
-        "subjects": [f"$O.{check_bucket(bucket)}.C.>", f"$O.{bucket}.M.>"],
+        "subjects": [f"{OBJECTS}.{check_bucket(bucket)}.C.>", f"{OBJECTS}.{bucket}.M.>"],
         "storage": "file",
         "num_replicas": replicas,
         "max_msgs_per_subject": -1,

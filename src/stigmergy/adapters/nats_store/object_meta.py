@@ -1,4 +1,4 @@
-"""The message that makes an object of its pieces: what NATS's own object store writes, with a digest of ours."""
+"""The message that makes an object of its pieces: as NATS's own object store writes it, with a digest of ours."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ import secrets
 
 from stigmergy.adapters.nats.errors import NO_MESSAGE, JetStreamRefused
 from stigmergy.adapters.nats_store.asking import asking
-from stigmergy.adapters.nats_store.buckets import BucketPlace
+from stigmergy.adapters.nats_store.buckets import OBJECTS, BucketPlace
 from stigmergy.adapters.nats_store.line import Line
 from stigmergy.adapters.nats_store.object_meta import (
     DIGEST,
@@ -112,7 +112,7 @@ class NatsObjects:
         return data
 
     async def names(self, prefix: str = "") -> list[str]:
-        head = f"$O.{self.bucket}.M."
+        head = f"{OBJECTS}.{self.bucket}.M."
         tokens = [subject.removeprefix(head) for subject in await self._subjects(f"{head}>")]
         if len(tokens) > OBJECTS_COUNT_MAX:
             raise StoreForeign(
@@ -135,7 +135,7 @@ class NatsObjects:
     async def sweep(self, older_than_s: float = LEFT_OVER_S) -> int:
         """Takes away pieces that belong to no version, left by puts that broke off; returns how many puts."""
         self._check_writable()
-        pieces = f"$O.{self.bucket}.C."
+        pieces = f"{OBJECTS}.{self.bucket}.C."
         nuids = {subject.removeprefix(pieces) for subject in await self._subjects(f"{pieces}>")}
         if not nuids:
             return 0
@@ -153,7 +153,7 @@ class NatsObjects:
 
     async def _put_pieces(self, name: str, nuid: str, data: bytes) -> int:
         """Sends the pieces, some at a time; returns how many there were."""
-        subject = f"{self._place.write_prefix}$O.{self.bucket}.C.{nuid}"
+        subject = f"{self._place.write_prefix}{OBJECTS}.{self.bucket}.C.{nuid}"
         size = min(PIECE_BYTES_MAX, self._line.link.max_payload_bytes - HEADERS_BYTES)
         pieces = [data[start : start + size] for start in range(0, len(data), size)]
         last = 0
@@ -191,7 +191,7 @@ class NatsObjects:
             await self._purge(meta.nuid)
 
     async def _purge(self, nuid: str) -> None:
-        await self._line.link.api(f"STREAM.PURGE.{self._place.stream}", {"filter": f"$O.{self.bucket}.C.{nuid}"})
+        await self._line.link.api(f"STREAM.PURGE.{self._place.stream}", {"filter": f"{OBJECTS}.{self.bucket}.C.{nuid}"})
 
     async def _take_back(self, nuid: str) -> None:
         with contextlib.suppress(StoreError), asking(self.bucket, writes=True):
@@ -245,7 +245,7 @@ class NatsObjects:
         )
 
     async def _read_once(self, about: ObjectVersion, meta: ObjectMeta) -> list[bytes]:
-        subject = f"$O.{self.bucket}.C.{meta.nuid}"
+        subject = f"{OBJECTS}.{self.bucket}.C.{meta.nuid}"
         pieces: list[bytes] = []
         after, size_bytes = 0, 0
         while len(pieces) < meta.chunks and size_bytes <= meta.size:
@@ -287,7 +287,7 @@ class NatsObjects:
         return datetime.datetime.fromisoformat(str(answer["message"]["time"])).timestamp()
 
     def _meta_subject(self, name: str) -> str:
-        return f"$O.{self.bucket}.M.{name_token(name)}"
+        return f"{OBJECTS}.{self.bucket}.M.{name_token(name)}"
 
     def _check_writable(self) -> None:
         self._line.check_open()
