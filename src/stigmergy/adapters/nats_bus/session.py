@@ -30,6 +30,8 @@ WINDOW_BYTES_MAX = 32 * 1024 * 1024
 """Above it nothing more is asked for until half of it is dealt with."""
 PULL_COUNT_MAX = 512
 PULL_BYTES_MAX = 8 * 1024 * 1024
+GATHER_S = 0.003
+"""What is dealt with in this time is acknowledged in one go: a system call for each would cost more than the rest."""
 PULL_S = 10.0
 ASK_S = 2.0
 """While a consumer has no leader, it gives no answer: then all is begun again."""
@@ -295,6 +297,7 @@ class Session:
             while True:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), HEARTBEAT_S)
+                await asyncio.sleep(GATHER_S)
                 self._wake.clear()
                 await self._send_acks()
                 await self._ask()
