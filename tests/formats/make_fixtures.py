@@ -17,8 +17,11 @@ from pathlib import Path
 import msgspec
 
 from stigmergy import Agent
-from stigmergy.adapters import segments, sqlite
+from stigmergy.adapters import nats_journal, segments, sqlite
 from stigmergy.adapters.filing.mark import encode_mark
+from stigmergy.adapters.nats import naming
+from stigmergy.adapters.nats_journal import messages as nats_messages
+from stigmergy.adapters.nats_journal import shelf
 from stigmergy.core.codec import canonical_bytes, encode
 from stigmergy.core.commit import Group, Signature, head_of, seal, statement
 from stigmergy.core.effects import ACTUATORS, WORK, ActionDone, shard_sink
@@ -43,6 +46,7 @@ from stigmergy.core.state import ShardState, plan_agents, shard_of
 from stigmergy.ports.journal import Journal, SnapshotPart
 from stigmergy.runtime.audit.flight import Cut, make_flight
 from stigmergy.runtime.recovery import new_state
+from stigmergy.testing.nats_rig import start_single
 from tests.formats import golden, golden_columns
 
 NOON_NS = 1_700_000_000 * SECOND_NS
@@ -177,6 +181,25 @@ async def make_segments(path: Path) -> None:
     await journal.close()
 
 
+async def make_nats(url: str) -> dict[str, bytes]:
+    """The same life in a log on NATS, of which the beginning was dropped: its messages, and those of its snapshots."""
+    journal = nats_journal.open_journal(url, golden.IDENTITY, owner="golden")
+    await live(Owner(journal))
+    await journal.close()
+    journal = nats_journal.open_journal(url, golden.IDENTITY, owner="golden")
+    for shard in range(golden.IDENTITY.shards):
+        await journal.drop(shard, journal.snapshots(shard)[0] - 1)
+    link = (await journal._log()).link
+    found: dict[str, bytes] = {}
+    for stream in (naming.log_stream("golden", 0, 1), naming.snapshots_bucket("golden")):
+        asked = msgspec.json.encode({"seq": 1, "batch": 1_000})
+        for message in await link.collect(f"$JS.API.DIRECT.GET.{stream}", asked, 1_000):
+            headers = message.headers or {}
+            found[f"{stream} {headers['Nats-Sequence']} {headers['Nats-Subject']}"] = message.data
+    await journal.close()
+    return found
+
+
 async def make_event_log() -> dict[str, bytes]:
     """The commits of one drone, written when its events were version 1, and the state that they lead to."""
     plans = plan_agents([golden.Drone, golden.Tower])
@@ -277,6 +300,11 @@ def main() -> None:
         asyncio.run(make_segments(Path(folder) / "golden"))
         files = {found.name: found.read_bytes() for found in sorted((Path(folder) / "golden").iterdir())}
         write_new("journal-segments-1.txt", lines_text("the files of a journal in segments", files).encode("ascii"))
+    with tempfile.TemporaryDirectory() as folder, start_single(Path(folder), max_payload_bytes=2_048) as server:
+        # So that something is larger than a message.
+        nats_messages.PIECE_ROOM_BYTES, shelf.CHUNK_ROOM_BYTES = 1_500, 1_800
+        messages = asyncio.run(make_nats(server.url))
+        write_new("journal-nats-1.txt", lines_text("stream, number, subject and payload", messages).encode("ascii"))
     with tempfile.TemporaryDirectory() as folder:
         shutil.copy(golden.FOLDER / "journal-1.sqlite3", Path(folder) / "golden.db")
         made = flight_bytes(Path(folder) / "golden.db")

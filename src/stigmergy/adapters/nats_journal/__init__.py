@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 MISSING = 'a journal on NATS needs the client library: pip install "stigmergy[nats]"'
 
 
-def open_journal(url: str, identity: JournalIdentity) -> NatsJournal:
+def open_journal(url: str, identity: JournalIdentity, *, owner: str = "") -> NatsJournal:
     """Opens a log for writing: 'nats://hub-1:4222,hub-2:4222?replicas=3'. See `opening.open_journal`."""
     try:
         from stigmergy.adapters.nats_journal import opening
     except ModuleNotFoundError as error:
         raise ConfigError(f"{MISSING} ({error})") from None
-    return opening.open_journal(url, identity)
+    return opening.open_journal(url, identity, owner=owner)
 
 
 def inspect_journals(url: str) -> list[NatsJournal]:

@@ -50,16 +50,17 @@ NAMES_MAX = 1_024
 NONCE_BYTES = 16
 
 
-def open_journal(url: str, identity: JournalIdentity) -> NatsJournal:
+def open_journal(url: str, identity: JournalIdentity, *, owner: str = "") -> NatsJournal:
     """Opens the log of a fleet's shards for writing, made if there is none: 'nats://hub-1:4222,hub-2:4222?replicas=3'.
 
-    Raises JournalLocked while somebody else owns it, JournalForeign if it is another's, ConfigError, LinkDown.
+    `owner` is how others are told who has it; without one, our process and machine. Raises JournalLocked while
+    somebody else owns it, JournalForeign if it is another's, ConfigError, LinkDown.
     """
     address = parse_address(url, OPTIONS)
     name = f"journal of {identity.fleet}"
     reader = BlockingLink(address, name=name)
     try:
-        opened = reader.run(lambda link: _open(link, identity), OPEN_WITHIN_S)
+        opened = reader.run(lambda link: _open(link, identity, owner or _ourselves()), OPEN_WITHIN_S)
         let_go = opened.let_go
         if let_go is not None:
             opened.let_go = lambda: _elsewhere(reader, let_go)
@@ -270,10 +271,9 @@ async def _check_free(link: NatsLink, place: LogPlace) -> None:
     )
 
 
-async def _open(link: NatsLink, identity: JournalIdentity) -> Opened:
+async def _open(link: NatsLink, identity: JournalIdentity, owner: str) -> Opened:
     place, known = await prepare(link, identity)
     await _check_free(link, place)
-    owner = f"process {os.getpid()} on {socket.gethostname()}"
     log = LogStream(link, place)
     state, _ = await read_state(log)
     for _ in range(CLAIMS_MAX):
@@ -283,6 +283,10 @@ async def _open(link: NatsLink, identity: JournalIdentity) -> Opened:
             await _check_free(link, place)
             await read_on(log, state, (await log.info()).last_sequence)
     raise JournalLocked(f"{place.stream}: somebody else writes to it all the time; stop that one first")
+
+
+def _ourselves() -> str:
+    return f"process {os.getpid()} on {socket.gethostname()}"
 
 
 async def _elsewhere(reader: BlockingLink, let_go: Callable[[], Awaitable[None]]) -> None:
