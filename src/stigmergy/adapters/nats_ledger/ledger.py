@@ -113,6 +113,27 @@ class NatsLedger:
         """What the log has come to, as far as it was read: positions, writers, and what was passed over."""
         return State() if self._reader is None else self._reader.state
 
+    @property
+    def shown(self) -> str:
+        """Where it is, for people."""
+        return self._place.shown
+
+    async def wait_end(self) -> State:
+        """What the log has come to, with everything that was acknowledged before this call. Raises LedgerError."""
+        self._check_open()
+        reader = await self._started()
+        await reader.wait_end()
+        self._is_caught_up = True
+        reader.check()
+        return reader.state
+
+    async def checkpoint_position(self) -> int:
+        """What the newest checkpoint covers, without reading it; 0 if there is none."""
+        self._check_open()
+        await self._started()
+        head, _ = await read_head(self._place, self._needed_link())
+        return 0 if head is None else head.position
+
     def sign_with(self, signer: Signer, trusted: Sequence[bytes] = ()) -> None:
         """Gives the connection its key, before the first call. `trusted` are the keys of the others, if they are known:
         a ledger that is made lets them write too, and one that others have begun is refused."""

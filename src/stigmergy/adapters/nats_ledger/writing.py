@@ -130,7 +130,7 @@ class Writer:
         if self._signer.public_key not in self._reader.state.writers:
             raise LedgerUnavailable(
                 f"{self._place.shown}: the key {self._signer.public_key.hex()} is not among those that may write; have "
-                "a node that may enrol it, or give all nodes the same peers before the ledger is made"
+                "a node that may enrol it (stigmergy ledger enrol), or give all nodes the same peers before it is made"
             )
 
     def _record(self, number: int, deed: Deed) -> bytes:

@@ -1,0 +1,112 @@
+"""`stigmergy ledger`: what is in a ledger on NATS, and who may write to it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stigmergy.cli import exits
+from stigmergy.cli.output import BAD, GOOD, NAME, Output, counted
+from stigmergy.cli.places import config_of, folder_of, load_fleet
+from stigmergy.core.errors import ConfigError
+from stigmergy.ledgers import LedgerLook, change_writers, look_at_ledger
+from stigmergy.wiring import Bearings, find_bearings, fingerprint, load_signer, read_key
+
+EXAMPLES = """examples:
+  stigmergy ledger show --name delivery --ledger nats://hub:4222
+  stigmergy ledger enrol gateway-4.pub --with gateway-1.key --name delivery --ledger nats://hub:4222
+  stigmergy ledger revoke gateway-2.pub --with gateway-1.key --name delivery --ledger nats://hub:4222
+"""
+
+
+def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Adds `ledger` and what is under it."""
+    group = commands.add_parser(
+        "ledger",
+        help="look at a ledger on NATS, and change who may write to it",
+        description="Reads and verifies a ledger on NATS, and changes who may write to it.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    actions = group.add_subparsers(metavar="ACTION", required=True)
+    parser = actions.add_parser("show", parents=[common], help="read and verify it, and say who may write")
+    _add_place(parser)
+    parser.set_defaults(run=show)
+    for name, what, run in (
+        ("enrol", "let another key write", enrol),
+        ("revoke", "let a key write no more", revoke),
+    ):
+        parser = actions.add_parser(name, parents=[common], help=what)
+        parser.add_argument("key", metavar="KEY", help="its file, public line or hex digits")
+        parser.add_argument(
+            "--with", dest="signing", metavar="FILE", type=Path, required=True, help="a private key that may write"
+        )
+        _add_place(parser)
+        parser.set_defaults(run=run)
+
+
+def _add_place(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("fleet", metavar="MODULE:FLEET", nargs="?", help="whose; only its name is needed")
+    parser.add_argument("--name", metavar="FLEET", help="the fleet's name, where its module is not at hand")
+    parser.add_argument(
+        "--ledger", metavar="URL", help="such as nats://hub:4222?replicas=3; else that of stigmergy.toml"
+    )
+    parser.add_argument("--config", metavar="FILE", type=Path, help="a configuration other than ./stigmergy.toml")
+
+
+def show(arguments: argparse.Namespace, output: Output) -> int:
+    """Says what is in a ledger."""
+    url, name = _place(arguments)
+    _print(asyncio.run(look_at_ledger(url, name)), output)
+    return exits.OK
+
+
+def enrol(arguments: argparse.Namespace, output: Output) -> int:
+    """Lets a key write."""
+    url, name = _place(arguments)
+    key, signer = read_key(arguments.key), load_signer(arguments.signing, create=False)
+    _print(asyncio.run(change_writers(url, name, signer, enrolled=[key.key])), output)
+    output.line(("enrolled", GOOD), f"  {fingerprint(key)} may write from here on")
+    return exits.OK
+
+
+def revoke(arguments: argparse.Namespace, output: Output) -> int:
+    """Takes a key the right to write."""
+    url, name = _place(arguments)
+    key, signer = read_key(arguments.key), load_signer(arguments.signing, create=False)
+    look = asyncio.run(change_writers(url, name, signer, revoked=[key.key]))
+    _print(look, output)
+    if key.key.hex() in look.writers:
+        output.line(("not revoked", BAD), "  it is the only one that may write; enrol another one first")
+        return exits.REFUSED
+    output.line(("revoked", GOOD), f"  {fingerprint(key)} may write no more; what it has written stays")
+    return exits.OK
+
+
+def _place(arguments: argparse.Namespace) -> tuple[str, str]:
+    config = config_of(arguments)
+    url = find_bearings(Bearings(ledger=arguments.ledger), config).ledger
+    if url is None:
+        raise ConfigError("which ledger? Give --ledger URL, such as nats://hub:4222?replicas=3")
+    if arguments.name:
+        return url, str(arguments.name)
+    spec = arguments.fleet or config.fleet.module
+    if spec is None:
+        raise ConfigError("the ledger of which fleet? Give MODULE:FLEET, or its name with --name")
+    return url, load_fleet(spec, folder_of(arguments)).name
+
+
+def _print(look: LedgerLook, output: Output) -> None:
+    output.document(msgspec.to_builtins(look))
+    kept = f", kept from {look.first:,} on" if look.first > 1 else ""
+    output.line((look.ledger, NAME), f"  {counted(look.entries, 'entry', 'entries')}{kept}; {look.place}")
+    output.line(f"  head {look.head} behind {counted(look.messages, 'message')}")
+    output.line(f"  checkpoint at {look.checkpoint:,}" if look.checkpoint else "  no checkpoint")
+    for key in look.writers:
+        output.line(f"  may write: {key}")
+    if ignored := {why: count for why, count in look.passed_over.items() if count}:
+        output.line("  passed over: " + ", ".join(f"{count:,} {why}" for why, count in ignored.items()))
