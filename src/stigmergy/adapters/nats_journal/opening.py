@@ -180,8 +180,8 @@ def _remedy(found: JournalIdentity) -> str:
 
 async def read_state(log: LogStream) -> tuple[LogState, StreamFound]:
     """Where a log stands: from its newest note to its end."""
-    info = await log.info()
-    state, note = LogState(), await log.last_note()
+    info, note = await asyncio.gather(log.info(), log.last_note())
+    state = LogState()
     if note is not None:
         state.begin_from(note)
     else:
@@ -226,17 +226,19 @@ async def claim_log(link: NatsLink, place: LogPlace, identity: JournalIdentity, 
     state.wrote(1, len(note))
     state.since_note_count = state.since_note_bytes = 0
     state.claim, state.owner = state.sequence, owner
-    info = await log.info()
+    # Side by side: until all of it is known the shard has no owner.
+    info, catalogue = await asyncio.gather(log.info(), Shelf(link, place.name).catalogue(identity.owned))
+    bytes_max, let_go = await asyncio.gather(_limit(log, info), be_owner(link, place, owner))
     return Opened(
         place=place,
         address=link.address,
         identity=identity,
         state=state,
-        catalogue=await Shelf(link, place.name).catalogue(identity.owned),
+        catalogue=catalogue,
         bytes_used=int(info.state["bytes"]),
-        bytes_max=await _limit(log, info),
+        bytes_max=bytes_max,
         claim=state.sequence,
-        let_go=await be_owner(link, place, owner),
+        let_go=let_go,
     )
 
 

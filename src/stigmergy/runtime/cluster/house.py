@@ -5,6 +5,7 @@ Made before the host starts, which releases then what is still owed. Whatever is
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -59,9 +60,8 @@ class House:
         """Right behind the start of the host, before its first turn. Raises, with all of it ended again."""
         live.neighbours, live.link, live.companions = self.neighbours, self.link, self.companions
         try:
-            if self.neighbours is not None:
-                self._started.append(self.neighbours)
-                await self.neighbours.start()
+            # Side by side: each way to the servers and back is time in which the shard has no owner.
+            await asyncio.gather(self._meet_neighbours(), self._open_door(live))
             if self.devices is not None:
                 self._started.append(self.devices)
                 self.devices.start()
@@ -71,17 +71,25 @@ class House:
             if self.companions is not None:
                 self._started.append(self.companions)
                 await self.companions.start()
-            if self._make_door is not None:
-                door = self._door = self._make_door(live)
-                await door.start()
         except BaseException:
             await self.kill()
             raise
 
+    async def _meet_neighbours(self) -> None:
+        if self.neighbours is not None:
+            self._started.append(self.neighbours)
+            await self.neighbours.start()
+
+    async def _open_door(self, live: Live) -> None:
+        if self._make_door is not None:
+            self._door = self._make_door(live)
+            await self._door.start()
+
     async def stop(self) -> None:
         """Before the host stops: nothing more is taken, what is owed leaves if it can."""
-        await self._close_door()
-        for part in _in_order(self._started, (Devices, Companions, BusLink, Neighbours)):
+        leaving = [part for part in self._started if isinstance(part, Neighbours)]
+        await asyncio.gather(self._close_door(), *(part.stop() for part in leaving))
+        for part in _in_order(self._started, (Devices, Companions, BusLink)):
             await part.stop()
         self._started.clear()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec import Struct, structs
 
@@ -43,6 +43,7 @@ from stigmergy.runtime.cluster.register import Register
 
 JOIN_S_MAX = 10.0
 """What is there must be known within this time."""
+Record = TypeVar("Record", Owner, Ready)
 WRITES_TRIED_MAX = 8
 """So often a record is written again after somebody else was faster."""
 
@@ -139,9 +140,8 @@ class Roster:
     async def take_back_ready(self, shard: int) -> None:
         """We do not wait for it any more. Whoever wrote there after us is left alone. Raises StoreError."""
         entry = await self._keys.get(ready_key(shard))
-        ready = None if entry is None else self.register.read(Ready, entry)
-        if entry is not None and ready is not None and ready.worker == self.me:
-            await self._delete(entry)
+        if entry is not None:
+            await self._take_back(Ready, entry)
 
     async def say_owner(self, shard: int, claim: int) -> None:
         """Says that the shard is ours. Raises StaleEpoch if somebody claimed it after us, and StoreError."""
@@ -160,16 +160,23 @@ class Roster:
 
     async def let_go(self, shard: int) -> None:
         """Says that the shard is free, if it still says that it is ours. Raises StoreError."""
-        entry = await self._keys.get(owner_key(shard))
-        owner = None if entry is None else self.register.read(Owner, entry)
-        if entry is not None and owner is not None and owner.worker == self.me:
-            await self._delete(entry)
+        # What we know of it is mostly right, and saves a question while the shard has no owner.
+        known = self.register.mirror.get(owner_key(shard))
+        if known is None or not await self._take_back(Owner, known):
+            found = await self._keys.get(owner_key(shard))
+            if found is not None:
+                await self._take_back(Owner, found)
 
-    async def _delete(self, entry: Entry) -> None:
+    async def _take_back(self, kind: type[Record], entry: Entry) -> bool:
+        """Deletes a record of ours; whether it was, and is gone."""
+        record = self.register.read(kind, entry)
+        if record is None or record.worker != self.me:
+            return False
         try:
             await self._keys.delete(entry.key, entry.revision)
         except StoreConflict:
-            return  # somebody else has written there meanwhile
+            return False  # somebody else has written there meanwhile
+        return True
 
     # ------------------------------------------------------------------ our lease
 
