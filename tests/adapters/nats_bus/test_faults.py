@@ -137,11 +137,26 @@ async def test_stream_that_was_made_otherwise_is_left_alone(server: NatsCluster,
     assert "max_bytes" in str(second.last_error)
 
 
-async def test_topics_of_another_fleet_cannot_be_shared(server: NatsCluster, buses: Buses) -> None:
+async def test_what_another_fleet_has_captured_is_heard_there(server: NatsCluster, buses: Buses) -> None:
+    """The same devices' topics, and the topics of a fleet that has not come yet."""
     first, second = await buses.nats(server.url, "one:x:first"), await buses.nats(server.url, "two:x:second")
-    await hear(first, "gauges/+")
+    by_first, by_second = await hear(first, "gauges/+"), await hear(second, "gauges/7")
+    of_others = await hear(second, "three/+/uplink/+")
+    await first.publish(BusMessage("gauges/7", b"1"))
+    await second.publish(BusMessage("three/x/uplink/node/marks", b"3"))
+    third = await buses.nats(server.url, "three:x:third")
+    marks = await hear(third, "three/x/uplink/node/marks")
+    await third.publish(BusMessage("three/x/uplink/node", b"2"))
+    await second.publish(BusMessage("three/x/uplink/node/marks", b"4"))
+    await wait_until(lambda: (by_first.payloads, by_second.payloads) == ([b"1"], [b"1"]))
+    await wait_until(lambda: (of_others.payloads, marks.payloads) == ([b"2"], [b"4"]))
+
+
+async def test_topics_that_another_stream_has_in_part_are_refused(server: NatsCluster, buses: Buses) -> None:
+    first, second = await buses.nats(server.url, "four:x:first"), await buses.nats(server.url, "five:x:second")
+    await hear(first, "meters/+/low")
     with pytest.raises(Malformed, match="another stream"):
-        await hear(second, "gauges/7")
+        await hear(second, "meters/#")
     assert second.is_up
 
 

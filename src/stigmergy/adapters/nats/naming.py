@@ -15,6 +15,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9-]")
 ROOT = "stig"
 """The first token of all subjects of ours that no device publishes to."""
 NAME_CHARS_MAX = 160
+BUS_STREAMS = "STIG_BUS_"
 
 
 def token(text: str) -> str:
@@ -29,7 +30,7 @@ def text_of(name: str) -> str:
 
 def bus_stream(fleet: str) -> str:
     """Holds what was published on a fleet's topics until everybody who listens durably has it."""
-    return f"STIG_BUS_{token(fleet)}"
+    return BUS_STREAMS + token(fleet)
 
 
 def retained_stream(fleet: str) -> str:

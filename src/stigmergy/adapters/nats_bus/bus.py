@@ -8,25 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 
 from stigmergy.adapters.nats.errors import WITHOUT_JETSTREAM, JetStreamRefused, no_jetstream
 from stigmergy.adapters.nats.link import NatsLink
-from stigmergy.adapters.nats.naming import bus_session, bus_stream
+from stigmergy.adapters.nats_bus.listening import Listening
 from stigmergy.adapters.nats_bus.options import BusOptions, check_client_id
 from stigmergy.adapters.nats_bus.outlet import Outlet
-from stigmergy.adapters.nats_bus.partition import Mover, Parting, Partition
+from stigmergy.adapters.nats_bus.partition import Partition
 from stigmergy.adapters.nats_bus.publishing import NoRoom, Publishing, is_down
-from stigmergy.adapters.nats_bus.retained import read_retained
-from stigmergy.adapters.nats_bus.session import Session
 from stigmergy.adapters.nats_bus.sourcing import Feeding
 from stigmergy.adapters.nats_bus.streams import ensure_streams, ensure_subjects, has_mqtt
 from stigmergy.adapters.nats_bus.subjects import filters_of
-from stigmergy.adapters.nats_bus.will import SCHEDULER, Will, tell_devices
+from stigmergy.adapters.nats_bus.will import Will
 from stigmergy.core.errors import Bug, ConfigError, LinkDown, Malformed, NotOwned, StigmergyError
 from stigmergy.ports.bus import BusMessage, Handler, LinkHeard, check_message, check_pattern
 from stigmergy.ports.clock import Entropy
-from stigmergy.ports.receiving import UNHEARD_S_MAX, Arrival, Receipts, Reception
+from stigmergy.ports.receiving import UNHEARD_S_MAX, Receipts, Reception
 
 WINDOW_COUNT_MAX = 256
 """Publishes on their way without an answer; the next ones wait their turn."""
@@ -38,8 +36,6 @@ CLOSE_S_MAX = 5.0
 LOOK_S = 15.0
 """So often it is looked whether devices have come by MQTT, and what the stream captures."""
 OWNER_BYTES = 8
-TELLING_COUNT_MAX = 1_000
-"""Wills that devices are told of at the same time; the retained ones reach them later anyway."""
 
 
 class NatsBus:
@@ -69,11 +65,18 @@ class NatsBus:
         self._outlet = Outlet(self._link, f"{self._inbox}.posted")
         self._publishing = Publishing(self._link, self._outlet, options)
         self._reception = Reception()
-        self._parting = None if partition is None else Parting(options, partition)
-        self._mover = None if self._parting is None else Mover(self._outlet, self._parting)
-        self._epoch = epoch
-        self._session = self._make_session()
-        self._sorted = None if self._parting is None else self._make_sorted(self._parting)
+        self._listening = Listening(
+            self._link,
+            options,
+            client_id,
+            self._owner,
+            self._reception,
+            self._publishing,
+            self._outlet,
+            self._doubt,
+            partition=partition,
+            epoch=epoch,
+        )
         self._will: Will | None = None
         self._is_up = False
         self._last_error: StigmergyError | None = LinkDown(f"{options.place}: not connected yet")
@@ -82,10 +85,7 @@ class NatsBus:
         self._linked = asyncio.Event()
         self._trouble: asyncio.Future[StigmergyError] | None = None
         self._changing = asyncio.Lock()
-        """Whoever makes or changes the session."""
-        self._made: dict[str, None] = {}
-        """Patterns that the session has."""
-        self._telling: dict[asyncio.Task[None], None] = {}
+        """Whoever makes or changes sessions."""
         self._tasks: list[asyncio.Task[None]] = []
         self._unlisten: list[Callable[[], None]] = []
         self._is_closed = False
@@ -124,8 +124,10 @@ class NatsBus:
             loop.create_task(self._keep(), name=f"link of {self.client_id}"),
             loop.create_task(self._look_after(), name=f"bus of {self.client_id}"),
         ]
-        if self._parting is not None:
-            feeding = Feeding(self._link, self.options, self._parting.stream, lambda: self._is_up and bool(self._made))
+        if (parting := self._listening.parting) is not None:
+            feeding = Feeding(
+                self._link, self.options, parting.stream, lambda: self._is_up and self._listening.is_sorted
+            )
             self._tasks.append(loop.create_task(feeding.watch(), name=f"feeding of {self.client_id}"))
 
     async def publish(self, message: BusMessage) -> None:
@@ -149,13 +151,13 @@ class NatsBus:
         filters_of(pattern)
         if self._is_closed:
             raise Bug("the bus is closed; open another one")
-        self._reception.subscribe(pattern, handler if self._parting is None else _leave_to_others(handler))
+        self._reception.subscribe(pattern, handler if self._listening.parting is None else _leave_to_others(handler))
         if not self._is_up:
             return
         try:
             async with self._changing:
                 if self._is_up:
-                    await self._make([pattern])
+                    await self._listening.make([pattern])
         except ConfigError as error:
             raise Malformed(f"pattern {pattern!r}: {error}") from None
         except (LinkDown, JetStreamRefused) as error:
@@ -167,12 +169,10 @@ class NatsBus:
             return
         self._is_closed = True
         await self._reception.close(CLOSE_S_MAX)
-        if self._mover is not None:
-            await self._mover.close()
-        ending = [*self._tasks, *self._telling]
-        for task in ending:
+        await self._listening.stop()
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*ending, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         for unlisten in self._unlisten:
             unlisten()
         with contextlib.suppress(LinkDown, TimeoutError):
@@ -203,8 +203,7 @@ class NatsBus:
                 reason = LinkDown(f"{self.options.place}: {type(error).__name__}: {error}; it is tried again")
             self._went_down(self._better(reason))
             async with self._changing:
-                for session in self._sessions:
-                    await session.pause()
+                await self._listening.pause()
                 if self._will is not None:
                     await self._will.pause()
             await asyncio.sleep(self._wait_s(tries))
@@ -220,90 +219,19 @@ class NatsBus:
         self._publishing.has_mqtt = self.options.mqtt and await has_mqtt(self._link)
         if self._will is not None:
             await self._will.begin()
-        await self._make([pattern for pattern in self._reception.patterns if pattern not in self._made])
+        if self._reception.patterns:
+            await self._listening.make(self._listening.unmade)
         if self._trouble is None or not self._trouble.done():
             self._is_up = True
             self._tell(True)
-
-    async def _make(self, fresh: Sequence[str]) -> None:
-        """Subscribes to all patterns. Those who are new get what is retained first, so that nothing older comes behind
-        what is new."""
-        filters = _filters(self._reception.patterns)
-        if not filters:
-            return
-        # What begins with a wildcard is heard of what is captured anyway.
-        found = await ensure_subjects(
-            self._link, self.options, [one for one in filters if one.partition(".")[0] not in ("*", ">")]
-        )
-        self._publishing.note_captured(found.config["subjects"])
-        if fresh:
-            inbox = f"{self._inbox}.retained"
-            kept = await read_retained(self._link, self.options, _filters(fresh), inbox, mqtt=self._publishing.has_mqtt)
-            for message in kept:
-                self._reception.take(Arrival(message, _forget))
-        self._made |= dict.fromkeys(fresh)
-        if self._parting is not None and self._sorted is not None:
-            filters, ours = self._parting.split(filters)
-            if ours:
-                found_sorted = await self._parting.ensure(self._link)
-                await self._sorted.begin(ours, found_sorted.last_sequence)
-        if filters:
-            await self._session.begin(filters, found.last_sequence)
-
-    @property
-    def _sessions(self) -> list[Session]:
-        return [self._session] if self._sorted is None else [self._session, self._sorted]
-
-    def _make_session(self) -> Session:
-        inner = f"{self.options.subjects.inner}."
-        return Session(
-            self._link,
-            bus_stream(self.options.fleet),
-            bus_session(self.client_id),
-            self._owner,
-            self._reception,
-            self._doubt,
-            session_s=self.options.session_s,
-            epoch=self._epoch,
-            bare=lambda subject: None if subject.startswith(inner) else subject,
-            looks=self._look_at,
-        )
-
-    def _look_at(self, place: int, subject: str, payload: bytes, headers: Mapping[str, str]) -> None:
-        """Devices on MQTT hear of a will from us: the server itself tells sessions on NATS only."""
-        if self._publishing.has_mqtt and SCHEDULER in headers and len(self._telling) < TELLING_COUNT_MAX:
-            telling = asyncio.ensure_future(tell_devices(self._outlet, place, subject, payload, headers))
-            self._telling[telling] = None
-            telling.add_done_callback(self._told)
-
-    def _told(self, telling: asyncio.Task[None]) -> None:
-        del self._telling[telling]
-        if not telling.cancelled() and telling.exception() is not None:
-            self._publishing.has_mqtt = False  # until it is looked again
-
-    def _make_sorted(self, parting: Parting) -> Session:
-        return Session(
-            self._link,
-            parting.stream,
-            bus_session(self.client_id),
-            self._owner,
-            self._reception,
-            self._doubt,
-            session_s=self.options.session_s,
-            epoch=self._epoch,
-            bare=parting.bare,
-            takes=None if self._mover is None else self._mover.takes,
-        )
 
     async def _leave(self) -> None:
         if self._linked.is_set():
             if self._will is not None:
                 await self._will.cancel()
-            for session in self._sessions:
-                await session.close()
+            await self._listening.close()
         else:
-            for session in self._sessions:
-                await session.pause()
+            await self._listening.pause()
 
     async def _look_after(self) -> None:
         """Now and then: what older programs listened to is left to nobody, and devices may have come."""
@@ -318,23 +246,14 @@ class NatsBus:
                     found = await ensure_subjects(self._link, self.options, [])
                     self._publishing.note_captured(found.config["subjects"])
                     self._publishing.has_mqtt = self.options.mqtt and await has_mqtt(self._link)
-                    for session in self._sessions:
-                        await session.check()
-                    if not is_trimmed and self._made and loop.time() - opened_s > UNHEARD_S_MAX:
-                        await self._trim()
+                    await self._listening.check()
+                    if not is_trimmed and loop.time() - opened_s > UNHEARD_S_MAX:
+                        await self._listening.trim()
                         is_trimmed = True
             except StigmergyError as error:
                 self._doubt(error)
             except JetStreamRefused as refused:
                 self._doubt(self._misfit(refused))
-
-    async def _trim(self) -> None:
-        filters, ours = _filters(self._made), list[str]()
-        if self._parting is not None:
-            filters, ours = self._parting.split(filters)
-        await self._session.trim(filters)
-        if self._sorted is not None:
-            await self._sorted.trim(ours)
 
     def _wait_s(self, tries: int) -> float:
         """Exponential, with full jitter: a fleet whose servers come back must not come back all at once."""
@@ -394,10 +313,6 @@ class NatsBus:
                 )
 
 
-def _filters(patterns: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(one for pattern in patterns for one in filters_of(pattern)))
-
-
 def _leave_to_others(handler: Handler) -> Handler:
     """What every shard hears is taken by the one whose agent it is for."""
 
@@ -406,7 +321,3 @@ def _leave_to_others(handler: Handler) -> Handler:
             await handler(message)
 
     return handle
-
-
-def _forget() -> None:
-    """Nobody waits to hear that a retained message was taken."""

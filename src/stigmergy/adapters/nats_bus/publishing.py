@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from stigmergy.adapters.nats.errors import JetStreamRefused
 from stigmergy.adapters.nats.link import NatsLink
 from stigmergy.adapters.nats_bus.envelope import MQTT_QOS, headers_of, retained_headers
 from stigmergy.adapters.nats_bus.options import BusOptions
 from stigmergy.adapters.nats_bus.outlet import Outlet
+from stigmergy.adapters.nats_bus.routing import find_others, fleet_of
 from stigmergy.adapters.nats_bus.subjects import MQTT_MESSAGES, is_covered, subject_of
 from stigmergy.core.errors import LinkDown, StigmergyError, TooLarge
 from stigmergy.ports.bus import BusMessage
@@ -39,15 +40,20 @@ class Publishing:
         self._known: dict[str, tuple[str, bool]] = {}
         """By topic its subject, and whether the stream captures it."""
 
-    def note_captured(self, subjects: list[str]) -> None:
-        """What the fleet's stream captures by now."""
-        if subjects != self._captured:
-            self._captured = subjects
+    def note_captured(self, subjects: Iterable[str]) -> None:
+        """What streams capture, beside what is known already. Nothing is ever taken away from a stream of ours."""
+        fresh = [one for one in subjects if one not in self._captured]
+        if fresh:
+            self._captured += fresh
             self._known.clear()
 
     async def publish(self, message: BusMessage) -> None:
         """Returns when JetStream has it. Raises LinkDown, TooLarge or Malformed."""
         subject, is_captured = self._place_of(message.topic)
+        fleet = None if is_captured else fleet_of(subject)
+        if fleet is not None:
+            self.note_captured((await find_others(self._link, self._options, fleet)).config["subjects"])
+            subject, is_captured = self._place_of(message.topic)
         headers = headers_of(message)
         if self.has_mqtt:
             headers[MQTT_QOS] = "1"

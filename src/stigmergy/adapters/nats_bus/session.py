@@ -139,7 +139,7 @@ class Session:
     async def trim(self, filters: Iterable[str]) -> None:
         """Has the server give what these filters stand for, and no more of what an older program listened to."""
         wanted = list(filters)
-        if [one for one in self._since if one not in wanted]:
+        if self._writing is not None and [one for one in self._since if one not in wanted]:
             self._note_since({one: since for one, since in self._since.items() if one in wanted})
             info = await self._find()
             if info is not None:
