@@ -37,6 +37,7 @@ class GatewayPlan(Struct, frozen=True, kw_only=True):
     port: int = 0
     mqtt_port: int = 0
     leaf_port: int | None = None
+    store_mb: int = 4_096
     bus: str = ""
     """The scheme of the node's own bus on the leaf: nats or mqtt."""
 
@@ -54,6 +55,7 @@ def make_leaf(plan: GatewayPlan) -> Leaf:
             port=plan.port,
             mqtt_port=plan.mqtt_port,
             leaf_port=plan.leaf_port,
+            store_mb=plan.store_mb,
         )
     )
 

@@ -224,29 +224,6 @@ async def test_three_levels_find_each_other_whoever_comes_first(town: Town) -> N
     assert numbers(cloud) == list(range(10))
 
 
-async def test_a_name_that_is_taken_at_the_hub_is_not_had_twice(town: Town) -> None:
-    (leaf_port,) = free_ports(1)
-    region = town.gateway("west", "--leaf-port", str(leaf_port))
-    first = town.gateway("north", "--hub", f"{LOOPBACK}:{leaf_port}")
-    for gateway in (region, first):
-        await asyncio.to_thread(gateway.start)
-    await wait_until(lambda: link(first) == "up")
-    town.folder = town.folder / "elsewhere"
-    second = town.gateway("north", "--hub", f"{LOOPBACK}:{leaf_port}", "--node", "other")
-    await asyncio.to_thread(second.start)
-    await wait_until(lambda: any("another gateway" in trouble for trouble in second.ask(Status())["troubles"]))
-    await asyncio.to_thread(second.ask, Send(agent="Drone/8", command="Arrive", fields={"number": 8}))
-    await asyncio.to_thread(first.ask, Send(agent="Drone/7", command="Arrive", fields={"number": 7}))
-    await wait_until(lambda: numbers(region) == [7])
-    assert numbers(region, "Drone/8") == [], "nothing of the second one goes up"
-    # The first is gone for good: the second has its place when somebody says so.
-    for gateway in (first, second):
-        await asyncio.to_thread(gateway.kill)
-    second.add("--take-over")
-    await asyncio.to_thread(second.start)
-    await wait_until(lambda: numbers(region, "Drone/8") == [8])
-
-
 def refused(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *given: str) -> str:
     """What is said to somebody who asks for what cannot be."""
     (folder / "fleets.py").write_text(MODULE, encoding="utf-8")

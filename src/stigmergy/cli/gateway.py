@@ -72,6 +72,9 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         "--mqtt-port", metavar="PORT", type=int, default=MQTT_PORT, help=f"for MQTT; else {MQTT_PORT}, 0 for a free one"
     )
     parser.add_argument("--leaf-port", metavar="PORT", type=int, help="where gateways of the level below connect")
+    parser.add_argument(
+        "--store-mb", metavar="N", type=int, default=4_096, help="what the server may keep on disk; else 4096"
+    )
     parser.add_argument("--bus", choices=("nats", "mqtt"), default="nats", help="how the node itself is on the server")
     parser.add_argument("--node", metavar="NAME", default=NODE, help=f"what this node is called; else {NODE}")
     parser.add_argument("--journal", metavar="URL", help="where to keep the log; else in the folder")
@@ -119,6 +122,7 @@ def _plan(arguments: argparse.Namespace, config: Config, fleet: Fleet, site: str
         port=arguments.port,
         mqtt_port=arguments.mqtt_port,
         leaf_port=arguments.leaf_port,
+        store_mb=arguments.store_mb,
         bus=arguments.bus,
     )
 

@@ -42,10 +42,6 @@ class GatewayProcess:
         self._heard: list[dict[str, Any]] = []
         self._errors = ""
 
-    def add(self, *arguments: str) -> None:
-        """For its next start."""
-        self._command += arguments
-
     @property
     def mqtt(self) -> str:
         """Where devices connect by MQTT."""

@@ -54,3 +54,12 @@ def test_a_site_whose_stream_began_anew_is_taken_from_its_beginning() -> None:
     assert watch.look(1.1, sent=3, arrived=0) is Verdict.LEAVE
     assert watch.look(1.1 + STALL_S, sent=3, arrived=0) is Verdict.WAKE
     assert watch.renewals == 1
+
+
+def test_only_a_source_that_stands_still_is_looked_at_soon() -> None:
+    watch = SourceWatch()
+    seen = []
+    for sent, arrived in ((5, 3), (5, 4), (5, 4), (6, 4), (6, 6), (6, 6)):
+        watch.look(0.0, sent, arrived)
+        seen.append(watch.is_suspect)
+    assert seen == [False, False, True, True, False, False]

@@ -13,7 +13,7 @@ from msgspec import Struct, structs
 
 from stigmergy.adapters.nats import naming
 from stigmergy.adapters.nats.address import NatsAddress
-from stigmergy.adapters.nats.errors import JetStreamRefused, NoResponders
+from stigmergy.adapters.nats.errors import JetStreamRefused, NoResponders, Unanswered
 from stigmergy.adapters.nats.link import NatsLink
 from stigmergy.adapters.nats.streams import ensure_stream
 from stigmergy.adapters.nats_gateway.greeting import greet
@@ -33,8 +33,12 @@ from stigmergy.core.errors import LinkDown, StigmergyError
 
 LOOK_UP_S = 1.0
 """How often the hub is asked while all is well."""
-LOOK_AWAKE_S = 0.25
-"""And while something is on its way, or the hub is away: then the leaf itself answers."""
+LOOK_SOON_S = 0.25
+"""And while its source seems to sleep, or the hub is away: then the leaf itself answers."""
+UNANSWERED_MAX = 2
+"""A hub that has not answered so many times is away. One that is busy may miss a question."""
+EXPLAIN_EVERY_S = 2.0
+"""How often a hub that does not answer over the leaf is asked why, on a connection of its own."""
 
 MIRROR_EVERY_S = 5.0
 """How often it is looked whether the hub has the bucket that is mirrored, until it has."""
@@ -70,8 +74,10 @@ class Crossing:
         self._is_mirrored = not plan.mirrored
         self._mirrors_s = 0.0
         self.watch = SourceWatch()
+        self._unanswered = 0
+        self._explained_s = 0.0
+        self._explanation: StigmergyError | None = None
         self.is_up = False
-        self.is_behind = False
         self.last_error: StigmergyError | None = LinkDown("the hub was not asked yet")
 
     def start(self) -> None:
@@ -93,11 +99,16 @@ class Crossing:
                 await self._look()
             except JetStreamRefused as refused:
                 self._say(LinkDown(f"the hub refuses: {refused}"))
+            except Unanswered as error:
+                self._unanswered += 1
+                if self._unanswered >= UNANSWERED_MAX or not self.is_up:
+                    self._say(error)
             except StigmergyError as error:
                 self._say(await self._explain(error))
             else:
+                self._unanswered = 0
                 self._say(None)
-            await asyncio.sleep(LOOK_UP_S if self.is_up and not self.is_behind else LOOK_AWAKE_S)
+            await asyncio.sleep(LOOK_UP_S if self.is_up and not self.watch.is_suspect else LOOK_SOON_S)
 
     async def _look(self) -> None:
         site = self._plan.claim.site
@@ -111,7 +122,6 @@ class Crossing:
             return
         own = await self._link.api(f"STREAM.INFO.{naming.uplink_stream(site)}", within_s=ASK_S)
         sent = int(own["state"]["last_seq"])
-        self.is_behind = found.arrived < sent
         verdict = self.watch.look(asyncio.get_running_loop().time(), sent, found.arrived)
         if verdict is Verdict.RENEW:
             await drop_site(above, site)
@@ -139,16 +149,25 @@ class Crossing:
 
     async def _explain(self, error: StigmergyError) -> StigmergyError:
         """Why the hub does not answer, if it can tell so itself: a hub without JetStream is not just away."""
-        if isinstance(error, NoResponders) and self._plan.hubs:
+        if not isinstance(error, NoResponders) or not self._plan.hubs:
+            return error
+        now_s = asyncio.get_running_loop().time()
+        if self.is_up:
+            # It was there a moment ago. Why it is not is asked at the next look, so that nobody waits for this.
+            self._explanation = None
+            return error
+        if self._explanation is None or now_s - self._explained_s > EXPLAIN_EVERY_S:
+            self._explained_s = now_s
             try:
                 await greet(self._plan.hubs)
             except StigmergyError as better:
-                return better
-            return LinkDown(
-                "the hub is there, and has not let the leaf in yet: if this stays so, check USER:PASSWORD@ before its "
-                "address, and the leaf's log; it is tried again every second"
-            )
-        return error
+                self._explanation = better
+            else:
+                self._explanation = LinkDown(
+                    "the hub is there, and has not let the leaf in yet: if this stays so, check USER:PASSWORD@ before "
+                    "its address, and the leaf's log; it is tried again every second"
+                )
+        return self._explanation
 
     def _say(self, error: StigmergyError | None) -> None:
         was, self.is_up = self.is_up, error is None

@@ -40,6 +40,8 @@ HUNG_S = 15.0
 """A server that runs and says nothing for so long is ended and started again."""
 PING_EVERY_S = 5.0
 ID_BYTES = 8
+STORE_MB_MIN = 1_536
+"""The streams of a bus may take 1,280; see `adapters/nats_bus/streams.py`."""
 ANYWHERE = ("0.0.0.0", "::", "[::]")
 
 
@@ -60,6 +62,8 @@ class LeafPlan(Struct, frozen=True, kw_only=True):
     leaf_port: int | None = None
     """Where gateways of the level below connect; None if there is none."""
     tls: TlsFiles | None = None
+    store_mb: int = 4_096
+    """What the server may keep on disk."""
 
 
 class Identity(Struct, frozen=True):
@@ -253,12 +257,15 @@ class Leaf:
             kept_out=(*own, *unknown),
             ping_every_s=PING_EVERY_S,
             domain=domain,
+            file_bytes=plan.store_mb * 1024 * 1024,
         )
 
 
 def check_plan(plan: LeafPlan) -> None:
     """Refuses what cannot be."""
     check_site(plan.site)
+    if plan.store_mb < STORE_MB_MIN:
+        raise ConfigError(f"--store-mb {plan.store_mb}: give {STORE_MB_MIN} at least; buses and streams need so much")
     for hub in plan.hubs:
         split_hub(hub)
 

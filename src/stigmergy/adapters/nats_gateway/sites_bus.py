@@ -35,6 +35,9 @@ LOOKS_PER_CHECK = 8
 ACK_WAIT_S = 10
 UNDER_WAY_MAX = 64
 """Messages of a site that are given to the node and not yet taken."""
+HELD_BYTES_MAX = 32 * 1024 * 1024
+HELD_BYTES_EACH = 1024
+"""Of all sites together, what is with the node and not yet taken; then nothing more is read."""
 FORGOTTEN_S = 7 * 24 * 3600
 """A node that collects and was away for so long is forgotten: it takes what is there then."""
 SITES_COUNT_MAX = 4_096
@@ -59,6 +62,9 @@ class SitesBus:
         self._sites: dict[str, bool] = {}
         """Streams that were looked at since the link is up, and whether this node has a consumer there."""
         self._looks = 0
+        self._held_bytes = 0
+        """What was given to handlers, and is not dealt with."""
+        self._room = asyncio.Event()
         self._trouble: StigmergyError | None = None
 
     @property
@@ -75,6 +81,10 @@ class SitesBus:
     def sites(self) -> list[str]:
         """The streams that are taken from."""
         return [name for name, has_consumer in self._sites.items() if has_consumer]
+
+    def counted(self) -> dict[str, int]:
+        """For the node's counters."""
+        return {"sites_heard": len(self.sites)}
 
     def on_link(self, heard: LinkHeard) -> None:
         """Has this called when the hub comes and goes."""
@@ -222,9 +232,18 @@ class SitesBus:
         except Malformed:
             await self._acknowledge(message.reply)
             return
-        self._reception.take(Arrival(BusMessage(topic, message.data), partial(self._taken, message.reply)))
+        while self._held_bytes > HELD_BYTES_MAX:
+            # Until then the client holds what comes, and beyond its own bound drops it: the hub sends that again.
+            self._room.clear()
+            await self._room.wait()
+        size_bytes = len(message.data) + HELD_BYTES_EACH
+        self._held_bytes += size_bytes
+        arrival = Arrival(BusMessage(topic, message.data), partial(self._taken, message.reply, size_bytes))
+        self._reception.take(arrival)
 
-    def _taken(self, reply: str) -> None:
+    def _taken(self, reply: str, size_bytes: int) -> None:
+        self._held_bytes -= size_bytes
+        self._room.set()
         task = asyncio.get_running_loop().create_task(self._acknowledge(reply))
         self._acks[task] = None
         task.add_done_callback(lambda done: self._acks.pop(done, None))

@@ -57,6 +57,13 @@ class UplinkBus:
         """What keeps the way; None before it was opened."""
         return self._crossing
 
+    def counted(self) -> dict[str, int]:
+        """For the node's counters."""
+        if self._crossing is None:
+            return {}
+        watch = self._crossing.watch
+        return {"crossing_wakes": watch.wakes, "crossing_renewals": watch.renewals}
+
     def on_link(self, heard: LinkHeard) -> None:
         """Has this called when the hub comes and goes."""
         self._listeners.append(heard)

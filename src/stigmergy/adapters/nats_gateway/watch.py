@@ -32,11 +32,14 @@ class SourceWatch:
         self._moved_s = 0.0
         self._rests_until_s = 0.0
         self._rest_s = AGAIN_S_MIN
+        self.is_suspect = False
+        """It is behind, and did not move since the look before: look again soon."""
         self.wakes = 0
         self.renewals = 0
 
     def look(self, now_s: float, sent: int, arrived: int) -> Verdict:
         """`sent` is the last number of the site's stream, `arrived` the last one that the hub has of it."""
+        self.is_suspect = arrived == self._arrived and arrived < sent
         if arrived > sent:
             # The site lost its stream and began a new one: the source would wait for numbers that are long past.
             self._arrived = -1

@@ -7,6 +7,7 @@ of whole sites may come in by a third one. Without them all of it is on the node
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
 from msgspec import Struct, structs
 
@@ -21,6 +22,15 @@ from stigmergy.runtime.uplink.names import Sender
 from stigmergy.runtime.uplink.sender import Uplink, UplinkStanding
 
 ANY_SITE = "+"
+
+
+@runtime_checkable
+class Counting(Protocol):
+    """A bus that counts something of its own."""
+
+    def counted(self) -> dict[str, int]:
+        """By name."""
+        ...
 
 
 class Levels(Struct, frozen=True):
@@ -119,6 +129,11 @@ class Relay:
         return [*found, *(str(error) for error in errors if isinstance(error, ConfigError))]
 
     def counters(self) -> dict[str, int]:
-        """What was sent up and collected."""
-        sent = {} if self.uplink is None else self.uplink.counted()
-        return sent if self.collector is None else {**sent, **structs.asdict(self.collector.counters)}
+        """What was sent up and collected, and what the buses between levels have counted themselves."""
+        found = {} if self.uplink is None else self.uplink.counted()
+        if self.collector is not None:
+            found |= structs.asdict(self.collector.counters)
+        for bus in self.levels.buses:
+            if isinstance(bus, Counting):
+                found |= bus.counted()
+        return found

@@ -1,0 +1,140 @@
+"""Gateways put together in one program: where their nodes are, whose a site is, and what stays at a level."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from stigmergy import Fleet, UplinkRule
+from stigmergy.adapters.nats.address import parse_address
+from stigmergy.adapters.nats.link import NatsLink
+from stigmergy.adapters.nats.server import LOOPBACK
+from stigmergy.config import Config
+from stigmergy.core.errors import ConfigError, LinkDown
+from stigmergy.gateways import (
+    GatewayPlan,
+    Leaf,
+    bearings_of,
+    config_bucket,
+    drop_claim,
+    hub_tls,
+    make_leaf,
+    topic_roots,
+)
+from stigmergy.runtime.live import Live
+from stigmergy.wiring import Running
+from tests.adapters.nats_gateway.towns import FAST, Arrived, Drone, wait_until
+
+ALL = UplinkRule()
+
+
+def delivery() -> Fleet:
+    fleet = Fleet("delivery", agents=[Drone])
+    fleet.device("agents/{id}/arrived", to="Drone/{id}", event=Arrived)
+    fleet.device("{place}/{id}/arrived", to="Drone/{id}", event=Arrived)
+    return fleet
+
+
+def plan_of(folder: Path, site: str, **more: object) -> GatewayPlan:
+    plan = GatewayPlan(fleet=delivery(), site=site, folder=folder / site, bus="mqtt")
+    return structs.replace(plan, **more)
+
+
+@contextlib.asynccontextmanager
+async def gateway(plan: GatewayPlan, *, take_over: bool = False) -> AsyncIterator[tuple[Live, Leaf]]:
+    leaf = make_leaf(plan)
+    await leaf.start()
+    try:
+        if take_over:
+            await drop_claim(plan, leaf)
+        place = (f"sqlite:{plan.folder / 'd.db'}", plan.folder / "d.key")
+        async with Running(plan.fleet, Config(), *place, FAST, (), (), bearings_of(plan, leaf)) as live:
+            yield live, leaf
+    finally:
+        await leaf.stop()
+
+
+def numbers(live: Live, name: str) -> tuple[int, ...]:
+    found: tuple[int, ...] = live.query(f"Drone/{name}", Drone).numbers
+    return found
+
+
+async def test_a_name_that_is_taken_at_the_hub_is_not_had_twice(tmp_path: Path) -> None:
+    async with gateway(plan_of(tmp_path, "west", leaf_port=0)) as (region, hub):
+        hubs = (f"{LOOPBACK}:{hub.server.plan.leaf_port}",)
+        second = plan_of(tmp_path / "b", "north", hubs=hubs, node="other")
+        async with gateway(plan_of(tmp_path / "a", "north", hubs=hubs)) as (first, leaf):
+            await wait_until(lambda: first.standing().link.link == "up")
+            leaf.recognise()
+            async with gateway(second) as (other, _):
+                await wait_until(lambda: any("another gateway" in one for one in other.standing().troubles))
+                await other.observe("Drone/8", Arrived(number=8))
+                await first.observe("Drone/7", Arrived(number=7))
+                await wait_until(lambda: numbers(region, "7") == (7,))
+                assert numbers(region, "8") == (), "nothing of the second one goes up"
+                assert other.standing().link.link == "local-only"
+        # The first is gone for good: the second has its place when somebody says so.
+        async with gateway(second, take_over=True) as (other, leaf):
+            await wait_until(lambda: other.standing().link.link == "up")
+            leaf.recognise()
+            await wait_until(lambda: numbers(region, "8") == (8,))
+
+
+async def test_to_take_over_needs_the_hub(tmp_path: Path) -> None:
+    with pytest.raises(LinkDown, match="no hub answers"):
+        async with gateway(plan_of(tmp_path, "north", hubs=(f"{LOOPBACK}:1",)), take_over=True):
+            pass
+
+
+async def test_what_is_published_at_a_level_stays_there(tmp_path: Path) -> None:
+    heard: list[str] = []
+
+    async def hear(message: object) -> None:
+        heard.append(getattr(message, "subject", ""))
+
+    async with gateway(plan_of(tmp_path, "west", leaf_port=0)) as (_, hub):
+        hubs = (f"{LOOPBACK}:{hub.server.plan.leaf_port}",)
+        async with gateway(plan_of(tmp_path, "north", hubs=hubs)) as (site, leaf):
+            await wait_until(lambda: site.standing().link.link == "up")
+            above = await NatsLink.open(parse_address(f"nats://{hub.address}"), name="above")
+            below = await NatsLink.open(parse_address(f"nats://{leaf.address}"), name="below")
+            try:
+                for subject in ("delivery.>", "agents.>", "stig.*.bus.>", "other.>"):
+                    await above.subscribe(subject, hear)
+                await above.flush()
+                for subject in ("delivery.north.x", "agents.7.arrived", "stig.delivery.bus.x"):
+                    await below.tell(subject, b"stays")
+                while "other.x" not in heard:
+                    # What nobody has claimed for a level crosses, as NATS would have it: so the link is there.
+                    await below.tell("other.x", b"crosses")
+                    await below.flush()
+                assert [one for one in heard if one != "other.x"] == []
+            finally:
+                await above.close()
+                await below.close()
+
+
+def test_the_topics_of_a_fleet_and_its_devices_are_known_where_they_are_fixed() -> None:
+    assert topic_roots(delivery()) == ("delivery", "agents")
+
+
+def test_files_for_a_hub_that_wants_tls() -> None:
+    assert hub_tls(None, None, None) is None
+    found = hub_tls("ca.pem", None, None)
+    assert found is not None
+    assert (found.ca, found.cert) == ("ca.pem", "")
+    with pytest.raises(ConfigError, match="belong together"):
+        hub_tls("ca.pem", "site.pem", None)
+
+
+def test_a_fleet_has_one_bucket_of_configuration() -> None:
+    assert config_bucket("delivery") == "stig-config-delivery"
+    assert config_bucket("a b") != config_bucket("a_b")
+
+
+async def test_a_bus_that_is_none_of_a_gateway_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="by nats or mqtt"):
+        async with gateway(plan_of(tmp_path, "north", bus="pigeon", hubs=("hub",))):
+            pass
