@@ -102,6 +102,10 @@ async def test_a_journal_that_is_lost_is_restored_and_goes_on(tmp_path: Path, ki
         before = counts(live)
         assert live.standing().counters["snapshots"] > 0
         found = await wait_copied(live, objects)
+        (standing,) = live.standing().copies
+        assert standing.points >= 1
+        assert standing.copies >= 1
+        assert not standing.trouble
     assert found.node == "local/n1"
     assert found.manifest is not None
     assert any(shard.before.position for shard in found.manifest.copied), "from a snapshot on"

@@ -32,7 +32,7 @@ from stigmergy.ports.store import Objects, Store
 from stigmergy.ports.trust import Verifier
 from stigmergy.runtime.audit.safeguards import Safeguards
 from stigmergy.runtime.audit.verification import Verification, Verified
-from stigmergy.runtime.copies.copier import Copier
+from stigmergy.runtime.copies.copier import Copier, CopyStanding
 from stigmergy.runtime.copies.restoring import build_journal, fetch_pieces
 from stigmergy.runtime.host import Host
 
@@ -57,6 +57,10 @@ class Copiers:
             self.copiers.append(Copier(host.journal, shown(url), opening.open, node, host.clock, settings, safeguards))
 
         safeguards.copy_troubles = lambda: [copier.standing.trouble for copier in self.copiers]
+
+    def standings(self) -> list[CopyStanding]:
+        """How far the copies in each store are."""
+        return [copier.standing for copier in self.copiers]
 
     def start(self) -> None:
         """Begins to copy to each of them."""

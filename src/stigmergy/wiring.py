@@ -205,6 +205,7 @@ class Running:
         live = Live(host, entropy, recovered, devices)
         live.neighbours = self._neighbours
         live.companions = self._companions
+        live.copies = self._copiers.standings
         self._link = live.link = link
         try:
             self._feedings = live.feedings = Feedings(host, open_rings(self.rings, self._share))

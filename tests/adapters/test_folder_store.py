@@ -1,12 +1,14 @@
 """Objects in a folder, beyond the contract: folders that are not there, damage, what a killed process leaves."""
 
+import asyncio
+import contextlib
 from pathlib import Path
 
 import pytest
 
 from stigmergy.adapters.folder_store import open_store
 from stigmergy.adapters.system import SystemClock
-from stigmergy.core.errors import Bug, ConfigError, StoreCorrupt, StoreUnavailable
+from stigmergy.core.errors import Bug, ConfigError, StoreConflict, StoreCorrupt, StoreUnavailable
 
 CLOCK = SystemClock()
 
@@ -63,6 +65,26 @@ async def test_damage_is_found_out(tmp_path: Path) -> None:
     await store.close()
     with pytest.raises(Bug):
         await objects.get("a")
+
+
+async def test_versions_that_others_delete_meanwhile_are_not_missed(tmp_path: Path) -> None:
+    objects = await (await open_store(f"folder:{tmp_path}", CLOCK)).objects("b")
+    other = await (await open_store(f"folder:{tmp_path}", CLOCK)).objects("b")
+
+    async def put_many() -> None:
+        for number in range(60):
+            await other.put("a", b"%d" % number)
+
+    putting = asyncio.ensure_future(put_many())
+    seen: list[bytes] = []
+    while not putting.done():
+        assert len(await objects.versions("a")) <= 2
+        assert await objects.names() in ([], ["a"])
+        with contextlib.suppress(StoreConflict):
+            seen.append(await objects.get("a") or b"")
+    await putting
+    assert await objects.get("a") == b"59"
+    assert seen
 
 
 async def test_what_a_killed_process_has_left_is_no_version(tmp_path: Path) -> None:

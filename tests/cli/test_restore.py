@@ -14,7 +14,7 @@ from stigmergy.copies import CopiesAt
 from stigmergy.runtime.copies.restoring import CopyFound, find_copies
 from stigmergy.testing.nats_rig import NatsCluster, start_single
 from tests.cli.conftest import Folder
-from tests.formats.manual import tables
+from tests.formats.manual import DOCS, tables
 
 COPIED_S_MAX = 60.0
 CONFIG = """
@@ -81,7 +81,12 @@ def test_a_killed_node_without_its_disk_comes_back(folder: Folder, server: NatsC
     on_nats = wait_copied(folder, server.url).manifest
     assert on_nats is not None
     wait_copied(folder, peer)
-    assert folder.ask(do="status")["troubles"] == []
+    status = folder.ask(do="status")
+    assert status["troubles"] == []
+    assert [one["store"] for one in status["copies"]] == [server.url, peer]
+    assert all(one["commits"] >= on_nats.commits and one["made"] for one in status["copies"])
+    (sentence,) = re.findall(r"^- `copies`, of a node(.*)$", (DOCS / "control.md").read_text(), re.MULTILINE)
+    assert set(re.findall(r"`([a-z_]+)`", sentence)) == set(status["copies"][0])
     node.end(signal.SIGKILL)
     lose_the_disk(folder)
 

@@ -13,7 +13,7 @@ import contextlib
 import errno
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -103,7 +103,7 @@ class FolderObjects:
 
     async def versions(self, name: str) -> list[ObjectVersion]:
         check_object_name(name)
-        return await self._run(lambda: [self._about(path) for path in self._files(name)])
+        return await self._run(lambda: self._still_there(self._files(name)))
 
     async def get(self, name: str, version: int | None = None) -> bytes | None:
         check_object_name(name)
@@ -175,8 +175,8 @@ class FolderObjects:
         folders = sorted(path for path in place.iterdir() if path.is_dir()) if place.is_dir() else []
         if len(folders) > OBJECTS_COUNT_MAX:
             raise StoreForeign(f"{place}: {len(folders)} objects, {OBJECTS_COUNT_MAX} at most; no bucket of ours")
-        newest = [files[-1] for folder in folders if (files := sorted(folder.glob(f"*{SUFFIX}")))]
-        return sorted(name for path in newest if (name := self._about(path).name).startswith(prefix))
+        found = [self._still_there(sorted(folder.glob(f"*{SUFFIX}"))[-1:]) for folder in folders]
+        return sorted(about.name for versions in found for about in versions if about.name.startswith(prefix))
 
     def _delete(self, name: str, version: int | None) -> None:
         for path in self._files(name):
@@ -193,9 +193,13 @@ class FolderObjects:
         # Names of objects may be longer than those of files, and have any sign in them.
         return self._root / self._bucket / blake3(name.encode()).hexdigest()[:40]
 
-    def _about(self, path: Path) -> ObjectVersion:
-        with path.open("rb") as file:
-            return _read_header(path, file.readline(HEADER_BYTES_MAX).removesuffix(b"\n"))
+    def _still_there(self, files: Sequence[Path]) -> list[ObjectVersion]:
+        """What files are, without those that somebody else has deleted meanwhile."""
+        found: list[ObjectVersion] = []
+        for path in files:
+            with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+                found.append(_read_header(path, file.readline(HEADER_BYTES_MAX).removesuffix(b"\n")))
+        return found
 
 
 def _read_header(path: Path, line: bytes) -> ObjectVersion:

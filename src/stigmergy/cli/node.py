@@ -100,6 +100,7 @@ def status(arguments: argparse.Namespace, output: Output) -> int:
             ("dead letters", (f"{found['dead_letters']:,}", WARN if found["dead_letters"] else "")),
             *_link(found["link"]),
             *company_fields(found),
+            *(("copy", _copy(copy)) for copy in found.get("copies", ())),
             *(("signer", _signer(signer)) for signer in found["signers"]),
         ]
     )
@@ -188,6 +189,15 @@ def stop(arguments: argparse.Namespace, output: Output) -> int:
 
 def _typed(fields: dict[str, str]) -> str:
     return ", ".join(f"{name} {code}" for name, code in fields.items())
+
+
+def _copy(copy: dict[str, Any]) -> Cell:
+    """How far the copies in one store are."""
+    if not copy["made"]:
+        return (f"{copy['store']}, none yet", BAD if copy["trouble"] else WARN)
+    held, points = counted(copy["commits"], "commit"), counted(copy["points"], "point")
+    text = f"{copy['store']}, {held} as of {copy['made'][:19]}, {points} to go back to"
+    return (text, BAD if copy["trouble"] else GOOD)
 
 
 def _link(link: dict[str, Any]) -> list[tuple[str, Cell]]:

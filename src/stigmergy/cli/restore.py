@@ -164,7 +164,7 @@ class _Restoring:
     async def _restore(self, chosen: _Listed) -> int:
         found = chosen.found
         if found.manifest is None:
-            raise JournalCorrupt(f"{found.node}, version {found.version}: {found.trouble or 'it is gone'}")
+            raise JournalCorrupt(f"{found.node}, version {found.version}: {found.trouble}")
         key = None if self._trusted is None else (self._trusted.algorithm, self._trusted.key)
         async with CopiesAt(chosen.url, self._fleet) as objects:
             restored = await restore(objects, found.manifest, url_of(self._arguments.to), verifier(), key)

@@ -30,6 +30,7 @@ from stigmergy.runtime.columns.roster import Roster, check_enrolled_names, descr
 from stigmergy.runtime.company_desk import CompanyDesk
 from stigmergy.runtime.describing import (
     described_company,
+    described_copies,
     described_head,
     described_kind,
     described_letter,
@@ -319,6 +320,7 @@ class ControlDesk:
             "troubles": standing.troubles,
             "link": described_link(standing.link),
             **described_company(standing.company),
+            **described_copies(standing.copies),
         }
 
 

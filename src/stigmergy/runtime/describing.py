@@ -5,9 +5,11 @@ docs/control.md lists the keys. Nothing here asks anybody; what is described is 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from stigmergy.core.codec import tag_of
 from stigmergy.core.memory import Letter
@@ -17,6 +19,7 @@ from stigmergy.runtime.audit.history import Sight
 from stigmergy.runtime.audit.listing import readable_fields, readable_time
 from stigmergy.runtime.audit.verification import Verified
 from stigmergy.runtime.company import Company
+from stigmergy.runtime.copies.copier import CopyStanding
 from stigmergy.runtime.link import LinkStanding
 from stigmergy.runtime.phrasing import messages_of
 from stigmergy.runtime.recovery import Recovered
@@ -74,6 +77,14 @@ def described_recovery(recovered: Recovered) -> dict[str, Any]:
         "snapshots": {str(shard): position for shard, position in sorted(recovered.snapshots.items())},
         "passed_over": recovered.passed_over,
     }
+
+
+def described_copies(copies: Sequence[CopyStanding]) -> dict[str, Any]:
+    """How far copies of the journal are, where there are any."""
+    if not copies:
+        return {}
+    found = [{**structs.asdict(one), "made": readable_time(one.made_ns) if one.made_ns else ""} for one in copies]
+    return {"copies": [{name: value for name, value in one.items() if name != "made_ns"} for one in found]}
 
 
 def described_verification(url: str, found: Verified) -> dict[str, Any]:

@@ -10,7 +10,7 @@ Queries ask nobody: they see the state as it is on disk, and never one that a lo
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, overload
 
 from msgspec import Struct, structs
@@ -30,6 +30,7 @@ from stigmergy.runtime.columns.feeding import Feedings
 from stigmergy.runtime.columns.following import durable_addresses
 from stigmergy.runtime.columns.roster import Roster
 from stigmergy.runtime.company import Companions, Company
+from stigmergy.runtime.copies.copier import CopyStanding
 from stigmergy.runtime.devices import Devices, DeviceStanding
 from stigmergy.runtime.host import Host
 from stigmergy.runtime.intake import check_address
@@ -59,6 +60,8 @@ class Standing(Struct, frozen=True):
     counters: dict[str, int]
     link: LinkStanding = LinkStanding()
     company: Company = Company()
+    copies: list[CopyStanding] = []
+    """How far the copies of the journal elsewhere are, store by store."""
     troubles: list[str] = []
     """What does not work at present and does not mend itself, in sentences that say what to do."""
 
@@ -79,6 +82,8 @@ class Live:
         """The node's side of those it shares state with, and of its ledger."""
         self.feedings: Feedings | None = None
         """The rings it is fed from."""
+        self.copies: Callable[[], list[CopyStanding]] = list
+        """How far the copies of the journal are."""
 
     @property
     def host(self) -> Host:
@@ -255,6 +260,7 @@ class Live:
             counters=counters,
             link=LinkStanding() if self.link is None else self.link.standing(),
             company=Company() if self.companions is None else self.companions.standing(),
+            copies=list(self.copies()),
             troubles=[
                 *(why for _, why in sorted(host.housekeeper.troubles.items())),
                 *host.block_hands.troubles(),

@@ -54,6 +54,8 @@ def added_status(
         "link": known[0]["link"] if known else described_link(LinkStanding()),
         "processes": [],
     }
+    if copies := [copy for one in known for copy in one.get("copies", ())]:
+        found["copies"] = copies
     for process in range(1, processes + 1):
         owned = owned_by(process, processes, shards)
         one = statuses.get(process, {})

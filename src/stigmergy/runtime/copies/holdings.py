@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from stigmergy.core.codec import encode
 from stigmergy.core.copies import CopyManifest, digest_piece, read_manifest
-from stigmergy.core.errors import JournalError, StoreCorrupt
+from stigmergy.core.errors import JournalError, StoreConflict, StoreCorrupt
 from stigmergy.ports.store import VERSIONS_COUNT_MAX, Objects
 
 INCARNATIONS_KEPT = 3
@@ -41,7 +41,7 @@ class Holdings:
                 data = await self._objects.get(self._node, about.version)
                 if data is not None:
                     self._points[about.version] = read_manifest(data)
-            except (JournalError, StoreCorrupt):
+            except (JournalError, StoreCorrupt, StoreConflict):
                 continue
         names = await self._objects.names(self._node + SEPARATOR)
         self._pieces = dict.fromkeys(_digest_in(name) for name in names)

@@ -21,7 +21,7 @@ from stigmergy.core.copies import (
     read_manifest,
     read_parts,
 )
-from stigmergy.core.errors import ConfigError, JournalCorrupt, JournalError, StoreCorrupt
+from stigmergy.core.errors import ConfigError, JournalCorrupt, JournalError, StoreConflict, StoreCorrupt
 from stigmergy.core.snapshot import read_header
 from stigmergy.ports.journal import Journal, SnapshotPart
 from stigmergy.ports.store import Objects
@@ -56,7 +56,11 @@ async def find_copies(objects: Objects, node: str = "") -> list[CopyFound]:
             manifest, trouble = None, ""
             try:
                 data = await objects.get(name, about.version)
-                manifest = None if data is None else read_manifest(data)
+                if data is None:
+                    continue
+                manifest = read_manifest(data)
+            except StoreConflict:
+                continue  # Deleted meanwhile, for a newer one.
             except (JournalError, StoreCorrupt) as error:
                 trouble = str(error)
             found.append(CopyFound(name, about.version, about.made_ns, manifest, trouble))
