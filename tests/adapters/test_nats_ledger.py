@@ -337,12 +337,45 @@ async def test_foreign_streams_and_other_settings_are_refused(url: str) -> None:
     await link.api(f"STREAM.CREATE.{place.stream}", {"name": place.stream, "subjects": ["else.>"], "storage": "file"})
     with pytest.raises(ConfigError, match="was made otherwise"):
         opened(url)
+    with pytest.raises(ConfigError, match="was made otherwise"):
+        opened(url, None)
     await link.api(f"STREAM.DELETE.{place.stream}")
     await link.api(f"STREAM.CREATE.{place.stream}", {"name": place.stream, **place.log_settings()})
     await link.publish(place.log_subject, b"something else")
     with pytest.raises(LedgerForeign, match="does not begin as a ledger does"):
         opened(url)
     await link.close()
+
+
+@in_a_loop
+async def test_how_many_replicas_is_compared_where_the_url_says_so(url: str) -> None:
+    one = opened(url)
+    await one.append([b"one"])
+    with pytest.raises(ConfigError, match="num_replicas is 1, not 3"):
+        opened(f"{url}?replicas=3")
+    again = opened(f"{url}?replicas=1")
+    assert [entry.body for entry in await again.read(0)] == [b"one"]
+    for ledger in (one, again):
+        await ledger.close()
+
+
+@in_a_loop
+async def test_another_configuration_that_is_seen_only_later_is_foreign(
+    server: NatsCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opening, "OPEN_S", 0.2)
+    place = find_place(f"{server.url}/place-{next(places)}", NAME)
+    proxy = LinkProxy(server.servers[0].plan.port)
+    port = await proxy.start()
+    proxy.cut()
+    late = opened(f"nats://127.0.0.1:{port}/{place.key}")
+    link = await NatsLink.open(place.address, name="other")
+    await link.api(f"STREAM.CREATE.{place.stream}", {"name": place.stream, "subjects": ["late.>"], "storage": "file"})
+    proxy.restore()
+    with pytest.raises(LedgerForeign, match="was made otherwise"):
+        await _until(lambda: late.append([b"x"]))
+    for one in (link, late, proxy):
+        await one.close()
 
 
 @pytest.mark.parametrize(

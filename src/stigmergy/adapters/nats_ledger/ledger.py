@@ -15,15 +15,16 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Sequence
+from typing import Any
 
 from stigmergy.adapters.ed25519 import Ed25519Verifier
 from stigmergy.adapters.nats.errors import JetStreamRefused, Unanswered
 from stigmergy.adapters.nats.link import NatsLink
-from stigmergy.adapters.nats.streams import ensure_stream, find_stream
+from stigmergy.adapters.nats.streams import StreamFound, ensure_stream, find_stream
 from stigmergy.adapters.nats.threaded import BlockingLink
 from stigmergy.adapters.nats_ledger.checkpoints import read_checkpoint, read_head, store_checkpoint
 from stigmergy.adapters.nats_ledger.fold import State, base_of
-from stigmergy.adapters.nats_ledger.places import PAYLOAD_BYTES_MIN, Place, find_place, refused
+from stigmergy.adapters.nats_ledger.places import PAYLOAD_BYTES_MIN, Place, find_place, refused, to_compare
 from stigmergy.adapters.nats_ledger.reading import Reader
 from stigmergy.adapters.nats_ledger.records import (
     INCARNATION_BYTES,
@@ -37,7 +38,7 @@ from stigmergy.adapters.nats_ledger.records import (
     write_record,
 )
 from stigmergy.adapters.nats_ledger.writing import Writer
-from stigmergy.core.errors import Bug, ConfigError, LedgerError, LedgerUnavailable, LinkDown
+from stigmergy.core.errors import Bug, ConfigError, LedgerError, LedgerForeign, LedgerUnavailable, LinkDown
 from stigmergy.ports.ledger import (
     READ_COUNT_MAX,
     Heard,
@@ -296,6 +297,8 @@ class NatsLedger:
             await self.prepare(link)
         except LinkDown as error:
             raise LedgerUnavailable(f"{self._place.shown}: {error}") from None
+        except ConfigError as error:  # it could not be seen when it was opened, and does not mend itself
+            raise LedgerForeign(str(error)) from None
 
     async def prepare(self, link: NatsLink) -> None:
         """Makes sure that the ledger is there and is ours; makes it if there is none and we have a key.
@@ -309,18 +312,20 @@ class NatsLedger:
                 f"to {PAYLOAD_BYTES_MIN} or more, 1 MiB is usual"
             )
         try:
-            found = None if self._signer is not None else await find_stream(link, place.stream)
-            if self._signer is not None:
-                await ensure_stream(link, place.checkpoints, place.checkpoint_settings())
-                found = await ensure_stream(link, place.stream, place.log_settings())
-            if found is None:
-                raise LedgerUnavailable(f"{place.shown}: nobody has made it yet; a node that has a key does")
+            await self._ensure(link, place.checkpoints, place.checkpoint_settings())
+            found = await self._ensure(link, place.stream, place.log_settings())
             if found.last_sequence == 0:
                 await self._begin(link)
             await self._check_first(link)
         except JetStreamRefused as error:
             raise refused(place, error) from None
         self._is_prepared = True
+
+    async def _ensure(self, link: NatsLink, stream: str, settings: dict[str, Any]) -> StreamFound:
+        found = await find_stream(link, stream)
+        if found is None and self._signer is None:
+            raise LedgerUnavailable(f"{self._place.shown}: nobody has made it yet; a node that has a key does")
+        return await ensure_stream(link, stream, settings if found is None else to_compare(self._place, settings))
 
     async def _begin(self, link: NatsLink) -> None:
         """Writes the first message; of several who try, one does."""

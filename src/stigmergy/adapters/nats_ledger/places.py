@@ -31,6 +31,8 @@ class Place(Struct, frozen=True):
     key: str
     """What streams and subjects are named after: what the URL says behind the host, else the ledger's name."""
     replicas: int
+    says_replicas: bool
+    """Whether the URL names them; otherwise a ledger that is there may have any."""
 
     @property
     def stream(self) -> str:
@@ -117,7 +119,13 @@ def find_place(url: str, name: str) -> Place:
     address = parse_address(url, ("replicas",))
     if address.path and (len(address.path) > 128 or not address.path.isprintable()):
         raise ConfigError(f"ledger {address.path!r}: behind the host stands a name of 1 to 128 printable characters")
-    return Place(name, address, address.path or name, address.replicas)
+    says_replicas = bool(address.option("replicas"))
+    return Place(name, address, address.path or name, address.replicas, says_replicas)
+
+
+def to_compare(place: Place, settings: dict[str, Any]) -> dict[str, Any]:
+    """What of these settings a stream that is there must have."""
+    return {name: value for name, value in settings.items() if place.says_replicas or name != "num_replicas"}
 
 
 def refused(place: Place, error: JetStreamRefused) -> LedgerError:
