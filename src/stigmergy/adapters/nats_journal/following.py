@@ -15,7 +15,7 @@ from stigmergy.adapters.nats.link import NatsLink
 from stigmergy.adapters.nats_journal.fold import LogState
 from stigmergy.adapters.nats_journal.journal import NatsJournal
 from stigmergy.adapters.nats_journal.messages import Assembler, Entry
-from stigmergy.adapters.nats_journal.opening import claim_log, prepare, read_state
+from stigmergy.adapters.nats_journal.opening import claim_log, prepare, read_further, read_state
 from stigmergy.adapters.nats_journal.shelf import Shelf, Stored
 from stigmergy.adapters.nats_journal.stream import BEHIND_PAUSE_S, LogPlace, LogStream
 from stigmergy.core.errors import ConfigError, JournalConflict
@@ -43,6 +43,8 @@ class NatsShardLog:
         """Up to which message the log has grown, as its owner has said."""
         self._waiting: list[StoredCommit] = []
         self._assembler = Assembler()
+        self._known: LogState | None = None
+        """Where the log stood when it was looked at last: a claim then reads only what has come since."""
         self._grown: list[Grown] = []
         self._ear: Callable[[], Awaitable[None]] | None = None
 
@@ -72,6 +74,8 @@ class NatsShardLog:
                 # Its owner says that there is more: a replica that has not heard of it yet has answered.
                 entries = await self._fetch_again()
             if not entries:
+                if self._known is None:
+                    await self._state()
                 return []
             self._take(entries, after)
         found, self._waiting = self._waiting[:count], self._waiting[count:]
@@ -89,6 +93,7 @@ class NatsShardLog:
                 f"shard {self._shard}: the log ends at {head.position if head else 0}, not at {after}; read on, then "
                 "claim again"
             )
+        self._known = None  # The journal takes it over, or the claim failed and nothing of it is certain.
         opened = await claim_log(self._link, self._place, self._identity, state, owner)
         return NatsJournal(opened, link=self._link), opened.claim
 
@@ -118,7 +123,11 @@ class NatsShardLog:
         return []
 
     async def _state(self) -> LogState:
-        return (await read_state(self._log))[0]
+        if self._known is None:
+            self._known = (await read_state(self._log))[0]
+        else:
+            await read_further(self._log, self._known)
+        return self._known
 
     async def _stored(self) -> dict[int, Stored]:
         return (await self._shelf.catalogue(range(self._shard, self._shard + 1))).get(self._shard, {})
@@ -129,9 +138,12 @@ class NatsShardLog:
         first, last = max(1, info.first_sequence), info.last_sequence
         self._sequence = await self._log.start_of(self._shard, after, first, last)
         self._position, self._waiting, self._assembler = after, [], Assembler()
+        self._known = None  # Whoever begins anew may have been far behind.
 
     def _take(self, entries: Sequence[Entry], after: int) -> None:
         for entry in entries:
+            if self._known is not None and entry.sequence == self._known.sequence + 1:
+                self._known.take(entry)
             self._sequence = entry.sequence + 1
             for stored in (self._assembler.take(entry) or (0, []))[1]:
                 if stored.sealed.position > after:

@@ -191,6 +191,13 @@ async def read_state(log: LogStream) -> tuple[LogState, StreamFound]:
     return state, info
 
 
+async def read_further(log: LogStream, state: LogState) -> None:
+    """Where a log stands by now, from where it stood when it was looked at before."""
+    info = await log.info()
+    await read_on(log, state, info.last_sequence)
+    await _correct(log, state, info.first_sequence)
+
+
 async def read_on(log: LogStream, state: LogState, upto: int) -> None:
     """Takes what comes behind, up to this message at least."""
     while state.sequence < upto:

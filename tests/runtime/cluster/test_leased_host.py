@@ -1,0 +1,170 @@
+"""A host whose worker is no member any more does nothing: no turn, no effect, no safe action, no answer."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
+from stigmergy.adapters.memory_shard_log import MemoryShard, MemoryShardLog
+from stigmergy.core.effects import Order
+from stigmergy.core.errors import JournalConflict, NotOwned, StigmergyError
+from stigmergy.core.inputs import Accepted
+from stigmergy.ports.journal import JournalIdentity
+from stigmergy.runtime import protocol
+from stigmergy.runtime.cluster.leased_desk import LeasedDesk
+from stigmergy.runtime.cluster.leased_host import LeasedHost, guarded
+from stigmergy.runtime.cluster.standby import Standby
+from stigmergy.runtime.protocol import read_reply, write_request
+from stigmergy.sim.clock import SimClock
+from stigmergy.sim.run import Run
+from tests.runtime.cluster.town import KEY, Add, Fleet, Land, Ring
+
+
+class Stage:
+    """One leased host on a log in memory, with hands that write down what they do."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.member = True
+        self.done: list[str] = []
+        self.shard = MemoryShard(JournalIdentity("meters", 1, 1, (0, 0)))
+        self.fleet = Fleet(shards=1)
+        self.fleet.actuator(Land)(self._land)
+        self.fleet.actuator(Ring)(self._ring)
+
+    def _land(self, order: Order[Land]) -> None:
+        self.done.append("land")
+
+    async def _ring(self, order: Order[Ring]) -> None:
+        self.done.append(f"ring {order.effect.number}")
+
+    async def host(self) -> LeasedHost:
+        fleet = guarded(self.fleet, lambda: self.member)
+        claimed = await Standby(
+            MemoryShardLog(self.shard), fleet.plans, Ed25519Verifier(), fleet.settings.limits
+        ).claim("a")
+        host = LeasedHost(fleet, claimed.journal, Ed25519Signer(KEY), Ed25519Verifier(), SimClock(self.run.loop))
+        host.may_act = lambda: self.member
+        await host.start(claimed.recovered, claimed.number)
+        return host
+
+
+async def add(host: LeasedHost, number: int) -> object:
+    return await host.intake.ask("Meter/a", Add(number=number), f"c{number}")
+
+
+def play(scene: object) -> Stage:
+    run = Run(1)
+    stage = Stage(run)
+    run.run(scene(stage))  # type: ignore[operator]
+    return stage
+
+
+def test_as_a_member_it_is_a_host_like_any_other() -> None:
+    async def scene(stage: Stage) -> None:
+        host = await stage.host()
+        assert isinstance(await add(host, 1), Accepted)
+        await asyncio.sleep(0.1)
+        host.check_owned()
+        await host.stop()
+
+    assert play(scene).done == ["ring 1"]
+
+
+def test_after_its_lease_it_takes_no_turn_and_tells_nobody() -> None:
+    async def scene(stage: Stage) -> None:
+        host = await stage.host()
+        await add(host, 1)
+        await asyncio.sleep(0.1)
+        waiting = asyncio.ensure_future(add(host, 2))
+        stage.member = False
+        with pytest.raises(StigmergyError):
+            await waiting
+        assert isinstance(host.failure, NotOwned)
+        with pytest.raises(NotOwned, match="lost its lease"):
+            host.check_owned()
+        await host.kill()
+
+    assert play(scene).done == ["ring 1"]
+
+
+def test_what_became_durable_while_it_slept_is_left_to_the_next_owner() -> None:
+    async def scene(stage: Stage) -> None:
+        host = await stage.host()
+        await add(host, 1)
+        await asyncio.sleep(0.1)
+        append = host.journal.append
+
+        async def slow(group: object) -> None:
+            await append(group)  # type: ignore[arg-type]
+            stage.member = False  # it sleeps between the write and its answer
+
+        host.journal.append = slow  # type: ignore[method-assign]
+        with pytest.raises(StigmergyError):
+            await add(host, 2)
+        await host.kill()
+        assert stage.done == ["ring 1"], "the effect is the next owner's"
+        stage.member = True
+        following = await stage.host()
+        await asyncio.sleep(0.1)
+        assert stage.done == ["ring 1", "ring 2"]
+        assert isinstance(await add(following, 2), Accepted), "who asks again hears that it was taken"
+        await following.stop()
+
+    assert play(scene).done == ["ring 1", "ring 2"]
+
+
+def test_one_that_is_fenced_makes_nobody_safe() -> None:
+    async def scene(stage: Stage) -> None:
+        host = await stage.host()
+        await add(host, 1)
+        await asyncio.sleep(0.1)
+        host.fail(JournalConflict("another owner wrote"))
+        await asyncio.sleep(1)
+        assert isinstance(host.failure, JournalConflict)
+        await host.kill()
+
+    assert play(scene).done == ["ring 1"]
+
+
+def test_one_whose_disk_fails_while_it_owns_makes_its_agents_safe() -> None:
+    async def scene(stage: Stage) -> None:
+        host = await stage.host()
+        await add(host, 1)
+        await asyncio.sleep(0.1)
+        host.fail(OSError("the disk is gone"))
+        await asyncio.sleep(1)
+        await host.kill()
+
+    assert play(scene).done == ["ring 1", "land"]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_queries_are_answered_by_members_only_also_when_the_lease_ends_on_the_way(late: bool) -> None:
+    async def scene(stage: Stage) -> None:
+        host = await stage.host()
+
+        class Desk:
+            async def answer(self, line: bytes) -> Iterator[bytes]:
+                stage.member = not late
+                return iter((b"the state",))
+
+            def refuse(self, error: StigmergyError) -> bytes:
+                return b"no"
+
+        desk = LeasedDesk(Desk(), host)
+        line = write_request(protocol.State(agent="Meter/a"))
+        answer = list(await desk.answer(line))  # type: ignore[arg-type]
+        if late:
+            with pytest.raises(NotOwned, match="another may own the shard"):
+                read_reply(answer[0])
+        else:
+            assert answer == [b"the state"]
+        stage.member = False
+        with pytest.raises(NotOwned):
+            read_reply(next(await desk.answer(line)))  # type: ignore[arg-type]
+        assert desk.refuse(NotOwned("x")) == b"no"
+        await host.kill()
+
+    play(scene)
