@@ -53,19 +53,9 @@ def test_a_signal_at_the_wrong_time_is_a_bug() -> None:
 
 
 def test_every_state_can_be_reached_and_left_to_idle() -> None:
-    reached = [State.IDLE]
-    for state in reached:
-        reached += [
-            after for (before, _), (after, _) in TRANSITIONS.items() if before is state and after not in reached
-        ]
-    assert sorted(state.value for state in reached) == sorted(state.value for state in State)
+    assert {state.value for state in reached_from(State.IDLE)} == {state.value for state in State}
     for start in State:
-        found = [start]
-        for state in found:
-            found += [
-                after for (before, _), (after, _) in TRANSITIONS.items() if before is state and after not in found
-            ]
-        assert State.IDLE in found
+        assert State.IDLE in reached_from(start)
 
 
 def test_a_host_can_only_be_lost_never_forgotten() -> None:
