@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from stigmergy.core.commit import SnapshotNote
-from stigmergy.core.errors import DefinitionError, JournalFull
+from stigmergy.core.errors import DefinitionError, JournalFull, LinkDown
 from stigmergy.core.inputs import SnapshotStored
 from stigmergy.core.messages import SECOND_NS
 from stigmergy.core.ready import Ready
@@ -330,7 +330,11 @@ class Housekeeper:
         low, high = self._journal.first_position(shard) - 1, limit
         while low < high:
             middle = (low + high + 1) // 2
-            stored: Any = next(iter(self._journal.read(shard, after=middle - 1)), None)
+            try:
+                stored: Any = next(iter(self._journal.read(shard, after=middle - 1)), None)
+            except LinkDown:
+                # A journal elsewhere that cannot be read now. What is old is older at the next check.
+                return 0
             if stored is not None and stored.sealed.time_ns < time_ns:
                 low = middle
             else:

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from stigmergy.adapters.nats_journal import journal
+from stigmergy.adapters.nats_journal.recent import Recent
 from stigmergy.testing.nats_rig import NatsCluster, start_single
 
 
@@ -21,6 +23,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsCluster]:
     """Three servers."""
     with NatsCluster.start(tmp_path_factory.mktemp("nats"), nodes=3) as three:
         yield three
+
+
+@pytest.fixture(autouse=True)
+def from_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read comes from the servers, and not from what was written a moment before."""
+    monkeypatch.setattr(journal, "Recent", lambda: Recent(bytes_max=0))
 
 
 @pytest.fixture

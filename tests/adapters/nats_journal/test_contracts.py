@@ -22,6 +22,12 @@ class TestJournal(JournalContract):
 
 
 class TestJournalOnThreeServers(JournalContract):
+    """As it ships, with what was written last in memory."""
+
+    @pytest.fixture
+    def from_the_server(self) -> None:
+        pass
+
     @pytest.fixture
     def open_journal(self, cluster: NatsCluster, place: str) -> OpenJournal:
         return lambda identity: open_nats(f"{cluster.url}/{place}?replicas=3", identity)

@@ -29,6 +29,7 @@ from stigmergy.adapters.nats_journal.messages import (
     encode_note,
     split_group,
 )
+from stigmergy.adapters.nats_journal.recent import Recent
 from stigmergy.adapters.nats_journal.shelf import Catalogue, Shelf, Stored, check_parts
 from stigmergy.adapters.nats_journal.stream import READ_WITHIN_S, TRY_S, WRITE_WITHIN_S, LogPlace, LogStream
 from stigmergy.core.commit import Group, Head
@@ -50,6 +51,9 @@ NOTE_EVERY_BYTES = 8 * 1024 * 1024
 """So much of a log is read to find its end, or a place in it, at most."""
 FREE_BYTES_UNKNOWN = 1 << 50
 """What is said to be free where nobody has set a limit that we could see."""
+LIVE_READ_S = 2.0
+"""So long a read may hold up the event loop of a node that runs; then it raises LinkDown, and whoever reads tries
+later. Before the first write nothing runs that could be held up."""
 LINK_WITHIN_S = 3.0
 CLOSE_S = 5.0
 
@@ -106,6 +110,8 @@ class NatsJournal:
         self._link = link
         self._owns_link = link is None
         self._reader = reader
+        self._recent = Recent()
+        self._read_within_s = READ_WITHIN_S
         self._writing: asyncio.Task[None] | None = None
         self._failure: JournalUnknown | JournalConflict | None = None
         self._closed = False
@@ -150,6 +156,10 @@ class NatsJournal:
             head = self._state.heads.get(shard)
             if head is None or position > head.position:
                 return
+            if (recent := self._recent.find(shard, position)) is not None:
+                position, sequence = position + 1, 0
+                yield recent
+                continue
             sequence = sequence or self._blocking(partial(self._start_of, shard, position - 1))
             entries = self._blocking(partial(self._fetch, sequence))
             sequence = self._next(shard, position, sequence, entries)
@@ -185,11 +195,13 @@ class NatsJournal:
             yield self._blocking(partial(self._read_part, shard, position, stored.claim, number))
 
     async def _start_of(self, shard: int, after: int, link: NatsLink) -> int:
-        log, first = LogStream(link, self._opened.place), self._state.first_sequences[shard]
+        log = LogStream(link, self._opened.place, self._read_within_s)
+        first = self._state.first_sequences[shard]
         return await log.start_of(shard, after, first, self._state.sequence)
 
     async def _fetch(self, sequence: int, link: NatsLink) -> list[Entry]:
-        return await LogStream(link, self._opened.place).fetch_some(sequence, self._state.sequence)
+        log = LogStream(link, self._opened.place, self._read_within_s)
+        return await log.fetch_some(sequence, self._state.sequence)
 
     async def _read_part(self, shard: int, position: int, claim: int, number: int, link: NatsLink) -> SnapshotPart:
         return await Shelf(link, self._opened.place.name).read(shard, position, claim, number)
@@ -197,8 +209,9 @@ class NatsJournal:
     def _blocking(self, work: Callable[[NatsLink], Awaitable[T]]) -> T:
         self._check_open()
         if self._reader is None:
-            self._reader = BlockingLink(self._opened.address, name=f"{self._opened.place.stream} reads")
-        return self._reader.run(work, 2 * READ_WITHIN_S)
+            name = f"{self._opened.place.stream} reads"
+            self._reader = BlockingLink(self._opened.address, name=name, open_s=self._read_within_s)
+        return self._reader.run(work, 2 * self._read_within_s)
 
     # ------------------------------------------------------------------ writing
 
@@ -244,6 +257,7 @@ class NatsJournal:
             self._reader.close()
 
     async def _append(self, group: Group, moved: dict[int, Head]) -> None:
+        self._read_within_s = LIVE_READ_S
         log = await self._log()
         if self._state.since_note_count >= NOTE_EVERY_COUNT or self._state.since_note_bytes >= NOTE_EVERY_BYTES:
             # Without room for it the next reader has further to go, and that is all.
@@ -257,6 +271,7 @@ class NatsJournal:
         for sealed in group.commits:
             lowest.setdefault(sealed.shard, sealed.position)
         self._state.advance(moved, lowest, start)
+        self._recent.take(group)
         with contextlib.suppress(LinkDown):
             # A hint. Whoever misses it looks by itself a little later.
             await log.link.tell(self._opened.place.grown_subject, str(self._state.sequence).encode())

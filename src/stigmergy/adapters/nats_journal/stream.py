@@ -88,9 +88,11 @@ class LogPlace(Struct, frozen=True):
 class LogStream:
     """A log as one link sees it. What it raises is of ours: LinkDown where a read is not possible now."""
 
-    def __init__(self, link: NatsLink, place: LogPlace) -> None:
+    def __init__(self, link: NatsLink, place: LogPlace, patience_s: float = READ_WITHIN_S) -> None:
+        """Reads are repeated for so long before they raise LinkDown."""
         self.link = link
         self.place = place
+        self._patience_s = patience_s
         self._direct = f"$JS.{link.address.domain}.API." if link.address.domain else "$JS.API."
         self._direct += f"DIRECT.GET.{place.stream}"
 
@@ -173,7 +175,7 @@ class LogStream:
             raise self._gone()
         return found
 
-    async def get(self, sequence: int, within_s: float = READ_WITHIN_S) -> Entry | None:
+    async def get(self, sequence: int, within_s: float | None = None) -> Entry | None:
         """One message, as the stream's leader has it; None if it does not."""
         return await self._ask_leader({"seq": sequence}, within_s)
 
@@ -194,7 +196,7 @@ class LogStream:
 
     async def fetch_some(self, sequence: int, upto: int, count_max: int = READ_COUNT_MAX) -> list[Entry]:
         """The same where it is known that there are messages up to this one: waits for a replica that is behind."""
-        until_s = asyncio.get_running_loop().time() + READ_WITHIN_S
+        until_s = asyncio.get_running_loop().time() + self._patience_s
         while not (found := await self.fetch(sequence, count_max)):
             if asyncio.get_running_loop().time() > until_s:
                 raise LinkDown(f"{self.place.stream}: no replica has message {upto} yet; try again")
@@ -219,7 +221,7 @@ class LogStream:
 
     # ------------------------------------------------------------------ within
 
-    async def _ask_leader(self, asked: dict[str, Any], within_s: float = READ_WITHIN_S) -> Entry | None:
+    async def _ask_leader(self, asked: dict[str, Any], within_s: float | None = None) -> Entry | None:
         try:
             answer = await self.patiently(
                 lambda: self.link.api(f"STREAM.MSG.GET.{self.place.stream}", asked, within_s=TRY_S), within_s
@@ -242,9 +244,9 @@ class LogStream:
             )
         return kind
 
-    async def patiently(self, work: Callable[[], Awaitable[T]], within_s: float = READ_WITHIN_S) -> T:
+    async def patiently(self, work: Callable[[], Awaitable[T]], within_s: float | None = None) -> T:
         """Repeats what only reads, or may be repeated, until somebody answers. Raises LinkDown, or what it means."""
-        until_s = asyncio.get_running_loop().time() + within_s
+        until_s = asyncio.get_running_loop().time() + (self._patience_s if within_s is None else within_s)
         while True:
             try:
                 return await work()
