@@ -26,8 +26,8 @@ REPLACE_EXAMPLES = """First start a new server, with an empty disk and a name of
   stigmergy cluster config --join hub-4 --instead-of hub-2
   stigmergy cluster replace hub-2 --urls cluster-config/urls.txt
 
-A server that is only away needs none of this: with its disk it catches up by itself. One whose disk is lost must not
-come back under its old name: it has forgotten what it has promised to the others.
+A server that is only away needs none of this: with its disk it catches up by itself. One whose disk is lost is best
+replaced like this: under its old name it would count for a majority at once, with nothing in it.
 """
 
 

@@ -290,6 +290,7 @@ class _Cluster:
                 child.detail = str(said.get("reason", ""))
             case "gateway":
                 child.ready(f"mqtt://{said.get('mqtt', '')}, nats://{said.get('nats', '')}")
+                self._note(f"{child.name} serves its site: {child.detail}")
             case "listening" if child.kind == GATEWAY:
                 child.ready()
             case _:
