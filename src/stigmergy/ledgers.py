@@ -6,11 +6,16 @@ What needs the client library is imported where it is used.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from msgspec import Struct, structs
 
 from stigmergy.core.errors import ConfigError
 from stigmergy.ports.trust import Signer
+
+if TYPE_CHECKING:
+    from stigmergy.adapters.nats_ledger import NatsLedger
+    from stigmergy.adapters.nats_ledger.fold import State
 
 SCHEMES = ("nats:", "tls:")
 
@@ -37,20 +42,32 @@ class LedgerLook(Struct, frozen=True):
 
 
 async def look_at_ledger(url: str, name: str) -> LedgerLook:
-    """Reads a whole ledger. Raises ConfigError and LedgerError."""
-    return await _with_ledger(url, name, None, (), ())
+    """Reads a whole ledger, as the servers that answer have it. Writes nothing. Raises ConfigError and LedgerError."""
+    ledger = _opened(url, name)
+    try:
+        return _look(ledger, await ledger.look(), await ledger.checkpoint_position())
+    finally:
+        await ledger.close()
 
 
 async def change_writers(
     url: str, name: str, signer: Signer, enrolled: Sequence[bytes] = (), revoked: Sequence[bytes] = ()
 ) -> LedgerLook:
     """Lets some keys write, and others no more, by a key that may write itself. Raises ConfigError and LedgerError."""
-    return await _with_ledger(url, name, signer, enrolled, revoked)
+    # First without a key: who has no business with it must not make a ledger that is not there.
+    await look_at_ledger(url, name)
+    ledger = _opened(url, name, signer)
+    try:
+        if enrolled:
+            await ledger.enrol(enrolled)
+        if revoked:
+            await ledger.revoke(revoked)
+        return _look(ledger, await ledger.wait_end(), await ledger.checkpoint_position())
+    finally:
+        await ledger.close()
 
 
-async def _with_ledger(
-    url: str, name: str, signer: Signer | None, enrolled: Sequence[bytes], revoked: Sequence[bytes]
-) -> LedgerLook:
+def _opened(url: str, name: str, signer: Signer | None = None) -> NatsLedger:
     if not url.startswith(SCHEMES):
         raise ConfigError(
             f"ledger {url!r}: only one on NATS has writers to look at, such as nats://hub:4222?replicas=3"
@@ -61,23 +78,13 @@ async def _with_ledger(
         raise ConfigError(
             f'ledger {url!r}: the package {error.name!r} is not installed; pip install "stigmergy[nats]"'
         ) from None
-    ledger = open_ledger(url, name)
-    try:
-        await ledger.wait_end()
-        if signer is not None:
-            await ledger.close()
-            # Only now: who has no business with it must not make a ledger that is not there.
-            ledger = open_ledger(url, name, signer=signer)
-        if enrolled:
-            await ledger.enrol(enrolled)
-        if revoked:
-            await ledger.revoke(revoked)
-        checkpoint, state = await ledger.checkpoint_position(), await ledger.wait_end()
-    finally:
-        await ledger.close()
+    return open_ledger(url, name, signer=signer)
+
+
+def _look(ledger: NatsLedger, state: State, checkpoint: int) -> LedgerLook:
     counts = structs.asdict(state.counts)
     return LedgerLook(
-        ledger=name,
+        ledger=ledger.name,
         place=ledger.shown,
         entries=state.position,
         first=state.cut + 1,

@@ -9,8 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from stigmergy.adapters.nats.address import parse_address
+from stigmergy.adapters.nats.link import NatsLink
 from stigmergy.adapters.nats_ledger import open_ledger
+from stigmergy.adapters.nats_ledger.places import find_place
 from stigmergy.cli import exits
+from stigmergy.cli.health.company import check_ledger
 from stigmergy.cli.main import main
 from stigmergy.core.errors import LedgerUnavailable
 from stigmergy.keyring import load_signer, make_private_key
@@ -58,6 +62,27 @@ def test_keys_are_enrolled_and_revoked(url: str, tmp_path: Path, capsys: pytest.
     said = capsys.readouterr().out
     assert "town  3 entries" in said
     assert f"may write: {north}" in said
+
+
+def test_doctor_looks_at_a_ledger_on_nats(url: str, tmp_path: Path) -> None:
+    make_private_key(tmp_path / "north.key")
+    assert levels(url, None) == {"ledger.configured": "ok"}
+    assert levels(url, "harbour") == {"ledger.opens": "warn"}
+    asyncio.run(write(url, "harbour", tmp_path / "north.key", b"one"))
+    assert levels(url, "harbour") == {"ledger.opens": "ok", "ledger.whole": "ok"}
+    assert levels(f"{url}?replicas=3", "harbour") == {"ledger.opens": "fail"}
+    asyncio.run(publish(url, "harbour", b"rubbish"))
+    assert levels(url, "harbour") == {"ledger.opens": "ok", "ledger.whole": "ok", "ledger.strangers": "warn"}
+
+
+def levels(url: str, fleet: str | None) -> dict[str, str]:
+    return {finding.check: str(finding.level) for finding in check_ledger(url, fleet)}
+
+
+async def publish(url: str, name: str, payload: bytes) -> None:
+    link = await NatsLink.open(parse_address(url), name="stranger")
+    await link.publish(find_place(url, name).log_subject, payload)
+    await link.close()
 
 
 def test_what_cannot_be_shown_is_said(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

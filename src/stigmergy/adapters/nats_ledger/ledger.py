@@ -128,6 +128,19 @@ class NatsLedger:
         reader.check()
         return reader.state
 
+    async def look(self) -> State:
+        """What the log has come to, as some server has it: that one may be behind. Writes nothing. Raises
+        LedgerError."""
+        self._check_open()
+        reader = await self._started()
+        try:
+            while await reader.fetch():
+                pass
+        except LinkDown as error:
+            raise LedgerUnavailable(f"{self._place.shown}: {error}") from None
+        reader.check()
+        return reader.state
+
     async def checkpoint_position(self) -> int:
         """What the newest checkpoint covers, without reading it; 0 if there is none."""
         self._check_open()

@@ -21,6 +21,8 @@ from stigmergy.cli.health.finding import Finding, ill, well, worry
 from stigmergy.cli.output import counted, shown_bytes
 from stigmergy.config import Place
 from stigmergy.core.errors import LedgerUnavailable, StigmergyError
+from stigmergy.ledgers import SCHEMES as ON_NATS
+from stigmergy.ledgers import LedgerLook, look_at_ledger
 from stigmergy.runtime.protocol import Status
 from stigmergy.wiring import (
     SQLITE,
@@ -137,6 +139,9 @@ def check_peers(peers: Sequence[str]) -> Iterator[Finding]:
 def check_ledger(url: str, fleet: str | None) -> Iterator[Finding]:
     """The file of the ledger: rights, room, whether it is ours, and whole as far as a few seconds go."""
     scheme = url.partition(":")[0]
+    if url.startswith(ON_NATS):
+        yield from _check_on_nats(url, fleet)
+        return
     if not url.startswith(SQLITE):
         inside = scheme == "memory"
         what = "a ledger inside this process: claims are ordered for this node alone, and forgotten at its end"
@@ -167,6 +172,44 @@ def check_ledger(url: str, fleet: str | None) -> Iterator[Finding]:
         yield well("ledger.whole", f"{found.checked:,} entries that are kept, chained to the last", **facts)
     else:
         yield well("ledger.whole", f"nothing wrong in the first {found.checked:,} entries of {kept:,}", **facts)
+
+
+def _check_on_nats(url: str, fleet: str | None) -> Iterator[Finding]:
+    """Whether it answers and is ours, and everything in it is what was signed."""
+    if fleet is None:
+        yield well(
+            "ledger.configured", "a ledger on NATS; start the node once, then it is looked at by the fleet's name"
+        )
+        return
+    try:
+        found = asyncio.run(_look(url, fleet))
+    except TimeoutError:
+        yield well("ledger.opens", f"nothing wrong in what was read of it in {LEDGER_S_MAX:g} s")
+    except LedgerUnavailable as error:
+        yield worry("ledger.opens", str(error), "look again in a moment; nothing is granted meanwhile")
+    except StigmergyError as error:
+        yield ill("ledger.opens", str(error), "nothing is granted until then; agents go on without")
+    else:
+        yield well(
+            "ledger.opens",
+            f"{found.place}, {counted(found.entries, 'entry', 'entries')}, {counted(len(found.writers), 'writer')}",
+            name=fleet,
+            last=found.entries,
+        )
+        yield well("ledger.whole", f"{counted(found.messages, 'message')} chained and signed", head=found.head)
+        if strangers := {why: count for why, count in found.passed_over.items() if count and why != "repeated"}:
+            said = ", ".join(f"{count:,} {why}" for why, count in strangers.items())
+            yield worry(
+                "ledger.strangers",
+                f"messages that do not count: {said}",
+                "let nobody but your nodes publish to its stream",
+                **strangers,
+            )
+
+
+async def _look(url: str, fleet: str) -> LedgerLook:
+    async with asyncio.timeout(LEDGER_S_MAX):
+        return await look_at_ledger(url, fleet)
 
 
 def _check_folder(folder: Path) -> Iterator[Finding]:
