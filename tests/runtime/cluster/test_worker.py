@@ -4,7 +4,13 @@ import asyncio
 
 import pytest
 
-from tests.runtime.cluster.town import SHARDS, Town, play
+from stigmergy.adapters.ed25519 import Ed25519Signer
+from stigmergy.core.agent import Agent
+from stigmergy.core.errors import ConfigError, JournalFull, NotOwned
+from stigmergy.core.state import shard_of
+from stigmergy.runtime.cluster.tenant import FAILURES_MAX
+from stigmergy.runtime.declaration import Declaration
+from tests.runtime.cluster.town import KEY, SHARDS, Meter, Person, Town, play
 
 SEEDS = range(2)
 
@@ -213,3 +219,161 @@ def test_whatever_happens_to_them_nothing_is_lost_or_doubled(seed: int) -> None:
         await town.settled(60)
 
     play(main, seed=seed)
+
+
+OTHER = bytes(range(1, 33))
+
+
+def public(seed: bytes) -> bytes:
+    return Ed25519Signer(seed).public_key
+
+
+def test_a_worker_with_a_key_of_its_own_is_let_in_by_those_who_trust_it() -> None:
+    async def main(town: Town) -> None:
+        await town.start("a", trusted=(public(OTHER),))
+        await town.settled()
+        await asyncio.sleep(1)
+        await town.start("b", key=OTHER, trusted=(public(KEY),))
+        assert sorted(await town.settled()) == ["a"] * 3 + ["b"] * 3
+        await town.people["a"].kill()
+        assert await town.settled() == ["b"] * SHARDS
+
+    play(main)
+
+
+def test_a_worker_with_a_key_that_nobody_trusts_gets_nothing_and_says_why() -> None:
+    async def main(town: Town) -> None:
+        await town.start("a")
+        before = await town.settled()
+        counted = claims(town)
+        await asyncio.sleep(1)
+        (stranger,) = await town.start("b", key=OTHER, trusted=(public(KEY),))
+        await asyncio.sleep(20)
+        assert town.owners() == before
+        assert claims(town) == counted, "nobody lost a shard to one that may not sign"
+        assert stranger.owned == []
+        assert len(stranger.events("unfit")) >= 3
+        assert "is not enrolled in this journal" in stranger.events("unfit")[0]["reason"]
+
+    play(main)
+
+
+def test_a_worker_that_does_not_trust_the_key_of_the_others_takes_nothing() -> None:
+    async def main(town: Town) -> None:
+        await town.start("a", trusted=(public(OTHER),))
+        before = await town.settled()
+        await asyncio.sleep(1)
+        (stranger,) = await town.start("b", key=OTHER)
+        await asyncio.sleep(20)
+        assert town.owners() == before
+        assert "which this one does not trust" in stranger.events("unfit")[0]["reason"]
+
+    play(main)
+
+
+def test_a_shard_that_one_worker_cannot_replay_stays_where_it_is() -> None:
+    class Blind(Agent):
+        pass
+
+    async def main(town: Town) -> None:
+        await town.start("a")
+        before = await town.settled()
+        await asyncio.sleep(1)
+        blind = Person(town, "b")
+        # The same fleet by name, with another kind of agent: one that was started with the wrong module.
+        blind.fleet = Declaration("meters", agents=[Blind], shards=SHARDS)
+        town.people["b"] = blind
+        await blind.start(upgrade=True)
+        await asyncio.sleep(10)
+        assert town.owners() == before
+        assert len(blind.events("unfit")) >= 1
+        assert "Meter" in blind.events("unfit")[0]["reason"]
+
+    play(main)
+
+
+def test_what_fails_again_and_again_is_tried_elsewhere() -> None:
+    async def main(town: Town) -> None:
+        people = {person.name: person for person in await town.start("a", "b")}
+        await town.settled()
+        await asyncio.sleep(1)
+        victim = people["a"].owned[0]
+        town.may_land = True
+        for _ in range(FAILURES_MAX):
+            while victim not in people["a"].owned:  # noqa: ASYNC110 - it has no event
+                await asyncio.sleep(0.01)
+            assert people["a"].worker is not None
+            people["a"].worker.live(victim).host.fail(JournalFull("no room"))
+            await asyncio.sleep(0.01)
+        for _ in range(2_000):
+            await asyncio.sleep(0.01)
+            if victim in people["b"].owned:
+                break
+        assert victim in people["b"].owned
+        assert [fields["reason"] for fields in people["a"].events("lost")] == ["no room"] * FAILURES_MAX
+        await town.settled(60)
+
+    play(main, load=2)
+
+
+def test_queries_are_answered_only_by_who_is_a_member_by_its_own_clock() -> None:
+    async def main(town: Town) -> None:
+        (alone,) = await town.start("a")
+        await town.settled()
+        await asyncio.sleep(1)
+        assert alone.worker is not None
+        shard = shard_of("Meter/0", SHARDS)
+        assert alone.worker.live(shard).query("Meter/0").numbers
+        town.run.loop.hold("a")
+        await asyncio.sleep(1.9)
+        alone.worker.live(shard)  # its lease has not run out yet
+        await asyncio.sleep(0.2)
+        with pytest.raises(NotOwned, match="is not this worker's now"):
+            alone.worker.live(shard)
+        town.run.loop.release("a")
+        await town.settled()
+
+    play(main)
+
+
+def test_a_worker_that_does_not_fit_is_refused_at_the_door() -> None:
+    async def main(town: Town) -> None:
+        await town.start("a")
+        await town.settled()
+        other = Person(town, "b")
+        other.fleet = Declaration("meters", agents=[Meter], shards=SHARDS + 1)
+        await other.start()
+        assert other.task is not None
+        with pytest.raises(ConfigError, match="runs with 6 shards, and this module declares 7"):
+            await other.task
+
+    play(main)
+
+
+def test_more_shards_than_workers_can_share_are_refused() -> None:
+    async def main(town: Town) -> None:
+        many = Person(town, "a")
+        many.fleet = Declaration("meters", agents=[Meter], shards=300)
+        await many.start()
+        assert many.task is not None
+        with pytest.raises(ConfigError, match="300 shards; workers can share 256 at most"):
+            await many.task
+        await town.start("b")
+        await town.settled()
+
+    play(main, load=1)
+
+
+def test_a_worker_whose_clock_is_off_is_told_by_the_others() -> None:
+    async def main(town: Town) -> None:
+        one, two = await town.start("a", "b")
+        await town.settled()
+        two.clock.jump(600)
+        await asyncio.sleep(3)
+        (ahead,) = one.events("clocks")[-1]["ahead_s"].values()
+        assert ahead == pytest.approx(600, abs=2)
+        two.clock.jump(-600)
+        await asyncio.sleep(3)
+        assert one.events("clocks")[-1] == {"ahead_s": {}}
+
+    play(main, load=1)

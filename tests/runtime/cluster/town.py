@@ -153,7 +153,7 @@ class Person:
         self.logs: list[MemoryShardLog] = []
         self.is_cut = False
         self.said: list[tuple[str, dict[str, Any]]] = []
-        self.fleet = Fleet(shards=len(town.shards))
+        self.fleet: Declaration = Fleet(shards=len(town.shards))
         self.fleet.actuator(Ring)(self._ring)
         self.fleet.actuator(Land)(self._land)
         self.key, self.trusted = key, trusted

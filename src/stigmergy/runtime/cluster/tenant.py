@@ -48,7 +48,8 @@ PAUSE_S = 0.1
 PAUSE_S_MAX = 5.0
 """Before it is tried again; it doubles with each failure up to the larger."""
 FAILURES_MAX = 5
-"""After so many failures without a success in between, somebody else is to try."""
+STEADY_S = 30.0
+"""After so many failures, each less than so long after the one before, somebody else is to try."""
 UNFIT_S = 30.0
 """So long others are to have a shard that we cannot have; then it may be planned for us again."""
 ENROLLED_S_MAX = 5.0
@@ -91,6 +92,7 @@ class Tenant:
         self._error: Exception | None = None
         """What went wrong on the way to the present state."""
         self._failures = 0
+        self._failed_ns = 0
         self._rests_until_ns = 0
         self._since_ns = 0
         """When the present step was begun."""
@@ -288,7 +290,6 @@ class Tenant:
         return Signal.CLAIMED
 
     async def _settle(self) -> Signal | None:
-        self._failures = 0
         tenure = self._tenure
         if tenure is not None:
             position = tenure.host.durable_position(self.shard)
@@ -338,11 +339,13 @@ class Tenant:
 
     def _fail(self) -> None:
         """Counts a failure: it rests for a while, and after too many of them others are to have the shard."""
-        self._failures += 1
+        now_ns = self._now_ns()
+        self._failures = 1 if now_ns - self._failed_ns > int(STEADY_S * NS) else self._failures + 1
+        self._failed_ns = now_ns
         if isinstance(self._error, HOPELESS) or self._failures >= FAILURES_MAX:
             self._failures = 0
             self.unfit = printable(self._error, REASON_CHARS_MAX)
-            self._rests_until_ns = self._now_ns() + int(UNFIT_S * NS)
+            self._rests_until_ns = now_ns + int(UNFIT_S * NS)
         else:
             self._rest()
 
