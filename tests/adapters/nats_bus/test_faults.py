@@ -157,7 +157,14 @@ async def test_topics_that_another_stream_has_in_part_are_refused(server: NatsCl
     await hear(first, "meters/+/low")
     with pytest.raises(Malformed, match="another stream"):
         await hear(second, "meters/#")
-    assert second.is_up
+    heard = await hear(second, "five/a")
+    await second.publish(BusMessage("five/a", b"1"))
+    await wait_until(lambda: heard.payloads == [b"1"])
+    again = await buses.nats(server.url, "five:x:again", up=False)
+    for pattern in ("meters/#", "five/b"):
+        await again.subscribe(pattern, heard)
+    await wait_until(lambda: again.is_up)
+    assert "another stream" in again.receipts.last_failure
 
 
 async def test_nodes_that_widen_the_stream_at_once_do_not_undo_each_other(server: NatsCluster, buses: Buses) -> None:

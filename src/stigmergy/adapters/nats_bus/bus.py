@@ -154,15 +154,17 @@ class NatsBus:
         self._reception.subscribe(pattern, handler if self._listening.parting is None else _leave_to_others(handler))
         if not self._is_up:
             return
+        refused = ""
         try:
             async with self._changing:
                 if self._is_up:
-                    await self._listening.make([pattern])
-        except ConfigError as error:
-            raise Malformed(f"pattern {pattern!r}: {error}") from None
-        except (LinkDown, JetStreamRefused) as error:
-            # It is made again with the link.
-            self._doubt(LinkDown(f"{self.options.place}: {error}"))
+                    refused = await self._listening.make([pattern])
+        except StigmergyError as error:
+            self._doubt(error)  # it is made again with the link
+        except JetStreamRefused as error:
+            self._doubt(self._misfit(error))
+        if refused:
+            raise Malformed(f"pattern {pattern!r}: {refused}")
 
     async def close(self) -> None:
         if self._is_closed:

@@ -71,10 +71,11 @@ class Listening:
         """Whether there is a session on the sorted stream."""
         return self.parting is not None and self.parting.stream in self._sessions
 
-    async def make(self, fresh: Sequence[str]) -> None:
+    async def make(self, fresh: Sequence[str]) -> str:
         """Subscribes to all patterns, again or for the first time. Those that are fresh get what is retained first, so
-        that nothing older comes behind what is new. Raises ConfigError, LinkDown or JetStreamRefused."""
-        routes = await route(self._link, self._options, _filters(self._reception.patterns))
+        that nothing older comes behind what is new. Returns why some of the fresh ones cannot be had; the others are
+        made in any case. Raises LinkDown, JetStreamRefused, and ConfigError if another process has our session."""
+        routes, refused = await route(self._link, self._options, _filters(self._reception.patterns))
         self._publishing.note_captured([one for found in routes for one in found.found.config["subjects"]])
         wanted = _filters(fresh)
         for found in routes:
@@ -82,6 +83,9 @@ class Listening:
         self._made |= dict.fromkeys(fresh)
         for found in routes:
             await self._begin(found)
+        for why in refused.values():
+            self._reception.receipts.last_failure = why
+        return "; ".join(why for one, why in refused.items() if one in wanted)
 
     async def _begin(self, found: Route) -> None:
         filters = found.filters

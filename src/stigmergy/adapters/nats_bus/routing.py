@@ -17,6 +17,7 @@ from stigmergy.adapters.nats.streams import StreamFound, find_stream
 from stigmergy.adapters.nats_bus.options import BusOptions
 from stigmergy.adapters.nats_bus.streams import ensure_streams, ensure_subjects
 from stigmergy.adapters.nats_bus.subjects import is_covered
+from stigmergy.core.errors import ConfigError
 
 GROUPS = ("agents", "nodes", "uplink", "mesh")
 """The third level of all topics of a fleet."""
@@ -44,20 +45,35 @@ def fleet_of(subject: str) -> str | None:
     return unquote(levels[0])
 
 
-async def route(link: NatsLink, options: BusOptions, filters: Iterable[str]) -> list[Route]:
-    """Where each of these is read, our own stream first. Raises ConfigError, LinkDown or JetStreamRefused."""
+async def route(link: NatsLink, options: BusOptions, filters: Iterable[str]) -> tuple[list[Route], dict[str, str]]:
+    """Where each of these is read, our own stream first; and those that cannot be had, with why. Raises LinkDown or
+    JetStreamRefused."""
     by_fleet: dict[str, list[str]] = {options.fleet: []}
     for one in filters:
         by_fleet.setdefault(await _home(link, options, one), []).append(one)
     routes: list[Route] = []
+    refused: dict[str, str] = {}
     for fleet, own in by_fleet.items():
         if fleet == options.fleet:
-            # What begins with a wildcard is heard of what is captured anyway.
-            named = [one for one in own if one.partition(".")[0] not in WILDCARDS]
-            routes.append(Route(fleet, own, await ensure_subjects(link, options, named)))
+            found = await _capture(link, options, own, refused)
         else:
-            routes.append(Route(fleet, own, await find_others(link, options, fleet)))
-    return routes
+            found = await find_others(link, options, fleet)
+        routes.append(Route(fleet, [one for one in own if one not in refused], found))
+    return routes, refused
+
+
+async def _capture(link: NatsLink, options: BusOptions, filters: list[str], refused: dict[str, str]) -> StreamFound:
+    # What begins with a wildcard is heard of what is captured anyway.
+    named = [one for one in filters if one.partition(".")[0] not in WILDCARDS]
+    try:
+        return await ensure_subjects(link, options, named)
+    except ConfigError:
+        for one in named:  # those that can be had, at least
+            try:
+                await ensure_subjects(link, options, [one])
+            except ConfigError as error:
+                refused[one] = str(error)
+        return await ensure_subjects(link, options, [])
 
 
 async def find_others(link: NatsLink, options: BusOptions, fleet: str) -> StreamFound:

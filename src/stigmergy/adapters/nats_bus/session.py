@@ -44,6 +44,8 @@ PIN_S = 60.0
 SETTLED_COUNT_MAX = 2 * WINDOW_COUNT_MAX
 SECOND_NS = 1_000_000_000
 GROUP = "owner"
+PIN = "Nats-Pin-Id"
+"""Whoever is given messages tells by it that it is still the same."""
 OWNER = "stig-owner"
 SINCE = "stig-since"
 EPOCH = "stig-epoch"
@@ -108,6 +110,8 @@ class Session:
         self._acks: list[str] = []
         self._asked = 0
         self._pin = ""
+        """Given to the first of our requests that was answered: until then there is only one."""
+        self._is_disputed = False
         self._inbox = ""
         self._begun_count = 0
         self._heard_s = 0.0
@@ -124,8 +128,8 @@ class Session:
         await self._own(filters, last)
         self._is_ours = True
         self._begun_count += 1
-        self._asked, self._pin = 0, ""
-        self._inbox = f"_INBOX.{self._owner}.{self.name}.{self._begun_count}"
+        self._asked, self._pin, self._is_disputed = 0, "", False
+        self._inbox = f"_INBOX.{self._owner}.{self.stream}.{self._begun_count}"
         self._end_inbox = await self._link.subscribe(self._inbox, self._arrive)
         self._heard_s = asyncio.get_running_loop().time()
         self._wake.set()
@@ -232,8 +236,8 @@ class Session:
             self._hear_status(message.headers or {})
             return
         self._asked = max(0, self._asked - 1)
-        if message.headers and not self._pin:
-            self._pin = message.headers.get("Nats-Pin-Id", "")
+        if message.headers:
+            self._pin = message.headers.get(PIN, self._pin)
         place = place_of(message.reply)
         waiting = self._waiting.get(place)
         if waiting is not None:
@@ -285,7 +289,9 @@ class Session:
             self._asked = max(0, self._asked - int(left))
             self._wake.set()
         elif status == _WRONG_PIN:
-            self._doubt(LinkDown(f"session {self.name}: somebody else reads it; it is looked into"))
+            # A new leader has forgotten us, or somebody has taken our place.
+            self._pin, self._asked, self._is_disputed = "", 0, True
+            self._wake.set()
         else:
             self._doubt(LinkDown(f"session {self.name}: {status} {why}; it is begun again"))
 
@@ -300,12 +306,17 @@ class Session:
                 await asyncio.sleep(GATHER_S)
                 self._wake.clear()
                 await self._send_acks()
+                if self._is_disputed:
+                    self._is_disputed = False
+                    await self.check()
                 await self._ask()
                 silent_s = asyncio.get_running_loop().time() - self._heard_s
                 if self._asked and silent_s > 3 * HEARTBEAT_S:
                     raise NoResponders(f"session {self.name}: nothing heard for {silent_s:.0f} s; it is begun again")
-        except LinkDown as error:
+        except StigmergyError as error:
             self._doubt(error)
+        except JetStreamRefused as refused:
+            self._doubt(LinkDown(f"session {self.name}: {refused}; it is begun again"))
 
     async def _send_acks(self) -> None:
         acks, self._acks = self._acks, []
@@ -316,7 +327,8 @@ class Session:
     async def _ask(self) -> None:
         room = WINDOW_COUNT_MAX - len(self._waiting) - self._asked
         full = self._waiting_bytes > WINDOW_BYTES_MAX // (1 if self._asked else 2)
-        if full or (self._asked and room < PULL_COUNT_MAX) or room <= 0 or self._asked > WINDOW_COUNT_MAX // 2:
+        enough = self._asked > WINDOW_COUNT_MAX // 2 if self._pin else self._asked > 0
+        if full or enough or room <= 0 or (self._asked and room < PULL_COUNT_MAX):
             return
         count = min(room, PULL_COUNT_MAX)
         if not self._asked:
