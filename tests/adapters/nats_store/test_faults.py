@@ -26,7 +26,7 @@ from stigmergy.core.errors import (
     StoreUnknown,
     TooLarge,
 )
-from stigmergy.ports.store import VALUE_BYTES_MAX, Entry, KeyValue, Lease
+from stigmergy.ports.store import NS, VALUE_BYTES_MAX, Entry, KeyValue, Lease
 from stigmergy.testing.nats_rig import NatsCluster, start_single
 from stigmergy.testing.proxy import LinkProxy
 from stigmergy.testing.store_contract import Listener
@@ -228,6 +228,27 @@ async def test_a_renewal_without_an_answer_is_found_again(server: NatsCluster) -
     assert await keys.get("lead") is None
     await far.close()
     await near.close()
+    await proxy.close()
+
+
+async def test_the_time_of_a_lease_counts_from_before_it_was_asked_for(server: NatsCluster) -> None:
+    """The answers come late; the server has counted all the while."""
+    proxy = LinkProxy(server.servers[0].plan.port)
+    far = await open_store(f"nats://127.0.0.1:{await proxy.start()}", CLOCK)
+    behind = await far.key_value("late")
+    for renews in (False, True):
+        lease = await behind.acquire("lead", b"1", 10) if renews else None
+        proxy.stall()
+        asked_ns = time.monotonic_ns()
+        asking = asyncio.ensure_future(behind.acquire("lead", b"1", 10) if lease is None else lease.renew())
+        await asyncio.sleep(0.5)
+        proxy.restore()
+        lease = await asking or lease
+        assert lease is not None
+        assert lease.ends_ns < asked_ns + 10 * NS
+        assert lease.ends_ns < asked_ns + 9.9 * NS + 0.3 * NS
+        await lease.release()
+    await far.close()
     await proxy.close()
 
 
