@@ -15,7 +15,7 @@ from stigmergy.adapters.nats.address import parse_address
 from stigmergy.adapters.nats.link import NatsLink
 from stigmergy.adapters.nats.members import replace_member
 from stigmergy.adapters.nats.naming import ledger_stream
-from stigmergy.adapters.nats_ledger import NatsLedger, open_ledger
+from stigmergy.adapters.nats_ledger import NatsLedger, open_ledger, reading
 from stigmergy.core.errors import ConfigError, LedgerUnavailable, LedgerUnknown
 from stigmergy.ports.ledger import LedgerEntry
 from stigmergy.testing.journal_contract import in_a_loop
@@ -117,8 +117,9 @@ def _check(gateways: list[Gateway], survivors: list[Gateway], logs: list[list[Le
 
 @pytest.mark.parametrize("nodes", [3, 5])
 def test_incidents_go_on_when_the_leader_is_killed_and_are_refused_without_a_majority(
-    tmp_path: Path, nodes: int
+    tmp_path: Path, nodes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(reading, "READ_S", 0.5)
     with NatsCluster.start(tmp_path, nodes=nodes) as cluster:
         asyncio.run(_incidents(cluster))
 
@@ -135,7 +136,12 @@ async def _incidents(cluster: NatsCluster) -> None:
     survivors = [gateway for gateway in gateways if gateway is not gateways[leader]]
     await asyncio.gather(*(task for number, task in enumerate(arriving) if number != leader))
     _check(gateways, survivors, [await _log(gateway.ledger) for gateway in survivors])
+    await _refuse_without_majority(cluster, gateways, leader)
+    for gateway in gateways:
+        await gateway.ledger.close()
 
+
+async def _refuse_without_majority(cluster: NatsCluster, gateways: list[Gateway], leader: int) -> None:
     gone = await _lose_majority(cluster, leader)
     left = next(gateway for number, gateway in enumerate(gateways) if number not in gone)
     deadline_s = asyncio.get_running_loop().time() + WITHIN_S
@@ -149,8 +155,6 @@ async def _incidents(cluster: NatsCluster) -> None:
         cluster.start_again(number, wait=False)
     assert left.acknowledged
     _check(gateways, [left], [await _log(left.ledger)])
-    for gateway in gateways:
-        await gateway.ledger.close()
 
 
 async def _lose_majority(cluster: NatsCluster, leader: int) -> list[int]:

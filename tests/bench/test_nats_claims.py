@@ -1,0 +1,26 @@
+"""The measurement of claims: it goes the way that ships, and its figures belong together."""
+
+import asyncio
+
+import pytest
+
+from stigmergy.adapters.memory_ledger import forget_ledger, open_ledger
+from stigmergy.bench.nats import claims
+
+
+def test_claims_are_measured_from_question_to_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "WARM_UP_S", 0.05)
+
+    async def run() -> claims.Figures:
+        return await claims.measure_claims(open_ledger("memory:measured", "measured"), agents=20, seconds=0.3)
+
+    try:
+        found = asyncio.run(run())
+    finally:
+        forget_ledger("measured")
+    assert found.agents == 20
+    assert found.claims_per_s > 0
+    assert found.moves_per_s == pytest.approx(2 * found.claims_per_s, rel=0.5), "asked and given back"
+    assert 1 <= found.moves_per_append <= 64
+    assert 0 < found.p50_ms <= found.p99_ms
+    assert found.seconds >= 0.3
