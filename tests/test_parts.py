@@ -17,6 +17,7 @@ from stigmergy.parts import (
     part_url,
     part_urls,
     processes_of,
+    shown_url,
 )
 from stigmergy.runtime.shares import Share
 from stigmergy.wiring import journals_in
@@ -103,3 +104,15 @@ def test_what_several_processes_cannot_do_yet_is_said(tmp_path: Path) -> None:
             check_alone(bearings, None)
     with pytest.raises(ConfigError, match="cannot archive flight logs yet"):
         check_alone(Bearings(), "archive")
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("sqlite:a@b.db", "sqlite:a@b.db"),
+        ("nats://hub:4222?replicas=3", "nats://hub:4222?replicas=3"),
+        ("nats://me:p@ss@hub-1:4222,hub-2/fleet@home?replicas=3", "nats://hub-1:4222,hub-2/fleet@home?replicas=3"),
+    ],
+)
+def test_passwords_are_not_shown(url: str, shown: str) -> None:
+    assert shown_url(url) == shown

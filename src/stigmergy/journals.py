@@ -9,12 +9,13 @@ from typing import Any
 
 from stigmergy.adapters.archive import open_whole_flight
 from stigmergy.adapters.nats_journal import inspect_journals as inspect_nats
+from stigmergy.adapters.nats_journal import part_urls as nats_parts
 from stigmergy.adapters.segments import inspect_journal as inspect_segments
 from stigmergy.adapters.sqlite import inspect_journal as inspect_sqlite
 from stigmergy.adapters.sqlite_ledger import is_ledger
 from stigmergy.adapters.system import SystemEntropy
 from stigmergy.core.errors import ConfigError
-from stigmergy.parts import SEGMENTS, SQLITE, check_single, check_whole, part_urls
+from stigmergy.parts import SEGMENTS, SQLITE, check_single, check_whole, part_urls, shown_url
 from stigmergy.ports.journal import Journal, JournalIdentity
 from stigmergy.runtime.audit.joined import JoinedJournal
 
@@ -39,6 +40,11 @@ def open_journal(
     identity = JournalIdentity(fleet=fleet, shards=shards, incarnation=incarnation, part=part, shard_by=shard_by)
     journal: Journal = found[scheme].load()(url, identity, **options)
     return journal
+
+
+def find_parts(url: str) -> list[str]:
+    """The parts of a journal, each by its URL, where it has a log for each part of its shards; else none."""
+    return nats_parts(url) if url.startswith(NATS) else part_urls(url)
 
 
 def inspect_journal(url: str) -> Journal:
@@ -74,8 +80,7 @@ def inspect_all(url: str) -> Journal:
 def _only(logs: Sequence[Journal], url: str) -> Journal:
     """The one log that there is, or that the URL has chosen."""
     if len(logs) > 1:
-        first = logs[0].identity.owned[0]
-        chosen = f"{url}{'&' if '?' in url else '?'}part={first}"
+        chosen = shown_url(f"{url}{'&' if '?' in url else '?'}part={logs[0].identity.owned[0]}")
         raise ConfigError(
             f"{logs[0].identity.fleet!r} has a log for each of {len(logs)} parts of its shards, and this looks at one "
             f"at a time; name each of them, beginning with --journal '{chosen}'"

@@ -30,6 +30,13 @@ def journal_path(url: str) -> Path | None:
     return None
 
 
+def shown_url(url: str) -> str:
+    """A journal's URL for people: what it says before an @ may be a password."""
+    scheme, separator, rest = url.partition("://")
+    hosts, slash, path = rest.partition("/")
+    return f"{scheme}{separator}{hosts.rpartition('@')[2]}{slash}{path}" if separator else url
+
+
 def part_url(url: str, share: Share) -> str:
     """Where a process keeps its part of a journal."""
     scheme, folder = _split(url)

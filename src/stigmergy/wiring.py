@@ -33,7 +33,7 @@ from stigmergy.core.uplink import UplinkRule
 from stigmergy.feeds import checked_rings, open_rings
 from stigmergy.journals import FLIGHT, JOURNALS, inspect_all, inspect_journal, journals_in, open_journal
 from stigmergy.keyring import default_key_path, is_private_key, load_signer, make_private_key, read_key
-from stigmergy.parts import SEGMENTS, SQLITE, journal_path, neighbourhood_of, part_url
+from stigmergy.parts import SEGMENTS, SQLITE, journal_path, neighbourhood_of, part_url, shown_url
 from stigmergy.ports.bus import Bus
 from stigmergy.ports.clock import Entropy
 from stigmergy.ports.journal import Journal
@@ -259,7 +259,7 @@ class Running:
         """The control endpoint of the running fleet, not yet listening; `stop` is called when a client asks for it."""
         if self._signer is None:
             raise NotRunning("the fleet does not run yet; enter it first")
-        node = Node(version, self.url, (self._signer.algorithm, self._signer.public_key), self._signer)
+        node = Node(version, shown_url(self.url), (self._signer.algorithm, self._signer.public_key), self._signer)
         return ControlServer(path, ControlDesk(live, verifier(), node, stop))
 
 

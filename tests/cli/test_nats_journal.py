@@ -6,21 +6,28 @@ from collections.abc import Iterator
 
 import pytest
 
+from stigmergy.adapters.nats.configuration import User
 from stigmergy.testing.nats_rig import NatsCluster, start_single
 from tests.cli.conftest import Folder
 
 
 @pytest.fixture
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsCluster]:
-    with start_single(tmp_path_factory.mktemp("nats")) as single:
+    with start_single(tmp_path_factory.mktemp("nats"), users=(User("drones", "open sesame"),)) as single:
         yield single
 
 
+def let_in(server: NatsCluster) -> str:
+    return server.url.replace("//", "//drones:open%20sesame@")
+
+
 def test_a_fleet_runs_and_is_looked_at(folder: Folder, server: NatsCluster) -> None:
-    (folder.path / "stigmergy.toml").write_text(f'[fleet]\nmodule = "drone:fleet"\njournal = "{server.url}"\n')
+    url = let_in(server)
+    (folder.path / "stigmergy.toml").write_text(f'[fleet]\nmodule = "drone:fleet"\njournal = "{url}"\n')
     node = folder.start()
+    assert node.listening["journal"] == server.url, "without the password"
     folder.ask(do="send", agent="Drone/D-17", command="StartMission", fields={"mission": "M1"})
-    assert folder.json("log", "verify", "--journal", server.url)["sound"] is True, "also while it runs"
+    assert folder.json("log", "verify", "--journal", url)["sound"] is True, "also while it runs"
     assert "belongs to process" in folder.error("run", "drone:fleet", "--socket", "other.sock", code=3)
     assert node.end()[0] == 0
 
@@ -40,7 +47,13 @@ def test_a_fleet_runs_and_is_looked_at(folder: Folder, server: NatsCluster) -> N
 
 
 def test_wrong_places_are_named(folder: Folder, server: NatsCluster) -> None:
-    (folder.path / "stigmergy.toml").write_text(f'[fleet]\nmodule = "drone:fleet"\njournal = "{server.url}"\n')
-    assert "no log" in folder.error("log", "show", code=2)
-    assert "keeps no log of 'nowhere'" in folder.error("log", "show", "--journal", f"{server.url}/nowhere", code=2)
-    assert "3 replicas" in folder.error("run", "drone:fleet", "--journal", f"{server.url}?replicas=3", code=2)
+    url = let_in(server)
+    for arguments, said in (
+        (("log", "show", "--journal", url), "no log"),
+        (("log", "show", "--journal", f"{url}/nowhere"), "keeps no log of 'nowhere'"),
+        (("run", "drone:fleet", "--journal", f"{url}?replicas=3"), "3 replicas"),
+        (("run", "drone:fleet", "--journal", server.url), "check user and password"),
+    ):
+        error = folder.error(*arguments, code=2)
+        assert said in error
+        assert "sesame" not in error

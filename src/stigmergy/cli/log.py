@@ -18,7 +18,8 @@ from stigmergy.cli.asking import ask_stream
 from stigmergy.cli.output import BAD, GOOD, HEADING, NAME, WARN, Cell, Output, shown_fields
 from stigmergy.cli.places import add_place, find_journal, find_running
 from stigmergy.cli.progress import Progress
-from stigmergy.parts import part_urls
+from stigmergy.journals import find_parts
+from stigmergy.parts import shown_url
 from stigmergy.runtime.audit.listing import Wanted, list_log
 from stigmergy.runtime.audit.verification import Verification
 from stigmergy.runtime.describing import described_verification
@@ -160,10 +161,10 @@ def verify(arguments: argparse.Namespace, output: Output) -> int:
 
 def _from_journal(arguments: argparse.Namespace, trusted: PublicKey | None, progress: Progress) -> dict[str, Any]:
     url = find_journal(arguments)
-    parts = part_urls(url)
+    parts = find_parts(url)
     if not parts:
         return _verified(url, trusted, progress)
-    return added_verifications(url, [_verified(part, trusted, progress) for part in parts])
+    return added_verifications(shown_url(url), [_verified(part, trusted, progress) for part in parts])
 
 
 def _verified(url: str, trusted: PublicKey | None, progress: Progress) -> dict[str, Any]:
@@ -173,7 +174,7 @@ def _verified(url: str, trusted: PublicKey | None, progress: Progress) -> dict[s
         verification = Verification(journal, verifier(), trusted_key=key)
         for commits in verification.run_slowly():
             progress.show(commits, verification.commits_expected)
-        return described_verification(url, verification.found)
+        return described_verification(shown_url(url), verification.found)
     finally:
         asyncio.run(journal.close())
 

@@ -13,6 +13,7 @@ from stigmergy.cli.output import BAD, GOOD, HEADING, NAME, WARN, Cell, Output, c
 from stigmergy.cli.places import add_place, config_of, find_fleet, find_journal
 from stigmergy.cli.progress import Progress
 from stigmergy.core.errors import ConfigError, JournalForeign
+from stigmergy.parts import shown_url
 from stigmergy.runtime.audit.differences import Compared
 from stigmergy.runtime.audit.replaying import Replaying
 from stigmergy.wiring import inspect_journal, verifier
@@ -56,7 +57,9 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     journal = inspect_journal(url)
     try:
         if journal.identity.fleet != fleet.name:
-            raise JournalForeign(f"{url} belongs to the fleet {journal.identity.fleet!r}, not to {fleet.name!r}")
+            raise JournalForeign(
+                f"{shown_url(url)} belongs to the fleet {journal.identity.fleet!r}, not to {fleet.name!r}"
+            )
         limits = (config_of(arguments).settings or fleet.settings).limits
         replaying = Replaying(
             journal,
@@ -73,8 +76,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     finally:
         asyncio.run(journal.close())
     found = replaying.found
-    output.document({"journal": url, "fleet": fleet.name, **described(found)})
-    _show(url, found, output)
+    output.document({"journal": shown_url(url), "fleet": fleet.name, **described(found)})
+    _show(shown_url(url), found, output)
     return exits.OK if found.same else exits.REFUSED
 
 

@@ -23,7 +23,7 @@ from stigmergy.cli.supervising import Supervisor, command_of
 from stigmergy.cli.version import version
 from stigmergy.config import Config
 from stigmergy.core.errors import ConfigError, NotRunning, StigmergyError
-from stigmergy.parts import check_parts, make_folder
+from stigmergy.parts import check_parts, make_folder, shown_url
 from stigmergy.runtime.describing import described_recovery
 from stigmergy.runtime.live import Live
 from stigmergy.runtime.shares import Share, check_processes
@@ -306,7 +306,7 @@ class NodeRun:
         )
         name = (self._fleet.name, NAME)
         if not live.recovered.commits and not live.recovered.snapshots:
-            self._output.line(name, f"  new journal {self._running.url}")
+            self._output.line(name, f"  new journal {shown_url(self._running.url)}")
         else:
             begun = ", ".join(f"{position}" for position in live.recovered.snapshots.values())
             snapshot = f"from the snapshot at {begun}" if begun else "from the beginning of the log"
@@ -320,7 +320,12 @@ class NodeRun:
 
     def _tell_listening(self) -> None:
         self._output.document(
-            {"event": "listening", "socket": str(self._path), "journal": self._running.url, "fleet": self._fleet.name}
+            {
+                "event": "listening",
+                "socket": str(self._path),
+                "journal": shown_url(self._running.url),
+                "fleet": self._fleet.name,
+            }
         )
         self._output.line(("listening", GOOD), f" on {self._path}")
 

@@ -14,6 +14,7 @@ from stigmergy.cli.asking import ask
 from stigmergy.cli.output import BAD, HEADING, NAME, Output, shown
 from stigmergy.cli.places import add_place, find_fleet, find_journal, find_running_place
 from stigmergy.core.errors import JournalForeign
+from stigmergy.parts import shown_url
 from stigmergy.runtime.audit.history import History, Moment, read_moment
 from stigmergy.runtime.describing import described_sight
 from stigmergy.runtime.protocol import State
@@ -60,7 +61,9 @@ def _from_journal(arguments: argparse.Namespace, moment: Moment, output: Output)
     journal = inspect_all(url)
     try:
         if journal.identity.fleet != fleet.name:
-            raise JournalForeign(f"{url} belongs to the fleet {journal.identity.fleet!r}, not to {fleet.name!r}")
+            raise JournalForeign(
+                f"{shown_url(url)} belongs to the fleet {journal.identity.fleet!r}, not to {fleet.name!r}"
+            )
         sight = History(journal, fleet.plans, fleet.settings.limits, output.note, fleet.homes).look(
             arguments.agent, moment
         )

@@ -14,7 +14,7 @@ from stigmergy.adapters.nats_journal.following import open_shard_log
 from stigmergy.adapters.nats_journal.messages import END, PIECE, describe
 from stigmergy.adapters.nats_journal.stream import LogPlace
 from stigmergy.core.errors import ConfigError, JournalForeign, JournalFull, LinkDown
-from stigmergy.journals import inspect_all, inspect_journal
+from stigmergy.journals import find_parts, inspect_all, inspect_journal
 from stigmergy.ports.journal import JournalIdentity, SnapshotPart
 from stigmergy.testing.commits import CommitChain
 from stigmergy.testing.journal_contract import stored
@@ -159,6 +159,8 @@ async def test_a_log_of_workers_is_not_run_as_a_whole(server: NatsCluster, place
 
     with pytest.raises(ConfigError, match="part=0"):
         inspect_journal(f"{server.url}/{place}")
+    assert find_parts(f"{server.url}/{place}") == [f"{server.url}/{place}?part={shard}" for shard in range(4)]
+    assert find_parts(f"{server.url}/{place}?part=1") == []
     third = inspect_journal(f"{server.url}/{place}?part=2")
     assert (third.identity.part, [head.shard for head in third.heads()]) == ((2, 2), [2])
     await third.close()

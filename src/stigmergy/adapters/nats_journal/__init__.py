@@ -22,6 +22,15 @@ def open_journal(url: str, identity: JournalIdentity, *, owner: str = "") -> Nat
     return opening.open_journal(url, identity, owner=owner)
 
 
+def part_urls(url: str) -> list[str]:
+    """The URLs of a fleet's logs, if it has more than one. See `opening.part_urls`."""
+    try:
+        from stigmergy.adapters.nats_journal import opening
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{MISSING} ({error})") from None
+    return opening.part_urls(url)
+
+
 def inspect_journals(url: str) -> list[NatsJournal]:
     """Opens the logs of one fleet for reading only. See `opening.inspect_journals`."""
     try:

@@ -85,6 +85,18 @@ def inspect_journals(url: str) -> list[NatsJournal]:
     return [NatsJournal(opened, reader=reader) for opened in logs]
 
 
+def part_urls(url: str) -> list[str]:
+    """The URLs of the logs of one fleet, each with the first of its shards; none if it is one, or one is chosen."""
+    address = parse_address(url, OPTIONS)
+    reader = BlockingLink(address, name="inspection")
+    try:
+        places = _chosen(address, reader.run(_places, OPEN_WITHIN_S))
+    finally:
+        reader.close()
+    joint = "&" if "?" in url else "?"
+    return [f"{url}{joint}part={place.first}" for place in places] if len(places) > 1 else []
+
+
 # ---------------------------------------------------------------------- parts, on a link
 
 
