@@ -10,6 +10,7 @@ from stigmergy.core.errors import (
     JournalLocked,
     LedgerError,
     LedgerUnavailable,
+    LinkDown,
     NotOwned,
     NotRunning,
     Overloaded,
@@ -29,7 +30,7 @@ REFUSED = 1
 USAGE = 2
 """The command line, a setting, a module or a message is wrong: mend it and try again."""
 NOT_RUNNING = 3
-"""Nobody runs what is asked for, or somebody else has the journal, the ring or the ledger."""
+"""Nobody runs what is asked for, no server answers, or somebody else has the journal, the ring or the ledger."""
 DAMAGED = 4
 """The journal, a ring, a ledger or a store is damaged, foreign, full or failing, or where the output goes is; or the
 key is not one of the journal's."""
@@ -45,6 +46,7 @@ _BY_ERROR: tuple[tuple[type[StigmergyError], int], ...] = (
     (Overloaded, REFUSED),
     (NotRunning, NOT_RUNNING),
     (NotOwned, NOT_RUNNING),
+    (LinkDown, NOT_RUNNING),
     (JournalLocked, NOT_RUNNING),
     (JournalError, DAMAGED),
     (RingLocked, NOT_RUNNING),

@@ -377,3 +377,21 @@ def test_a_worker_whose_clock_is_off_is_told_by_the_others() -> None:
         assert one.events("clocks")[-1] == {"ahead_s": {}}
 
     play(main, load=1)
+
+
+def test_when_all_lose_their_leases_at_once_each_gets_its_own_shards_again() -> None:
+    async def main(town: Town) -> None:
+        people = await town.start("a", "b", "c")
+        before = await town.settled()
+        await asyncio.sleep(1)
+        for person in people:
+            person.store.line.cut_off = True
+        await asyncio.sleep(5)
+        assert all(person.owned == [] for person in people)
+        for person in people:
+            person.store.line.cut_off = False
+            await asyncio.sleep(0.4)
+        assert await town.settled() == before
+        assert [len(person.events("fenced")) for person in people] == [1, 1, 1]
+
+    play(main)

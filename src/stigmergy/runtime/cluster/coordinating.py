@@ -22,6 +22,8 @@ RETRY_S = 0.1
 """After a renewal that did not come through."""
 SETTLE_S = 0.3
 """So long the coordinator waits after somebody joined: workers that are started together are planned together."""
+RETURN_S = 1.0
+"""The same where all that the last plan knew are gone."""
 
 
 class Coordinating:
@@ -100,10 +102,15 @@ class Coordinating:
             self._register.mirror.forget(entry)
 
     def _settles(self, now_ns: int) -> bool:
-        """Whether more are likely to join. Nobody waits for that when somebody has gone."""
+        """Whether more are likely to join. Nobody waits for that when somebody has gone; but when all have, they have
+        lost their leases together, and come back one after the other."""
         plan = self._register.plan
-        gone = plan is not None and any(self._register.member(worker) is None for worker in plan.members)
-        return not gone and now_ns - self._register.joined_ns < int(SETTLE_S * NS)
+        planned = () if plan is None else plan.members
+        left = [worker for worker in planned if self._register.member(worker) is not None]
+        if 0 < len(left) < len(planned):
+            return False
+        settle_s = RETURN_S if planned and not left else SETTLE_S
+        return now_ns - self._register.joined_ns < int(settle_s * NS)
 
     async def _plan(self) -> None:
         """Writes a plan if the last one was made from something else, or in another turn."""
@@ -130,6 +137,8 @@ class Coordinating:
         register.take_plan(plan)
 
     def _kept_by(self, shard: int, members: tuple[str, ...]) -> str:
-        """Who has a shard as far as planning goes: who was to have it, else who has it."""
+        """Who has a shard as far as planning goes: who was to have it, under whatever id, else who has it."""
+        now = {former: member.id for member in self._register.members() for former in member.formerly}
         planned = self._register.planned(shard)
+        planned = now.get(planned, planned)
         return planned if planned in members else self._register.owner(shard)

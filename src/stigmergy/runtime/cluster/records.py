@@ -62,6 +62,8 @@ class Member(Struct, frozen=True):
     owns: tuple[int, ...] = ()
     unfit: dict[int, str] = {}
     """Shards that it cannot have, and why."""
+    formerly: tuple[str, ...] = ()
+    """The ids under which it was a member before: who joins anew gets its own shards again, if they are still free."""
     leaving: bool = False
     """It is about to end: its shards are to go to others."""
     format: int = FORMAT

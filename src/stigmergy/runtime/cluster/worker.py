@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +29,7 @@ from stigmergy.runtime.shares import PROCESSES_MAX
 ID_BYTES = 4
 WARM_COUNT_MAX = 4
 """Logs that are replayed at the same time: others live on the same event loop."""
+FORMER_IDS_MAX = 4
 JOIN_PAUSE_S = 0.5
 """Before it is tried again to join anew."""
 LEAVE_S_MAX = 30.0
@@ -63,6 +65,7 @@ class Worker:
         self._skewed: tuple[str, ...] = ()
         self._woken = asyncio.Event()
         self.memberships = 0
+        self._formerly: deque[str] = deque(maxlen=FORMER_IDS_MAX)
 
     async def run(self) -> None:
         """Works until it is stopped. Raises ConfigError if it does not fit to those that are there, StoreError if the
@@ -74,6 +77,7 @@ class Worker:
                 continue
             self.roster = roster
             self.memberships += 1
+            self._formerly.append(roster.me)
             try:
                 self._begin(roster)
                 await self._work(roster)
@@ -124,6 +128,7 @@ class Worker:
             public_key=means.signer.public_key.hex(),
             kinds=tuple(KindFold(fold.kind, fold.version, fold.layout.hex()) for fold in folds),
             since_ns=means.clock.wall_ns(),
+            formerly=tuple(self._formerly),
         )
 
     def _begin(self, roster: Roster) -> None:
