@@ -13,11 +13,15 @@ from typing import Any
 import pytest
 
 from stigmergy.adapters.nats.address import parse_address
+from stigmergy.adapters.nats.inspection import ServersSeen
 from stigmergy.adapters.nats.link import NatsLink
 from stigmergy.adapters.nats.server import find_program
 from stigmergy.adapters.nats.streams import ensure_stream
+from stigmergy.cli.standing import described
+from stigmergy.engine.standing import Standing
 from tests.cli.conftest import Folder
 from tests.cli.in_process import Here
+from tests.cli.test_documented import documented
 
 WAIT_S = 60.0
 SHIFTS = (0, 2000, 3200, 4000, 1883 - 4222)
@@ -226,3 +230,12 @@ class TestAsking:
         (here.path / "empty.txt").write_text("# nothing\n")
         assert "no URL of the user fleet" in here.error("cluster", "check", "--urls", "empty.txt", code=2)
         assert "NAME and --watch are for a cluster" in here.error("status", "--watch", code=2)
+
+
+def test_keys_are_in_the_manual(here: Here) -> None:
+    written = here.json("cluster", "config", "--hosts", "a,b,c")
+    assert documented("cluster config") == set(written)
+    assert documented("cluster check") == {"ok", "worst", "checks"}
+    assert documented("cluster replace") == {"server", "forgotten", "streams"}
+    servers = ServersSeen(servers=(), has_quorum=True)
+    assert documented("status --nats URL") == set(described(Standing(url="", at_s=0.0, servers=servers)))

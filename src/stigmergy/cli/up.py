@@ -37,6 +37,7 @@ WORKERS_MAX = 64
 READY_S_MAX = 60.0
 LOOK_S = 0.1
 SHOW_EVERY_S = 1.0
+UNOWNED_S = 1.0
 WORKERS_END_S_MAX = 60.0
 SERVERS_END_S_MAX = 15.0
 SERVER, WORKER, GATEWAY = "server", "worker", "gateway"
@@ -119,6 +120,8 @@ class _Cluster:
         self._shards = 0 if fleet is None else fleet.shards
         self._owners: dict[int, str] = {}
         """Which worker has said last that it owns a shard."""
+        self._since_s, self._told_owned = time.monotonic(), False
+        """Since when some shard has no owner; 0 while all have one."""
         self._watching: list[asyncio.Task[None]] = []
 
     async def live_and_die(self) -> int:
@@ -256,7 +259,7 @@ class _Cluster:
         elif event == "started" and child.starts > 1:
             self._note(f"{child.name} is started again, pid {fields['pid']}")
         elif event == "ended":
-            self._owners = {shard: name for shard, name in self._owners.items() if name != child.name}
+            self._owns({shard: name for shard, name in self._owners.items() if name != child.name})
             how = how_it_ended(fields["code"]) + (f" ({child.error})" if child.error else "")
             self._note(f"{child.name} {how}; again in {fields['again_in_s']:g} s", WARN)
         elif event == "given up":
@@ -280,12 +283,12 @@ class _Cluster:
                 child.ready(str(said.get("worker", "")))
                 self._note(f"{child.name} has joined as {child.detail}")
             case "owns":
-                self._owners[int(said["shard"])] = child.name
-                if len(self._owners) == self._shards:
-                    self._note(f"all {counted(self._shards, 'shard')} have an owner", GOOD)
+                self._owns({**self._owners, int(said["shard"]): child.name})
             case "released" | "lost":
-                if self._owners.get(int(said["shard"])) == child.name:
-                    del self._owners[int(said["shard"])]
+                shard = int(said["shard"])
+                self._owns({one: name for one, name in self._owners.items() if (one, name) != (shard, child.name)})
+            case "fenced":
+                self._owns({one: name for one, name in self._owners.items() if name != child.name})
             case "waits" | "troubled":
                 child.detail = str(said.get("reason", ""))
             case "gateway":
@@ -295,6 +298,17 @@ class _Cluster:
                 child.ready()
             case _:
                 pass
+
+    def _owns(self, owners: dict[int, str]) -> None:
+        """Says when all shards have an owner, and again when one was without for a while; moves take no time."""
+        self._owners = owners
+        now_s = time.monotonic()
+        if len(owners) < self._shards:
+            self._since_s = self._since_s or now_s
+        elif self._since_s:
+            if now_s - self._since_s > UNOWNED_S or not self._told_owned:
+                self._note(f"all {counted(self._shards, 'shard')} have an owner", GOOD)
+            self._since_s, self._told_owned = 0.0, True
 
     def _tell_begun(self) -> None:
         from stigmergy.engine.folder import told_urls
