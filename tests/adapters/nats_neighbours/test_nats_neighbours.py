@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from stigmergy.adapters.nats import channels
 from stigmergy.adapters.nats.address import parse_address
 from stigmergy.adapters.nats.link import NatsLink
 from stigmergy.adapters.nats_neighbours import NatsNeighbourhood
@@ -169,6 +170,25 @@ async def test_a_cut_link_ends_channels_at_both_sides_and_the_next_call_succeeds
     await proxy.close()
 
 
+async def test_one_who_was_cut_off_for_a_moment_tells_whom_it_has_lost(
+    server: NatsCluster, link: NatsLink, fleet: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else they would wait for it as long as they wait for the dead."""
+    monkeypatch.setattr(channels, "SILENCE_S_MAX", 1_000.0)
+    proxy = LinkProxy(server.servers[0].plan.port)
+    port = await proxy.start()
+    away = await NatsLink.open(parse_address(f"nats://127.0.0.1:{port}"), name="away")
+    near, far = NatsNeighbourhood(link, fleet, 0), NatsNeighbourhood(away, fleet, 1)
+    await far.open(echo)
+    channel = await reach(near)
+    proxy.drop()
+    await ends(channel)
+    for one in (near, far):
+        await one.close()
+    await away.close()
+    await proxy.close()
+
+
 async def test_a_link_that_says_nothing_any_more_is_noticed_within_bounds(
     server: NatsCluster, link: NatsLink, fleet: str
 ) -> None:
@@ -191,6 +211,7 @@ async def test_a_link_that_says_nothing_any_more_is_noticed_within_bounds(
 
 NEIGHBOUR = """
 import asyncio, sys
+from stigmergy.adapters.nats import channels
 from stigmergy.adapters.nats.address import parse_address
 from stigmergy.adapters.nats.link import NatsLink
 from stigmergy.adapters.nats_neighbours import NatsNeighbourhood

@@ -20,6 +20,8 @@ from stigmergy.adapters.nats.errors import NoResponders
 from stigmergy.adapters.nats.link import NO_RESPONDERS, NatsLink
 from stigmergy.adapters.nats.pieces import (
     FORMAT,
+    HEAD,
+    OVER,
     REASON_CHARS_MAX,
     Answered,
     Call,
@@ -55,6 +57,10 @@ class Channels:
         self._numbers = 0
         self._channels: dict[str, NatsChannel] = {}
         """By where we hear them."""
+        self._places: dict[str, str] = {}
+        """Where the other side of each hears us."""
+        self._unheard: list[str] = []
+        """Who has not heard that its channel was lost with the link."""
         self._serving: dict[asyncio.Task[None], NatsChannel] = {}
         self._saying: dict[asyncio.Future[Any], None] = {}
         self._ranks: dict[str, int] = {}
@@ -206,6 +212,7 @@ class Channels:
         return channel
 
     def _connect(self, channel: NatsChannel, here: str, there: str) -> None:
+        self._places[here] = there
         # With a place to answer, the server says at once that nobody hears us any more.
         channel.connect(
             lambda data: self._link.tell(there, data, here),
@@ -217,10 +224,14 @@ class Channels:
 
     def _forget(self, where: str) -> None:
         self._channels.pop(where, None)
+        self._places.pop(where, None)
 
     async def _on_channel(self, message: Msg) -> None:
         channel = self._channels.get(message.subject)
         if channel is None:
+            # It was lost with a link, and the other side has not heard of it. Who says that it is over needs no answer.
+            if message.reply and message.data[:1] != bytes([OVER]):
+                await self._try(message.reply, HEAD.pack(OVER, 0))
             return
         if message.headers and message.headers.get("Status") == NO_RESPONDERS:
             channel.lose("the other side is gone")
@@ -231,10 +242,19 @@ class Channels:
         if self._is_closed:
             return
         if not up:
+            self._unheard += [there for where in self._channels if (there := self._places.get(where))]
             for channel in list(self._channels.values()):
                 channel.lose("the link to NATS broke")
-        elif self._serve is not None:
-            self._keep(asyncio.ensure_future(self._announce()))
+        else:
+            self._keep(asyncio.ensure_future(self._come_back()))
+
+    async def _come_back(self) -> None:
+        """Says that we listen again, and to those whom we lost that they need not wait for us."""
+        if self._serve is not None:
+            await self._announce()
+        unheard, self._unheard = self._unheard, []
+        for there in unheard:
+            await self._try(there, HEAD.pack(OVER, 0))
 
     async def _beat(self) -> None:
         """Says that we are there, and notices who is not; as long as there are channels."""
