@@ -29,7 +29,7 @@ class ClusterClient:
             from stigmergy.adapters.nats_control import NatsRoom
         except ModuleNotFoundError as error:
             raise ConfigError(f'--nats {url!r} needs {error.name}: pip install "stigmergy[nats]"') from None
-        address = parse_address(url)
+        address = parse_address(url, ("replicas", "max_bytes"))
         self._shards = fleet.shards
         self._timeout_s = max(timeout_s, MOVED_S_MAX + 1.0)
         try:

@@ -50,6 +50,7 @@ BENCHMARKS = {
     "alternatives": Listed("alternatives", "the same events on other Python libraries"),
     "growth": Listed("growth", "cost per event with the fleet's size and the log's length"),
     "shared": Listed("shared", "what shared state costs: writes, deltas, bytes, stores"),
+    "nats": Listed("nats.whole", "a fleet on NATS next to the raw engine, and what it does when something dies"),
     "sim": Listed("simulated", "how fast fleets are simulated"),
     "all": Listed("whole", "everything, one after the other"),
 }

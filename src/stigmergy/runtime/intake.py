@@ -93,8 +93,7 @@ class Intake:
             raise Malformed(f"{_shown(data)} is no envelope; give the bytes that pack_envelope makes")
         envelope = self._ingress.open(data)
         if self._has_key or len(self._shards) < self._shards.total:
-            for address, _ in envelope.items:
-                self.home_of(address)
+            self._check_homes(envelope.items)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiter = Waiter(future)
         accepted = self._ingress.admit(envelope, len(data), (waiter,), self._monotonic_ns())
@@ -225,6 +224,13 @@ class Intake:
         if shard not in self._shards:
             self._shards.check_home(address, shard)
         return shard
+
+    def _check_homes(self, items: list[tuple[str, bytes]]) -> None:
+        """Raises as `home_of` does for the first that does not live here; most envelopes are for one shard or two."""
+        homes = [self.shard_of(address) for address, _ in items]
+        if any(home not in self._shards for home in dict.fromkeys(homes)):
+            for address, _ in items:
+                self.home_of(address)
 
     def _post(self, accepted: Accept[Envelope]) -> None:
         envelope = accepted.envelope

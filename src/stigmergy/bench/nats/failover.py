@@ -1,0 +1,255 @@
+"""How long shards do not answer when a worker ends or dies, or a server does that leads their logs.
+
+Real workers, each a process of its own, and a client that asks every shard again and again, one durable command after
+the other. A gap is the longest time between two answers of one shard around the event, with all that a client must do
+to find the next owner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from msgspec import Struct
+
+from stigmergy.adapters.nats.address import parse_address
+from stigmergy.adapters.nats.link import NatsLink
+from stigmergy.adapters.nats.naming import cluster_bucket
+from stigmergy.adapters.nats_control import NatsRoom
+from stigmergy.core.errors import NotRunning, StigmergyError
+from stigmergy.core.homes import Homes
+from stigmergy.runtime.protocol import Send, read_reply, write_request
+from stigmergy.testing.nats_rig import NatsCluster
+
+MODULE = "counting"
+FLEET = "counting"
+PROGRAM = """
+from stigmergy import Agent, Command, Event, Events, Fleet, decide, evolve
+
+
+class Count(Command):
+    pass
+
+
+class Counted(Event):
+    pass
+
+
+class Counter(Agent):
+    count: int = 0
+
+    @decide
+    def one_more(self, command: Count) -> Events:
+        yield Counted()
+
+    @evolve
+    def counted(self, event: Counted) -> None:
+        self.count += 1
+
+
+fleet = Fleet("counting", agents=[Counter], shards=SHARDS)
+"""
+START_S_MAX = 60.0
+BEFORE_S = 1.5
+"""Answers are watched so long before something happens."""
+ASK_S_MAX = 2.0
+MOVES_MAX = 30
+PAUSE_S = 0.01
+AGAIN_S = 0.005
+"""After an answer, and after none."""
+MB = 1_000_000
+
+
+class Failover(Struct, frozen=True):
+    """Gaps are the longest of any shard that was concerned."""
+
+    quiet_gap_ms: float
+    """While nothing happened: so much is the machine's."""
+    planned_gap_ms: float
+    worker_killed_gap_s: float
+    worker_killed_others_gap_ms: float
+    """Of shards that had another owner."""
+    worker_mb: float
+    """Resident memory of a worker that has all shards."""
+    commands: int
+    server_killed_gap_s: float | None = None
+    server_killed_others_gap_ms: float | None = None
+    """Of shards whose logs another server led, where the dead one did not lead the list of members either."""
+    members_server_killed_gap_s: float | None = None
+    """Of any shard, where the dead server led the list of members, too: nobody can prove to own anything then."""
+
+
+class Probe:
+    """Asks every shard again and again, and remembers when each has answered."""
+
+    def __init__(self, link: NatsLink, shards: int) -> None:
+        homes = Homes(shards)
+        self._room = NatsRoom(link, FLEET)
+        self._agents = [
+            next(f"Counter/c{n}" for n in range(10_000) if homes.of(f"Counter/c{n}") == shard)
+            for shard in range(shards)
+        ]
+        self.answered_s: list[list[float]] = [[] for _ in range(shards)]
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Begins."""
+        self._tasks = [asyncio.ensure_future(self._ask(shard)) for shard in range(len(self._agents))]
+
+    async def stop(self) -> None:
+        """Ends."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._room.close()
+
+    async def wait_answers(self, since_s: float) -> None:
+        """Waits until every shard has answered a question that was asked after this."""
+        until_s = asyncio.get_running_loop().time() + START_S_MAX
+        while not all(times and times[-1] > since_s for times in self.answered_s):
+            if asyncio.get_running_loop().time() > until_s:
+                silent = [shard for shard, times in enumerate(self.answered_s) if not times or times[-1] <= since_s]
+                raise NotRunning(f"shards {silent} do not answer after {START_S_MAX:g} s; see what the workers say")
+            await asyncio.sleep(0.05)
+
+    def gaps_s(self, since_s: float) -> list[float]:
+        """For each shard the longest time between two answers, of which the later came after this."""
+        return [
+            max(after - before for before, after in itertools.pairwise(times) if after > since_s)
+            for times in self.answered_s
+        ]
+
+    async def _ask(self, shard: int) -> None:
+        number = 0
+        while True:
+            send = Send(agent=self._agents[shard], command="Count", command_id=f"{shard}-{number}")
+            try:
+                async with asyncio.timeout(ASK_S_MAX):
+                    lines = self._room.branch(shard).ask(write_request(send))
+                    try:
+                        read_reply(await anext(lines))
+                    finally:
+                        await lines.aclose()  # type: ignore[attr-defined]
+            except (StigmergyError, TimeoutError):
+                await asyncio.sleep(AGAIN_S)
+                continue
+            number += 1
+            self.answered_s[shard].append(asyncio.get_running_loop().time())
+            await asyncio.sleep(PAUSE_S)
+
+
+class Workers:
+    """Processes that run `stigmergy worker`."""
+
+    def __init__(self, folder: Path, url: str, shards: int) -> None:
+        self._folder = folder
+        self._url = url
+        (folder / f"{MODULE}.py").write_text(PROGRAM.replace("SHARDS", str(shards)), encoding="utf-8")
+        self._running: list[asyncio.subprocess.Process] = []
+
+    async def start(self) -> asyncio.subprocess.Process:
+        """One more."""
+        command = [sys.executable, "-m", "stigmergy", "worker", f"{MODULE}:fleet", "--nats", self._url, "--json"]
+        process = await asyncio.create_subprocess_exec(
+            *command, cwd=self._folder, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
+        )
+        self._running.append(process)
+        return process
+
+    async def stop(self) -> None:
+        """Ends all that still run."""
+        for process in self._running:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+
+async def measure_failover(
+    cluster: NatsCluster, folder: Path, shards: int, settle_s: float, *, kill_servers: bool = True
+) -> Failover:
+    """One worker, then two; one ends, one dies; then, if that is wanted, two servers do, one after the other."""
+    url = f"{cluster.url}?replicas={len(cluster.servers)}"
+    # The client stays on one server, and that one lives: what is measured is the fleet's gap, not the client's.
+    link = await NatsLink.open(parse_address(cluster.urls[0]), name="probe")
+    workers, probe = Workers(folder, url, shards), Probe(link, shards)
+    try:
+        first = await workers.start()
+        probe.start()
+        await probe.wait_answers(0.0)
+        worker_mb = resident_mb(first.pid)
+        second = await workers.start()
+        await asyncio.sleep(settle_s)
+        quiet = await _watch(probe, settle_s, lambda: None)
+        planned = await _watch(probe, settle_s, lambda: second.send_signal(signal.SIGTERM))
+        await asyncio.wait_for(second.wait(), START_S_MAX)
+        third = await workers.start()
+        await asyncio.sleep(settle_s)
+        killed = await _watch(probe, settle_s, third.kill)
+        servers = await _kill_servers(cluster, probe, shards, settle_s) if kill_servers else {}
+    finally:
+        await probe.stop()
+        await workers.stop()
+        await link.close()
+    return Failover(
+        quiet_gap_ms=1e3 * max(quiet),
+        planned_gap_ms=1e3 * max(planned),
+        worker_killed_gap_s=max(killed),
+        worker_killed_others_gap_ms=1e3 * max(sorted(killed)[: shards // 2]),
+        worker_mb=worker_mb,
+        commands=sum(len(times) for times in probe.answered_s),
+        **servers,
+    )
+
+
+async def _kill_servers(cluster: NatsCluster, probe: Probe, shards: int, settle_s: float) -> dict[str, float]:
+    """The gaps when a server dies that leads logs, and when one does that leads the list of members."""
+    members = await _move_members(cluster)
+    leaders = [await cluster.leader_of(f"STIG_LOG_{FLEET}_{shard}_{shard}") for shard in range(shards)]
+    other = next(number for number in range(1, len(cluster.servers)) if number != members)
+    dead = await _watch(probe, settle_s, lambda: cluster.kill(other))
+    cluster.start_again(other)
+    await asyncio.sleep(settle_s)
+    silenced = await _watch(probe, settle_s, lambda: cluster.kill(members))
+    cluster.start_again(members)
+    led = [gap for gap, leader in zip(dead, leaders, strict=True) if leader == other]
+    not_led = [gap for gap, leader in zip(dead, leaders, strict=True) if leader != other]
+    return {
+        "server_killed_gap_s": max(led, default=0.0),
+        "server_killed_others_gap_ms": 1e3 * max(not_led, default=0.0),
+        "members_server_killed_gap_s": max(silenced),
+    }
+
+
+async def _watch(probe: Probe, settle_s: float, happens: Callable[[], None]) -> list[float]:
+    """The gaps of all shards around something that happens now."""
+    since_s = asyncio.get_running_loop().time()
+    await asyncio.sleep(BEFORE_S)
+    happens()
+    await asyncio.sleep(settle_s)
+    await probe.wait_answers(asyncio.get_running_loop().time())
+    return probe.gaps_s(since_s)
+
+
+async def _move_members(cluster: NatsCluster) -> int:
+    """Which server leads the list of members; not the first, on which our client is."""
+    stream = f"KV_{cluster_bucket(FLEET)}"
+    for _ in range(MOVES_MAX):
+        leader = await cluster.leader_of(stream)
+        if leader:
+            return leader
+        if leader == 0:
+            await cluster.step_down(stream)
+        await asyncio.sleep(1.0)
+    raise NotRunning(f"{stream} has no leader but the first server; see how the cluster stands")
+
+
+def resident_mb(pid: int) -> float:
+    """The memory that a process has in use."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / MB
