@@ -98,6 +98,7 @@ def test_what_several_processes_cannot_do_yet_is_said(tmp_path: Path) -> None:
     for bearings, said in (
         (Bearings(bus="mqtt://gateway:1883"), "cannot be on a bus yet"),
         (Bearings(mesh="udp://0.0.0.0:7946"), "cannot share fields with others yet .* run it with one process"),
+        (Bearings(copies=("nats://me:word@hub",)), r"cannot copy its journal yet \(nats://hub\)"),
         (Bearings(ledger="sqlite:ledger.db"), "cannot claim from a ledger yet .* run it with one process"),
     ):
         with pytest.raises(ConfigError, match=said):

@@ -237,8 +237,7 @@ class Running:
     @property
     def _copied_as(self) -> str:
         """What this node's journal is called among the copies."""
-        names = (self.bearings.site, self.bearings.node, None if self._share is None else self._share.name)
-        return "/".join(name for name in names if name)
+        return f"{self.bearings.site}/{self.bearings.node}"
 
     @property
     def key(self) -> Path | None:

@@ -22,6 +22,7 @@ from stigmergy.cli.places import config_of, folder_of, load_fleet, url_of
 from stigmergy.cli.supervising import Supervisor, command_of
 from stigmergy.cli.version import version
 from stigmergy.config import Config
+from stigmergy.copies import shown
 from stigmergy.core.errors import ConfigError, NotRunning, StigmergyError
 from stigmergy.parts import check_parts, make_folder, shown_url
 from stigmergy.runtime.describing import described_recovery
@@ -183,6 +184,11 @@ def check_alone(bearings: Bearings, archive: str | None) -> None:
         raise ConfigError(
             f"a node of several processes cannot claim from a ledger yet ({ledger}); run it with one process, or "
             "several nodes with a journal and a --node name each, on the same ledger"
+        )
+    if bearings.copies:
+        raise ConfigError(
+            f"a node of several processes cannot copy its journal yet ({shown(bearings.copies[0])}): its parts would "
+            "be of different moments; run it with one process, or keep its log on a cluster"
         )
     if archive is not None:
         raise ConfigError(
