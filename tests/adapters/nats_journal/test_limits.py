@@ -12,6 +12,7 @@ from stigmergy.adapters.nats.link import NatsLink
 from stigmergy.adapters.nats_journal import inspect_journals, open_journal
 from stigmergy.adapters.nats_journal.following import open_shard_log
 from stigmergy.adapters.nats_journal.messages import END, PIECE, describe
+from stigmergy.adapters.nats_journal.opening import replicated
 from stigmergy.adapters.nats_journal.stream import LogPlace
 from stigmergy.core.errors import ConfigError, JournalForeign, JournalFull, LinkDown
 from stigmergy.journals import find_parts, inspect_all, inspect_journal
@@ -194,6 +195,14 @@ async def test_the_fleet_to_look_at_is_the_only_one_or_the_one_that_is_named(
 
 
 # ---------------------------------------------------------------------- the server
+
+
+@pytest.mark.parametrize(
+    ("url", "replicas"),
+    [("nats://a,b", 1), ("nats://a,b,c", 3), ("nats://a,b,c?replicas=1", 1), ("nats://a?replicas=5", 5)],
+)
+def test_three_servers_keep_three_replicas(url: str, replicas: int) -> None:
+    assert replicated(parse_address(url)).replicas == replicas
 
 
 def test_nobody_there_and_wrong_urls(server: NatsCluster) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
+from msgspec import structs
 from nats.aio.msg import Msg
 
 from stigmergy.adapters.nats import naming
@@ -45,6 +46,7 @@ OWNER_ANSWERS_S = 2.0
 """An owner that does not answer for so long is taken for dead; if it lives, it is fenced."""
 CLAIMS_MAX = 20
 """So often others may write while we claim."""
+REPLICAS_MIN = 3
 NAMES_MAX = 1_024
 """Names of streams that a server lists at once."""
 NONCE_BYTES = 16
@@ -56,7 +58,7 @@ def open_journal(url: str, identity: JournalIdentity, *, owner: str = "") -> Nat
     `owner` is how others are told who has it; without one, our process and machine. Raises JournalLocked while
     somebody else owns it, JournalForeign if it is another's, ConfigError, LinkDown.
     """
-    address = parse_address(url, OPTIONS)
+    address = replicated(parse_address(url, OPTIONS))
     name = f"journal of {identity.fleet}"
     reader = BlockingLink(address, name=name)
     try:
@@ -98,6 +100,13 @@ def part_urls(url: str) -> list[str]:
 
 
 # ---------------------------------------------------------------------- parts, on a link
+
+
+def replicated(address: NatsAddress) -> NatsAddress:
+    """With three replicas where three servers or more are named and nothing else is said."""
+    if address.option("replicas") or len(address.servers) < REPLICAS_MIN:
+        return address
+    return structs.replace(address, options=(*address.options, ("replicas", str(REPLICAS_MIN))))
 
 
 def place_of(address: NatsAddress, identity: JournalIdentity) -> LogPlace:
