@@ -99,6 +99,26 @@ async def test_a_log_that_was_cut_goes_on_for_who_comes_later(url: str, monkeypa
         await ledger.close()
 
 
+@in_a_loop
+async def test_a_log_that_is_cut_again_and_again_stays_small(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "STATES_EVERY", 2)
+    monkeypatch.setattr(reading, "STATES_COUNT_MAX", 4)
+    one = opened(url)
+    link, place = await NatsLink.open(parse_address(url), name="looking"), find_place(url, NAME)
+    for number in range(1, 61):
+        assert await one.append([b"%d" % number]) == number
+        if number % 6 == 0:
+            await one.put_checkpoint(LedgerCheckpoint(number, b"state %d" % number))
+            await one.cut(number)
+    kept = (await link.api(f"STREAM.INFO.{place.stream}"))["state"]["messages"]
+    assert kept < 30
+    assert (await link.api(f"STREAM.INFO.{place.checkpoints}"))["state"]["messages"] == 2, "a head and a piece"
+    later = opened(url)
+    assert await later.append([b"after"]) == 61
+    for connection in (one, later, link):
+        await connection.close()
+
+
 async def _same_chain(ledger: NatsLedger, sequence: int) -> bytes:
     await ledger.read(await _end(ledger))
     assert ledger._reader is not None

@@ -267,6 +267,9 @@ class Reader:
             self._keep(found.entries)
         if found.base and (base := read_base(found.base)) is not None and base.sequence:
             self._base = state_of(base, found.state.cut)
+            # What lies before is gone, or may go: a log that is cut again and again is remembered as closely as ever.
+            self._states = [state for state in self._states if state.sequence >= base.sequence]
+            self._states_every = STATES_EVERY
         self.taken(found)
         if found.entries:
             self.grown(found.state.position)
@@ -412,7 +415,7 @@ class Reader:
 
     def _check_chain(self, state: State) -> None:
         known = self._chains.get(state.sequence)
-        if known is None and state.sequence % self._states_every == 0:
+        if known is None:
             index = bisect_right(self._states, state.sequence, key=lambda one: one.sequence)
             known = (
                 self._states[index - 1].chain if index and self._states[index - 1].sequence == state.sequence else None
