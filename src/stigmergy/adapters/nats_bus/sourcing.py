@@ -16,9 +16,9 @@ from stigmergy.adapters.nats_bus.options import BusOptions
 from stigmergy.adapters.nats_bus.streams import SECOND_NS, locked
 from stigmergy.core.errors import LinkDown
 
-LOOK_S = 2.0
-SILENT_S_MAX = 3.5
-"""A source that is well says so every second."""
+LOOK_S = 1.5
+SILENT_S_MAX = 2.5
+"""A source that is well says so every second. One that a new leader has not begun to read says -1."""
 ASK_S = 2.0
 
 
@@ -31,6 +31,7 @@ class Feeding:
         self._options = options
         self._stream = stream
         self._is_wanted = is_wanted
+        self._was_silent = False
         self.revived_count = 0
 
     async def watch(self) -> None:
@@ -43,7 +44,10 @@ class Feeding:
                     await self._look()
 
     async def _look(self) -> None:
-        if not _is_silent(await self._info()):
+        is_silent = _is_silent(await self._info())
+        was_silent, self._was_silent = self._was_silent, is_silent
+        # Seen twice: a leader that is new needs a moment.
+        if not (is_silent and was_silent):
             return
         async with locked(self._link, self._options, "feeding") as is_ours:
             if not is_ours:
@@ -54,10 +58,12 @@ class Feeding:
                 await self._link.api(f"STREAM.UPDATE.{self._stream}", {**config, "sources": []}, ASK_S)
                 await self._link.api(f"STREAM.UPDATE.{self._stream}", config, ASK_S)
                 self.revived_count += 1
+                self._was_silent = False
 
     async def _info(self) -> dict[str, Any]:
         return await self._link.api(f"STREAM.INFO.{self._stream}", within_s=ASK_S)
 
 
 def _is_silent(info: dict[str, Any]) -> bool:
-    return any(int(source.get("active", 0)) > SILENT_S_MAX * SECOND_NS for source in info.get("sources") or [])
+    silent = [int(source.get("active", 0)) for source in info.get("sources") or []]
+    return any(active_ns < 0 or active_ns > SILENT_S_MAX * SECOND_NS for active_ns in silent)
