@@ -54,7 +54,7 @@ class Up:
                 return self.said[-1]
 
     def wait_event(self, event: str, process: str = "") -> dict[str, Any]:
-        return self.wait(lambda one: one["event"] == event and one.get("process", "") == process)
+        return self.wait(lambda one: one.get("event") == event and one.get("process", "") == process)
 
     def wait_said(self, process: str, event: str) -> dict[str, Any]:
         return self.wait(lambda one: one.get("process") == process and one.get("said", {}).get("event") == event)
@@ -147,7 +147,7 @@ def test_a_cluster_lives_through_kills_and_goes_on_after_its_end(here: Callable[
     up.wait_said("worker-1", "joined")
 
     assert up.end() == 0
-    events = [(one.get("process"), one.get("said", one)["event"]) for one in up.said]
+    events = [(one.get("process"), one.get("said", one).get("event")) for one in up.said]
     assert events[-1] == (None, "stopped")
     assert ("worker-1", "stopped") in events
     assert ("worker-2", "stopped") in events
