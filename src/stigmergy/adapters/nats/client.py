@@ -34,6 +34,15 @@ class Connection(Client):
         command: bytes = super()._connect_command()
         return command
 
+    async def _process_pong(self) -> None:
+        # Whoever waited for this answer may have given up. The library would take that for a broken connection.
+        if self._pongs and self._pongs[0].done():
+            del self._pongs[0]
+            self._pongs_received += 1
+            self._pings_outstanding = 0
+            return
+        await super()._process_pong()
+
     async def _attempt_reconnect(self) -> None:
         self._abort()
         await super()._attempt_reconnect()
