@@ -9,6 +9,7 @@ id is a digest of key, incarnation and name, so nobody can ask, release or renew
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import NamedTuple, assert_never
 
 import msgspec
@@ -29,6 +30,8 @@ ROSTER_COUNT_MAX = 64
 KEY_BYTES_MAX = 64
 NUMBERS_END = 2**63
 ID_BYTES = 16
+IDS_COUNT_MAX = 4_096
+"""Ids that are remembered, because the same claimants move again and again; more of them are computed anew."""
 DIGEST_BYTES = 32
 _DOMAIN = "stigmergy.claim@1"
 _SEALED_DOMAIN = "stigmergy.claims@1"
@@ -155,11 +158,13 @@ _sealed_decoder = msgspec.msgpack.Decoder(SealedRecord)
 _body_decoder = msgspec.msgpack.Decoder(ClaimBody)
 
 
+@lru_cache(maxsize=IDS_COUNT_MAX)
 def claimant_id(algorithm: int, key: bytes, incarnation: int, name: str) -> bytes:
     """The id of a claim of this node. Only who has the key can write for it."""
     return blake3(encode((algorithm, key, incarnation, name)), derive_key_context=_CLAIMANT_CONTEXT).digest(ID_BYTES)
 
 
+@lru_cache(maxsize=IDS_COUNT_MAX)
 def writer_id(algorithm: int, key: bytes, incarnation: int) -> bytes:
     """The id of a node as a writer, whose lives and sequences are counted together."""
     return blake3(encode((algorithm, key, incarnation)), derive_key_context=_WRITER_CONTEXT).digest(ID_BYTES)

@@ -159,7 +159,7 @@ class Following:
                 step = fold(self.claims, entry.position, entry.body, self._ledger.name, self._verify)
                 self.claims = step.claims
                 steps.append(step)
-                if step.fate in (Fate.GRANTED, Fate.QUEUED, Fate.RENEWED):
+                if step.fate in (Fate.GRANTED, Fate.QUEUED, Fate.RENEWED) and _moved(step) not in self.names:
                     self._remember(entry.body)
                 if step.noted is not None:
                     self._compare(step.noted)
@@ -170,7 +170,7 @@ class Following:
 
     def _remember(self, body: bytes) -> None:
         claimant, key, name = claimant_of(body)
-        if claimant not in self.names and len(self.names) >= NAMES_COUNT_MAX:
+        if len(self.names) >= NAMES_COUNT_MAX:
             self.names.popitem(last=False)
         self.names[claimant] = (key, name)
 
@@ -212,3 +212,9 @@ class Following:
             self._noted(Checkpointed(position, digest(state)))
             if before:
                 await self._ledger.cut(before)
+
+
+def _moved(step: Step) -> bytes:
+    """Whose move was granted, renewed or queued."""
+    known = step.claims.resource(step.resource)
+    return known.queue[-1].claimant if known.grant is None or step.fate is Fate.QUEUED else known.grant.claimant
