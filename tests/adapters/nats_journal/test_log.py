@@ -176,6 +176,7 @@ def test_pieces_whose_beginning_is_missing_are_passed_over() -> None:
     pieces = [msgspec.msgpack.encode([4, number, payload[at : at + 100]]) for number, at in enumerate((0, 100))]
     for number, kind in ((1, PIECE), (0, PIECE), (0, PIECE), (1, NOTE), (1, "end")):
         assert assembler.take(Entry(1, kind, pieces[number])) is None
+    assert assembler.take(Entry(6, PIECE, pieces[0])) is None
     assert assembler.take(Entry(7, PIECE, pieces[0])) is None
     end = msgspec.msgpack.encode([4, 1, payload[100:]])
     assert assembler.take(Entry(8, "end", end)) == (7, stored(group, shard=0))

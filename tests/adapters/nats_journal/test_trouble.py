@@ -158,6 +158,20 @@ async def test_a_server_that_is_killed_and_comes_back_has_all(server: NatsCluste
     await journal.close()
 
 
+async def test_a_server_that_says_nothing_has_kept_nothing_as_far_as_we_know(
+    server: NatsCluster, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "WRITE_WITHIN_S", 1.0)
+    monkeypatch.setattr(stream, "TRY_S", 0.3)
+    journal, chain = open_journal(f"{server.url}/{place}", IDENTITY), CommitChain()
+    await journal.append(chain.group([0]))
+    server.pause(0)
+    outcome = await outcome_of(journal.append(chain.group([0])))
+    server.resume(0)
+    assert isinstance(outcome, JournalUnknown)
+    await journal.close()
+
+
 async def test_what_another_has_put_there_is_a_conflict_and_our_own_is_success(server: NatsCluster, place: str) -> None:
     """The two answers to the same refusal, as after an acknowledgement that was lost."""
     journal = open_journal(f"{server.url}/{place}", IDENTITY)
