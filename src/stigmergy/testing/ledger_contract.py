@@ -111,6 +111,21 @@ class LedgerContract:
         await ledger.close()
 
     @in_a_loop
+    async def test_without_asking_a_connection_knows_what_it_has_appended_and_read(
+        self, open_ledger: OpenLedger
+    ) -> None:
+        one, other = open_ledger(NAME), open_ledger(NAME)
+        await one.append([b"one"])
+        assert [entry.body for entry in await one.read(0, fresh=False)] == [b"one"]
+        assert [entry.body for entry in await other.read(0, fresh=False)] == [b"one"], "the first read is a fresh one"
+        await one.append([b"two"])
+        known = await other.read(0)
+        assert [entry.body for entry in known] == [b"one", b"two"]
+        assert await other.read(0, fresh=False) == known
+        await one.close()
+        await other.close()
+
+    @in_a_loop
     async def test_what_cannot_be_an_append_is_refused(self, open_ledger: OpenLedger) -> None:
         ledger = open_ledger(NAME)
         with pytest.raises(Bug):
