@@ -115,6 +115,9 @@ async def test_full_store_is_told_and_mends(tmp_path: Path, buses: Buses) -> Non
         with pytest.raises(LinkDown, match="room"):
             await publish_often(bus, BusMessage("f/a", piece))
         await wait_until(lambda: isinstance(bus.last_error, ConfigError) and "room" in str(bus.last_error))
+        for _ in range(20):
+            await asyncio.sleep(0.02)
+            assert not bus.is_up
         await link.api("STREAM.DELETE.OTHER")
         await link.close()
         await wait_until(lambda: bus.is_up)
@@ -174,6 +177,20 @@ async def test_nodes_that_widen_the_stream_at_once_do_not_undo_each_other(server
     info = await link.api(f"STREAM.INFO.{bus_stream('wide')}")
     assert {f"wide-{number}.>" for number in range(6)} <= set(info["config"]["subjects"])
     await link.close()
+
+
+async def test_stream_that_was_deleted_begins_anew_and_loses_nothing_new(server: NatsCluster, buses: Buses) -> None:
+    """Its numbers begin anew, too; they say nothing about what was taken before."""
+    bus = await buses.nats(server.url, "gone:x:node")
+    heard = await hear(bus, "gone/a")
+    for number in range(5):
+        await bus.publish(BusMessage("gone/a", b"%d" % number))
+    await wait_until(lambda: len(heard.payloads) == 5)
+    link = await NatsLink.open(parse_address(server.url), name="vandal")
+    await link.api(f"STREAM.DELETE.{bus_stream('gone')}")
+    await link.close()
+    await publish_surely(bus, "gone/a", range(5, 15))
+    await wait_until(lambda: bus.is_up and len(heard.first_payloads) == 15)
 
 
 async def test_second_process_with_our_id_takes_the_session(

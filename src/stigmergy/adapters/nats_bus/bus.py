@@ -16,7 +16,7 @@ from stigmergy.adapters.nats_bus.listening import Listening
 from stigmergy.adapters.nats_bus.options import BusOptions, check_client_id
 from stigmergy.adapters.nats_bus.outlet import Outlet
 from stigmergy.adapters.nats_bus.partition import Partition
-from stigmergy.adapters.nats_bus.publishing import NoRoom, Publishing, is_down
+from stigmergy.adapters.nats_bus.publishing import NoRoom, Publishing, is_down, no_room
 from stigmergy.adapters.nats_bus.sourcing import Feeding
 from stigmergy.adapters.nats_bus.streams import ensure_streams, ensure_subjects, has_mqtt
 from stigmergy.adapters.nats_bus.subjects import filters_of
@@ -36,6 +36,7 @@ CLOSE_S_MAX = 5.0
 LOOK_S = 15.0
 """So often it is looked whether devices have come by MQTT, and what the stream captures."""
 OWNER_BYTES = 8
+PROBE_TTL = "1s"
 
 
 class NatsBus:
@@ -88,6 +89,7 @@ class NatsBus:
         """Whoever makes or changes sessions."""
         self._tasks: list[asyncio.Task[None]] = []
         self._unlisten: list[Callable[[], None]] = []
+        self._was_full = False
         self._is_closed = False
 
     # ------------------------------------------------------------------ the port
@@ -140,6 +142,7 @@ class NatsBus:
             try:
                 await self._publishing.publish(message)
             except NoRoom as error:
+                self._was_full = True
                 self._doubt(ConfigError(str(error)))
                 raise
             except LinkDown as error:
@@ -219,6 +222,10 @@ class NatsBus:
             found = await ensure_subjects(self._link, self.options, [self._will.subject])
         self._publishing.note_captured(found.config["subjects"])
         self._publishing.has_mqtt = self.options.mqtt and await has_mqtt(self._link)
+        if self._was_full:
+            # Otherwise it would come up and go down with every message.
+            await self._link.publish(f"{self.options.subjects.inner}.probe", b"", {"Nats-TTL": PROBE_TTL})
+            self._was_full = False
         if self._will is not None:
             await self._will.begin()
         if self._reception.patterns:
@@ -289,6 +296,8 @@ class NatsBus:
     def _misfit(self, refused: JetStreamRefused) -> StigmergyError:
         if refused.code in WITHOUT_JETSTREAM:
             return no_jetstream(self.options.place)
+        if refused.is_full:
+            return ConfigError(str(no_room(self.options, refused)))
         return LinkDown(f"{self.options.place}: JetStream refuses: {refused}; it is tried again")
 
     def _better(self, reason: StigmergyError) -> StigmergyError:

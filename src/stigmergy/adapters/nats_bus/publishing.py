@@ -105,11 +105,16 @@ class Publishing:
         if refused.code == MESSAGE_TOO_LARGE:
             return TooLarge(f"{message.topic}: {refused.description}; raise max_msg_size of the stream, or send less")
         if refused.is_full:
-            return NoRoom(
-                f"{self._options.place}: there is no room for messages ({refused.description}); nothing was taken; "
-                "make room, or raise max_file or the account's limits"
-            )
+            return no_room(self._options, refused)
         return LinkDown(f"{message.topic}: JetStream has not taken it: {refused}; publish it again")
+
+
+def no_room(options: BusOptions, refused: JetStreamRefused) -> NoRoom:
+    """What to say where the servers are full."""
+    return NoRoom(
+        f"{options.place}: there is no room for messages ({refused.description}); nothing was taken; make room, or "
+        "raise max_file or the account's limits"
+    )
 
 
 def is_down(message: BusMessage) -> LinkDown:

@@ -56,6 +56,7 @@ _OVER = ("404", "408", "409")
 Glance = Callable[[int, str, bytes, Mapping[str, str]], None]
 Diversion = Callable[[int, str, bytes, Mapping[str, str], Callable[[], None]], bool]
 """Takes a message, by its place, subject, payload and headers, and whom to tell when it is dealt with; or leaves it."""
+_Place = tuple[int, int]
 _encode = msgspec.json.Encoder().encode
 _since = msgspec.json.Decoder(dict[str, int])
 
@@ -104,9 +105,11 @@ class Session:
         """This process has had the consumer before: another owner has taken it from us then."""
         self._since: dict[str, int] = {}
         self._newest_since = 0
-        self._waiting: dict[int, _Received] = {}
+        self._era = 0
+        """Counts how often the consumer was new: places in the stream may begin anew then, so they are told apart."""
+        self._waiting: dict[_Place, _Received] = {}
         self._waiting_bytes = 0
-        self._settled: dict[int, None] = {}
+        self._settled: dict[_Place, None] = {}
         self._acks: list[str] = []
         self._asked = 0
         self._pin = ""
@@ -179,6 +182,7 @@ class Session:
     async def _own(self, filters: Iterable[str], last: int) -> None:
         info = await self._find()
         if info is None:
+            self._era += 1
             self._note_since(dict.fromkeys(filters, last))
             await self._save({"deliver_policy": "by_start_sequence", "opt_start_seq": last + 1})
             return
@@ -238,24 +242,25 @@ class Session:
         self._asked = max(0, self._asked - 1)
         if message.headers:
             self._pin = message.headers.get(PIN, self._pin)
-        place = place_of(message.reply)
+        number = place_of(message.reply)
+        place = (self._era, number)
         waiting = self._waiting.get(place)
         if waiting is not None:
             waiting.reply = message.reply
             self._reception.receipts.repeated += 1
-        elif place in self._settled or not self._counts(place, message.subject):
+        elif place in self._settled or not self._counts(number, message.subject):
             self._acks.append(message.reply)
         else:
             self._take(place, message)
         self._wake.set()
 
-    def _counts(self, place: int, subject: str) -> bool:
+    def _counts(self, number: int, subject: str) -> bool:
         """Whether a message came after we had begun to listen for it."""
-        return place > self._newest_since or any(
-            place > since and covers(one, subject) for one, since in self._since.items()
+        return number > self._newest_since or any(
+            number > since and covers(one, subject) for one, since in self._since.items()
         )
 
-    def _take(self, place: int, message: Msg) -> None:
+    def _take(self, place: _Place, message: Msg) -> None:
         subject = self._bare(message.subject)
         if subject is None or len(message.data) > PAYLOAD_BYTES_MAX:
             self._reception.receipts.refused += subject is not None
@@ -264,14 +269,14 @@ class Session:
         self._waiting[place] = _Received(message.reply, len(message.data))
         self._waiting_bytes += len(message.data)
         if self._looks is not None and message.headers:
-            self._looks(place, subject, message.data, message.headers)
+            self._looks(place[1], subject, message.data, message.headers)
         settled = functools.partial(self._settle, place)
-        if self._takes is not None and self._takes(place, subject, message.data, message.headers or {}, settled):
+        if self._takes is not None and self._takes(place[1], subject, message.data, message.headers or {}, settled):
             return
         arrived = message_of(subject, message.data, message.headers)
         self._reception.take(Arrival(arrived, settled))
 
-    def _settle(self, place: int) -> None:
+    def _settle(self, place: _Place) -> None:
         received = self._waiting.pop(place)
         self._waiting_bytes -= received.size_bytes
         self._settled[place] = None
