@@ -15,7 +15,7 @@ from stigmergy.adapters.nats.link import NatsLink
 from stigmergy.adapters.nats_store import open_store
 from stigmergy.adapters.system import SystemClock
 from stigmergy.core.errors import StoreConflict, StoreForeign, StoreUnavailable, StoreUnknown
-from stigmergy.ports.store import Entry, KeyValue, Lease, Store
+from stigmergy.ports.store import Entry, Gone, KeyValue, Lease, Store
 from stigmergy.testing.nats_rig import NatsCluster, start_single
 from stigmergy.testing.store_contract import Listener, OpenStore, StoreContract
 
@@ -229,6 +229,28 @@ async def mirror_and_lose(hub: NatsCluster, leaf: NatsCluster) -> None:
     await link.close()
     await above.close()
     await below.close()
+
+
+@pytest.mark.prove
+async def test_who_hears_that_a_lease_is_over_has_it_at_once(cluster: NatsCluster) -> None:
+    """The replica that tells it may know before the leader does."""
+    stores = [await open_store(f"{cluster.url}?replicas=3", CLOCK) for _ in range(8)]
+    buckets = [await store.key_value("handed") for store in stores]
+    for number in range(6):
+        names = [f"lead.{number}.{one}" for one in range(len(buckets))]
+        assert all([await buckets[0].acquire(name, b"", 1) for name in names])
+        await asyncio.gather(*(take_over(keys, name) for keys, name in zip(buckets, names, strict=True)))
+    for store in stores:
+        await store.close()
+
+
+async def take_over(keys: KeyValue, name: str) -> None:
+    heard = asyncio.Event()
+    watch = keys.watch(name, lambda change: heard.set() if isinstance(change, Gone) else None)
+    async with asyncio.timeout(ELECTION_S_MAX):
+        await heard.wait()
+    assert await keys.acquire(name, b"", 60) is not None
+    watch.stop()
 
 
 @pytest.mark.prove

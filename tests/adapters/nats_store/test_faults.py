@@ -252,6 +252,22 @@ async def test_the_time_of_a_lease_counts_from_before_it_was_asked_for(server: N
     await proxy.close()
 
 
+async def test_a_leader_that_is_behind_what_was_told_is_asked_again(server: NatsCluster) -> None:
+    """In a cluster the replica that tells a watch may know that a key is gone before the leader does."""
+    one, other = await NatsStore.open(server.url, CLOCK), await NatsStore.open(server.url, CLOCK)
+    lease = await (await one.key_value("behind")).acquire("lead", b"1", 60)
+    assert lease is not None
+    keys = await other.key_value("behind")
+    assert await keys.acquire("lead", b"2", 60) is None
+    other._line.note_gone("$KV.behind.lead", lease.revision + 1)
+    asking = asyncio.ensure_future(keys.acquire("lead", b"2", 60))
+    await asyncio.sleep(0.2)
+    await lease.release()
+    assert await asking is not None
+    await one.close()
+    await other.close()
+
+
 async def test_a_holder_that_was_paused_cannot_renew(server: NatsCluster) -> None:
     """Its renewal is under way while the link hangs, and arrives when another one has the lease."""
     proxy = LinkProxy(server.servers[0].plan.port)

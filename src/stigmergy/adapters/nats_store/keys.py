@@ -33,6 +33,7 @@ TRIES_MAX = 5
 IN_FLIGHT_PAUSE_S = 0.02
 IN_FLIGHT_TRIES_MAX = 50
 """While the write of another one to the same key is under way, the server refuses ours without knowing better."""
+BEHIND_TRIES_MAX = 50
 LIST_S = 10.0
 HOLDER_BYTES = 12
 
@@ -143,11 +144,22 @@ class NatsKeyValue:
             try:
                 return await self.write(key, value, {**headers, EXPECTED: str(expected)})
             except StoreConflict:
-                last = await self.last(key)
+                last = await self._last_as_told(key)
                 if last is not None and not last.is_gone:
                     raise
                 expected = 0 if last is None else last.sequence
         raise StoreConflict(f"{self.bucket}: {key} comes and goes; read it and decide again")
+
+    async def _last_as_told(self, key: str) -> Last | None:
+        """The last message of a key, once the leader knows what a replica has told us: it may be behind for a moment.
+        Who hears that a lease is over and asks for it at once must not be told that somebody has it."""
+        last = await self.last(key)
+        for _ in range(BEHIND_TRIES_MAX):
+            if last is None or last.sequence >= self._line.gone_at(self._subject(key)):
+                break
+            await asyncio.sleep(IN_FLIGHT_PAUSE_S)
+            last = await self.last(key)
+        return last
 
     def _subject(self, key: str) -> str:
         return f"$KV.{self.bucket}.{key}"

@@ -16,6 +16,8 @@ from stigmergy.ports.clock import Clock
 
 PATIENCE_S = 1.0
 PAUSE_S = 0.02
+GONE_COUNT_MAX = 10_000
+"""So many keys are remembered that watches were told to be gone; of the others a moment's doubt may remain."""
 
 
 class Watcher(Protocol):
@@ -38,6 +40,8 @@ class Line:
         self.clock = clock
         self._closed = False
         self._watchers: list[Watcher] = []
+        self._gone: dict[str, int] = {}
+        """Subjects that a watch was told to be gone, with the sequence of the mark that said so."""
         link.on_link(self._on_link)
 
     def check_open(self) -> None:
@@ -63,6 +67,17 @@ class Line:
                 if loop.time() > patient_until_s:
                     raise
             await asyncio.sleep(PAUSE_S)
+
+    def note_gone(self, subject: str, sequence: int) -> None:
+        """A watch was told that there is nothing under this subject since this message."""
+        self._gone.pop(subject, None)
+        self._gone[subject] = sequence
+        if len(self._gone) > GONE_COUNT_MAX:
+            del self._gone[next(iter(self._gone))]
+
+    def gone_at(self, subject: str) -> int:
+        """The message that last said so; 0 if none did."""
+        return self._gone.get(subject, 0)
 
     async def collect_direct(self, stream: str, request: Mapping[str, Any], count_max: int) -> list[Msg]:
         """Messages of a stream, from any of its replicas. Raises as the link's `collect` does."""

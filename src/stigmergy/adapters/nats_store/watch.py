@@ -159,6 +159,7 @@ class NatsWatch:
             self._tell(Entry(key, message.data, sequence))
         elif key in self._told:
             del self._told[key]
+            self._line.note_gone(message.subject, sequence)
             self._tell(Gone(key))
 
     async def _control(self, message: Msg) -> None:

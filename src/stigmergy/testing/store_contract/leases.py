@@ -90,7 +90,8 @@ class LeaseContract(NeedsStore):
             assert asyncio.get_running_loop().time() < told_s, listener.changes
             await asyncio.sleep(0.02)
             await kept.renew()
-        await listener.wait_there({"stays": b"", "kept": b"one", "dies": b"other"})
+        assert await others.acquire("watched", b"next", 60) is not None, "who hears that it is free may have it"
+        await listener.wait_there({"stays": b"", "kept": b"one", "dies": b"other", "watched": b"next"})
         assert "kept" not in listener.gone
         assert "stays" not in listener.gone
         with pytest.raises(StoreConflict):
