@@ -10,8 +10,11 @@ from urllib.parse import urlsplit
 from stigmergy.cli.health.finding import Finding, ill, well, worry
 
 CONNECT_S_MAX = 3.0
-PORTS = {"mqtt": 1883, "mqtts": 8883, "nats": 4222, "redis": 6379, "kafka": 9092}
+PORTS = {"mqtt": 1883, "mqtts": 8883, "nats": 4222, "tls": 4222, "redis": 6379, "kafka": 9092}
 INSIDE = ("memory",)
+CLUSTERED = ("nats", "tls")
+ENCRYPTED = {"mqtt": "mqtts", "nats": "tls"}
+"""What a scheme is called with TLS."""
 
 
 def check_bus(url: str | None) -> Iterator[Finding]:
@@ -23,15 +26,25 @@ def check_bus(url: str | None) -> Iterator[Finding]:
     if scheme in INSIDE:
         yield well("bus.configured", f"a bus inside this process ({scheme}:)")
         return
-    host, port, secret = _target(url, scheme)
-    if not host or port is None:
-        what = f"the URL of the bus ({scheme}:…) names no host and port"
-        yield ill("bus.configured", what, "write it like mqtt://gateway:1883 under [fleet] in stigmergy.toml")
-        return
-    if scheme == "mqtt" and secret and host not in ("localhost", "127.0.0.1", "::1"):
-        what = f"a password goes to {host} as it is, for everybody on the way to read"
-        yield worry("bus.secrecy", what, "use mqtts:// with TLS")
-    yield check_reachable(host, port)
+    for one in _servers(url):
+        host, port, secret = _target(one, scheme)
+        if not host or port is None:
+            what = f"the URL of the bus ({scheme}:…) names no host and port"
+            yield ill("bus.configured", what, "write it like mqtt://gateway:1883 under [fleet] in stigmergy.toml")
+            return
+        if scheme in ENCRYPTED and secret and host not in ("localhost", "127.0.0.1", "::1"):
+            what = f"a password goes to {host} as it is, for everybody on the way to read"
+            yield worry("bus.secrecy", what, f"use {ENCRYPTED[scheme]}:// with TLS")
+        yield check_reachable(host, port)
+
+
+def _servers(url: str) -> list[str]:
+    """A URL for each server: those of one cluster on NATS are named in one, with commas."""
+    scheme, _, rest = url.partition("://")
+    if scheme not in CLUSTERED:
+        return [url]
+    login, at, hosts = rest.partition("?")[0].partition("/")[0].rpartition("@")
+    return [f"{scheme}://{login}{at}{host}" for host in hosts.split(",") if host] or [url]
 
 
 def _target(url: str, scheme: str) -> tuple[str | None, int | None, bool]:
