@@ -2,20 +2,25 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from msgspec import structs
 
-from stigmergy import Fleet, UplinkRule
+from stigmergy import Fleet
 from stigmergy.adapters.nats.address import parse_address
 from stigmergy.adapters.nats.link import NatsLink
 from stigmergy.adapters.nats.server import LOOPBACK
+from stigmergy.clusters import NatsWorker
 from stigmergy.config import Config
 from stigmergy.core.errors import ConfigError, LinkDown
+from stigmergy.doors import ClusterClient
 from stigmergy.gateways import (
     GatewayPlan,
+    HubCollector,
+    HubPlan,
     Leaf,
     bearings_of,
     config_bucket,
@@ -25,10 +30,10 @@ from stigmergy.gateways import (
     topic_roots,
 )
 from stigmergy.runtime.live import Live
-from stigmergy.wiring import Running
+from stigmergy.runtime.protocol import State, read_reply, write_request
+from stigmergy.testing.nats_rig import start_single
+from stigmergy.wiring import Bearings, Running
 from tests.adapters.nats_gateway.towns import FAST, WAIT_S_MAX, Arrived, Drone, wait_until
-
-ALL = UplinkRule()
 
 
 def delivery() -> Fleet:
@@ -146,3 +151,55 @@ async def test_a_bus_that_is_none_of_a_gateway_is_refused(tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match="by nats or mqtt"):
         async with gateway(plan_of(tmp_path, "north", bus="pigeon", hubs=("hub",))):
             pass
+
+
+async def test_what_sites_send_up_reaches_the_workers_of_a_cluster(tmp_path: Path) -> None:
+    said: list[str] = []
+    agents = [f"Drone/{number}" for number in range(6)]
+    with start_single(tmp_path / "hub", name="hub", domain="hub", leaf=True) as hub:
+        many = Fleet("delivery", agents=[Drone], shards=4)
+        where = Bearings(bus=hub.url, site="local")
+        plan = HubPlan(fleet=many, url=hub.url)
+        hubs = (f"{LOOPBACK}:{hub.servers[0].plan.leaf_port}",)
+        async with (
+            NatsWorker(many, hub.url, Config(settings=FAST), key=tmp_path / "w.key", bearings=where) as worker,
+            gateway(plan_of(tmp_path, "north", hubs=hubs)) as (site, leaf),
+        ):
+            working = asyncio.ensure_future(worker.run())
+            first, second = (
+                asyncio.ensure_future(HubCollector(plan, lambda word, _: said.append(word)).run()) for _ in range(2)
+            )
+            await wait_until(lambda: sorted(said) == ["hands-out", "waits"])
+            await wait_until(lambda: site.standing().link.link == "up")
+            leaf.recognise()
+            for number in range(5):
+                for agent in agents:
+                    await site.observe(agent, Arrived(number=number))
+            await wait_for_cluster(hub.url, many, agents, 5)
+            # Whoever hands out goes, and the other one goes on where it was.
+            active = first if said[0] == "hands-out" else second
+            active.cancel()
+            for number in range(5, 10):
+                for agent in agents:
+                    await site.observe(agent, Arrived(number=number))
+            await wait_for_cluster(hub.url, many, agents, 10)
+            for task in (first, second, working):
+                task.cancel()
+            await asyncio.gather(first, second, working, return_exceptions=True)
+
+
+async def wait_for_cluster(url: str, fleet: Fleet, agents: list[str], count: int) -> None:
+    """Until the workers' agents have heard so many numbers, all in order."""
+
+    def heard() -> list[list[int]]:
+        client = ClusterClient(url, fleet)
+        try:
+            asked = (next(iter(client.ask(write_request(State(agent=agent))))) for agent in agents)
+            return [read_reply(line).ok["state"]["numbers"] for line in asked]
+        finally:
+            client.close()
+
+    deadline_s = time.monotonic() + WAIT_S_MAX
+    while (found := await asyncio.to_thread(heard)) != [list(range(count))] * len(agents):
+        assert time.monotonic() < deadline_s, found
+        await asyncio.sleep(0.1)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import quote, urlencode
 
@@ -11,12 +15,23 @@ from msgspec import Struct
 from stigmergy.adapters.nats import naming
 from stigmergy.adapters.nats.configuration import TlsFiles
 from stigmergy.adapters.nats_gateway.leaf import Leaf, LeafPlan
-from stigmergy.bearings import Bearings
-from stigmergy.core.errors import ConfigError
+from stigmergy.adapters.system import SystemClock, SystemEntropy
+from stigmergy.bearings import Bearings, open_bus
+from stigmergy.core.errors import ConfigError, StigmergyError, StoreConflict, StoreUnavailable, StoreUnknown
 from stigmergy.core.uplink import UplinkRule
+from stigmergy.ports.bus import Bus
+from stigmergy.ports.clock import Clock
+from stigmergy.ports.store import KeyValue, Lease
 from stigmergy.runtime.declaration import Declaration
 from stigmergy.runtime.topics import escape
+from stigmergy.runtime.uplink.distributor import Distributor
+from stigmergy.runtime.uplink.names import Sender
 
+HUB_NODE = "hub"
+LEASE_KEY = "collector"
+LEASE_S = 3
+RENEW_S = 0.75
+RUN_BYTES = 8
 NODE = "gateway"
 """What a gateway's node is called at its site, if nobody says otherwise."""
 
@@ -113,14 +128,92 @@ async def drop_claim(plan: GatewayPlan, leaf: Leaf) -> None:
     await forget_site(leaf.address, plan.hubs, plan.site)
 
 
+class HubPlan(Struct, frozen=True, kw_only=True):
+    """Whoever hands out, at a hub, what its sites send up to a fleet on workers."""
+
+    fleet: Declaration
+    url: str
+    """The cluster: its sites, its store and the bus that its workers are on."""
+    site: str = "local"
+    """Where the workers are on the bus."""
+    node: str = HUB_NODE
+
+
+class HubCollector:
+    """Hands out while it has the lease; of several for one fleet one does, and the others wait."""
+
+    def __init__(self, plan: HubPlan, tell: Callable[[str, str], None]) -> None:
+        """`tell` hears what changes, as a word and a sentence."""
+        self._plan = plan
+        self._tell = tell
+        self.distributor: Distributor | None = None
+
+    async def run(self) -> None:
+        """Until it is cancelled. Raises ConfigError for what somebody must mend."""
+        from stigmergy.adapters.nats_store import open_store
+
+        clock, name = SystemClock(), f"{socket.gethostname()}:{os.getpid()}"
+        store = await open_store(self._plan.url, clock)
+        waits = False
+        try:
+            keys = await store.key_value(f"stig-uplinks-{naming.token(self._plan.fleet.name)}")
+            while True:
+                try:
+                    lease = await keys.acquire(LEASE_KEY, name.encode(), LEASE_S)
+                    if lease is not None:
+                        await self._hand_out(keys, lease, clock)
+                        waits = False
+                    elif not waits:
+                        waits = True
+                        self._tell("waits", "another one hands out; this one does when that is gone")
+                except (StoreUnavailable, StoreUnknown) as error:
+                    self._tell("local-only", str(error))
+                await asyncio.sleep(RENEW_S)
+        finally:
+            await store.close()
+
+    async def _hand_out(self, keys: KeyValue, lease: Lease, clock: Clock) -> None:
+        plan, entropy = self._plan, SystemEntropy()
+        where = Bearings(plan.url, plan.site, plan.node)
+        bus = open_bus(where, plan.fleet.name, entropy)
+        assert bus is not None
+        me, run = Sender(plan.fleet.name, plan.site, plan.node), entropy.token(RUN_BYTES).hex()
+        self.distributor = Distributor(_sites_of(plan), bus, keys, plan.fleet, me, run)
+        await self.distributor.start()
+        self._tell("hands-out", f"what sites send to {plan.fleet.name} goes to its workers")
+        try:
+            while lease.held(clock.monotonic_ns()):
+                await asyncio.sleep(RENEW_S)
+                with contextlib.suppress(StoreUnavailable, StoreUnknown):
+                    await lease.renew()
+        except StoreConflict:
+            pass
+        finally:
+            await self.distributor.stop()
+            self.distributor = None
+            with contextlib.suppress(StigmergyError):
+                await lease.release()
+        self._tell("waits", "the lease was lost; another one may hand out")
+
+
+def _sites_of(plan: HubPlan) -> Bus:
+    from stigmergy.adapters.nats.address import parse_address
+    from stigmergy.adapters.nats_gateway.sites_bus import SitesBus
+
+    return SitesBus(parse_address(plan.url), f"{plan.fleet.name}:{plan.site}:{plan.node}")
+
+
 def config_bucket(fleet: str) -> str:
     """The bucket, of keys and of objects, with which a hub tells its sites what to do. Gateways mirror it."""
     return f"stig-config-{naming.token(fleet)}"
 
 
 __all__ = [
+    "HUB_NODE",
     "NODE",
     "GatewayPlan",
+    "HubCollector",
+    "HubPlan",
     "Leaf",
     "bearings_of",
     "config_bucket",

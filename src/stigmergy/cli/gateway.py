@@ -8,16 +8,28 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import signal
 from pathlib import Path
 from typing import Any
 
+from stigmergy.cli import exits
 from stigmergy.cli.output import GOOD, NAME, WARN, Output
 from stigmergy.cli.places import config_of, folder_of, load_fleet, url_of
 from stigmergy.cli.run import NodeRun, run_to_the_end
 from stigmergy.config import Config
 from stigmergy.core.errors import ConfigError
 from stigmergy.core.uplink import UplinkRule
-from stigmergy.gateways import NODE, GatewayPlan, Leaf, bearings_of, drop_claim, hub_tls, make_leaf
+from stigmergy.gateways import (
+    NODE,
+    GatewayPlan,
+    HubCollector,
+    HubPlan,
+    Leaf,
+    bearings_of,
+    drop_claim,
+    hub_tls,
+    make_leaf,
+)
 from stigmergy.runtime.link import UP
 from stigmergy.runtime.live import Live
 from stigmergy.wiring import Fleet, Running, make_process_ours
@@ -32,6 +44,7 @@ EXAMPLES = """examples:
   stigmergy gateway town:fleet --site north --hub hub.example:7422 --only IncidentReported
   stigmergy gateway town:fleet --site west --leaf-port 7422            the uppermost level: gateways connect to it
   stigmergy gateway town:fleet --site west --leaf-port 7422 --hub cloud.example:7422    a level between two others
+  stigmergy gateway town:fleet --at-hub nats://hub:4222                to the workers of a cluster, from all its sites
 """
 
 
@@ -53,6 +66,11 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         help="the leaf listener of the level above, with USER:PASSWORD@ where it wants one; repeatable",
+    )
+    parser.add_argument(
+        "--at-hub",
+        metavar="URL",
+        help="not a site but at the hub: hand out to the fleet's workers what all sites send up, such as nats://hub:4222",
     )
     parser.add_argument("--hub-ca", metavar="FILE", help="the authority that the hub's certificate is from: uses TLS")
     parser.add_argument("--hub-cert", metavar="FILE", help="our certificate, for a hub that wants one")
@@ -94,6 +112,12 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     site = arguments.site or config.fleet.site
     if spec is None:
         raise ConfigError("which fleet? Give MODULE:FLEET, such as town:fleet")
+    if arguments.at_hub is not None:
+        if arguments.hub or arguments.leaf_port is not None:
+            raise ConfigError("--at-hub runs no server; give --hub or --leaf-port for a gateway, or --at-hub alone")
+        fleet = load_fleet(spec, folder_of(arguments))
+        hub = HubPlan(fleet=fleet, url=arguments.at_hub, site=site or "local")
+        return run_to_the_end(_AtHub(hub, output).live_and_die())
     if site is None:
         raise ConfigError("which site? Give --site NAME: it is part of all topics here, and what the hub knows it by")
     if not arguments.hub and arguments.leaf_port is None:
@@ -125,6 +149,38 @@ def _plan(arguments: argparse.Namespace, config: Config, fleet: Fleet, site: str
         store_mb=arguments.store_mb,
         bus=arguments.bus,
     )
+
+
+class _AtHub:
+    """Hands out what sites send up, until it is told to stop."""
+
+    def __init__(self, plan: HubPlan, output: Output) -> None:
+        self._plan = plan
+        self._output = output
+        self._stopping = asyncio.Event()
+
+    async def live_and_die(self) -> int:
+        """Until a signal."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stopping.set)
+        collector = HubCollector(self._plan, self._tell)
+        ends = [asyncio.ensure_future(collector.run()), asyncio.ensure_future(self._stopping.wait())]
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if ends[0].done():
+                ends[0].result()
+        finally:
+            for task in ends:
+                task.cancel()
+            await asyncio.gather(*ends, return_exceptions=True)
+        self._output.document({"event": "stopped", "fleet": self._plan.fleet.name, "reason": "signal"})
+        self._output.line("stopped ", (self._plan.fleet.name, NAME))
+        return exits.OK
+
+    def _tell(self, state: str, why: str) -> None:
+        self._output.document({"event": "hub", "state": state, "why": why, "fleet": self._plan.fleet.name})
+        self._output.line((state, GOOD if state == "hands-out" else WARN), f"  {why}")
 
 
 class _Gateway:

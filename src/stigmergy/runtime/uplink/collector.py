@@ -19,8 +19,6 @@ from stigmergy.core.codec import ENVELOPE_FORMAT, REASON_CHARS_MAX, Envelope, pr
 from stigmergy.core.draft import OVERHEAD_BYTES
 from stigmergy.core.errors import LinkDown, NotRunning, Overloaded, PeerError, StaleEpoch, StigmergyError
 from stigmergy.core.inputs import ELSEWHERE, SequencesSkipped
-from stigmergy.core.messages import spec_of
-from stigmergy.core.uplink import OURS, Summary
 from stigmergy.core.uplink_messages import MARKS_COUNT_MAX, Batch, Inquiry, Mark, Told, read_up, write_message
 from stigmergy.ports.bus import Bus, BusMessage
 from stigmergy.runtime.host import Host
@@ -31,15 +29,14 @@ from stigmergy.runtime.mailbox import Letter
 from stigmergy.runtime.quotas import Quotas
 from stigmergy.runtime.settings import BusSettings
 from stigmergy.runtime.telling import Teller
-from stigmergy.runtime.topics import fill_address
-from stigmergy.runtime.uplink.names import Sender, sender_of, uplinks_pattern
+from stigmergy.runtime.uplink.names import Sender, sender_of
+from stigmergy.runtime.uplink.sorting import Sorting
 
 HOLE_MAX = 64
 """So many numbers without an event between two of a commit are passed over one by one; more of them, in one go."""
 TELL_WITHIN_S = 15.0
 """A broker that does not take an answer for so long is not waited for."""
 MISSING = "a batch before it is missing"
-SUMMARY = spec_of(Summary).name
 Key = tuple[str, int]
 
 
@@ -83,7 +80,7 @@ class Collector:
         self._me = me
         self._run = run
         self._teller = teller
-        self._collects = tuple(collects)
+        self._sorting = Sorting(host.declaration, collects)
         self._quotas = Quotas(settings.messages_per_s, settings.burst)
         self._confirmed: dict[Key, int] = {}
         """Per source and incarnation, what is durable in all shards."""
@@ -91,10 +88,6 @@ class Collector:
         """What senders said of the commit there, so that they know their own log again. Of this run only."""
         self._reached: dict[Key, tuple[int, int]] = {}
         """What was handed over and is not durable yet: the epoch of its owner, and how far."""
-        self._commands = {
-            kind: {spec_of(message).name: None for message, plan in agent_plan.plans.items() if plan.is_command}
-            for kind, agent_plan in host.declaration.plans.items()
-        }
         self._closed = False
         self.counters = CollectorCounters()
 
@@ -108,11 +101,7 @@ class Collector:
             if key[0].startswith(UPLINK_SOURCES):
                 self._confirmed[key] = min(marks.get(key, 0) for marks in shards)
         for basin in self._basins:
-            patterns = (
-                uplinks_pattern(collect.fleet or self._me.fleet, collect.site or basin.site)
-                for collect in self._collects
-            )
-            for pattern in dict.fromkeys(patterns):
+            for pattern in self._sorting.patterns(basin.site):
                 await basin.bus.subscribe(pattern, partial(self._take, basin.bus))
 
     def close(self) -> None:
@@ -224,8 +213,8 @@ class Collector:
                 stretches.append((number, []))
             else:
                 stretches[-1][1].extend([("", ELSEWHERE)] * (number - before - 1))
-            to = self._address(address)
-            if why := self._unwanted(to, tag_of(body).partition("@")[0]):
+            to = self._sorting.address(address)
+            if why := self._sorting.unwanted(to, tag_of(body).partition("@")[0]):
                 self._refuse(message, PeerError(why))
                 stretches[-1][1].append(("", ELSEWHERE))
             else:
@@ -233,22 +222,6 @@ class Collector:
                 self.counters.collected_events += 1
             before = number
         return stretches
-
-    def _unwanted(self, to: str, name: str) -> str:
-        """Why a message of this name is not taken; empty if it is."""
-        if name in self._commands.get(to.partition("/")[0], ()):
-            return f"{name[:100]} is a command; an uplink brings events only"
-        if name.startswith(OURS) and name != SUMMARY:
-            return f"{name[:100]} is said by this node's own framework alone"
-        return ""
-
-    def _address(self, address: str) -> str:
-        """Who gets it here: the first declaration that fits says so, else it is the same address."""
-        for collect in self._collects:
-            places = collect.match(address)
-            if places is not None:
-                return fill_address(collect.to, places)
-        return address
 
     def _refuse(self, message: BusMessage, error: PeerError) -> None:
         self.counters.collected_refused += 1
