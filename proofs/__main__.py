@@ -65,6 +65,7 @@ ROWS = (
     Row("ring_kill", "", 1),
     Row("processes", "", 4),
     Row("nats_pipeline", "13", 18),
+    Row("nats_fencing", "", 12),
     Row("membership", "", 8),
     Row("long_tests", "", 10),
 )
