@@ -16,12 +16,14 @@ from msgspec import Struct
 
 from stigmergy.adapters.nats.errors import NO_MESSAGE, STREAM_NOT_FOUND, JetStreamRefused
 from stigmergy.adapters.nats.link import NatsLink
-from stigmergy.adapters.nats_ledger.places import Place, refused
+from stigmergy.adapters.nats_ledger.places import NOT_THERE, Place, refused
 from stigmergy.core.codec import UNDECODABLE, encode
-from stigmergy.core.errors import LedgerCorrupt, LedgerUnavailable, LedgerUnknown, LinkDown
+from stigmergy.core.errors import LedgerCorrupt, LedgerUnavailable, LedgerUnknown
 from stigmergy.ports.ledger import LedgerCheckpoint
 
 CHUNK_BYTES = 512 * 1024
+OVERHEAD_BYTES = 1_024
+"""Of a message beside its piece."""
 FORMAT = 1
 NAME_BYTES = 8
 TRIES_MAX = 5
@@ -53,7 +55,7 @@ async def read_head(place: Place, link: NatsLink) -> tuple[CheckpointHead | None
         if error.code in (NO_MESSAGE, STREAM_NOT_FOUND):
             return None, 0
         raise refused(place, error) from None
-    except LinkDown as error:
+    except NOT_THERE as error:
         raise LedgerUnavailable(f"{place.shown}: cannot be reached ({error}); try again") from None
     message = found["message"]
     try:
@@ -88,10 +90,11 @@ async def store_checkpoint(place: Place, link: NatsLink, checkpoint: LedgerCheck
     if head is not None and head.position >= checkpoint.position:
         return
     name, body = os.urandom(NAME_BYTES).hex(), checkpoint.body
-    starts = range(0, len(body), CHUNK_BYTES) if body else range(1)
+    size = min(CHUNK_BYTES, link.max_payload_bytes - OVERHEAD_BYTES)
+    starts = range(0, len(body), size) if body else range(1)
     try:
         for number, start in enumerate(starts):
-            await _publish(place, link, place.chunk_subject(name, number), body[start : start + CHUNK_BYTES])
+            await _publish(place, link, place.chunk_subject(name, number), body[start : start + size])
         digest = _digest(checkpoint.position, body)
         data = encode(CheckpointHead(FORMAT, checkpoint.position, name, len(starts), digest))
         for _ in range(TRIES_MAX):
@@ -109,7 +112,7 @@ async def store_checkpoint(place: Place, link: NatsLink, checkpoint: LedgerCheck
             await _drop(place, link, head)
             name = ""
             return
-    except LinkDown as error:
+    except NOT_THERE as error:
         raise LedgerUnknown(f"{place.shown}: nobody has confirmed the checkpoint ({error}); store it again") from None
     finally:
         if name:
@@ -130,7 +133,7 @@ async def _read_piece(place: Place, link: NatsLink, name: str, number: int) -> b
         found = await link.api(f"STREAM.MSG.GET.{place.checkpoints}", {"last_by_subj": subject}, CALL_S)
     except JetStreamRefused:
         return None
-    except LinkDown as error:
+    except NOT_THERE as error:
         raise LedgerUnavailable(f"{place.shown}: cannot be reached ({error}); try again") from None
     return base64.b64decode(found["message"].get("data", ""))
 
@@ -141,7 +144,7 @@ async def _drop(place: Place, link: NatsLink, head: CheckpointHead | None) -> No
         return
     try:
         await link.api(f"STREAM.PURGE.{place.checkpoints}", {"filter": place.chunk_subject(head.pieces, "*")}, CALL_S)
-    except (LinkDown, JetStreamRefused):
+    except (*NOT_THERE, JetStreamRefused):
         return
 
 

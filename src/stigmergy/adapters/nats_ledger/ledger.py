@@ -24,7 +24,7 @@ from stigmergy.adapters.nats.streams import StreamFound, ensure_stream, find_str
 from stigmergy.adapters.nats.threaded import BlockingLink
 from stigmergy.adapters.nats_ledger.checkpoints import read_checkpoint, read_head, store_checkpoint
 from stigmergy.adapters.nats_ledger.fold import State, base_of
-from stigmergy.adapters.nats_ledger.places import PAYLOAD_BYTES_MIN, Place, find_place, refused, to_compare
+from stigmergy.adapters.nats_ledger.places import NOT_THERE, PAYLOAD_BYTES_MIN, Place, find_place, refused, to_compare
 from stigmergy.adapters.nats_ledger.reading import Reader
 from stigmergy.adapters.nats_ledger.records import (
     INCARNATION_BYTES,
@@ -136,7 +136,7 @@ class NatsLedger:
         try:
             while await reader.fetch():
                 pass
-        except LinkDown as error:
+        except NOT_THERE as error:
             raise LedgerUnavailable(f"{self._place.shown}: {error}") from None
         reader.check()
         return reader.state
@@ -210,7 +210,7 @@ class NatsLedger:
                 await link.api(f"STREAM.PURGE.{self._place.stream}", {"seq": state.sequence + 1}, PURGE_S)
             except JetStreamRefused as error:
                 raise refused(self._place, error) from None
-            except LinkDown as error:
+            except NOT_THERE as error:
                 raise LedgerUnavailable(f"{self._place.shown}: was not cut ({error}); try again") from None
 
     async def close(self) -> None:
@@ -283,11 +283,14 @@ class NatsLedger:
                 reader.grown = self._tell
                 await reader.start()
                 self._reader = reader
-        try:
-            await self._link.wait_up(UP_S)
-        except LinkDown as error:
-            raise LedgerUnavailable(f"{self._place.shown}: {error}") from None
+        await self._wait_up(self._link)
         return self._reader
+
+    async def _wait_up(self, link: NatsLink) -> None:
+        try:
+            await link.wait_up(UP_S)
+        except NOT_THERE as error:  # whoever does not let us in today may do so tomorrow
+            raise LedgerUnavailable(f"{self._place.shown}: {error}") from None
 
     async def _caught_up(self) -> Reader:
         """The reader, once it has read everything that was there at some time since it began."""
@@ -305,8 +308,8 @@ class NatsLedger:
                 heard(self._told)
 
     async def _prepare_here(self, link: NatsLink) -> None:
+        await self._wait_up(link)
         try:
-            await link.wait_up(UP_S)
             await self.prepare(link)
         except LinkDown as error:
             raise LedgerUnavailable(f"{self._place.shown}: {error}") from None

@@ -14,9 +14,11 @@ from msgspec import Struct
 from stigmergy.adapters.nats import naming
 from stigmergy.adapters.nats.address import NatsAddress, parse_address
 from stigmergy.adapters.nats.errors import JetStreamRefused
-from stigmergy.core.errors import ConfigError, LedgerError, LedgerUnavailable
+from stigmergy.core.errors import ConfigError, LedgerError, LedgerUnavailable, LinkDown
 from stigmergy.ports.ledger import check_name
 
+NOT_THERE = (LinkDown, ConfigError)
+"""What a call to JetStream raises when nobody answers it; ConfigError, when who answers has no JetStream any more."""
 DEDUPE_S = 120
 SECOND_NS = 1_000_000_000
 PAYLOAD_BYTES_MIN = 64 * 1024

@@ -25,7 +25,7 @@ from nats.aio.msg import Msg
 from stigmergy.adapters.nats.errors import NO_MESSAGE, JetStreamRefused
 from stigmergy.adapters.nats.link import NatsLink
 from stigmergy.adapters.nats_ledger.fold import State, Taken, Verify, state_of, take
-from stigmergy.adapters.nats_ledger.places import Place, refused
+from stigmergy.adapters.nats_ledger.places import NOT_THERE, Place, refused
 from stigmergy.adapters.nats_ledger.records import Cut, read_base, read_record, statement
 from stigmergy.core.errors import LedgerCorrupt, LedgerCut, LedgerError, LedgerForeign, LedgerUnavailable, LinkDown
 from stigmergy.ports.ledger import LedgerEntry
@@ -142,7 +142,7 @@ class Reader:
             if self.state.sequence >= sequence:
                 return
             before = self.state.sequence
-            with contextlib.suppress(LinkDown):
+            with contextlib.suppress(*NOT_THERE):
                 await self.fetch()
             if self.state.sequence > before:
                 continue
@@ -231,7 +231,7 @@ class Reader:
             try:
                 while await self.fetch() and not self._take_ahead():
                     pass
-            except LinkDown:
+            except NOT_THERE:
                 await asyncio.sleep(PAUSE_S)
             except LedgerError as error:
                 if not isinstance(error, LedgerUnavailable):

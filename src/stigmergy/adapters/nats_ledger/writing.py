@@ -18,7 +18,7 @@ from msgspec import Struct
 from stigmergy.adapters.nats.errors import JetStreamRefused, NoResponders, Unanswered
 from stigmergy.adapters.nats.link import Ack, NatsLink
 from stigmergy.adapters.nats_ledger.fold import Taken
-from stigmergy.adapters.nats_ledger.places import Place, refused
+from stigmergy.adapters.nats_ledger.places import NOT_THERE, Place, refused
 from stigmergy.adapters.nats_ledger.reading import Reader
 from stigmergy.adapters.nats_ledger.records import SESSION_BYTES, Cut, Deed, Entries, LedgerBody, write_record
 from stigmergy.core.errors import LedgerError, LedgerUnavailable, LedgerUnknown, LinkDown, TooLarge
@@ -229,7 +229,7 @@ class Writer:
         """Why a message would not be stored now; empty if it would, as far as anybody knows."""
         try:
             info = await self._link.api(f"STREAM.INFO.{self._place.stream}", within_s=QUORUM_ASK_S)
-        except (LinkDown, JetStreamRefused) as error:
+        except (*NOT_THERE, JetStreamRefused) as error:
             return f"no server leads it ({error})"
         replicas = (info.get("cluster") or {}).get("replicas") or []
         heard = sum(not one.get("offline") and one.get("active", 0) < ACTIVE_S_MAX * 1e9 for one in replicas)
