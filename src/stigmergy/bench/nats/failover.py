@@ -115,7 +115,7 @@ class Probe:
         while not all(times and times[-1] > since_s for times in self.answered_s):
             if asyncio.get_running_loop().time() > until_s:
                 silent = [shard for shard, times in enumerate(self.answered_s) if not times or times[-1] <= since_s]
-                raise NotRunning(f"shards {silent} do not answer after {START_S_MAX:g} s; see what the workers say")
+                raise NotRunning(f"shards {silent} do not answer after {START_S_MAX:g} s")
             await asyncio.sleep(0.05)
 
     def gaps_s(self, since_s: float) -> list[float]:
@@ -156,11 +156,16 @@ class Workers:
     async def start(self) -> asyncio.subprocess.Process:
         """One more."""
         command = [sys.executable, "-m", "stigmergy", "worker", f"{MODULE}:fleet", "--nats", self._url, "--json"]
-        process = await asyncio.create_subprocess_exec(
-            *command, cwd=self._folder, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
-        )
+        with (self._folder / f"worker-{len(self._running) + 1}.log").open("wb") as said:
+            process = await asyncio.create_subprocess_exec(*command, cwd=self._folder, stdout=said, stderr=said)
         self._running.append(process)
         return process
+
+    def last_words(self) -> str:
+        """What the workers said last."""
+        logs = [self._folder / f"worker-{number}.log" for number in range(1, len(self._running) + 1)]
+        lines = [line for log in logs for line in log.read_text(encoding="utf-8", errors="replace").splitlines()[-3:]]
+        return " / ".join(line[:200] for line in lines)
 
     async def stop(self) -> None:
         """Ends all that still run."""
@@ -192,6 +197,8 @@ async def measure_failover(
         await asyncio.sleep(settle_s)
         killed = await _watch(probe, settle_s, third.kill)
         servers = await _kill_servers(cluster, probe, shards, settle_s) if kill_servers else {}
+    except NotRunning as error:
+        raise NotRunning(f"{error}: {workers.last_words()}") from None
     finally:
         await probe.stop()
         await workers.stop()
