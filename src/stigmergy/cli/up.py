@@ -41,6 +41,7 @@ UNOWNED_S = 1.0
 WORKERS_END_S_MAX = 60.0
 SERVERS_END_S_MAX = 15.0
 SERVER, WORKER, GATEWAY = "server", "worker", "gateway"
+COLLECTOR = "collector"
 STYLES = {UP: GOOD, FAILED: BAD}
 EXAMPLES = """examples:
   stigmergy up --nodes 3                              three servers, to try workers and gateways on
@@ -111,6 +112,8 @@ class _Cluster:
         self._servers = [self._server(number) for number in range(len(self._plans))]
         self._workers = [self._worker(number) for number in range(1, workers + 1)]
         self._gateways = [self._gateway(site) for site in arguments.gateway]
+        if self._gateways and self._workers:
+            self._gateways.append(self._collector())
         self._stopping = asyncio.Event()
         self._reason = ""
         self._failure: StigmergyError | None = None
@@ -160,7 +163,9 @@ class _Cluster:
     def _worker(self, number: int) -> Child:
         name = f"worker-{number}"
         key = self._folder.path / KEY
-        command = self._stigmergy(WORKER, "--nats", self._folder.url, "--key", str(key), "--name", f"w{number}")
+        # What sites send up reaches workers over their bus.
+        bus = ["--bus", self._folder.url] if self._arguments.gateway else []
+        command = self._stigmergy(WORKER, "--nats", self._folder.url, "--key", str(key), "--name", f"w{number}", *bus)
         return Child(name, WORKER, command, self._folder.path / f"{name}.log", self._tell, speaks=True)
 
     def _gateway(self, site: str) -> Child:
@@ -182,6 +187,11 @@ class _Cluster:
             str(ports["mqtt"]),
         )
         return Child(name, GATEWAY, command, self._folder.path / f"{name}.log", self._tell, speaks=True)
+
+    def _collector(self) -> Child:
+        """Hands what the sites send up to the workers."""
+        command = self._stigmergy(GATEWAY, "--at-hub", self._folder.url)
+        return Child(COLLECTOR, GATEWAY, command, self._folder.path / f"{COLLECTOR}.log", self._tell, speaks=True)
 
     def _stigmergy(self, command: str, *options: str) -> list[str]:
         config = [] if self._arguments.config is None else ["--config", str(self._arguments.config)]
@@ -294,6 +304,8 @@ class _Cluster:
             case "gateway":
                 child.ready(f"mqtt://{said.get('mqtt', '')}, nats://{said.get('nats', '')}")
                 self._note(f"{child.name} serves its site: {child.detail}")
+            case "hub":
+                child.ready(str(said.get("why", "")))
             case "listening" if child.kind == GATEWAY:
                 child.ready()
             case _:
