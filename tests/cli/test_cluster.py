@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 
 from stigmergy.adapters.nats.address import parse_address
 from stigmergy.adapters.nats.inspection import ServersSeen
@@ -173,6 +174,33 @@ def retried(call: Any) -> Any:
         assert time.monotonic() < deadline_s, done
         time.sleep(0.3)
     return json.loads(done.stdout)
+
+
+def test_encrypted_servers_find_together(tmp_path: Path) -> None:
+    """Routes, clients and what they show each other: all from the files."""
+    authority, folder = trustme.CA(), Here(tmp_path)
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(tmp_path / "both.pem")
+    files = {name: str(tmp_path / file) for name, file in (("cert", "both.pem"), ("key", "both.pem"), ("ca", "ca.pem"))}
+    options = [text for name, file in files.items() for text in (f"--tls-{name}", file)]
+    hosts = ",".join(f"127.0.0.1:{port}" for port in free_bases(3))
+    store = str(tmp_path / "data")
+    made = folder.json("cluster", "config", "--hosts", hosts, "--to", "conf", "--store", store, *options)
+    servers = Servers(folder)
+    try:
+        for server in made["servers"]:
+            servers.start(server["name"])
+        assert servers.fleet_url.startswith("tls://")
+        url = servers.fleet_url + "".join(f"&{name}={file}" for name, file in files.items())
+        deadline_s = time.monotonic() + WAIT_S
+        while (done := folder.cli("cluster", "check", "--nats", url, "--json")).returncode != 0:
+            assert time.monotonic() < deadline_s, done
+            time.sleep(0.2)
+        assert "no encrypted connection" in folder.error(
+            "cluster", "check", "--nats", url.replace("tls://", "nats://"), code=2
+        )
+    finally:
+        servers.close()
 
 
 class TestConfig:

@@ -174,6 +174,12 @@ def test_servers_alone_on_a_terminal(tmp_path: Path) -> None:
     with in_terminal([*PROGRAM, "up", "--nodes", "1"], tmp_path, columns=120, lines=40) as terminal:
         terminal.wait_text("Ctrl-C ends it", "stigmergy status --nats", "1 of 1 server up", "one server, no replicas")
         assert "n1" in terminal.text
+        (url,) = {line.split()[-1] for line in terminal.text.splitlines() if "look at it:" in line}
+        watch = [*PROGRAM, "status", "--nats", url, "--watch"]
+        with in_terminal(watch, tmp_path, columns=100, lines=20) as watching:
+            watching.wait_text("1 of 1 server up", "always", "quit")
+            watching.press("q")
+            assert watching.wait_end() == 0
         terminal.press("\x03")
         assert terminal.wait_end() == 0
     assert "stopped (SIGINT)" in terminal.text

@@ -10,7 +10,7 @@ import pytest
 from stigmergy.adapters.nats import naming
 from stigmergy.adapters.nats.address import parse_address
 from stigmergy.adapters.nats.configuration import User
-from stigmergy.adapters.nats.inspection import look_at_servers
+from stigmergy.adapters.nats.inspection import look_at_servers, look_at_streams
 from stigmergy.adapters.nats.link import NatsLink
 from stigmergy.adapters.nats.streams import ensure_stream
 from stigmergy.adapters.nats_store.buckets import ensure_keys
@@ -137,4 +137,15 @@ async def test_servers_that_let_nobody_look(tmp_path: Path) -> None:
         assert {one.sync for one in seen.servers} == {None}
         assert seen.has_quorum is None
         assert "whether there is a quorum cannot be seen" in shown(await look(link))
+        await link.close()
+
+
+async def test_more_streams_than_are_told_at_once(tmp_path: Path) -> None:
+    with start_single(tmp_path) as server:
+        link = await NatsLink.open(parse_address(server.url), name="test")
+        names = [f"S{number:03}" for number in range(270)]
+        for name in names:
+            await link.api(f"STREAM.CREATE.{name}", {"name": name, "subjects": [name], "storage": "memory"})
+        assert [stream.name for stream in (await look_at_streams(link))[0]] == names
+        assert [stream.name for stream in (await look_at_streams(link, "S26"))[0]] == names[260:]
         await link.close()
