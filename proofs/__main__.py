@@ -53,7 +53,7 @@ ROWS = (
     Row("crdt_laws", "9", 25),
     Row("crdt_churn", "10", 1),
     Row("returning", "11", 6),
-    Row("ledger_faults", "12", 28),
+    Row("ledger_faults", "12", 35),
     Row("deltas", "15", 1),
     Row("fuzz", "17", 5),
     Row("airspace", "24, 14", 6),

@@ -31,6 +31,8 @@ from stigmergy.core.errors import LedgerCorrupt, LedgerCut, LedgerError, LedgerF
 from stigmergy.ports.ledger import LedgerEntry
 
 FETCH_COUNT = 256
+OLDER_COUNT = 4
+"""Half of what is asked for first where older entries are wanted."""
 FETCH_BYTES = 4 * 1024 * 1024
 FETCH_S = 1.0
 ASK_S = 1.5
@@ -387,9 +389,11 @@ class Reader:
         state = self._nearest(after)
         found: list[LedgerEntry] = []
         deadline_s = asyncio.get_running_loop().time() + READ_S
+        count = OLDER_COUNT
         while len(found) < count_max and state.sequence < self.state.sequence:
+            count = min(2 * count, FETCH_COUNT)  # messages may hold one entry or hundreds
             try:
-                messages = await self._get(state.sequence + 1, FETCH_COUNT)
+                messages = await self._get(state.sequence + 1, count)
             except LinkDown as error:
                 raise LedgerUnavailable(f"{self._place.shown}: cannot be reached ({error}); try again") from None
             if messages and messages[0][0] != state.sequence + 1:
