@@ -11,7 +11,7 @@ from stigmergy.adapters.memory_store import MemoryStore
 from stigmergy.adapters.memory_store.shelf import MemoryShelf
 from stigmergy.core.errors import ConfigError, StaleEpoch, StoreForeign, StoreUnavailable
 from stigmergy.core.placement import NOBODY
-from stigmergy.ports.store import KeyValue
+from stigmergy.ports.store import NS, KeyValue
 from stigmergy.runtime.cluster.coordinating import LEASE_S
 from stigmergy.runtime.cluster.records import (
     FLEET,
@@ -344,6 +344,24 @@ def test_a_clock_that_is_far_off_is_refused_at_the_door(ahead_s: int, word: str)
         other.clock.jump(ahead_s)
         with pytest.raises(ConfigError, match=f"clock of this machine is 3600 s {word} that of worker a on host of a"):
             await other.join()
+
+    play(main)
+
+
+def test_what_somebody_said_long_ago_is_no_clock_that_is_slow() -> None:
+    """No server took a renewal for a while, nor let a lease run out: who joins then finds what was said before."""
+
+    async def main(town: Town) -> None:
+        keys = await MemoryStore(town.shelf, SimClock(town.run.loop)).key_value("town")
+        long_ago = Member("a", host="host of a", wall_ns=SimClock(town.run.loop).wall_ns() - 60 * NS)
+        await keys.put(worker_key("a"), write_record(long_ago))
+        other = town.somebody("b")
+        other.me = structs.replace(other.me, formerly=("c",))
+        itself = structs.replace(long_ago, id="c")
+        await keys.put(worker_key("c"), write_record(itself))
+        await other.join()
+        assert other.roster is not None
+        assert other.roster.is_held
 
     play(main)
 

@@ -40,10 +40,15 @@ def check_folds(known: Member, ours: Member) -> None:
             )
 
 
+def is_old(known: Member, wall_ns: int, age_s_max: float) -> bool:
+    """Whether somebody has written this longer ago than it may, or has a clock that is behind ours."""
+    return known.wall_ns - wall_ns < -(CLOCK_SKEW_S_MAX + age_s_max) * NS
+
+
 def check_clocks(known: Member, wall_ns: int, age_s_max: float) -> None:
     """Refuses to work beside somebody whose clock is far from ours. What it wrote may be as old as it says."""
     ahead_s = (known.wall_ns - wall_ns) / NS
-    if not -CLOCK_SKEW_S_MAX - age_s_max <= ahead_s <= CLOCK_SKEW_S_MAX:
+    if is_old(known, wall_ns, age_s_max) or ahead_s > CLOCK_SKEW_S_MAX:
         raise ConfigError(
             f"the clock of this machine is {abs(ahead_s):.0f} s {'behind' if ahead_s > 0 else 'ahead of'} that of "
             f"worker {known.id} on {known.host}; timers would ring at wrong times: set the clocks (NTP), "

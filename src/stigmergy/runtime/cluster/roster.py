@@ -26,7 +26,7 @@ from stigmergy.ports.clock import Clock
 from stigmergy.ports.store import NS, Entry, KeyValue, Lease
 from stigmergy.runtime.cluster.coordinating import LEASE_S, RENEW_S, RETRY_S, Coordinating
 from stigmergy.runtime.cluster.ending import end_task
-from stigmergy.runtime.cluster.fitting import check_clocks, check_folds, check_shape
+from stigmergy.runtime.cluster.fitting import check_clocks, check_folds, check_shape, is_old
 from stigmergy.runtime.cluster.records import (
     FLEET,
     FleetShape,
@@ -85,7 +85,7 @@ class Roster:
         await self.register.mirror.start(JOIN_S_MAX)
         try:
             await self._check_shape()
-            for member in self.register.members():
+            for member in await self._living():
                 check_clocks(member, self._clock.wall_ns(), LEASE_S)
                 if not other_folds:
                     check_folds(member, self._me)
@@ -97,6 +97,23 @@ class Roster:
             raise
         lives = (self._renew(self._lease), self.coordinating.run(), self._watch_end(self._lease))
         self._tasks = [asyncio.ensure_future(life) for life in lives]
+
+    async def _living(self) -> list[Member]:
+        """Those of the others who are there, each as it describes itself now.
+
+        A description that looks old is not yet one of a clock that is slow: it may be of somebody who is gone, or who
+        could not renew it while no server took it, ourselves of a moment ago included. The next one tells.
+        """
+        old = {one.id: one for one in self._others() if is_old(one, self._clock.wall_ns(), LEASE_S)}
+        until_ns = self._clock.monotonic_ns() + int(2 * LEASE_S * NS)
+        while any(self.register.member(name) == one for name, one in old.items()):
+            if self._clock.monotonic_ns() > until_ns:
+                break
+            await asyncio.sleep(RETRY_S)
+        return [one for one in self._others() if old.get(one.id) != one]
+
+    def _others(self) -> list[Member]:
+        return [one for one in self.register.members() if one.id not in self._me.formerly]
 
     async def leave(self) -> None:
         """Is no member any more, and says so. What it owns it must have let go before."""
