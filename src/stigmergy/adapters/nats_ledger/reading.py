@@ -404,9 +404,11 @@ class Reader:
                 if sequence > self.state.sequence or len(found) >= count_max:
                     break
                 taken = take(state, sequence, payload, self._verify)
+                found += [entry for entry in taken.entries if entry.position > after]
+                if len(found) > count_max:
+                    break  # the next look begins with this very message
                 state = taken.state
                 self._check_chain(state)
-                found += [entry for entry in taken.entries if entry.position > after]
             await asyncio.sleep(0 if messages else PAUSE_S)
         self._older = state
         return found[:count_max]
