@@ -27,6 +27,7 @@ class Stage:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.member = True
+        self.takes_s = 0.0
         self.done: list[str] = []
         self.shard = MemoryShard(JournalIdentity("meters", 1, 1, (0, 0)))
         self.fleet = Fleet(shards=1)
@@ -38,6 +39,7 @@ class Stage:
 
     async def _ring(self, order: Order[Ring]) -> None:
         self.done.append(f"ring {order.effect.number}")
+        await asyncio.sleep(self.takes_s)
 
     async def host(self) -> LeasedHost:
         fleet = guarded(self.fleet, lambda: self.member)
@@ -113,6 +115,22 @@ def test_what_became_durable_while_it_slept_is_left_to_the_next_owner() -> None:
         await following.stop()
 
     assert play(scene).done == ["ring 1", "ring 2"]
+
+
+def test_orders_that_wait_behind_one_under_way_are_not_begun_after_the_lease() -> None:
+    async def scene(stage: Stage) -> None:
+        host = await stage.host()
+        stage.takes_s = 1.0
+        await add(host, 1)
+        await add(host, 2)
+        await asyncio.sleep(0.5)
+        assert stage.done == ["ring 1"]
+        stage.member = False  # no turn of the host comes in between: the hand itself asks
+        await asyncio.sleep(1)
+        assert stage.done == ["ring 1"]
+        await host.kill()
+
+    play(scene)
 
 
 def test_one_that_is_fenced_makes_nobody_safe() -> None:

@@ -68,6 +68,21 @@ def test_one_that_is_told_to_stop_hands_over_warm_and_the_rest_does_not_notice(s
     play(main, seed=seed)
 
 
+def test_the_owner_goes_on_until_a_slow_successor_has_replayed() -> None:
+    async def main(town: Town) -> None:
+        await town.start("a")
+        await town.settled()
+        await asyncio.sleep(1)
+        town.pauses_s.clear()
+        await town.start("b", slow_s=3.0)
+        after = await town.settled()
+        assert sorted(after) == ["a"] * 3 + ["b"] * 3
+        await asyncio.sleep(1)
+        assert max(town.pauses_s) < 0.5
+
+    play(main)
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("victim", ["a", "b"])
 def test_one_that_is_killed_is_taken_over_in_time_also_the_coordinator(seed: int, victim: str) -> None:

@@ -129,6 +129,7 @@ class Estate:
         self._person = person
 
     async def open_log(self, shard: int) -> ShardLog:
+        await asyncio.sleep(self._person.slow_s)
         if self._person.is_cut:
             raise LinkDown("cut off")
         log = MemoryShardLog(self._town.shards[shard])
@@ -152,6 +153,8 @@ class Person:
         self.entropy = SimEntropy(town.run.seed, name)
         self.logs: list[MemoryShardLog] = []
         self.is_cut = False
+        self.slow_s = 0.0
+        """So long it takes this one to open a log."""
         self.said: list[tuple[str, dict[str, Any]]] = []
         self.fleet: Declaration = Fleet(shards=len(town.shards))
         self.fleet.actuator(Ring)(self._ring)
@@ -243,9 +246,10 @@ class Town:
             self.wrong.append(f"{person.name} carried out {what} {key} without a lease")
         self.done.append((person.name, what, key, number))
 
-    async def start(self, *names: str, **options: Any) -> list[Person]:
+    async def start(self, *names: str, slow_s: float = 0.0, **options: Any) -> list[Person]:
         people = [Person(self, name, **options) for name in names]
         for person in people:
+            person.slow_s = slow_s
             self.people[person.name] = person
             await person.start()
         return people
