@@ -8,10 +8,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from stigmergy.adapters.nats.link import NatsLink
 from stigmergy.adapters.nats_journal import journal as module
 from stigmergy.adapters.nats_journal import open_journal
-from stigmergy.adapters.nats_journal.recent import Recent
+from stigmergy.adapters.nats_journal.messages import Entry
+from stigmergy.adapters.nats_journal.recent import Ahead, Recent
 from stigmergy.core.errors import LinkDown
+from stigmergy.ports.journal import JournalIdentity
 from stigmergy.testing.commits import CommitChain
 from stigmergy.testing.journal_contract import stored
 from stigmergy.testing.nats_rig import NatsCluster, start_single
@@ -53,6 +56,47 @@ async def test_followers_of_a_running_node_wait_for_no_server(
     await asyncio.sleep(0)
     assert list(journal.read(0)) == whole
     await journal.close()
+
+
+async def test_shards_that_share_a_log_are_fetched_once(server: NatsCluster, place: str) -> None:
+    four = JournalIdentity(fleet="delivery", shards=4, incarnation=7)
+    url = f"{server.url}/{place}"
+    journal, chain = open_journal(url, four), CommitChain()
+    groups = [chain.group([0, 1, 2, 3], b"x" * 100) for _ in range(600)]
+    for group in groups:
+        await journal.append(group)
+    await journal.close()
+    journal = open_journal(url, four)
+    fetched: list[int] = []
+    fetch = journal._fetch
+
+    async def counted(sequence: int, link: NatsLink) -> list[Entry]:
+        fetched.append(sequence)
+        return await fetch(sequence, link)
+
+    journal._fetch = counted  # type: ignore[method-assign]
+    for shard in range(4):
+        assert list(journal.read(shard)) == stored(*groups, shard=shard)
+    assert len(fetched) < 10
+    await journal.append(chain.group([0]))
+    assert list(journal.read(1)) == stored(*groups, shard=1)
+    await journal.close()
+
+
+def test_what_came_with_other_shards_is_given_out_once() -> None:
+    ahead, group = Ahead(bytes_max=700), CommitChain().group([0, 1, 2], b"x" * 200)
+    commits = [stored(group, shard=shard)[0] for shard in range(3)]
+    for one in (*commits, commits[0]):
+        ahead.put(one)
+    assert ahead.take(0, 1) == commits[0]
+    assert ahead.take(0, 1) is None
+    assert ahead.take(2, 1) is None, "there was no room for it"
+    ahead.put(commits[2])
+    assert ahead.take(2, 1) == commits[2]
+    ahead.clear()
+    ahead.put(commits[0])
+    assert ahead.take(1, 1) is None
+    assert ahead.take(0, 1) is None
 
 
 def test_only_what_fits_is_kept_and_the_newest_stays() -> None:

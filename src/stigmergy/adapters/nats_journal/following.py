@@ -93,8 +93,8 @@ class NatsShardLog:
                 f"shard {self._shard}: the log ends at {head.position if head else 0}, not at {after}; read on, then "
                 "claim again"
             )
-        self._known = None  # The journal takes it over, or the claim failed and nothing of it is certain.
         opened = await claim_log(self._link, self._place, self._identity, state, owner)
+        self._known = None  # It is the journal's now.
         return NatsJournal(opened, link=self._link), opened.claim
 
     async def close(self) -> None:
@@ -142,12 +142,17 @@ class NatsShardLog:
 
     def _take(self, entries: Sequence[Entry], after: int) -> None:
         for entry in entries:
-            if self._known is not None and entry.sequence == self._known.sequence + 1:
-                self._known.take(entry)
             self._sequence = entry.sequence + 1
-            for stored in (self._assembler.take(entry) or (0, []))[1]:
+            for stored in self._open(entry):
                 if stored.sealed.position > after:
                     self._waiting.append(stored)
+
+    def _open(self, entry: Entry) -> Sequence[StoredCommit]:
+        """The commits that a message completes. Decoded once: where it is known how the log stands, that goes on."""
+        if self._known is not None and entry.sequence == self._known.sequence + 1:
+            self._assembler = Assembler()
+            return self._known.take(entry)
+        return (self._assembler.take(entry) or (0, []))[1]
 
 
 async def open_shard_log(link: NatsLink, identity: JournalIdentity) -> NatsShardLog:

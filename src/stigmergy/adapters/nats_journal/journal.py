@@ -29,7 +29,7 @@ from stigmergy.adapters.nats_journal.messages import (
     encode_note,
     split_group,
 )
-from stigmergy.adapters.nats_journal.recent import Recent
+from stigmergy.adapters.nats_journal.recent import Ahead, Recent
 from stigmergy.adapters.nats_journal.shelf import Catalogue, Shelf, Stored, check_parts
 from stigmergy.adapters.nats_journal.stream import READ_WITHIN_S, TRY_S, WRITE_WITHIN_S, LogPlace, LogStream
 from stigmergy.core.commit import Group, Head
@@ -111,6 +111,7 @@ class NatsJournal:
         self._owns_link = link is None
         self._reader = reader
         self._recent = Recent()
+        self._ahead = Ahead()
         self._read_within_s = READ_WITHIN_S
         self._writing: asyncio.Task[None] | None = None
         self._failure: JournalUnknown | JournalConflict | None = None
@@ -156,15 +157,18 @@ class NatsJournal:
             head = self._state.heads.get(shard)
             if head is None or position > head.position:
                 return
-            if (recent := self._recent.find(shard, position)) is not None:
+            known = self._recent.find(shard, position) or self._ahead.take(shard, position)
+            if known is not None:
                 position, sequence = position + 1, 0
-                yield recent
+                yield known
                 continue
             sequence = sequence or self._blocking(partial(self._start_of, shard, position - 1))
             entries = self._blocking(partial(self._fetch, sequence))
             sequence = self._next(shard, position, sequence, entries)
             for entry in entries:
                 for stored in (assembler.take(entry) or (0, []))[1]:
+                    if stored.sealed.shard != shard:
+                        self._ahead.put(stored)
                     if stored.sealed.shard != shard or stored.sealed.position < position:
                         continue
                     self._check_kept(shard, position)
@@ -258,6 +262,7 @@ class NatsJournal:
 
     async def _append(self, group: Group, moved: dict[int, Head]) -> None:
         self._read_within_s = LIVE_READ_S
+        self._ahead.clear()
         log = await self._log()
         if self._state.since_note_count >= NOTE_EVERY_COUNT or self._state.since_note_bytes >= NOTE_EVERY_BYTES:
             # Without room for it the next reader has further to go, and that is all.

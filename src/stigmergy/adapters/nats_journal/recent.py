@@ -1,4 +1,4 @@
-"""The newest commits of a log that we write ourselves, kept in memory: whoever follows us closely asks no server."""
+"""Commits of a log in memory: the newest that we wrote ourselves, and those that were read on the way to others."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from stigmergy.ports.journal import StoredCommit
 
 RECENT_BYTES_MAX = 2 * 1024 * 1024
 """Of one log. A worker may own many."""
+AHEAD_BYTES_MAX = 64 * 1024 * 1024
+"""While a node starts, or a log is looked at."""
 
 
 class Recent:
-    """The end of what was written, as far as it fits."""
+    """The end of what was written, as far as it fits: whoever follows us closely asks no server."""
 
     def __init__(self, bytes_max: int = RECENT_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
@@ -34,3 +36,35 @@ class Recent:
     def find(self, shard: int, position: int) -> StoredCommit | None:
         """A commit, if it is here."""
         return self._kept.get((shard, position))
+
+
+class Ahead:
+    """Commits of other shards that came with those of one shard: each is read next, and would be fetched again.
+
+    Each is given out once. What does not fit is fetched again.
+    """
+
+    def __init__(self, bytes_max: int = AHEAD_BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._kept: dict[tuple[int, int], StoredCommit] = {}
+
+    def put(self, stored: StoredCommit) -> None:
+        """A commit that nobody has asked for yet."""
+        sealed = stored.sealed
+        key = (sealed.shard, sealed.position)
+        if key not in self._kept and self._bytes + len(sealed.body) <= self._bytes_max:
+            self._kept[key] = stored
+            self._bytes += len(sealed.body)
+
+    def take(self, shard: int, position: int) -> StoredCommit | None:
+        """A commit, if it is here."""
+        stored = self._kept.pop((shard, position), None)
+        if stored is not None:
+            self._bytes -= len(stored.sealed.body)
+        return stored
+
+    def clear(self) -> None:
+        """Nobody reads whole logs any more."""
+        self._kept.clear()
+        self._bytes = self._bytes_max = 0

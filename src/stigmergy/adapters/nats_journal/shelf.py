@@ -84,15 +84,16 @@ class Shelf:
     async def catalogue(self, shards: range) -> Catalogue:
         """What is stored of these shards."""
         found: Catalogue = {}
-        for shard in shards:
-            for subject in await self._subjects(f"{shard}.>"):
-                position, claim, part = (int(token) for token in subject.split(".")[1:4])
-                kept = found.setdefault(shard, {})
-                best = kept.get(position)
-                if best is None or claim > best.claim:
-                    kept[position] = Stored(claim, part + 1)
-                elif claim == best.claim:
-                    kept[position] = Stored(claim, max(best.parts, part + 1))
+        for subject in await self._subjects(f"{shards[0]}.>" if len(shards) == 1 else ">"):
+            shard, position, claim, part = (int(token) for token in subject.split(".")[:4])
+            if shard not in shards:
+                continue
+            kept = found.setdefault(shard, {})
+            best = kept.get(position)
+            if best is None or claim > best.claim:
+                kept[position] = Stored(claim, part + 1)
+            elif claim == best.claim:
+                kept[position] = Stored(claim, max(best.parts, part + 1))
         return found
 
     async def put(self, shard: int, position: int, claim: int, part: SnapshotPart) -> None:
