@@ -66,6 +66,7 @@ ROWS = (
     Row("processes", "", 4),
     Row("nats_pipeline", "13", 18),
     Row("nats_fencing", "", 12),
+    Row("copies", "", 8),
     Row("membership", "", 8),
     Row("long_tests", "", 10),
 )
