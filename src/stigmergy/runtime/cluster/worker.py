@@ -109,7 +109,8 @@ class Worker:
         roster = Roster(self._keys, self._means.clock, self._shape, me, self._heard)
         try:
             await roster.join(other_folds=self._upgrade)
-        except StoreError as error:
+        except (StoreError, ConfigError) as error:
+            # Who has fitted once is not sent away because of somebody who came meanwhile, or of a clock that is mended.
             if not self.memberships:
                 raise
             self._tell("waits", {"reason": str(error)})
