@@ -61,6 +61,15 @@ def test_with_a_function_who_has_the_same_text_lives_together() -> None:
     assert Homes(1, zone_of).of("Caller/harbour-1") == 0
 
 
+def test_many_are_found_as_one_by_one() -> None:
+    homes = Homes(16, zone_of)
+    addresses = [f"Caller/z{n}-{m}" for n in range(20) for m in range(2)]
+    for _ in range(2):
+        assert homes.of_all(addresses) == [shard_of(zone_of(address), 16) for address in addresses]
+    assert homes.of_all([]) == []
+    assert Homes().of_all(addresses[:3]) == [0, 0, 0]
+
+
 def test_what_is_no_address_is_never_shown_to_the_function() -> None:
     def strict(address: str) -> str:
         kind, slash, name = address.partition("/")

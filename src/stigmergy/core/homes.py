@@ -8,7 +8,7 @@ sees nothing but the address, and gives the same text for it in every process an
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain, islice
 
 from stigmergy.core.codec import printable
@@ -48,6 +48,13 @@ class Homes:
                 self._known.clear()
             shard = self._known[address] = shard_of(self._text_of(address), self.shards)
         return shard
+
+    def of_all(self, addresses: Sequence[str]) -> list[int]:
+        """The same of many, which are mostly known."""
+        if self.shards == 1:
+            return [0] * len(addresses)
+        known = [shard for shard in map(self._known.get, addresses) if shard is not None]
+        return known if len(known) == len(addresses) else [self.of(address) for address in addresses]
 
     def check_agents(self, state: ShardState) -> None:
         """Refuses a log with agents that live elsewhere by now: whoever changes the function moves nobody."""

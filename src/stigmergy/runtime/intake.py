@@ -227,7 +227,7 @@ class Intake:
 
     def _check_homes(self, items: list[tuple[str, bytes]]) -> None:
         """Raises as `home_of` does for the first that does not live here; most envelopes are for one shard or two."""
-        homes = [self.shard_of(address) for address, _ in items]
+        homes = self._declaration.homes.of_all([address for address, _ in items])
         if any(home not in self._shards for home in dict.fromkeys(homes)):
             for address, _ in items:
                 self.home_of(address)

@@ -7,17 +7,21 @@ so it is one token of a subject, and may name a stream, a bucket or a consumer.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from urllib.parse import unquote_to_bytes
 
 from blake3 import blake3
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9-]")
+TOKENS_KNOWN_MAX = 1_024
+"""Names are few, and asked for with every message."""
 ROOT = "stig"
 """The first token of all subjects of ours that no device publishes to."""
 NAME_CHARS_MAX = 160
 BUS_STREAMS = "STIG_BUS_"
 
 
+@lru_cache(maxsize=TOKENS_KNOWN_MAX)
 def token(text: str) -> str:
     """Any text as one token. No two texts have the same."""
     return _UNSAFE.sub(lambda found: "".join(f"_{byte:02X}" for byte in found.group().encode("utf-8", "replace")), text)
