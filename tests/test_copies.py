@@ -311,6 +311,7 @@ async def test_which_copy_is_meant_must_be_clear() -> None:
 
 
 async def test_a_store_that_nobody_knows_is_refused_at_the_start(tmp_path: Path) -> None:
-    running = fleet_of().running(journal=url_of("sqlite", tmp_path), key=tmp_path / "k", copies=["ftp://peer"])
     with pytest.raises(ConfigError, match="no adapter for 'ftp'"):
-        await running.__aenter__()
+        fleet_of().running(journal=url_of("sqlite", tmp_path), key=tmp_path / "k", copies=["ftp://peer"])
+    with pytest.raises(ConfigError, match=r"nats://hub:4222 is on servers already"):
+        fleet_of().running(journal="nats://me:word@hub:4222", key=tmp_path / "k", copies=["folder:peer"])

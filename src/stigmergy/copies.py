@@ -43,6 +43,17 @@ MARK = "-mark"
 PROBLEMS_SHOWN = 3
 
 
+def check_copied(url: str, copies: Sequence[str]) -> None:
+    """Refuses copies of a journal that need none, and stores that nobody knows."""
+    for store in copies:
+        check_store(store)
+    if copies and journal_path(url) is None and not url.startswith("memory:"):
+        raise ConfigError(
+            f"the journal {shown(url)} is on servers already, which keep as many copies of it as its replicas say; "
+            f"take the copies at {shown(copies[0])} out, or keep the journal on a disk"
+        )
+
+
 class Copiers:
     """Those of one node, with the stores that they have opened."""
 
@@ -52,7 +63,6 @@ class Copiers:
         settings = host.settings.copies
         self.copiers: list[Copier] = []
         for url in urls:
-            check_store(url)
             opening = _Opening(url, self._bucket, host.clock, self._stores)
             self.copiers.append(Copier(host.journal, shown(url), opening.open, node, host.clock, settings, safeguards))
 

@@ -27,7 +27,7 @@ from stigmergy.adapters.system import SystemClock, SystemEntropy, SystemThreads,
 from stigmergy.adapters.udp_mesh import parse_url as read_mesh_url
 from stigmergy.bearings import BUSES, Bearings, find_bearings, open_bus, open_ledger, open_levels, open_mesh
 from stigmergy.config import Config, find_config
-from stigmergy.copies import Copiers
+from stigmergy.copies import Copiers, check_copied
 from stigmergy.core.errors import ConfigError, NotRunning
 from stigmergy.core.uplink import UplinkRule
 from stigmergy.feeds import checked_rings, open_rings
@@ -155,6 +155,7 @@ class Running:
         self._agents = tuple(agents) or config.fleet.agents
         self.rings = checked_rings(rings) or config.fleet.rings
         self.bearings = find_bearings(bearings or Bearings(), config)
+        check_copied(self.url, self.bearings.copies)
         self.say: Callable[[str], None] = _say_to_the_log
         """Told what takes long at a start: that agents are compiled. Set it before entering."""
         self._link: BusLink | None = None
