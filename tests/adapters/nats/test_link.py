@@ -366,3 +366,12 @@ class TestCluster:
             await asyncio.sleep(1.0)
             assert before >= 2
             await link.close()
+
+
+async def test_connection_that_was_closed_connects_to_nobody_any_more(server: NatsCluster) -> None:
+    """Also if what connects again has missed that it was cancelled: it would live on, with all its subscriptions."""
+    link = await NatsLink.open(parse_address(server.url), name="over")
+    client = link.client
+    await link.close()
+    with pytest.raises(asyncio.CancelledError):
+        await client._select_next_server()

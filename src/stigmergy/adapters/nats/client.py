@@ -26,6 +26,12 @@ class NotEncrypted(nats_errors.Error):
 class Connection(Client):
     """One connection of the library, and those that it makes after it."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_over = False
+        """We were closed. What tries to connect again may miss that it was cancelled, and would live on without us."""
+        self._burial: asyncio.Task[None] | None = None
+
     def _connect_command(self) -> bytes:
         # The library speaks TLS if the server asks for it. Whoever stands in between could leave that out, and would
         # be told the password.
@@ -46,13 +52,18 @@ class Connection(Client):
     async def _attempt_reconnect(self) -> None:
         self._abort()
         await super()._attempt_reconnect()
+        if self._is_over and not self.is_closed:
+            self._burial = asyncio.get_running_loop().create_task(super()._close(Client.CLOSED, do_cbs=False))
 
     async def _select_next_server(self) -> None:
+        if self._is_over:
+            raise asyncio.CancelledError
         # A server that took the connection and then said nothing: the library would forget it without closing it.
         self._abort()
         await super()._select_next_server()
 
     async def _close(self, status: int, do_cbs: bool = True) -> None:
+        self._is_over = True
         timer = asyncio.get_running_loop().call_later(CLOSE_S, self._abort)
         try:
             if self.is_connected and self._pending and self._transport is not None:
