@@ -55,8 +55,8 @@ WORKERS_MAX = 4
 ANSWER_S_MAX = 8.0
 SETTLE_S_MAX = 90.0
 FINISH_S_MAX = 120.0
-HELD_S = 4.0
-"""A worker is held up for longer than its lease lasts."""
+HELD_S = 0.5
+"""A worker is held up until others have its shards, and for so much longer."""
 DEEDS = ("add", "stop", "kill", "hold", "server")
 STEADY_S = 0.5
 """So long all is as it should be before the next deed."""
@@ -142,6 +142,8 @@ class Siege:
         self.deeds: Counter[str] = Counter()
         self.pauses_s: dict[str, list[float]] = {}
         self.moved = 0
+        self.disturbed = 0
+        """Rounds in which others lost their leases, too: the machine or its servers had no time for them."""
         self.violations: list[str] = []
         make_private_key(folder / "relays.key")
 
@@ -196,7 +198,7 @@ class Siege:
         """One deed, until all is steady again; what moved, and for how long each shard was silent."""
         if deed == "add" and len(self._hands) >= WORKERS_MAX:
             deed = "stop"
-        before, began_s = _owners(register), time.monotonic()
+        before, began_s, fenced = _owners(register), time.monotonic(), self._fenced()
         hand = self._chance.choice([self._hands[name] for name in sorted(self._hands)])
         newcomer = ""
         match deed:
@@ -218,7 +220,8 @@ class Siege:
             case _:
                 await self._trouble_server()
         after = await self._settled(register)
-        self._note(deed, hand.name, newcomer, before, after, began_s)
+        disturbed = self._fenced() - fenced > (deed == "hold")
+        self._note(deed, hand.name, newcomer, before, after, began_s, disturbed=disturbed)
         while len(self._hands) < WORKERS:
             self._add()
             await self._settled(register)
@@ -232,16 +235,25 @@ class Siege:
             await asyncio.sleep(8.0)
             self._cluster.start_again(leader, wait=False)
 
-    def _note(self, deed: str, name: str, newcomer: str, before: Owners, after: Owners, began_s: float) -> None:
+    def _fenced(self) -> int:
+        """How often workers have lost their leases so far."""
+        return sum(
+            event["event"] == "fenced" for hand in (*self._hands.values(), *self.ended) for event in hand.events()
+        )
+
+    def _note(
+        self, deed: str, name: str, newcomer: str, before: Owners, after: Owners, began_s: float, *, disturbed: bool
+    ) -> None:
         self.deeds[deed] += 1
+        self.disturbed += disturbed and deed != "server"
         moved = [shard for shard in range(SHARDS) if before[shard] != after[shard]]
         self.moved += len(moved)
         for shard in range(SHARDS):
             silent_s = self._silent_s(shard, began_s)
             concerned = shard in moved
-            kind = "server" if deed == "server" else deed if concerned else "others"
+            kind = "server" if deed == "server" else "disturbed" if disturbed else deed if concerned else "others"
             self.pauses_s.setdefault(kind, []).append(silent_s)
-            if not concerned or deed == "server":
+            if not concerned or disturbed or deed == "server":
                 continue
             was, now = before[shard][0], after[shard][0]
             if deed == "add" and not now.startswith(f"{newcomer}-"):
@@ -378,6 +390,7 @@ def trouble(rounds: int, seed: int, servers: int = 3, deeds: tuple[str, ...] = D
             "answered": answered,
             "asked_again": siege.asked_again,
             "moved": siege.moved,
+            "disturbed": siege.disturbed,
             "effects": len(siege.bell.keys),
             "effects_repeated": siege.bell.repeated,
             "commits": commits,

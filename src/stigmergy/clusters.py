@@ -85,7 +85,7 @@ class NatsWorker:
         self._settings = config.settings or fleet.settings
         self._links: list[NatsLink] = []
         self._worker: Worker | None = None
-        check_surroundings(self._bearings, self._settings.retention.archive)
+        check_surroundings(self._bearings, config, self._settings.retention.archive)
 
     async def __aenter__(self) -> Worker:
         """Connects, and makes the worker; it begins with its `run`."""
@@ -274,8 +274,18 @@ def parse_bus(url: str) -> NatsAddress:
     return parse_address(url, BUS_OPTIONS)
 
 
-def check_surroundings(bearings: Bearings, archive: str | None) -> None:
+def check_surroundings(bearings: Bearings, config: Config, archive: str | None) -> None:
     """Refuses what workers cannot do."""
+    if config.fleet.rings:
+        raise ConfigError(
+            "rings feed a node on their own machine, and shards move; let the producer send to the bus, and take rings "
+            "out"
+        )
+    if config.fleet.copies:
+        raise ConfigError(
+            "the logs of workers are on the servers, as often as replicas= says; take copies out, it is for a journal "
+            "on a disk"
+        )
     if bearings.mesh is not None:
         raise ConfigError(f"mesh {bearings.mesh!r}: workers share fields over their bus; give --bus nats://… instead")
     if bearings.uplink is not None or bearings.collects:

@@ -410,3 +410,20 @@ def test_when_all_lose_their_leases_at_once_each_gets_its_own_shards_again() -> 
         assert [len(person.events("fenced")) for person in people] == [1, 1, 1]
 
     play(main)
+
+
+def test_a_bug_of_ours_ends_the_worker_loudly_and_others_go_on() -> None:
+    async def main(town: Town) -> None:
+        await town.start("a")
+        await town.settled()
+        broken = Person(town, "b")
+        broken.slow_s = "no number"  # type: ignore[assignment]
+        town.people["b"] = broken
+        await broken.start()
+        assert broken.task is not None
+        with pytest.raises(TypeError):
+            await broken.task
+        del town.people["b"]
+        assert await town.settled() == ["a"] * SHARDS
+
+    play(main, load=2)
