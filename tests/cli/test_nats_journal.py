@@ -37,6 +37,10 @@ def test_a_fleet_runs_and_is_looked_at(folder: Folder, server: NatsCluster) -> N
     assert folder.json("state", "Drone/D-17", "--at", "1")["state"]["mission"] is None
     assert folder.json("state", "Drone/D-17")["state"]["mission"] == "M1"
     assert folder.cli("replay").returncode == 0
+    assert "a journal that is a file" in folder.error("log", "hold", "set", "--reason", "why", code=2)
+    looked = {one["check"]: one for one in folder.json("doctor", "--key", "delivery.key")["checks"]}
+    assert looked["journal.opens"]["level"] == "ok"
+    assert "2 commits" in looked["journal.opens"]["what"]
 
     folder.json("keys", "new", "next.key")
     assert folder.json("keys", "rotate", "--old", "delivery.key", "--new", "next.key")["enrolled"] is True

@@ -9,6 +9,7 @@ import pytest
 
 from stigmergy.adapters.nats.address import parse_address
 from stigmergy.adapters.nats.link import NatsLink
+from stigmergy.adapters.nats.threaded import BlockingLink
 from stigmergy.adapters.nats_journal import inspect_journals, open_journal
 from stigmergy.adapters.nats_journal.following import open_shard_log
 from stigmergy.adapters.nats_journal.messages import END, PIECE, describe
@@ -205,7 +206,8 @@ def test_three_servers_keep_three_replicas(url: str, replicas: int) -> None:
     assert replicated(parse_address(url)).replicas == replicas
 
 
-def test_nobody_there_and_wrong_urls(server: NatsCluster) -> None:
+def test_nobody_there_and_wrong_urls(server: NatsCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BlockingLink.__init__, "__kwdefaults__", {"open_s": 0.5})
     with pytest.raises(LinkDown, match="check the URL"):
         open_journal("nats://127.0.0.1:9", IDENTITY)
     for url, said in (

@@ -16,7 +16,8 @@ from typing import Any
 from stigmergy.cli.asking import ask
 from stigmergy.cli.health.finding import Finding, ill, well, worry
 from stigmergy.cli.output import counted, shown_bytes
-from stigmergy.core.errors import JournalLocked, StigmergyError
+from stigmergy.core.errors import ConfigError, JournalLocked, LinkDown, StigmergyError
+from stigmergy.journals import NATS, find_parts
 from stigmergy.parts import part_urls
 from stigmergy.ports.journal import Journal
 from stigmergy.runtime.audit.verification import Verification
@@ -42,7 +43,10 @@ def check_journal(url: str, key: Path | None, wall_ns: int) -> Iterator[Finding]
     """The journal, and whether the key is one of its keys."""
     signers: Signers | None = None
     path = journal_path(url)
-    if path is None:
+    if url.startswith(NATS):
+        found, signers = _elsewhere(url, wall_ns)
+        yield from found
+    elif path is None:
         yield well("journal.opens", f"{url.partition(':')[0]}: is no file; nothing to look at")
     else:
         if not path.exists():
@@ -57,6 +61,22 @@ def check_journal(url: str, key: Path | None, wall_ns: int) -> Iterator[Finding]
         yield from _holds(url)
     if key is not None:
         yield from check_key(key, signers)
+
+
+def _elsewhere(url: str, wall_ns: int) -> tuple[list[Finding], Signers | None]:
+    """One that servers keep: it can be looked at whether it is run or not."""
+    try:
+        parts = find_parts(url) or [url]
+    except LinkDown as error:
+        return [ill("journal.opens", str(error), "start the servers, or name the right ones")], None
+    except ConfigError as error:
+        return [worry("journal.opens", str(error), "mend the URL, or start the node once")], None
+    found: list[Finding] = []
+    signers: Signers | None = None
+    for part in parts:
+        more, signers = _stopped(part, wall_ns)
+        found += more
+    return found, signers if len(parts) == 1 else None
 
 
 def _running(path: Path) -> tuple[list[Finding], Signers | None]:

@@ -58,7 +58,7 @@ def flight_items(
 def answer_hold(holds: Holds | None, request: protocol.Holds | protocol.Hold | protocol.Unhold, now_ns: int) -> Any:
     """Does what is asked of the holds; it is durable when this returns."""
     if holds is None:
-        raise ConfigError("a journal that is no file cannot be held; it is gone with its process")
+        raise ConfigError("only a journal that is a file can be held: holds lie beside it")
     match request:
         case protocol.Hold():
             agent, since_ns = request.agent, request.since_ns
