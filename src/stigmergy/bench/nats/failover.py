@@ -237,7 +237,10 @@ async def _watch(probe: Probe, settle_s: float, happens: Callable[[], None]) -> 
     """The gaps of all shards around something that happens now."""
     since_s = asyncio.get_running_loop().time()
     await asyncio.sleep(BEFORE_S)
-    happens()
+    try:
+        happens()
+    except ProcessLookupError:
+        raise NotRunning("a worker has ended by itself") from None
     await asyncio.sleep(settle_s)
     await probe.wait_answers(asyncio.get_running_loop().time())
     return probe.gaps_s(since_s)
