@@ -131,6 +131,26 @@ def test_an_append_that_never_returns_lets_safe_actions_out_and_tells_everybody_
     stage.world.run(main())
 
 
+def test_a_journal_that_finds_a_new_leader_first_is_waited_for() -> None:
+    stage = Stage()
+    stage.journal.write_within_s = 9.0  # type: ignore[attr-defined]
+
+    async def main() -> None:
+        live = await stage.start()
+        stage.journal.append_s = 8.0
+        assert isinstance(await live.send("Counter/a", Add(number=1)), Accepted)
+        assert not stage.landed
+        stage.journal.append_s = FOREVER_S
+        began_s = stage.world.loop.time()
+        told = asyncio.ensure_future(live.send("Counter/a", Add(number=2)))
+        assert isinstance(await live.wait_failure(), JournalUnknown)
+        assert 9.0 <= stage.world.loop.time() - began_s <= 9.0 + TICK_S
+        with pytest.raises(JournalUnknown):
+            await told
+
+    stage.world.run(main())
+
+
 def test_the_write_that_begins_behind_another_has_a_deadline_too() -> None:
     stage = Stage()
 
