@@ -11,6 +11,7 @@ import pytest
 from msgspec import structs
 
 from stigmergy import Agent, Event, Fleet, Settings, evolve
+from stigmergy.adapters import folder_store
 from stigmergy.adapters.memory_store import MemoryStore
 from stigmergy.adapters.memory_store.shelf import MemoryShelf
 from stigmergy.adapters.nats.naming import copies_bucket
@@ -74,8 +75,9 @@ def counts(live: Live) -> dict[str, tuple[int, int]]:
 
 @asynccontextmanager
 async def objects_in(folder: Path) -> AsyncIterator[Objects]:
-    async with CopiesAt(f"folder:{folder}", "town") as objects:
-        yield objects
+    store = await folder_store.open_store(f"folder:{folder}", SystemClock())
+    yield await store.objects(copies_bucket("town"))
+    await store.close()
 
 
 async def wait_copied(live: Live, objects: Objects) -> CopyFound:
@@ -109,7 +111,7 @@ async def test_a_journal_that_is_lost_is_restored_and_goes_on(tmp_path: Path, ki
     assert found.node == "local/n1"
     assert found.manifest is not None
     assert any(shard.before.position for shard in found.manifest.copied), "from a snapshot on"
-    async with objects_in(copies) as objects:
+    async with CopiesAt(f"folder:{copies}", "town") as objects:
         again = url_of(kind, tmp_path, "again")
         restored = await restore(objects, found.manifest, again, verifier(), _trusted(key))
         with pytest.raises(ConfigError, match="never overwrites"):

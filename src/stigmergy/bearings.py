@@ -129,7 +129,7 @@ def _adapter(what: str, group: str, url: str, example: str) -> Any:
     found = {entry.name: entry for entry in entry_points(group=group)}
     if not colon or scheme not in found:
         known = ", ".join(f"{name}:" for name in sorted(found)) or "none"
-        raise ConfigError(f"{what} {url!r}: no adapter for {scheme!r}; there are {known}, for example {example}")
+        raise ConfigError(f"{what} {shown(url)!r}: no adapter for {scheme!r}; there are {known}, for example {example}")
     try:
         return found[scheme].load()
     except ModuleNotFoundError as error:
@@ -137,3 +137,9 @@ def _adapter(what: str, group: str, url: str, example: str) -> Any:
         raise ConfigError(
             f'{what} {url!r}: the package {error.name!r} is not installed; pip install "stigmergy[{extra}]"'
         ) from None
+
+
+def shown(url: str) -> str:
+    """A URL for people: what it says before an @ may be a password."""
+    scheme, separator, rest = url.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}" if separator else url

@@ -18,11 +18,13 @@ from pathlib import Path
 from msgspec import Struct
 
 from stigmergy.adapters.archive.newfile import sync_folder
+from stigmergy.adapters.memory_store import MemoryStore
+from stigmergy.adapters.memory_store.shelf import MemoryShelf
 from stigmergy.adapters.nats.naming import copies_bucket
 from stigmergy.adapters.segments import SegmentJournal
 from stigmergy.adapters.sqlite import SqliteJournal
 from stigmergy.adapters.system import SystemClock
-from stigmergy.bearings import check_store, open_store
+from stigmergy.bearings import check_store, open_store, shown
 from stigmergy.core.copies import CopyManifest
 from stigmergy.core.errors import Bug, ConfigError, JournalCorrupt
 from stigmergy.journals import inspect_journal, open_journal
@@ -113,11 +115,18 @@ class CopiesAt:
 
     async def __aenter__(self) -> Objects:
         self._store = await open_store(self._url, SystemClock())
-        return await self._store.objects(copies_bucket(self._fleet))
+        bucket = copies_bucket(self._fleet)
+        # Who looks for copies makes no place for them.
+        return await self._store.find_objects(bucket) or await _nothing(bucket)
 
     async def __aexit__(self, *_: object) -> None:
         if self._store is not None:
             await self._store.close()
+
+
+async def _nothing(bucket: str) -> Objects:
+    clock = SystemClock()
+    return await MemoryStore(MemoryShelf(clock), clock).objects(bucket)
 
 
 class Restored(Struct, frozen=True):
@@ -210,9 +219,3 @@ def _move(scheme: str, built: Path, path: Path) -> None:
 
 def _write_piece(path: Path, data: bytes) -> None:
     path.write_bytes(data)
-
-
-def shown(url: str) -> str:
-    """A URL for people: what it says before an @ may be a password."""
-    scheme, separator, rest = url.partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}" if separator else url

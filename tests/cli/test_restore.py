@@ -56,13 +56,13 @@ def wait_copied(folder: Folder, store: str) -> CopyFound:
 
 async def _wait_copied(folder: Folder, store: str) -> CopyFound:
     deadline_s = time.monotonic() + COPIED_S_MAX
-    async with CopiesAt(store, "delivery") as objects:
-        while time.monotonic() < deadline_s:
-            commits = folder.ask(do="status")["commits"]
+    while time.monotonic() < deadline_s:
+        commits = folder.ask(do="status")["commits"]
+        async with CopiesAt(store, "delivery") as objects:
             found = await find_copies(objects)
-            if found and found[-1].manifest is not None and found[-1].manifest.commits >= commits:
-                return found[-1]
-            await asyncio.sleep(0.05)
+        if found and found[-1].manifest is not None and found[-1].manifest.commits >= commits:
+            return found[-1]
+        await asyncio.sleep(0.05)
     raise AssertionError(folder.ask(do="status")["troubles"])
 
 

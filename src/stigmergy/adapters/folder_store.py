@@ -71,6 +71,13 @@ class FolderStore:
         self.check_open()
         return FolderObjects(self, self._root, check_bucket(bucket), self._clock)
 
+    async def find_objects(self, bucket: str) -> Objects | None:
+        place = self._root / check_bucket(bucket)
+        objects = await self.objects(bucket)
+        # An absent root is an error like any other; an absent bucket is none.
+        await objects.names()
+        return objects if await asyncio.to_thread(place.is_dir) else None
+
     async def close(self) -> None:
         self._closed = True
 

@@ -21,7 +21,7 @@ from stigmergy.cli.places import add_place, config_of, find_journal
 from stigmergy.config import Config
 from stigmergy.core.errors import ConfigError
 from stigmergy.runtime.settings import Settings
-from stigmergy.wiring import default_key_path, journal_path
+from stigmergy.wiring import Bearings, default_key_path, find_bearings, journal_path
 
 STYLES = {OK: GOOD, WARN: YELLOW, FAIL: BAD}
 EXAMPLES = """examples:
@@ -73,7 +73,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 def _findings(arguments: argparse.Namespace) -> Iterator[Finding]:
     """All checks, in order; imported here, because no other command should wait for what they need."""
     from stigmergy.cli.health.clocks import check_clocks
-    from stigmergy.cli.health.company import check_company
+    from stigmergy.cli.health.company import check_company, fleet_of
+    from stigmergy.cli.health.copies import check_copies
     from stigmergy.cli.health.disk import check_disk
     from stigmergy.cli.health.journals import check_archive, check_journal
     from stigmergy.cli.health.limits import check_limits
@@ -100,8 +101,13 @@ def _findings(arguments: argparse.Namespace) -> Iterator[Finding]:
         yield check_archive(Path(settings.retention.archive))
     yield from check_bus(config.fleet.bus)
     yield from check_company(config.fleet, url)
+    bearings = find_bearings(Bearings(), config)
+    if bearings.copies:
+        node = f"{bearings.site}/{bearings.node}"
+        yield from check_copies(bearings.copies, fleet_of(url), node, time.time_ns())
     if url is not None:
-        key = arguments.key or (Path(config.fleet.key) if config.fleet.key else default_key_path("", url))
+        beside = None if path is None else default_key_path("", url)
+        key = arguments.key or (Path(config.fleet.key) if config.fleet.key else beside)
         yield from check_journal(url, key, time.time_ns())
 
 

@@ -13,11 +13,12 @@ from typing import Any
 
 from msgspec import Struct
 
+from stigmergy.bearings import shown
 from stigmergy.cli import exits
 from stigmergy.cli.output import BAD, GOOD, NAME, Cell, Output, counted, shown_bytes
 from stigmergy.cli.places import config_of, folder_of, load_fleet, url_of
 from stigmergy.config import Config
-from stigmergy.copies import CopiesAt, Restored, restore, shown
+from stigmergy.copies import CopiesAt, Restored, restore
 from stigmergy.core.errors import ConfigError, JournalCorrupt, StoreError
 from stigmergy.runtime.audit.listing import readable_time
 from stigmergy.runtime.copies.restoring import CopyFound, choose_copy, find_copies

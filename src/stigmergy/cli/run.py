@@ -16,13 +16,13 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+from stigmergy.bearings import shown
 from stigmergy.cli import exits, working
 from stigmergy.cli.output import GOOD, NAME, Output, counted, shown_bytes
 from stigmergy.cli.places import config_of, folder_of, load_fleet, url_of
 from stigmergy.cli.supervising import Supervisor, command_of
 from stigmergy.cli.version import version
 from stigmergy.config import Config
-from stigmergy.copies import shown
 from stigmergy.core.errors import ConfigError, NotRunning, StigmergyError
 from stigmergy.parts import check_parts, make_folder, shown_url
 from stigmergy.runtime.describing import described_recovery

@@ -253,6 +253,10 @@ class Store(Protocol):
         """The bucket of objects of this name, made if there is none. StoreForeign if it is set up in another way."""
         ...
 
+    async def find_objects(self, bucket: str) -> Objects | None:
+        """The same, and None if there is none: for who only looks. Nothing is made."""
+        ...
+
     async def close(self) -> None:
         """Ends the connection and all watches of it. Leases are not released: they run out. Twice does nothing."""
         ...

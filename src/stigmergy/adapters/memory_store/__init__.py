@@ -50,6 +50,10 @@ class MemoryStore:
         await self.line.reach()
         return MemoryObjects(self.line, self._shelf, bucket)
 
+    async def find_objects(self, bucket: str) -> Objects | None:
+        await self.line.reach()
+        return await self.objects(bucket) if self._shelf.has_objects(bucket) else None
+
     async def close(self) -> None:
         self.line.close()
 

@@ -131,6 +131,10 @@ class MemoryShelf:
         """A bucket of objects: the versions of each name, the newest last."""
         return self._objects.setdefault(check_bucket(bucket), {})
 
+    def has_objects(self, bucket: str) -> bool:
+        """Whether there is such a bucket of objects."""
+        return check_bucket(bucket) in self._objects
+
     def next_version(self) -> int:
         """A number that no version had."""
         self._versions += 1

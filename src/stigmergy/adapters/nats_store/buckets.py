@@ -67,7 +67,12 @@ async def ensure_objects(link: NatsLink, bucket: str, replicas: int, max_mb: int
         "allow_rollup_hdrs": True,
         "allow_direct": True,
     }
-    return await _ensure(link, bucket, f"OBJ_{bucket}", settings)
+    return await _ensure(link, bucket, objects_stream(bucket), settings)
+
+
+def objects_stream(bucket: str) -> str:
+    """The stream of a bucket of objects."""
+    return f"OBJ_{bucket}"
 
 
 async def _ensure(link: NatsLink, bucket: str, stream: str, settings: dict[str, Any]) -> BucketPlace:

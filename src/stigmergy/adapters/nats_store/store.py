@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from stigmergy.adapters.nats.address import NatsAddress, parse_address
 from stigmergy.adapters.nats.link import OPEN_S, NatsLink
-from stigmergy.adapters.nats_store.buckets import ensure_keys, ensure_objects
+from stigmergy.adapters.nats.streams import find_stream
+from stigmergy.adapters.nats_store.asking import asking
+from stigmergy.adapters.nats_store.buckets import ensure_keys, ensure_objects, objects_stream
 from stigmergy.adapters.nats_store.keys import NatsKeyValue
 from stigmergy.adapters.nats_store.line import Line
 from stigmergy.adapters.nats_store.objects import NatsObjects
@@ -45,6 +47,12 @@ class NatsStore:
         self._line.check_open()
         check_bucket(bucket)
         return NatsObjects(self._line, await ensure_objects(self._line.link, bucket, self._replicas, self._max_mb))
+
+    async def find_objects(self, bucket: str) -> Objects | None:
+        self._line.check_open()
+        with asking(f"bucket {check_bucket(bucket)}", writes=False):
+            found = await find_stream(self._line.link, objects_stream(bucket))
+        return None if found is None else await self.objects(bucket)
 
     async def close(self) -> None:
         self._line.close()

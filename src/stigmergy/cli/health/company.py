@@ -52,7 +52,7 @@ def check_company(place: Place, url: str | None) -> Iterator[Finding]:
     if place.peers:
         yield from check_peers(place.peers)
     if place.ledger is not None:
-        yield from check_ledger(place.ledger, _fleet_of(url))
+        yield from check_ledger(place.ledger, fleet_of(url))
 
 
 def check_mesh(url: str, *, runs: bool) -> Iterator[Finding]:
@@ -234,7 +234,7 @@ def _runs(url: str | None) -> bool:
     return url is not None and journal_path(url) is not None and answers_at(control_path(url, ""))
 
 
-def _fleet_of(url: str | None) -> str | None:
+def fleet_of(url: str | None) -> str | None:
     """The fleet of the journal, whose name the ledger must have; None if there is none yet, or it cannot be read."""
     path = None if url is None else journal_path(url)
     if url is None or path is None or not path.exists():

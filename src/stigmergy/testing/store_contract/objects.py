@@ -23,7 +23,14 @@ class ObjectsContract(NeedsStore):
     @in_a_loop
     async def test_objects_read_back_bit_for_bit(self, open_store: OpenStore) -> None:
         store = await open_store()
+        assert await store.find_objects(BUCKET) is None
+        assert await store.find_objects(BUCKET) is None, "who looks makes nothing"
         objects = await store.objects(BUCKET)
+        await objects.put("first", b"")
+        found = await store.find_objects(BUCKET)
+        assert found is not None
+        assert await found.names() == ["first"]
+        await found.delete("first")
         assert objects.bucket == BUCKET
         assert await objects.names() == []
         assert await objects.get("none") is None
