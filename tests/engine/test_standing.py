@@ -17,7 +17,7 @@ from stigmergy.adapters.nats_store.buckets import ensure_keys
 from stigmergy.cli.output import printable
 from stigmergy.cli.screen.cluster import draw_standing
 from stigmergy.core.errors import ConfigError
-from stigmergy.engine.standing import KEYS_COUNT, Standing, look
+from stigmergy.engine.standing import KEYS_COUNT, Standing, _belongs, look
 from stigmergy.runtime.cluster.records import Coordinator, FleetShape, Member, Owner, Plan, write_record
 from stigmergy.testing.nats_rig import NatsCluster, start_single
 
@@ -149,3 +149,25 @@ async def test_more_streams_than_are_told_at_once(tmp_path: Path) -> None:
         assert [stream.name for stream in (await look_at_streams(link))[0]] == names
         assert [stream.name for stream in (await look_at_streams(link, "S26"))[0]] == names[260:]
         await link.close()
+
+
+@pytest.mark.parametrize(
+    ("stream", "fleet", "belongs"),
+    [
+        ("STIG_LOG_survey_0_15", "survey", True),
+        ("STIG_PART_survey_16", "survey", True),
+        ("KV_stig-cluster-survey", "survey", True),
+        ("STIG_LEDGER_survey_STATE", "survey", True),
+        ("STIG_BUS_survey", "survey", True),
+        (
+            "STIG_BUS_other-survey",
+            "survey",
+            True,
+        ),  # a name may end like another's; that shows too much, never too little
+        ("STIG_BUS_survey-2", "survey", False),
+        ("STIG_BUS_surveys", "survey", False),
+        ("STIG_BUS_a_2Eb", "a.b", True),
+    ],
+)
+def test_whose_a_stream_is(stream: str, fleet: str, belongs: bool) -> None:
+    assert _belongs(stream, fleet) is belongs

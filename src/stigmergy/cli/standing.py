@@ -109,6 +109,7 @@ def _stream(address: NatsAddress, fleet: str, output: Output) -> int:
 
 def _live(address: NatsAddress, fleet: str) -> int:
     with Terminal() as terminal:
+        terminal.show([["looking …"]])
         while terminal.ended_by is None:
             began_s = time.monotonic()
             try:

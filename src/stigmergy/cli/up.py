@@ -164,7 +164,7 @@ class _Cluster:
         name = f"worker-{number}"
         key = self._folder.path / KEY
         # What sites send up reaches workers over their bus.
-        bus = ["--bus", self._folder.url] if self._arguments.gateway else []
+        bus = ["--bus", self._folder.kept_url] if self._arguments.gateway else []
         command = self._stigmergy(WORKER, "--nats", self._folder.url, "--key", str(key), "--name", f"w{number}", *bus)
         return Child(name, WORKER, command, self._folder.path / f"{name}.log", self._tell, speaks=True)
 
@@ -190,7 +190,7 @@ class _Cluster:
 
     def _collector(self) -> Child:
         """Hands what the sites send up to the workers."""
-        command = self._stigmergy(GATEWAY, "--at-hub", self._folder.url)
+        command = self._stigmergy(GATEWAY, "--at-hub", self._folder.kept_url)
         return Child(COLLECTOR, GATEWAY, command, self._folder.path / f"{COLLECTOR}.log", self._tell, speaks=True)
 
     def _stigmergy(self, command: str, *options: str) -> list[str]:
@@ -228,6 +228,7 @@ class _Cluster:
         while True:
             page = await asyncio.to_thread(look_at, f"http://{plan.host}:{plan.http_port}", "healthz")
             if server.pid and page.get("status") == "ok":
+                server.detail = ""
                 server.ready()
             elif server.state == UP:
                 server.state, server.detail = "not well", str(page.get("error") or "does not answer")

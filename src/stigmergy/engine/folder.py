@@ -61,6 +61,11 @@ class ClusterFolder:
         return "nats://" + ",".join(f"{LOOPBACK}:{own['client']}" for own in self.notes.ports)
 
     @property
+    def kept_url(self) -> str:
+        """The same for buses and stores, which keep what they are given once if nobody says otherwise."""
+        return f"{self.url}?replicas={min(3, len(self.notes.ports))}"
+
+    @property
     def hubs(self) -> list[str]:
         """Where gateways connect."""
         return [f"{LOOPBACK}:{own['leaf']}" for own in self.notes.ports]

@@ -152,7 +152,7 @@ def _without(standing: Standing, why: str) -> Standing:
 def _belongs(stream: str, fleet: str) -> bool:
     """Whether a stream is one of this fleet's, by its name; a ledger of the same name is taken for its own."""
     name = naming.token(fleet)
-    return re.search(rf"[_-]{re.escape(name)}(?:_\d+_\d+|_STATE)?$", stream) is not None
+    return re.search(rf"[_-]{re.escape(name)}(?:(?:_\d+)*|_STATE)$", stream) is not None
 
 
 async def _fleet(link: NatsLink, stream: str, streams: dict[str, StreamSeen]) -> FleetSeen:
