@@ -427,3 +427,38 @@ def test_a_bug_of_ours_ends_the_worker_loudly_and_others_go_on() -> None:
         assert await town.settled() == ["a"] * SHARDS
 
     play(main, load=2)
+
+
+def test_a_shard_that_cannot_be_left_in_good_order_is_left_as_it_is() -> None:
+    async def main(town: Town) -> None:
+        stuck = Person(town, "a")
+        stuck.cannot_leave = True
+        town.people["a"] = stuck
+        await stuck.start()
+        await town.settled()
+        await asyncio.sleep(1)
+        await town.start("b")
+        await town.settled(60)
+        reasons = [fields["reason"] for fields in stuck.events("lost")]
+        assert reasons == ["the door is stuck"] * 3
+        stuck.cannot_leave = False
+
+    play(main, load=2)
+
+
+def test_a_shard_that_cannot_be_furnished_here_goes_to_others() -> None:
+    async def main(town: Town) -> None:
+        bare = Person(town, "a")
+        bare.cannot_furnish = True
+        town.people["a"] = bare
+        await bare.start()
+        await asyncio.sleep(3)
+        assert {fields["reason"] for fields in bare.events("lost")} == {"no chairs"}
+        assert bare.owned == []
+        await town.start("b")
+        await asyncio.sleep(3)
+        assert town.owners() == ["b"] * SHARDS
+        bare.cannot_furnish = False
+        await town.settled(60)
+
+    play(main, load=2)

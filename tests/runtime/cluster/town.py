@@ -18,7 +18,7 @@ from stigmergy.adapters.memory_store import MemoryStore
 from stigmergy.adapters.memory_store.shelf import MemoryShelf
 from stigmergy.core.agent import Agent, decide, evolve, react
 from stigmergy.core.effects import Effects, Events, Order, Tell
-from stigmergy.core.errors import JournalError, LinkDown, NotOwned, NotRunning
+from stigmergy.core.errors import ConfigError, JournalError, LinkDown, NotOwned, NotRunning
 from stigmergy.core.messages import Action, Command, Event
 from stigmergy.core.state import shard_of
 from stigmergy.core.supervision import SafeAction
@@ -121,6 +121,13 @@ class MovingNeighbourhood(MemoryNeighbourhood):
             self._street.cut(self._process)
 
 
+class Locked(House):
+    """One that cannot be left in good order."""
+
+    async def stop(self) -> None:
+        raise LinkDown("the door is stuck")
+
+
 class Estate:
     """What one worker needs for its shards."""
 
@@ -139,7 +146,10 @@ class Estate:
     def furnish(self, host: LeasedHost, shard: int, claim: int) -> House:
         share = Share(shard + 1, len(self._town.shards), len(self._town.shards))
         street = MovingNeighbourhood(self._town.street, share.process, lambda: self._person.is_cut)
-        return House(neighbours=Neighbours(host, street, share))
+        if self._person.cannot_furnish:
+            raise ConfigError("no chairs")
+        kind = Locked if self._person.cannot_leave else House
+        return kind(neighbours=Neighbours(host, street, share))
 
 
 class Person:
@@ -153,6 +163,7 @@ class Person:
         self.entropy = SimEntropy(town.run.seed, name)
         self.logs: list[MemoryShardLog] = []
         self.is_cut = False
+        self.cannot_furnish = self.cannot_leave = False
         self.slow_s = 0.0
         """So long it takes this one to open a log."""
         self.said: list[tuple[str, dict[str, Any]]] = []

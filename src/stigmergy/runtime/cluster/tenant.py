@@ -286,6 +286,8 @@ class Tenant:
             return Signal.FENCED
         except StigmergyError as error:
             self._error = error
+            if self._tenure is None:
+                await claimed.journal.close()
             return Signal.FAILED
         return Signal.CLAIMED
 

@@ -69,8 +69,11 @@ class Tenure:
 
     async def finish(self) -> Exception | None:
         """Ends in good order: what was taken is finished and written. Returns what went wrong on the way."""
-        await self.house.stop()
-        await self.host.stop()
+        try:
+            await self.house.stop()
+            await self.host.stop()
+        except StigmergyError as error:
+            return error
         return None if isinstance(self.host.failure, NotRunning) else self.host.failure
 
     async def abandon(self) -> None:
