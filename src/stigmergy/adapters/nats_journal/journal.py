@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from stigmergy.adapters.nats.address import NatsAddress
 from stigmergy.adapters.nats.link import NatsLink
@@ -58,6 +58,12 @@ LINK_WITHIN_S = 3.0
 CLOSE_S = 5.0
 
 
+class Tenure(Struct):
+    """Whether we own a log, as far as we know. Looked at by the link that says so to others, on whichever thread."""
+
+    is_over: bool = False
+
+
 class Opened(Struct):
     """What opening or claiming has found out: the journal takes it over."""
 
@@ -73,6 +79,7 @@ class Opened(Struct):
     """0 for one that only reads."""
     let_go: Callable[[], Awaitable[None]] | None = None
     """Ends that we say to be the owner."""
+    tenure: Tenure = field(default_factory=Tenure)
 
 
 class SharedReader:
@@ -347,6 +354,8 @@ class NatsJournal:
         error = JournalUnknown("the write was cancelled") if task.cancelled() else task.exception()
         if isinstance(error, JournalUnknown | JournalConflict):
             self._failure = error
+            # It may be another's by now: whoever asks must not be told that it is ours.
+            self._opened.tenure.is_over = True
 
     # ------------------------------------------------------------------ checks
 

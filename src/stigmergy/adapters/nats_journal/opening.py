@@ -24,7 +24,7 @@ from stigmergy.adapters.nats.link import NatsLink
 from stigmergy.adapters.nats.streams import StreamFound, ensure_stream
 from stigmergy.adapters.nats.threaded import BlockingLink
 from stigmergy.adapters.nats_journal.fold import LogState
-from stigmergy.adapters.nats_journal.journal import NatsJournal, Opened, SharedReader
+from stigmergy.adapters.nats_journal.journal import NatsJournal, Opened, SharedReader, Tenure
 from stigmergy.adapters.nats_journal.messages import (
     CLAIMED,
     NOTE,
@@ -254,9 +254,10 @@ async def claim_log(link: NatsLink, place: LogPlace, identity: JournalIdentity, 
     state.wrote(1, len(note))
     state.since_note_count = state.since_note_bytes = 0
     state.claim, state.owner = state.sequence, owner
+    tenure = Tenure()
     # Side by side: until all of it is known the shard has no owner.
     info, catalogue = await asyncio.gather(log.info(), Shelf(link, place.name).catalogue(identity.owned))
-    bytes_max, let_go = await asyncio.gather(_limit(log, info), be_owner(link, place, owner))
+    bytes_max, let_go = await asyncio.gather(_limit(log, info), be_owner(link, place, owner, tenure))
     return Opened(
         place=place,
         address=link.address,
@@ -267,14 +268,15 @@ async def claim_log(link: NatsLink, place: LogPlace, identity: JournalIdentity, 
         bytes_max=bytes_max,
         claim=state.sequence,
         let_go=let_go,
+        tenure=tenure,
     )
 
 
-async def be_owner(link: NatsLink, place: LogPlace, owner: str) -> Callable[[], Awaitable[None]]:
-    """Answers from now on that we own the log; returns what ends that."""
+async def be_owner(link: NatsLink, place: LogPlace, owner: str, tenure: Tenure) -> Callable[[], Awaitable[None]]:
+    """Answers from now on that we own the log, as long as we do; returns what ends that."""
 
     async def answer(message: Msg) -> None:
-        if message.reply:
+        if message.reply and not tenure.is_over:
             await link.tell(message.reply, owner.encode())
 
     end = await link.subscribe(place.owner_subject, answer)
