@@ -20,7 +20,7 @@ from stigmergy.ports.ledger import Ledger
 from stigmergy.ports.trust import Signer
 from stigmergy.runtime.claims.pauses import Pauses
 
-BATCH_COUNT_MAX = 64
+BATCH_COUNT_MAX = 256
 LINE_COUNT_MAX = 10_000
 """Moves that may wait for the ledger. Of what comes then, questions are refused; the rest is left to observers."""
 
