@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import msgspec
@@ -231,3 +233,16 @@ def test_server_without_jetstream_or_with_tiny_messages(tmp_path_factory: pytest
         pytest.raises(ConfigError, match="max_payload"),
     ):
         open_journal(tiny.url, IDENTITY)
+
+
+def test_the_package_that_is_missing_is_named() -> None:
+    program = (
+        "import sys; sys.modules['nats'] = None\n"
+        "from stigmergy.journals import inspect_journal, open_journal\n"
+        "from stigmergy.core.errors import ConfigError\n"
+        "for work in (lambda: open_journal('nats://hub', 'f', 1), lambda: inspect_journal('tls://hub')):\n"
+        "    try: work()\n"
+        "    except ConfigError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.count('pip install "stigmergy[nats]"') == 2
