@@ -18,7 +18,7 @@ from stigmergy.adapters.nats_bus.outlet import Outlet
 from stigmergy.adapters.nats_bus.partition import Partition
 from stigmergy.adapters.nats_bus.publishing import NoRoom, Publishing, is_down, no_room
 from stigmergy.adapters.nats_bus.sourcing import Feeding
-from stigmergy.adapters.nats_bus.streams import ensure_streams, ensure_subjects, has_mqtt
+from stigmergy.adapters.nats_bus.streams import ensure_streams, ensure_subjects, has_mqtt, side_by_side
 from stigmergy.adapters.nats_bus.subjects import filters_of
 from stigmergy.adapters.nats_bus.will import Will
 from stigmergy.core.errors import Bug, ConfigError, LinkDown, Malformed, NotOwned, StigmergyError
@@ -217,22 +217,30 @@ class NatsBus:
     async def _come_up(self) -> None:
         self._link.check_jetstream()
         await self._outlet.open()
-        found = await ensure_streams(self._link, self.options)
-        if self._will is not None:
-            found = await ensure_subjects(self._link, self.options, [self._will.subject])
-        self._publishing.note_captured(found.config["subjects"])
-        self._publishing.has_mqtt = self.options.mqtt and await has_mqtt(self._link)
+        await side_by_side(self._find_streams(), self._look_for_devices())
         if self._was_full:
             # Otherwise it would come up and go down with every message.
             await self._link.publish(f"{self.options.subjects.inner}.probe", b"", {"Nats-TTL": PROBE_TTL})
             self._was_full = False
-        if self._will is not None:
-            await self._will.begin()
-        if self._reception.patterns:
-            await self._listening.make(self._listening.unmade)
+        await side_by_side(self._leave_will(), self._listen())
         if self._trouble is None or not self._trouble.done():
             self._is_up = True
             self._tell(True)
+
+    async def _find_streams(self) -> None:
+        found = await ensure_streams(self._link, self.options, () if self._will is None else (self._will.subject,))
+        self._publishing.note_captured(found.config["subjects"])
+
+    async def _look_for_devices(self) -> None:
+        self._publishing.has_mqtt = self.options.mqtt and await has_mqtt(self._link)
+
+    async def _leave_will(self) -> None:
+        if self._will is not None:
+            await self._will.begin()
+
+    async def _listen(self) -> None:
+        if self._reception.patterns:
+            await self._listening.make(self._listening.unmade)
 
     async def _leave(self) -> None:
         if self._linked.is_set():
@@ -254,7 +262,7 @@ class NatsBus:
                 async with self._changing:
                     found = await ensure_subjects(self._link, self.options, [])
                     self._publishing.note_captured(found.config["subjects"])
-                    self._publishing.has_mqtt = self.options.mqtt and await has_mqtt(self._link)
+                    await self._look_for_devices()
                     await self._listening.check()
                     if not is_trimmed and loop.time() - opened_s > UNHEARD_S_MAX:
                         await self._listening.trim()

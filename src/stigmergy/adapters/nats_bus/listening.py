@@ -16,6 +16,7 @@ from stigmergy.adapters.nats_bus.publishing import Publishing
 from stigmergy.adapters.nats_bus.retained import read_retained
 from stigmergy.adapters.nats_bus.routing import Route, route
 from stigmergy.adapters.nats_bus.session import Session
+from stigmergy.adapters.nats_bus.streams import side_by_side
 from stigmergy.adapters.nats_bus.subjects import Subjects, filters_of
 from stigmergy.adapters.nats_bus.will import SCHEDULER, tell_devices
 from stigmergy.core.errors import StigmergyError
@@ -81,8 +82,7 @@ class Listening:
         for found in routes:
             await self._give_retained(found, [one for one in found.filters if one in wanted])
         self._made |= dict.fromkeys(fresh)
-        for found in routes:
-            await self._begin(found)
+        await side_by_side(*(self._begin(found) for found in routes))
         for why in refused.values():
             self._reception.receipts.last_failure = why
         return "; ".join(why for one, why in refused.items() if one in wanted)
@@ -91,13 +91,20 @@ class Listening:
         filters = found.filters
         if self.parting is not None and found.fleet == self._options.fleet:
             filters, ours = self.parting.split(filters)
-            if ours:
-                last = (await self.parting.ensure(self._link)).last_sequence
-                await self._session(self.parting.stream).begin(ours, last)
-                self._filters[self.parting.stream] = ours
+            await side_by_side(self._begin_sorted(self.parting, ours), self._begin_plain(found, filters))
+        else:
+            await self._begin_plain(found, filters)
+
+    async def _begin_plain(self, found: Route, filters: list[str]) -> None:
         if filters:
             await self._session(found.stream, found.fleet).begin(filters, found.found.last_sequence)
             self._filters[found.stream] = filters
+
+    async def _begin_sorted(self, parting: Parting, filters: list[str]) -> None:
+        if filters:
+            last = (await parting.ensure(self._link)).last_sequence
+            await self._session(parting.stream).begin(filters, last)
+            self._filters[parting.stream] = filters
 
     async def _give_retained(self, found: Route, filters: Sequence[str]) -> None:
         if filters:

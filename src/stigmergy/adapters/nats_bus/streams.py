@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 
 from stigmergy.adapters.nats.errors import JetStreamRefused
 from stigmergy.adapters.nats.link import NatsLink
@@ -32,12 +32,21 @@ LOCK_PAUSE_S = 0.05
 SUBJECT_OVERLAP = 10065
 
 
-async def ensure_streams(link: NatsLink, options: BusOptions) -> StreamFound:
-    """Both streams, as these options want them. Raises ConfigError if they are otherwise."""
+async def side_by_side(*works: Awaitable[object]) -> None:
+    """Does all of them at once, each way to the servers and back is time without a bus; raises what one of them raises,
+    when all are done."""
+    for done in await asyncio.gather(*works, return_exceptions=True):
+        if isinstance(done, BaseException):
+            raise done
+
+
+async def ensure_streams(link: NatsLink, options: BusOptions, also: Sequence[str] = ()) -> StreamFound:
+    """Both streams, as these options want them, with subjects that are wanted beside them. Raises ConfigError if they
+    are otherwise."""
     subjects = options.subjects
     common = {"storage": "file", "num_replicas": options.replicas, "discard": "old"}
     common |= {"allow_msg_schedules": True, "allow_msg_ttl": True}
-    await ensure_stream(
+    kept = ensure_stream(
         link,
         retained_stream(options.fleet),
         {
@@ -50,7 +59,7 @@ async def ensure_streams(link: NatsLink, options: BusOptions) -> StreamFound:
         },
     )
     # Its subjects are not compared: they grow with what the fleet's nodes listen to.
-    await ensure_stream(
+    said = ensure_stream(
         link,
         bus_stream(options.fleet),
         {
@@ -59,7 +68,8 @@ async def ensure_streams(link: NatsLink, options: BusOptions) -> StreamFound:
             "max_bytes": options.stored_mb * MIB,
         },
     )
-    first = [f"{subjects.inner}.>", f"{subjects.root}.>"]
+    await side_by_side(kept, said)
+    first = [f"{subjects.inner}.>", f"{subjects.root}.>", *also]
     for topic in options.topics:
         first += filters_of(topic)
     return await ensure_subjects(link, options, first)

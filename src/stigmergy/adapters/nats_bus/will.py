@@ -18,6 +18,7 @@ from stigmergy.adapters.nats.naming import bus_stream, retained_stream
 from stigmergy.adapters.nats_bus.envelope import MQTT_QOS, headers_of, retained_headers
 from stigmergy.adapters.nats_bus.options import BusOptions
 from stigmergy.adapters.nats_bus.outlet import MSG_ID, Outlet
+from stigmergy.adapters.nats_bus.streams import side_by_side
 from stigmergy.adapters.nats_bus.subjects import MQTT_MESSAGES, MQTT_RETAINED, subject_of
 from stigmergy.core.errors import LinkDown, StigmergyError
 from stigmergy.ports.bus import BusMessage
@@ -100,8 +101,13 @@ class Will:
     async def _renew(self) -> None:
         moment = self._zero + _monotonic() + timedelta(seconds=self._options.will_s)
         schedule = "@at " + moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        for subject, headers in [self._heard, *([self._kept] if self._message.retained else [])]:
-            await self._link.publish(subject, self._message.payload, {**headers, SCHEDULE: schedule})
+        wills = [self._heard, *([self._kept] if self._message.retained else [])]
+        await side_by_side(
+            *(
+                self._link.publish(subject, self._message.payload, {**headers, SCHEDULE: schedule})
+                for subject, headers in wills
+            )
+        )
 
 
 async def tell_devices(outlet: Outlet, place: int, subject: str, payload: bytes, headers: Mapping[str, str]) -> None:
