@@ -5,12 +5,14 @@ import gc
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from nats.aio.msg import Msg
 
 from stigmergy.adapters.nats import link as link_module
 from stigmergy.adapters.nats.address import parse_address
+from stigmergy.adapters.nats.client import Connection
 from stigmergy.adapters.nats.configuration import User
 from stigmergy.adapters.nats.errors import STREAM_NOT_FOUND, JetStreamRefused, NoResponders, Unanswered
 from stigmergy.adapters.nats.link import NatsLink
@@ -375,3 +377,23 @@ async def test_connection_that_was_closed_connects_to_nobody_any_more(server: Na
     await link.close()
     with pytest.raises(asyncio.CancelledError):
         await client._select_next_server()
+
+
+async def test_what_the_library_cancels_within_does_not_end_the_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect, calls = Connection.connect, []
+
+    async def cancelled_at_first(client: Connection, **options: Any) -> None:
+        calls.append(client)
+        if len(calls) < 3:
+            raise asyncio.CancelledError
+        await connect(client, **options)
+
+    monkeypatch.setattr(Connection, "connect", cancelled_at_first)
+    with start_single(tmp_path) as server:
+        link = NatsLink(parse_address(server.url), name="test")
+        link.start()
+        await link.wait_up(10.0)
+        assert len(calls) == 3
+        await link.close()

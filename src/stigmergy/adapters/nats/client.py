@@ -51,7 +51,9 @@ class Connection(Client):
 
     async def _attempt_reconnect(self) -> None:
         self._abort()
-        await super()._attempt_reconnect()
+        # The library settles a future here that it may have cancelled itself.
+        with contextlib.suppress(asyncio.InvalidStateError):
+            await super()._attempt_reconnect()
         if self._is_over and not self.is_closed:
             self._burial = asyncio.get_running_loop().create_task(super()._close(Client.CLOSED, do_cbs=False))
 

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 
 from nats import errors as nats_errors
+from nats.aio.client import Client
 
 from stigmergy.adapters.nats.address import NatsAddress
 from stigmergy.adapters.nats.client import NotEncrypted
 from stigmergy.core.errors import ConfigError, LinkDown, StigmergyError
+
+CONNECTING_FAILS = (
+    nats_errors.Error,
+    OSError,
+    ssl.SSLError,
+    TimeoutError,
+    ValueError,
+    StigmergyError,
+    asyncio.CancelledError,
+)
+"""What the library raises where it cannot connect; the last one, see `is_cancelled`."""
 
 
 def tls_context(address: NatsAddress) -> ssl.SSLContext | None:
@@ -26,10 +39,12 @@ def tls_context(address: NatsAddress) -> ssl.SSLContext | None:
     return context
 
 
-def explain(address: NatsAddress, error: BaseException) -> StigmergyError:
-    """An error of the client library in our words."""
+def explain(address: NatsAddress, error: BaseException, before: StigmergyError | None = None) -> StigmergyError:
+    """An error of the client library in our words; what was known before, if it says nothing."""
     if isinstance(error, StigmergyError):
         return error
+    if isinstance(error, asyncio.CancelledError) and before is not None:
+        return before
     text = str(error) or type(error).__name__
     if isinstance(error, nats_errors.AuthorizationError) or "uthorization" in text:
         return ConfigError(f"{address.shown}: the server does not let us in; check user and password in the URL")
@@ -44,3 +59,21 @@ def explain(address: NatsAddress, error: BaseException) -> StigmergyError:
     if "permissions violation" in text.lower():
         return ConfigError(f"{address.shown}: {text}; let this user publish and subscribe there")
     return LinkDown(f"{address.shown}: {text}; check the URL, and that the server runs")
+
+
+def is_cancelled() -> bool:
+    """Whether somebody means this task, and not only what it waits for.
+
+    The library cancels what it waits for itself when a server goes while it connects: whoever called it must not end.
+    """
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+async def end_quietly(client: Client) -> None:
+    """Closes a client of the library, whatever that says."""
+    try:
+        await client.close()
+    except (Exception, asyncio.CancelledError):
+        if is_cancelled():
+            raise

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -28,7 +27,7 @@ from stigmergy.adapters.nats.address import NatsAddress
 from stigmergy.adapters.nats.answers import Ack as Ack  # noqa: PLC0414 - others take it from here
 from stigmergy.adapters.nats.answers import read_ack
 from stigmergy.adapters.nats.client import Connection
-from stigmergy.adapters.nats.connecting import explain, tls_context
+from stigmergy.adapters.nats.connecting import CONNECTING_FAILS, end_quietly, explain, is_cancelled, tls_context
 from stigmergy.adapters.nats.errors import JetStreamRefused, NoResponders, Unanswered, no_jetstream
 from stigmergy.core.errors import ConfigError, LinkDown, StigmergyError, TooLarge
 
@@ -331,15 +330,16 @@ class NatsLink:
                 await client.connect(**self._options())
                 await self._begin(client)
                 await self._ended.wait()
-            except (nats_errors.Error, OSError, ssl.SSLError, TimeoutError, ValueError, StigmergyError) as error:
+            except CONNECTING_FAILS as error:
+                if is_cancelled():
+                    raise
                 self._failed(error)
             finally:
                 # Also when we are closed while it connects: what it has begun would go on without us.
                 self._client = None
                 for ear in self._ears:
                     ear.made = None
-                with contextlib.suppress(Exception):
-                    await client.close()
+                await end_quietly(client)
             await asyncio.sleep(RECONNECT_PAUSE_S)
 
     def _options(self) -> dict[str, Any]:
@@ -406,7 +406,7 @@ class NatsLink:
         return LinkDown(f"not connected to {self.address.shown}{why}; nothing was sent, try again when it is up")
 
     def _failed(self, error: BaseException) -> None:
-        self.last_error = explain(self.address, error)
+        self.last_error = explain(self.address, error, self.last_error)
 
     async def _on_error(self, error: Exception) -> None:
         self._failed(error)
