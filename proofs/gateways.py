@@ -75,6 +75,8 @@ class Tally(Struct):
     """Numbers that were passed over, or are not there."""
     doubled: int = 0
     """Numbers that came although a later one was there."""
+    wakes: int = 0
+    """Sources that the sites had to wake up, since each of them was started last."""
     backlog: int = 0
     backlog_s: float = 0.0
 
@@ -274,6 +276,8 @@ class Town:
         return found
 
     async def _compare(self) -> None:
+        for site in self._sites.values():
+            self.tally.wakes += (await asyncio.to_thread(site.ask, Status()))["counters"].get("crossing_wakes", 0)
         for device in self._devices.values():
             self.tally.sent += device.sent
             state = await asyncio.to_thread(self._state, self._region, device)
@@ -324,6 +328,7 @@ def prove(*, quick: bool = False, faults: int = 0, backlog: int = 0, seed: int =
             "catch-up s, median": round(took_s[len(took_s) // 2], 2),
             "catch-up s, largest": round(took_s[-1], 2),
             "seen to be local-only": tally.local_only,
+            "sources woken": tally.wakes,
             "backlog messages": tally.backlog,
             "backlog messages/s": round(tally.backlog / tally.backlog_s) if tally.backlog_s else 0,
         },

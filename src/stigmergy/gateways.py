@@ -31,6 +31,7 @@ HUB_NODE = "hub"
 LEASE_KEY = "collector"
 LEASE_S = 3
 RENEW_S = 0.75
+RETRY_S = 2.0
 RUN_BYTES = 8
 NODE = "gateway"
 """What a gateway's node is called at its site, if nobody says otherwise."""
@@ -114,6 +115,17 @@ def site_bus(plan: GatewayPlan, leaf: Leaf) -> str:
     raise ConfigError(f"bus {plan.bus!r}: a gateway's node is on its leaf by nats or mqtt")
 
 
+def read_hubs(path: Path) -> list[str]:
+    """Hubs from a file, one in each line: other users of a machine see what is on a command line."""
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error}); give a file with USER:PASSWORD@HOST:PORT in it") from None
+    if not (found := [line for line in lines if line and not line.startswith("#")]):
+        raise ConfigError(f"{path}: names no hub; write USER:PASSWORD@HOST:PORT into it, one in each line")
+    return found
+
+
 def hub_tls(ca: str | None, cert: str | None, key: str | None) -> TlsFiles | None:
     """What a gateway shows to a hub that wants TLS; None where nothing of it is given."""
     if bool(cert) != bool(key):
@@ -153,8 +165,13 @@ class HubCollector:
         from stigmergy.adapters.nats_store import open_store
 
         clock, name = SystemClock(), f"{socket.gethostname()}:{os.getpid()}"
-        store = await open_store(self._plan.url, clock)
-        waits = False
+        waits, store = False, None
+        while store is None:
+            try:
+                store = await open_store(self._plan.url, clock)
+            except StoreUnavailable as error:
+                self._tell("local-only", str(error))
+                await asyncio.sleep(RETRY_S)
         try:
             keys = await store.key_value(f"stig-uplinks-{naming.token(self._plan.fleet.name)}")
             while True:
@@ -220,5 +237,6 @@ __all__ = [
     "drop_claim",
     "hub_tls",
     "make_leaf",
+    "read_hubs",
     "site_bus",
 ]

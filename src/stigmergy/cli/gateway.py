@@ -29,6 +29,7 @@ from stigmergy.gateways import (
     drop_claim,
     hub_tls,
     make_leaf,
+    read_hubs,
 )
 from stigmergy.runtime.link import UP
 from stigmergy.runtime.live import Live
@@ -66,6 +67,9 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         help="the leaf listener of the level above, with USER:PASSWORD@ where it wants one; repeatable",
+    )
+    parser.add_argument(
+        "--hub-file", metavar="FILE", type=Path, help="the same from a file, one in each line: for passwords"
     )
     parser.add_argument(
         "--at-hub",
@@ -112,6 +116,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     site = arguments.site or config.fleet.site
     if spec is None:
         raise ConfigError("which fleet? Give MODULE:FLEET, such as town:fleet")
+    if arguments.hub_file is not None:
+        arguments.hub += read_hubs(arguments.hub_file)
     if arguments.at_hub is not None:
         if arguments.hub or arguments.leaf_port is not None:
             raise ConfigError("--at-hub runs no server; give --hub or --leaf-port for a gateway, or --at-hub alone")

@@ -46,7 +46,7 @@ async def test_what_the_rule_lets_through_arrives_once_and_in_order(tmp_path: Pa
 
 async def test_a_site_that_is_cut_off_goes_on_and_catches_up(tmp_path: Path, hub: NatsCluster) -> None:
     async with sites(tmp_path, hub, "east") as (east,), region(tmp_path, hub) as station, east.node() as gateway:
-        for way in range(3):
+        for way in range(2):
             await gateway.observe("Drone/e", Arrived(number=4 * way))
             await wait_until(lambda: len(numbers(station, "e")) == 4 * way + 1)  # noqa: B023 - it is awaited here
             east.proxy.cut()
@@ -56,7 +56,7 @@ async def test_a_site_that_is_cut_off_goes_on_and_catches_up(tmp_path: Path, hub
             east.proxy.restore()
             took_s = await wait_until(lambda: len(numbers(station, "e")) == 4 * way + 4)  # noqa: B023 - the same
             print(f"caught up in {took_s:.2f} s")
-        assert numbers(station, "e") == tuple(range(12))
+        assert numbers(station, "e") == tuple(range(8))
 
 
 async def test_a_link_that_hangs_is_noticed_and_given_up(tmp_path: Path, hub: NatsCluster) -> None:
@@ -74,39 +74,39 @@ async def test_a_link_that_hangs_is_noticed_and_given_up(tmp_path: Path, hub: Na
 
 async def test_a_region_that_was_away_goes_on_where_it_was(tmp_path: Path, hub: NatsCluster) -> None:
     async with sites(tmp_path, hub, "lake") as (lake,), lake.node() as gateway:
-        for number in range(4):
+        for number in range(2):
             async with region(tmp_path, hub) as station:
                 await gateway.observe("Drone/l", Arrived(number=2 * number))
                 await wait_until(lambda: len(numbers(station, "l")) >= 2 * number + 1)  # noqa: B023 - awaited here
             await gateway.observe("Drone/l", Arrived(number=2 * number + 1))
         async with region(tmp_path, hub) as station:
-            await wait_until(lambda: len(numbers(station, "l")) == 8)
-            assert numbers(station, "l") == tuple(range(8))
+            await wait_until(lambda: len(numbers(station, "l")) == 4)
+            assert numbers(station, "l") == tuple(range(4))
 
 
 async def test_a_leaf_server_that_is_killed_comes_back_with_its_site(tmp_path: Path, hub: NatsCluster) -> None:
     async with sites(tmp_path, hub, "mill") as (mill,), region(tmp_path, hub) as station, mill.node() as gateway:
-        for turn in range(3):
+        for turn in range(2):
             await gateway.observe("Drone/m", Arrived(number=2 * turn))
             mill.leaf.kill()
             await wait_until(lambda: gateway.standing().link.link == "local-only")
             await gateway.observe("Drone/m", Arrived(number=2 * turn + 1))
             mill.leaf.start()
             await wait_until(lambda: len(numbers(station, "m")) == 2 * turn + 2)  # noqa: B023 - awaited here
-        assert numbers(station, "m") == tuple(range(6))
+        assert numbers(station, "m") == tuple(range(4))
 
 
 async def test_a_leaf_that_has_lost_its_disk_is_taken_from_its_beginning(tmp_path: Path, hub: NatsCluster) -> None:
     async with sites(tmp_path, hub, "bay") as (bay,), region(tmp_path, hub) as station, bay.node() as gateway:
-        for number in range(30):
+        for number in range(10):
             await gateway.observe("Drone/b", Arrived(number=number))
             await wait_until(lambda: len(numbers(station, "b")) == number + 1)  # noqa: B023 - awaited here
         bay.leaf.kill()
         shutil.rmtree(bay.leaf.plan.store)
         bay.leaf.start()
-        await gateway.observe("Drone/b", Arrived(number=30))
-        await wait_until(lambda: len(numbers(station, "b")) == 31)
-        assert numbers(station, "b") == tuple(range(31))
+        await gateway.observe("Drone/b", Arrived(number=10))
+        await wait_until(lambda: len(numbers(station, "b")) == 11)
+        assert numbers(station, "b") == tuple(range(11))
         crossing = crossing_of(gateway)
         assert crossing.watch.renewals == 1
 
@@ -141,7 +141,7 @@ async def test_a_hub_that_is_killed_has_everything_when_it_is_back(tmp_path: Pat
             north.node() as one,
             south.node() as other,
         ):
-            for turn in range(3):
+            for turn in range(2):
                 hub.kill(0)
                 await wait_until(lambda: one.standing().link.link == "local-only")
                 for number in range(5):
@@ -151,7 +151,7 @@ async def test_a_hub_that_is_killed_has_everything_when_it_is_back(tmp_path: Pat
                 count = 5 * turn + 5
                 took_s = await wait_until(lambda: len(numbers(station, "n")) == len(numbers(station, "s")) == count)  # noqa: B023 - awaited here
                 print(f"caught up {took_s:.2f} s after the hub was back")
-            assert numbers(station, "n") == numbers(station, "s") == tuple(range(15))
+            assert numbers(station, "n") == numbers(station, "s") == tuple(range(10))
 
 
 async def test_three_servers_are_a_hub_that_survives_its_leader(tmp_path: Path) -> None:

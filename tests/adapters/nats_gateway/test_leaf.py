@@ -11,7 +11,7 @@ import pytest
 
 from stigmergy.adapters.nats.address import parse_address
 from stigmergy.adapters.nats.link import NatsLink
-from stigmergy.adapters.nats.server import LOOPBACK
+from stigmergy.adapters.nats.server import LOOPBACK, free_ports
 from stigmergy.adapters.nats_gateway import leaf as leaf_module
 from stigmergy.adapters.nats_gateway.leaf import Leaf, LeafPlan
 from stigmergy.core.errors import ConfigError, LinkDown
@@ -126,3 +126,23 @@ async def test_who_a_gateway_is_must_be_readable(tmp_path: Path) -> None:
 def spoiled(folder: Path) -> None:
     folder.mkdir()
     (folder / "gateway.json").write_text("{", encoding="utf-8")
+
+
+async def test_a_server_that_outlives_its_gateway_is_waited_for_and_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leaf_module, "OLD_SERVER_S_MAX", 0.3)
+    (port,) = free_ports(1)
+    plan = LeafPlan(folder=tmp_path / "data", site="north", roots=(), port=port)
+    first = Leaf(plan)
+    await first.start()
+    assert first._task is not None
+    first._task.cancel()
+    os.close(first._lock)  # As if the gateway were gone, and the system had not come to its server yet.
+    old = first.server.pid
+    second = Leaf(plan)
+    await second.start()
+    assert second.server.pid != old
+    assert second.server.is_healthy()
+    assert not first.server.is_running
+    await second.stop()

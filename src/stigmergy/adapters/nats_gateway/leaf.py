@@ -17,6 +17,7 @@ import contextlib
 import fcntl
 import os
 import secrets
+import signal
 import socket
 import time
 from pathlib import Path
@@ -40,6 +41,10 @@ HUNG_S = 15.0
 """A server that runs and says nothing for so long is ended and started again."""
 PING_EVERY_S = 5.0
 ID_BYTES = 8
+PID_FILE = "server.pid"
+OLD_SERVER_S_MAX = 5.0
+OLD_SERVER_LOOK_S = 0.02
+"""The server of an earlier run is waited for so long, and then ended."""
 STORE_MB_MIN = 1_536
 """The streams of a bus may take 1,280; see `adapters/nats_bus/streams.py`."""
 ANYWHERE = ("0.0.0.0", "::", "[::]")
@@ -120,9 +125,11 @@ class Leaf:
         self._take_folder()
         try:
             self._identity = self._read_identity()
+            await self._wait_old_server()
             self._server = NatsServer(self._server_plan(), self._folder / "leaf")
             # On this thread: the system ends the server together with the thread that has started it.
             self._server.start()
+            self._write_pid()
             await asyncio.to_thread(self._server.wait_ready)
         except BaseException:
             await self.stop()
@@ -179,6 +186,7 @@ class Leaf:
         self.server.plan = self._server_plan(self.server.plan)
         try:
             self.server.start()
+            self._write_pid()
             await asyncio.to_thread(self.server.wait_ready)
         except (StigmergyError, OSError) as error:
             self.trouble = str(error)
@@ -200,6 +208,26 @@ class Leaf:
             ) from None
         except OSError as error:
             raise ConfigError(f"{self._folder}: cannot be used ({error.strerror}); give another --data") from None
+
+    async def _wait_old_server(self) -> None:
+        """The server of a gateway that was killed is ended by the system, a moment later: two must not share a disk."""
+        deadline_s = time.monotonic() + OLD_SERVER_S_MAX
+        while pid := self._old_server():
+            if time.monotonic() > deadline_s:
+                os.kill(pid, signal.SIGKILL)
+            await asyncio.sleep(OLD_SERVER_LOOK_S)
+
+    def _old_server(self) -> int:
+        """The process of a server that was started on this folder and is still there; 0 if there is none."""
+        try:
+            pid = int((self._folder / "leaf" / PID_FILE).read_text(encoding="ascii"))
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except (OSError, ValueError):
+            return 0
+        return pid if str(self._folder / "leaf").encode() in command else 0
+
+    def _write_pid(self) -> None:
+        (self._folder / "leaf" / PID_FILE).write_text(str(self.server.pid), encoding="ascii")
 
     def _read_identity(self) -> Identity:
         path = self._folder / "gateway.json"
