@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 from msgspec import Struct
 
 from stigmergy.adapters.nats.address import parse_address
@@ -72,6 +73,8 @@ class Failover(Struct, frozen=True):
     quiet_gap_ms: float
     """While nothing happened: so much is the machine's."""
     planned_gap_ms: float
+    planned_others_gap_ms: float
+    """Of shards that stayed where they were."""
     worker_killed_gap_s: float
     worker_killed_others_gap_ms: float
     """Of shards that had another owner."""
@@ -161,6 +164,12 @@ class Workers:
         self._running.append(process)
         return process
 
+    def released(self, number: int) -> list[int]:
+        """The shards that a worker has handed over; they count from 1."""
+        lines = (self._folder / f"worker-{number}.log").read_bytes().splitlines()
+        said = [msgspec.json.decode(line) for line in lines if line.startswith(b"{")]
+        return [one["shard"] for one in said if one.get("event") == "released"]
+
     def last_words(self) -> str:
         """What the workers said last."""
         logs = [self._folder / f"worker-{number}.log" for number in range(1, len(self._running) + 1)]
@@ -193,6 +202,7 @@ async def measure_failover(
         quiet = await _watch(probe, settle_s, lambda: None)
         planned = await _watch(probe, settle_s, lambda: second.send_signal(signal.SIGTERM))
         await asyncio.wait_for(second.wait(), START_S_MAX)
+        handed_over = workers.released(2)
         third = await workers.start()
         await asyncio.sleep(settle_s)
         killed = await _watch(probe, settle_s, third.kill)
@@ -205,7 +215,9 @@ async def measure_failover(
         await link.close()
     return Failover(
         quiet_gap_ms=1e3 * max(quiet),
-        planned_gap_ms=1e3 * max(planned),
+        planned_gap_ms=1e3 * max((planned[shard] for shard in handed_over), default=0.0),
+        planned_others_gap_ms=1e3
+        * max((gap for shard, gap in enumerate(planned) if shard not in handed_over), default=0.0),
         worker_killed_gap_s=max(killed),
         worker_killed_others_gap_ms=1e3 * max(sorted(killed)[: shards // 2]),
         worker_mb=worker_mb,

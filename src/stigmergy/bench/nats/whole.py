@@ -111,6 +111,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         "raw_p99_ms": round(latency.raw_p99_ms, 2),
         "quiet_gap_ms": round(gaps.quiet_gap_ms, 1),
         "planned_gap_ms": round(gaps.planned_gap_ms, 1),
+        "planned_others_gap_ms": round(gaps.planned_others_gap_ms, 1),
         "worker_killed_gap_s": round(gaps.worker_killed_gap_s, 2),
         "worker_killed_others_gap_ms": round(gaps.worker_killed_others_gap_ms, 1),
         "server_killed_gap_s": _rounded(gaps.server_killed_gap_s),
