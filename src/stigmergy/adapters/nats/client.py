@@ -65,7 +65,7 @@ class Connection(Client):
         await super()._select_next_server()
 
     async def _close(self, status: int, do_cbs: bool = True) -> None:
-        self._is_over = True
+        self._is_over = self._is_over or status == Client.CLOSED  # the library also calls this between two attempts
         timer = asyncio.get_running_loop().call_later(CLOSE_S, self._abort)
         try:
             if self.is_connected and self._pending and self._transport is not None:
