@@ -113,8 +113,9 @@ class GatewayProcess:
         """Waits for it. Raises AssertionError if the gateway ends instead, or the time does."""
         deadline_s = time.monotonic() + within_s
         while not over():
-            assert self.pid, f"the gateway in {self.folder} has ended: {self._errors[-1000:]}"
-            assert time.monotonic() < deadline_s, f"not within {within_s:g} s: {self._errors[-1000:]}"
+            said = f"{self._errors[-1000:]} {self._heard[-1:]}"
+            assert self.pid, f"the gateway in {self.folder} has ended: {said}"
+            assert time.monotonic() < deadline_s, f"not within {within_s:g} s: {said}"
             time.sleep(LOOK_S)
 
     def _listen(self, process: subprocess.Popen[str]) -> None:
