@@ -136,6 +136,25 @@ def test_groups_have_all_commits_in_order_each_with_its_signature(groups: list[l
         assert [one for one in written if one.shard == shard] == [one for one in kept if one.shard == shard]
 
 
+def test_groups_are_told_by_signatures_and_not_by_times() -> None:
+    """A clock that stands still gives all commits one time."""
+    chain = CommitChain()
+    groups = [chain.group(shards) for shards in ([1], [1], [1, 0])]
+    commits = [one for group in groups for one in copied(group)]
+    last = chain.group([0], b"note")
+    signature = Signature(1, b"k" * 32, [head_of(last.commits[0]), head_of(groups[-1].commits[0])], b"")
+    commits += copied(Group(last.commits, signature))
+    for time_ns in (0, 7):
+        frozen = [structs.replace(commit, time_ns=time_ns) for commit in commits]
+        found = list(groups_of(lanes_of(frozen)))
+        assert [
+            [one.position for one in group.commits if one.shard == 1] for group in found if len(group.commits) > 1
+        ] == [[3]]
+        written = [one for group in found for one in copied(group)]
+        for shard in (0, 1):
+            assert [one for one in written if one.shard == shard] == [one for one in frozen if one.shard == shard]
+
+
 def test_commits_that_no_signature_covers_are_refused() -> None:
     chain = CommitChain()
     first, second = copied(chain.group([0, 1], b"a"))

@@ -176,11 +176,10 @@ def groups_of(lanes: Mapping[int, Iterator[CopiedCommit]]) -> Iterator[Group]:
     while ahead := [lane for lane in waiting.values() if lane.next is not None]:
         signed = [lane for lane in ahead if lane.is_signed]
         if signed:
-            yield min(signed, key=_written_at).take_group(waiting, carried)
-            carried = []
+            yield from _release(min(signed, key=_written_at), waiting, carried)
         else:
             # Their signature lay before what was copied of another shard; a later one covers them as well.
-            carried += min(ahead, key=_written_at).take(1)
+            carried += min(ahead, key=_written_at).take()
     if carried:
         raise JournalCorrupt(
             f"shard {carried[0].shard}: no signature covers the end of its log in this copy; take another version"
@@ -193,36 +192,44 @@ class _Lane:
     def __init__(self, commits: Iterator[CopiedCommit]) -> None:
         self._commits = commits
         self.next = next(commits, None)
+        self.releasing = False
+        """Whether a group that ends with its next commit is being put together."""
 
     @property
     def is_signed(self) -> bool:
         """Whether the next commit is the last of its group."""
         return self.next is not None and self.next.signature is not None
 
-    def take(self, count: int) -> list[CopiedCommit]:
-        """So many commits, as far as there are so many."""
-        taken: list[CopiedCommit] = []
-        while self.next is not None and len(taken) < count:
-            taken.append(self.next)
-            self.next = next(self._commits, None)
+    def reaches(self, position: int) -> bool:
+        """Whether something up to this position is still to come, and nobody is about to take it."""
+        return not self.releasing and self.next is not None and self.next.position <= position
+
+    def take(self) -> list[CopiedCommit]:
+        """The next commit."""
+        taken = [] if self.next is None else [self.next]
+        self.next = next(self._commits, None)
         return taken
 
-    def take_group(self, lanes: Mapping[int, _Lane], carried: Sequence[CopiedCommit]) -> Group:
-        """The group that the next commit, which has a signature, is the last of; `carried` come before it."""
-        (last,) = self.take(1)
-        assert last.signature is not None
-        members = list(carried)
-        for head in last.signature.heads:
-            if head.shard in lanes and head.shard != last.shard:
-                members += lanes[head.shard].take_unsigned(head.position)
-        return Group(tuple(member.sealed for member in (*members, last)), last.signature)
 
-    def take_unsigned(self, upto: int) -> list[CopiedCommit]:
-        """Those up to a position, as far as they have no signature of their own."""
-        taken: list[CopiedCommit] = []
-        while self.next is not None and self.next.signature is None and self.next.position <= upto:
-            taken += self.take(1)
-        return taken
+def _release(lane: _Lane, lanes: Mapping[int, _Lane], carried: list[CopiedCommit]) -> Iterator[Group]:
+    """The group that the next commit of a shard, which has a signature, is the last of; and before it, those groups of
+    other shards that were written before. Not the times say which: they may be the same for all. The signature does,
+    by the heads that it names. What is carried along goes first, and is empty afterwards."""
+    last = lane.next
+    assert last is not None
+    assert last.signature is not None
+    lane.releasing = True
+    for head in last.signature.heads:
+        other = lanes.get(head.shard, lane)
+        while other.reaches(head.position):
+            if other.is_signed:
+                yield from _release(other, lanes, carried)
+            else:
+                carried += other.take()
+    lane.releasing = False
+    commits = (*carried, *lane.take())
+    carried.clear()
+    yield Group(tuple(commit.sealed for commit in commits), last.signature)
 
 
 def _written_at(lane: _Lane) -> int:
