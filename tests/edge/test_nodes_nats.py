@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from stigmergy import Fleet, UplinkRule
 from stigmergy.adapters.mqtt import open_bus
 from stigmergy.adapters.system import SystemEntropy
 from stigmergy.core.cloudevents import CloudEvent, read_event
+from stigmergy.core.errors import ConfigError
 from stigmergy.ports.bus import BusMessage
 from stigmergy.runtime.live import Live
 from stigmergy.testing.bus_rig import wait_until
@@ -111,3 +113,12 @@ async def test_an_uplink_goes_from_fleet_to_fleet(server: NatsCluster, by_mqtt: 
                 return ()
 
         await wait_until(lambda: collected() == tuple(range(30)))
+
+
+async def test_without_the_package_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == "nats" or "adapters.nats" in name]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "nats", None)
+    with pytest.raises(ConfigError, match=r'pip install "stigmergy\[nats\]"'):
+        async with drones().running(journal="memory:", bus="nats://127.0.0.1:4222", node="drone"):
+            pass

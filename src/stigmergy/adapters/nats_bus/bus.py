@@ -229,7 +229,7 @@ class NatsBus:
 
     async def _find_streams(self) -> None:
         found = await ensure_streams(self._link, self.options, () if self._will is None else (self._will.subject,))
-        self._publishing.note_captured(found.config["subjects"])
+        self._publishing.begin(found.config["subjects"])
 
     async def _look_for_devices(self) -> None:
         self._publishing.has_mqtt = self.options.mqtt and await has_mqtt(self._link)

@@ -40,8 +40,13 @@ class Publishing:
         self._known: dict[str, tuple[str, bool]] = {}
         """By topic its subject, and whether the stream captures it."""
 
+    def begin(self, subjects: Iterable[str]) -> None:
+        """The link is new, and so may be the streams: this is what the fleet's captures."""
+        self._captured = list(subjects)
+        self._known.clear()
+
     def note_captured(self, subjects: Iterable[str]) -> None:
-        """What streams capture, beside what is known already. Nothing is ever taken away from a stream of ours."""
+        """What streams capture, beside what is known already."""
         fresh = [one for one in subjects if one not in self._captured]
         if fresh:
             self._captured += fresh
