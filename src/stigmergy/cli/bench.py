@@ -20,7 +20,10 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         description="Measures on this machine. `stigmergy bench NAME --help` lists the options of a benchmark.",
     )
     parser.add_argument(
-        "benchmark", metavar="NAME", nargs="?", help="interpreted, compiled, edge, alternatives, growth, shared, nats, sim, all"
+        "benchmark",
+        metavar="NAME",
+        nargs="?",
+        help="interpreted, compiled, edge, alternatives, growth, shared, nats, sim, all",
     )
     parser.add_argument("rest", metavar="OPTION", nargs=argparse.REMAINDER, help="options of that benchmark")
     parser.set_defaults(run=run)
