@@ -1,4 +1,4 @@
-"""The names of our streams, buckets and subjects on NATS, one function each. Pure. docs/nats.md lists them.
+"""The names of our streams, buckets and subjects on NATS, one function each. Pure. docs/formats.md tells what is there.
 
 Whatever people call a fleet or a ledger, its name here has letters, digits and `-` only, and `_XX` for anything else:
 so it is one token of a subject, and may name a stream, a bucket or a consumer.
