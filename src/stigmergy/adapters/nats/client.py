@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from typing import Any
 
 from nats import errors as nats_errors
 from nats.aio.client import Client
@@ -68,15 +69,26 @@ class Connection(Client):
         self._is_over = self._is_over or status == Client.CLOSED  # the library also calls this between two attempts
         timer = asyncio.get_running_loop().call_later(CLOSE_S, self._abort)
         try:
-            if self.is_connected and self._pending and self._transport is not None:
-                self._transport.writelines(self._pending[:])
-                self._pending.clear()
-                self._pending_data_size = 0
+            if self._write_pending() and self._transport is not None:
                 with contextlib.suppress(OSError):
                     await self._transport.drain()  # type: ignore[no-untyped-call]
             await super()._close(status, do_cbs)
         finally:
             timer.cancel()
+
+    async def _send_ping(self, future: asyncio.Future[Any] | None = None) -> None:
+        # The library writes a ping at once and what was sent before it a moment later: then its answer says nothing.
+        self._write_pending()
+        await super()._send_ping(future)
+
+    def _write_pending(self) -> bool:
+        """Writes what waits to be written, in order; whether there was anything."""
+        if not self.is_connected or not self._pending or self._transport is None:
+            return False
+        self._transport.writelines(self._pending[:])
+        self._pending.clear()
+        self._pending_data_size = 0
+        return True
 
     def _is_encrypted(self) -> bool:
         writer = getattr(self._transport, "_io_writer", None)
