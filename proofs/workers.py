@@ -58,6 +58,7 @@ FINISH_S_MAX = 120.0
 HELD_S = 0.5
 """A worker is held up until others have its shards, and for so much longer."""
 DEEDS = ("add", "stop", "kill", "hold", "server")
+FRESH_S = 1.5
 STEADY_S = 0.5
 """So long all is as it should be before the next deed."""
 
@@ -290,6 +291,10 @@ class Siege:
 
     def _is_settled(self, register: Register, without: str) -> bool:
         members = [member.id.partition("-")[0] for member in register.members()]
+        # After trouble with servers what we have seen may be old: whoever is there renews twice a second.
+        now_ns = time.monotonic_ns()
+        if any(now_ns - heard_ns > FRESH_S * 1_000_000_000 for heard_ns in register.renewed_ns.values()):
+            return False
         wanted = sorted(name for name in self._hands if name != without)
         at_home = all(register.owner(shard) == register.planned(shard) != "" for shard in range(SHARDS))
         planned = register.plan is not None and len(register.plan.members) == len(wanted)
