@@ -110,8 +110,10 @@ class Housekeeper:
     def adopt(self, shard: int, basis: Basis) -> None:
         """After a restart: what the shard was recovered from. The first new snapshot is full, so that it stands alone.
 
-        A snapshot newer than the one that was used is no snapshot: it was never finished, or is damaged. Nothing may
-        be dropped on account of it. An older one covers less, so it does no harm as the one to fall back on.
+        A snapshot newer than the one that was used is no snapshot, unless the log has noted it since: it was never
+        finished, or is damaged. Nothing may be dropped on account of it. An older one covers less, so it does no harm
+        as the one to fall back on. One that was noted since may add to the one before it, which is then kept as well:
+        the log up to it may be gone already, on account of whoever took it.
         """
         record = self._records[shard]
         record.events, record.tail_bytes = basis.tail_events, basis.tail_bytes
@@ -119,10 +121,12 @@ class Housekeeper:
         used = basis.chain[-1][0] if basis.chain else 0
         in_chain = dict(basis.chain)
         for position in self._journal.snapshots(shard):
-            if position > used:
-                self._obsolete.append((shard, position))
-            else:
+            if position <= used:
                 record.noted.append((position, in_chain.get(position, 0)))
+            elif position in basis.noted:
+                record.noted.append((position, record.noted[-1][0] if record.noted else 0))
+            else:
+                self._obsolete.append((shard, position))
 
     def sealed(self, ready: Ready) -> None:
         """A commit was sealed: counts it, and keeps images for a snapshot under way."""

@@ -29,6 +29,8 @@ class Basis(Struct, frozen=True):
     snapshot_bytes: int = 0
     tail_events: int = 0
     tail_bytes: int = 0
+    noted: tuple[int, ...] = ()
+    """Snapshots that the log has noted since: who follows a log did not begin from them, but they are finished."""
 
 
 class Recovered(Struct):

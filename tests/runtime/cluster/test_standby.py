@@ -14,6 +14,7 @@ from stigmergy.core.errors import FoldMismatch, JournalConflict, JournalCorrupt,
 from stigmergy.core.messages import Event
 from stigmergy.ports.journal import Journal, JournalIdentity
 from stigmergy.runtime.cluster import standby as module
+from stigmergy.runtime.cluster.ending import end_task
 from stigmergy.runtime.cluster.standby import Claimed, Standby
 from stigmergy.runtime.declaration import Declaration
 from stigmergy.runtime.host import Host
@@ -140,6 +141,67 @@ def test_begins_from_a_snapshot_when_the_log_was_dropped() -> None:
             assert claimed.recovered.snapshots == {0: claimed.recovered.bases[0].chain[-1][0]}
             assert claimed.recovered.states[0].agents["Counter/A"].count == 205
             await claimed.journal.close()
+
+    run(scene)
+
+
+def test_who_takes_over_keeps_the_snapshots_that_were_taken_while_it_followed() -> None:
+    async def scene(world: World) -> None:
+        shard = make_shard()
+        first = await begin(world, await standby_of(shard).claim("a"), SNAPPY)
+        follower = standby_of(shard)
+        await follower.warm()
+        following = asyncio.ensure_future(follower.follow())
+        for _ in range(20):
+            await count(first, 10)
+            await asyncio.sleep(0.1)
+        await first.stop()
+        log = MemoryShardLog(shard)
+        assert await log.first_position() > 1, "what was before is in snapshots only"
+        kept = await log.snapshots()
+        claimed = await follower.claim("b")
+        await end_task(following)
+        assert claimed.recovered.bases[0].chain == (), "it began before any of them, and has followed since"
+        second = await begin(world, claimed)
+        await count(second, 5)
+        await asyncio.sleep(2.0)
+        assert await log.snapshots() == kept
+        await second.kill()
+        third = await begin(world, await standby_of(shard).claim("c"), SNAPPY)
+        assert third.durable_image("Counter/A").count == 205
+        # Those that it takes itself replace them, also where they were added to each other.
+        for _ in range(20):
+            await count(third, 10)
+            await asyncio.sleep(0.1)
+        await third.kill()
+        assert not [position for position in await log.snapshots() if position in kept]
+        assert (await standby_of(shard).claim("d")).recovered.states[0].agents["Counter/A"].count == 405
+
+    run(scene)
+
+
+def test_a_noted_snapshot_that_is_damaged_is_not_counted_on() -> None:
+    async def scene(world: World) -> None:
+        shard = make_shard()
+        rare = structs.replace(SNAPPY, retention=Retention())
+        first = await begin(world, await standby_of(shard).claim("a"), rare)
+        await count(first, 25)
+        await asyncio.sleep(1.0)
+        await count(first, 5)
+        await first.stop()
+        [(place, parts)] = shard.store.snapshots.items()
+        body = parts[-1].body
+        spoilt = structs.replace(parts[-1], body=body[:-1] + bytes([body[-1] ^ 1]))
+        shard.store.snapshots[place] = [*parts[:-1], spoilt]
+        claimed = await standby_of(shard).claim("b")
+        assert claimed.recovered.bases[0].noted == ()
+        second = await begin(world, claimed, structs.replace(SNAPPY, snapshots=Snapshots()))
+        await count(second, 1)
+        await asyncio.sleep(2.0)
+        await count(second, 1)
+        assert await MemoryShardLog(shard).first_position() == 1, "nothing was dropped on account of it"
+        await second.kill()
+        assert (await standby_of(shard).claim("c")).recovered.states[0].agents["Counter/A"].count == 32
 
     run(scene)
 

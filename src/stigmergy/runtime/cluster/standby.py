@@ -7,6 +7,7 @@ other shards live on the same event loop. `claim` makes the shard ours; a host t
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
@@ -29,6 +30,8 @@ CLAIMS_MAX = 20
 """So often the log may grow between our last read and our claim: whoever writes so much is well, and keeps it."""
 RESTARTS_MAX = 5
 """So often the owner may drop what we were about to read."""
+NOTED_MAX = 1_024
+"""Snapshots of its owner that are remembered: far more than any owner keeps."""
 
 
 class Claimed(Struct, frozen=True):
@@ -68,6 +71,8 @@ class Standby:
         self._turn = asyncio.Lock()
         """One reads at a time: whoever follows, or whoever claims."""
         self._is_warm = False
+        self._unusable: list[int] = []
+        """Snapshots that were tried when we began, and were no good."""
         self._forget()
         log.watch(self._grown.set)
 
@@ -127,6 +132,8 @@ class Standby:
         self._note: tuple[int, bytes] | None = None
         """The snapshot we began from, until the log has noted it, with the digest of what is stored."""
         self._chain: list[tuple[int, int]] = []
+        self._noted: deque[int] = deque(maxlen=NOTED_MAX)
+        """Snapshots that its owner has finished since we began; we must not take them for leftovers."""
         self._snapshot_bytes = 0
         self._commits = self._events = self._tail_bytes = 0
 
@@ -145,6 +152,7 @@ class Standby:
     async def _begin(self) -> None:
         """From the newest usable snapshot, or from the beginning if the log still has that."""
         passed_over: list[str] = []
+        self._unusable.clear()
         for position in reversed(await self._log.snapshots()):
             self._forget()
             try:
@@ -154,6 +162,7 @@ class Standby:
                     raise JournalCorrupt("no commit notes it, it was never finished")
             except (FoldMismatch, JournalCorrupt) as error:
                 passed_over.append(f"snapshot at {position}: {error}")
+                self._unusable.append(position)
                 continue
             return
         self._forget()
@@ -198,6 +207,7 @@ class Standby:
                 if stored.sealed.position > self._state.position + 1:
                     raise _Gap
                 for position, digest in self._recovery.apply(self._state, stored):
+                    self._noted.append(position)
                     if self._note is not None and position == self._note[0]:
                         if digest != self._note[1]:
                             raise JournalCorrupt("its bytes are not those that the log notes")
@@ -212,7 +222,8 @@ class Standby:
 
     def _recovered(self) -> Recovered:
         """What a host starts from. Raises if the end of the log is signed by nobody who may."""
-        basis = Basis(tuple(self._chain), self._snapshot_bytes, self._events, self._tail_bytes)
+        noted = tuple(position for position in self._noted if position not in self._unusable)
+        basis = Basis(tuple(self._chain), self._snapshot_bytes, self._events, self._tail_bytes, noted)
         found = Recovered(states=[self._state], commits=self._commits, events=self._events, bases=[basis])
         if self._chain:
             found.snapshots[self.shard] = self._chain[-1][0]
