@@ -8,6 +8,7 @@ from stigmergy.adapters.ed25519 import Ed25519Signer
 from stigmergy.core.agent import Agent
 from stigmergy.core.errors import ConfigError, JournalFull, NotOwned
 from stigmergy.core.state import shard_of
+from stigmergy.runtime.cluster.house import House
 from stigmergy.runtime.cluster.tenant import FAILURES_MAX
 from stigmergy.runtime.declaration import Declaration
 from tests.runtime.cluster.town import KEY, SHARDS, Meter, Person, Town, play
@@ -462,3 +463,27 @@ def test_a_shard_that_cannot_be_furnished_here_goes_to_others() -> None:
         await town.settled(60)
 
     play(main, load=2)
+
+
+def test_what_stands_around_a_host_is_ended_to_the_end_when_the_lease_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[House] = []
+    kill = House.kill
+
+    async def slowly(house: House) -> None:
+        await asyncio.sleep(0.05)  # as to say goodbye to a server
+        await kill(house)
+        ended.append(house)
+
+    monkeypatch.setattr(House, "kill", slowly)
+
+    async def main(town: Town) -> None:
+        first, _ = await town.start("a", "b")
+        await town.settled()
+        # Nothing is written, so that it is the lease alone that tells its shards: all at once, and the worker too.
+        first.cut()
+        await asyncio.sleep(4)
+        assert len(ended) == 3
+        first.cut(False)
+        await town.settled()
+
+    play(main, load=0)

@@ -89,6 +89,7 @@ class Tenant:
         self._standby: Standby | None = None
         self._is_warm = False
         self._tenure: Tenure | None = None
+        self._abandoning: asyncio.Task[None] | None = None
         self._error: Exception | None = None
         """What went wrong on the way to the present state."""
         self._failures = 0
@@ -366,9 +367,14 @@ class Tenant:
         return False
 
     async def _abandon(self) -> None:
+        """Ends the host as it is; to the end, also where whoever waits for that is ended meanwhile: a worker that loses
+        its lease ends us while we do this, and half an end leaves a bus, a door and tasks behind for good."""
         tenure, self._tenure = self._tenure, None
         if tenure is not None:
-            await tenure.abandon()
+            self._abandoning = asyncio.ensure_future(tenure.abandon())
+        if self._abandoning is not None:
+            await asyncio.shield(self._abandoning)
+            self._abandoning = None
 
     async def _stop_following(self) -> None:
         following, self._following = self._following, None
