@@ -59,6 +59,7 @@ HELD_S = 0.5
 """A worker is held up until others have its shards, and for so much longer."""
 DEEDS = ("add", "stop", "kill", "hold", "server")
 FRESH_S = 1.5
+ANSWERED_S = 1.5
 STEADY_S = 0.5
 """So long all is as it should be before the next deed."""
 
@@ -294,6 +295,10 @@ class Siege:
         # After trouble with servers what we have seen may be old: whoever is there renews twice a second.
         now_ns = time.monotonic_ns()
         if any(now_ns - heard_ns > FRESH_S * 1_000_000_000 for heard_ns in register.renewed_ns.values()):
+            return False
+        # A log whose leader was killed may have none yet, although all owners are where they should be.
+        last_s = [moments[-1] for moments in self._answers_s.values() if moments]
+        if any(time.monotonic() - moment > ANSWERED_S for moment in last_s):
             return False
         wanted = sorted(name for name in self._hands if name != without)
         at_home = all(register.owner(shard) == register.planned(shard) != "" for shard in range(SHARDS))
