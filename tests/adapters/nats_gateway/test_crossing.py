@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from stigmergy.adapters.ed25519 import Ed25519Signer
 from stigmergy.adapters.nats.address import parse_address
 from stigmergy.adapters.nats.configuration import User
 from stigmergy.adapters.nats.link import NatsLink
@@ -14,12 +15,15 @@ from stigmergy.adapters.nats.server import LOOPBACK, free_ports
 from stigmergy.adapters.nats.streams import find_stream
 from stigmergy.adapters.nats_gateway.crossing import Crossing
 from stigmergy.adapters.nats_gateway.uplink_bus import UplinkBus
+from stigmergy.adapters.nats_ledger import open_ledger
 from stigmergy.adapters.nats_store import open_store
 from stigmergy.adapters.system import SystemClock
 from stigmergy.gateways import config_bucket
 from stigmergy.runtime.live import Live
 from stigmergy.testing.nats_rig import NatsCluster, start_single
 from tests.adapters.nats_gateway.towns import WAIT_S_MAX, Arrived, Moved, numbers, region, sites, wait_until
+
+SIGNER = Ed25519Signer(b"\x01" * 32)
 
 
 @pytest.fixture(scope="module")
@@ -226,6 +230,20 @@ async def test_what_the_hub_says_is_read_at_the_site_while_it_is_cut_off(tmp_pat
         await link.close()
         await below.close()
     await store.close()
+
+
+async def test_ledgers_of_one_name_at_a_site_and_at_its_hub_are_two(tmp_path: Path, hub: NatsCluster) -> None:
+    async with sites(tmp_path, hub, "fen") as (fen,), fen.node() as gateway:
+        await wait_until(lambda: gateway.standing().link.link == "up")
+        above, below = open_ledger(hub.url, "town", signer=SIGNER), open_ledger(fen.leaf.url, "town", signer=SIGNER)
+        for number in range(5):
+            assert await above.append([b"above"]) == number + 1
+            assert await below.append([b"below"]) == number + 1
+        assert [entry.body for entry in await above.read(0)] == [b"above"] * 5
+        assert [entry.body for entry in await below.read(0)] == [b"below"] * 5
+        assert above.state.counts.forged == below.state.counts.forged == 0
+        await above.close()
+        await below.close()
 
 
 async def wait_for_stream(link: NatsLink, stream: str, last: int) -> None:

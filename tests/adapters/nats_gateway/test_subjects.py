@@ -4,6 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stigmergy.adapters.nats import naming
+from stigmergy.adapters.nats_bus.subjects import is_covered
 from stigmergy.adapters.nats_gateway.subjects import check_site, kept_subjects, site_subjects, subject_of, topic_of
 from stigmergy.core.errors import ConfigError, Malformed
 from stigmergy.runtime.topics import escape
@@ -45,6 +47,26 @@ def test_what_belongs_to_one_level_stays_there() -> None:
     assert "stig.*.bus.>" in kept
     assert "$MQTT.>" in kept
     assert not any(subject.startswith(("stig.*.up", "stig.*.down", "$JS")) for subject in kept)
+
+
+@pytest.mark.parametrize(
+    "subject",
+    [
+        naming.bus_subject("delivery"),
+        naming.kept_subject("delivery"),
+        naming.parted_subject("delivery", 4),
+        naming.log_subject("delivery", 0, 3),
+        naming.log_owner_subject("delivery", 0, 3),
+        naming.log_grown_subject("delivery", 0, 3),
+        naming.snapshots_subject("delivery"),
+        naming.ledger_subject("delivery"),
+        naming.tells_subject("delivery", 1),
+        naming.control_subject("delivery", 1),
+    ],
+)
+def test_every_subject_that_a_stream_or_an_owner_has_stays(subject: str) -> None:
+    """Both levels may run the same fleet: a publish would be taken by both, and acknowledged by either."""
+    assert is_covered(f"{subject}.more", kept_subjects([]))
 
 
 @pytest.mark.parametrize("site", ["north", "north-7", "n_7", "N" * 32])

@@ -20,8 +20,8 @@ MARKS = "marks"
 UP = "up"
 DOWN = "down"
 ANY = "+"
-INNER = ("bus", "kept", "part", "log", "owner", "grown", "tells", "control")
-"""Subjects of ours that belong to the servers of one level: buses, logs and workers."""
+INNER = ("bus", "kept", "part", "log", "owner", "grown", "snapshots", "tells", "control", "ledger")
+"""Subjects of ours that belong to the servers of one level: buses, logs, workers and ledgers."""
 SITE_CHARS_MAX = 32
 _SITE = re.compile(r"[A-Za-z0-9_-]{1,32}")
 _ESCAPED = re.compile(r"(?:_[0-9A-F]{2})+")
