@@ -210,10 +210,24 @@ def folder(tmp_path: Path) -> Iterator[Folder]:
     yield from _folder(tmp_path)
 
 
+@pytest.fixture
+def here(folder: Folder) -> Folder:
+    """The same, but commands run in this very process, and only nodes are others: for tests of what commands say."""
+    from tests.cli.in_process import Here
+
+    same = Here(folder.path)
+    same.nodes = folder.nodes
+    return same
+
+
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Folder]:
-    """A folder with a running node, for tests that leave it as it is."""
-    for folder in _folder(tmp_path_factory.mktemp("shared")):
+    """A folder with a running node, for tests that leave it as it is; commands run in this very process."""
+    from tests.cli.in_process import Here
+
+    for made in _folder(tmp_path_factory.mktemp("shared")):
+        folder = Here(made.path)
+        folder.nodes = made.nodes
         folder.start()
         folder.ask(do="send", agent="Drone/D-17", command="StartMission", fields={"mission": "M1"})
         yield folder

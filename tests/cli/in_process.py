@@ -2,8 +2,10 @@
 
 import contextlib
 import io
+import os
 import subprocess
 import sys
+from unittest import mock
 
 from stigmergy.cli.main import main
 from tests.cli.conftest import Folder
@@ -16,8 +18,15 @@ class Here(Folder):
         out, err = io.TextIOWrapper(io.BytesIO(), write_through=True), io.StringIO()
         path, modules = list(sys.path), list(sys.modules)
         try:
-            with contextlib.chdir(self.path), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            with (
+                contextlib.chdir(self.path),
+                contextlib.redirect_stdout(out),
+                contextlib.redirect_stderr(err),
+                mock.patch.dict(os.environ, environment),
+            ):
                 code = main(arguments)
+        except SystemExit as end:  # after --help and --version
+            code = int(end.code or 0)
         finally:
             # A fleet's module is this folder's own; the next test has another one of the same name.
             sys.path[:] = path

@@ -134,22 +134,22 @@ def test_a_client_that_leaves_half_way(shared: Folder) -> None:
     assert shared.json("status")["fleet"] == "delivery"
 
 
-def test_dead_letters_and_stopped_agents(folder: Folder) -> None:
-    folder.start()
+def test_dead_letters_and_stopped_agents(here: Folder) -> None:
+    here.start()
     for _ in range(2):
-        assert "over its own feet" in folder.json("send", "Drone/D-1", "Stumble", code=1)["reason"]
-    letters = folder.lines("letters")
+        assert "over its own feet" in here.json("send", "Drone/D-1", "Stumble", code=1)["reason"]
+    letters = here.lines("letters")
     assert [(letter["agent"], letter["type"]) for letter in letters] == [("Drone/D-1", "Stumble@1")] * 2
-    assert "Drone/D-1" in folder.json("status")["stopped"]
-    assert "is stopped" in folder.json("send", "Drone/D-1", "StartMission", "mission=M1", code=1)["reason"]
-    assert folder.json("state", "Drone/D-1")["stopped"].startswith("2 failed inputs")
-    assert folder.json("resume", "Drone/D-1")["resumed"] is True
-    assert folder.json("send", "Drone/D-1", "StartMission", "mission=M1")["accepted"] is True
-    retried = folder.json("letters", "retry", letters[0]["letter"], code=1)
+    assert "Drone/D-1" in here.json("status")["stopped"]
+    assert "is stopped" in here.json("send", "Drone/D-1", "StartMission", "mission=M1", code=1)["reason"]
+    assert here.json("state", "Drone/D-1")["stopped"].startswith("2 failed inputs")
+    assert here.json("resume", "Drone/D-1")["resumed"] is True
+    assert here.json("send", "Drone/D-1", "StartMission", "mission=M1")["accepted"] is True
+    retried = here.json("letters", "retry", letters[0]["letter"], code=1)
     assert (retried["retried"], retried["failed_again"]) == (True, True)
-    for letter in folder.lines("letters"):
-        assert folder.json("letters", "drop", letter["letter"])["retried"] is False
-    assert folder.lines("letters") == []
+    for letter in here.lines("letters"):
+        assert here.json("letters", "drop", letter["letter"])["retried"] is False
+    assert here.lines("letters") == []
 
 
 @pytest.mark.parametrize("arguments", [("status",), ("letters",), ("log", "show"), ("state", "Drone/D-17")])

@@ -19,44 +19,44 @@ def doctor(folder: Folder, *arguments: str) -> dict[str, Any]:
     return found
 
 
-def test_an_empty_folder_and_a_running_node_and_a_stopped_one(folder: Folder) -> None:
-    empty = doctor(folder)
+def test_an_empty_folder_and_a_running_node_and_a_stopped_one(here: Folder) -> None:
+    empty = doctor(here)
     assert by_check(empty)["versions.sqlite"] == by_check(empty)["disk.writable"] == "ok"
     assert set(empty["checks"][0]) == {"check", "level", "what", "remedy", "facts"}
-    before = sorted(path.name for path in folder.path.iterdir())
+    before = sorted(path.name for path in here.path.iterdir())
     assert before == ["drone.py"]
-    node = folder.start()
-    folder.ask(do="send", agent="Drone/D-1", command="StartMission", fields={"mission": "M1"})
-    running = by_check(doctor(folder))
+    node = here.start()
+    here.ask(do="send", agent="Drone/D-1", command="StartMission", fields={"mission": "M1"})
+    running = by_check(doctor(here))
     assert running["journal.node"] == running["keys.journal"] == "ok"
     node.end()
-    stopped = doctor(folder, "--journal", "delivery.db")
+    stopped = doctor(here, "--journal", "delivery.db")
     assert by_check(stopped)["journal.verifies"] == by_check(stopped)["keys.journal"] == "ok"
-    shown = folder.cli("doctor").stdout
+    shown = here.cli("doctor").stdout
     assert "disk.sync" in shown
-    strict = folder.cli("doctor", "--strict", "--json").returncode
+    strict = here.cli("doctor", "--strict", "--json").returncode
     assert strict == (0 if stopped["worst"] == "ok" else 1)
 
 
-def test_what_is_broken_fails_and_says_what_to_do(folder: Folder) -> None:
-    folder.start().end()
-    key, file = folder.path / "delivery.key", folder.path / "delivery.db"
+def test_what_is_broken_fails_and_says_what_to_do(here: Folder) -> None:
+    here.start().end()
+    key, file = here.path / "delivery.key", here.path / "delivery.db"
     secret = key.read_text()
     key.chmod(0o644)
-    found = folder.json("doctor", code=1)
+    found = here.json("doctor", code=1)
     assert by_check(found)["keys.mode"] == "fail"
     key.chmod(0o600)
-    folder.json("keys", "new", "other.key")
-    assert by_check(folder.json("doctor", "--key", "other.key", code=1))["keys.journal"] == "fail"
-    (folder.path / "stigmergy.toml").write_text('[fleet]\nbus = "mqtt://user:hunter2@127.0.0.1:9"\n')
-    done = folder.cli("doctor")
+    here.json("keys", "new", "other.key")
+    assert by_check(here.json("doctor", "--key", "other.key", code=1))["keys.journal"] == "fail"
+    (here.path / "stigmergy.toml").write_text('[fleet]\nbus = "mqtt://user:hunter2@127.0.0.1:9"\n')
+    done = here.cli("doctor")
     assert done.returncode == 1
     assert "bus.reachable" in done.stdout
     assert "→" in done.stdout
     assert "hunter2" not in done.stdout + done.stderr
     assert not any(line in done.stdout + done.stderr for line in secret.splitlines() if len(line) > 20)
-    (folder.path / "stigmergy.toml").write_text("[fleet]\nbogus = 1\n")
-    assert by_check(folder.json("doctor", code=1))["config"] == "fail"
-    (folder.path / "stigmergy.toml").unlink()
+    (here.path / "stigmergy.toml").write_text("[fleet]\nbogus = 1\n")
+    assert by_check(here.json("doctor", code=1))["config"] == "fail"
+    (here.path / "stigmergy.toml").unlink()
     file.write_bytes(file.read_bytes()[:-4096])
-    assert by_check(folder.json("doctor", code=1))["journal.opens"] == "fail"
+    assert by_check(here.json("doctor", code=1))["journal.opens"] == "fail"

@@ -23,27 +23,27 @@ WRONG_MODULES = {
 
 
 @pytest.mark.parametrize("spec", WRONG_MODULES)
-def test_wrong_modules(folder: Folder, spec: str) -> None:
-    (folder.path / "broken.py").write_text("x = 1\nraise ValueError('not today')\n")
-    (folder.path / "lacking.py").write_text("import surely_not_installed\n")
-    (folder.path / "unfinished.py").write_text("def f(:\n")
-    said = folder.error("run", spec, code=2)
+def test_wrong_modules(here: Folder, spec: str) -> None:
+    (here.path / "broken.py").write_text("x = 1\nraise ValueError('not today')\n")
+    (here.path / "lacking.py").write_text("import surely_not_installed\n")
+    (here.path / "unfinished.py").write_text("def f(:\n")
+    said = here.error("run", spec, code=2)
     assert WRONG_MODULES[spec] in said
 
 
-def test_a_broken_module_is_named_with_its_line(folder: Folder) -> None:
-    (folder.path / "broken.py").write_text("x = 1\nraise ValueError('not today')\n")
-    assert "broken.py, line 2: ValueError: not today" in folder.error("run", "broken:fleet", code=2)
-    assert "Traceback" in folder.cli("run", "broken:fleet", "--debug").stderr
+def test_a_broken_module_is_named_with_its_line(here: Folder) -> None:
+    (here.path / "broken.py").write_text("x = 1\nraise ValueError('not today')\n")
+    assert "broken.py, line 2: ValueError: not today" in here.error("run", "broken:fleet", code=2)
+    assert "Traceback" in here.cli("run", "broken:fleet", "--debug").stderr
 
 
-def test_run_without_a_module(folder: Folder) -> None:
-    assert "which fleet?" in folder.error("run", code=2)
+def test_run_without_a_module(here: Folder) -> None:
+    assert "which fleet?" in here.error("run", code=2)
 
 
-def test_a_configuration_with_an_unknown_key(folder: Folder) -> None:
-    (folder.path / "stigmergy.toml").write_text('[fleet]\njurnal = "x"\n')
-    assert "jurnal" in folder.error("run", "drone:fleet", code=2)
+def test_a_configuration_with_an_unknown_key(here: Folder) -> None:
+    (here.path / "stigmergy.toml").write_text('[fleet]\njurnal = "x"\n')
+    assert "jurnal" in here.error("run", "drone:fleet", code=2)
 
 
 WRONG_SENDS = {
@@ -117,36 +117,34 @@ def test_an_error_in_json(shared: Folder) -> None:
     assert set(shared.json("letters", "drop", "x", code=2)) == {"error", "kind"}
 
 
-def test_nothing_runs_here(folder: Folder) -> None:
+def test_nothing_runs_here(here: Folder) -> None:
     for arguments in (("send", "Drone/D-17", "StartMission", "mission=M1"), ("status",), ("letters",)):
-        assert "no node is running here; start it: stigmergy run MODULE:FLEET" in folder.error(*arguments, code=3)
-    assert "there is no journal in this folder" in folder.error("log", "show", code=2)
+        assert "no node is running here; start it: stigmergy run MODULE:FLEET" in here.error(*arguments, code=3)
+    assert "there is no journal in this folder" in here.error("log", "show", code=2)
 
 
-def test_more_than_one_to_choose_from(folder: Folder) -> None:
-    folder.start()
-    folder.start("drone:fleet", "--journal", "other.db", "--key", "other.key")
-    assert "more than one running node in this folder (delivery.db.sock, other.db.sock)" in folder.error(
-        "status", code=2
-    )
-    assert folder.json("status", "--journal", "other.db")["journal"] == "sqlite:other.db"
+def test_more_than_one_to_choose_from(here: Folder) -> None:
+    here.start()
+    here.start("drone:fleet", "--journal", "other.db", "--key", "other.key")
+    assert "more than one running node in this folder (delivery.db.sock, other.db.sock)" in here.error("status", code=2)
+    assert here.json("status", "--journal", "other.db")["journal"] == "sqlite:other.db"
 
 
-def test_help_and_version(folder: Folder) -> None:
-    alone = folder.cli()
+def test_help_and_version(here: Folder) -> None:
+    alone = here.cli()
     assert alone.returncode == 0
     assert "exit codes:" in alone.stdout
-    assert folder.cli("--version").stdout.startswith("stigmergy ")
+    assert here.cli("--version").stdout.startswith("stigmergy ")
     for command in ("run", "send", "observe", "state", "log", "keys", "letters", "status", "resume", "stop", "bench"):
         assert command in alone.stdout
-    assert "examples:" in folder.cli("send", "--help").stdout
+    assert "examples:" in here.cli("send", "--help").stdout
 
 
-def test_bench_is_imported_when_it_is_asked_for(folder: Folder) -> None:
-    said = folder.cli("bench", "interpreted", "--help")
+def test_bench_is_imported_when_it_is_asked_for(here: Folder) -> None:
+    said = here.cli("bench", "interpreted", "--help")
     assert said.returncode == 0
     assert "usage: stigmergy bench interpreted" in said.stdout
-    assert folder.json("bench", "interpreted", "--nope", code=2)["kind"] == "ConfigError"
+    assert here.json("bench", "interpreted", "--nope", code=2)["kind"] == "ConfigError"
     loaded = subprocess.run(
         [sys.executable, "-c", "import sys, stigmergy.cli.main; sys.exit('stigmergy.bench' in sys.modules)"],
         check=False,

@@ -31,23 +31,23 @@ def first_position(folder: Folder) -> int:
     return int(entries[0]["position"])
 
 
-def test_a_hold_is_set_listed_cleared_and_survives(folder: Folder) -> None:
-    node = folder.start()
-    held = folder.json("log", "hold", "set", "Drone/D-1", "--reason", "incident 7", "--by", "Ada")
+def test_a_hold_is_set_listed_cleared_and_survives(here: Folder) -> None:
+    node = here.start()
+    held = here.json("log", "hold", "set", "Drone/D-1", "--reason", "incident 7", "--by", "Ada")
     assert (held["hold"], held["open"], held["agent"], held["by"]) == (1, True, "Drone/D-1", "Ada")
     node.end()
-    listed = folder.json("log", "hold", "list")["holds"]
+    listed = here.json("log", "hold", "list")["holds"]
     assert listed == [held]
-    assert "incident 7" in folder.cli("log", "hold", "list").stdout
-    cleared = folder.json("log", "hold", "clear", "1", "--reason", "settled", "--by", "Bea")
+    assert "incident 7" in here.cli("log", "hold", "list").stdout
+    cleared = here.json("log", "hold", "clear", "1", "--reason", "settled", "--by", "Bea")
     assert (cleared["open"], cleared["cleared_by"], cleared["cleared_why"]) == (False, "Bea", "settled")
-    folder.start()
-    assert folder.json("log", "hold", "list")["holds"] == [cleared]
-    assert "cleared already" in folder.error("log", "hold", "clear", "1", "--reason", "again", code=2)
-    assert "no agent" in folder.error("log", "hold", "set", "Drone", "--reason", "x", code=2)
-    misspelt = folder.error("log", "hold", "set", "Dron/D-1", "--reason", "x", code=2)
+    here.start()
+    assert here.json("log", "hold", "list")["holds"] == [cleared]
+    assert "cleared already" in here.error("log", "hold", "clear", "1", "--reason", "again", code=2)
+    assert "no agent" in here.error("log", "hold", "set", "Drone", "--reason", "x", code=2)
+    misspelt = here.error("log", "hold", "set", "Dron/D-1", "--reason", "x", code=2)
     assert "'Dron/D-1' is no address of an agent here" in misspelt
-    assert "give a time" in folder.error("log", "hold", "set", "--since", "7", "--reason", "x", code=2)
+    assert "give a time" in here.error("log", "hold", "set", "--since", "7", "--reason", "x", code=2)
 
 
 def test_log_is_archived_before_it_is_dropped_and_held_log_is_not(folder: Folder, tmp_path: Path) -> None:
@@ -76,15 +76,15 @@ def test_log_is_archived_before_it_is_dropped_and_held_log_is_not(folder: Folder
     assert (tmp_path / "drone.py").read_text() == DRONE
 
 
-def test_an_archive_that_cannot_be_written_is_said(folder: Folder, tmp_path: Path) -> None:
+def test_an_archive_that_cannot_be_written_is_said(here: Folder, tmp_path: Path) -> None:
     (tmp_path / "stigmergy.toml").write_text(ARCHIVING)
     (tmp_path / "archive").write_text("not a folder")
-    folder.start("--config", "stigmergy.toml")
-    send(folder, 0, 30)
+    here.start("--config", "stigmergy.toml")
+    send(here, 0, 30)
     until = time.monotonic() + 10
-    while not folder.ask(do="status")["troubles"] and time.monotonic() < until:
-        send(folder, 30, 1)
-    status = folder.ask(do="status")
+    while not here.ask(do="status")["troubles"] and time.monotonic() < until:
+        send(here, 30, 1)
+    status = here.ask(do="status")
     assert "the archive takes nothing" in status["troubles"][0]
     assert status["counters"]["commits_dropped"] == 0
     assert status["counters"]["archive_failures"] > 0

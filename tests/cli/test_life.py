@@ -37,47 +37,47 @@ def test_run_send_state_stop_restart(folder: Folder) -> None:
     assert again.end(signal.SIGINT)[0] == 0
 
 
-def test_a_command_id_is_answered_once(folder: Folder) -> None:
-    folder.start()
-    first = folder.json("send", "Drone/D-1", "StartMission", "mission=M1", "--command-id", "order-1")
-    again = folder.json("send", "Drone/D-1", "StartMission", "mission=M1", "--command-id", "order-1")
+def test_a_command_id_is_answered_once(here: Folder) -> None:
+    here.start()
+    first = here.json("send", "Drone/D-1", "StartMission", "mission=M1", "--command-id", "order-1")
+    again = here.json("send", "Drone/D-1", "StartMission", "mission=M1", "--command-id", "order-1")
     assert first == again
-    answers = [entry for entry in folder.lines("log", "show") if entry["kind"] == "answer"]
+    answers = [entry for entry in here.lines("log", "show") if entry["kind"] == "answer"]
     assert len(answers) == 1
     assert answers[0]["cause"]["command_id"] == "order-1"
 
 
-def test_killed_and_started_again_on_its_stale_socket(folder: Folder) -> None:
-    node = folder.start()
-    folder.json("send", "Drone/D-17", "StartMission", "mission=M1")
+def test_killed_and_started_again_on_its_stale_socket(here: Folder) -> None:
+    node = here.start()
+    here.json("send", "Drone/D-17", "StartMission", "mission=M1")
     assert node.end(signal.SIGKILL)[0] == -signal.SIGKILL
-    assert (folder.path / "delivery.db.sock").exists()
-    assert "start it: stigmergy run" in folder.error("send", "Drone/D-17", "StartMission", "mission=M2", code=3)
-    again = folder.start()
+    assert (here.path / "delivery.db.sock").exists()
+    assert "start it: stigmergy run" in here.error("send", "Drone/D-17", "StartMission", "mission=M2", code=3)
+    again = here.start()
     assert again.recovered["events"] == 2
-    assert folder.json("state", "Drone/D-17")["state"]["mission"] == "M1"
-    assert (folder.path / "delivery.db.sock").stat().st_mode & 0o777 == 0o600
+    assert here.json("state", "Drone/D-17")["state"]["mission"] == "M1"
+    assert (here.path / "delivery.db.sock").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_second_run_on_one_journal_is_refused(folder: Folder) -> None:
-    node = folder.start()
-    said = folder.error("run", "drone:fleet", code=3)
+def test_a_second_run_on_one_journal_is_refused(here: Folder) -> None:
+    node = here.start()
+    said = here.error("run", "drone:fleet", code=3)
     assert f"process {node.process.pid} has the journal open" in said
-    assert folder.json("status")["pid"] == node.process.pid
+    assert here.json("status")["pid"] == node.process.pid
     # Another journal, but the same socket: the living one keeps it.
-    done = folder.cli("run", "drone:fleet", "--journal", "other.db", "--socket", "delivery.db.sock")
+    done = here.cli("run", "drone:fleet", "--journal", "other.db", "--socket", "delivery.db.sock")
     assert done.returncode == 3
     assert "another node answers there" in done.stderr
-    assert folder.json("status")["pid"] == node.process.pid
+    assert here.json("status")["pid"] == node.process.pid
 
 
-def test_a_journal_that_fails_ends_the_node(folder: Folder) -> None:
-    node = folder.start(file_bytes_max=60_000)
+def test_a_journal_that_fails_ends_the_node(here: Folder) -> None:
+    node = here.start(file_bytes_max=60_000)
     acknowledged = 0
     with contextlib.suppress(KeyError, NotRunning):
         while acknowledged < 1000:
             fields = {"mission": "x" * 1000}
-            folder.ask(do="send", agent=f"Drone/D-{acknowledged}", command="StartMission", fields=fields)
+            here.ask(do="send", agent=f"Drone/D-{acknowledged}", command="StartMission", fields=fields)
             acknowledged += 1
     assert 0 < acknowledged < 1000
     out, _ = node.process.communicate(timeout=20)
@@ -86,48 +86,48 @@ def test_a_journal_that_fails_ends_the_node(folder: Folder) -> None:
     assert said["kind"] == "JournalUnknown"
     assert "nobody knows whether it was kept" in said["error"]
     # Everything acknowledged is there.
-    again = folder.start()
+    again = here.start()
     assert again.recovered["agents"] >= acknowledged
     assert again.end()[0] == 0
-    assert folder.json("log", "verify")["sound"] is True
+    assert here.json("log", "verify")["sound"] is True
 
 
-def test_stop_waits_for_the_end(folder: Folder) -> None:
-    node = folder.start()
-    assert folder.json("stop") == {"stopped": True}
+def test_stop_waits_for_the_end(here: Folder) -> None:
+    node = here.start()
+    assert here.json("stop") == {"stopped": True}
     assert node.process.wait(timeout=10) == 0
-    folder.error("stop", code=3)
+    here.error("stop", code=3)
 
 
-def test_configured_by_a_file(folder: Folder) -> None:
-    (folder.path / "data").mkdir()
-    (folder.path / "stigmergy.toml").write_text(
+def test_configured_by_a_file(here: Folder) -> None:
+    (here.path / "data").mkdir()
+    (here.path / "stigmergy.toml").write_text(
         '[fleet]\nmodule = "drone:fleet"\njournal = "sqlite:data/north.db"\nkey = "data/north.key"\n'
     )
     process = subprocess.Popen(
-        [sys.executable, "-m", "stigmergy", "run", "--json"], cwd=folder.path, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "stigmergy", "run", "--json"], cwd=here.path, stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     process.stdout.readline()
     process.stdout.readline()
     try:
-        folder.json("send", "Drone/D-17", "StartMission", "mission=M1")
-        assert (folder.path / "data" / "north.db.sock").exists()
-        assert (folder.path / "data" / "north.key").exists()
+        here.json("send", "Drone/D-17", "StartMission", "mission=M1")
+        assert (here.path / "data" / "north.db.sock").exists()
+        assert (here.path / "data" / "north.key").exists()
     finally:
         process.terminate()
         process.communicate(timeout=10)
-    assert folder.json("state", "Drone/D-17")["state"]["mission"] == "M1"
-    assert folder.json("log", "verify")["sound"] is True
-    assert "start it: stigmergy run\n" in folder.error("status", code=3)
+    assert here.json("state", "Drone/D-17")["state"]["mission"] == "M1"
+    assert here.json("log", "verify")["sound"] is True
+    assert "start it: stigmergy run\n" in here.error("status", code=3)
 
 
-def test_a_long_path_is_reached_through_its_folder(folder: Folder) -> None:
-    deep = folder.path / ("d" * 60) / ("e" * 60)
+def test_a_long_path_is_reached_through_its_folder(here: Folder) -> None:
+    deep = here.path / ("d" * 60) / ("e" * 60)
     deep.mkdir(parents=True)
-    folder.start("drone:fleet", "--journal", f"sqlite:{deep}/fleet.db")
+    here.start("drone:fleet", "--journal", f"sqlite:{deep}/fleet.db")
     assert len(str(deep / "fleet.db.sock")) > 107
-    assert folder.json("status", "--journal", f"{deep}/fleet.db")["fleet"] == "delivery"
+    assert here.json("status", "--journal", f"{deep}/fleet.db")["fleet"] == "delivery"
 
 
 def test_something_else_in_the_place_of_the_socket(folder: Folder) -> None:
@@ -138,11 +138,11 @@ def test_something_else_in_the_place_of_the_socket(folder: Folder) -> None:
     assert (folder.path / "delivery.db.sock").read_text() == "mine"
 
 
-def test_in_memory_with_a_socket_of_its_own(folder: Folder) -> None:
-    folder.start("drone:fleet", "--journal", "memory:")
-    folder.json("send", "Drone/D-17", "StartMission", "mission=M1")
-    assert folder.json("state", "Drone/D-17", "--at", "1")["state"]["mission"] is None
-    assert not (folder.path / "delivery.key").exists()
+def test_in_memory_with_a_socket_of_its_own(here: Folder) -> None:
+    here.start("drone:fleet", "--journal", "memory:")
+    here.json("send", "Drone/D-17", "StartMission", "mission=M1")
+    assert here.json("state", "Drone/D-17", "--at", "1")["state"]["mission"] is None
+    assert not (here.path / "delivery.key").exists()
 
 
 STUBBORN = """

@@ -21,36 +21,36 @@ def let_in(server: NatsCluster) -> str:
     return server.url.replace("//", "//drones:open%20sesame@")
 
 
-def test_a_fleet_runs_and_is_looked_at(folder: Folder, server: NatsCluster) -> None:
+def test_a_fleet_runs_and_is_looked_at(here: Folder, server: NatsCluster) -> None:
     url = let_in(server)
-    (folder.path / "stigmergy.toml").write_text(f'[fleet]\nmodule = "drone:fleet"\njournal = "{url}"\n')
-    node = folder.start()
+    (here.path / "stigmergy.toml").write_text(f'[fleet]\nmodule = "drone:fleet"\njournal = "{url}"\n')
+    node = here.start()
     assert node.listening["journal"] == server.url, "without the password"
-    folder.ask(do="send", agent="Drone/D-17", command="StartMission", fields={"mission": "M1"})
-    assert folder.json("log", "verify", "--journal", url)["sound"] is True, "also while it runs"
-    assert "belongs to process" in folder.error("run", "drone:fleet", "--socket", "other.sock", code=3)
+    here.ask(do="send", agent="Drone/D-17", command="StartMission", fields={"mission": "M1"})
+    assert here.json("log", "verify", "--journal", url)["sound"] is True, "also while it runs"
+    assert "belongs to process" in here.error("run", "drone:fleet", "--socket", "other.sock", code=3)
     assert node.end()[0] == 0
 
-    verified = folder.json("log", "verify", "--key", "delivery.key")
+    verified = here.json("log", "verify", "--key", "delivery.key")
     assert (verified["sound"], verified["commits"]) == (True, 2)
-    assert folder.lines("log", "show")[-1]["type"] == "MissionStarted@1"
-    assert folder.json("state", "Drone/D-17", "--at", "1")["state"]["mission"] is None
-    assert folder.json("state", "Drone/D-17")["state"]["mission"] == "M1"
-    assert folder.cli("replay").returncode == 0
-    assert "a journal that is a file" in folder.error("log", "hold", "set", "--reason", "why", code=2)
-    looked = {one["check"]: one for one in folder.json("doctor", "--key", "delivery.key")["checks"]}
+    assert here.lines("log", "show")[-1]["type"] == "MissionStarted@1"
+    assert here.json("state", "Drone/D-17", "--at", "1")["state"]["mission"] is None
+    assert here.json("state", "Drone/D-17")["state"]["mission"] == "M1"
+    assert here.cli("replay").returncode == 0
+    assert "a journal that is a file" in here.error("log", "hold", "set", "--reason", "why", code=2)
+    looked = {one["check"]: one for one in here.json("doctor", "--key", "delivery.key")["checks"]}
     assert looked["journal.opens"]["level"] == "ok"
     assert "2 commits" in looked["journal.opens"]["what"]
 
-    folder.json("keys", "new", "next.key")
-    assert folder.json("keys", "rotate", "--old", "delivery.key", "--new", "next.key")["enrolled"] is True
-    node = folder.start("drone:fleet", "--key", "next.key")
+    here.json("keys", "new", "next.key")
+    assert here.json("keys", "rotate", "--old", "delivery.key", "--new", "next.key")["enrolled"] is True
+    node = here.start("drone:fleet", "--key", "next.key")
     assert node.recovered["commits"] > 2
-    assert folder.ask(do="state", agent="Drone/D-17")["state"]["mission"] == "M1"
+    assert here.ask(do="state", agent="Drone/D-17")["state"]["mission"] == "M1"
     assert node.end()[0] == 0
 
 
-def test_wrong_places_are_named(folder: Folder, server: NatsCluster) -> None:
+def test_wrong_places_are_named(here: Folder, server: NatsCluster) -> None:
     url = let_in(server)
     for arguments, said in (
         (("log", "show", "--journal", url), "no log"),
@@ -58,6 +58,6 @@ def test_wrong_places_are_named(folder: Folder, server: NatsCluster) -> None:
         (("run", "drone:fleet", "--journal", f"{url}?replicas=3"), "3 replicas"),
         (("run", "drone:fleet", "--journal", server.url), "check user and password"),
     ):
-        error = folder.error(*arguments, code=2)
+        error = here.error(*arguments, code=2)
         assert said in error
         assert "sesame" not in error
