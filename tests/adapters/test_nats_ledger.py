@@ -14,7 +14,9 @@ from stigmergy.adapters.nats.address import parse_address
 from stigmergy.adapters.nats.link import NatsLink
 from stigmergy.adapters.nats_ledger import NatsLedger, open_ledger, reading, writing
 from stigmergy.adapters.nats_ledger import ledger as opening
+from stigmergy.adapters.nats_ledger.fold import base_of
 from stigmergy.adapters.nats_ledger.places import find_place
+from stigmergy.adapters.nats_ledger.records import Cut
 from stigmergy.core.errors import (
     Bug,
     ConfigError,
@@ -96,6 +98,31 @@ async def test_a_log_that_was_cut_goes_on_for_who_comes_later(url: str, monkeypa
     last = opened(url)
     assert await last.read(122) == []
     for ledger in (one, reader, later, last):
+        await ledger.close()
+
+
+@in_a_loop
+async def test_a_cut_that_comes_late_and_what_strangers_say_of_cuts_hold_up_nobody(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who was behind cuts less than another one just has; its message is the last of its kind all the same."""
+    monkeypatch.setattr(reading, "STATES_EVERY", 4)
+    one, late = opened(url), opened(url)
+    for number in range(60):
+        await one.append([b"%d" % number])
+    await late.read(0)
+    assert late._reader is not None
+    less = Cut(20, base_of(late._reader.state_before(20)))
+    await one.put_checkpoint(LedgerCheckpoint(50, b"state"))
+    await one.cut(50)
+    await late._needed_writer().do(less)
+    link, place = await NatsLink.open(parse_address(url), name="stranger"), find_place(url, NAME)
+    await link.publish(place.cut_subject, b"nonsense")
+    later = opened(url)
+    assert await later.read(50) == await one.read(50)
+    assert await later.append([b"next"]) == 61
+    await link.close()
+    for ledger in (one, late, later):
         await ledger.close()
 
 

@@ -12,7 +12,6 @@ and folded again from the nearest of these, and must come to the same chain.
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 from bisect import bisect_right
 from collections import OrderedDict
@@ -22,11 +21,12 @@ from typing import Any
 import msgspec
 from nats.aio.msg import Msg
 
-from stigmergy.adapters.nats.errors import NO_MESSAGE, JetStreamRefused
+from stigmergy.adapters.nats.errors import JetStreamRefused
 from stigmergy.adapters.nats.link import NatsLink
+from stigmergy.adapters.nats_ledger.cuts import another_ledger, find_cut
 from stigmergy.adapters.nats_ledger.fold import State, Taken, Verify, state_of, take
 from stigmergy.adapters.nats_ledger.places import NOT_THERE, Place, refused
-from stigmergy.adapters.nats_ledger.records import Cut, read_base, read_record, statement
+from stigmergy.adapters.nats_ledger.records import read_base
 from stigmergy.core.errors import LedgerCorrupt, LedgerCut, LedgerError, LedgerForeign, LedgerUnavailable, LinkDown
 from stigmergy.ports.ledger import LedgerEntry
 
@@ -267,7 +267,8 @@ class Reader:
                 self._states_every *= 2
         if found.entries:
             self._keep(found.entries)
-        if found.base and (base := read_base(found.base)) is not None and base.sequence:
+        before = 0 if self._base is None else self._base.sequence
+        if found.base and (base := read_base(found.base)) is not None and base.sequence > before:
             self._base = state_of(base, found.state.cut)
             # What lies before is gone, or may go: a log that is cut again and again is remembered as closely as ever.
             self._states = [state for state in self._states if state.sequence >= base.sequence]
@@ -279,7 +280,7 @@ class Reader:
     def _why_foreign(self, born: State) -> str:
         """Why the ledger that a stream holds is not the one that we want; empty if it is."""
         if born.name != self._place.name:
-            return _another(self._place, born.name)
+            return another_ledger(self._place, born.name)
         if not born.counts.records:
             return f"{self._place.shown}: its first message is not signed by who may write; name another place for it"
         if self._trusted and not self._trusted & frozenset(born.writers):
@@ -325,55 +326,21 @@ class Reader:
     # ------------------------------------------------------------------ a log that was cut
 
     async def _begin_at_cut(self, first: int) -> None:
-        """What we wanted to read is gone: goes on behind the last cut. Raises LinkDown or LedgerError."""
+        """What we wanted to read is gone: goes on behind the cut that reaches farthest. Raises LinkDown, LedgerError."""
         try:
-            found = await self._link.api(
-                f"STREAM.MSG.GET.{self._place.stream}", {"last_by_subj": self._place.cut_subject}, within_s=FETCH_S
-            )
-        except JetStreamRefused as error:
-            if error.code != NO_MESSAGE:
-                raise refused(self._place, error) from None
-            self._fail(
-                LedgerCorrupt(
-                    f"{self._place.shown}: message {self.state.sequence + 1} is gone, the first is {first}, and nobody "
-                    "has cut the log; restore it from a copy"
-                )
-            )
+            best = await find_cut(self._place, self._link, first, self.state.incarnation, self._trusted, self._verify)
+        except (LedgerCorrupt, LedgerForeign) as error:
+            self._fail(error)
             return
-        state = self._read_cut(base64.b64decode(found["message"].get("data", "")))
-        if state.sequence + 1 < first:
+        if best.sequence + 1 < first:
             return  # an answer from before the last cut; the next one will know
-        if state.sequence > self.state.sequence:
-            self.state = self._base = state
+        if best.sequence > self.state.sequence:
+            self.state = self._base = best
             self._recent, self._recent_bytes, self._older = [], 0, None
             self._chains.clear()
-            self._chains[state.sequence] = state.chain
-            self._states = [state]
-            self.grown(state.position)
-
-    def _read_cut(self, payload: bytes) -> State:
-        read = read_record(payload)
-        if not isinstance(read, str) and isinstance(read[1].deed, Cut):
-            record, deed = read[0], read[1].deed
-            base = read_base(deed.base)
-            if base is not None:
-                signed = statement(base.name, base.incarnation, record.algorithm, record.key, record.body)
-                known = self._trusted or frozenset(base.writers)
-                if base.name != self._place.name:
-                    self._fail(LedgerForeign(_another(self._place, base.name)))
-                if self.state.incarnation not in (b"", base.incarnation):
-                    self._fail(
-                        LedgerForeign(f"{self._place.shown}: was made anew; start this node again if that is right")
-                    )
-                if record.key in known and self._verify(record.algorithm, record.key, signed, record.signature):
-                    return state_of(base, deed.upto)
-        self._fail(
-            LedgerCorrupt(
-                f"{self._place.shown}: the log was cut, and what it says about it is not signed by a key that this "
-                "node trusts; have a trusted node cut it, or restore it from a copy"
-            )
-        )
-        raise AssertionError("unreachable")
+            self._chains[best.sequence] = best.chain
+            self._states = [best]
+            self.grown(best.position)
 
     def state_before(self, upto: int) -> State:
         """The newest remembered state that holds no entry behind a position, nor the half of an append; that before
@@ -433,7 +400,3 @@ class Reader:
                     "from a copy"
                 )
             )
-
-
-def _another(place: Place, name: str) -> str:
-    return f"{place.shown}: the stream {place.stream} holds the ledger {name!r}; name another place for it"
