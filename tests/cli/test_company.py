@@ -17,6 +17,7 @@ from stigmergy.cli.completing.names import Names
 from stigmergy.cli.completing.words import complete, split_line
 from stigmergy.cli.main import build_parser, main
 from tests.cli.conftest import Folder, Node
+from tests.cli.in_process import Here
 from tests.cli.terminal import in_terminal
 from tests.cli.test_documented import documented
 
@@ -81,7 +82,7 @@ class Town:
     def __init__(self, path: Path) -> None:
         (path / "town.py").write_text(TOWN, encoding="utf-8")
         self.path = path
-        self.folder = Folder(path)
+        self.folder = Here(path)
         self.ports = free_ports(2)
 
     def mesh(self, number: int) -> str:
@@ -306,7 +307,11 @@ def test_without_a_node_or_without_company_it_says_what_to_do(
         (("--mesh", "tcp://here"), "mesh 'tcp://here': no adapter for 'tcp'; there are udp:", 2),
         (("--mesh", "udp://127.0.0.1:7946?peers=north"), "the peer 'north'; write name@host:7946", 2),
         (("--mesh", "udp://192.0.2.7:7946"), "mesh udp://192.0.2.7:7946: ", 2),
-        (("--ledger", "paper:book"), "ledger 'paper:book': no adapter for 'paper'; there are memory:, sqlite:", 2),
+        (
+            ("--ledger", "paper:book"),
+            "ledger 'paper:book': no adapter for 'paper'; there are memory:, nats:, sqlite:",
+            2,
+        ),
         (("--ledger", "sqlite:town.py"), "not a ledger", 4),
         (("--peer", "nobody.pub"), "'nobody.pub' is neither a key file nor a public key", 2),
         (("--mesh", "udp://127.0.0.1", "--processes", "2"), "cannot share fields with others yet", 2),

@@ -13,6 +13,7 @@ from stigmergy.adapters.segments.frames import HEADER_BYTES, Frame, Kind, read_f
 from stigmergy.adapters.segments.opening import inspect_journal
 from stigmergy.columns import Batcher
 from tests.cli.conftest import Folder
+from tests.cli.in_process import Here
 from tests.cli.test_compile import COUNTER
 
 JOURNAL = ("--journal", "segments:counting")
@@ -48,7 +49,7 @@ async def work(module: Any, path: Path) -> None:
 def damaged(original: Path, tmp_path: Path) -> Iterator[Folder]:
     """A copy of it, to be damaged."""
     shutil.copytree(original, tmp_path / "copy")
-    folder = Folder(tmp_path / "copy")
+    folder = Here(tmp_path / "copy")
     yield folder
     folder.close()
 

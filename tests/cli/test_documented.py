@@ -12,6 +12,7 @@ from stigmergy.runtime import protocol
 from stigmergy.runtime.claims import ClaimsStanding
 from stigmergy.runtime.replicas.replicator import SharedStanding
 from tests.cli.conftest import DRONE, Folder
+from tests.cli.in_process import Here
 from tests.formats.manual import tables
 
 
@@ -19,7 +20,7 @@ from tests.formats.manual import tables
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Folder:
     path = tmp_path_factory.mktemp("documented")
     (path / "drone.py").write_text(DRONE, encoding="utf-8")
-    folder = Folder(path)
+    folder = Here(path)
     node = folder.start()
     folder.ask(do="send", agent="Drone/D-0", command="StartMission", fields={"mission": "M1"})
     node.end()

@@ -12,6 +12,7 @@ from stigmergy.cli import export
 from stigmergy.cli import parquet as tables
 from stigmergy.runtime.audit.listing import Cause, Entry
 from tests.cli.conftest import DRONE, Folder
+from tests.cli.in_process import Here
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +20,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the journal of a node that has stopped, and exports that were made while it ran; tests copy it."""
     path = tmp_path_factory.mktemp("stopped")
     (path / "drone.py").write_text(DRONE, encoding="utf-8")
-    folder = Folder(path)
+    folder = Here(path)
     node = folder.start()
     for number in range(5):
         fields = {"mission": f"mission-number-{number}"}
@@ -35,7 +36,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def copy(stopped: Path, tmp_path: Path) -> Folder:
     shutil.copytree(stopped, tmp_path / "copy")
-    return Folder(tmp_path / "copy")
+    return Here(tmp_path / "copy")
 
 
 def entries(text: str) -> list[dict[str, object]]:
@@ -119,7 +120,7 @@ def test_a_flight_log_is_checked_without_anything_else(copy: Folder, tmp_path: P
     said = copy.json("log", "export", "Drone/D-0", "--flight", "d0.flight", "--reason", "incident 7")
     assert said["flight"] is True
     line = copy.json("keys", "show", "delivery.key")["line"]
-    elsewhere = Folder(tmp_path / "elsewhere")
+    elsewhere = Here(tmp_path / "elsewhere")
     elsewhere.path.mkdir()
     shutil.copy(copy.path / "d0.flight", elsewhere.path)
     found = elsewhere.json("log", "verify", "d0.flight", "--key", line)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import DRONE, Folder
+from tests.cli.in_process import Here
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +17,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the journal of a node that has stopped; tests copy it."""
     path = tmp_path_factory.mktemp("stopped")
     (path / "drone.py").write_text(DRONE, encoding="utf-8")
-    folder = Folder(path)
+    folder = Here(path)
     node = folder.start()
     for number in range(6):
         fields = {"mission": f"mission-number-{number}"}
@@ -31,7 +32,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def copy(stopped: Path, tmp_path: Path) -> Folder:
     shutil.copytree(stopped, tmp_path / "copy")
-    return Folder(tmp_path / "copy")
+    return Here(tmp_path / "copy")
 
 
 def test_show_lists_events_answers_effects_and_causes(copy: Folder) -> None:

@@ -17,6 +17,7 @@ from stigmergy.core.errors import StigmergyError
 from stigmergy.core.state import shard_of
 from stigmergy.runtime.shares import process_of
 from tests.cli.conftest import START_S_MAX, Folder, Node
+from tests.cli.in_process import Here
 
 SHARDS = 4
 RELAY = f"""
@@ -93,7 +94,7 @@ def relays(folder: Folder) -> Folder:
 @pytest.fixture(scope="module")
 def shared_relays(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Folder]:
     """A running node of two processes, for tests that leave it as it is."""
-    folder = Folder(tmp_path_factory.mktemp("relays"))
+    folder = Here(tmp_path_factory.mktemp("relays"))
     (folder.path / "relay.py").write_text(RELAY, encoding="utf-8")
     start(folder)
     for number, agent in enumerate((HERE, THERE) * 3):

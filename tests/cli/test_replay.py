@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import DRONE, Folder
+from tests.cli.in_process import Here
 
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("stopped")
     (path / "drone.py").write_text(DRONE, encoding="utf-8")
-    folder = Folder(path)
+    folder = Here(path)
     node = folder.start()
     for number in range(6):
         folder.ask(do="send", agent="Drone/D-0", command="StartMission", fields={"mission": f"M{number}"})
@@ -25,7 +26,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def copy(stopped: Path, tmp_path: Path) -> Folder:
     shutil.copytree(stopped, tmp_path / "copy")
-    return Folder(tmp_path / "copy")
+    return Here(tmp_path / "copy")
 
 
 def change(folder: Folder, old: str, new: str) -> None:

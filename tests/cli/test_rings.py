@@ -17,6 +17,7 @@ from stigmergy.adapters.ring import open_blocking_consumer
 from stigmergy.core.errors import ConfigError, NotRunning, RingLocked, StigmergyError, UnknownKind
 from stigmergy.runtime.shares import process_of
 from tests.cli.conftest import START_S_MAX, Folder
+from tests.cli.in_process import Here
 
 np = pytest.importorskip("numpy")
 pytest.importorskip("numba")
@@ -32,7 +33,7 @@ def fed(tmp_path: Path) -> Iterator[Folder]:
     """The folder of the examples, with a node that takes from a ring."""
     for name in ("telemetry.py", "producer.py"):
         shutil.copy(EXAMPLES / name, tmp_path / name)
-    folder = Folder(tmp_path)
+    folder = Here(tmp_path)
     yield folder
     for node in folder.nodes:
         node.process.kill()
