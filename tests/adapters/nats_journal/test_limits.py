@@ -11,6 +11,7 @@ import pytest
 
 from stigmergy.adapters.nats.address import parse_address
 from stigmergy.adapters.nats.link import NatsLink
+from stigmergy.adapters.nats.naming import snapshots_bucket
 from stigmergy.adapters.nats.threaded import BlockingLink
 from stigmergy.adapters.nats_journal import inspect_journals, open_journal
 from stigmergy.adapters.nats_journal.following import open_shard_log
@@ -246,3 +247,19 @@ def test_the_package_that_is_missing_is_named() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.count('pip install "stigmergy[nats]"') == 2
+
+
+async def test_a_log_of_which_only_snapshots_are_left_is_not_begun_anew(server: NatsCluster, place: str) -> None:
+    url = f"{server.url}/{place}"
+    journal, chain = open_journal(url, IDENTITY), CommitChain()
+    await journal.append(chain.group([0]))
+    await journal.put_snapshot(0, 1, [SnapshotPart(0, b"state")])
+    await journal.close()
+    lost = LogPlace(place, IDENTITY.owned[0], IDENTITY.owned[-1]).stream
+    await settings_of(server, f"STREAM.DELETE.{lost}", {})
+    with pytest.raises(JournalForeign, match="deleted or lost; restore it"):
+        open_journal(url, IDENTITY)
+    await settings_of(server, f"STREAM.DELETE.{snapshots_bucket(place)}", {})
+    journal = open_journal(url, IDENTITY)
+    assert journal.heads() == []
+    await journal.close()

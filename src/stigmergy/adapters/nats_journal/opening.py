@@ -127,6 +127,7 @@ async def prepare(link: NatsLink, identity: JournalIdentity) -> tuple[LogPlace, 
     found = await log.find()
     if found is None:
         await _check_others(link, place, identity)
+        await _check_lost(link, place, identity)
     settings = _settings(address, place)
     if found is None:
         try:
@@ -169,6 +170,15 @@ async def _check_others(link: NatsLink, place: LogPlace, identity: JournalIdenti
             if found is not None:
                 known = read_identity(found.metadata, f"stream {other.stream} at {link.address.shown}")
                 check_identity(known, identity, f"stream {other.stream} at {link.address.shown}")
+
+
+async def _check_lost(link: NatsLink, place: LogPlace, identity: JournalIdentity) -> None:
+    """Refuses to begin a log of which there are snapshots: there was one, and it held more than nothing."""
+    if await Shelf(link, place.name).catalogue(identity.owned):
+        raise JournalForeign(
+            f"{link.address.shown} has no stream {place.stream}, but snapshots of {_shards(identity)}: the log was "
+            f"deleted or lost; restore it, or delete {naming.snapshots_bucket(place.name)} as well to begin anew"
+        )
 
 
 def check_identity(found: JournalIdentity, wanted: JournalIdentity, where: str) -> None:
@@ -326,7 +336,7 @@ async def _elsewhere(reader: BlockingLink, let_go: Callable[[], Awaitable[None]]
         await let_go()
         await link.flush()
 
-    reader.run(run, OWNER_ANSWERS_S)
+    await asyncio.to_thread(reader.run, run, OWNER_ANSWERS_S)  # everybody else here goes on meanwhile
 
 
 # ---------------------------------------------------------------------- inspection
