@@ -115,7 +115,8 @@ class NatsWorker:
         from stigmergy.adapters.nats_store.store import NatsStore
 
         clock, entropy = SystemClock(), SystemEntropy()
-        keys = await NatsStore(link, clock).key_value(naming.cluster_bucket(self._fleet.name))
+        store, bucket = NatsStore(link, clock), naming.cluster_bucket(self._fleet.name)
+        keys = await store.key_value(bucket)
         bus_link = None
         if self._bearings.bus is not None:
             bus_link = await self._connect(parse_bus(self._bearings.bus), f"bus of {self._fleet.name}")
@@ -135,7 +136,9 @@ class NatsWorker:
         about = Member(
             id=f"{self._name}-{os.getpid()}", host=socket.gethostname(), pid=os.getpid(), version=installed_version()
         )
-        self._worker = Worker(keys, means, about, self._tell, upgrade=self._upgrade)
+        self._worker = Worker(
+            keys, means, about, self._tell, upgrade=self._upgrade, reopen=lambda: store.key_value(bucket)
+        )
         return self._worker
 
     def stop(self) -> None:

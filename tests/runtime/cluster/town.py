@@ -200,7 +200,8 @@ class Person:
             settings=self.settings,
             trusted=self.trusted,
         )
-        self.worker = Worker(keys, means, Member(self.name), lambda *said: self.said.append(said), **options)
+        upgrade = options.get("upgrade", False)
+        self.worker = Worker(keys, means, Member(self.name), lambda *said: self.said.append(said), upgrade=upgrade)
         await self.worker.run()
 
     async def stop(self, within_s: float = 60.0) -> None:

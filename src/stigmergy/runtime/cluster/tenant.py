@@ -73,13 +73,22 @@ Tell = Callable[[Happening], None]
 class Tenant:
     """One shard in one worker, from `start` until `end`."""
 
-    def __init__(self, shard: int, means: Means, roster: Roster, places: asyncio.Semaphore, tell: Tell) -> None:
-        """`places` are the replays that may be under way at once."""
+    def __init__(
+        self,
+        shard: int,
+        means: Means,
+        roster: Roster,
+        places: asyncio.Semaphore,
+        tell: Tell,
+        logs: dict[int, int],
+    ) -> None:
+        """`places` are the replays that may be under way at once, `logs` the incarnations of those seen so far."""
         self.shard = shard
         self._means = means
         self._roster = roster
         self._places = places
         self._tell_all = tell
+        self._logs = logs
         self._tenancy = Tenancy(shard)
         self._woken = asyncio.Event()
         self.life: asyncio.Task[None] | None = None
@@ -239,11 +248,21 @@ class Tenant:
         means = self._means
         async with self._places:
             self._log = await means.estate.open_log(self.shard)
+            self._check_log(self._log.identity.incarnation)
             self._standby = Standby(self._log, means.declaration.plans, means.verifier, means.settings.limits)
             await self._standby.warm()
         self._is_warm = True
         self.wake()
         await self._follow_on(self._standby)
+
+    def _check_log(self, incarnation: int) -> None:
+        """Refuses a log that was made anew since we saw it: a shard that begins again from nothing would answer as if
+        nothing had ever been acknowledged."""
+        if self._logs.setdefault(self.shard, incarnation) != incarnation:
+            raise JournalForeign(
+                f"shard {self.shard}: its log is another one than it was: somebody has deleted it, and what it held is "
+                "lost; restore it, or restart all workers to go on with what is there now"
+            )
 
     async def _follow_on(self, standby: Standby) -> None:
         try:

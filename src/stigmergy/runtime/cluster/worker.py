@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from msgspec import structs
@@ -44,10 +44,21 @@ class Worker:
     """One worker. `run` it; `stop` lets it end in good order."""
 
     def __init__(
-        self, keys: KeyValue, means: Means, about: Member, tell: Tell = lambda *_: None, *, upgrade: bool = False
+        self,
+        keys: KeyValue,
+        means: Means,
+        about: Member,
+        tell: Tell = lambda *_: None,
+        *,
+        upgrade: bool = False,
+        reopen: Callable[[], Awaitable[KeyValue]] | None = None,
     ) -> None:
-        """`about` is what it says of itself; its id there is the beginning of its ids. `tell` hears what happens."""
+        """`about` is what it says of itself; its id there is the beginning of its ids. `tell` hears what happens.
+
+        `reopen` is asked for the keys before it joins anew: what it lost its lease with may be a bucket that is gone.
+        """
         self._keys = keys
+        self._reopen = reopen
         self._means = means
         self._about = about
         self._tell = tell
@@ -66,6 +77,8 @@ class Worker:
         self._woken = asyncio.Event()
         self.memberships = 0
         self._formerly: deque[str] = deque(maxlen=FORMER_IDS_MAX)
+        self._logs: dict[int, int] = {}
+        """The incarnation of each log that was opened here, over all memberships."""
 
     async def run(self) -> None:
         """Works until it is stopped. Raises ConfigError if it does not fit to those that are there, StoreError if the
@@ -106,8 +119,10 @@ class Worker:
     async def _join(self) -> Roster | None:
         """A new membership, under a new id. Only the first must succeed at once."""
         me = self._describe_anew()
-        roster = Roster(self._keys, self._means.clock, self._shape, me, self._heard)
         try:
+            if self.memberships and self._reopen is not None:
+                self._keys = await self._reopen()
+            roster = Roster(self._keys, self._means.clock, self._shape, me, self._heard)
             await roster.join(other_folds=self._upgrade)
         except (StoreError, ConfigError) as error:
             # Who has fitted once is not sent away because of somebody who came meanwhile, or of a clock that is mended.
@@ -135,7 +150,7 @@ class Worker:
     def _begin(self, roster: Roster) -> None:
         places = asyncio.Semaphore(WARM_COUNT_MAX)
         for shard in range(self._shape.shards):
-            self.tenants[shard] = Tenant(shard, self._means, roster, places, self._happened)
+            self.tenants[shard] = Tenant(shard, self._means, roster, places, self._happened, self._logs)
             self.tenants[shard].start()
 
     async def _work(self, roster: Roster) -> None:
