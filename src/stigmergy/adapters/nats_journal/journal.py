@@ -265,7 +265,7 @@ class NatsJournal:
         if self._owns_link and self._link is not None:
             await self._link.close()
         if self._reader is not None:
-            self._reader.close()
+            await asyncio.to_thread(self._reader.close)  # a server that hangs would hold up everybody else here
 
     async def _append(self, group: Group, moved: dict[int, Head]) -> None:
         self._read_within_s = LIVE_READ_S
