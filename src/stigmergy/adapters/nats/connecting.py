@@ -23,6 +23,8 @@ CONNECTING_FAILS = (
 )
 """What the library raises where it cannot connect; the last one, see `is_cancelled`."""
 
+_ENDED = (ConnectionResetError, BrokenPipeError, EOFError, nats_errors.StaleConnectionError)
+
 
 def tls_context(address: NatsAddress) -> ssl.SSLContext | None:
     """For an encrypted connection; None for a plain one."""
@@ -44,6 +46,9 @@ def explain(address: NatsAddress, error: BaseException, before: StigmergyError |
     if isinstance(error, StigmergyError):
         return error
     if isinstance(error, asyncio.CancelledError) and before is not None:
+        return before
+    if isinstance(error, _ENDED) and isinstance(before, ConfigError):
+        # A server that lets nobody in says why and hangs up; what it said is lost if we were still writing.
         return before
     text = str(error) or type(error).__name__
     if isinstance(error, nats_errors.AuthorizationError) or "uthorization" in text:

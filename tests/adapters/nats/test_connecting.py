@@ -1,0 +1,31 @@
+"""Why a connection did not work, in our words."""
+
+from __future__ import annotations
+
+from nats import errors as nats_errors
+
+from stigmergy.adapters.nats.address import parse_address
+from stigmergy.adapters.nats.connecting import explain
+from stigmergy.core.errors import ConfigError, LinkDown
+
+ADDRESS = parse_address("nats://worker:wrong@hub:4222")
+
+
+def test_what_a_server_said_before_it_hung_up_is_kept() -> None:
+    refused = explain(ADDRESS, nats_errors.AuthorizationError())
+    assert isinstance(refused, ConfigError)
+    for ended in (ConnectionResetError(104, "reset"), BrokenPipeError(), nats_errors.UnexpectedEOF()):
+        assert explain(ADDRESS, ended, refused) is refused
+
+
+def test_a_server_that_is_away_is_said_whatever_it_said_before() -> None:
+    refused = explain(ADDRESS, nats_errors.AuthorizationError())
+    assert isinstance(explain(ADDRESS, ConnectionRefusedError(111, "refused"), refused), LinkDown)
+
+
+def test_a_connection_that_was_reset_without_a_word_is_down() -> None:
+    assert isinstance(explain(ADDRESS, ConnectionResetError(104, "reset")), LinkDown)
+
+
+def test_no_password_is_shown() -> None:
+    assert "wrong" not in str(explain(ADDRESS, OSError("no route")))
