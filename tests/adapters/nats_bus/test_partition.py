@@ -2,6 +2,7 @@
 
 import asyncio
 from functools import partial
+from pathlib import Path
 
 from stigmergy.adapters.nats.address import parse_address
 from stigmergy.adapters.nats.link import NatsLink
@@ -11,10 +12,11 @@ from stigmergy.core.state import shard_of
 from stigmergy.ports.bus import Bus, BusMessage
 from stigmergy.runtime.topics import Channel, Topics
 from stigmergy.testing.bus_rig import Heard, Marking, publish_surely, wait_until
-from stigmergy.testing.nats_rig import NatsCluster
+from stigmergy.testing.nats_rig import NatsCluster, start_single
 from tests.adapters.nats_bus.opening import Buses, hear
 
 SHARDS = 4
+LARGE_BYTES = 64 * 1024
 NAMES = [f"D-{number}" for number in range(24)]
 
 
@@ -74,6 +76,30 @@ async def test_what_the_hash_misses_is_moved_in_order(server: NatsCluster, buses
     await wait_until(lambda: sum(len(one.taken) for one in markings.values()) >= 20 * len(agents))
     assert set(markings) == where
     assert all(marking.taken == [*range(1, 21)] for marking in markings.values())
+
+
+async def test_the_largest_message_is_moved_too(tmp_path: Path, buses: Buses) -> None:
+    """With one header more it would be over the server's limit, and the server ends the link of who sends that."""
+    topics = Topics("large", "north")
+    with start_single(tmp_path, max_payload_bytes=LARGE_BYTES) as server:
+        heard = []
+        for shard in range(2):
+            bus = await buses.nats(server.url, f"large:north:shard-{shard}", partition=Partition(shard, 2, lambda _: 1))
+            heard.append(await hear(bus, topics.agents_pattern(Channel.INPUTS)))
+        sender = await buses.nats(server.url, "large:north:operator")
+        names = [f"Drone/D{number}" for number in range(4)]
+        assert {shard_of(name, 2) for name in names} == {0, 1}
+        for name in names:
+            topic = topics.of_agent(name, Channel.INPUTS)
+            for payload in (bytes(LARGE_BYTES), bytes(LARGE_BYTES - 20), b"small"):
+                await sender.publish(BusMessage(topic, payload))
+        await wait_until(lambda: len(heard[1].payloads) >= 3 * len(names))
+        for name in names:
+            topic = topics.of_agent(name, Channel.INPUTS)
+            sizes = [len(message.payload) for message in heard[1].messages if message.topic == topic]
+            assert sizes == [LARGE_BYTES, LARGE_BYTES - 20, 5]
+        assert heard[0].payloads == []
+        await buses.close()
 
 
 async def test_shard_goes_on_in_order_with_its_next_owner(server: NatsCluster, buses: Buses) -> None:

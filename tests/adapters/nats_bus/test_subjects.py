@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from stigmergy.adapters.nats_bus.envelope import size_of
 from stigmergy.adapters.nats_bus.session import place_of
 from stigmergy.adapters.nats_bus.subjects import covers, filters_of, prune, subject_of, topic_of
 from stigmergy.core.errors import Malformed
@@ -49,3 +50,10 @@ def test_what_others_cover_is_left_out() -> None:
 def test_place_is_found_with_and_without_a_domain() -> None:
     assert place_of("$JS.ACK.STREAM.consumer.1.42.7.1700000000000000000.0") == 42
     assert place_of("$JS.ACK.hub.ACCHASH.STREAM.consumer.1.42.7.1700000000000000000.0.token") == 42
+
+
+def test_the_size_of_a_message_is_what_goes_over_the_wire() -> None:
+    assert size_of(b"payload", {}) == 7
+    headers = {"Nmqtt-RTopic": "küche/licht"}
+    written = b"NATS/1.0\r\n" + b"Nmqtt-RTopic: " + "küche/licht".encode() + b"\r\n\r\n"
+    assert size_of(b"payload", headers) == len(written) + 7

@@ -18,6 +18,9 @@ MQTT_QOS = "Nmqtt-Pub"
 MQTT_TOPIC = "Nmqtt-RTopic"
 MQTT_FLAGS = "Nmqtt-RFlags"
 _RETAINED_AT_QOS_1 = "3"
+_HEADERS_BYTES = 12
+_HEADER_BYTES = 4
+"""What headers take beside their names and values: all together, and each."""
 _pairs = msgspec.json.Decoder(tuple[tuple[str, str], ...])
 
 
@@ -34,6 +37,13 @@ def headers_of(message: BusMessage) -> dict[str, str]:
 def retained_headers(message: BusMessage) -> dict[str, str]:
     """Those of the retained copy; with what NATS wants of a copy that MQTT sessions are to find."""
     return headers_of(message) | {MQTT_TOPIC: message.topic, MQTT_FLAGS: _RETAINED_AT_QOS_1}
+
+
+def size_of(payload: bytes, headers: Mapping[str, str]) -> int:
+    """What a message has against the server's limit. The client library does not count headers, and the server ends
+    the link for a message over its limit."""
+    counted = sum(len(name) + len(value.encode()) + _HEADER_BYTES for name, value in headers.items())
+    return len(payload) + (counted + _HEADERS_BYTES if headers else 0)
 
 
 def message_of(

@@ -62,6 +62,11 @@ class Outlet:
         """Publishes without an answer."""
         return len(self._posted)
 
+    @property
+    def size_bytes_max(self) -> int:
+        """What the server takes, headers and all."""
+        return self._link.max_payload_bytes
+
     async def open(self) -> None:
         """Listens for answers from now on."""
         if self._end is None:

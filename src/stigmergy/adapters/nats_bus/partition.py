@@ -21,10 +21,11 @@ from stigmergy.adapters.nats.errors import STREAM_NAME_IN_USE, JetStreamRefused
 from stigmergy.adapters.nats.link import NatsLink
 from stigmergy.adapters.nats.naming import bus_stream, parted_stream, parted_subject
 from stigmergy.adapters.nats.streams import StreamFound, ensure_stream, find_stream
+from stigmergy.adapters.nats_bus.envelope import size_of
 from stigmergy.adapters.nats_bus.options import BusOptions
 from stigmergy.adapters.nats_bus.outlet import MSG_ID, Outlet
 from stigmergy.adapters.nats_bus.streams import MIB, SECOND_NS
-from stigmergy.core.errors import ConfigError, LinkDown, StigmergyError
+from stigmergy.core.errors import ConfigError, StigmergyError
 from stigmergy.core.state import shard_of
 
 CHANNELS = ("commands", "inputs")
@@ -184,10 +185,11 @@ class Mover:
         try:
             while queue:
                 misplaced = queue[0]
-                with contextlib.suppress(LinkDown, JetStreamRefused):
-                    # If it was put there and we did not hear of it, it is known by its id.
-                    headers = {**misplaced.headers, MSG_ID: f"{self._parting.partition.shard}.{misplaced.place}"}
-                    await (await self._outlet.post(misplaced.subject, misplaced.payload, headers))
+                # Whatever is wrong, it stays in its place: what is behind it must not overtake it.
+                with contextlib.suppress(StigmergyError, JetStreamRefused):
+                    await (
+                        await self._outlet.post(misplaced.subject, misplaced.payload, self._headers(misplaced) or None)
+                    )
                     self.moved_count += 1
                     misplaced.settled()
                     queue.popleft()
@@ -196,6 +198,13 @@ class Mover:
         finally:
             self._queues.pop(target, None)
             self._tasks.pop(target, None)
+
+    def _headers(self, misplaced: _Misplaced) -> Mapping[str, str]:
+        """If it was put there and we did not hear of it, it is known by its id; without, where an id has no room: then
+        it may be there twice, and who keeps marks takes it once."""
+        marked = {**misplaced.headers, MSG_ID: f"{self._parting.partition.shard}.{misplaced.place}"}
+        is_small = size_of(misplaced.payload, marked) <= self._outlet.size_bytes_max
+        return marked if is_small else misplaced.headers
 
 
 def _plain(level: str) -> str:

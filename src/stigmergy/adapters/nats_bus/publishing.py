@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from stigmergy.adapters.nats.errors import JetStreamRefused
 from stigmergy.adapters.nats.link import NatsLink
-from stigmergy.adapters.nats_bus.envelope import MQTT_QOS, headers_of, retained_headers
+from stigmergy.adapters.nats_bus.envelope import MQTT_QOS, headers_of, retained_headers, size_of
 from stigmergy.adapters.nats_bus.options import BusOptions
 from stigmergy.adapters.nats_bus.outlet import Outlet
 from stigmergy.adapters.nats_bus.routing import find_others, fleet_of
@@ -18,9 +18,6 @@ from stigmergy.ports.bus import BusMessage
 TOPICS_KNOWN_MAX = 10_000
 """So many topics are remembered with their subjects; then they are found out anew."""
 MESSAGE_TOO_LARGE = 10054
-HEADERS_BYTES = 12
-HEADER_BYTES = 4
-"""What headers take beside their names and values: all together, and each."""
 
 
 class NoRoom(LinkDown):
@@ -88,9 +85,7 @@ class Publishing:
                 self.has_mqtt = False  # until it is looked again; who has no session hears it anyway
 
     def _check_size(self, message: BusMessage, headers: Mapping[str, str]) -> None:
-        """The client library does not count headers, and the server ends the link for a message over its limit."""
-        counted = sum(len(name) + len(value) + HEADER_BYTES for name, value in headers.items())
-        size_bytes = len(message.payload) + (counted + HEADERS_BYTES if headers else 0)
+        size_bytes = size_of(message.payload, headers)
         if size_bytes > self._link.max_payload_bytes:
             raise TooLarge(
                 f"{message.topic}: a message of {size_bytes} bytes with its headers, and the server takes "
