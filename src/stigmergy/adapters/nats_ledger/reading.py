@@ -326,7 +326,7 @@ class Reader:
     # ------------------------------------------------------------------ a log that was cut
 
     async def _begin_at_cut(self, first: int) -> None:
-        """What we wanted to read is gone: goes on behind the cut that reaches farthest. Raises LinkDown, LedgerError."""
+        """What we wanted is gone: goes on behind the cut that reaches farthest. Raises LinkDown or LedgerError."""
         try:
             best = await find_cut(self._place, self._link, first, self.state.incarnation, self._trusted, self._verify)
         except (LedgerCorrupt, LedgerForeign) as error:
