@@ -1,4 +1,4 @@
-"""One leader and the node killed in every test run, a hundred in `make prove`; and the comparison can fail."""
+"""One leader and the node killed among the long tests, a hundred in the proof itself; and the comparison can fail."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from proofs.nats_pipeline_node import Released
 from stigmergy.testing.nats_rig import NatsCluster
 
 
+@pytest.mark.prove
 @pytest.mark.timeout(300)
 def test_leader_and_node_are_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nats_pipeline, "NODE_KILL_EVERY", 1)

@@ -1,4 +1,7 @@
-"""Workers on a real server, as processes, added, stopped, killed and held up once each; many times in `make prove`."""
+"""Workers on a real server, as processes, added, killed and held up once each: one of the long tests of `make prove`.
+
+What every run has of it: tests/runtime/cluster in virtual time, tests/cli/test_worker.py with processes.
+"""
 
 import pytest
 
@@ -8,6 +11,7 @@ DEEDS = ("kill", "hold", "add")
 """At the end all of them are stopped anyhow, each handing over to those that are left."""
 
 
+@pytest.mark.prove
 @pytest.mark.timeout(500)
 def test_workers_come_go_die_and_sleep_under_load(capsys: pytest.CaptureFixture[str]) -> None:
     proof = trouble(len(DEEDS), seed=2, servers=1, deeds=DEEDS)
