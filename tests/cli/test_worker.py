@@ -291,7 +291,8 @@ def test_all_that_a_shard_has_around_it_moves_with_it(crew: Crew) -> None:
 
     found = wait_for(all_share, [one, two])
     assert [state["looks"] for state in found] == [["harbour", "hill"]] * 4
-    tokens = [token for state in found for token in state["tokens"]]
+    # One that asks again while it holds the tower is told the same token again.
+    tokens = [token for state in found for token in sorted(set(state["tokens"]))]
     assert tokens, "somebody was granted the tower"
     assert len(tokens) == len(set(tokens)), "no two have the same token"
     before = [state["measured"] for state in states()]
