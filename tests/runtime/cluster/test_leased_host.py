@@ -1,14 +1,14 @@
 """A host whose worker is no member any more does nothing: no turn, no effect, no safe action, no answer."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
 from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
 from stigmergy.adapters.memory_shard_log import MemoryShard, MemoryShardLog
 from stigmergy.core.effects import Order
-from stigmergy.core.errors import JournalConflict, NotOwned, StigmergyError
+from stigmergy.core.errors import JournalConflict, JournalUnknown, NotOwned, StigmergyError
 from stigmergy.core.inputs import Accepted
 from stigmergy.ports.journal import JournalIdentity
 from stigmergy.runtime import protocol
@@ -175,7 +175,8 @@ def test_queries_are_answered_by_members_only_also_when_the_lease_ends_on_the_wa
         line = write_request(protocol.State(agent="Meter/a"))
         answer = list(await desk.answer(line))  # type: ignore[arg-type]
         if late:
-            with pytest.raises(NotOwned, match="another may own the shard"):
+            # Not that nothing was done: it may be, and who sent something without an id must not send it again.
+            with pytest.raises(JournalUnknown, match="another may own the shard"):
                 read_reply(answer[0])
         else:
             assert answer == [b"the state"]
@@ -183,6 +184,37 @@ def test_queries_are_answered_by_members_only_also_when_the_lease_ends_on_the_wa
         with pytest.raises(NotOwned):
             read_reply(next(await desk.answer(line)))  # type: ignore[arg-type]
         assert desk.refuse(NotOwned("x")) == b"no"
+        await host.kill()
+
+    play(scene)
+
+
+@pytest.mark.parametrize("come_late", [False, True])
+def test_a_long_answer_ends_with_the_lease(come_late: bool) -> None:
+    async def scene(stage: Stage) -> None:
+        host = await stage.host()
+        lines = [b"one", b"two", b"three"]
+
+        async def as_they_come() -> AsyncIterator[bytes]:
+            for line in lines:
+                yield line
+
+        class Desk:
+            async def answer(self, line: bytes) -> Iterator[bytes] | AsyncIterator[bytes]:
+                return as_they_come() if come_late else iter(lines)
+
+            def refuse(self, error: StigmergyError) -> bytes:
+                return b"no"
+
+        answer = await LeasedDesk(Desk(), host).answer(write_request(protocol.State(agent="Meter/a")))
+        heard: list[bytes] = []
+        while len(heard) < 2:
+            heard.append(await anext(answer) if isinstance(answer, AsyncIterator) else next(answer))
+            stage.member = False  # as after a long sleep between two lines
+        assert heard[0] == b"one"
+        with pytest.raises(JournalUnknown, match="lost its lease while it answered"):
+            read_reply(heard[1])
+        assert [line async for line in answer] == [] if isinstance(answer, AsyncIterator) else list(answer) == []
         await host.kill()
 
     play(scene)

@@ -59,7 +59,12 @@ class LeasedHost(Host):
 
     def _is_over(self) -> bool:
         if self.failure is None and not self.may_act():
-            self.retire(NotOwned("this worker has lost its lease; its shards go to others, ask again"))
+            self.retire(
+                NotOwned(
+                    "this worker has lost its lease, and its shards go to others; what was under way may be kept: ask "
+                    "again, with the same command id"
+                )
+            )
         return self.failure is not None
 
 
