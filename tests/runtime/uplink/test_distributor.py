@@ -164,6 +164,36 @@ async def test_marks_say_how_far_it_is_and_outlive_a_run() -> None:
         await ear.bus.close()
 
 
+async def test_one_that_was_held_up_writes_nothing_over_what_the_next_has_written() -> None:
+    """It lost its lease while it slept, and goes on for a moment when it wakes."""
+    one, two = encode(Arrived(number=0)), encode(Arrived(number=1))
+    async with listening() as (stage, ear, held_up, worker):
+        store = await open_store(f"memory:{stage.name}", SystemClock())
+        broker = f"{stage.name}-next"
+        below, bus = MemoryBus(memory_broker(broker), "hub"), MemoryBus(memory_broker(stage.bus), "next")
+        keys = await store.key_value("uplinks")
+        following = Distributor(below, bus, keys, stage.fleet, Sender("ground", "local", "hub"), "next")
+        await following.start()
+        other = Ear(stage)
+        other.bus = MemoryBus(memory_broker(broker), "site")
+        await other.open()
+        await other.say(batch(0, 9, (3, "Drone/1", one)))
+        assert (await other.say(batch(9, 20, (15, "Drone/1", two), epoch=2))).marks[0].number == 20
+        late = await ear.say(batch(0, 9, (3, "Drone/1", one)))
+        assert "decide again" in late.refused
+        assert [(mark.number, mark.epoch) for mark in late.marks] == [(20, 2)]
+        assert held_up.counters.distributed_batches == 0
+        await wait_until(lambda: trail(worker) == told(2))
+        await other.bus.close()
+        await following.stop()
+        ear_after = Ear(stage)
+        async with stage.distributing():
+            await ear_after.open()
+            assert (await ear_after.say(Inquiry("c"))).marks[0].number == 20
+            await ear_after.bus.close()
+        await store.close()
+
+
 async def test_what_is_no_event_of_a_site_is_refused_and_holds_up_nothing() -> None:
     async with listening() as (_, ear, distributor, worker):
         assert "no message of an uplink" in (await ear.say(b"\x01nonsense")).refused

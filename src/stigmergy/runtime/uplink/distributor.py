@@ -5,7 +5,8 @@ each event is published as an input of its agent, under the numbers that it came
 once and in order. How far that is, is kept in a store, and written once the bus has everything up to there. What was
 published and not yet written down is published again, and dropped by the marks of those who had it.
 
-One of these at a time hands out for a fleet. Two at once would lose nothing; gateways would hear two answers.
+One of these at a time hands out for a fleet. Two at once would lose nothing; gateways would hear two answers. One that
+was held up writes nothing over what another one has written down since.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from msgspec import Struct, structs
 from stigmergy.core.cloudevents import STRUCTURED as CONTENT_TYPE
 from stigmergy.core.cloudevents import CloudEvent, data_of, write_structured
 from stigmergy.core.codec import REASON_CHARS_MAX, printable, tag_of
-from stigmergy.core.errors import LinkDown, NotRunning, PeerError, StigmergyError
+from stigmergy.core.errors import LinkDown, NotRunning, PeerError, StigmergyError, StoreConflict
 from stigmergy.core.uplink_messages import MARKS_COUNT_MAX, Batch, Inquiry, Mark, Told, read_up, write_message
 from stigmergy.ports.bus import Bus, BusMessage
 from stigmergy.ports.store import KeyValue
@@ -76,6 +77,8 @@ class Distributor:
         self._topics = Topics(me.fleet, me.site)
         self._sorting = Sorting(declaration, (*declaration.collects, COLLECT_ALL))
         self._marks: dict[Key, KeptMark] = {}
+        self._revisions: dict[str, int] = {}
+        """Of the marks in the store, as we know them."""
         self._turns: dict[str, asyncio.Lock] = {}
         """One batch of an uplink after the other: the next may begin only behind what is known of the last."""
         self._previous: dict[tuple[str, str, int], int] = {}
@@ -85,10 +88,7 @@ class Distributor:
     async def start(self) -> None:
         """Reads how far everything is, and begins. Raises as the store does."""
         for name in await self._keys.keys(MARKS_PREFIX):
-            entry = await self._keys.get(name)
-            if entry is not None:
-                mark = msgspec.msgpack.decode(entry.value, type=KeptMark)
-                self._marks[(mark.source, mark.incarnation)] = mark
+            await self._read_mark(name)
         for pattern in self._sorting.patterns(ANY_SITE):
             await self._below.subscribe(pattern, self._take)
         await self._bus.open()
@@ -141,7 +141,7 @@ class Distributor:
         mark = KeptMark(source, batch.shard, batch.incarnation, batch.epoch, batch.upto)
         try:
             await self._publish(batch, source, items)
-            await self._keys.put(_key_of(mark), msgspec.msgpack.encode(mark))
+            await self._write_down(mark)
         except StigmergyError as error:
             # Whether all of it is on the bus is not known: it is sent again, and published again.
             self.counters.distributed_refused += 1
@@ -150,6 +150,23 @@ class Distributor:
         self.counters.distributed_batches += 1
         self.counters.distributed_lost += bool(batch.lost)
         return ""
+
+    async def _write_down(self, mark: KeptMark) -> None:
+        """Raises StoreConflict if another one has done so since: how far that one is, is known then."""
+        name = _key_of(mark)
+        try:
+            known = self._revisions.get(name, 0)
+            self._revisions[name] = await self._keys.put(name, msgspec.msgpack.encode(mark), known)
+        except StoreConflict:
+            await self._read_mark(name)
+            raise
+
+    async def _read_mark(self, name: str) -> None:
+        entry = await self._keys.get(name)
+        if entry is not None:
+            mark = msgspec.msgpack.decode(entry.value, type=KeptMark)
+            self._marks[(mark.source, mark.incarnation)] = mark
+        self._revisions[name] = 0 if entry is None else entry.revision
 
     async def _publish(self, batch: Batch, source: str, items: Sequence[Item]) -> None:
         """Events of one agent one after the other, of different ones side by side."""
