@@ -10,12 +10,14 @@ import pytest
 from msgspec import structs
 
 from stigmergy import Fleet
+from stigmergy.adapters.memory_store import open_store
 from stigmergy.adapters.nats.address import parse_address
 from stigmergy.adapters.nats.link import NatsLink
 from stigmergy.adapters.nats.server import LOOPBACK
+from stigmergy.adapters.system import SystemClock
 from stigmergy.clusters import NatsWorker
 from stigmergy.config import Config
-from stigmergy.core.errors import ConfigError, LinkDown
+from stigmergy.core.errors import ConfigError, LinkDown, StoreUnavailable
 from stigmergy.doors import ClusterClient
 from stigmergy.gateways import (
     GatewayPlan,
@@ -31,6 +33,7 @@ from stigmergy.gateways import (
 )
 from stigmergy.runtime.live import Live
 from stigmergy.runtime.protocol import State, read_reply, write_request
+from stigmergy.runtime.uplink.distributor import Distributor
 from stigmergy.testing.nats_rig import start_single
 from stigmergy.wiring import Bearings, Running
 from tests.adapters.nats_gateway.towns import FAST, WAIT_S_MAX, Arrived, Drone, wait_until
@@ -186,6 +189,32 @@ async def test_what_sites_send_up_reaches_the_workers_of_a_cluster(tmp_path: Pat
             for task in (first, second, working):
                 task.cancel()
             await asyncio.gather(first, second, working, return_exceptions=True)
+
+
+async def test_who_cannot_begin_to_hand_out_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a bus under its name, which the next try would quarrel with, nor the lease."""
+    done: list[str] = []
+
+    async def begin(_: Distributor) -> None:
+        raise StoreUnavailable("the marks cannot be read; try again")
+
+    async def end(_: Distributor) -> None:
+        done.append("ended")
+
+    monkeypatch.setattr(Distributor, "start", begin)
+    monkeypatch.setattr(Distributor, "stop", end)
+    clock = SystemClock()
+    store = await open_store("memory:who-cannot-begin", clock)
+    keys = await store.key_value("uplinks")
+    lease = await keys.acquire("collector", b"one", 3)
+    assert lease is not None
+    collector = HubCollector(HubPlan(fleet=delivery(), url="nats://127.0.0.1:9"), lambda word, _: done.append(word))
+    with pytest.raises(StoreUnavailable):
+        await collector._hand_out(keys, lease, clock)
+    assert done == ["ended"]
+    assert collector.distributor is None
+    assert await keys.acquire("collector", b"two", 3) is not None
+    await store.close()
 
 
 async def wait_for_cluster(url: str, fleet: Fleet, agents: list[str], count: int) -> None:

@@ -196,9 +196,9 @@ class HubCollector:
         assert bus is not None
         me, run = Sender(plan.fleet.name, plan.site, plan.node), entropy.token(RUN_BYTES).hex()
         self.distributor = Distributor(_sites_of(plan), bus, keys, plan.fleet, me, run)
-        await self.distributor.start()
-        self._tell("hands-out", f"what sites send to {plan.fleet.name} goes to its workers")
         try:
+            await self.distributor.start()
+            self._tell("hands-out", f"what sites send to {plan.fleet.name} goes to its workers")
             while lease.held(clock.monotonic_ns()):
                 await asyncio.sleep(RENEW_S)
                 with contextlib.suppress(StoreUnavailable, StoreUnknown):
