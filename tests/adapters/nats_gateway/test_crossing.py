@@ -13,7 +13,8 @@ from stigmergy.adapters.nats.configuration import User
 from stigmergy.adapters.nats.link import NatsLink
 from stigmergy.adapters.nats.server import LOOPBACK, free_ports
 from stigmergy.adapters.nats.streams import find_stream
-from stigmergy.adapters.nats_gateway.crossing import Crossing
+from stigmergy.adapters.nats_gateway.crossing import Crossing, CrossingPlan
+from stigmergy.adapters.nats_gateway.hub import Claim
 from stigmergy.adapters.nats_gateway.uplink_bus import UplinkBus
 from stigmergy.adapters.nats_ledger import open_ledger
 from stigmergy.adapters.nats_store import open_store
@@ -244,6 +245,25 @@ async def test_ledgers_of_one_name_at_a_site_and_at_its_hub_are_two(tmp_path: Pa
         assert above.state.counts.forged == below.state.counts.forged == 0
         await above.close()
         await below.close()
+
+
+async def test_an_answer_that_nobody_has_foreseen_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[str] = []
+
+    async def look(_: Crossing) -> None:
+        looks.append("look")
+        if len(looks) < 3:
+            raise KeyError("state")
+
+    monkeypatch.setattr(Crossing, "_look", look)
+    heard: list[bool] = []
+    address = parse_address("nats://127.0.0.1:9")
+    crossing = Crossing(
+        CrossingPlan(leaf=address, claim=Claim("moss", "1"), hubs=()), NatsLink(address, name="moss"), heard.append
+    )
+    crossing.start()
+    await wait_until(lambda: heard == [True])
+    await crossing.stop()
 
 
 async def wait_for_stream(link: NatsLink, stream: str, last: int) -> None:

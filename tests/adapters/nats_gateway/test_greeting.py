@@ -1,5 +1,6 @@
 """What a hub's first line tells: whether a gateway can have it."""
 
+import asyncio
 import socket
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import pytest
 
 from stigmergy.adapters.nats.server import free_ports
-from stigmergy.adapters.nats_gateway.greeting import greet, read_greeting, split_hub
+from stigmergy.adapters.nats_gateway.greeting import GREETING_BYTES_MAX, greet, read_greeting, split_hub
 from stigmergy.core.errors import ConfigError, LinkDown
 from stigmergy.testing.nats_rig import start_single
 
@@ -68,6 +69,18 @@ async def test_the_first_hub_that_answers_is_asked(tmp_path: Path) -> None:
         (nobody,) = free_ports(1)
         found = await greet((f"127.0.0.1:{nobody}", f"127.0.0.1:{hub.servers[0].plan.leaf_port}"))
         assert found.domain == "hub"
+
+
+async def test_somebody_who_says_too_much_is_no_hub() -> None:
+    async def shout(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(bytes(4 * GREETING_BYTES_MAX))
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(shout, "127.0.0.1", 0)
+    with pytest.raises(ConfigError, match="no NATS server"):
+        await greet((f"127.0.0.1:{server.sockets[0].getsockname()[1]}",))
+    server.close()
 
 
 async def test_nobody_there_or_somebody_who_says_nothing_is_a_link_that_is_down() -> None:

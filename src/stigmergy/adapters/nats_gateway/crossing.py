@@ -105,6 +105,9 @@ class Crossing:
                     self._say(error)
             except StigmergyError as error:
                 self._say(await self._explain(error))
+            except Exception as error:
+                # An answer that nobody has foreseen must not end it: nothing else would look again.
+                self._say(LinkDown(f"{type(error).__name__}: {error}; it is tried again"))
             else:
                 self._unanswered = 0
                 self._say(None)

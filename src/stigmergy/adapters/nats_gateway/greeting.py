@@ -75,6 +75,8 @@ async def greet(hubs: tuple[str, ...], within_s: float = GREET_S) -> Greeting:
                 return read_greeting(f"{host}:{port}", await _first_line(host, port))
         except ConfigError as error:
             trouble = error
+        except asyncio.LimitOverrunError:
+            trouble = ConfigError(f"{host}:{port}: this is no NATS server; give host:port of the hub's leaf listener")
         except (OSError, TimeoutError, ValueError, asyncio.IncompleteReadError):
             continue
     raise trouble or LinkDown(f"no hub answers at {shown}; it is tried again until one does")

@@ -141,6 +141,9 @@ class SitesBus:
                 self._trouble = LinkDown(f"the hub refuses: {refused}; it is tried again")
             except StigmergyError as error:
                 self._trouble = error
+            except Exception as error:
+                # An answer that nobody has foreseen must not end it: sites that are new would never be found.
+                self._trouble = LinkDown(f"{type(error).__name__}: {error}; it is tried again")
             self._woken.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._woken.wait(), LOOK_S)
