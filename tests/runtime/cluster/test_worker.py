@@ -8,6 +8,7 @@ from stigmergy.adapters.ed25519 import Ed25519Signer
 from stigmergy.core.agent import Agent
 from stigmergy.core.errors import ConfigError, JournalFull, NotOwned
 from stigmergy.core.state import shard_of
+from stigmergy.runtime.cluster import coordinating
 from stigmergy.runtime.cluster.house import House
 from stigmergy.runtime.cluster.tenant import FAILURES_MAX
 from stigmergy.runtime.declaration import Declaration
@@ -428,6 +429,22 @@ def test_a_bug_of_ours_ends_the_worker_loudly_and_others_go_on() -> None:
         assert await town.settled() == ["a"] * SHARDS
 
     play(main, load=2)
+
+
+def test_a_bug_while_planning_ends_the_worker_loudly_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def misplace(*_: object) -> tuple[str, ...]:
+        raise ZeroDivisionError("no place")
+
+    async def main(town: Town) -> None:
+        monkeypatch.setattr(coordinating, "place", misplace)
+        [alone] = await town.start("a")
+        assert alone.task is not None
+        async with asyncio.timeout(30):
+            with pytest.raises(ZeroDivisionError):
+                await alone.task
+        del town.people["a"]
+
+    play(main, load=0)
 
 
 def test_a_shard_that_cannot_be_left_in_good_order_is_left_as_it_is() -> None:

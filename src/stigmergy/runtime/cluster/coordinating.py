@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from stigmergy.core.errors import StoreConflict, StoreError, StoreUnknown
+from stigmergy.core.errors import ConfigError, LinkDown, StoreConflict, StoreError, StoreUnknown
 from stigmergy.core.placement import place
 from stigmergy.ports.clock import Clock
 from stigmergy.ports.store import NS, KeyValue, Lease
@@ -24,6 +24,8 @@ SETTLE_S = 0.3
 """So long the coordinator waits after somebody joined: workers that are started together are planned together."""
 RETURN_S = 1.0
 """The same where all that the last plan knew are gone."""
+TROUBLE = (StoreError, ConfigError, LinkDown)
+"""What may be over in a moment; a server that is started again without its store says that it is set up wrongly."""
 
 
 class Coordinating:
@@ -57,7 +59,7 @@ class Coordinating:
             self._woken.clear()
             try:
                 await self._look()
-            except StoreError:
+            except TROUBLE:
                 await asyncio.sleep(RETRY_S)
             try:
                 async with asyncio.timeout(RENEW_S / 2):

@@ -24,7 +24,7 @@ from stigmergy.core.errors import (
 )
 from stigmergy.ports.clock import Clock
 from stigmergy.ports.store import NS, Entry, KeyValue, Lease
-from stigmergy.runtime.cluster.coordinating import LEASE_S, RENEW_S, RETRY_S, Coordinating
+from stigmergy.runtime.cluster.coordinating import LEASE_S, RENEW_S, RETRY_S, TROUBLE, Coordinating
 from stigmergy.runtime.cluster.ending import end_task
 from stigmergy.runtime.cluster.fitting import check_clocks, check_folds, check_shape, is_old
 from stigmergy.runtime.cluster.records import (
@@ -131,6 +131,13 @@ class Roster:
         for task in tasks:
             await end_task(task)
 
+    def check_lives(self) -> None:
+        """Raises what has ended one of our tasks: without it we would be a member that renews or plans nothing more,
+        and nobody would know why."""
+        for task in self._tasks:
+            if task.done() and not task.cancelled():
+                task.result()
+
     @property
     def me(self) -> str:
         """Our id."""
@@ -226,7 +233,7 @@ class Roster:
             try:
                 await lease.renew(self._described())
                 self.counters.lease_renewals += 1
-            except StoreError:
+            except TROUBLE:
                 self.counters.lease_renewals_missed += 1
                 pause_s = RETRY_S
             if not self.is_held:

@@ -159,7 +159,7 @@ class Worker:
         deadline_s = float("inf")
         while not roster.lost.is_set():
             self._woken.clear()
-            self._check_lives()
+            self._check_lives(roster)
             self._tell_clocks(roster)
             unfit = {shard: tenant.unfit for shard, tenant in self.tenants.items() if tenant.unfit}
             roster.describe(owns=tuple(self.owned()), unfit=unfit)
@@ -183,7 +183,8 @@ class Worker:
                 tenant.must_go = True
                 tenant.wake()
 
-    def _check_lives(self) -> None:
+    def _check_lives(self, roster: Roster) -> None:
+        roster.check_lives()
         for tenant in self.tenants.values():
             if tenant.life is not None and tenant.life.done() and not tenant.life.cancelled():
                 tenant.life.result()
