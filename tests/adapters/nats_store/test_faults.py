@@ -6,6 +6,7 @@ import asyncio
 import base64
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from nats.aio.client import Client
@@ -311,6 +312,29 @@ async def test_a_server_killed_and_started_again_has_everything_and_leases_run_o
     assert await objects.versions("o") == [put]
     assert await objects.get("o") == bytes(range(256)) * 4_000
     assert await keys.acquire("lead", b"", 2) is not None
+    await store.close()
+
+
+async def test_a_watch_outlives_a_server_that_says_it_is_set_up_wrongly(
+    server: NatsCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await open_store(server.url, CLOCK)
+    keys = await store.key_value("misled")
+    await keys.put("a", b"1")
+    asked: list[str] = []
+    api = NatsLink.api
+
+    async def at_first_not(link: NatsLink, call: str, *rest: Any, **more: Any) -> dict[str, Any]:
+        asked.append(call)
+        if len(asked) == 1:
+            raise ConfigError("this server runs without JetStream")  # as after a start without its store
+        return await api(link, call, *rest, **more)
+
+    monkeypatch.setattr(NatsLink, "api", at_first_not)
+    listener = Listener()
+    keys.watch("", listener.hear)
+    await listener.wait_there({"a": b"1"})
+    assert asked[0].startswith("CONSUMER.CREATE")
     await store.close()
 
 

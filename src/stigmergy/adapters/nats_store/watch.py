@@ -20,7 +20,7 @@ from stigmergy.adapters.nats.errors import JetStreamRefused
 from stigmergy.adapters.nats_store.buckets import BucketPlace
 from stigmergy.adapters.nats_store.line import Line
 from stigmergy.adapters.nats_store.messages import says_gone
-from stigmergy.core.errors import LinkDown
+from stigmergy.core.errors import LinkDown, StigmergyError
 from stigmergy.ports.store import Anew, Change, Complete, Entry, Gone, Heard, begins_with
 
 HEARTBEAT_S = 1.0
@@ -76,7 +76,9 @@ class NatsWatch:
             self._broken.clear()
             try:
                 await self._follow()
-            except (LinkDown, JetStreamRefused) as error:
+            except (StigmergyError, JetStreamRefused) as error:
+                # Also what somebody must mend, such as a server that was started without its store: who watches would
+                # go by what it knew last, for ever.
                 _log.debug("%s cannot be followed: %s", self._place.bucket, error)
             pause_s = PAUSE_S if self._complete else min(pause_s * 2, PAUSE_S_MAX)
             with contextlib.suppress(TimeoutError):
