@@ -11,6 +11,7 @@ import pytest
 from stigmergy.cli.scaffold.project import NAME_CHARS_MAX, name_project, render
 from stigmergy.core.errors import ConfigError
 from tests.cli.conftest import Folder
+from tests.cli.in_process import Here
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = [".gitignore", "README.md", "pyproject.toml", "stigmergy.toml", "test_water_pump.py", "water_pump.py"]
@@ -30,7 +31,7 @@ def ran(folder: Path, *program: str, **environment: str) -> subprocess.Completed
 
 
 def made(folder: Path, *arguments: str) -> Path:
-    done = ran(folder, "-m", "stigmergy", "new", *arguments)
+    done = Here(folder).cli("new", *arguments)
     assert done.returncode == 0, done
     return folder / arguments[-1]
 
@@ -74,7 +75,7 @@ def test_it_builds(tmp_path: Path) -> None:
 
 
 def test_it_runs(tmp_path: Path) -> None:
-    folder = Folder(made(tmp_path, "water_pump"))
+    folder = Here(made(tmp_path, "water_pump"))
     try:
         node = folder.start("--socket", "water_pump.db.sock")
         assert folder.json("send", "WaterPump/one", "Start", "job=J1", "minutes=0.5")["accepted"] is True
@@ -158,7 +159,7 @@ def test_wrong_names_are_refused_with_a_remedy(name: str) -> None:
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
-    folder = Folder(tmp_path)
+    folder = Here(tmp_path)
     made(tmp_path, "water_pump")
     (tmp_path / "water_pump" / "water_pump.py").write_text("mine")
     assert "has '.gitignore' in it; nothing is overwritten" in folder.error("new", "water_pump", code=2)

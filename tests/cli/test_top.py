@@ -180,11 +180,11 @@ def test_one_look_for_programs(shared: Folder) -> None:
     assert seen["events_per_s"] >= 0
 
 
-def test_errors(folder: Folder) -> None:
-    assert "no node is running here" in folder.error("top", "--once", code=3)
-    assert "no node is running here" in folder.error("top", code=3)
-    assert "give 0.1 to 3600 seconds" in folder.error("top", "--every", "0", code=2)
-    assert folder.json("top", "--once", code=3)["kind"] == "NotRunning"
+def test_errors(here: Folder) -> None:
+    assert "no node is running here" in here.error("top", "--once", code=3)
+    assert "no node is running here" in here.error("top", code=3)
+    assert "give 0.1 to 3600 seconds" in here.error("top", "--every", "0", code=2)
+    assert here.json("top", "--once", code=3)["kind"] == "NotRunning"
 
 
 def test_a_stream_for_programs_outlives_the_node(folder: Folder) -> None:
