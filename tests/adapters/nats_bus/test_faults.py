@@ -41,6 +41,13 @@ async def test_killed_server_loses_nothing_and_keeps_the_order(own_server: NatsC
     assert marking.taken == [*range(1, 301)]
 
 
+@pytest.fixture
+def quick_pings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that says nothing is noticed sooner."""
+    monkeypatch.setattr("stigmergy.adapters.nats.link.PING_EVERY_S", 1)
+
+
+@pytest.mark.usefixtures("quick_pings")
 async def test_server_that_hangs_is_noticed_and_taken_up_again(own_server: NatsCluster, buses: Buses) -> None:
     bus = await buses.nats(own_server.url, "f:north:node")
     heard = await hear(bus, "f/a")
@@ -56,6 +63,7 @@ async def test_server_that_hangs_is_noticed_and_taken_up_again(own_server: NatsC
     await wait_until(lambda: b"surely" in heard.payloads)
 
 
+@pytest.mark.usefixtures("quick_pings")
 async def test_link_on_which_nothing_comes_is_given_up(server: NatsCluster, buses: Buses) -> None:
     proxy = LinkProxy(server.servers[0].plan.port)
     port = await proxy.start()

@@ -190,8 +190,9 @@ async def test_one_who_was_cut_off_for_a_moment_tells_whom_it_has_lost(
 
 
 async def test_a_link_that_says_nothing_any_more_is_noticed_within_bounds(
-    server: NatsCluster, link: NatsLink, fleet: str
+    server: NatsCluster, link: NatsLink, fleet: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(channels, "SILENCE_S_MAX", 1.5)
     proxy = LinkProxy(server.servers[0].plan.port)
     port = await proxy.start()
     away = await NatsLink.open(parse_address(f"nats://127.0.0.1:{port}"), name="away")
@@ -229,8 +230,14 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
 async def test_a_process_that_is_killed_or_stopped_is_noticed(
-    end: signal.Signals, server: NatsCluster, link: NatsLink, fleet: str, tmp_path: Path
+    end: signal.Signals,
+    server: NatsCluster,
+    link: NatsLink,
+    fleet: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(channels, "SILENCE_S_MAX", 1.5)
     script = tmp_path / "other.py"
     await asyncio.to_thread(script.write_text, NEIGHBOUR)
     other = await asyncio.create_subprocess_exec(sys.executable, str(script), server.url, fleet, stdout=subprocess.PIPE)
