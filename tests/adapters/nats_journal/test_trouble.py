@@ -6,11 +6,15 @@ import asyncio
 
 import pytest
 
+from stigmergy.adapters.nats.address import parse_address
+from stigmergy.adapters.nats.link import NatsLink
 from stigmergy.adapters.nats_journal import inspect_journals, open_journal, opening, stream
+from stigmergy.adapters.nats_journal.following import open_shard_log
 from stigmergy.adapters.nats_journal.journal import NatsJournal
 from stigmergy.adapters.nats_journal.messages import GROUP, NOTE, PIECE, Entry
 from stigmergy.adapters.nats_journal.stream import LogPlace, LogStream
 from stigmergy.core.errors import JournalConflict, JournalLocked, JournalUnknown
+from stigmergy.ports.journal import JournalIdentity
 from stigmergy.testing.commits import CommitChain
 from stigmergy.testing.journal_contract import stored
 from stigmergy.testing.nats_rig import NatsCluster
@@ -260,3 +264,27 @@ async def test_pieces_without_their_end_count_for_nothing(
     assert (await (await journal._log()).last_note()) is not None
     assert (await (await journal._log()).last_note()).kind == NOTE  # type: ignore[union-attr]
     await journal.close()
+
+
+async def test_who_does_not_wait_for_a_write_that_nobody_answers_lets_go_all_the_same(
+    server: NatsCluster, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "WRITE_WITHIN_S", PATIENCE_S)
+    address = parse_address(f"{server.url}/{place}")
+    link = await NatsLink.open(address, name="worker")
+    log = await open_shard_log(link, JournalIdentity("fleet", 1, 7, (0, 0)))
+    journal, _ = await log.claim(0, "a")
+    await log.close()
+    server.pause(0)
+    try:
+        writing = asyncio.ensure_future(outcome_of(journal.append(CommitChain().group([0]))))
+        await asyncio.sleep(0.05)
+        assert link._ears, "it says that the log is its own"
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await journal.close()
+        assert not link._ears, "each worker that was cut off would leave one more for each of its shards"
+    finally:
+        server.resume(0)
+    await link.close()
+    await writing

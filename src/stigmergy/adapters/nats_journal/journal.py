@@ -255,8 +255,15 @@ class NatsJournal:
         if self._closed:
             return
         self._closed = True
-        if self._writing is not None:
-            await asyncio.wait([self._writing])
+        try:
+            if self._writing is not None:
+                await asyncio.wait([self._writing])
+        finally:
+            # Also where nobody waits for a write without an answer: else we would say for ever that it is ours.
+            await self._let_go()
+
+    async def _let_go(self) -> None:
+        self._opened.tenure.is_over = True
         let_go, self._opened.let_go = self._opened.let_go, None
         if let_go is not None:
             with contextlib.suppress(LinkDown, TimeoutError):
