@@ -5,6 +5,7 @@ tests that take long are begun first: one that is begun last is waited for by al
 """
 
 import os
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -16,19 +17,49 @@ settings.register_profile("ours", deadline=None, max_examples=EXAMPLES, suppress
 settings.load_profile("ours")
 os.environ.setdefault("STIGMERGY_CACHE", str(Path(__file__).resolve().parents[1] / "build" / "compiled"))
 LONG = (
-    "tests/docs/test_tutorial.py",
-    "tests/bench/test_",
+    "tests/adapters/nats_bus/test_cluster.py",
+    "tests/adapters/nats_gateway/test_crossing.py",
+    "tests/adapters/nats_journal/test_trouble.py",
+    "tests/adapters/nats_store/test_cluster.py",
+    "tests/adapters/test_nats_ledger_cluster.py",
     "tests/apps/edge_agent/test_demo.py",
-    "tests/edge/test_uplink.py",
-    "tests/edge/test_nodes.py",
+    "tests/apps/traffic/test_show.py",
+    "tests/bench/test_",
+    "tests/cli/test_cluster.py",
+    "tests/cli/test_company.py",
+    "tests/cli/test_gateway.py",
+    "tests/cli/test_nats.py",
+    "tests/cli/test_processes.py",
     "tests/cli/test_rings.py",
-    "tests/cli/test_company.py::test_a_disk",
+    "tests/cli/test_up.py",
+    "tests/cli/test_worker.py",
+    "tests/docs/test_cluster_story.py",
+    "tests/docs/test_gateways.py",
+    "tests/docs/test_tutorial.py",
+    "tests/edge/test_nodes.py",
+    "tests/edge/test_uplink.py",
     "tests/proofs/test_column_kill.py",
 )
-"""Tests that take ten seconds and more, by the beginnings of their names."""
+"""Files whose tests take ten seconds and more, by the beginnings of their names."""
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long ones first; otherwise the order stays what it was drawn to be."""
-    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+    """Long ones first; otherwise the order stays what it was drawn to be.
+
+    Each of several workers is given a piece of the list (`--dist=worksteal`), so each piece begins with some of them.
+    A file stays together, for it may start a server for all its tests.
+    """
+    files: dict[str, list[pytest.Item]] = {}
+    others: list[pytest.Item] = []
+    for item in items:
+        is_long = item.nodeid.startswith(LONG)
+        (files.setdefault(item.nodeid.partition("::")[0], []) if is_long else others).append(item)
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    rest, left, ordered = iter(others), len(items), list[pytest.Item]()
+    for number in range(workers):
+        first = [item for file in islice(files.values(), number, None, workers) for item in file]
+        size = left // (workers - number)
+        left -= size
+        ordered += [*first, *islice(rest, max(0, size - len(first)))]
+    items[:] = [*ordered, *rest]
