@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import contextlib
 import itertools
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
@@ -99,6 +100,45 @@ async def test_a_log_that_was_cut_goes_on_for_who_comes_later(url: str, monkeypa
     assert await last.read(122) == []
     for ledger in (one, reader, later, last):
         await ledger.close()
+
+
+@in_a_loop
+@pytest.mark.parametrize("is_away", [False, True])
+async def test_a_ledger_that_was_made_anew_is_another_one(url: str, server: NatsCluster, *, is_away: bool) -> None:
+    """Though it is longer by now than what was read: what one had appended then would count for nobody else."""
+    proxy = LinkProxy(server.servers[0].plan.port)
+    one = opened(f"nats://127.0.0.1:{await proxy.start()}/{url.rpartition('/')[2]}")
+    for number in range(3):
+        await one.append([b"old %d" % number])
+    await one.read(0)  # so that it ends with an empty message, as the new one does in the same place
+    length = one.state.sequence
+    if is_away:
+        proxy.cut()
+    place = find_place(url, NAME)
+    link = await NatsLink.open(parse_address(url), name="operator")
+    await link.api(f"STREAM.DELETE.{place.stream}")
+    await link.api(f"STREAM.DELETE.{place.checkpoints}")
+    two = opened(url)
+    for number in range(20):
+        await two.append([b"new %d" % number])
+        if two.state.sequence == length - 1:
+            await two.read(0)
+    proxy.restore()
+    with pytest.raises(LedgerCorrupt, match="another one than was read"):
+        await _append_surely(one, b"mine")
+    assert one.state.position == 3
+    assert [entry.body for entry in await two.read(0)] == [b"new %d" % number for number in range(20)]
+    await link.close()
+    await one.close()
+    await two.close()
+    await proxy.close()
+
+
+async def _append_surely(ledger: NatsLedger, body: bytes) -> None:
+    while True:
+        with contextlib.suppress(LedgerUnavailable, LedgerUnknown):
+            await ledger.append([body])
+            return
 
 
 @in_a_loop
@@ -203,7 +243,7 @@ async def test_a_writer_revoked_under_way_hears_that_nothing_was_written(url: st
     one, two = opened(url, trusted=[OTHER.public_key]), opened(url, OTHER, [SIGNER.public_key])
     await two.append([b"two"])
     assert two._reader is not None
-    two._reader._take = lambda sequence, payload: None  # type: ignore[method-assign]  # it hears nothing
+    two._reader._take = lambda *_: None  # type: ignore[method-assign]  # it hears nothing
     await one.revoke([OTHER.public_key])
     appending = asyncio.ensure_future(two.append([b"too late"]))
     await asyncio.sleep(0.2)

@@ -5,6 +5,9 @@ comes next. Messages never change once they are there, so it does not matter who
 there* must not be believed of anybody who may be cut off from the others. Who must know it writes an empty message: it
 is stored behind everything that was acknowledged before, by a majority, and its sequence says how far to read.
 
+A stream that somebody has deleted and made anew is another log, whatever its name: with what is fetched comes the last
+message that was read before, and after a broken link nothing is believed before that one was seen again.
+
 Of the log a connection keeps the newest entries, and the state at some places in between: older entries are fetched
 and folded again from the nearest of these, and must come to the same chain.
 """
@@ -79,7 +82,11 @@ class Reader:
         """What the last cut says that the log begins with."""
         self._older: State | None = None
         """Where the last look at older entries ended."""
-        self._ahead: dict[int, bytes] = {}
+        self._last: bytes | None = None
+        """What the last message that was read is known by; None where that is not known."""
+        self._is_sure = True
+        """Since the link was made, that message was asked for."""
+        self._ahead: dict[int, tuple[bytes, bytes]] = {}
         self._bell = asyncio.Event()
         self._fetching = asyncio.Lock()
         self._asking: asyncio.Task[int] | None = None
@@ -90,8 +97,12 @@ class Reader:
     async def start(self) -> None:
         """Begins to listen."""
         self._unsubscribe = await self._link.subscribe(self._place.told_subjects, self._told)
-        self._link.on_link(lambda _up: self._bell.set())
+        self._link.on_link(self._link_changed)
         self._task = asyncio.get_running_loop().create_task(self._follow(), name=f"{self._place.shown}: reading")
+
+    def _link_changed(self, _up: bool) -> None:
+        self._is_sure = False
+        self._bell.set()
 
     async def end(self) -> None:
         """Listens no more."""
@@ -158,22 +169,27 @@ class Reader:
         """Asks for what comes next and folds it; says how many messages that were. Raises LinkDown."""
         async with self._fetching:
             self.check()
-            messages = await self._get(self.state.sequence + 1, count)
+            known, last = self.state.sequence, self._last
+            messages = await self._get(max(known, 1), count + (known > 0))
+            if last is not None and messages and messages[0][0] == known:
+                self._check_same(known, last, messages[0][2])
+            self._is_sure = True
             if messages and messages[0][0] > self.state.sequence + 1:
                 await self._begin_at_cut(messages[0][0])
             folded = 0
-            for sequence, payload in messages:
+            for sequence, payload, sign in messages:
                 if sequence == self.state.sequence + 1:
-                    self._take(sequence, payload)
+                    self._take(sequence, payload, sign)
                     folded += 1
                     if folded % TURN_COUNT == 0:
                         await asyncio.sleep(0)
             return folded
 
-    async def _get(self, sequence: int, count: int) -> list[tuple[int, bytes]]:
+    async def _get(self, sequence: int, count: int) -> list[tuple[int, bytes, bytes]]:
+        """Messages from a sequence on, each with what it is known by."""
         body = {"seq": sequence, "batch": count, "max_bytes": FETCH_BYTES}
         found = await self._link.collect(self._place.direct_get, _fetch_body(body), count, within_s=FETCH_S)
-        return [(int((message.headers or {}).get("Nats-Sequence", "0")), message.data) for message in found]
+        return [(_sequence_of(message), message.data, _sign_of(message)) for message in found]
 
     # ------------------------------------------------------------------ where the end is
 
@@ -212,15 +228,19 @@ class Reader:
     # ------------------------------------------------------------------ as messages come
 
     async def _told(self, message: Msg) -> None:
-        sequence = int((message.headers or {}).get("Nats-Sequence", "0"))
-        if self.failed is not None or sequence <= self.state.sequence:
+        sequence = _sequence_of(message)
+        if self.failed is not None or sequence < self.state.sequence:
             return
-        if sequence > self.state.sequence + 1:
+        if sequence == self.state.sequence:
+            if self._last is not None:
+                self._check_same(sequence, self._last, _sign_of(message), is_raised=False)
+            return
+        if sequence > self.state.sequence + 1 or not self._is_sure:
             if len(self._ahead) < AHEAD_COUNT_MAX:
-                self._ahead[sequence] = message.data
+                self._ahead[sequence] = (message.data, _sign_of(message))
             self._bell.set()
             return
-        self._take(sequence, message.data)
+        self._take(sequence, message.data, _sign_of(message))
 
     async def _follow(self) -> None:
         """Mends what was lost between the server and us."""
@@ -229,7 +249,8 @@ class Reader:
                 async with asyncio.timeout(LOOK_S):
                     await self._bell.wait()
             self._bell.clear()
-            self._take_ahead()
+            if self._is_sure:
+                self._take_ahead()
             try:
                 while await self.fetch() and not self._take_ahead():
                     pass
@@ -241,12 +262,12 @@ class Reader:
 
     def _take_ahead(self) -> bool:
         """Folds what came early, as far as nothing is missing before it; says whether all of it was."""
-        while (payload := self._ahead.pop(self.state.sequence + 1, None)) is not None:
-            self._take(self.state.sequence + 1, payload)
+        while (early := self._ahead.pop(self.state.sequence + 1, None)) is not None:
+            self._take(self.state.sequence + 1, *early)
         self._ahead = {number: one for number, one in self._ahead.items() if number > self.state.sequence}
         return not self._ahead
 
-    def _take(self, sequence: int, payload: bytes) -> None:
+    def _take(self, sequence: int, payload: bytes, sign: bytes) -> None:
         try:
             found = take(self.state, sequence, payload, self._verify)
             self._compare(found)
@@ -256,7 +277,7 @@ class Reader:
         if sequence == 1 and (foreign := self._why_foreign(found.state)):
             self._fail(LedgerForeign(foreign), is_raised=False)
             return
-        self.state = found.state
+        self.state, self._last = found.state, sign
         self._chains[sequence] = found.state.chain
         if len(self._chains) > CHAINS_COUNT:
             self._chains.popitem(last=False)
@@ -276,6 +297,15 @@ class Reader:
         self.taken(found)
         if found.entries:
             self.grown(found.state.position)
+
+    def _check_same(self, sequence: int, read: bytes, found: bytes, *, is_raised: bool = True) -> None:
+        """A message that was read before must be what it was."""
+        if found != read:
+            error = LedgerCorrupt(
+                f"{self._place.shown}: message {sequence} is another one than was read; if somebody has deleted the "
+                "ledger and made it anew, start this node again, else restore it from a copy"
+            )
+            self._fail(error, is_raised=is_raised)
 
     def _why_foreign(self, born: State) -> str:
         """Why the ledger that a stream holds is not the one that we want; empty if it is."""
@@ -335,7 +365,7 @@ class Reader:
         if best.sequence + 1 < first:
             return  # an answer from before the last cut; the next one will know
         if best.sequence > self.state.sequence:
-            self.state = self._base = best
+            self.state, self._base, self._last = best, best, None
             self._recent, self._recent_bytes, self._older = [], 0, None
             self._chains.clear()
             self._chains[best.sequence] = best.chain
@@ -367,7 +397,7 @@ class Reader:
                 raise LedgerCut(f"{self._place.shown}: {after + 1} is gone; take the checkpoint")
             if not messages and asyncio.get_running_loop().time() > deadline_s:
                 raise LedgerUnavailable(f"{self._place.shown}: nobody gives message {state.sequence + 1}; try again")
-            for sequence, payload in messages:
+            for sequence, payload, _ in messages:
                 if sequence > self.state.sequence or len(found) >= count_max:
                     break
                 taken = take(state, sequence, payload, self._verify)
@@ -400,3 +430,12 @@ class Reader:
                     "from a copy"
                 )
             )
+
+
+def _sequence_of(message: Msg) -> int:
+    return int((message.headers or {}).get("Nats-Sequence", "0"))
+
+
+def _sign_of(message: Msg) -> bytes:
+    """What a message is known by: its bytes, and of an empty one, as any other is, the time when it was stored."""
+    return message.data or (message.headers or {}).get("Nats-Time-Stamp", "").encode()
