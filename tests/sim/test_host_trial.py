@@ -22,7 +22,7 @@ from stigmergy.runtime.host import Host
 from stigmergy.runtime.staleness import Staleness
 from stigmergy.sim.trial import run_trial
 
-SEEDS = 30
+SEEDS = 18
 """`make prove` tries ten thousand (proofs/simulation.py)."""
 CHUNK = 6
 
