@@ -10,7 +10,10 @@ from collections.abc import Iterator
 import pytest
 
 from stigmergy.cli.main import main
+from stigmergy.cli.restore import Listed, by_age
 from stigmergy.copies import CopiesAt
+from stigmergy.core.commit import Head
+from stigmergy.core.copies import CopiedShard, CopyManifest
 from stigmergy.runtime.copies.restoring import CopyFound, find_copies
 from stigmergy.testing.nats_rig import NatsCluster, start_single
 from tests.cli.conftest import Folder
@@ -146,3 +149,22 @@ def test_a_store_out_of_reach_is_among_the_troubles(folder: Folder) -> None:
         time.sleep(0.05)
     assert all("mounted" in one for one in found)
     fly(folder, range(3, 6))
+
+
+def listed(url: str, version: int, made_ns: int, commits: int, incarnation: int = 1) -> Listed:
+    copied = [CopiedShard(Head(0, 0, 0, b""), Head(0, commits, 0, b""), [], [])]
+    manifest = CopyManifest(1, 1, "town", 1, incarnation, None, "", "local/n1", made_ns, copied)
+    return Listed(url, CopyFound("local/n1", version, made_ns, manifest))
+
+
+def test_the_newest_copy_is_not_told_by_a_clock_that_was_wrong() -> None:
+    """A node that boots in 1970 writes its copies with times before all others."""
+    before, booted = listed("a", 4, 1_800, 100), listed("a", 5, 70, 120)
+    assert by_age([before, booted])[-1] is booted
+    ahead = listed("b", 9, 60, 130)
+    assert by_age([before, booted, ahead])[-1] is ahead
+    assert by_age([ahead, before, booted])[-1] is ahead
+    unreadable = Listed("c", CopyFound("local/n1", 1, 9_999, None, "damaged"))
+    assert by_age([before, unreadable, booted])[-1] is booted
+    another_life = listed("d", 1, 2_000, 3, incarnation=2)
+    assert by_age([another_life, before, booted])[-1] is another_life

@@ -31,7 +31,7 @@ EXAMPLES = """examples:
 """
 
 
-class _Listed(Struct, frozen=True):
+class Listed(Struct, frozen=True):
     """A copy, and where it is."""
 
     url: str
@@ -117,9 +117,9 @@ class _Restoring:
             return self._show(listed)
         return await self._restore(self._choose(listed))
 
-    async def _list(self) -> list[_Listed]:
+    async def _list(self) -> list[Listed]:
         """What all stores have; one that cannot be reached is noted, unless it is the only one."""
-        listed: list[_Listed] = []
+        listed: list[Listed] = []
         failed: list[StoreError] = []
         for url in self._urls:
             try:
@@ -129,12 +129,12 @@ class _Restoring:
                 failed.append(error)
                 self._output.note(f"{shown(url)}: {error}", "yellow")
                 continue
-            listed += [_Listed(url, one) for one in found]
+            listed += [Listed(url, one) for one in found]
         if failed and len(failed) == len(self._urls):
             raise failed[0]
         return listed
 
-    def _choose(self, listed: list[_Listed]) -> _Listed:
+    def _choose(self, listed: list[Listed]) -> Listed:
         """The version that is meant; of several stores the one whose copy is newest."""
         if self._arguments.node is None:
             bearings = find_bearings(Bearings(), self._config)
@@ -142,12 +142,10 @@ class _Restoring:
             listed = own or listed
         if self._arguments.version is not None and len(self._urls) > 1:
             raise ConfigError("every store counts its own versions; name one with --copies, beside --version")
-        chosen = choose_copy(
-            sorted((one.found for one in listed), key=lambda found: found.made_ns), self._arguments.version
-        )
+        chosen = choose_copy([one.found for one in by_age(listed)], self._arguments.version)
         return next(one for one in listed if one.found is chosen)
 
-    def _show(self, listed: list[_Listed]) -> int:
+    def _show(self, listed: list[Listed]) -> int:
         self._output.document({"fleet": self._fleet, "copies": [_described(one) for one in listed]})
         rows: list[list[Cell]] = []
         for one in listed:
@@ -162,7 +160,7 @@ class _Restoring:
             self._output.note(f"there are no copies of {self._fleet}; nodes make them that run with --copies URL")
         return exits.OK
 
-    async def _restore(self, chosen: _Listed) -> int:
+    async def _restore(self, chosen: Listed) -> int:
         found = chosen.found
         if found.manifest is None:
             raise JournalCorrupt(f"{found.node}, version {found.version}: {found.trouble}")
@@ -186,7 +184,21 @@ class _Restoring:
         return exits.OK
 
 
-def _described(listed: _Listed) -> dict[str, Any]:
+def by_age(listed: list[Listed]) -> list[Listed]:
+    """The newest last. Within a store its versions say it, between stores how long the log is; and the times, which a
+    node whose clock was wrong has written, only between different lives of a node."""
+    newest = {one.url: one for one in listed}
+    lives = dict.fromkeys(one.found.manifest.incarnation for one in newest.values() if one.found.manifest is not None)
+
+    def age(one: Listed) -> int:
+        manifest = one.found.manifest
+        return 0 if manifest is None else manifest.commits if len(lives) == 1 else one.found.made_ns
+
+    older = [one for one in listed if newest[one.url] is not one]
+    return older + sorted(newest.values(), key=age)
+
+
+def _described(listed: Listed) -> dict[str, Any]:
     found, manifest = listed.found, listed.found.manifest
     return {
         "store": shown(listed.url),
