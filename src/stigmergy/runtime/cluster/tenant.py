@@ -37,6 +37,7 @@ from stigmergy.ports.store import NS
 from stigmergy.runtime.audit.signers import check_own_key
 from stigmergy.runtime.cluster.ending import end_task
 from stigmergy.runtime.cluster.roster import Roster
+from stigmergy.runtime.cluster.seen import SeenLogs
 from stigmergy.runtime.cluster.standby import Claimed, Standby
 from stigmergy.runtime.cluster.tenancy import Signal, State, Step, Tenancy
 from stigmergy.runtime.cluster.tenure import Means, Tenure, key_of
@@ -80,9 +81,9 @@ class Tenant:
         roster: Roster,
         places: asyncio.Semaphore,
         tell: Tell,
-        logs: dict[int, int],
+        logs: SeenLogs,
     ) -> None:
-        """`places` are the replays that may be under way at once, `logs` the incarnations of those seen so far."""
+        """`places` are the replays that may be under way at once."""
         self.shard = shard
         self._means = means
         self._roster = roster
@@ -248,21 +249,12 @@ class Tenant:
         means = self._means
         async with self._places:
             self._log = await means.estate.open_log(self.shard)
-            self._check_log(self._log.identity.incarnation)
+            self._logs.check_same(self.shard, self._log.identity.incarnation)
             self._standby = Standby(self._log, means.declaration.plans, means.verifier, means.settings.limits)
             await self._standby.warm()
         self._is_warm = True
         self.wake()
         await self._follow_on(self._standby)
-
-    def _check_log(self, incarnation: int) -> None:
-        """Refuses a log that was made anew since we saw it: a shard that begins again from nothing would answer as if
-        nothing had ever been acknowledged."""
-        if self._logs.setdefault(self.shard, incarnation) != incarnation:
-            raise JournalForeign(
-                f"shard {self.shard}: its log is another one than it was: somebody has deleted it, and what it held is "
-                "lost; restore it, or restart all workers to go on with what is there now"
-            )
 
     async def _follow_on(self, standby: Standby) -> None:
         try:
@@ -296,6 +288,7 @@ class Tenant:
 
     async def _begin(self, claimed: Claimed) -> Signal:
         try:
+            self._logs.check_end(self.shard, claimed.recovered.states[0].position)
             tenure = self._tenure = Tenure(self.shard, self._means, claimed, lambda: self._roster.is_held)
             await tenure.begin(self.wake)
             self._served_s = self._took_s()
@@ -328,6 +321,7 @@ class Tenant:
         self._error = await tenure.finish()
         if self._error is not None:
             return Signal.FENCED
+        self._logs.reached(self.shard, tenure.host.durable_position(self.shard))
         self._tenure = None
         if not await self._try_again(partial(self._roster.let_go, self.shard)):
             return Signal.FENCED
@@ -390,6 +384,8 @@ class Tenant:
         its lease ends us while we do this, and half an end leaves a bus, a door and tasks behind for good."""
         tenure, self._tenure = self._tenure, None
         if tenure is not None:
+            if tenure.live is not None:
+                self._logs.reached(self.shard, tenure.host.durable_position(self.shard))
             self._abandoning = asyncio.ensure_future(tenure.abandon())
         if self._abandoning is not None:
             await asyncio.shield(self._abandoning)

@@ -20,6 +20,7 @@ from stigmergy.core.snapshot import kinds_of
 from stigmergy.ports.store import KeyValue
 from stigmergy.runtime.cluster.records import FleetShape, KindFold, Member
 from stigmergy.runtime.cluster.roster import Roster
+from stigmergy.runtime.cluster.seen import SeenLogs
 from stigmergy.runtime.cluster.tenancy import State
 from stigmergy.runtime.cluster.tenant import Happening, Tenant
 from stigmergy.runtime.cluster.tenure import Means
@@ -77,8 +78,7 @@ class Worker:
         self._woken = asyncio.Event()
         self.memberships = 0
         self._formerly: deque[str] = deque(maxlen=FORMER_IDS_MAX)
-        self._logs: dict[int, int] = {}
-        """The incarnation of each log that was opened here, over all memberships."""
+        self._logs = SeenLogs()
 
     async def run(self) -> None:
         """Works until it is stopped. Raises ConfigError if it does not fit to those that are there, StoreError if the
