@@ -83,21 +83,19 @@ class ClusterFolder:
         """Raises ConfigError if another program listens where a server is to."""
         for number, own in enumerate(self.notes.ports, start=1):
             for port in own.values():
-                with contextlib.closing(socket.socket()) as probe:
-                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                    try:
-                        probe.bind((LOOPBACK, port))
-                    except OSError as error:
-                        raise ConfigError(
-                            f"port {port} of server n{number} cannot be had ({error.strerror}); end the program that "
-                            f"has it, or begin another folder with --data: the ports of {self.path} stay what they are"
-                        ) from None
+                _check_free(
+                    port,
+                    number,
+                    f"or begin another folder with --data: the ports of {self.path} stay what they are",
+                )
 
     def close(self) -> None:
         """Lets go of the folder."""
         os.close(self._lock)
 
     def _take(self) -> int:
+        if self.path.exists() and not self.path.is_dir():
+            raise ConfigError(f"{self.path} is a file; give a folder with --data")
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             lock = os.open(self.path / "up.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -130,6 +128,8 @@ class ClusterFolder:
         if wanted and not 0 < wanted[0] <= wanted[-1] < 65536:
             raise ConfigError(f"--port {first_port}: give one from 1 to {65536 - nodes}")
         if not path.exists():
+            for number, port in enumerate(wanted, start=1):
+                _check_free(port, number, "or give another --port")  # before the folder keeps it for good
             ports = iter(free_ports(nodes * len(PORTS)))
             notes = Notes([{name: next(ports) for name in PORTS} for _ in range(nodes)], draw_passwords())
             for own, port in zip(notes.ports, wanted, strict=False):
@@ -159,6 +159,19 @@ class ClusterFolder:
         plans = plan_local(str(self.path.resolve()), notes.ports, notes.passwords)
         urls = urls_of(plans, notes.passwords, None)
         _write_private(self.path / "urls.txt", "".join(f"{url}\n" for url in urls.values()).encode())
+
+
+def _check_free(port: int, number: int, otherwise: str) -> None:
+    """Raises ConfigError if another program listens where a server is to."""
+    with contextlib.closing(socket.socket()) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError as error:
+            raise ConfigError(
+                f"port {port} of server n{number} cannot be had ({error.strerror}); end the program that has it, "
+                f"{otherwise}"
+            ) from None
 
 
 def _write_private(path: Path, data: bytes) -> None:
