@@ -196,7 +196,7 @@ def test_a_command_waits_for_a_shard_that_moves_and_is_done_once(scene: Scene) -
 def test_nobody_there_wrong_places_and_wrong_agents_are_said_clearly(scene: Scene, server: NatsCluster) -> None:
     assert "no worker of the fleet 'town' answers at nats://" in scene.error("status", code=exits.NOT_RUNNING)
     error = scene.error("send", "Scout/mill-1", "Report", "seen=x", code=exits.NOT_RUNNING)
-    assert "if no worker runs, start one: stigmergy worker" in error
+    assert "a majority of the servers and a worker must run" in error
     assert "send it again with --command-id" in error
     scene.start()
     error = scene.error("send", "Lighthouse/hill-1", "Report", "seen=x", code=exits.USAGE)
@@ -205,11 +205,15 @@ def test_nobody_there_wrong_places_and_wrong_agents_are_said_clearly(scene: Scen
     assert "command" in scene.error("send", "Scout/mill-1", "Dance", code=exits.USAGE)
     place = ("--fleet", f"{MODULE}:fleet")
     for url, said, code in (
-        ("nats://127.0.0.1:1", "check the URL, and that the server runs", exits.NOT_RUNNING),
+        ("nats://127.0.0.1:1", "Connection refused; check the URL, and that the server runs", exits.NOT_RUNNING),
         ("http://hub", "give a URL like nats://hub:4222", exits.USAGE),
     ):
         found, _, err = scene.cli("state", "Scout/mill-1", "--nats", url, *place, nats=False)
         assert (found, said in err) == (code, True), err
+    found, _, err = scene.cli(
+        "send", "Scout/mill-1", "Report", "seen=x", "--nats", "nats://127.0.0.1:1", *place, nats=False
+    )
+    assert (found, "unknown" in err) == (exits.NOT_RUNNING, False), err  # nobody can have taken it
     found, _, err = scene.cli("state", "Scout/mill-1", "--nats", server.url, nats=False)
     assert (found, "give --fleet MODULE:FLEET beside --nats" in err) == (exits.USAGE, True)
     assert "give one of them" in scene.error("state", "Scout/mill-1", "--socket", "x.sock", code=exits.USAGE)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from stigmergy.cli.places import ClusterPlace, Place
-from stigmergy.core.errors import NotRunning, TooLarge
+from stigmergy.core.errors import NotRunning, Overloaded, TooLarge
 from stigmergy.doors import ClusterClient
 from stigmergy.runtime.protocol import (
     REQUEST_BYTES_MAX,
@@ -27,13 +27,21 @@ LOOK_S_MAX = 10.0
 LOOKS = (Status, Shared, Quarantine, Claims, Letters, Roster)
 
 
-def ask(place: Place, request: AnyRequest) -> Any:
-    """The one answer to a request; raises what the node refuses with."""
+def ask(place: Place, request: AnyRequest, *, doubt: str = "") -> Any:
+    """The one answer to a request; raises what the node refuses with.
+
+    `doubt` is said beside an answer that did not come: what was asked may have been done. Where nobody could be reached
+    it was not.
+    """
     client = _client(place, request)
     try:
         for line in client.ask(_line(request)):
             return read_reply(line).ok
         raise NotRunning("the node did not answer")
+    except (NotRunning, Overloaded) as error:
+        if not doubt:
+            raise
+        raise type(error)(f"{error}; {doubt}") from None
     finally:
         client.close()
 

@@ -15,8 +15,8 @@ import msgspec
 from stigmergy.cli import exits
 from stigmergy.cli.asking import ask
 from stigmergy.cli.output import BAD, GOOD, Output
-from stigmergy.cli.places import Place, add_place, find_place
-from stigmergy.core.errors import ConfigError, NotRunning, Overloaded
+from stigmergy.cli.places import add_place, find_place
+from stigmergy.core.errors import ConfigError
 from stigmergy.runtime.protocol import Observe, Send
 
 COMMAND_ID_BYTES = 12
@@ -71,7 +71,8 @@ def send(arguments: argparse.Namespace, output: Output) -> int:
     command_id = arguments.command_id or secrets.token_hex(COMMAND_ID_BYTES)
     place = find_place(arguments)
     request = Send(agent=arguments.agent, command=arguments.command, fields=fields, texts=texts, command_id=command_id)
-    answer = _sent(place, request, command_id)
+    doubt = f"whether the command was taken is unknown: send it again with --command-id {command_id}"
+    answer: dict[str, Any] = ask(place, request, doubt=doubt)
     output.document({"agent": arguments.agent, "command": arguments.command, "command_id": command_id, **answer})
     if answer["accepted"]:
         output.line(("accepted", GOOD), f"  {arguments.agent} at position {answer['position']}")
@@ -111,12 +112,3 @@ def read_fields(arguments: list[str]) -> tuple[dict[str, Any], dict[str, str]]:
         except msgspec.DecodeError as error:
             raise ConfigError(f"{name}:={value} is not JSON ({error}); for a plain text write {name}=…") from None
     return fields, texts
-
-
-def _sent(place: Place, request: Send, command_id: str) -> dict[str, Any]:
-    try:
-        answer: dict[str, Any] = ask(place, request)
-        return answer
-    except (NotRunning, Overloaded) as error:
-        text = f"{error}; whether the command was taken is unknown: send it again with --command-id {command_id}"
-        raise type(error)(text) from None

@@ -156,7 +156,7 @@ class Channels:
             return
         why = ""
         if self._is_closed:
-            why = "it listens no more; call again"  # who calls us just now must not wait for an answer in vain
+            why = "it has just ended; call again"  # who calls us just now must not wait for an answer in vain
         elif call.format != FORMAT:
             why = f"it speaks format {call.format}, this one {FORMAT}; run the same version everywhere"
         elif len(self._channels) >= CHANNELS_MAX:

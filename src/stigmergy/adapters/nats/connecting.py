@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import re
+import socket
 import ssl
 
 from nats import errors as nats_errors
@@ -23,6 +26,7 @@ CONNECTING_FAILS = (
 )
 """What the library raises where it cannot connect; the last one, see `is_cancelled`."""
 
+_ERRNO = re.compile(r"\[Errno (\d+)\]")
 _ENDED = (ConnectionResetError, BrokenPipeError, EOFError, nats_errors.StaleConnectionError)
 
 
@@ -50,7 +54,7 @@ def explain(address: NatsAddress, error: BaseException, before: StigmergyError |
     if isinstance(error, _ENDED) and isinstance(before, ConfigError):
         # A server that lets nobody in says why and hangs up; what it said is lost if we were still writing.
         return before
-    text = str(error) or type(error).__name__
+    text = _said(error)
     if isinstance(error, nats_errors.AuthorizationError) or "uthorization" in text:
         return ConfigError(f"{address.shown}: the server does not let us in; check user and password in the URL")
     if (
@@ -64,6 +68,17 @@ def explain(address: NatsAddress, error: BaseException, before: StigmergyError |
     if "permissions violation" in text.lower():
         return ConfigError(f"{address.shown}: {text}; let this user publish and subscribe there")
     return LinkDown(f"{address.shown}: {text}; check the URL, and that the server runs")
+
+
+def _said(error: BaseException) -> str:
+    """What went wrong, without the call that it went wrong in."""
+    if isinstance(error, TimeoutError) and not error.errno:
+        return "no answer in time"
+    if isinstance(error, socket.gaierror):
+        return str(error.strerror)
+    text = str(error) or type(error).__name__
+    number = _ERRNO.search(text)  # also of the first of several addresses, which a name may have
+    return os.strerror(int(number[1])) if number is not None else text
 
 
 def is_cancelled() -> bool:

@@ -149,7 +149,7 @@ class NatsBranch:
             channel = await self._channels.call(control_subject(self._fleet, self._shard))
         except LinkDown as error:
             raise NotRunning(
-                f"nobody answers for shard {self._shard} of the fleet {self._fleet!r} at {self._where} ({error})"
+                f"nobody answers for shard {self._shard} of the fleet {self._fleet!r} at {self._where}: {error}"
             ) from None
         try:
             await channel.send(request)
