@@ -1,12 +1,14 @@
 """How a cluster stands, seen on real servers: keys of workers, streams, consumers; and what people are shown of it."""
 
 import asyncio
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from stigmergy.adapters.nats import link as links
 from stigmergy.adapters.nats import naming
 from stigmergy.adapters.nats.address import parse_address
 from stigmergy.adapters.nats.configuration import User
@@ -17,6 +19,7 @@ from stigmergy.adapters.nats_store.buckets import ensure_keys
 from stigmergy.cli.output import printable
 from stigmergy.cli.screen.cluster import draw_standing
 from stigmergy.core.errors import ConfigError
+from stigmergy.engine import on_cluster
 from stigmergy.engine.standing import KEYS_COUNT, Standing, _belongs, look
 from stigmergy.runtime.cluster.records import Coordinator, FleetShape, Member, Owner, Plan, write_record
 from stigmergy.testing.nats_rig import NatsCluster, start_single
@@ -171,3 +174,14 @@ async def test_more_streams_than_are_told_at_once(tmp_path: Path) -> None:
 )
 def test_whose_a_stream_is(stream: str, fleet: str, belongs: bool) -> None:
     assert _belongs(stream, fleet) is belongs
+
+
+def test_servers_that_hang_are_passed_over(server: NatsCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "CONNECT_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
+        hang = ",".join(
+            f"127.0.0.1:{one.getsockname()[1]}" for one in (first, second)
+        )  # they take calls, and are silent
+        address = parse_address(f"nats://{hang},{server.url.removeprefix('nats://')}")
+        found = asyncio.run(on_cluster(address, look_at_servers, name="test", within_s=0.6))
+    assert [one.is_up for one in found.servers] == [True]

@@ -64,15 +64,16 @@ def draw_passwords() -> Passwords:
 async def on_cluster(
     address: NatsAddress, work: Callable[[NatsLink], Awaitable[ResultT]], *, name: str, within_s: float = 3.0
 ) -> ResultT:
-    """Does some work with a connection of its own. Raises ConfigError, also where the client library is missing."""
+    """Does some work with a connection of its own, to the first server that answers, also where those before it hang.
+    Raises ConfigError, also where the client library is missing, and LinkDown."""
     try:
-        from stigmergy.adapters.nats.link import NatsLink
+        from stigmergy.adapters.nats import link as links
     except ModuleNotFoundError:
         raise ConfigError('the NATS client is not installed; pip install "stigmergy[nats]" brings it') from None
-    link = NatsLink(address, name=name)
+    link = links.NatsLink(address, name=name)
     link.start()
     try:
-        await link.wait_up(within_s)
+        await link.wait_up(max(within_s, (links.CONNECT_S + links.RECONNECT_PAUSE_S) * len(address.servers)))
         return await work(link)
     finally:
         await link.close()
