@@ -73,6 +73,7 @@ def test_a_cluster_that_is_well() -> None:
         (cluster(*THREE[:2], server("n3", version="2.16.0")), "versions", Level.WARN, "2.15.1, 2.16.0"),
         (cluster(*THREE[:2], server("n3", sync="120 s")), "sync", Level.FAIL, "n3 syncs every 120 s"),
         (cluster(*THREE[:2], server("n3", sync=None)), "sync", Level.WARN, "cannot be seen"),
+        (cluster(*THREE[:2], server("n3", store_bytes=None)), "store", Level.WARN, "cannot be seen"),
         (cluster(*THREE[:2], server("n3", store_bytes=85)), "store", Level.WARN, "n3 has used 85%"),
         (cluster(*THREE[:2], server("n3", store_bytes=99)), "store", Level.FAIL, "n3 has used 99%"),
         (cluster(*THREE[:2], server("n3", clock_off_s=2.0)), "clocks", Level.WARN, "n3 is 2.0 s ahead of ours"),

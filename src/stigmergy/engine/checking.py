@@ -88,6 +88,9 @@ def _sync(standing: Standing) -> list[Finding]:
 
 def _stores(standing: Standing) -> list[Finding]:
     found: list[Finding] = []
+    if any(server.is_up and server.store_bytes is None for server in standing.servers.servers):
+        remedy = "use configurations of stigmergy cluster config, which let the fleet's user look"
+        found.append(Finding("store", Level.WARN, "how full stores are cannot be seen", remedy))
     for server in standing.servers.servers:
         if server.store_bytes is None or not server.store_bytes_max:
             continue
