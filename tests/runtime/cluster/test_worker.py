@@ -6,10 +6,11 @@ import pytest
 
 from stigmergy.adapters.ed25519 import Ed25519Signer
 from stigmergy.core.agent import Agent
-from stigmergy.core.errors import ConfigError, JournalFull, NotOwned
+from stigmergy.core.errors import ConfigError, JournalFull, NotOwned, StoreUnavailable
 from stigmergy.core.state import shard_of
 from stigmergy.runtime.cluster import coordinating
 from stigmergy.runtime.cluster.house import House
+from stigmergy.runtime.cluster.roster import Roster
 from stigmergy.runtime.cluster.tenant import FAILURES_MAX
 from stigmergy.runtime.declaration import Declaration
 from tests.runtime.cluster.town import KEY, SHARDS, Meter, Person, Town, play
@@ -146,6 +147,29 @@ def test_one_that_is_cut_off_ends_what_it_runs_and_comes_back(seed: int) -> None
         assert sorted(await town.settled()) == ["a", "a", "a", "b", "b", "b"]
 
     play(main, seed=seed)
+
+
+def test_what_keeps_a_worker_from_joining_again_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(town: Town) -> None:
+        (person,) = await town.start("a")
+        await town.settled()
+        attempts: list[str] = []
+
+        async def join(self: Roster, **_: bool) -> None:
+            attempts.append(self.me)
+            raise StoreUnavailable(f"worker.{self.me}: the store has no room")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Roster, "join", join)
+            person.cut()
+            await asyncio.sleep(6)
+            person.cut(False)
+            await asyncio.sleep(6)
+        assert len(set(attempts)) > 1
+        assert person.events("waits") == [{"reason": "worker.a: the store has no room"}]
+        assert await town.settled() == ["a"] * SHARDS
+
+    play(main)
 
 
 def test_a_cut_that_is_shorter_than_a_lease_moves_nothing() -> None:

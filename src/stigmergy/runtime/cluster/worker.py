@@ -78,6 +78,8 @@ class Worker:
         self._woken = asyncio.Event()
         self.memberships = 0
         self._formerly: deque[str] = deque(maxlen=FORMER_IDS_MAX)
+        self._waits_for = ""
+        """What keeps it from joining again, as it was said last."""
         self._logs = SeenLogs()
 
     async def run(self) -> None:
@@ -128,8 +130,11 @@ class Worker:
             # Who has fitted once is not sent away because of somebody who came meanwhile, or of a clock that is mended.
             if not self.memberships:
                 raise
-            self._tell("waits", {"reason": str(error)})
+            if (reason := str(error).replace(me.id, self._about.id)) != self._waits_for:
+                self._waits_for = reason
+                self._tell("waits", {"reason": reason})
             return None
+        self._waits_for = ""
         others = [member.id for member in roster.register.members() if member.id != me.id]
         self._tell("joined", {"worker": me.id, "others": others})
         return roster
