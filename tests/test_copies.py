@@ -219,6 +219,29 @@ async def test_points_are_bounded_and_pieces_that_nobody_needs_go(tmp_path: Path
     assert restored.verified.sound
 
 
+async def test_a_node_that_goes_on_takes_no_pieces_from_the_one_restored_in_its_place(tmp_path: Path) -> None:
+    """It was thought to be lost. Both copy under one name, and have the same pieces of what they have in common."""
+    store = MemoryStore(MemoryShelf(SystemClock()), SystemClock())
+    objects = await store.objects(copies_bucket("town"))
+    rule = CopySettings(point_every_s=1e-6, points_kept=1)
+    fleet = fleet_of()
+    async with fleet.running(journal=url_of("sqlite", tmp_path), key=tmp_path / "k") as live:
+        copier = copier_of(live, store, rule)
+        await count(live, range(200))
+        assert await copier.copy()
+        (found,) = await find_copies(objects)
+        restored = await restore(objects, manifest_of(found), url_of("sqlite", tmp_path, "twin"), verifier())
+        async with fleet.running(journal=url_of("sqlite", tmp_path, "twin"), key=tmp_path / "k") as twin:
+            assert await copier_of(twin, store, rule).copy()
+        for start in range(200, 700, 100):
+            await count(live, range(start, start + 100))
+            assert await copier.copy()
+    lives = {manifest_of(one).incarnation: one for one in await find_copies(objects)}
+    assert len(lives) == 2
+    again = url_of("sqlite", tmp_path, "again")
+    assert (await restore(objects, manifest_of(lives[restored.incarnation]), again, verifier())).verified.sound
+
+
 async def test_a_point_moves_along_until_it_is_time_for_another(tmp_path: Path) -> None:
     store = MemoryStore(MemoryShelf(SystemClock()), SystemClock())
     objects = await store.objects(copies_bucket("town"))

@@ -36,15 +36,22 @@ class Holdings:
     async def load(self) -> None:
         """Finds out what is there. Points that cannot be read are left alone, and are none."""
         self._points = {}
+        await self._find_points()
+        names = await self._objects.names(self._node + SEPARATOR)
+        self._pieces = dict.fromkeys(_digest_in(name) for name in names)
+
+    async def _find_points(self) -> None:
+        """Those that are not known yet."""
         for about in await self._objects.versions(self._node):
+            if about.version in self._points:
+                continue
             try:
                 data = await self._objects.get(self._node, about.version)
                 if data is not None:
                     self._points[about.version] = read_manifest(data)
             except (JournalError, StoreCorrupt, StoreConflict):
                 continue
-        names = await self._objects.names(self._node + SEPARATOR)
-        self._pieces = dict.fromkeys(_digest_in(name) for name in names)
+        self._points = dict(sorted(self._points.items()))
 
     async def put_piece(self, data: bytes) -> bytes:
         """Has a piece there, and says its digest."""
@@ -59,6 +66,8 @@ class Holdings:
         label = f"{manifest.commits} commits of incarnation {manifest.incarnation}"
         about = await self._objects.put(self._node, encode(manifest), label=label, versions_kept=VERSIONS_COUNT_MAX)
         self._points[about.version] = manifest
+        # A node that was restored elsewhere while this one still runs has points of its own, with pieces of ours.
+        await self._find_points()
         for version in self._superfluous(manifest.incarnation, instead_of):
             await self._objects.delete(self._node, version)
             del self._points[version]
