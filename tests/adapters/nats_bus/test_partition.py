@@ -6,6 +6,7 @@ from pathlib import Path
 
 from stigmergy.adapters.nats.address import parse_address
 from stigmergy.adapters.nats.link import NatsLink
+from stigmergy.adapters.nats.naming import parted_stream
 from stigmergy.adapters.nats_bus.partition import Partition
 from stigmergy.core.errors import ConfigError, NotOwned
 from stigmergy.core.state import shard_of
@@ -76,6 +77,25 @@ async def test_what_the_hash_misses_is_moved_in_order(server: NatsCluster, buses
     await wait_until(lambda: sum(len(one.taken) for one in markings.values()) >= 20 * len(agents))
     assert set(markings) == where
     assert all(marking.taken == [*range(1, 21)] for marking in markings.values())
+
+
+async def test_a_stream_that_was_left_without_its_source_is_fed_again(server: NatsCluster, buses: Buses) -> None:
+    """Whoever wakes a source takes it away first, and may be killed before it gives it back."""
+    topics = Topics("starved", "north")
+    bus = await buses.nats(server.url, "starved:north:shard-0", partition=Partition(0, 1))
+    heard = await hear(bus, topics.agents_pattern(Channel.INPUTS))
+    sender = await buses.nats(server.url, "starved:north:operator")
+    topic = topics.of_agent("Drone/1", Channel.INPUTS)
+    await sender.publish(BusMessage(topic, b"before"))
+    await wait_until(lambda: heard.payloads == [b"before"])
+    link = await NatsLink.open(parse_address(server.url), name="killed")
+    stream = parted_stream("starved", 1)
+    config = (await link.api(f"STREAM.INFO.{stream}"))["config"]
+    await link.api(f"STREAM.UPDATE.{stream}", {**config, "sources": []})
+    await sender.publish(BusMessage(topic, b"after"))
+    await wait_until(lambda: len(heard.payloads) > 1)
+    assert heard.payloads == [b"before", b"after"]
+    await link.close()
 
 
 async def test_the_largest_message_is_moved_too(tmp_path: Path, buses: Buses) -> None:

@@ -127,9 +127,8 @@ class NatsBus:
             loop.create_task(self._look_after(), name=f"bus of {self.client_id}"),
         ]
         if (parting := self._listening.parting) is not None:
-            feeding = Feeding(
-                self._link, self.options, parting.stream, lambda: self._is_up and self._listening.is_sorted
-            )
+            is_wanted = lambda: self._is_up and self._listening.is_sorted  # noqa: E731
+            feeding = Feeding(self._link, self.options, parting.stream, parting.sources({}), is_wanted)
             self._tasks.append(loop.create_task(feeding.watch(), name=f"feeding of {self.client_id}"))
 
     async def publish(self, message: BusMessage) -> None:

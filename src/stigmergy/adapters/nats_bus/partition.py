@@ -110,8 +110,8 @@ class Parting:
         """Where a message belongs that is for another shard."""
         return f"{self._all}.{shard}.{subject.partition('.')[2]}"
 
-    def _settings(self, start: Mapping[str, int]) -> dict[str, Any]:
-        """JetStream refers to wildcards by number: 1 the site, 2 the kind, 3 the `/` that comes in, 4 the name."""
+    def sources(self, start: Mapping[str, int]) -> list[dict[str, Any]]:
+        """What it is fed from: the fleet's stream, from its beginning or where `start` says."""
         sorting = f"{self._all}.sorting"
         transforms = [
             {
@@ -120,6 +120,10 @@ class Parting:
             }
             for channel in CHANNELS
         ]
+        return [{"name": bus_stream(self._options.fleet), "subject_transforms": transforms, **start}]
+
+    def _settings(self, start: Mapping[str, int]) -> dict[str, Any]:
+        """JetStream refers to wildcards by number: 1 the site, 2 the kind, 3 the `/` that comes in, 4 the name."""
         return {
             "storage": "file",
             "num_replicas": self._options.replicas,
@@ -127,9 +131,9 @@ class Parting:
             "max_age": int(self._options.age_s * SECOND_NS),
             "max_bytes": self._options.stored_mb * MIB,
             "subjects": [f"{self._all}.*.>"],
-            "sources": [{"name": bus_stream(self._options.fleet), "subject_transforms": transforms, **start}],
+            "sources": self.sources(start),
             "subject_transform": {
-                "src": f"{sorting}.*.*.*.*.*",
+                "src": f"{self._all}.sorting.*.*.*.*.*",
                 "dest": (
                     f"{self._all}.{{{{partition({self.partition.shards},2,3,4)}}}}.{{{{wildcard(1)}}}}.{AGENTS}."
                     "{{wildcard(2)}}.{{wildcard(4)}}.{{wildcard(5)}}"

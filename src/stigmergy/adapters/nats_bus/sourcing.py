@@ -25,11 +25,19 @@ ASK_S = 2.0
 class Feeding:
     """Watches one stream that has a source. Every shard's owner does; only one of them acts at a time."""
 
-    def __init__(self, link: NatsLink, options: BusOptions, stream: str, is_wanted: Callable[[], bool]) -> None:
-        """`is_wanted`: whether there is a stream to watch, at the moment."""
+    def __init__(
+        self,
+        link: NatsLink,
+        options: BusOptions,
+        stream: str,
+        sources: list[dict[str, Any]],
+        is_wanted: Callable[[], bool],
+    ) -> None:
+        """`sources` are given to a stream that has none; `is_wanted`: whether there is one to watch, at the moment."""
         self._link = link
         self._options = options
         self._stream = stream
+        self._sources = sources
         self._is_wanted = is_wanted
         self._was_silent = False
         self.revived_count = 0
@@ -54,7 +62,8 @@ class Feeding:
                 return
             info = await self._info()
             if _is_silent(info):
-                config = info["config"]
+                # Without any, somebody was ended between taking them away and giving them back.
+                config = {**info["config"], "sources": info["config"].get("sources") or self._sources}
                 await self._link.api(f"STREAM.UPDATE.{self._stream}", {**config, "sources": []}, ASK_S)
                 await self._link.api(f"STREAM.UPDATE.{self._stream}", config, ASK_S)
                 self.revived_count += 1
@@ -66,4 +75,4 @@ class Feeding:
 
 def _is_silent(info: dict[str, Any]) -> bool:
     silent = [int(source.get("active", 0)) for source in info.get("sources") or []]
-    return any(active_ns < 0 or active_ns > SILENT_S_MAX * SECOND_NS for active_ns in silent)
+    return not silent or any(active_ns < 0 or active_ns > SILENT_S_MAX * SECOND_NS for active_ns in silent)
