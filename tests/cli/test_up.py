@@ -249,6 +249,11 @@ class TestRefusals:
         assert "or give another --port" in said
         assert not (here_in.path / "stigmergy-cluster" / "up.json").exists()
 
+    def test_the_module_of_the_configuration_is_what_workers_run(self, here_in: Here) -> None:
+        (here_in.path / "stigmergy.toml").write_text('[fleet]\nmodule = "nowhere:fleet"\n')
+        for asked in (("--workers", "1"), ("--gateway", "north")):
+            assert "there is no module 'nowhere'" in here_in.error("up", *asked, code=2)
+
     def test_a_file_is_no_folder(self, here_in: Here) -> None:
         assert "drone.py is a file; give a folder with --data" in here_in.error("up", "--data", "drone.py", code=2)
 

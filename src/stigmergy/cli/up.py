@@ -60,7 +60,12 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("fleet", metavar="MODULE:FLEET", nargs="?", help="what workers run; without it, servers alone")
+    parser.add_argument(
+        "fleet",
+        metavar="MODULE:FLEET",
+        nargs="?",
+        help="what workers run; without it, servers alone, or with --workers the module of stigmergy.toml",
+    )
     parser.add_argument("--nodes", metavar="N", type=int, default=3, help="servers: 1, 3 or 5 (3)")
     parser.add_argument("--workers", metavar="N", type=int, help="workers of the fleet (2)")
     parser.add_argument("--gateway", metavar="SITE", action="append", default=[], help="a gateway here; repeatable")
@@ -76,9 +81,13 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     """Brings the cluster up, and stays until it is told to end."""
     from stigmergy.engine.folder import ClusterFolder
 
+    if not arguments.fleet and (arguments.workers or arguments.gateway):
+        arguments.fleet = config_of(arguments).fleet.module
+        if not arguments.fleet:
+            raise ConfigError(
+                "workers and gateways run a fleet: give MODULE:FLEET, or write module into stigmergy.toml"
+            )
     workers = arguments.workers if arguments.workers is not None else (2 if arguments.fleet else 0)
-    if not arguments.fleet and (workers or arguments.gateway):
-        raise ConfigError("workers and gateways run a fleet: give MODULE:FLEET, such as drone:fleet")
     if not 0 <= workers <= WORKERS_MAX:
         raise ConfigError(f"--workers {workers}: give 0 to {WORKERS_MAX}")
     fleet = None
@@ -320,7 +329,8 @@ class _Cluster:
             self._since_s = self._since_s or now_s
         elif self._since_s:
             if now_s - self._since_s > UNOWNED_S or not self._told_owned:
-                self._note(f"all {counted(self._shards, 'shard')} have an owner", GOOD)
+                whole = "the shard has" if self._shards == 1 else f"all {self._shards:,} shards have"
+                self._note(f"{whole} an owner", GOOD)
             self._since_s, self._told_owned = 0.0, True
 
     def _tell_begun(self) -> None:
