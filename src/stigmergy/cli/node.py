@@ -93,10 +93,10 @@ def status(arguments: argparse.Namespace, output: Output) -> int:
     output.fields(
         [
             ("journal", f"{found['journal']}, {shown_bytes(found['journal_bytes'])}"),
-            ("log", f"{found['events']:,} events, {', '.join(heads[:4])}{' …' if len(heads) > 4 else ''}"),
+            ("log", f"{counted(found['events'], 'event')}, {', '.join(heads[:4])}{' …' if len(heads) > 4 else ''}"),
             ("agents", f"{found['agents']:,}"),
-            ("owed", f"{found['owed']:,} effects"),
-            ("waiting", f"{found['waiting']:,} observed events"),
+            ("owed", counted(found["owed"], "effect")),
+            ("waiting", counted(found["waiting"], "observed event")),
             ("dead letters", (f"{found['dead_letters']:,}", WARN if found["dead_letters"] else "")),
             *_link(found["link"]),
             *company_fields(found),
