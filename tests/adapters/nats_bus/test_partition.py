@@ -4,6 +4,8 @@ import asyncio
 from functools import partial
 from pathlib import Path
 
+import pytest
+
 from stigmergy.adapters.nats.address import parse_address
 from stigmergy.adapters.nats.link import NatsLink
 from stigmergy.adapters.nats.naming import parted_stream
@@ -79,20 +81,30 @@ async def test_what_the_hash_misses_is_moved_in_order(server: NatsCluster, buses
     assert all(marking.taken == [*range(1, 21)] for marking in markings.values())
 
 
-async def test_a_stream_that_was_left_without_its_source_is_fed_again(server: NatsCluster, buses: Buses) -> None:
-    """Whoever wakes a source takes it away first, and may be killed before it gives it back."""
-    topics = Topics("starved", "north")
-    bus = await buses.nats(server.url, "starved:north:shard-0", partition=Partition(0, 1))
+@pytest.mark.parametrize("is_alone", [False, True])
+async def test_a_stream_that_was_left_without_its_source_is_fed_again(
+    server: NatsCluster, buses: Buses, *, is_alone: bool
+) -> None:
+    """Whoever wakes a source takes it away first, and may be killed before it gives it back; also if nobody else is
+    there, and all begins with the next one."""
+    fleet = f"starved-{is_alone}"
+    topics = Topics(fleet, "north")
+    bus = await buses.nats(server.url, f"{fleet}:north:shard-0", partition=Partition(0, 1))
     heard = await hear(bus, topics.agents_pattern(Channel.INPUTS))
-    sender = await buses.nats(server.url, "starved:north:operator")
+    sender = await buses.nats(server.url, f"{fleet}:north:operator")
     topic = topics.of_agent("Drone/1", Channel.INPUTS)
     await sender.publish(BusMessage(topic, b"before"))
     await wait_until(lambda: heard.payloads == [b"before"])
     link = await NatsLink.open(parse_address(server.url), name="killed")
-    stream = parted_stream("starved", 1)
+    if is_alone:
+        await bus.close()
+    stream = parted_stream(fleet, 1)
     config = (await link.api(f"STREAM.INFO.{stream}"))["config"]
     await link.api(f"STREAM.UPDATE.{stream}", {**config, "sources": []})
     await sender.publish(BusMessage(topic, b"after"))
+    if is_alone:
+        bus = await buses.nats(server.url, f"{fleet}:north:shard-0", partition=Partition(0, 1))
+        await bus.subscribe(topics.agents_pattern(Channel.INPUTS), heard)
     await wait_until(lambda: len(heard.payloads) > 1)
     assert heard.payloads == [b"before", b"after"]
     await link.close()

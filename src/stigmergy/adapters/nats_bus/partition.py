@@ -80,7 +80,11 @@ class Parting:
             except JetStreamRefused as refused:
                 if refused.code != STREAM_NAME_IN_USE and not refused.is_passing:
                     raise
-        return await ensure_stream(link, self.stream, self._settings({}))
+        settings = self._settings({})
+        if found is not None and not found.config.get("sources"):
+            # Whoever woke the source was ended half way: it gets it back from whoever watches it.
+            del settings["sources"]
+        return await ensure_stream(link, self.stream, settings)
 
     def split(self, filters: Iterable[str]) -> tuple[list[str], list[str]]:
         """What is heard on the fleet's stream, and what on the sorted one, as it is called there."""
