@@ -10,7 +10,7 @@ from msgspec import structs
 from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
 from stigmergy.adapters.memory_shard_log import MemoryShard, MemoryShardLog
 from stigmergy.core.agent import Agent, evolve
-from stigmergy.core.errors import FoldMismatch, JournalConflict, JournalCorrupt, LinkDown, NotRunning
+from stigmergy.core.errors import DataLost, FoldMismatch, JournalConflict, JournalCorrupt, LinkDown, NotRunning
 from stigmergy.core.messages import Event
 from stigmergy.ports.journal import Journal, JournalIdentity
 from stigmergy.runtime.cluster import standby as module
@@ -202,6 +202,25 @@ def test_a_noted_snapshot_that_is_damaged_is_not_counted_on() -> None:
         assert await MemoryShardLog(shard).first_position() == 1, "nothing was dropped on account of it"
         await second.kill()
         assert (await standby_of(shard).claim("c")).recovered.states[0].agents["Counter/A"].count == 32
+
+    run(scene)
+
+
+@pytest.mark.parametrize("left", [0, 5])
+def test_a_log_that_ends_long_before_its_snapshots_has_lost_its_end(left: int) -> None:
+    async def scene(world: World) -> None:
+        shard = make_shard()
+        first = await begin(world, await standby_of(shard).claim("a"), structs.replace(SNAPPY, retention=Retention()))
+        await count(first, 60)
+        await asyncio.sleep(1.0)
+        await first.stop()
+        assert await MemoryShardLog(shard).snapshots()
+        lost = shard.store.commits[0][left:]
+        del shard.store.commits[0][left:]
+        with pytest.raises(DataLost, match=f"the log ends at {left}: the end of it is lost"):
+            await standby_of(shard).claim("b")
+        shard.store.commits[0].extend(lost)
+        assert (await standby_of(shard).claim("c")).recovered.states[0].agents["Counter/A"].count == 60
 
     run(scene)
 

@@ -13,7 +13,7 @@ from typing import cast
 
 from msgspec import Struct
 
-from stigmergy.core.errors import FoldMismatch, JournalConflict, JournalCorrupt, JournalUnknown
+from stigmergy.core.errors import DataLost, FoldMismatch, JournalConflict, JournalCorrupt, JournalUnknown
 from stigmergy.core.plans import AgentPlan
 from stigmergy.core.snapshot import read_header
 from stigmergy.core.state import Limits, ShardState, Signer
@@ -30,6 +30,8 @@ CLAIMS_MAX = 20
 """So often the log may grow between our last read and our claim: whoever writes so much is well, and keeps it."""
 RESTARTS_MAX = 5
 """So often the owner may drop what we were about to read."""
+IN_DOUBT_MAX = 2
+"""Commits that a snapshot may be ahead of its log: one on its way to the servers, and one sealed behind it."""
 NOTED_MAX = 1_024
 """Snapshots of its owner that are remembered: far more than any owner keeps."""
 
@@ -73,6 +75,8 @@ class Standby:
         self._is_warm = False
         self._unusable: list[int] = []
         """Snapshots that were tried when we began, and were no good."""
+        self._newest = 0
+        """The newest snapshot that was there then, good or not."""
         self._forget()
         log.watch(self._grown.set)
 
@@ -153,7 +157,9 @@ class Standby:
         """From the newest usable snapshot, or from the beginning if the log still has that."""
         passed_over: list[str] = []
         self._unusable.clear()
-        for position in reversed(await self._log.snapshots()):
+        stored = await self._log.snapshots()
+        self._newest = stored[-1] if stored else 0
+        for position in reversed(stored):
             self._forget()
             try:
                 await self._load(position)
@@ -221,7 +227,13 @@ class Standby:
                     await asyncio.sleep(0)
 
     def _recovered(self) -> Recovered:
-        """What a host starts from. Raises if the end of the log is signed by nobody who may."""
+        """What a host starts from. Raises if the end of the log is lost, or signed by nobody who may."""
+        if self._newest > self._state.position + IN_DOUBT_MAX:
+            raise DataLost(
+                f"shard {self.shard}: there is a snapshot of position {self._newest}, and the log ends at "
+                f"{self._state.position}: the end of it is lost; restore it from a newer copy, or delete the snapshots "
+                "as well to go on without"
+            )
         noted = tuple(position for position in self._noted if position not in self._unusable)
         basis = Basis(tuple(self._chain), self._snapshot_bytes, self._events, self._tail_bytes, noted)
         found = Recovered(states=[self._state], commits=self._commits, events=self._events, bases=[basis])
