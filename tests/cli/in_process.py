@@ -23,6 +23,8 @@ class Here(Folder):
                 contextlib.redirect_stdout(out),
                 contextlib.redirect_stderr(err),
                 mock.patch.dict(os.environ, environment),
+                # A module that a test writes anew within the same second would be taken from its cached bytecode.
+                mock.patch.object(sys, "dont_write_bytecode", True),
             ):
                 code = main(arguments)
         except SystemExit as end:  # after --help and --version

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -111,10 +110,8 @@ async def test_a_key_that_nobody_has_enrolled_is_told_so(tmp_path: Path) -> None
                 assert "have a node that may enrol it" in claims.why
 
 
-async def test_without_the_package_it_is_said_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.split(".")[0] == "nats" or "adapters.nats" in name]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "nats", None)
+@pytest.mark.usefixtures("without_nats")
+async def test_without_the_package_it_is_said_what_to_install(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r'pip install "stigmergy\[nats\]"'):
         async with Harbour(tmp_path).node(0, "nats://127.0.0.1:4222"):
             pass

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -115,10 +114,8 @@ async def test_an_uplink_goes_from_fleet_to_fleet(server: NatsCluster, by_mqtt: 
         await wait_until(lambda: collected() == tuple(range(30)))
 
 
-async def test_without_the_package_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.split(".")[0] == "nats" or "adapters.nats" in name]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "nats", None)
+@pytest.mark.usefixtures("without_nats")
+async def test_without_the_package_it_is_said_what_to_install() -> None:
     with pytest.raises(ConfigError, match=r'pip install "stigmergy\[nats\]"'):
         async with drones().running(journal="memory:", bus="nats://127.0.0.1:4222", node="drone"):
             pass
