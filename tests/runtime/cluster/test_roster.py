@@ -329,6 +329,9 @@ def test_another_version_of_an_agent_is_refused_unless_workers_are_replaced_one_
         other.me = structs.replace(other.me, kinds=(KindFold("Drone", 1, "bb"),))
         with pytest.raises(ConfigError, match="runs Drone with other fields"):
             await other.join()
+        other.me = structs.replace(other.me, kinds=(KindFold("Dock", 1, "cc"),))
+        with pytest.raises(ConfigError, match="runs Drone, which this module does not declare; run the same code"):
+            await other.join()
         await other.join(other_folds=True)
         await asyncio.sleep(SEEN_S)
         assert loads(other.owners) == {"a": 3, "b": 3}

@@ -28,7 +28,8 @@ def check_shape(known: FleetShape, ours: FleetShape) -> None:
 
 
 def check_folds(known: Member, ours: Member) -> None:
-    """Refuses agents whose states are of another version than those of a worker that runs."""
+    """Refuses agents whose states are of another version than those of a worker that runs, and to be without some of
+    them: their commands would be refused wherever their shard is ours."""
     theirs = {fold.kind: fold for fold in known.kinds}
     for fold in ours.kinds:
         other = theirs.get(fold.kind, fold)
@@ -38,6 +39,12 @@ def check_folds(known: Member, ours: Member) -> None:
                 f"worker {known.id} on {known.host} runs {fold.kind} with {versions}; run the same code in all "
                 "workers, or replace them one by one with --upgrade"
             )
+    ours_too = [fold.kind for fold in ours.kinds]
+    if missing := [fold.kind for fold in known.kinds if fold.kind not in ours_too]:
+        raise ConfigError(
+            f"worker {known.id} on {known.host} runs {', '.join(missing)}, which this module does not declare; run the "
+            "same code in all workers, or replace them one by one with --upgrade"
+        )
 
 
 def is_old(known: Member, wall_ns: int, age_s_max: float) -> bool:
