@@ -33,7 +33,6 @@ LONG = (
     "tests/cli/test_rings.py",
     "tests/cli/test_up.py",
     "tests/cli/test_worker.py",
-    "tests/docs/test_cluster_story.py",
     "tests/docs/test_gateways.py",
     "tests/docs/test_tutorial.py",
     "tests/edge/test_nodes.py",

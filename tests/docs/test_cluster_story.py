@@ -1,4 +1,7 @@
-"""The way from one process to a cluster, followed word by word on real servers."""
+"""The way from one process to a cluster, followed word by word on real servers: one of the long tests of `make prove`.
+
+What every run has of it: tests/cli/test_up.py starts the same cluster and kills the same parts.
+"""
 
 import contextlib
 import re
@@ -27,6 +30,7 @@ def three_in_a_row() -> int:
             return base
 
 
+@pytest.mark.prove
 @pytest.mark.timeout(600)
 def test_everything_happens_as_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(walkthrough, "PRINTED_S_MAX", 120.0)
