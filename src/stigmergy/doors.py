@@ -16,6 +16,8 @@ from stigmergy.runtime.switchboard import WORKERS, Switchboard
 ASK_S_MAX = 65.0
 """No line of an answer takes so long, but for what is broken."""
 CLOSE_S_MAX = 5.0
+BUCKET_S_MAX = 1.0
+"""A bucket that has a leader answers sooner."""
 
 
 class ClusterClient:
@@ -30,7 +32,7 @@ class ClusterClient:
         except ModuleNotFoundError as error:
             raise ConfigError(f'--nats {url!r} needs {error.name}: pip install "stigmergy[nats]"') from None
         address = parse_address(url, ("replicas", "max_bytes"))
-        self._shards = fleet.shards
+        self._fleet, self._shards = fleet.name, fleet.shards
         self._timeout_s = max(timeout_s, MOVED_S_MAX + 1.0)
         try:
             self._link = BlockingLink(address, name=f"stigmergy {fleet.name}")
@@ -46,7 +48,23 @@ class ClusterClient:
         for shard in range(self._shards):
             if await self._room.is_answered(shard):
                 return True
-        return False
+        return await self._may_come_back()
+
+    async def _may_come_back(self) -> bool:
+        """Whether workers may be about to join again: when the server is killed that leads their bucket, all of them
+        have lost their leases until it has another leader."""
+        from stigmergy.adapters.nats.errors import JetStreamRefused
+        from stigmergy.adapters.nats.naming import cluster_bucket
+
+        bucket = cluster_bucket(self._fleet)
+        try:
+            asked = {"subjects_filter": f"$KV.{bucket}.worker.*"}
+            found = await self._link.link.api(f"STREAM.INFO.KV_{bucket}", asked, within_s=BUCKET_S_MAX)
+        except JetStreamRefused:
+            return False
+        except LinkDown:
+            return True
+        return bool(found["state"].get("subjects"))
 
     def ask(self, request: bytes) -> Generator[bytes, None, None]:
         """Sends a line; the lines that come back, for as long as the caller takes them. Raises NotRunning."""
