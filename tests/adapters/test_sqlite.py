@@ -4,7 +4,7 @@ import asyncio
 import os
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import apsw
@@ -207,6 +207,23 @@ async def test_dropped_commits_give_their_room_back(path: Path) -> None:
     connection = apsw.Connection(str(path))
     assert connection.pragma("integrity_check") == "ok"
     connection.close()
+
+
+async def test_a_reader_that_a_drop_overtakes_begins_where_the_log_begins_now(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fill(path, groups=10)
+    journal = open_journal(f"sqlite:{path}", IDENTITY)
+    reading = journal._reading
+
+    def overtaken(fetch: Callable[[], None]) -> None:
+        monkeypatch.setattr(journal, "_reading", reading)
+        journal._drop(0, 4)
+        reading(fetch)
+
+    monkeypatch.setattr(journal, "_reading", overtaken)
+    assert [stored.sealed.position for stored in journal.read(0)] == [5, 6, 7, 8, 9, 10]
+    await journal.close()
 
 
 async def test_stalled_disk_does_not_stall_the_loop(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

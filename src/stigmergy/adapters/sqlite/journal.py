@@ -67,6 +67,10 @@ def remove_empty_wal(connection: apsw.Connection, files: Files, path: str) -> No
             connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
 
 
+class _Dropped(Bug):
+    """The writing thread has dropped what the reader was about to read: nothing is wrong with the journal."""
+
+
 class SqliteJournal:
     """The Journal port on one SQLite file."""
 
@@ -105,13 +109,15 @@ class SqliteJournal:
         return self._firsts.get(shard, 1)
 
     def read(self, shard: int, after: int = 0) -> Iterator[StoredCommit]:
-        position = max(after + 1, self.first_position(shard))
-        while chunk := self._read_chunk(shard, position):
+        chunk = self._first_chunk(shard, after)
+        position = chunk[0].sealed.position if chunk else 0
+        while chunk:
             for stored in chunk:
                 if stored.sealed.position != position:
                     raise self._lacks(shard, position)
                 position += 1
                 yield stored
+            chunk = self._read_chunk(shard, position)
 
     def append(self, group: Group) -> Awaitable[None]:
         try:
@@ -331,10 +337,16 @@ class SqliteJournal:
 
     # What follows runs on the event loop.
 
+    def _first_chunk(self, shard: int, after: int) -> list[StoredCommit]:
+        """From behind a position on, or from where the log begins, which may move while we look."""
+        while True:
+            with contextlib.suppress(_Dropped):
+                return self._read_chunk(shard, max(after + 1, self.first_position(shard)))
+
     def _read_chunk(self, shard: int, position: int) -> list[StoredCommit]:
         head, first = self._heads.get(shard), self.first_position(shard)
         if position < first:
-            raise Bug(f"shard {shard}: position {position} was dropped while it was to be read")
+            raise _Dropped(f"shard {shard}: position {position} was dropped while it was to be read")
         if head is None or position > head.position:
             return []
         chunk: list[StoredCommit] = []
@@ -351,7 +363,9 @@ class SqliteJournal:
                     break
 
         self._reading(fetch)
-        if not chunk:
+        if not chunk or chunk[0].sealed.position != position:
+            if position < self.first_position(shard):
+                raise _Dropped(f"shard {shard}: position {position} was dropped while it was to be read")
             raise self._lacks(shard, position)
         return chunk
 
