@@ -1,8 +1,10 @@
 """The program run in this very process, for many short calls of which nobody is killed: quicker than a process each."""
 
 import contextlib
+import importlib
 import io
 import os
+import shutil
 import subprocess
 import sys
 from unittest import mock
@@ -17,13 +19,15 @@ class Here(Folder):
     def cli(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         out, err = io.TextIOWrapper(io.BytesIO(), write_through=True), io.StringIO()
         path, modules = list(sys.path), list(sys.modules)
+        # A module that a test has written anew within the same second would be taken from the bytecode of a node.
+        shutil.rmtree(self.path / "__pycache__", ignore_errors=True)
+        importlib.invalidate_caches()
         try:
             with (
                 contextlib.chdir(self.path),
                 contextlib.redirect_stdout(out),
                 contextlib.redirect_stderr(err),
                 mock.patch.dict(os.environ, environment),
-                # A module that a test writes anew within the same second would be taken from its cached bytecode.
                 mock.patch.object(sys, "dont_write_bytecode", True),
             ):
                 code = main(arguments)
