@@ -262,6 +262,34 @@ class Store(Protocol):
         ...
 
 
+class HeldLease:
+    """What the holder knows of its lease, wherever the key is kept: the base of the adapters' leases."""
+
+    def __init__(self, entry: Entry, ends_ns: int) -> None:
+        self._entry = entry
+        self._ends_ns = ends_ns
+        self._lost = False
+
+    @property
+    def key(self) -> str:
+        return self._entry.key
+
+    @property
+    def value(self) -> bytes:
+        return self._entry.value
+
+    @property
+    def revision(self) -> int:
+        return self._entry.revision
+
+    @property
+    def ends_ns(self) -> int:
+        return 0 if self._lost else self._ends_ns
+
+    def held(self, monotonic_ns: int) -> bool:
+        return not self._lost and monotonic_ns < self._ends_ns
+
+
 def lease_end_ns(asked_ns: int, ttl_s: int) -> int:
     """Until when the holder of a lease counts on it, if it asked at this moment of its monotonic clock."""
     return asked_ns + int(ttl_s * NS * (1 - LEASE_DRIFT_SHARE))

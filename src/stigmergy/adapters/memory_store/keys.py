@@ -9,6 +9,7 @@ from stigmergy.core.errors import Bug, StoreConflict
 from stigmergy.ports.store import (
     Entry,
     Heard,
+    HeldLease,
     Lease,
     Watch,
     check_key,
@@ -71,36 +72,15 @@ class MemoryKeyValue:
         return MemoryLease(self._line, self._bucket, Entry(key, bytes(value), revision), ttl_s, asked_ns)
 
 
-class MemoryLease:
+class MemoryLease(HeldLease):
     """The Lease port."""
 
     def __init__(self, line: Line, bucket: MemoryBucket, entry: Entry, ttl_s: int, asked_ns: int) -> None:
         self._line = line
         self._bucket = bucket
-        self._entry = entry
+        super().__init__(entry, lease_end_ns(asked_ns, ttl_s))
         self._ttl_s = ttl_s
-        self._ends_ns = lease_end_ns(asked_ns, ttl_s)
-        self._lost = False
         self._busy = False
-
-    @property
-    def key(self) -> str:
-        return self._entry.key
-
-    @property
-    def value(self) -> bytes:
-        return self._entry.value
-
-    @property
-    def revision(self) -> int:
-        return self._entry.revision
-
-    @property
-    def ends_ns(self) -> int:
-        return 0 if self._lost else self._ends_ns
-
-    def held(self, monotonic_ns: int) -> bool:
-        return not self._lost and monotonic_ns < self._ends_ns
 
     async def renew(self, value: bytes | None = None) -> None:
         kept = self.value if value is None else bytes(value)

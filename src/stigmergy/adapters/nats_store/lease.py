@@ -13,7 +13,7 @@ from stigmergy.adapters.nats_store.buckets import MARKER_S
 from stigmergy.adapters.nats_store.messages import EXPECTED, HOLDER, OPERATION, TTL, Last
 from stigmergy.core.errors import Bug, StoreConflict
 from stigmergy.ports.clock import Clock
-from stigmergy.ports.store import Entry, check_value, lease_end_ns
+from stigmergy.ports.store import Entry, HeldLease, check_value, lease_end_ns
 
 FOUND_AGAIN_MAX = 3
 """Writes of our own, without an answer, that may turn up while one more is made."""
@@ -27,39 +27,18 @@ class Keys(Protocol):
     async def write(self, key: str, value: bytes, headers: dict[str, str], within_s: float = ...) -> int: ...
 
 
-class NatsLease:
+class NatsLease(HeldLease):
     """The Lease port."""
 
     def __init__(self, keys: Keys, clock: Clock, entry: Entry, holder: str, ttl_s: int, asked_ns: int) -> None:
         self._keys = keys
         self._clock = clock
-        self._entry = entry
+        super().__init__(entry, lease_end_ns(asked_ns, ttl_s))
         self._holder = holder
         self._ttl_s = ttl_s
-        self._ends_ns = lease_end_ns(asked_ns, ttl_s)
-        self._lost = False
         self._busy = False
         self._within_s = min(REQUEST_S, ttl_s / 2)
         """So long a renewal waits for an answer: there must be time for another one."""
-
-    @property
-    def key(self) -> str:
-        return self._entry.key
-
-    @property
-    def value(self) -> bytes:
-        return self._entry.value
-
-    @property
-    def revision(self) -> int:
-        return self._entry.revision
-
-    @property
-    def ends_ns(self) -> int:
-        return 0 if self._lost else self._ends_ns
-
-    def held(self, monotonic_ns: int) -> bool:
-        return not self._lost and monotonic_ns < self._ends_ns
 
     async def renew(self, value: bytes | None = None) -> None:
         kept = self.value if value is None else value
