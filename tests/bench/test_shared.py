@@ -21,7 +21,11 @@ def test_a_quick_run_gives_all_figures() -> None:
     assert 1 < figures["bytes_ratio_max"] <= 3
     assert all(row["bytes"] > row["information_bytes"] for row in figures["changes"])
     assert [row["elements"] for row in figures["stores"]] == [100, 1_000]
-    assert len(charts(figures)) == 3
+    every_agent, boards = figures["spread"]
+    assert (every_agent["layout"], every_agent["writes"]) == ("every agent", boards["writes"])
+    assert 2.5 < every_agent["merged_per_write"] <= 3.0, "each of four replicas keeps what the other three write"
+    assert 0.8 < boards["merged_per_write"] <= 1.0
+    assert len(charts(figures)) == 4
     console = Console(record=True, width=100, file=io.StringIO())
     show(measured, console)
     assert "orset_add_ten" in console.export_text()

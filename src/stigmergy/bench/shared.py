@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from stigmergy.bench.charts import Bar, Bars, Chart, Lines, Series
 from stigmergy.bench.options import add_common
+from stigmergy.bench.shared_spread import measure_spread
 from stigmergy.bench.targets import Target
 from stigmergy.crdt.causality import Dot
 from stigmergy.crdt.delta import Delta, Edit, join_deltas, mint
@@ -51,10 +52,13 @@ class Sizes(Struct, frozen=True):
     mutated_elements: int = 10_000
     rounds: int = 30
     deltas: int = 200
+    spread: tuple[tuple[int, int], ...] = ((1, 1), (1, 4), (6, 1), (6, 2), (6, 4))
+    """Agents a node, and nodes, that share one map."""
+    spread_s: float = 20.0
 
 
 FULL = Sizes()
-QUICK = Sizes(elements=(100, 1_000), mutated_elements=1_000, rounds=2, deltas=20)
+QUICK = Sizes(elements=(100, 1_000), mutated_elements=1_000, rounds=2, deltas=20, spread=((2, 2),), spread_s=5.0)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -87,16 +91,25 @@ def measure_all(sizes: Sizes) -> dict[str, Any]:
         "applied": applied,
         "changes": changes,
         "stores": [measure_store(count, store) for count, store in stores.items()],
+        "spread": measure_spread(sizes.spread, sizes.spread_s),
     }
 
 
 def charts(figures: dict[str, Any]) -> list[Chart]:
-    """Writes by type, a delta by the size of the set, bytes by kind of change."""
+    """Writes by type, a delta by the size of the set, bytes by kind of change, merges by layout."""
     applied = [(row["elements"], row["us_per_delta"]) for row in figures["applied"]]
     return [
         Bars("local writes", "writes/s", [Bar(row["name"], row["per_s"]) for row in figures["mutations"]]),
         Lines("a delta of 10 elements", "elements", "µs per delta", [Series("ORSet", applied)], y_from_zero=True),
         Bars("bytes / information", "ratio", [Bar(row["name"], row["ratio"]) for row in figures["changes"]]),
+        Bars(
+            "events merged, in all journals, for one write",
+            "events",
+            [
+                Bar(f"{row['agents_per_node']} x {row['nodes']} {row['layout']}", row["merged_per_write"])
+                for row in figures["spread"]
+            ],
+        ),
     ]
 
 
