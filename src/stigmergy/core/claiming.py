@@ -96,12 +96,20 @@ class Granted(Event, name="stigmergy.Granted"):
     renewal."""
 
 
-class Denied(Event, name="stigmergy.Denied"):
+class Denied(Event, name="stigmergy.Denied", omit_defaults=True):
     """The agent does not get the resource: another holds it, too many wait, or the ledger could not be asked."""
 
     claim: str
     resource: str
     reason: str
+    holder: str = ""
+    """The agent that held it, or was offered it; empty where the ledger did not say or the node has not read its name
+    since it started."""
+    held_s_max: float = 0.0
+    """So long the holder may hold it from now, counted by this node since it saw the grant; the holder may renew it, or
+    give it back earlier. 0: not known, or over by this node's clock."""
+    place: int = 0
+    """The place in line when the wait ended, 1 for the next to be served; 0: it was not in line."""
 
 
 class Released(Event, name="stigmergy.Released"):

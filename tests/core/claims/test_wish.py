@@ -9,7 +9,20 @@ from stigmergy.core.claims import wish as wishes
 from stigmergy.core.claims.entries import Ask, Expire, Move, Release, Renew, Take, Withdraw
 from stigmergy.core.claims.lease import MILLISECOND_NS
 from stigmergy.core.claims.state import QUEUE_COUNT_MAX
-from stigmergy.core.claims.wish import Denied, Granted, Held, Lost, Turn, Wish, ask, heard, release, resent, tick
+from stigmergy.core.claims.wish import (
+    Denied,
+    Granted,
+    Held,
+    Lost,
+    Standing,
+    Turn,
+    Wish,
+    ask,
+    heard,
+    release,
+    resent,
+    tick,
+)
 from tests.core.claims.moves import CELL, Log, Node
 
 SECOND = 1_000 * MILLISECOND_NS
@@ -48,7 +61,7 @@ class Claimant:
     def ticks(self, now: int) -> None:
         self.now = now
         assert self.wish is not None
-        self._take(tick(self.wish, now, self._number))
+        self._take(tick(self.wish, now, self._number, self.log.claims))
 
     def is_over(self) -> bool:
         return self.wish is None
@@ -127,12 +140,13 @@ def test_a_verdict_that_comes_after_the_lease_is_none(log: Log) -> None:
 
 
 def test_a_refusal_says_why(log: Log) -> None:
-    log.add(Node("holder"), Ask(CELL, 1_000))
+    holder = Node("holder")
+    log.add(holder, Ask(CELL, 1_000))
     one = Claimant(log)
     one.ask()
     one.lands()
     one.reads()
-    assert one.told == [Denied(wishes.HELD_BY_OTHERS)]
+    assert one.told == [Denied(wishes.HELD_BY_OTHERS, Standing(holder.claimant(), 1))]
     assert one.is_over()
 
 
@@ -143,7 +157,7 @@ def test_a_full_queue_is_said(log: Log) -> None:
     one.ask()
     one.lands()
     one.reads()
-    assert one.told == [Denied(wishes.QUEUE_FULL)]
+    assert one.told == [Denied(wishes.QUEUE_FULL, Standing(Node("node-0").claimant(), 1))]
 
 
 def test_who_is_not_heard_is_told_so(log: Log) -> None:
@@ -209,14 +223,45 @@ def test_an_offer_that_came_and_went_unseen(log: Log) -> None:
 
 
 def test_patience_ends_in_the_queue_too(log: Log) -> None:
-    log.add(Node("holder"), Ask(CELL, 1_000))
+    """The ledger has answered: it is known who holds it, and which place in line the claim had."""
+    holder, first = Node("holder"), Node("first")
+    log.add(holder, Ask(CELL, 1_000))
+    log.add(first, Ask(CELL, 1_000, waits=True))
     one = Claimant(log, waits=True)
     one.ask(until_ns=5 * SECOND)
     one.lands()
     one.reads()
+    log.add(holder, Renew(CELL, 1, 1_000))
+    one.ticks(5 * SECOND)
+    assert one.told == [Denied(wishes.NOT_SERVED, Standing(holder.claimant(), 4, place=2))]
+    assert one.sends == [Withdraw(CELL)]
+
+
+def test_the_end_of_patience_says_whom_it_was_offered_to(log: Log) -> None:
+    holder, first = Node("holder"), Node("first")
+    log.add(holder, Ask(CELL, 1_000))
+    log.add(first, Ask(CELL, 1_000, waits=True))
+    one = Claimant(log, waits=True)
+    one.ask(until_ns=5 * SECOND)
+    one.lands()
+    one.reads()
+    log.add(holder, Release(CELL, 1))
+    one.reads()
+    one.ticks(5 * SECOND)
+    assert one.told == [Denied(wishes.NOT_SERVED, Standing(first.claimant(), 4, offered=True, place=1))]
+
+
+def test_an_offer_whose_answer_did_not_come_is_no_verdict(log: Log) -> None:
+    holder = Node("holder")
+    log.add(holder, Ask(CELL, 1_000))
+    one = Claimant(log, waits=True)
+    one.ask(until_ns=5 * SECOND)
+    one.lands()
+    one.reads()
+    log.add(holder, Release(CELL, 1))
+    one.reads()
     one.ticks(5 * SECOND)
     assert one.told == [Denied(wishes.NO_VERDICT)]
-    assert one.sends == [Withdraw(CELL)]
 
 
 def test_renews_after_a_third_of_the_lease(log: Log) -> None:
@@ -295,7 +340,7 @@ def test_a_renewal_without_an_answer_is_refused_and_the_rest_is_held(log: Log) -
     one.reads()
     one.ask(for_ms=60_000, until_ns=2 * SECOND)
     one.ticks(2 * SECOND)
-    assert one.told[1:] == [Denied(wishes.NO_VERDICT)]
+    assert one.told[1:] == [Denied(wishes.NOT_PROLONGED)]
     assert one.believes()
     one.lands()
     one.reads()

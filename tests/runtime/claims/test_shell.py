@@ -23,7 +23,10 @@ def test_one_holds_and_the_other_is_refused() -> None:
         assert (granted.claim, granted.resource, granted.token) == ("cell", CELL, 1)
         assert 4.9 < granted.for_s <= 5.0
         other.ask()
-        assert (await other.wait_denied()).reason == wishes.HELD_BY_OTHERS
+        denied = await other.wait_denied()
+        assert denied.reason.startswith(f"{wishes.HELD_BY_OTHERS}: Drone/1 holds it for up to 5.")
+        assert (denied.holder, denied.place) == ("Drone/1", 0)
+        assert 4.9 < denied.held_s_max <= 5.2
         assert one.claims.believes(CELL) == [("Drone/1", 1)]
         assert other.claims.believes(CELL) == []
         assert one.claims.standing().held == 1
@@ -132,6 +135,56 @@ def test_no_verdict_means_not_held() -> None:
         other.ask()
         await other.wait_granted()
         assert len(one.verdicts) == 2
+
+    simulate(main)
+
+
+def test_who_waited_in_vain_hears_who_holds_it_and_its_place_in_line() -> None:
+    async def main(stage: Stage) -> None:
+        one, other, third = await stage.node("one"), await stage.node("other"), await stage.node("third")
+        one.ask(for_s=60.0)
+        await one.wait_granted()
+        other.ask("Drone/2", for_s=5.0, wait_s=30.0)
+        await asyncio.sleep(0.5)
+        third.ask("Drone/3", for_s=5.0, wait_s=10.0)
+        denied = await third.wait_denied()
+        assert (denied.holder, denied.place) == ("Drone/1", 2)
+        assert 49.0 < denied.held_s_max <= 50.0
+        assert denied.reason.startswith(f"{wishes.NOT_SERVED}: place 2 in line; Drone/1 holds it for up to 49.")
+        assert "nobody knows" not in denied.reason
+
+    simulate(main)
+
+
+def test_a_denial_in_line_says_that_the_ledger_no_longer_answers() -> None:
+    async def main(stage: Stage) -> None:
+        one, other = await stage.node("one"), await stage.node("other")
+        one.ask(for_s=5.0, renew=True)
+        await one.wait_granted()
+        other.ask("Drone/2", for_s=5.0, wait_s=10.0)
+        await asyncio.sleep(0.5)
+        other.ledger.cut_off = True
+        denied = await other.wait_denied()
+        assert (denied.holder, denied.place, denied.held_s_max) == ("Drone/1", 1, 0.0)
+        assert denied.reason == f"{wishes.NOT_SERVED}: place 1 in line; Drone/1 holds it. {desk.NOT_UP}"
+
+    simulate(main)
+
+
+def test_a_denial_says_whom_it_is_offered_to() -> None:
+    async def main(stage: Stage) -> None:
+        one, other, third = await stage.node("one"), await stage.node("other"), await stage.node("third")
+        one.ask(for_s=60.0)
+        granted = await one.wait_granted()
+        other.ask("Drone/2", for_s=5.0, wait_s=30.0)
+        await asyncio.sleep(0.5)
+        other.ledger.cut_off = True
+        one.release(granted.token)
+        await asyncio.sleep(0.5)
+        third.ask("Drone/3")
+        denied = await third.wait_denied()
+        assert (denied.holder, denied.held_s_max) == ("Drone/2", 0.0)
+        assert denied.reason == f"{wishes.HELD_BY_OTHERS}: it is offered to Drone/2"
 
     simulate(main)
 

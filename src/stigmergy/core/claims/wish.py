@@ -20,6 +20,9 @@ from stigmergy.core.claims.lease import lease_end_ns, renewal_ns
 from stigmergy.core.claims.state import QUEUE_COUNT_MAX, Claims
 
 NO_VERDICT = "no verdict in time; nobody knows who holds it"
+"""Only where the ledger did not answer."""
+NOT_SERVED = "its turn did not come in time"
+NOT_PROLONGED = "no verdict in time; it is held as before, until its lease is over"
 TOO_LATE = "the verdict came after the lease was over"
 HELD_BY_OTHERS = "somebody else holds it"
 QUEUE_FULL = f"somebody else holds it, and {QUEUE_COUNT_MAX} wait already"
@@ -36,10 +39,24 @@ class Granted(Struct, frozen=True):
     end_ns: int
 
 
+class Standing(Struct, frozen=True):
+    """Who had the resource when a claim on it was denied, by the ledger."""
+
+    holder: bytes
+    """The claimant that holds it, or is offered it."""
+    began: int
+    """The position of the entry that began its lease, or the offer."""
+    offered: bool = False
+    place: int = 0
+    """Of the denied claim in the line, counted from 1; 0: it was not in line."""
+
+
 class Denied(Struct, frozen=True):
     """It does not hold, and waits no more."""
 
     reason: str
+    standing: Standing | None = None
+    """None where the ledger did not say."""
 
 
 class Lost(Struct, frozen=True):
@@ -135,8 +152,9 @@ def resent(wish: Wish, numbers: range, now_ns: int) -> Wish:
     return structs.replace(wish, sent=structs.replace(wish.sent, sent_ns=now_ns))
 
 
-def tick(wish: Wish, now_ns: int, number: int) -> Turn:
-    """What time brings: the end of a lease, the end of patience, or a renewal."""
+def tick(wish: Wish, now_ns: int, number: int, claims: Claims | None = None) -> Turn:
+    """What time brings: the end of a lease, the end of patience, or a renewal. `claims` is the fold as far as it was
+    read, for saying why a claim was not served."""
     held = wish.held
     if held is not None and now_ns >= held.end_ns:
         lost = Lost(held.token, NOT_RENEWED if wish.renew else LEASE_OVER)
@@ -144,8 +162,8 @@ def tick(wish: Wish, now_ns: int, number: int) -> Turn:
         return Turn(None, Release(wish.resource, held.token), (lost, *denied))
     if wish.asking and now_ns >= wish.until_ns:
         if held is None:
-            return Turn(None, Withdraw(wish.resource), (Denied(NO_VERDICT),))
-        return Turn(structs.replace(wish, asking=False), None, (Denied(NO_VERDICT),))
+            return Turn(None, Withdraw(wish.resource), (_not_served(wish, claims),))
+        return Turn(structs.replace(wish, asking=False), None, (Denied(NOT_PROLONGED),))
     if held is not None and wish.renew and wish.sent is None and now_ns >= renewal_ns(held.sent_ns, held.for_ms):
         return _renew(wish, held, now_ns, number)
     return Turn(wish)
@@ -172,7 +190,7 @@ def heard(wish: Wish, claims: Claims, writer: bytes, life: int, now_ns: int, num
     if wish.waits and (sent is None or isinstance(sent.move, Take)):
         # An offer that was passed on before it could be taken: at the end of the queue once more.
         return _send(wish, Ask(wish.resource, wish.for_ms, waits=True), now_ns, number)
-    return Turn(None, None, (Denied(_why_refused(wish, claims)),))
+    return Turn(None, None, (Denied(_why_refused(wish, claims), standing_of(wish, claims)),))
 
 
 def _won(wish: Wish, held: Held, now_ns: int) -> Turn:
@@ -194,6 +212,23 @@ def _gone(wish: Wish, reason: str) -> tuple[Verdict, ...]:
     """What the agent hears: that it has lost what it held, and that what it asked for is refused."""
     lost: tuple[Verdict, ...] = () if wish.held is None else (Lost(wish.held.token, reason),)
     return (*lost, Denied(reason)) if wish.asking else lost
+
+
+def standing_of(wish: Wish, claims: Claims) -> Standing | None:
+    """Who has what this wish is for, and which place it has in the line; None if nobody has it."""
+    known = claims.resource(wish.resource)
+    waiting = [waiter.claimant for waiter in known.queue]
+    place = waiting.index(wish.claimant) + 1 if wish.claimant in waiting else 0
+    if known.grant is not None:
+        return Standing(known.grant.claimant, known.grant.began, place=place)
+    return None if known.offer is None else Standing(known.offer.claimant, known.offer.position, True, place)
+
+
+def _not_served(wish: Wish, claims: Claims | None) -> Denied:
+    """The end of patience. As long as a move is on its way, the ledger has not answered the last question."""
+    if wish.sent is not None or claims is None:
+        return Denied(NO_VERDICT)
+    return Denied(NOT_SERVED, standing_of(wish, claims))
 
 
 def _why_refused(wish: Wish, claims: Claims) -> str:

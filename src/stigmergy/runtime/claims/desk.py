@@ -14,6 +14,7 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -36,6 +37,7 @@ GATE_LOOK_NS = 5 * MILLISECOND_NS
 TIMES_COUNT_SPARE = 1_000
 """So many times of claims that are gone may be remembered beside the others."""
 TAKEN_BACK = "it was given back before it was granted"
+NOT_UP = "The ledger does not answer any more: this is how it was when it did, and nobody knows who holds it now"
 TOO_MANY = "too many claims wait for the ledger; ask again later"
 NAME_TOO_LONG = f"agent and claim have more than {CLAIMANT_CHARS_MAX} characters; give the agent a shorter name"
 
@@ -71,6 +73,23 @@ class Belief(Struct, frozen=True):
     """Until the lease is over, if it holds; else until the question is given up."""
     renews: bool
     asking: bool
+
+
+class Sight(Protocol):
+    """What a node has seen of others in the ledger, for saying why a claim was denied."""
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the ledger answers."""
+        ...
+
+    def name_of(self, claimant: bytes) -> tuple[bytes, str] | None:
+        """Key and name of a claimant, if its entry was read."""
+        ...
+
+    def over_ns(self, resource: str, began: int) -> int | None:
+        """When this lease or offer is over at the latest, by this node's clock."""
+        ...
 
 
 class _Claim:
@@ -122,8 +141,11 @@ def claimant_name(agent: str, claim: str) -> str:
 class Desk:
     """All wishes of a node."""
 
-    def __init__(self, writing: Writing, incarnation: int, key: tuple[int, bytes], owes: Owes) -> None:
+    def __init__(self, writing: Writing, incarnation: int, key: tuple[int, bytes], owes: Owes, sight: Sight) -> None:
         self._writing = writing
+        self._sight = sight
+        self._log = Claims()
+        """The fold, as far as it was read."""
         self._incarnation = incarnation
         self._key = key
         self._owes = owes
@@ -197,11 +219,13 @@ class Desk:
 
     def heard(self, steps: Sequence[Step], claims: Claims, now_ns: int) -> None:
         """The log has moved on by these steps, to this state."""
+        self._log = claims
         for name in dict.fromkeys(step.resource for step in steps if step.resource in self._by_resource):
             self._look_at(self._by_resource.get(name, {}), claims, now_ns)
 
     def jumped(self, claims: Claims, now_ns: int) -> None:
         """The log was not read step by step: everything may have changed."""
+        self._log = claims
         self._look_at(self._claims, claims, now_ns)
 
     def _look_at(self, keys: Iterable[Key], claims: Claims, now_ns: int) -> None:
@@ -310,8 +334,8 @@ class Desk:
                 event = Denied(claim=field, resource=resource, reason=wishes.TOO_LATE)
             case wishes.Denied(reason=""):
                 return [(claim.shard, EffectSettled(LEDGER, sequence)) for sequence in news.sequences]
-            case wishes.Denied(reason=reason):
-                event = Denied(claim=field, resource=resource, reason=reason)
+            case wishes.Denied() as denied:
+                event = self._denied(field, resource, denied, now_ns)
                 self.counters.claims_denied += 1
             case wishes.Lost(token=token, reason=reason):
                 if (claim.key, token) in over:
@@ -324,6 +348,22 @@ class Desk:
         if not news.sequences:
             return [(claim.shard, VerdictCame(agent, body))]
         return [(claim.shard, EffectSettled(LEDGER, sequence, body)) for sequence in news.sequences]
+
+    def _denied(self, field: str, resource: str, denied: wishes.Denied, now_ns: int) -> Denied:
+        """The denial as its agent hears it: who holds the resource, for how long, and the place in line."""
+        standing = denied.standing
+        if standing is None:
+            return Denied(claim=field, resource=resource, reason=denied.reason)
+        named = self._sight.name_of(standing.holder)
+        holder = "" if named is None else named[1].rpartition(" ")[0]
+        over_ns = self._sight.over_ns(resource, standing.began)
+        left_s = 0.0 if over_ns is None or standing.offered else max(0, over_ns - now_ns) / SECOND_NS
+        reason = why_denied(denied.reason, standing, holder, left_s)
+        if not self._sight.is_up:
+            reason = f"{reason}. {NOT_UP}"
+        return Denied(
+            claim=field, resource=resource, reason=reason, holder=holder, held_s_max=left_s, place=standing.place
+        )
 
     def _open_gates(self, now_ns: int) -> None:
         """Sends what waited until its agent had heard of it, or for the margin behind a lease."""
@@ -343,7 +383,7 @@ class Desk:
         if claim.wish is None:
             return False
         before = claim.wish
-        turn = wishes.tick(before, now_ns, self._writing.next_number)
+        turn = wishes.tick(before, now_ns, self._writing.next_number, self._log)
         if turn.wish is before:
             self._remember_time(claim)
             return True
@@ -415,6 +455,20 @@ class Desk:
             same.pop(claim.key, None)
             if not same:
                 self._by_resource.pop(claim.key[2], None)
+
+
+def why_denied(reason: str, standing: wishes.Standing, holder: str, left_s: float) -> str:
+    """A denial by the ledger for people."""
+    who = holder or "another agent"
+    if standing.offered:
+        has = f"it is offered to {who}"
+    elif left_s > 0:
+        has = f"{who} holds it for up to {left_s:.1f} s more unless it renews"
+    else:
+        has = f"{who} holds it"
+    if standing.place:
+        has = f"place {standing.place} in line; {has}"
+    return f"{reason}: {has}"
 
 
 def _wanted(claim: _Claim, asked: ClaimAsked, now_ns: int) -> Wish:

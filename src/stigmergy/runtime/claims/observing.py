@@ -31,8 +31,8 @@ class Observing:
     def __init__(self, writer: bytes, say: Callable[[Expire], bool]) -> None:
         self._writer = writer
         self._say = say
-        self._watched: dict[str, int] = {}
-        """Per resource the beginning of the lease or offer that is watched."""
+        self._watched: dict[str, tuple[int, int]] = {}
+        """Per resource the beginning of the lease or offer that is watched, and when it is over at the latest."""
         self._due: list[tuple[int, str, int]] = []
         self.expired = 0
         """How often this node has said that something is over."""
@@ -52,11 +52,17 @@ class Observing:
         else:
             self._watched.pop(name, None)
             return
-        if self._watched.get(name) == began:
+        if self._began(name) == began:
             return
-        self._watched[name] = began
+        over_ns = expiry_ns(now_ns, for_ms)
+        self._watched[name] = (began, over_ns)
         stagger_ns = self._rank(name, claims) * STAGGER_MS * MILLISECOND_NS
-        heapq.heappush(self._due, (expiry_ns(now_ns, for_ms) + stagger_ns, name, began))
+        heapq.heappush(self._due, (over_ns + stagger_ns, name, began))
+
+    def over_ns(self, name: str, began: int) -> int | None:
+        """When this lease or offer is over at the latest by our clock; None if it is not watched."""
+        watched = self._watched.get(name)
+        return watched[1] if watched is not None and watched[0] == began else None
 
     def jumped(self, claims: Claims, now_ns: int) -> None:
         """Everything may have changed. What was watched and still stands goes on from when it was seen."""
@@ -69,9 +75,13 @@ class Observing:
         """Says of what is due that it is over."""
         while self._due and self._due[0][0] <= now_ns:
             _, name, began = heapq.heappop(self._due)
-            if self._watched.get(name) == began:
+            if self._began(name) == began:
                 self.expired += self._say(Expire(name, began))
                 heapq.heappush(self._due, (now_ns + AGAIN_MS * MILLISECOND_NS, name, began))
+
+    def _began(self, name: str) -> int | None:
+        watched = self._watched.get(name)
+        return None if watched is None else watched[0]
 
     def _rank(self, name: str, claims: Claims) -> int:
         """How many come before this node for this resource."""

@@ -89,7 +89,7 @@ class Claims:
         self._trusted = tuple(sorted({signer.public_key, *trusted})) if trusted else ()
         """The keys that may write into the ledger, our own among them; empty: whoever the ledger says."""
         self._writing = Writing(ledger, signer, incarnation, monotonic_ns, self._resent)
-        self._desk = Desk(self._writing, incarnation, (signer.algorithm, signer.public_key), owes)
+        self._desk = Desk(self._writing, incarnation, (signer.algorithm, signer.public_key), owes, self)
         self._observing = Observing(self._writing.writer, self._expire)
         self._following = Following(
             ledger, signer, verifier.verify, self._heard, self._jumped, self._noted, frozenset(self._trusted)
@@ -115,7 +115,7 @@ class Claims:
         has its turns meanwhile."""
         deadline_s = asyncio.get_running_loop().time() + drain_s
         while asyncio.get_running_loop().time() < deadline_s:
-            if not self._is_up or not (self._writing.waiting or self._desk.giving_back):
+            if not self.is_up or not (self._writing.waiting or self._desk.giving_back):
                 break
             await asyncio.sleep(DRAIN_LOOK_S)
         await self.kill()
@@ -166,6 +166,10 @@ class Claims:
         """The key and the name ('Drone/1 cell') of a claimant, if its entry was read since this node started."""
         return self._following.names.get(claimant)
 
+    def over_ns(self, resource: str, began: int) -> int | None:
+        """When the lease or offer that began at this position is over at the latest, by this node's clock."""
+        return self._observing.over_ns(resource, began)
+
     @property
     def folded(self) -> ClaimsState:
         """What the log has come to, as far as it was read."""
@@ -198,7 +202,8 @@ class Claims:
     # ------------------------------------------------------------------ inside
 
     @property
-    def _is_up(self) -> bool:
+    def is_up(self) -> bool:
+        """Whether the ledger answers, and is believed."""
         return not self._desk.refuses and self._following.last_error is None and self._writing.last_error is None
 
     async def _guarded(self, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
