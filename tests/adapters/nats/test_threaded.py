@@ -1,10 +1,14 @@
 """A link for what is synchronous: each call ends, whatever happens to the server."""
 
+import asyncio
+import gc
+import socket
 import threading
 import time
 
 import pytest
 
+from stigmergy.adapters.nats import threaded
 from stigmergy.adapters.nats.address import parse_address
 from stigmergy.adapters.nats.errors import JetStreamRefused, Unanswered
 from stigmergy.adapters.nats.link import NatsLink
@@ -43,8 +47,6 @@ def test_a_call_has_its_limit(server: NatsCluster) -> None:
     link = BlockingLink(parse_address(server.url), name="test")
 
     async def for_ever(one: NatsLink) -> None:
-        import asyncio
-
         await asyncio.Event().wait()
 
     began_s = time.monotonic()
@@ -87,3 +89,65 @@ def test_nothing_runs_on_a_closed_link(server: NatsCluster) -> None:
     link.close()
     with pytest.raises(LinkDown):
         link.run(lambda one: one.api("INFO"), within_s=1.0)
+
+
+def test_closing_waits_for_what_was_given_up(server: NatsCluster, caplog: pytest.LogCaptureFixture) -> None:
+    """It is told to end and takes a while: a loop that closes meanwhile destroys it where it is."""
+    link = BlockingLink(parse_address(server.url), name="test")
+    begun, ended = list[str](), list[str]()
+
+    async def slow_to_end(one: NatsLink) -> None:
+        begun.append("now")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            for _ in range(20):
+                await asyncio.sleep(0.01)
+            ended.append("in order")
+
+    while not begun:
+        with pytest.raises(Unanswered):
+            link.run(slow_to_end, within_s=0.05 - GRACE_S)
+    link.close()
+    gc.collect()
+    assert ended == ["in order"]
+    assert "destroyed" not in caplog.text
+
+
+def test_a_connection_that_is_given_up_leaves_nothing_behind(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A busy machine: the thread gets no time, and whoever waits gives up before the attempt itself does."""
+    monkeypatch.setattr(threaded, "GRACE_S", -0.05)
+    with socket.create_server(("127.0.0.1", 0)) as says_nothing:
+        url = f"nats://127.0.0.1:{says_nothing.getsockname()[1]}"
+        with pytest.raises(Unanswered):
+            BlockingLink(parse_address(url), name="test", open_s=0.3)
+    gc.collect()
+    assert threads() == 0
+    assert "destroyed" not in caplog.text
+
+
+def test_whoever_waits_in_another_thread_hears_that_it_was_closed(server: NatsCluster) -> None:
+    link = BlockingLink(parse_address(server.url), name="test")
+    begun, heard = threading.Event(), list[BaseException]()
+
+    async def for_ever(one: NatsLink) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    def work() -> None:
+        try:
+            link.run(for_ever, within_s=3600.0)
+        except BaseException as error:
+            heard.append(error)
+
+    other = threading.Thread(target=work, daemon=True)
+    other.start()
+    assert begun.wait(60.0)
+    link.close()
+    other.join(30.0)
+    assert not other.is_alive()
+    (error,) = heard
+    assert isinstance(error, Unanswered)
+    assert "was closed" in str(error)
