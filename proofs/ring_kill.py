@@ -36,7 +36,10 @@ LARGE_BYTES_MAX = CAPACITY_BYTES // 2 - 16
 KILLS = 2_000
 KILLS_QUICK = 60
 LIFE_S_MAX = 0.03
-FINISH_S_MAX = 30.0
+FINISH_S_MAX = 120.0
+WORKING_SHARE = 0.5
+"""So many kills wait until messages have been kept since the last one; the others come at any moment."""
+WORK_COUNT = 50
 PUT, ACKNOWLEDGED, KEPT, TAKEN_AGAIN, FULL = range(5)
 
 
@@ -126,8 +129,11 @@ class Siege:
         """Kills so many times, then lets the consumer finish."""
         try:
             while self.figures.kills < kills and not self.violations:
+                before = self._notes[KEPT]
                 self._begin_missing()
                 time.sleep(self._chance.random() * LIFE_S_MAX)
+                if self._chance.random() < WORKING_SHARE:
+                    self._wait_for_work(before)
                 for side in self._chance.choice((["producer"], ["consumer"], ["producer", "consumer"])):
                     self._kill(side)
                 self._check()
@@ -186,6 +192,12 @@ class Siege:
             self._note(f"{self._notes[ACKNOWLEDGED]} was acknowledged, {self._notes[KEPT]} is kept")
         for line in self._said.read_text().splitlines():
             self._note(line)
+
+    def _wait_for_work(self, before: int) -> None:
+        """On a busy machine both sides would be killed before their first message, again and again."""
+        deadline_s = time.monotonic() + FINISH_S_MAX
+        while self._notes[KEPT] < before + WORK_COUNT and not self.violations and time.monotonic() < deadline_s:
+            time.sleep(0.001)
 
     def _wait_for_the_rest(self) -> None:
         deadline_s = time.monotonic() + FINISH_S_MAX

@@ -16,6 +16,7 @@ EXAMPLES = int(os.environ.get("STIGMERGY_EXAMPLES", "50"))
 settings.register_profile("ours", deadline=None, max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ours")
 os.environ.setdefault("STIGMERGY_CACHE", str(Path(__file__).resolve().parents[1] / "build" / "compiled"))
+os.environ.setdefault("STIGMERGY_COMPLETING_S", "30")
 LONG = (
     "tests/adapters/nats_bus/test_cluster.py",
     "tests/adapters/nats_gateway/test_crossing.py",

@@ -21,7 +21,7 @@ from stigmergy.runtime.cluster.worker import Worker
 from stigmergy.testing.nats_rig import NatsCluster, start_single
 from tests.runtime.cluster.town import Add, Fleet, Land, Ring
 
-WAIT_S_MAX = 60.0
+WAIT_S_MAX = 240.0
 SHARDS = 2
 ADDRESS = next(name for name in (f"Meter/{n}" for n in range(100)) if shard_of(name, SHARDS) == 0)
 

@@ -92,7 +92,7 @@ class Deaf(Agent):
         yield Land()
 
 
-async def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 240.0) -> None:
     for _ in range(int(seconds / 0.01)):
         if condition():
             return

@@ -107,7 +107,7 @@ def declare() -> tuple[Fleet, Vehicle]:
     return fleet, vehicle
 
 
-async def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 240.0) -> None:
     for _ in range(int(seconds / 0.01)):
         if condition():
             return

@@ -36,7 +36,7 @@ async def pair(**options: Any) -> AsyncIterator[tuple[Vehicle, SimulatedVehicle]
         await ours.close()
 
 
-async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 240.0) -> None:
     for _ in range(int(seconds / 0.01)):
         if condition():
             return

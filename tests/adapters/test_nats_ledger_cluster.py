@@ -23,7 +23,7 @@ from stigmergy.testing.ledger_contract import read_all
 from stigmergy.testing.nats_rig import NatsCluster
 
 NAME = "incidents"
-WITHIN_S = 60.0
+WITHIN_S = 240.0
 BEFORE, AFTER = 15, 15
 """Incidents of each gateway before the leader is killed, and after."""
 

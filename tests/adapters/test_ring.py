@@ -277,7 +277,7 @@ def test_blocking_waits_are_bounded(path: Path) -> None:
             producer.put(bytes(4000), within_s=0.3)
         with pytest.raises(Overloaded, match=r"not durable after 0\.3 s, only 0 is"):
             producer.wait_durable(1, within_s=0.3)
-        assert 0.6 <= time.monotonic() - begin_s < 10
+        assert 0.6 <= time.monotonic() - begin_s < 60
 
 
 def test_sleeping_costs_nothing(path: Path) -> None:

@@ -76,7 +76,7 @@ def test_events_are_due_one_after_the_other() -> None:
 
 
 @pytest.mark.prove
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)
 def test_a_quick_run_gives_all_figures(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "stigmergy.bench", "compiled", "--quick", "--json", "--directory", str(tmp_path)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)

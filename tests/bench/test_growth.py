@@ -36,7 +36,7 @@ def test_a_host_grows_over_starts(engine: Engine, tmp_path: Path) -> None:
 
 
 @pytest.mark.prove
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(1200)
 def test_a_quick_run_gives_all_figures_and_a_picture(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(growth, "QUICK_HISTORIES", (6_000,))
     # As if the extra [compiled] were not there: `bench compiled` lets compiled agents grow, and is tried elsewhere.

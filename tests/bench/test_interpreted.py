@@ -101,7 +101,7 @@ def test_targets_compare_in_the_right_direction() -> None:
 
 
 @pytest.mark.prove
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(1200)
 def test_a_quick_run_gives_all_figures(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "stigmergy.bench", "--quick", "--json", "--directory", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

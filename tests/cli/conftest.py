@@ -14,8 +14,8 @@ import pytest
 
 from stigmergy.adapters.control import ControlClient
 
-START_S_MAX = 30
-RUN_S_MAX = 30
+START_S_MAX = 240.0
+RUN_S_MAX = 240.0
 
 DRONE = """
 from stigmergy import (

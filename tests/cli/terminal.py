@@ -16,7 +16,7 @@ from pathlib import Path
 
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]|\x1b[=>]|\r")
 _BACK = re.compile(r"[^\x08]\x08")
-WAIT_S_MAX = 20.0
+WAIT_S_MAX = 240.0
 
 
 class Terminal:

@@ -24,7 +24,7 @@ from tests.cli.conftest import Folder
 from tests.cli.in_process import Here
 from tests.cli.test_documented import documented
 
-WAIT_S = 60.0
+WAIT_S = 240.0
 SHIFTS = (0, 2000, 3200, 4000, 1883 - 4222)
 
 

@@ -126,9 +126,9 @@ def test_nobody_waits_long(folder: Folder) -> None:
     assert words(folder, "send", "Drone/1", "Fl") == ""
     node.process.send_signal(signal.SIGCONT)
     node.end()
-    (folder.path / "drone.py").write_text("import time\ntime.sleep(60)\n")
+    (folder.path / "drone.py").write_text("import time\ntime.sleep(200)\n")
     assert words(folder, "send", "--fleet", "drone:fleet", "D") == ""
-    assert time.monotonic() - began_s < 15
+    assert time.monotonic() - began_s < 180
 
 
 def test_scripts(shared: Folder) -> None:

@@ -21,7 +21,7 @@ def connected(folder: Folder) -> Iterator[socket.socket]:
     descriptor = os.open(folder.path, os.O_RDONLY)
     connection = socket.socket(socket.AF_UNIX)
     try:
-        connection.settimeout(10)
+        connection.settimeout(120)
         connection.connect(f"/proc/self/fd/{descriptor}/delivery.db.sock")
         yield connection
     finally:

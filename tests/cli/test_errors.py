@@ -177,7 +177,7 @@ def test_output_that_goes_to_a_full_disk(shared: Folder, arguments: tuple[str, .
     command = [sys.executable, "-m", "stigmergy", *arguments]
     with FULL.open("w") as full:
         result = subprocess.run(
-            command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=shared.path, timeout=30, check=False
+            command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=shared.path, timeout=240, check=False
         )
     assert result.returncode == 4
     assert "Traceback" not in result.stderr

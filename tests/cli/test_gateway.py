@@ -20,7 +20,7 @@ from stigmergy.testing.gateway_rig import GatewayProcess
 from stigmergy.testing.nats_rig import start_single
 from stigmergy.testing.proxy import LinkProxy
 
-WAIT_S_MAX = 60.0
+WAIT_S_MAX = 240.0
 MODULE = """
 from stigmergy import Agent, Command, Event, Events, Fleet, decide, evolve
 

@@ -60,7 +60,7 @@ def test_log_is_archived_before_it_is_dropped_and_held_log_is_not(folder: Folder
     assert not (tmp_path / "archive").exists()
     folder.json("log", "hold", "clear", "1", "--reason", "settled")
     send(folder, 30, 10)
-    until = time.monotonic() + 10
+    until = time.monotonic() + 240
     while first_position(folder) == 1 and time.monotonic() < until:
         send(folder, 50, 1)
     first = first_position(folder)
@@ -81,7 +81,7 @@ def test_an_archive_that_cannot_be_written_is_said(here: Folder, tmp_path: Path)
     (tmp_path / "archive").write_text("not a folder")
     here.start("--config", "stigmergy.toml")
     send(here, 0, 30)
-    until = time.monotonic() + 10
+    until = time.monotonic() + 240
     while not here.ask(do="status")["troubles"] and time.monotonic() < until:
         send(here, 30, 1)
     status = here.ask(do="status")

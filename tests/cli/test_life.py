@@ -80,7 +80,7 @@ def test_a_journal_that_fails_ends_the_node(here: Folder) -> None:
             here.ask(do="send", agent=f"Drone/D-{acknowledged}", command="StartMission", fields=fields)
             acknowledged += 1
     assert 0 < acknowledged < 1000
-    out, _ = node.process.communicate(timeout=20)
+    out, _ = node.process.communicate(timeout=240)
     assert node.process.returncode == 4
     said = json.loads(out)
     assert said["kind"] == "JournalUnknown"
@@ -95,7 +95,7 @@ def test_a_journal_that_fails_ends_the_node(here: Folder) -> None:
 def test_stop_waits_for_the_end(here: Folder) -> None:
     node = here.start()
     assert here.json("stop") == {"stopped": True}
-    assert node.process.wait(timeout=10) == 0
+    assert node.process.wait(timeout=240) == 0
     here.error("stop", code=3)
 
 
@@ -116,7 +116,7 @@ def test_configured_by_a_file(here: Folder) -> None:
         assert (here.path / "data" / "north.key").exists()
     finally:
         process.terminate()
-        process.communicate(timeout=10)
+        process.communicate(timeout=240)
     assert here.json("state", "Drone/D-17")["state"]["mission"] == "M1"
     assert here.json("log", "verify")["sound"] is True
     assert "start it: stigmergy run\n" in here.error("status", code=3)

@@ -78,7 +78,7 @@ def test_whoever_reads_may_stop_reading(copy: Folder, form: tuple[str, ...]) -> 
     process.stdout.close()
     said = process.stderr.read()
     process.stderr.close()
-    assert (process.wait(timeout=20), said) == (0, b"")
+    assert (process.wait(timeout=240), said) == (0, b"")
 
 
 def test_state_back_then(copy: Folder) -> None:

@@ -25,7 +25,7 @@ def ran(folder: Path, *program: str, **environment: str) -> subprocess.Completed
         env={**known, **environment},
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=240,
         check=False,
     )
 

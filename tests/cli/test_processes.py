@@ -304,7 +304,7 @@ class TestDeath:
         node = start(relays)
         (relays.path / "fall").write_text("")
         os.kill(node.listening["pids"][1], signal.SIGKILL)
-        out, err = node.process.communicate(timeout=60)
+        out, err = node.process.communicate(timeout=240)
         assert node.process.returncode == 3, (out, err)
         assert out.count('"process ended"') == RESTARTS_MAX
         assert "process 2 has ended 6 times within 60 s, the last time with code 7" in out + err
@@ -318,7 +318,7 @@ class TestDeath:
 
     def test_process_alone_is_not_for_people(self, relays: Folder) -> None:
         command = [sys.executable, "-m", "stigmergy", "run", "relay:fleet", "--processes", "2", "--process", "1"]
-        done = subprocess.run(command, cwd=relays.path, capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(command, cwd=relays.path, capture_output=True, text=True, timeout=240, check=False)
         assert done.returncode == 2
         assert "a supervisor starts" in done.stderr
 

@@ -19,7 +19,7 @@ from stigmergy.testing.nats_rig import NatsCluster, start_single
 from tests.cli.conftest import Folder
 from tests.formats.manual import DOCS, tables
 
-COPIED_S_MAX = 60.0
+COPIED_S_MAX = 240.0
 CONFIG = """
 [fleet]
 module = "drone:fleet"

@@ -94,7 +94,7 @@ def test_the_example_feeds_the_example(fed: Folder) -> None:
 def fill(feed: Any, rounds: int) -> None:
     for _ in range(rounds):
         feed.add("Positioned", NAMES, north_m=1.0, east_m=np.arange(50.0), altitude_m=2.0)
-        feed.send(within_s=60.0)
+        feed.send(within_s=240.0)
 
 
 def test_a_node_that_is_killed_takes_the_rest_once_when_it_is_back(fed: Folder) -> None:
@@ -107,7 +107,7 @@ def test_a_node_that_is_killed_takes_the_rest_once_when_it_is_back(fed: Folder) 
         with pytest.raises(NotRunning):
             feed.enroll(["new"])
         started(fed)
-        feed.wait_durable(within_s=60.0)
+        feed.wait_durable(within_s=240.0)
         assert len(feed.enroll(["new", "D-3"]).places) == 51
         feed.add("Positioned", ["new", "D-3"], north_m=1.0, east_m=0.0, altitude_m=2.0)
         feed.send()

@@ -216,7 +216,7 @@ def test_a_stream_for_programs_outlives_the_node(folder: Folder) -> None:
             seen = json.loads(process.stdout.readline())
         assert seen["events_per_s"] is None
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=20)
+        _, err = process.communicate(timeout=240)
         assert (process.returncode, err) == (0, "")
     finally:
         process.kill()

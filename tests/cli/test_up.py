@@ -19,7 +19,7 @@ from tests.cli.conftest import DRONE, Folder
 from tests.cli.in_process import Here
 from tests.cli.terminal import in_terminal
 
-WAIT_S = 90.0
+WAIT_S = 240.0
 PROGRAM = [sys.executable, "-m", "stigmergy"]
 FLEET = DRONE.replace('Fleet("delivery", agents=[Drone]', 'Fleet("delivery", agents=[Drone], shards=4')
 

@@ -24,7 +24,7 @@ from stigmergy.runtime.protocol import Send, State, read_reply, write_request
 from stigmergy.testing.nats_rig import NatsCluster, start_single
 from tests.formats.manual import tables
 
-WAIT_S_MAX = 60.0
+WAIT_S_MAX = 240.0
 SURVEY = """
 from stigmergy import (
     Agent, Claim, Command, Denied, Effects, Event, Events, Fleet, Granted, Ordered, ORSet, Publish, Shared, WakeMe,

@@ -68,7 +68,7 @@ def start(folder: Path, *arguments: str, umask: int = -1, **environment: str) ->
 
 
 def outcome(process: subprocess.Popen[str]) -> dict[str, Any]:
-    output, _ = process.communicate(timeout=50)
+    output, _ = process.communicate(timeout=240)
     assert process.returncode == 0
     told: dict[str, Any] = json.loads(output)
     assert told["result"] == RESULT

@@ -31,7 +31,7 @@ def test_random_agents_agree(block: int, tmp_path: Path) -> None:
         try_seed(seed, tmp_path, inputs=60)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("seed", [2, *(pytest.param(seed, marks=pytest.mark.prove) for seed in (3, 5, 11))])
 def test_random_agents_agree_as_machine_code(seed: int, tmp_path: Path) -> None:
     assert try_seed(seed, tmp_path, inputs=400, code=machine_code).inputs == 400

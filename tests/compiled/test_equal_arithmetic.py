@@ -163,7 +163,7 @@ def all_inputs(ints: tuple[int, ...], floats: tuple[float, ...]) -> list[Input]:
 
 
 @pytest.mark.prove
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)
 def test_machine_code_calculates_as_python_does() -> None:
     ints, floats = (*INTS[::3], *INTS[-4:]), (*FLOATS[::3], *FLOATS[-9:])
     tried = compare(Calculator, all_inputs(ints, floats), machine_code)

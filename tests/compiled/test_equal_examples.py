@@ -202,7 +202,7 @@ def test_what_has_no_place_in_a_record_is_refused_at_the_door() -> None:
             engine._carrying.record_of(0, message)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("cls", "messages"), EXAMPLES, ids=lambda one: getattr(one, "__name__", ""))
 def test_examples_agree_as_machine_code(cls: type[Agent], messages: Sequence[type[Message]]) -> None:
     chance = Random(f"{cls.__name__}")

@@ -70,7 +70,7 @@ def test_both_engines_have_the_same_windows(seed: int) -> None:
     assert {"ValueError", "OverflowError"} <= tried.faults.keys()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)
 def test_both_engines_have_the_same_windows_as_machine_code() -> None:
     inputs = [one for one in random_inputs(99, 1_500) if isinstance(one[1], Sampled)]
     tried = compare(Gauge, inputs, machine_code)

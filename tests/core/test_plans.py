@@ -297,7 +297,7 @@ def test_the_layout_is_the_same_for_a_script_and_a_module(tmp_path: Path, monkey
     """It once held the module's name: a fleet that was tried as a script could not use its snapshots as a module."""
     script = tmp_path / "rover.py"
     script.write_text(ROVER)
-    said = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True, timeout=30).stdout
+    said = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True, timeout=240).stdout
     assert said.strip() == layout_of(ROVER, "rover", monkeypatch) == layout_of(ROVER, "fleet.rover", monkeypatch)
 
 

@@ -31,7 +31,7 @@ def three_in_a_row() -> int:
 
 
 @pytest.mark.prove
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_everything_happens_as_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(walkthrough, "PRINTED_S_MAX", 120.0)
     first = three_in_a_row()

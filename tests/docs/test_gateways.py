@@ -14,7 +14,7 @@ from stigmergy.adapters.nats.server import free_ports
 from tests.cli.in_process import Here
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "gateways.md"
-WAIT_S_MAX = 60.0
+WAIT_S_MAX = 240.0
 PORTS = ("7422", "4322", "1983")
 """Those that the page names; the rest are defaults, which somebody may use here."""
 

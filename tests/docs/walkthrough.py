@@ -32,8 +32,8 @@ from pathlib import Path
 OPENING = re.compile(r"^```(\w+)$")
 MARK = re.compile(r"^<!--\s*(no-run|terminal):\s*(.+?)\s*-->$")
 HEADING = re.compile(r"^## (\d+)\. ")
-PRINTED_S_MAX = 30.0
-ENDED_S_MAX = 60.0
+PRINTED_S_MAX = 240.0
+ENDED_S_MAX = 240.0
 QUICK = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 """A reader's environment has none of our plugins."""
 MQTT_PORT = "1883"

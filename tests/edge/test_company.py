@@ -32,7 +32,7 @@ from stigmergy import (
 from stigmergy.core.errors import ConfigError
 from stigmergy.wiring import Running, make_private_key, read_private_key
 
-WITHIN_S = 50.0
+WITHIN_S = 240.0
 
 
 class Arrived(Event):

@@ -14,7 +14,7 @@ from stigmergy.keyring import make_private_key
 from stigmergy.testing.nats_rig import NatsCluster, start_single
 from stigmergy.wiring import Running
 
-WITHIN_S = 60.0
+WITHIN_S = 240.0
 ONE, TWO = "Crane/one", "Crane/two"
 
 

@@ -25,7 +25,7 @@ from stigmergy.testing.brokers import Broker
 from stigmergy.testing.proxy import LinkProxy
 from tests.runtime.fleets import Drone, Measured, Monitor, cloud
 
-WAIT_S_MAX = 120.0
+WAIT_S_MAX = 240.0
 
 GROUND = """
 from stigmergy import Agent, Event, Fleet, evolve, within
@@ -129,7 +129,7 @@ async def drone(folder: Path, broker: Broker) -> AsyncIterator[Live]:
         yield live
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1200)
 async def test_what_is_published_arrives_once_although_the_receiver_is_killed(tmp_path: Path, broker: Broker) -> None:
     ground = Ground(tmp_path / "ground", broker)
     await asyncio.to_thread(ground.start)
@@ -157,7 +157,7 @@ async def test_what_is_published_arrives_once_although_the_receiver_is_killed(tm
         await asyncio.to_thread(ground.end)
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1200)
 async def test_what_was_published_offline_leaves_when_the_broker_is_back(tmp_path: Path, broker: Broker) -> None:
     ground = Ground(tmp_path / "ground", broker)
     await asyncio.to_thread(ground.start)
@@ -210,7 +210,7 @@ async def test_a_command_over_the_broker_is_answered_there(tmp_path: Path, broke
         await pilot.close()
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1200)
 async def test_links_that_are_cut_again_and_again_lose_nothing(tmp_path: Path, broker: Broker) -> None:
     chance = random.Random(7)
     proxies = (LinkProxy(broker.port), LinkProxy(broker.port))

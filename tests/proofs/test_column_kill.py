@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 KILLS = 40
 
 
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(1200)
 def test_killed_again_and_again() -> None:
     command = [sys.executable, "-m", "proofs.column_kill", "--kills", str(KILLS), "--seed", "2"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
@@ -82,7 +82,7 @@ print(*kill_often(30, 5).violations, sep="\\n")
 """
 
 
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(1200)
 def test_a_node_that_acknowledges_too_early_is_found() -> None:
     command = [sys.executable, "-c", TOO_EARLY + RUN]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)

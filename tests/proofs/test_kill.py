@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 KILLS = 25
 
 
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("journal", ["sqlite", "segments"])
 def test_killed_again_and_again(journal: str) -> None:
     command = [sys.executable, "-m", "proofs.kill", "--kills", str(KILLS), "--seed", "2", "--journal", journal]
@@ -56,7 +56,7 @@ class TestTheWorldNotices:
         siege._receive_action(Release(1, "k1", 3))
         assert siege.world.done_contiguous == 2
 
-    @pytest.mark.timeout(500)
+    @pytest.mark.timeout(1200)
     def test_a_journal_that_has_less_than_was_acknowledged(self, tmp_path: Path) -> None:
         script = (
             "import sys; from pathlib import Path; from proofs.kill import Siege; from proofs.kill_check import *\n"

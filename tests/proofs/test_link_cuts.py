@@ -7,7 +7,7 @@ from proofs.link_cuts import compare, run
 CUTS = 20
 
 
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("broker", ["nats", "jetstream"])
 def test_cut_again_and_again(broker: str) -> None:
     siege = run(CUTS, broker, seed=2)

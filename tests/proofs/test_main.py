@@ -34,7 +34,7 @@ def test_an_unknown_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "'kills' is no proof; there are kill," in capsys.readouterr().err
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(1200)
 def test_one_proof_for_machines() -> None:
     command = [sys.executable, "-m", "proofs", "crdt_churn", "--quick", "--json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

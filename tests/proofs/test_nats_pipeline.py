@@ -13,7 +13,7 @@ from stigmergy.testing.nats_rig import NatsCluster
 
 
 @pytest.mark.prove
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)
 def test_leader_and_node_are_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nats_pipeline, "NODE_KILL_EVERY", 1)
     proof = kill_leaders(1, seed=2)

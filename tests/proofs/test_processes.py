@@ -12,7 +12,7 @@ KILLS = 8
 TO = "Relay/1"
 
 
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("journal", "processes"), [("sqlite", 2), ("segments", 3)])
 def test_killed_again_and_again(journal: str, processes: int) -> None:
     proof = kill_on(journal, KILLS, seed=2, processes=processes)

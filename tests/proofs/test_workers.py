@@ -12,7 +12,7 @@ DEEDS = ("kill", "hold", "add")
 
 
 @pytest.mark.prove
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(1200)
 def test_workers_come_go_die_and_sleep_under_load(capsys: pytest.CaptureFixture[str]) -> None:
     proof = trouble(len(DEEDS), seed=2, servers=1, deeds=DEEDS)
     assert proof.violations == []

@@ -64,5 +64,5 @@ async def test_a_dead_disk_is_noticed_also_after_that() -> None:
     began_s = time.monotonic()
     with pytest.raises(JournalUnknown, match=r"has not answered for 0\.3 s"):
         await delivered
-    assert time.monotonic() - began_s < 5.0
+    assert time.monotonic() - began_s < 60.0
     await host.kill()

@@ -115,7 +115,7 @@ async def attend(world: Channel[FromNode], node: Channel[ToNode], *frames: ToNod
     confirmed = asyncio.ensure_future(told.wait_confirmed("k1", Delivered(0)))
     for frame in frames:
         world.send(frame)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(240):
         await task
     assert confirmed.done() is (Confirm("k1") in frames)
     confirmed.cancel()
@@ -150,6 +150,6 @@ async def test_a_node_whose_world_has_gone_stops() -> None:
 
     asyncio.get_running_loop().call_later(0.05, world.close)
     live: Live = Taker()  # type: ignore[assignment]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(240):
         await ToldNode(node, nothing).attend(live)
     node.close()

@@ -21,8 +21,8 @@ from stigmergy.testing.proxy import LOOPBACK, LinkProxy
 
 DRONE = "Drone/D-17"
 PILOT = "Pilot/D-17"
-START_S_MAX = 30.0
-END_S_MAX = 20.0
+START_S_MAX = 180.0
+END_S_MAX = 180.0
 LOOK_S = 0.1
 CONFIG = """\
 [fleet]

@@ -14,12 +14,11 @@ from importlib import resources
 from typing import Any
 
 from stigmergy.cli import exits
-from stigmergy.cli.completing.names import Names
+from stigmergy.cli.completing.names import COMPLETING_S_MAX, Names
 from stigmergy.cli.completing.words import complete, split_line
 from stigmergy.cli.output import Output, printable
 
 SHELLS = ("bash", "zsh", "fish")
-COMPLETING_S_MAX = 2.0
 EXAMPLES = """examples:
   eval "$(stigmergy completion bash)"          for this shell; into ~/.bashrc for every one
   source <(stigmergy completion zsh)           the same, into ~/.zshrc
@@ -64,9 +63,13 @@ def run_words(arguments: argparse.Namespace, _: Output) -> int:
     # Whoever presses Tab waits for us; a module that is slow to import is not worth it.
     signal.signal(signal.SIGALRM, lambda *_: os._exit(exits.OK))
     signal.setitimer(signal.ITIMER_REAL, COMPLETING_S_MAX)
-    with contextlib.suppress(Exception, SystemExit):
-        words = split_line(arguments.line) if arguments.line is not None else arguments.words
-        for word in complete(build_parser(), words, Names()):
-            if word.text.isprintable():
-                print(word.text, printable(word.about), sep="\t")
+    try:
+        with contextlib.suppress(Exception, SystemExit):
+            words = split_line(arguments.line) if arguments.line is not None else arguments.words
+            for word in complete(build_parser(), words, Names()):
+                if word.text.isprintable():
+                    print(word.text, printable(word.about), sep="\t")
+    finally:
+        # At exit Python gives the signal its default back, which kills: the timer must not outlive our handler.
+        signal.setitimer(signal.ITIMER_REAL, 0)
     return exits.OK

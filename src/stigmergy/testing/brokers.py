@@ -25,7 +25,7 @@ from typing import Protocol
 from msgspec import Struct
 
 LOOPBACK = "127.0.0.1"
-START_S_MAX = 10.0
+START_S_MAX = 180.0
 STOP_S_MAX = 5.0
 STARTS_MAX = 3
 """A port that was free may be taken when the broker wants it: then another one."""

@@ -15,7 +15,7 @@ import pytest
 from stigmergy.core.errors import LinkDown, SequenceGap
 from stigmergy.ports.bus import Bus, BusMessage
 
-WAIT_S = 50.0
+WAIT_S = 240.0
 """How long is waited for what must happen; only a broken adapter uses it up."""
 
 

@@ -25,8 +25,8 @@ from stigmergy.adapters.nats.server import LOOPBACK, free_ports
 from stigmergy.core.errors import NotRunning
 from stigmergy.runtime.protocol import AnyRequest, read_reply, write_request
 
-START_S_MAX = 60.0
-END_S_MAX = 60.0
+START_S_MAX = 180.0
+END_S_MAX = 180.0
 LOOK_S = 0.02
 
 

@@ -22,7 +22,7 @@ from stigmergy.ports.neighbour import FRAME_BYTES_MAX, Answer, Channel, Neighbou
 
 BLOCKED_S = 0.3
 """Who can send for so long without waiting waits for nobody."""
-ENDS_S_MAX = 20.0
+ENDS_S_MAX = 120.0
 """Only a broken adapter takes so long."""
 
 

@@ -24,7 +24,7 @@ from stigmergy.core.errors import ConfigError, LinkDown
 from stigmergy.testing.nats_rig import STARTS_MAX, NatsCluster
 from stigmergy.testing.proxy import LinkProxy
 
-START_S_MAX = 30.0
+START_S_MAX = 180.0
 LOOK_S = 0.05
 
 

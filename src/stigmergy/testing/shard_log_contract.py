@@ -26,7 +26,7 @@ from stigmergy.testing.journal_contract import in_a_loop, stored
 
 SHARD = 2
 IDENTITY = JournalIdentity(fleet="contract", shards=4, incarnation=7, part=(SHARD, SHARD))
-WAIT_S = 5.0
+WAIT_S = 60.0
 
 OpenLog = Callable[[JournalIdentity], Awaitable[ShardLog]]
 

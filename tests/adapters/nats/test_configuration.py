@@ -34,7 +34,7 @@ from stigmergy.adapters.nats.server import NatsServer, find_program, free_ports
 from stigmergy.adapters.nats.streams import ensure_stream, find_stream
 from stigmergy.core.errors import ConfigError
 
-WAIT_S = 30.0
+WAIT_S = 240.0
 PASSWORDS = Passwords(fleet='f"\\ @/:', gateway="g", device="d", system="s", routes="r")
 CLUSTER: dict[str, Any] = {
     "cluster": "c",

@@ -22,7 +22,7 @@ from stigmergy.core.errors import ConfigError, LinkDown, TooLarge
 from stigmergy.testing.nats_rig import NatsCluster, start_single
 from stigmergy.testing.proxy import LinkProxy
 
-WAIT_S = 30.0
+WAIT_S = 240.0
 
 
 @pytest.fixture

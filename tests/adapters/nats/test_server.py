@@ -15,7 +15,7 @@ from stigmergy.adapters.nats.server import NatsServer, find_program, free_ports,
 from stigmergy.core.errors import ConfigError, LinkDown
 from stigmergy.testing.nats_rig import NatsCluster, start_single
 
-WAIT_S = 20.0
+WAIT_S = 240.0
 
 
 def plan(folder: Path) -> ServerPlan:

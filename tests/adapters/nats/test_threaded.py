@@ -26,10 +26,10 @@ def threads() -> int:
 def test_results_and_errors_come_back(server: NatsCluster) -> None:
     link = BlockingLink(parse_address(server.url), name="test")
     try:
-        made = link.run(lambda one: ensure_stream(one, "T", {"subjects": ["t"]}), within_s=10.0)
+        made = link.run(lambda one: ensure_stream(one, "T", {"subjects": ["t"]}), within_s=120.0)
         assert made.is_new
         with pytest.raises(JetStreamRefused):
-            link.run(lambda one: one.api("STREAM.INFO.NOWHERE"), within_s=10.0)
+            link.run(lambda one: one.api("STREAM.INFO.NOWHERE"), within_s=120.0)
     finally:
         link.close()
     link.close()
@@ -53,18 +53,18 @@ def test_a_call_has_its_limit(server: NatsCluster) -> None:
     with pytest.raises(Unanswered, match=r"no answer in 0\.1 s"):
         link.run(for_ever, within_s=0.1)
     assert time.monotonic() - began_s < GRACE_S + 10.0
-    link.run(lambda one: one.api("INFO"), within_s=10.0)
+    link.run(lambda one: one.api("INFO"), within_s=120.0)
     link.close()
 
 
 def test_several_threads_at_once(server: NatsCluster) -> None:
     link = BlockingLink(parse_address(server.url), name="test")
-    link.run(lambda one: ensure_stream(one, "SHARED", {"subjects": ["shared"]}), within_s=10.0)
+    link.run(lambda one: ensure_stream(one, "SHARED", {"subjects": ["shared"]}), within_s=120.0)
     sequences: list[int] = []
 
     def work() -> None:
         for _ in range(20):
-            sequences.append(link.run(lambda one: one.publish("shared", b"x"), within_s=10.0).sequence)
+            sequences.append(link.run(lambda one: one.publish("shared", b"x"), within_s=120.0).sequence)
 
     workers = [threading.Thread(target=work) for _ in range(4)]
     for worker in workers:

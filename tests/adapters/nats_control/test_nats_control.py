@@ -14,7 +14,7 @@ from stigmergy.testing.bus_rig import wait_until
 from stigmergy.testing.nats_rig import NatsCluster, start_single
 
 Answers = Callable[[bytes], Iterator[bytes] | AsyncIterator[bytes]]
-WAIT_S = 20.0
+WAIT_S = 240.0
 
 
 @pytest.fixture(scope="module")

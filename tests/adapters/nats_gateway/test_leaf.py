@@ -17,7 +17,7 @@ from stigmergy.adapters.nats_gateway.leaf import Leaf, LeafPlan
 from stigmergy.core.errors import ConfigError, LinkDown
 from stigmergy.testing.nats_rig import start_single
 
-WAIT_S_MAX = 30.0
+WAIT_S_MAX = 240.0
 
 
 async def wait_until(over: Callable[[], bool]) -> None:

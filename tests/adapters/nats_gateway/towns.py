@@ -18,7 +18,7 @@ from stigmergy.runtime.live import Live
 from stigmergy.testing.nats_rig import NatsCluster
 from stigmergy.testing.proxy import LinkProxy
 
-WAIT_S_MAX = 60.0
+WAIT_S_MAX = 240.0
 FAST = Settings(
     uplink=UplinkSettings(linger_s=0.05, pass_every_s=0.5, answer_within_s=3.0, pause_s=0.2, pause_s_max=2.0)
 )

@@ -20,7 +20,7 @@ from stigmergy.testing.journal_contract import stored
 from stigmergy.testing.nats_rig import NatsCluster, start_single
 from tests.adapters.nats_journal.writing import IDENTITY
 
-LOOSE_S = 10.0
+LOOSE_S = 60.0
 
 
 @pytest.fixture

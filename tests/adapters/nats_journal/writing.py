@@ -11,7 +11,7 @@ from stigmergy.ports.journal import Journal, JournalIdentity
 from stigmergy.testing.commits import CommitChain
 
 IDENTITY = JournalIdentity(fleet="delivery", shards=1, incarnation=7)
-WAIT_S = 60.0
+WAIT_S = 240.0
 
 
 class Owner:

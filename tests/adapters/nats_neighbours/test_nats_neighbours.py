@@ -21,7 +21,7 @@ from stigmergy.testing.nats_rig import NatsCluster, start_single
 from stigmergy.testing.neighbour_contract import NeighbourContract, echo, ends
 from stigmergy.testing.proxy import LinkProxy
 
-WAIT_S = 20.0
+WAIT_S = 240.0
 """Only a broken adapter takes so long."""
 
 

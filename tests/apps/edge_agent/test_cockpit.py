@@ -13,7 +13,7 @@ from apps.edge_agent.cockpit import OnBoard, Radio, find_cockpit
 
 
 async def wait_until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(240):
         while not condition():  # noqa: ASYNC110 - the world sets no events
             await asyncio.sleep(0.01)
 

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 KILLS = 3
-WITHIN_S = 120.0
+WITHIN_S = 240.0
 """For what must come: a machine may be busy with something else for long."""
 
 CLAIMANT = """
@@ -147,7 +147,7 @@ def holds_of(output: str) -> list[Hold]:
     return list(holds.values())
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_killed_holders_are_followed_by_one_other(tmp_path: Path) -> None:
     crowd, chance = Crowd(tmp_path), random.Random(2)
     names = ("a", "bb", "ccc")

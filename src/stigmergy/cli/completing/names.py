@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,7 +22,10 @@ from stigmergy.runtime.describing import described_kind
 from stigmergy.runtime.protocol import read_reply, write_request
 from stigmergy.wiring import ControlClient
 
-NAMES_S_MAX = 1.0
+_given_s = os.environ.get("STIGMERGY_COMPLETING_S", "")
+COMPLETING_S_MAX = float(_given_s) if _given_s.isdecimal() else 2.0
+"""Whoever presses Tab waits no longer; on a slow machine, whole seconds in STIGMERGY_COMPLETING_S say otherwise."""
+NAMES_S_MAX = COMPLETING_S_MAX / 2
 AGENTS_COUNT_MAX = 200
 MODULES_COUNT_MAX = 200
 MODULE_BYTES_MAX = 256 * 1024
