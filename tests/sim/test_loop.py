@@ -1,6 +1,7 @@
 """The virtual loop: asyncio's own tools work in it, its order is the seed's, and every way of getting stuck ends."""
 
 import asyncio
+import contextlib
 import contextvars
 import math
 import threading
@@ -331,6 +332,35 @@ def test_a_busy_loop_ends() -> None:
 
     with pytest.raises(StepsExceeded, match="not done after 1000 callbacks"):
         run(main(), seed=1, steps_max=1_000)
+
+
+def test_a_moment_that_never_ends_names_whose_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stigmergy.sim.loop.INSTANT_STEPS_MAX", 1_000)
+
+    async def spin() -> None:
+        while True:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+    async def main() -> None:
+        ACTOR.set("node-7")
+        task = asyncio.create_task(spin())
+        ACTOR.set("")
+        await asyncio.sleep(5)
+        await task
+
+    with pytest.raises(StepsExceeded, match="node-7: 1,000 callbacks at one moment"):
+        run(main(), seed=1)
+
+
+def test_a_run_that_was_failed_ends_whoever_catches_exceptions() -> None:
+    async def main() -> None:
+        for number in range(3):
+            virtual().fail(SimulationError(f"number {number}"))
+            with contextlib.suppress(Exception):
+                await asyncio.sleep(1)
+
+    with pytest.raises(SimulationError, match="number 0"):
+        run(main(), seed=1)
 
 
 def test_many_pending_tasks_are_not_all_named() -> None:

@@ -2,7 +2,21 @@
 
 import pytest
 
-from stigmergy import Agent, Claim, Command, Denied, Effects, Event, Events, Fleet, Ordered, decide, ordered, react
+from stigmergy import (
+    Agent,
+    Claim,
+    Command,
+    Denied,
+    Effects,
+    Event,
+    Events,
+    Fleet,
+    Ordered,
+    Settings,
+    decide,
+    ordered,
+    react,
+)
 from stigmergy.runtime.claims.desk import Desk
 from stigmergy.sim import NONE, World, simulate
 from stigmergy.sim.simulating import SimulationFailed
@@ -50,3 +64,38 @@ def test_a_question_that_is_never_denied_is_found(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Desk, "_tick", lambda self, claim, now_ns: False)
     with pytest.raises(SimulationFailed, match="1 still owed"):
         everybody_stays()
+
+
+class Seen(Event):
+    pass
+
+
+class Cart(Agent):
+    """Asks for its dock again at everything it sees."""
+
+    dock: Ordered[Claim] = ordered(of="dock")
+
+    @react
+    def ask(self, event: Seen) -> Effects:
+        yield self.dock.claim(for_s=1)
+
+
+yard = Fleet("yard", agents=[Cart], settings=Settings(batch_events_max=4))
+
+
+@pytest.mark.timeout(60)
+@simulate(yard, agents=1, nodes=1, seeds=6, faults="slow-disk")
+def test_claims_that_are_due_while_the_disk_is_slow_let_time_go_on(world: World) -> None:
+    """Three of these seeds never ended: the commit was full, a claim's time had come, and the node waited for zero."""
+    world.each(every_s=0.3, do=lambda cart: world.observe(cart, Seen()))
+
+
+@simulate(yard, agents=1, nodes=1, seeds=[3], faults=NONE, for_s=5.0)
+def it_sees(world: World) -> None:
+    world.each(every_s=0.3, do=lambda cart: world.observe(cart, Seen()))
+
+
+def test_a_watch_that_no_turn_serves_ends_the_run_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Desk, "next_ns", 0)
+    with pytest.raises(SimulationFailed, match=r"seed 3, at 0 virtual seconds: node-1 has taken 100 turns .* claims"):
+        it_sees()

@@ -84,8 +84,8 @@ class Host:
         """Told that somebody has joined or left; the replicas' side."""
         self.claims: Asking | None = None
         """Asks the ledger for agents; set before the start, which releases what is still owed."""
-        self._waker = Waker(self._turn)
-        self._wake = self.wake = self._waker.wake
+        self.waker = Waker(self._turn)
+        self._wake = self.wake = self.waker.wake
         self.shards = Shards(journal.identity, owned)
         self.mailbox = Mailbox(
             self.settings.commands_count_max, self.settings.telemetry_items_max, self.settings.telemetry_bytes_max
@@ -180,7 +180,14 @@ class Host:
             self._written,
             self._give_up,
         )
-        self._watches = (self._alarms, self._staleness, self.ingress, self.columns, self.committer)
+        self.waker.watches = {
+            "alarms": self._alarms,
+            "staleness": self._staleness,
+            "ingress": self.ingress,
+            "columns": self.columns,
+            "committer": self.committer,
+            **({} if self.claims is None else {"claims": self.claims}),
+        }
         return recovered
 
     async def stop(self) -> None:
@@ -247,7 +254,7 @@ class Host:
             self.failure = error
         self._failed.set()
         self.intake.close(str(error))
-        self._waker.end()
+        self.waker.end()
         self.committer.abandon(error)
         self.intake.fail_all(error)
         self.columns.fail_all(error)
@@ -281,14 +288,15 @@ class Host:
             linger_ns = self.committer.lingers_until_ns(monotonic_ns)
             told_ns = None if self.claims is None else self.claims.next_ns  # no verdict waits for company
             if linger_ns is not None and self.mailbox.trickles and (told_ns is None or told_ns > monotonic_ns):
-                self._arm(monotonic_ns, linger_ns)
+                self.waker.plan(monotonic_ns, linger_ns, could_step=False)
                 return
             full = not self.committer.room
             stepped = self._step(now_ns, monotonic_ns)
             self.committer.write(monotonic_ns)
-            if (stepped or full) and self.mailbox.waiting and self.committer.room:
+            # Without room a write is under way, and its end wakes us.
+            if self.committer.room and (full or (stepped and self.mailbox.waiting)):
                 self._wake()
-            self._arm(monotonic_ns)
+            self.waker.plan(monotonic_ns, monotonic_ns + self._check_every_ns, could_step=not full)
         except BaseException as error:
             self._give_up(error)
 
@@ -420,15 +428,6 @@ class Host:
         """What hands, tables and the housekeeper have to say to a shard."""
         if self.failure is None:
             self.intake.put_inside(number, told)
-
-    def _arm(self, monotonic_ns: int, latest_ns: int | None = None) -> None:
-        """Sets the clock for the next turn that nobody else will cause. One that rings too early does no harm."""
-        due_ns = latest_ns or monotonic_ns + self._check_every_ns
-        for watch in self._watches if self.claims is None else (*self._watches, self.claims):
-            at_ns = watch.next_ns
-            if at_ns is not None and at_ns < due_ns:
-                due_ns = at_ns
-        self._waker.arm(monotonic_ns, due_ns)
 
     def _now_ns(self) -> int:
         """Never behind what has been journaled."""

@@ -145,18 +145,18 @@ class Ingress(Generic[ParcelT]):
         return accepted
 
     def overdue(self, monotonic_ns: int) -> list[Accept[ParcelT]]:
-        """Early ones that have waited long enough: the gap before them is declared lost."""
+        """Early ones that have waited long enough, all of them: the gap before each is declared lost."""
         accepted: list[Accept[ParcelT]] = []
         for key in list(self._early):
-            waiting = self._early[key]
-            lowest = min(waiting)
-            if monotonic_ns - waiting[lowest].since_ns < self._gap_wait_ns:
-                continue
-            early = self._pop(key, lowest)
-            self.counters.gaps += 1
-            accepted.append(Accept(early.envelope, early.size_bytes, early.tickets, skip_to=lowest))
-            self._expect(key, max(self._expected.get(key, 0), lowest + early.envelope.count))
-            accepted += self._release(key)
+            while waiting := self._early.get(key):
+                lowest = min(waiting)
+                if monotonic_ns - waiting[lowest].since_ns < self._gap_wait_ns:
+                    break
+                early = self._pop(key, lowest)
+                self.counters.gaps += 1
+                accepted.append(Accept(early.envelope, early.size_bytes, early.tickets, skip_to=lowest))
+                self._expect(key, max(self._expected.get(key, 0), lowest + early.envelope.count))
+                accepted += self._release(key)
         return accepted
 
     @property

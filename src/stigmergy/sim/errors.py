@@ -3,7 +3,8 @@
     SimulationError
     ├── Deadlock            nothing is ready, no timer is set, main is not done
     ├── DeadlineExceeded    main was not done at the virtual deadline
-    ├── StepsExceeded       main was not done after the stated number of callbacks
+    ├── StepsExceeded       main was not done after the stated number of callbacks, in all or at one moment
+    ├── NoProgress          a node takes turn after turn for something that none of them serves
     ├── NotSimulated        threads, sockets, processes and signals do not exist in virtual time
     └── FailureIgnored      a task or a callback raised, and nobody looked at the exception
 
@@ -27,6 +28,10 @@ class DeadlineExceeded(SimulationError):
 
 class StepsExceeded(SimulationError):
     """The main coroutine was not done after the stated number of callbacks: probably a loop that never waits."""
+
+
+class NoProgress(SimulationError):
+    """A node takes turn after turn because something is due, and none serves it: on a real node, a busy core."""
 
 
 class NotSimulated(SimulationError):

@@ -4,9 +4,10 @@
     result = run(main(), seed=7, shuffle=True)    # other legal orders, one for each seed
 
 When nothing is ready, time jumps to the next timer. The loop never waits, opens no socket, starts no thread or process:
-whatever would do so raises NotSimulated. It never runs for ever: a deadlock, a virtual deadline, a count of steps end
-the run with an error that names the tasks and the lines they wait at. Nothing fails silently: an exception that
-nobody retrieved fails the run. Tasks are held until they are done, so that no garbage collection decides over them.
+whatever would do so raises NotSimulated. It never runs for ever: a deadlock, a virtual deadline, a count of steps in
+all or at one moment end the run with an error that names the tasks and the lines they wait at. Nothing fails silently:
+an exception that nobody retrieved fails the run. Tasks are held until they are done, so that no garbage collection
+decides over them.
 
 Order: ready callbacks run first in, first out, as asyncio promises; timers by due time, then as set. `shuffle`
 permutes only what asyncio leaves open: timers due at the same instant, and neighbouring wake-ups of tasks within one
@@ -52,6 +53,8 @@ ACTOR: ContextVar[str] = ContextVar("stigmergy.sim.actor", default="")
 """To whom a callback belongs; empty for the world outside."""
 DEADLINE_S = 24 * 3600.0
 STEPS_MAX = 10_000_000
+INSTANT_STEPS_MAX = 1_000_000
+"""Callbacks at one virtual moment. Ten thousand agents that are all told something at once take a tenth of it."""
 CLEANUP_STEPS_MAX = 100_000
 """How many callbacks cancelled leftovers may take before they are abandoned and reported."""
 FAILURES_KEPT_MAX = 100
@@ -99,6 +102,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._now_ns = 0
         self._deadline_ns = nanoseconds(deadline_s)
         self._steps_max = steps_max
+        self._instant = (0, 0)
+        """The present moment, and how many callbacks had run when it began."""
+        self._failure: SimulationError | None = None
+        self._ending = False
         # A string is seeded through SHA-512: the loop's draws have nothing in common with others of the same seed.
         self._chance = random.Random(f"stigmergy.sim.loop/{seed}") if shuffle else None
         self._soon: deque[asyncio.Handle] = deque()
@@ -142,6 +149,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def release(self, actor: str) -> None:
         """Lets an actor go on: what has waited runs now, before anything that comes later."""
         self._soon.extend(self._held.pop(actor, ()))
+
+    def fail(self, error: SimulationError) -> None:
+        """Ends the run with this error before the next callback, whatever the program makes of exceptions."""
+        if self._failure is None and not self._ending:
+            self._failure = error
 
     # Scheduling.
 
@@ -254,6 +266,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         if self._now_ns > self._deadline_ns:
             limit_s = self._deadline_ns / NS
             raise DeadlineExceeded(self._stuck(f"not done at the deadline of {limit_s:g} virtual seconds"))
+        self._check_moment()
         self._soon.extend(self._timers.take_due(self._now_ns, self._chance))
         if self._chance is not None and len(self._soon) > 1:
             self._soon = deque(permute_wakeups(list(self._soon), self._chance))
@@ -271,8 +284,22 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 raise StepsExceeded(
                     self._stuck(f"not done after {self.steps} callbacks; find the loop that never waits")
                 )
+            if self._failure is not None:
+                failure, self._failure = self._failure, None
+                raise failure
             self.steps += 1
             handle._run()
+
+    def _check_moment(self) -> None:
+        """Raises StepsExceeded if time has stood still for too many callbacks, with whose they are."""
+        if self._now_ns != self._instant[0]:
+            self._instant = (self._now_ns, self.steps)
+        elif self.steps - self._instant[1] >= INSTANT_STEPS_MAX:
+            last = self._soon[0] if self._soon else None
+            actor = "" if last is None else last._context.get(ACTOR, "")  # type: ignore[attr-defined]
+            count = f"{actor}: " if actor else ""
+            count += f"{INSTANT_STEPS_MAX:,} callbacks at one moment"
+            raise StepsExceeded(self._stuck(f"{count}, next {last!r}; find the loop that never waits"))
 
     def _jump_to_next_timer(self) -> None:
         due_ns = self._timers.next_ns()
@@ -292,8 +319,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _finish(self) -> None:
         """Cancels leftovers in the order of their creation and lets them end, within CLEANUP_STEPS_MAX callbacks."""
+        self._ending = True
+        self._failure = None
         self._deadline_ns = NEVER_NS
         self._steps_max = self.steps + CLEANUP_STEPS_MAX
+        self._instant = (self._now_ns, self.steps)
         for actor in list(self._held):
             self.release(actor)
         cancelled_upto = 0

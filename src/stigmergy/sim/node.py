@@ -34,6 +34,7 @@ from stigmergy.runtime.neighbours import Neighbours
 from stigmergy.runtime.settings import Settings
 from stigmergy.sim.clock import SimClock, SimEntropy
 from stigmergy.sim.disk import AfterFailedSync, IoCall
+from stigmergy.sim.errors import NoProgress
 from stigmergy.sim.folder import SimFolder
 from stigmergy.sim.logbook import Latency, Logbook, WatchedJournal
 from stigmergy.sim.run import Run
@@ -45,6 +46,8 @@ WAL_BYTES_MAX = 256 << 10
 """Small, so that a short run goes through checkpoints."""
 SEGMENT_BYTES = 64 << 10
 """Small, so that a short run begins several."""
+TURNS_UNSERVED_MAX = 100
+"""A turn serves all that is due, so one such turn is a bug; the bound leaves room for one that mends itself."""
 
 
 class Part(Protocol):
@@ -170,6 +173,7 @@ class SimNode:
             self.logbook.resume(journal)
             host = Host(self.declaration, journal, self.signer, Ed25519Verifier(), self.clock, self.settings)
             journal.owner_failed = lambda: host.failure is not None
+            host.waker.on_unserved = self._not_served
             devices = Devices(host, Inline(), self._agents)
             link = self.link = self._make_link(host)
             self.neighbours = None if self._attach is None else self._attach(host)
@@ -195,6 +199,17 @@ class SimNode:
             await part.start()
         self.record("started", [list(self.logbook.positions), sorted(recovered.snapshots.items())])
         return self._live
+
+    def _not_served(self, watch: str, turns: int) -> None:
+        """The host has taken so many turns in a row that left this watch due. In virtual time it would never end."""
+        if turns >= TURNS_UNSERVED_MAX:
+            loop = self.world.loop
+            loop.fail(
+                NoProgress(
+                    f"seed {self.world.seed}, at {loop.time():g} virtual seconds: {self.name} has taken {turns} turns "
+                    f"without progress; the watch that is due is {watch}, and no turn serves it"
+                )
+            )
 
     async def lose_power(self) -> None:
         """The machine stops in the middle of whatever it does; the disk keeps what was synced, and some of the rest."""
