@@ -42,13 +42,12 @@ from proofs.column_node import (
     to_node,
 )
 from proofs.column_receiver import Receiver
-from proofs.kill import BUILD
+from proofs.kill import ASK_AGAIN_WITHIN, BUILD, command_id_of
 from proofs.report import Proof
 from stigmergy import Fleet
 from stigmergy.adapters.ed25519 import Ed25519Verifier
 from stigmergy.adapters.segments.spare import LARGE_BYTES
 from stigmergy.core.codec import pack_envelope
-from stigmergy.core.memory import ANSWERS_COUNT_MAX
 from stigmergy.core.snapshot import digest_of_state
 from stigmergy.core.state import Limits
 from stigmergy.runtime.audit.verification import Verification
@@ -102,6 +101,8 @@ class Siege:
         self._notes = 0
         self.commands: dict[str, Ask] = {}
         self.asked: list[Ask] = []
+        self._numbers: dict[str, int] = {}
+        """Of all that was asked, by their ids."""
         self.answers: dict[str, Answered] = {}
         self._enrolling = False
         self._agents = 0
@@ -257,15 +258,16 @@ class Siege:
                 channel.send(ask)
         while fresh and self.producer is not None and len(self._asked_now) < COMMANDS_IN_FLIGHT:
             if self.answers and self._chance.random() < 0.2:
-                again = self._chance.choice(self.asked[-ANSWERS_COUNT_MAX // 2 :])
+                again = self._chance.choice(self.asked[-ASK_AGAIN_WITHIN:])
                 if again.command_id in self.answers and again.command_id not in self._asked_now:
                     self._asked_now[again.command_id] = None
                     channel.send(again)
                 return
             number = NOTE_BASE + len(self.asked)
-            ask = Ask(f"c{len(self.asked)}", self._chance.choice(self.producer.names), number)
+            ask = Ask(command_id_of(len(self.asked)), self._chance.choice(self.producer.names), number)
             self.asked.append(ask)
             self.commands[ask.command_id] = ask
+            self._numbers[ask.command_id] = number
             self.model.taken(ask.name, number)
             self._asked_now[ask.command_id] = None
             channel.send(ask)
@@ -334,7 +336,7 @@ class Siege:
         before = self.answers.setdefault(answer.command_id, answer)
         if before != answer:
             self._note(f"{answer.command_id} was answered with {before} and then with {answer}")
-        if bool(answer.reason) != (self.asked[int(answer.command_id[1:])].number % 5 == 0):
+        if bool(answer.reason) != (self._numbers[answer.command_id] % 5 == 0):
             self._note(f"{answer.command_id} was answered with {answer}")
 
     def _note(self, violation: str) -> None:

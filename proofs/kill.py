@@ -42,7 +42,8 @@ from proofs.kill_node import (
 )
 from proofs.report import Proof
 from stigmergy.core.codec import pack_envelope
-from stigmergy.core.memory import ANSWERS_COUNT_MAX
+from stigmergy.core.command_ids import new_command_id
+from stigmergy.core.memory import SHARE_COUNT_MAX
 from stigmergy.testing.frames import Broken, Channel, Confirm, Deliver, Delivered, Stop, socket_pair
 
 BUILD = Path(__file__).resolve().parent.parent / "build"
@@ -56,12 +57,18 @@ COMMANDS_IN_FLIGHT = 3
 EVENTS_PER_ENVELOPE_MAX = 8
 ASK_AGAIN_SHARE = 0.2
 """Of the commands, so many are asked once more although they were answered."""
-ASK_AGAIN_WITHIN = ANSWERS_COUNT_MAX // 2
-"""Only the last commands are asked again: answers are remembered for a stated window."""
+ASK_AGAIN_WITHIN = SHARE_COUNT_MAX
+"""Only the last commands are asked again: so many are remembered of each client and agent, whatever comes."""
+FIRST_ID_NS = 1_700_000_000 * 10**9
 LIFE_COMMANDS_MAX = 30
 EVENTS_MIN = 400
 """With fewer there may be no snapshot. On a busy machine little is done in each life: then there are more lives."""
 FINISH_S_MAX = 60.0
+
+
+def command_id_of(number: int) -> str:
+    """The id of the command with this number: with opaque ones a node would refuse the 2,501st."""
+    return new_command_id(FIRST_ID_NS + number * 10**6, number.to_bytes(10, "big"))
 
 
 class World(Struct):
@@ -216,12 +223,12 @@ class Siege:
             self._life_commands += 1
             if world.answers and self._chance.random() < ASK_AGAIN_SHARE:
                 oldest = max(0, len(world.asked) - ASK_AGAIN_WITHIN)
-                command_id = f"c{self._chance.randrange(oldest, len(world.asked))}"
+                command_id = command_id_of(self._chance.randrange(oldest, len(world.asked)))
                 if command_id in world.answers and command_id not in self._asked_now:
                     self._asked_now[command_id] = None
                     channel.send(world.asked[command_id])
                 continue
-            command_id = f"c{len(world.asked)}"
+            command_id = command_id_of(len(world.asked))
             # Numbers of commands are negative, so that they never meet those of events.
             ask = Ask(command_id, f"Counter/{self._chance.randrange(COUNTERS)}", -len(world.asked) - 1)
             world.commands[command_id] = world.asked[command_id] = ask

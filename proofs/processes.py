@@ -29,6 +29,7 @@ from msgspec import Struct
 
 from proofs.processes_node import SHARDS, url_of
 from proofs.report import Proof
+from stigmergy.core.command_ids import RANDOM_BYTES, new_command_id
 from stigmergy.core.errors import StigmergyError
 from stigmergy.core.state import shard_of
 from stigmergy.parts import part_url
@@ -152,7 +153,8 @@ class Siege:
         while not self._over:
             number += 1
             fields = {"number": number, "to": chance.choice(self.agents)}
-            request = write_request(Send(agent=agent, command="Count", fields=fields, command_id=f"{agent}.{number}"))
+            command_id = new_command_id(time.time_ns(), chance.randbytes(RANDOM_BYTES))
+            request = write_request(Send(agent=agent, command="Count", fields=fields, command_id=command_id))
             while True:
                 try:
                     await self._ask(process, request)

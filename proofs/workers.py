@@ -37,6 +37,7 @@ from stigmergy.adapters.nats.naming import cluster_bucket, log_stream
 from stigmergy.adapters.nats_control import NatsRoom
 from stigmergy.adapters.nats_store.store import NatsStore
 from stigmergy.adapters.system import SystemClock
+from stigmergy.core.command_ids import RANDOM_BYTES, new_command_id
 from stigmergy.core.errors import StigmergyError
 from stigmergy.core.state import shard_of
 from stigmergy.runtime.cluster.register import Register
@@ -316,7 +317,8 @@ class Siege:
         while not self._over:
             number += 1
             fields = {"number": number, "to": chance.choice(self.agents)}
-            request = write_request(Send(agent=agent, command="Count", fields=fields, command_id=f"{agent}.{number}"))
+            command_id = new_command_id(time.time_ns(), chance.randbytes(RANDOM_BYTES))
+            request = write_request(Send(agent=agent, command="Count", fields=fields, command_id=command_id))
             while True:
                 try:
                     await _ask(branch, request)

@@ -8,15 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stigmergy.core.agent import Agent, decide, evolve, react
+from stigmergy.core.agent import Agent, decide, evolve, react, reject
 from stigmergy.core.codec import encode
 from stigmergy.core.commit import COMMIT_BYTES_MAX
 from stigmergy.core.draft import DRAFT_BYTES_MAX
 from stigmergy.core.effects import Effects, Events, Publish, WindowClosed
 from stigmergy.core.errors import Bug
 from stigmergy.core.inputs import (
+    Accepted,
     Ask,
     Delivery,
+    Refused,
     ResumeAgent,
     SequencesSkipped,
 )
@@ -233,3 +235,34 @@ def test_answers_leave_the_table_alike_in_life_and_in_replay() -> None:
         assert again.answers.all() == probe.state.answers.all()
     assert [answer.command_id for answer in again.answers.all()] == ["c3", "c4"]
     assert digest_of_state(again) == digest_of_state(probe.state)
+
+
+class Door(Agent):
+    """Stays shut."""
+
+    @decide
+    def do(self, command: Do) -> Events:
+        reject("shut")
+
+
+def test_a_repeated_command_is_done_once_whatever_other_agents_and_clients_are_sent() -> None:
+    probe = Probe(Robot, Door)
+
+    def id_at(second: int) -> str:
+        digits = f"{second * 1_000:012x}"
+        return f"{digits[:8]}-{digits[8:]}-7000-8000-{second:012x}"
+
+    mine = [Ask(R, "order-1", encode(Do(how="well"))), Ask(R, id_at(99), encode(Do(how="well")))]
+    probe.step(*mine, at=100.0)
+    probe.shard.seal()
+    count = probe.agent(R).count
+    for second in range(100, 10_200):
+        probe.step(Ask("Door/d", id_at(second), encode(Do(how="well"))), at=float(second))
+        if second % 100 == 0:
+            probe.shard.seal()
+    assert [told[2] for told in probe.step(*mine).repeats] == [Accepted(1), Accepted(1)]
+    assert probe.agent(R).count == count
+    (again,) = probe.step(Ask("Door/d", id_at(100), encode(Do(how="well")))).repeats
+    assert isinstance(again[2], Refused)
+    assert again[2].reason.startswith("too old to know")
+    assert len(probe.state.answers.all()) < 1_100, "a thousand of the flood, and the others"

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 
 from stigmergy import (
     Action,
@@ -258,6 +258,8 @@ COMMIT = Commit(
     incarnation=4242,
 )
 
+COMMIT_WITH_CLIENTS = structs.replace(COMMIT, clients=["bus//delivery/dispatcher", ""])
+
 HEADS = [Head(0, 12, 2, b"\xaa" * 32), Head(1, 300, 2, b"\xbb" * 32)]
 SIGNATURE = Signature(algorithm=1, key=SIGNER.public_key, heads=HEADS, value=SIGNER.sign(statement(HEADS)))
 MARK = Mark(incarnation=4242, shard=1, position=300, pid=1234)
@@ -281,6 +283,11 @@ TABLES = Tables(
     failures=[("Drone/D-1", [1_699_999_990_000_000_000, 1_700_000_000_000_000_000])],
     stopped=[("Drone/D-2", "3 failed inputs within 60 s")],
     signers=[Signer(1, b"\x04" * 32, 100), Signer(1, SIGNER.public_key)],
+)
+TABLES_WITH_CLIENTS = structs.replace(
+    TABLES,
+    clients=["", "bus//delivery/dispatcher"],
+    floors=[("", "", 1_699_000_000_000), ("Drone/D-2", "bus//delivery/dispatcher", 1_700_000_000_000)],
 )
 KINDS = [Kind("Drone", 1, b"\x05" * 16), Kind("Tower", 3, b"\x06" * 16)]
 FULL = Header(1, 1, 0, b"", 2, KINDS, TABLES, genesis_of(IDENTITY.fleet, TABLES.shard))

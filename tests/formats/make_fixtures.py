@@ -22,7 +22,7 @@ from stigmergy.adapters.filing.mark import encode_mark
 from stigmergy.adapters.nats import naming
 from stigmergy.adapters.nats_journal import messages as nats_messages
 from stigmergy.adapters.nats_journal import shelf
-from stigmergy.core.codec import canonical_bytes, encode
+from stigmergy.core.codec import canonical_bytes, encode, without_empty_end
 from stigmergy.core.commit import Group, Signature, head_of, seal, statement
 from stigmergy.core.effects import ACTUATORS, WORK, ActionDone, shard_sink
 from stigmergy.core.homes import Homes
@@ -41,7 +41,7 @@ from stigmergy.core.inputs import (
 from stigmergy.core.messages import SECOND_NS, Message, spec_of
 from stigmergy.core.ready import Ready
 from stigmergy.core.shard import Shard
-from stigmergy.core.snapshot import Header, SnapshotTaking, digest_of_parts, digest_of_state, encode_header
+from stigmergy.core.snapshot import Header, SnapshotTaking, Tables, digest_of_parts, digest_of_state, encode_header
 from stigmergy.core.state import ShardState, plan_agents, shard_of
 from stigmergy.ports.journal import Journal, SnapshotPart
 from stigmergy.runtime.audit.flight import Cut, make_flight
@@ -275,6 +275,11 @@ def main() -> None:
         "envelope-1.hex": hex_text("an envelope", encode(golden.ENVELOPE)),
         "commit-1.hex": hex_text("a commit with something in every field", seal(golden.COMMIT).body),
         "commit-2.hex": hex_text("a commit with columns", seal(golden_columns.COMMIT).body),
+        "commit-clients-1.hex": hex_text("a commit with clients", seal(golden.COMMIT_WITH_CLIENTS).body),
+        "tables-clients-1.hex": hex_text(
+            "tables of a snapshot with clients and floors",
+            encode(without_empty_end(golden.TABLES_WITH_CLIENTS, Tables.__struct_fields__.index("declared"))),
+        ),
         "batch-1.hex": hex_text("a column batch", golden_columns.BATCH),
         "columns-1.txt": lines_text("a layout, templates and what stands for them", columns()),
         "statement-1.hex": hex_text("what a signer signs for a group", statement(golden.HEADS)),

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import pytest
 from blake3 import blake3
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from stigmergy.adapters import sqlite
 from stigmergy.adapters.ed25519 import Ed25519Verifier
@@ -27,6 +27,7 @@ from stigmergy.adapters.keyfile import decode_private_key
 from stigmergy.core.codec import canonical_bytes, encode, open_envelope, pack_envelope, without_empty_end
 from stigmergy.core.commit import Commit, Signature, digest_commit, open_commit, seal, statement
 from stigmergy.core.effects import Publish
+from stigmergy.core.errors import JournalCorrupt
 from stigmergy.core.messages import Message, spec_of, to_newest
 from stigmergy.core.replay import apply
 from stigmergy.core.snapshot import (
@@ -36,6 +37,7 @@ from stigmergy.core.snapshot import (
     digest_of_state,
     encode_header,
     load_agents,
+    load_tables,
     read_header,
     tables_of,
 )
@@ -47,7 +49,7 @@ from tests.formats.golden import read_hex, read_lines
 from tests.formats.manual import fields_of
 
 PLANS = plan_agents([golden.Drone, golden.Tower])
-LEFT_OUT_MAX = {"Commit": 2, "Tables": 5}
+LEFT_OUT_MAX = {"Commit": 3, "Tables": 7}
 STRUCTURES = ("Run", "Answer", "Owed", "MarkMoved", "Settled", "SnapshotNote")
 
 
@@ -154,6 +156,33 @@ def test_commit_read_by_the_manual_alone() -> None:
     assert timers[2] == {"name": "old", "due_ns": None, "follows_wall": False}
 
 
+def test_commit_with_clients() -> None:
+    stored = read_hex("commit-clients-1.hex")
+    assert open_commit(stored) == golden.COMMIT_WITH_CLIENTS
+    assert seal(golden.COMMIT_WITH_CLIENTS).body == stored
+    assert by_the_manual("Commit", messagepack.decode(stored))["clients"] == ["bus//delivery/dispatcher", ""]
+
+
+def test_a_commit_with_too_few_clients_is_damaged() -> None:
+    body = seal(structs.replace(golden.COMMIT_WITH_CLIENTS, clients=["one"])).body
+    with pytest.raises(JournalCorrupt, match="1 clients for 2 answers"):
+        open_commit(body)
+
+
+def test_snapshot_tables_with_clients_and_floors() -> None:
+    stored = read_hex("tables-clients-1.hex")
+    tables = golden.TABLES_WITH_CLIENTS
+    assert encode(without_empty_end(tables, Tables.__struct_fields__.index("declared"))) == stored
+    assert msgspec.msgpack.decode(stored, type=Tables) == tables
+    named = by_the_manual("Tables", messagepack.decode(stored))
+    assert (named["clients"], named["floors"]) == (plain(tables.clients), plain(tables.floors))
+    state = ShardState(1, PLANS)
+    load_tables(state, tables)
+    assert tables_of(state) == tables
+    with pytest.raises(JournalCorrupt, match="do not fit"):
+        load_tables(state, structs.replace(tables, clients=["one"]))
+
+
 def test_commit_digest_by_the_manual() -> None:
     stored = read_hex("commit-1.hex")
     digest = blake3(stored, derive_key_context="stigmergy 2026 commit chain").digest()
@@ -165,7 +194,7 @@ def test_a_commit_without_its_last_fields_has_empty_ones() -> None:
     whole = messagepack.decode(read_hex("commit-1.hex"))
     short = open_commit(msgspec.msgpack.encode(whole[:8]))
     assert (short.events, short.answers, short.snapshots) == (golden.COMMIT.events, [], [])
-    longer = open_commit(msgspec.msgpack.encode([*whole, [], [], ["of a later version"]]))
+    longer = open_commit(msgspec.msgpack.encode([*whole, [], [], [], ["of a later version"]]))
     assert longer == golden.COMMIT
 
 
@@ -263,7 +292,9 @@ def test_a_log_of_old_events_is_folded_through_the_upcaster() -> None:
         apply(state, commit, digest_commit(body))
     assert state.agents["Drone/D-1"].battery == 0.2
     assert digest_of_state(state) == lines["state"]
-    tables = msgspec.msgpack.encode(plain(without_empty_end(tables_of(state), len(Tables.__struct_fields__) - 5)))
+    tables = msgspec.msgpack.encode(
+        plain(without_empty_end(tables_of(state), Tables.__struct_fields__.index("declared")))
+    )
     drone = msgspec.msgpack.encode({"id": "D-1", "battery": 0.2, "mission": None, "legs": (), "done": 0})
     assert blake3(tables + msgspec.msgpack.encode(["Drone/D-1", drone])).digest() == lines["state"], "by the manual"
 

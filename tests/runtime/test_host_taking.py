@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from stigmergy.core.codec import pack_envelope
+from stigmergy.core.command_ids import time_ms_of
 from stigmergy.core.effects import Order
 from stigmergy.core.errors import (
     Overloaded,
@@ -62,6 +63,18 @@ class TestTaking:
             answers = await asyncio.gather(*asks)
             assert len(set(answers)) == 1
             assert live.query("Counter/a").numbers == (1,)
+
+        play(declare(), main)
+
+    def test_ids_of_our_own_carry_their_time_and_name_their_client(self) -> None:
+        async def main(node: SimNode) -> None:
+            live = await node.start()
+            assert await live.send("Counter/a", Add(number=1))
+            assert await live.send("Counter/a", Add(number=2), client="gateway")
+            state = live.host.shards.first.state
+            ids = [one.command_id for one in state.answers.all()]
+            assert all(time_ms_of(one) == live.host.clock.wall_ns() // 1_000_000 for one in ids), ids
+            assert state.answers.clients() == ["", "gateway"]
 
         play(declare(), main)
 

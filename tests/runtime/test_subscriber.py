@@ -701,6 +701,18 @@ def test_two_commands_with_the_same_id_do_not_get_the_same_answer() -> None:
     play(drones, scene)
 
 
+def test_ids_are_remembered_for_each_source_of_commands() -> None:
+    async def scene(node: SimNode, live: Live, outsider: Outsider) -> None:
+        for number, source in enumerate(("/pilot/a", "/pilot/b" * 100)):
+            await outsider.send(COMMANDS, cloud("StartMission", {"mission": "M1"}, id=str(number), source=source))
+        short, long = live.host.shards.first.state.answers.clients()
+        assert short == "bus//pilot/a"
+        assert long.startswith("bus//pilot/b/pilot/b")
+        assert len(long) == 256
+
+    play(drones, scene)
+
+
 def test_what_the_check_of_a_class_raises_holds_up_nobody() -> None:
     async def scene(node: SimNode, live: Live, outsider: Outsider) -> None:
         await outsider.send(INPUTS.replace("Drone", "Picky"), cloud("Checked", {"number": -1}, id="a"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import re
 import secrets
+import time
 from typing import Any
 
 import msgspec
@@ -16,10 +17,10 @@ from stigmergy.cli import exits
 from stigmergy.cli.asking import ask
 from stigmergy.cli.output import BAD, GOOD, Output
 from stigmergy.cli.places import add_place, find_place
+from stigmergy.core.command_ids import RANDOM_BYTES, new_command_id
 from stigmergy.core.errors import ConfigError
 from stigmergy.runtime.protocol import Observe, Send
 
-COMMAND_ID_BYTES = 12
 _FIELD = re.compile(r"(?P<name>[^\W\d]\w*)(?P<sign>:?=)(?P<value>.*)", re.DOTALL)
 SEND_EXAMPLES = """examples:
   stigmergy send Drone/D-17 StartMission mission=M1
@@ -68,7 +69,7 @@ def send(arguments: argparse.Namespace, output: Output) -> int:
     """Sends a command."""
     fields, texts = read_fields(arguments.fields)
     # The id is made here, so that a command whose answer was lost can be sent again.
-    command_id = arguments.command_id or secrets.token_hex(COMMAND_ID_BYTES)
+    command_id = arguments.command_id or new_command_id(time.time_ns(), secrets.token_bytes(RANDOM_BYTES))
     place = find_place(arguments)
     request = Send(agent=arguments.agent, command=arguments.command, fields=fields, texts=texts, command_id=command_id)
     doubt = f"whether the command was taken is unknown: send it again with --command-id {command_id}"

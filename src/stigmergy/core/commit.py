@@ -124,6 +124,8 @@ class Commit(Struct, array_like=True, frozen=True):
     """Events of compiled agents, and the actions they caused. They are folded behind `events`."""
     confirmed: list[tuple[str, int]] = []
     """Per kind of compiled agents up to which sequence its actions are carried out or given up."""
+    clients: list[str] = []
+    """Whose commands the answers are for, one for each; empty if all are the embedding program's."""
 
     @property
     def events_count(self) -> int:
@@ -218,6 +220,11 @@ def open_commit(body: bytes) -> Commit:
         )
     if not commit.runs or any(run.events < 0 for run in commit.runs):
         raise JournalCorrupt(f"shard {commit.shard}, position {commit.position}: no runs; restore from a copy")
+    if commit.clients and len(commit.clients) != len(commit.answers):
+        raise JournalCorrupt(
+            f"shard {commit.shard}, position {commit.position}: {len(commit.clients)} clients for "
+            f"{len(commit.answers)} answers; restore from a copy"
+        )
     if sum(run.events for run in commit.runs) != len(commit.events):
         raise JournalCorrupt(
             f"shard {commit.shard}, position {commit.position}: its runs do not add up to its "

@@ -62,6 +62,8 @@ class Draft:
         self.position = position
         self.events: list[tuple[str, bytes] | None] = []
         self.answers: list[Answer] = []
+        self.clients: list[str] = []
+        """Who got each of them."""
         self.owed: list[Owed] = []
         self.marks: dict[tuple[str, int], MarkMoved] = {}
         self.settled: dict[str, list[int]] = {}
@@ -242,6 +244,7 @@ class Draft:
             incarnation=state.incarnation,
             columns=self.columns,
             confirmed=list(self.confirmed.items()),
+            clients=self.clients if any(self.clients) else [],
         )
 
     def _kept_between(self, start: int, end: int) -> int:

@@ -174,7 +174,9 @@ class Handling:
             self.fail(draft, address, body, source, error, now_ns, reached=True)
         self.close_windows(draft, address, now_ns, now_ns)
 
-    def take_command(self, draft: Draft, address: str, body: bytes, command_id: str, now_ns: int) -> None:
+    def take_command(
+        self, draft: Draft, address: str, body: bytes, command_id: str, now_ns: int, client: str = ""
+    ) -> None:
         """Takes a command and answers it, also when its handler fails. Without an id the answer is not remembered."""
         at = len(draft.events)
         reason: str | None = None
@@ -185,7 +187,7 @@ class Handling:
             self._admit(draft, address, agent_plan, now_ns)
             record = self._record_of(address, agent_plan, message)
         except (PeerError, Overloaded) as error:
-            self._answer(draft, address, body, command_id, str(error), at, now_ns)
+            self._answer(draft, address, body, (command_id, client), str(error), at, now_ns)
             return
         try:
             if record is None:
@@ -198,7 +200,7 @@ class Handling:
             reason = f"the handler failed: {describe(error)}; the command is in the dead letters"
             self.fail(draft, address, body, "command", error, now_ns, reached=True)
             at = len(draft.events)
-        self._answer(draft, address, body, command_id, reason, at, now_ns)
+        self._answer(draft, address, body, (command_id, client), reason, at, now_ns)
         self.close_windows(draft, address, now_ns, now_ns)
 
     def understands(self, address: str, body: bytes) -> bool:
@@ -381,19 +383,21 @@ class Handling:
             draft.size_bytes += len(packed[1]) + len(address) + OVERHEAD_BYTES
 
     def _answer(
-        self, draft: Draft, address: str, body: bytes, command_id: str, refused: str | None, at: int, now_ns: int
+        self, draft: Draft, address: str, body: bytes, asked: tuple[str, str], refused: str | None, at: int, now_ns: int
     ) -> None:
-        """Records the answer. Refusals too: a command sent again gets the same one."""
+        """Records the answer to a command with this id, of this client. Refusals too: sent again it gets the same."""
+        command_id, client = asked
         if refused is None:
             self.counters.accepted += 1
         else:
             self.counters.refused += 1
         answer = Answer(printable(address, ADDRESS_CHARS_MAX), command_id, keepable(body), refused, at, now_ns)
         draft.answers.append(answer)
-        draft.grow(answer.agent, command_id, refused or "", bodies_bytes=len(answer.command))
+        draft.clients.append(client)
+        draft.grow(answer.agent, command_id, refused or "", client, bodies_bytes=len(answer.command))
         draft.hurry(0)
         if command_id:
-            self._state.answers.put(Remembered(answer.agent, command_id, now_ns, draft.position, refused))
+            self._state.answers.put(Remembered(answer.agent, command_id, now_ns, draft.position, refused), client)
             verdict = Accepted(draft.position) if refused is None else Refused(refused)
             draft.verdicts.append((address, command_id, verdict))
 

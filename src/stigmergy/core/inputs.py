@@ -64,6 +64,8 @@ class Ask(Struct, frozen=True):
     command_id: str
     command: bytes
     source: str = LOCAL
+    client: str = ""
+    """Whose share of the remembered ids it takes; empty: the embedding program's."""
 
 
 class TimerDue(Struct, frozen=True):

@@ -45,10 +45,11 @@ def apply(state: ShardState, commit: Commit, digest: bytes) -> None:
         state.blocks.confirm(kind, upto)
     _take_on(state, commit)
     time_ns = commit.runs[-1].time_ns
-    for answer in commit.answers:
+    for number, answer in enumerate(commit.answers):
         if answer.command_id:
             state.answers.put(
-                Remembered(answer.agent, answer.command_id, answer.time_ns, commit.position, answer.refused)
+                Remembered(answer.agent, answer.command_id, answer.time_ns, commit.position, answer.refused),
+                commit.clients[number] if commit.clients else "",
             )
     state.answers.prune(time_ns)
     state.position = commit.position

@@ -10,8 +10,8 @@ The rules, in the order in which they bite:
   that a command sent again gets the same answer. An exception keeps `InputFailed`, moves the mark, and puts the input
   into the dead letters; supervision may stop the agent.
 - A tell arrives in a later step, also when an agent tells itself.
-- What a source repeats is passed over (marks), a command asked again gets the old answer (answers), effects settled
-  twice and timers that no longer exist are passed over.
+- What a source repeats is passed over (marks), a command asked again gets the old answer (answers), and one whose id
+  is older than what is remembered is refused. Effects settled twice and timers that no longer exist are passed over.
 - Time never goes back.
 
 If a handler is interrupted by what is no `Exception` (KeyboardInterrupt, SystemExit), its agent is as it was before,
@@ -27,7 +27,7 @@ from typing import Any, assert_never
 from msgspec import structs
 
 from stigmergy.core.claiming import LEDGER
-from stigmergy.core.codec import encode, printable
+from stigmergy.core.codec import SOURCE_CHARS_MAX, encode, printable
 from stigmergy.core.commit import COMMIT_BYTES_MAX, MarkMoved, Settled, seal
 from stigmergy.core.draft import COLUMNS_REST_BYTES, DRAFT_BYTES_MAX, NEVER_NS, Draft
 from stigmergy.core.effects import Woken, shard_sink
@@ -361,14 +361,20 @@ class Shard:
             reason = f"a command needs an id of 1 to {COMMAND_ID_CHARS_MAX} characters; nothing was done"
             self._repeats.append((ask.agent, ask.command_id, Refused(reason), 0))
             return
-        known = self.state.answers.get(printable(ask.agent, ADDRESS_CHARS_MAX), ask.command_id)
+        agent, client = printable(ask.agent, ADDRESS_CHARS_MAX), printable(ask.client, SOURCE_CHARS_MAX)
+        known = self.state.answers.get(agent, ask.command_id)
         if known is not None:
             self._handling.counters.duplicates += 1
             verdict: Verdict = Accepted(known.position) if known.refused is None else Refused(known.refused)
             self._repeats.append((ask.agent, ask.command_id, verdict, known.position))
             return
+        refusal = self.state.answers.refusal(agent, client, ask.command_id, now_ns)
+        if refusal is not None:
+            self._handling.counters.refused += 1
+            self._repeats.append((ask.agent, ask.command_id, Refused(refusal), 0))
+            return
         self._draft.begin_run(now_ns, ask.source)
-        self._handling.take_command(self._draft, ask.agent, ask.command, ask.command_id, now_ns)
+        self._handling.take_command(self._draft, ask.agent, ask.command, ask.command_id, now_ns, client)
 
     def _timer_due(self, due: TimerDue, now_ns: int) -> None:
         state, draft, handling = self.state, self._draft, self._handling

@@ -66,6 +66,11 @@ class Tables(Struct, array_like=True, frozen=True):
     """Names of agents that were compiled once and are not any more."""
     unlisted: dict[str, list[str]] = {}
     """Names of compiled agents that have a number and are in no `AgentsEnrolled` yet."""
+    clients: list[str] = []
+    """Who got the answers, one for each; empty if it was always the embedding program."""
+    floors: list[tuple[str, str, int]] = []
+    """Agent, client, and up to which time (ms since 1970) ids of that client are forgotten; without names: of all that
+    are not listed."""
 
 
 class Kind(Struct, array_like=True, frozen=True):
@@ -121,6 +126,8 @@ def tables_of(state: ShardState) -> Tables:
         actions=state.blocks.sent(),
         rosters=state.directory.names,
         unlisted=state.directory.unlisted,
+        clients=state.answers.clients(),
+        floors=state.answers.floors(),
     )
 
 
@@ -319,7 +326,9 @@ def load_tables(state: ShardState, tables: Tables) -> None:
         state.marks.move(mark)
     state.outbox.restore(tables.sent, tables.owed)
     state.timers.restore(tables.timers)
-    state.answers.restore(tables.answers)
+    if tables.clients and len(tables.clients) != len(tables.answers):
+        raise JournalCorrupt("the clients in a snapshot do not fit its answers; an older snapshot is used")
+    state.answers.restore(tables.answers, tables.clients, tables.floors)
     state.letters.restore(tables.letters)
     state.failures.restore(tables.failures)
     for address in state.stopped:  # by the snapshot that this one adds to

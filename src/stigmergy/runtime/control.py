@@ -43,6 +43,8 @@ from stigmergy.runtime.live import Live
 from stigmergy.runtime.phrasing import phrase
 from stigmergy.runtime.protocol import VERSION, Reply, read_request, write_error, write_reply
 
+CLIENT = "control"
+"""Whose share of the remembered ids commands of this endpoint take."""
 NAMES_COUNT_MAX = 1_000
 """So many addresses are named at once; a longer prefix finds others."""
 VERIFY_TOLD_COMMITS = 1_000
@@ -149,7 +151,7 @@ class ControlDesk:
     async def _send(self, request: protocol.Send) -> Any:
         plan = self._host.shards.first.state.plan_at(request.agent)
         command = phrase(plan, Command, request.command, request.fields, request.texts)
-        verdict = await self._live.send(request.agent, command, command_id=request.command_id)
+        verdict = await self._live.send(request.agent, command, command_id=request.command_id, client=CLIENT)
         if isinstance(verdict, Accepted):
             return {"accepted": True, "position": verdict.position, "reason": None}
         return {"accepted": False, "position": None, "reason": verdict.reason}

@@ -160,15 +160,15 @@ class Intake:
         return future
 
     def ask(
-        self, address: str, command: Command | bytes, command_id: str, source: str = LOCAL
+        self, address: str, command: Command | bytes, command_id: str, source: str = LOCAL, client: str = ""
     ) -> asyncio.Future[Verdict]:
-        """Takes a command. The future holds the answer, once it is durable."""
+        """Takes a command of a client. The future holds the answer, once it is durable."""
         self.check_open()
         check_address(address)
         if not isinstance(command_id, str):
             raise Malformed(f"{_shown(command_id)} is no command id; give a text, or leave it out")
         body = command if isinstance(command, bytes) else written(command, Command)
-        ask = Ask(agent=address, command_id=command_id, command=body, source=source)
+        ask = Ask(agent=address, command_id=command_id, command=body, source=source, client=client)
         shard = self.home_of(address)
         self._mailbox.put_command(Letter(shard=shard, input=ask))
         future: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()

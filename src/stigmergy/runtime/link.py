@@ -15,13 +15,14 @@ from functools import partial
 
 from msgspec import Struct, structs
 
+from stigmergy.core.command_ids import RANDOM_BYTES, new_command_id
 from stigmergy.core.errors import ConfigError, JournalError, StigmergyError
 from stigmergy.core.inputs import EffectsSettled
 from stigmergy.core.messages import Event
 from stigmergy.core.outbox import Pending
 from stigmergy.core.uplink import UplinkRule
 from stigmergy.ports.bus import Bus, BusMessage
-from stigmergy.ports.clock import Entropy
+from stigmergy.ports.clock import Clock, Entropy
 from stigmergy.runtime.host import Host
 from stigmergy.runtime.ingress import BUS_SOURCES
 from stigmergy.runtime.listening import COLLECT_ALL
@@ -38,7 +39,6 @@ from stigmergy.runtime.uplink.sender import UplinkStanding
 RECALLED_COMMITS_MAX = 2_000
 """So many of the last commits are read at the start for what was published last."""
 RUN_BYTES = 8
-COMMAND_ID_BYTES = 12
 UP = "up"
 DRAIN_LOOK_S = 0.005
 LOCAL_ONLY = "local-only"
@@ -101,7 +101,7 @@ class BusLink:
             host,
             self.teller,
             settings.bus,
-            _ids(entropy),
+            _ids(clock, entropy),
             agents,
         )
         self.presence = Presence(
@@ -253,5 +253,5 @@ def describe_this_node(host: Host, node: str, entropy: Entropy, version: str) ->
     return describe_node(node, run, version, since, host.declaration.plans, host.declaration.hands.by_tag)
 
 
-def _ids(entropy: Entropy) -> Callable[[], str]:
-    return lambda: entropy.token(COMMAND_ID_BYTES).hex()
+def _ids(clock: Clock, entropy: Entropy) -> Callable[[], str]:
+    return lambda: new_command_id(clock.wall_ns(), entropy.token(RANDOM_BYTES))

@@ -18,6 +18,7 @@ from msgspec import Struct, structs
 from stigmergy.core.agent import Agent
 from stigmergy.core.batches import is_batch
 from stigmergy.core.codec import printable
+from stigmergy.core.command_ids import RANDOM_BYTES, new_command_id
 from stigmergy.core.commit import Head
 from stigmergy.core.errors import ConfigError, StigmergyError, TrustError, UnknownKind
 from stigmergy.core.inputs import EnrollSigner, Input, LetterDropped, LetterRetried, ResumeAgent, RevokeSigner, Verdict
@@ -39,7 +40,6 @@ from stigmergy.runtime.neighbours import Neighbours
 from stigmergy.runtime.presence import Member
 from stigmergy.runtime.recovery import Recovered
 
-COMMAND_ID_BYTES = 12
 BY_CHARS_MAX = 200
 LETTER_ID = re.compile(r"(\d{1,4})\.\d+\.\d+", re.ASCII)
 AgentT = TypeVar("AgentT", bound=Agent)
@@ -90,11 +90,14 @@ class Live:
         """The host underneath, for what is built on the runtime: the control endpoint, bridges, metrics."""
         return self._host
 
-    async def send(self, address: str, command: Command, *, command_id: str | None = None) -> Verdict:
-        """Sends a command and waits for its durable answer. With the same `command_id` it is done at most once."""
+    async def send(self, address: str, command: Command, *, command_id: str | None = None, client: str = "") -> Verdict:
+        """Sends a command and waits for its durable answer. With the same `command_id` it is done at most once.
+
+        Ids are remembered in shares, one for each `client`: a program that sends for others names them.
+        """
         if command_id is None:
-            command_id = self._entropy.token(COMMAND_ID_BYTES).hex()
-        return await self._host.intake.ask(address, command, command_id)
+            command_id = new_command_id(self._host.clock.wall_ns(), self._entropy.token(RANDOM_BYTES))
+        return await self._host.intake.ask(address, command, command_id, client=client)
 
     async def observe(self, address: str, event: Event) -> None:
         """Tells an agent what was observed; returns when it is kept as its type promises."""

@@ -193,7 +193,8 @@ class Subscriber:
             await self._teller.answer(address, event.id, Refused(str(error)))
             return
         self.counters.bus_commands += 1
-        verdict = await self._host.intake.ask(address, body, event.id, source=_source(message.topic))
+        source, client = _source(message.topic), _source(event.source)
+        verdict = await self._host.intake.ask(address, body, event.id, source=source, client=client)
         await self._teller.answer(address, event.id, verdict)
 
     def _check_id(self, address: str, command_id: str, command: Message) -> None:
@@ -296,7 +297,8 @@ class Subscriber:
                 verdict: Verdict = Refused(str(error))
             else:
                 self.counters.bus_commands += 1
-                verdict = await self._host.intake.ask(to, command, asked_as, source=_source(message.topic))
+                source = _source(message.topic)
+                verdict = await self._host.intake.ask(to, command, asked_as, source=source, client=source)
             refused = verdict.reason if isinstance(verdict, Refused) else None
             answer = write_device_answer(spec, places, command_id, refused)
             if answer is not None:

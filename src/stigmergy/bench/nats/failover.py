@@ -23,6 +23,7 @@ from stigmergy.adapters.nats.address import parse_address
 from stigmergy.adapters.nats.link import NatsLink
 from stigmergy.adapters.nats.naming import cluster_bucket
 from stigmergy.adapters.nats_control import NatsRoom
+from stigmergy.core.command_ids import RANDOM_BYTES, new_command_id
 from stigmergy.core.errors import NotRunning, StigmergyError
 from stigmergy.core.homes import Homes
 from stigmergy.runtime.protocol import Send, read_reply, write_request
@@ -65,6 +66,7 @@ PAUSE_S = 0.01
 AGAIN_S = 0.005
 """After an answer, and after none."""
 MB = 1_000_000
+FIRST_ID_NS = 1_700_000_000 * 10**9
 
 
 class Failover(Struct, frozen=True):
@@ -131,7 +133,8 @@ class Probe:
     async def _ask(self, shard: int) -> None:
         number = 0
         while True:
-            send = Send(agent=self._agents[shard], command="Count", command_id=f"{shard}-{number}")
+            command_id = new_command_id(FIRST_ID_NS + number * 10**6, shard.to_bytes(RANDOM_BYTES, "big"))
+            send = Send(agent=self._agents[shard], command="Count", command_id=command_id)
             try:
                 async with asyncio.timeout(ASK_S_MAX):
                     lines = self._room.branch(shard).ask(write_request(send))

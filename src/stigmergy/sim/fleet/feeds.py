@@ -12,17 +12,21 @@ import asyncio
 import random
 from collections.abc import Callable
 from contextvars import Context
+from functools import partial
 from typing import Any
 
+from blake3 import blake3
 from msgspec import Struct
 
 from stigmergy.core.codec import ENVELOPE_FORMAT, Envelope, encode
+from stigmergy.core.command_ids import RANDOM_BYTES, new_command_id
 from stigmergy.core.errors import Bug, PeerError, StigmergyError
 from stigmergy.core.inputs import Verdict
-from stigmergy.core.messages import Command, Event
+from stigmergy.core.messages import SECOND_NS, Command, Event
 from stigmergy.runtime.intake import check_address, written
 from stigmergy.runtime.live import Live
 from stigmergy.sim.fleet.links import Quality, happens, late_s
+from stigmergy.sim.loop import WALL_START_NS
 
 ITEMS_MAX = 200
 """So many are in one envelope at most."""
@@ -119,7 +123,9 @@ class Feed:
     async def send(self, address: str, command: Command) -> Verdict:
         """Asks until there is an answer, with one id: it is done at most once."""
         self._asked_count += 1
-        command_id = f"{self.source}/{self._asked_count}"
+        made_ns = WALL_START_NS + int(asyncio.get_running_loop().time() * SECOND_NS)
+        own = blake3(f"{self.source}/{self._asked_count}".encode()).digest(length=RANDOM_BYTES)
+        command_id = new_command_id(made_ns, own)
         self.asking_count += 1
         try:
             while True:
@@ -252,7 +258,8 @@ class Feed:
         if live is None or quality.is_cut or happens(quality.loss, chance):
             return None
         try:
-            asked: asyncio.Future[Any] = self._context.copy().run(live.host.intake.ask, address, command, command_id)
+            ask = partial(live.host.intake.ask, client=self.source)
+            asked: asyncio.Future[Any] = self._context.copy().run(ask, address, command, command_id)
             async with asyncio.timeout(ANSWER_S):
                 answer: Verdict = await asked
         except PeerError:
