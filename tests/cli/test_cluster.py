@@ -117,7 +117,7 @@ def test_servers_find_together_by_the_files_and_a_lost_one_is_replaced(servers: 
     """In one go, because each step begins where the one before has ended."""
     cluster, (first, second, third, fourth, lost_host, new_host) = servers
     folder = cluster.folder
-    found = cluster.wait(servers="ok")
+    found = cluster.wait(servers="ok", replicas="ok")
     assert found == dict.fromkeys(("servers", "versions", "sync", "store", "clocks", "replicas"), "ok")
 
     async def write() -> None:

@@ -14,6 +14,7 @@ def server(name: str, **changed: Any) -> ServerSeen:
     settings: dict[str, Any] = {
         "name": name,
         "is_up": True,
+        "has_jetstream": True,
         "version": "2.15.1",
         "store_bytes": 10,
         "store_bytes_max": 100,
@@ -50,6 +51,7 @@ def cluster(*servers: ServerSeen, **changed: Any) -> Standing:
 
 
 THREE = (server("n1"), server("n2"), server("n3"))
+OFF = ServerSeen(name="n3", is_up=True, has_jetstream=False, version="2.15.1")
 LOST = structs.replace(
     cluster(server("n1"), ServerSeen(name="n2", is_up=False), ServerSeen(name="n3", is_up=False)),
     servers=ServersSeen(servers=THREE, has_quorum=False, needed=2),
@@ -68,6 +70,11 @@ def test_a_cluster_that_is_well() -> None:
     [
         (LOST, "servers", Level.FAIL, "majority of the servers is gone"),
         (cluster(server("n1"), server("n2"), ServerSeen(name="n3", is_up=False)), "servers", Level.WARN, "n3 gone"),
+        (cluster(*THREE[:2], OFF), "jetstream", Level.FAIL, "JetStream is off on n3"),
+        (cluster(*THREE[:2], OFF), "replicas", Level.WARN, "1 streams miss a copy, such as S: those of n3"),
+        (cluster(*THREE[:2], server("n3", error="x write error: y")), "health", Level.FAIL, "n3 is not well: x write"),
+        (cluster(*THREE[:2], server("n3", error="not current")), "health", Level.WARN, "n3 is not well: not current"),
+        (cluster(trouble="it does not answer"), "streams", Level.WARN, "it does not answer"),
         (cluster(server("n1")), "servers", Level.WARN, "keeps everything once"),
         (cluster(server("n1"), server("n2")), "servers", Level.WARN, "no more losses than 1"),
         (cluster(*THREE[:2], server("n3", version="2.16.0")), "versions", Level.WARN, "2.15.1, 2.16.0"),

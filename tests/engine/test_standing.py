@@ -12,7 +12,16 @@ from stigmergy.adapters.nats import link as links
 from stigmergy.adapters.nats import naming
 from stigmergy.adapters.nats.address import parse_address
 from stigmergy.adapters.nats.configuration import User
-from stigmergy.adapters.nats.inspection import look_at_servers, look_at_streams
+from stigmergy.adapters.nats.inspection import (
+    ReplicaSeen,
+    ServerSeen,
+    ServersSeen,
+    _size,
+    _stream,
+    _with_copies,
+    look_at_servers,
+    look_at_streams,
+)
 from stigmergy.adapters.nats.link import NatsLink
 from stigmergy.adapters.nats.streams import ensure_stream
 from stigmergy.adapters.nats_store.buckets import ensure_keys
@@ -152,6 +161,35 @@ async def test_more_streams_than_are_told_at_once(tmp_path: Path) -> None:
         assert [stream.name for stream in (await look_at_streams(link))[0]] == names
         assert [stream.name for stream in (await look_at_streams(link, "S26"))[0]] == names[260:]
         await link.close()
+
+
+def test_a_copy_is_behind_that_lacks_what_the_leader_had_a_while_ago() -> None:
+    """Whatever the leader says of it: it may call a copy current for minutes that is not written any more."""
+    told = {
+        "config": {"name": "S", "num_replicas": 3},
+        "state": {"messages": 900, "bytes": 1, "first_seq": 1, "last_seq": 900},
+        "cluster": {
+            "leader": "n1",
+            "raft_group": "G",
+            "replicas": [{"name": "n2", "current": True}, {"name": "n3", "current": True}],
+        },
+    }
+    seen = ServersSeen(servers=tuple(ServerSeen(name=f"n{n}", is_up=True) for n in (1, 2, 3)), has_quorum=True)
+    before = {("n1", "G"): 500, ("n2", "G"): 480, ("n3", "G"): 100, ("n3", "H"): 700}
+    after = {("n1", "G"): 900, ("n2", "G"): 880, ("n3", "G"): 100, ("n3", "H"): 700}
+    stream = _with_copies(_stream(told), seen, before, after)
+    assert stream.others == (ReplicaSeen("n2", True, False, 0, 880), ReplicaSeen("n3", False, False, 400, 100))
+    assert not stream.is_whole
+    unheard = _with_copies(_stream(told), seen, before, {("n2", "G"): 900})
+    assert unheard.others[1] == ReplicaSeen("n3", True, False, 0, None), "what the leader says is all there is"
+
+
+def test_of_how_many_servers_one_is() -> None:
+    """One of a cluster whose JetStream is off does not know; whoever heard it first took it for the only one."""
+    off = {"server": {"name": "n1", "cluster": "c"}, "data": {"disabled": True, "config": {"max_memory": 0}}}
+    alone = {"server": {"name": "n1"}, "data": {"config": {"max_memory": 1}}}
+    well = {"server": {"name": "n2", "cluster": "c"}, "data": {"config": {}, "meta_cluster": {"cluster_size": 3}}}
+    assert [_size(off), _size(alone), _size(well)] == [None, 1, 3]
 
 
 @pytest.mark.parametrize(

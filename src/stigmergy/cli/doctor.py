@@ -78,7 +78,7 @@ def _findings(arguments: argparse.Namespace) -> Iterator[Finding]:
     from stigmergy.cli.health.disk import check_disk
     from stigmergy.cli.health.journals import check_archive, check_journal
     from stigmergy.cli.health.limits import check_limits
-    from stigmergy.cli.health.network import check_bus
+    from stigmergy.cli.health.network import check_bus, check_clusters
     from stigmergy.cli.health.versions import check_versions
 
     try:
@@ -100,6 +100,7 @@ def _findings(arguments: argparse.Namespace) -> Iterator[Finding]:
     if settings.retention.archive is not None:
         yield check_archive(Path(settings.retention.archive))
     yield from check_bus(config.fleet.bus)
+    yield from check_clusters((config.fleet.bus, config.fleet.ledger, url))
     yield from check_company(config.fleet, url)
     bearings = find_bearings(Bearings(), config)
     if bearings.copies:

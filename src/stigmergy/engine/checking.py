@@ -15,7 +15,10 @@ CLOCK_FAIL_S = 5.0
 """Leases run on monotonic clocks; but the times in logs, and who compares them, need clocks that agree."""
 STORE_WARN = 0.8
 STORE_FAIL = 0.95
-BEHIND_WARN = 1_000
+MEND_OFF = (
+    "see in its log what went wrong, make room on its disk (store_dir), and restart it: it catches up by itself. "
+    "`stigmergy up` does that for its servers"
+)
 
 
 class Level(StrEnum):
@@ -48,15 +51,34 @@ def check(standing: Standing) -> list[Finding]:
     ]
 
 
+def is_off(servers: list[str]) -> str:
+    """What is wrong with servers that are up and keep nothing."""
+    return (
+        f"JetStream is off on {', '.join(servers)}: NATS turns it off when the disk of a server is full or fails, and "
+        "it stays off until that server is restarted"
+    )
+
+
 def _quorum(standing: Standing) -> list[Finding]:
     seen = standing.servers
-    gone = [server.name for server in seen.servers if not server.is_up]
+    found: list[Finding] = []
     if seen.has_quorum is False:
-        what = f"{standing.trouble}; gone: {', '.join(gone) or 'none'}"
-        return [Finding("servers", Level.FAIL, what, "start the servers that are gone, with the disks they had")]
-    if gone:
+        what = f"{standing.trouble}; gone: {', '.join(seen.gone) or 'none'}"
+        if seen.gone or not seen.off:
+            found += [Finding("servers", Level.FAIL, what, "start the servers that are gone, with the disks they had")]
+    elif seen.gone:
         remedy = "start it again with its disk; if that is lost for good: stigmergy cluster replace"
-        return [Finding("servers", Level.WARN, f"{', '.join(gone)} gone; one more may be too many", remedy)]
+        found += [Finding("servers", Level.WARN, f"{', '.join(seen.gone)} gone; one more may be too many", remedy)]
+    if seen.off:
+        without = "" if seen.has_quorum is not False else "; nothing can be written without a majority"
+        what = f"{is_off(seen.off)}{without}"
+        found += [Finding("jetstream", Level.FAIL, what, MEND_OFF)]
+    for server in seen.servers:
+        if server.error and not server.is_off:
+            level, remedy = (Level.FAIL, MEND_OFF) if server.cannot_write else (Level.WARN, "look again in a moment")
+            found += [Finding("health", level, f"{server.name} is not well: {server.error}", remedy)]
+    if found:
+        return found
     if len(seen.servers) == 1:
         what = "one server: it keeps everything once, and nothing is written while it is away"
         return [Finding("servers", Level.WARN, what, "three servers survive the loss of one: stigmergy cluster config")]
@@ -75,7 +97,9 @@ def _versions(standing: Standing) -> list[Finding]:
 
 
 def _sync(standing: Standing) -> list[Finding]:
-    seen = [server for server in standing.servers.servers if server.is_up]
+    seen = [server for server in standing.servers.servers if server.counts]
+    if not seen:
+        return []  # nobody to ask; what is wrong is said above
     if any(server.sync is None for server in seen):
         remedy = "use configurations of stigmergy cluster config, which let the fleet's user look"
         return [Finding("sync", Level.WARN, "when disks are synced cannot be seen", remedy)]
@@ -88,7 +112,9 @@ def _sync(standing: Standing) -> list[Finding]:
 
 def _stores(standing: Standing) -> list[Finding]:
     found: list[Finding] = []
-    if any(server.is_up and server.store_bytes is None for server in standing.servers.servers):
+    if not any(server.counts for server in standing.servers.servers):
+        return []
+    if any(server.counts and server.store_bytes is None for server in standing.servers.servers):
         remedy = "use configurations of stigmergy cluster config, which let the fleet's user look"
         found.append(Finding("store", Level.WARN, "how full stores are cannot be seen", remedy))
     for server in standing.servers.servers:
@@ -117,29 +143,35 @@ def _clocks(standing: Standing) -> list[Finding]:
 def _streams(standing: Standing) -> list[Finding]:
     found: list[Finding] = []
     if standing.trouble:
-        return found
+        unsaid = standing.servers.has_quorum is not False
+        return [Finding("streams", Level.WARN, standing.trouble, "look again in a moment")] if unsaid else []
     if standing.leaderless:
         names = ", ".join(standing.leaderless[:3])
         what = f"{len(standing.leaderless)} streams without a leader: {names}"
         found.append(Finding("streams", Level.FAIL, what, "start the servers that hold them"))
-    gone = [server.name for server in standing.servers.servers if not server.is_up]
-    broken = [
-        stream.name
-        for stream in standing.streams
-        if stream.replicas > 1 and any(one.is_offline or one.server in gone for one in stream.others)
-    ]
-    if broken:
-        what = f"{len(broken)} streams miss a copy, such as {broken[0]}"
-        found.append(Finding("replicas", Level.WARN, what, "bring the server back, or stigmergy cluster replace it"))
-    if behind := [stream for stream in standing.streams if stream.behind > BEHIND_WARN]:
-        worst = max(behind, key=lambda one: one.behind)
-        what = f"a copy of {worst.name} is {worst.behind:,} entries behind"
-        found.append(Finding("replicas", Level.WARN, what, "wait until it has caught up before another server goes"))
+    away = [*standing.servers.gone, *standing.servers.off]
+    copies = [(stream, one) for stream in standing.streams if stream.replicas > 1 for one in stream.others]
+    missing = [(stream, one) for stream, one in copies if one.is_offline or one.server in away]
+    if missing:
+        streams = sorted({stream.name for stream, _ in missing})
+        servers = sorted({one.server for _, one in missing})
+        what = f"{len(streams)} streams miss a copy, such as {streams[0]}: those of {', '.join(servers)}"
+        remedy = "bring the server back, or stigmergy cluster replace it"
+        if all(name in standing.servers.off for name in servers):
+            remedy = "restart the servers whose JetStream is off, when their disks have room"
+        found.append(Finding("replicas", Level.WARN, what, remedy))
+    behind = [(stream, one) for stream, one in copies if one.behind and (stream, one) not in missing]
+    if behind:
+        stream, worst = max(behind, key=lambda pair: pair[1].behind)
+        more = f"; {len(behind) - 1} more copies are behind" if len(behind) > 1 else ""
+        what = f"the copy of {stream.name} on {worst.server} is {worst.behind:,} entries behind{more}"
+        remedy = "wait until it has caught up before another server goes; if it does not, see the log of that server"
+        found.append(Finding("replicas", Level.WARN, what, remedy))
     single = [stream.name for stream in standing.streams if stream.replicas == 1]
     if single and len(standing.servers.servers) > 1:
         what = f"{len(single)} streams are kept once, such as {single[0]}"
         found.append(Finding("replicas", Level.WARN, what, "a URL with ?replicas=3 keeps new ones three times"))
-    return found or [Finding("replicas", Level.OK, f"every copy of {len(standing.streams)} streams is there")]
+    return found or [Finding("replicas", Level.OK, f"every copy of {len(standing.streams)} streams is there and whole")]
 
 
 def _shards(standing: Standing) -> list[Finding]:

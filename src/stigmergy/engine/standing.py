@@ -16,9 +16,11 @@ from stigmergy.adapters.nats.inspection import (
     look_at_servers,
     look_at_streams,
     with_consumers,
+    with_copies,
 )
 from stigmergy.adapters.nats.link import NatsLink
 from stigmergy.core.errors import ConfigError, LinkDown, Malformed
+from stigmergy.engine.checking import is_off
 from stigmergy.runtime.cluster.records import (
     COORDINATOR,
     FLEET,
@@ -111,7 +113,7 @@ async def look(link: NatsLink, fleet: str = "") -> Standing:
     servers = await look_at_servers(link)
     standing = Standing(url=link.address.shown, at_s=time.time(), servers=servers)
     if servers.has_quorum is False:
-        return _without(standing, NOBODY_LEADS if servers.has_majority else NO_MAJORITY)
+        return _without(standing, _why_no_quorum(servers))
     try:
         streams, leaderless = await look_at_streams(link)
     except JetStreamRefused as refused:
@@ -138,11 +140,20 @@ async def look(link: NatsLink, fleet: str = "") -> Standing:
         url=standing.url,
         at_s=standing.at_s,
         servers=servers,
-        streams=tuple([await with_consumers(link, one) for one in streams]),
+        streams=tuple([await with_consumers(link, one) for one in await with_copies(link, streams, servers)]),
         leaderless=tuple(leaderless),
         fleets=tuple(fleets),
         ledgers=tuple(ledgers),
     )
+
+
+def _why_no_quorum(servers: ServersSeen) -> str:
+    if servers.has_majority:
+        return NOBODY_LEADS
+    if not servers.off:
+        return NO_MAJORITY
+    gone = f"{', '.join(servers.gone)} gone; " if servers.gone else ""
+    return f"{gone}{is_off(servers.off)}; nothing can be written or placed without a majority"
 
 
 def _without(standing: Standing, why: str) -> Standing:

@@ -11,6 +11,8 @@ NOBODY_PORT = 9
 """Where nobody listens."""
 LOOK_SUBJECT = "$SYS.REQ.SERVER.PING.JSZ"
 """What every server answers with how its JetStream is."""
+HEALTH_SUBJECT = "$SYS.REQ.SERVER.PING.HEALTHZ"
+"""What every server answers with what is wrong with it, if anything is."""
 DURABLE_LINES = (
     (
         "sync_interval: always",
@@ -226,7 +228,9 @@ def _accounts(plan: ServerPlan) -> list[str]:
     if not system:
         return ["", "authorization {", "    users = [", *_users(others, 8), "    ]", "}", *open_to]
     jetstream = ["        jetstream: enabled"] if plan.has_jetstream else []
-    look = _text(LOOK_SUBJECT)
+    looks = [_text(LOOK_SUBJECT), _text(HEALTH_SUBJECT)]
+    imports = ", ".join(f"{{service: {{account: SYS, subject: {look}}}}}" for look in looks)
+    exports = ", ".join(f"{{service: {look}, response_type: stream, accounts: [FLEET]}}" for look in looks)
     return [
         "",
         "accounts {",
@@ -236,14 +240,14 @@ def _accounts(plan: ServerPlan) -> list[str]:
         *_users(others, 12),
         "        ]",
         "        # Lets `stigmergy status` ask every server how it is, without the password of the system account.",
-        f"        imports: [{{service: {{account: SYS, subject: {look}}}}}]",
+        f"        imports: [{imports}]",
         "    }",
         "    # May look at servers and remove one that is lost for good; nobody else needs it.",
         "    SYS: {",
         "        users: [",
         *_users(system, 12),
         "        ]",
-        f"        exports: [{{service: {look}, response_type: stream, accounts: [FLEET]}}]",
+        f"        exports: [{exports}]",
         "    }",
         "}",
         "system_account: SYS",

@@ -1,13 +1,17 @@
-"""Whether the broker can be reached: its name, and a connection to its port. Nothing is said, no password shown."""
+"""Whether the broker can be reached: its name, and a connection to its port. How the servers of a NATS cluster stand.
+
+No password is shown, and nothing is changed.
+"""
 
 from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator
-from urllib.parse import urlsplit
+from collections.abc import Iterator, Sequence
+from urllib.parse import parse_qsl, urlsplit
 
 from stigmergy.cli.health.finding import Finding, ill, well, worry
+from stigmergy.core.errors import StigmergyError
 
 CONNECT_S_MAX = 3.0
 PORTS = {"mqtt": 1883, "mqtts": 8883, "nats": 4222, "tls": 4222, "redis": 6379, "kafka": 9092}
@@ -36,6 +40,30 @@ def check_bus(url: str | None) -> Iterator[Finding]:
             what = f"a password goes to {host} as it is, for everybody on the way to read"
             yield worry("bus.secrecy", what, f"use {ENCRYPTED[scheme]}:// with TLS")
         yield check_reachable(host, port)
+
+
+def check_clusters(urls: Sequence[str | None]) -> Iterator[Finding]:
+    """How the servers behind these URLs stand, each asked about itself; those of NATS only, and each cluster once."""
+    from stigmergy.cli.standing import look_once
+    from stigmergy.engine import parse_address
+    from stigmergy.engine.checking import check
+
+    seen: list[tuple[str, ...]] = []
+    for url in urls:
+        if url is None or url.partition("://")[0] not in CLUSTERED:
+            continue
+        try:
+            # What else the URL says is for the adapter that it was written for.
+            address = parse_address(url, tuple(dict(parse_qsl(url.partition("?")[2], keep_blank_values=True))))
+            if address.servers in seen:
+                continue
+            seen.append(address.servers)
+            findings = check(look_once(address, ""))
+        except StigmergyError as error:
+            yield ill("cluster.servers", str(error), "start the servers, or mend the URL in stigmergy.toml")
+            continue
+        for one in findings:
+            yield Finding(f"cluster.{one.check}", one.level, one.what, one.remedy, {"at": address.shown})
 
 
 def _servers(url: str) -> list[str]:

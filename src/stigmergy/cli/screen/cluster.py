@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from stigmergy.cli.output import BAD, GOOD, HEADING, NAME, WARN, Cell, counted, printable, shown_bytes
+from stigmergy.engine.checking import MEND_OFF, is_off
 
 if TYPE_CHECKING:
     from stigmergy.engine.standing import FleetSeen, LedgerSeen, Standing
@@ -24,6 +25,12 @@ def draw_standing(standing: Standing) -> list[Line]:
     lines: list[Line] = [_headline(standing)]
     if standing.trouble:
         lines += [[(standing.trouble, WARN if standing.servers.has_majority else BAD)]]
+    if off := standing.servers.off:
+        lines += [] if standing.trouble else [[(is_off(off), BAD)]]
+    ill = [server for server in standing.servers.servers if server.error and not server.is_off]
+    lines += [[(f"{one.name} is not well: {one.error}", BAD if one.cannot_write else WARN)] for one in ill]
+    if off or any(server.cannot_write for server in ill):
+        lines += [[(f"→ {MEND_OFF}", HEADING)]]
     lines += [[], *_servers(standing)]
     for fleet in standing.fleets:
         lines += [[], *_fleet(fleet)]
@@ -85,8 +92,9 @@ def _headline(standing: Standing) -> Line:
         how = ("no leader yet", WARN)
     else:
         how = (f"NO QUORUM: {seen.needed} are needed", BAD)
+    off: list[Cell] = [(f"JetStream off on {', '.join(seen.off)}", BAD), ", "] if seen.off else []
     leader = [(f", {seen.leader} leads", HEADING)] if seen.leader and seen.has_quorum else []
-    return [("cluster ", HEADING), (standing.url, NAME), "  ", text, ", ", how, *leader]
+    return [("cluster ", HEADING), (standing.url, NAME), "  ", text, ", ", *off, how, *leader]
 
 
 def _servers(standing: Standing) -> list[Line]:
@@ -97,6 +105,9 @@ def _servers(standing: Standing) -> list[Line]:
     for server in standing.servers.servers:
         if not server.is_up:
             rows.append([(server.name, NAME), ("gone", BAD)])
+            continue
+        if server.is_off:
+            rows.append([(server.name, NAME), ("JetStream off", BAD), server.version])
             continue
         store: Cell = "not seen"
         if server.store_bytes is not None and server.store_bytes_max:
@@ -109,7 +120,8 @@ def _servers(standing: Standing) -> list[Line]:
             clock = (f"{server.clock_off_s:+.2f} s", WARN if abs(server.clock_off_s) > CLOCK_S else "")
         leads = f"{led.get(server.name, 0)}" + (", the servers" if server.leads else "")
         streams = "" if server.streams is None else f"{server.streams}"
-        rows.append([(server.name, NAME), ("up", GOOD), server.version, streams, leads, store, sync, clock])
+        state: Cell = ("up", GOOD) if not server.error else ("not well", BAD if server.cannot_write else WARN)
+        rows.append([(server.name, NAME), state, server.version, streams, leads, store, sync, clock])
     return aligned(("SERVER", "", "VERSION", "STREAMS", "LEADS", "STORE", "SYNC", "CLOCK"), rows)
 
 
@@ -150,15 +162,17 @@ def _ledgers(ledgers: Sequence[LedgerSeen]) -> list[Line]:
 
 def _streams(standing: Standing) -> list[Line]:
     rows: list[Line] = [[(name, NAME), ("no leader", BAD)] for name in standing.leaderless]
-    away = [server.name for server in standing.servers.servers if not server.is_up]
+    away = standing.servers.gone
     for stream in standing.streams[:STREAMS_SHOWN_MAX]:
-        gone = [one.server for one in stream.others if one.is_offline or one.server in away]
-        late = [one.server for one in stream.others if one.server not in gone and not one.is_current]
+        off = [one.server for one in stream.others if one.server in standing.servers.off]
+        gone = [one.server for one in stream.others if one.server not in off and (one.is_offline or one.server in away)]
+        late = [one.server for one in stream.others if one.server not in (*gone, *off) and not one.is_current]
         copies: Cell = f"{stream.replicas}"
-        if gone or late:
+        if gone or late or off:
             parts = [f"{', '.join(gone)} gone"] if gone else []
+            parts += [f"{', '.join(off)} off"] if off else []
             parts += [f"{', '.join(late)} behind"] if late else []
-            copies = (f"{stream.replicas}: {'; '.join(parts)}", BAD if gone else WARN)
+            copies = (f"{stream.replicas}: {'; '.join(parts)}", BAD if gone or off else WARN)
         rows.append(
             [
                 (stream.name, NAME),
