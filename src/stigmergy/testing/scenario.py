@@ -20,7 +20,17 @@ from stigmergy.core.codec import canonical_bytes, encode
 from stigmergy.core.commit import Commit, seal
 from stigmergy.core.draft import Draft
 from stigmergy.core.effects import TIMERS, Woken
-from stigmergy.core.inputs import Ask, Delivery, Input, Refused, SharedReceived, TimerDue, Verdict, VerdictCame
+from stigmergy.core.inputs import (
+    Ask,
+    Delivery,
+    Input,
+    Refused,
+    SafeActionOut,
+    SharedReceived,
+    TimerDue,
+    Verdict,
+    VerdictCame,
+)
 from stigmergy.core.messages import SECOND_NS, Command, Effect, Event, Keeping, Message, spec_of
 from stigmergy.core.outcome import NO_CAUSE
 from stigmergy.core.plans import AgentPlan, plan_agent
@@ -30,10 +40,11 @@ from stigmergy.core.shard import Shard
 from stigmergy.core.sharing import SharedChanged
 from stigmergy.core.snapshot import digest_of_state
 from stigmergy.core.state import ShardState, plan_agents
-from stigmergy.core.supervision import FACTS, InputFailed
+from stigmergy.core.supervision import FACTS, InputFailed, SafeActionTaken
 from stigmergy.core.timers import WINDOW_PREFIX, read_timer
 from stigmergy.crdt.delta import Edit, mint
 from stigmergy.runtime.showing import shared_fields
+from stigmergy.runtime.staleness import Staleness
 from stigmergy.testing.comparing import has_value
 from stigmergy.testing.purity import Watch, identity_of, lost_in_encoding
 
@@ -81,6 +92,10 @@ class Scenario(Generic[A]):
         self._failures: list[InputFailed] = []
         self._asked_count = 0
         self._commits: list[tuple[Commit, bytes]] = []
+        self._made = False
+        """Whether the agent is there although nothing has come to it: time can make one stale that only waits."""
+        self._staleness = Staleness({self._plan.kind: self._plan})
+        self._staleness.refresh(self._address, None, self._now_ns)
         state = self._new_state()
         if past:
             self._fold(state, past)
@@ -95,7 +110,8 @@ class Scenario(Generic[A]):
     def when(self, *inputs: Command | Event) -> Scenario[A]:
         """Commands are asked, events observed, one after the other, at the present time of the scenario.
 
-        Verdicts of the ledger (`Granted`, `Denied`, `Lost`, `Released`) come as if the ledger had said so.
+        Verdicts of the ledger (`Granted`, `Denied`, `Lost`, `Released`) come as if the ledger had said so, and
+        `SafeActionTaken` as if a safe action had gone out.
         """
         __tracebackhide__ = True
         self._begin("when " + ", ".join(map(repr, inputs)))
@@ -110,6 +126,9 @@ class Scenario(Generic[A]):
             elif isinstance(message, CLAIM_EVENTS):
                 self._check_is_there()
                 self._take(VerdictCame(self._address, body))
+            elif isinstance(message, SafeActionTaken):
+                self._make()
+                self._take(SafeActionOut(self._address, message.action, message.because))
             else:
                 self._take(Delivery(source="test", items=[(self._address, body)]), body)
         return self
@@ -130,16 +149,22 @@ class Scenario(Generic[A]):
         return self
 
     def later(self, *, seconds: float) -> Scenario[A]:
-        """Time passes. Timers that come due meanwhile go off, each at its time, in their order."""
+        """Time passes. Timers that come due meanwhile go off, and the safe actions of what has become stale go out,
+        each at its time, in their order. The silence of an agent to which nothing has come yet begins with `given`."""
         __tracebackhide__ = True
         self._begin(f"{seconds:g} s later")
         until_ns = self._now_ns + int(seconds * SECOND_NS)
         for _ in range(FIRINGS_COUNT_MAX):
-            timers = self._shard.state.timers.all()
-            if not timers or timers[0].due_ns > until_ns:
+            timer = next(iter(self._shard.state.timers.all()), None)
+            stale_ns = self._staleness.next_ns
+            if stale_ns is not None and stale_ns <= until_ns and (timer is None or stale_ns <= timer.due_ns):
+                self._now_ns = max(self._now_ns, stale_ns)
+                self._send_safe_actions()
+                continue
+            if timer is None or timer.due_ns > until_ns:
                 break
-            self._now_ns = max(self._now_ns, timers[0].due_ns)
-            due = TimerDue(agent=timers[0].agent, name=timers[0].name, due_ns=timers[0].due_ns)
+            self._now_ns = max(self._now_ns, timer.due_ns)
+            due = TimerDue(agent=timer.agent, name=timer.name, due_ns=timer.due_ns)
             self._take(due, encode(Woken(name=due.name)))
         else:
             self._fail(f"more than {FIRINGS_COUNT_MAX} timers went off: the agent wakes itself without end")
@@ -222,7 +247,25 @@ class Scenario(Generic[A]):
         state = ShardState(0, {self._plan.kind: self._plan, **(self._others or {})})
         if self._others is None:
             state.plans = _AnyKind(state.plans)
+        if self._made:
+            state.agents[self._address] = state.new_agent(self._address, self._plan)
         return state
+
+    def _make(self) -> None:
+        """Sees to it that the agent is there."""
+        state = self._shard.state
+        if self._address not in state.agents:
+            self._made = True
+            state.agents[self._address] = state.new_agent(self._address, self._plan)
+
+    def _send_safe_actions(self) -> None:
+        """What the host does about stale agents: the action goes out first, then it is written down."""
+        __tracebackhide__ = True
+        for stale in self._staleness.due(self._now_ns):
+            self._make()
+            action = stale.rule.then
+            self._happened.append(Happened(action, self._now_ns))
+            self._take(SafeActionOut(self._address, type(action).__name__, stale.because))
 
     def _fold(self, state: ShardState, past: tuple[Event, ...]) -> None:
         """Writes the past into one commit and replays it, as a restart would."""
@@ -250,7 +293,10 @@ class Scenario(Generic[A]):
     def _take(self, one: Input, as_it_is: bytes | None = None) -> None:
         """Steps and seals one input, and checks what the framework relies on."""
         __tracebackhide__ = True
-        self._shard.step([one], self._now_ns)
+        for address, event in self._shard.step([one], self._now_ns).fresh:
+            if event is None:  # its first input: what was before does not count
+                self._staleness = Staleness({self._plan.kind: self._plan})
+            self._staleness.refresh(address, event, self._now_ns)
         ready = self._shard.seal()
         if self._watch.findings:
             self._fail("\n".join(self._watch.findings))
