@@ -12,6 +12,7 @@ from stigmergy.core.effects import (
     Effects,
     Events,
     Order,
+    OrderClaim,
     Publish,
     Tell,
     WakeMe,
@@ -20,7 +21,7 @@ from stigmergy.core.effects import (
     Woken,
     WorkFailed,
 )
-from stigmergy.core.errors import DeviceRefused, NotRunning, Overloaded, StaleOrder, StigmergyError
+from stigmergy.core.errors import ClaimLapsed, DeviceRefused, NotRunning, Overloaded, StaleOrder, StigmergyError
 from stigmergy.core.fence import Fence
 from stigmergy.core.inputs import Accepted, Refused
 from stigmergy.core.messages import (
@@ -79,6 +80,7 @@ __all__ = [
     "BusSettings",
     "CancelWake",
     "Claim",
+    "ClaimLapsed",
     "Command",
     "Denied",
     "DeviceRefused",
@@ -108,6 +110,7 @@ __all__ = [
     "ORMap",
     "ORSet",
     "Order",
+    "OrderClaim",
     "Ordered",
     "Overloaded",
     "PNCounter",

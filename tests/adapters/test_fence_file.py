@@ -10,10 +10,11 @@ from pathlib import Path
 
 import apsw
 import pytest
+from msgspec import structs
 
 from stigmergy.adapters.fence_file import FenceFile
 from stigmergy.core.agent import Agent, react
-from stigmergy.core.effects import Effects, Order
+from stigmergy.core.effects import Effects, Order, OrderClaim
 from stigmergy.core.errors import ConfigError, StaleOrder
 from stigmergy.core.messages import Action, Event
 from stigmergy.wiring import Fleet
@@ -96,6 +97,27 @@ def test_what_was_saved_is_there_after_a_kill(tmp_path: Path) -> None:
 
         asyncio.run(look(last))
         path.unlink()
+
+
+async def test_tokens_of_a_resource_survive_the_node_beside_those_of_agents(tmp_path: Path) -> None:
+    def bound(agent: str, fencing_token: int) -> Order[Land]:
+        claim = OrderClaim("dock", "Plane/a", fencing_token, until_ns=1, left_s=1.0, asked=lambda: True)
+        return structs.replace(order(5, agent), claim=claim)
+
+    path = tmp_path / "fence.db"
+    for fence in (FenceFile(path), FenceFile(path, of="Plane/a")):  # a resource may be called like an agent
+        await fence.open()
+        fence.admit(bound("Plane/b", 40))
+        fence.admit(bound("Plane/a", 41))
+        await fence.close()
+    agents, docks = FenceFile(path), FenceFile(path, of="Plane/a")
+    await agents.open()
+    await docks.open()
+    assert (agents.highest("Plane/a"), agents.highest("Plane/b"), docks.highest("Plane/a")) == (5, 5, 41)
+    with pytest.raises(StaleOrder, match="has token 40, and 41 was carried out; a later holder has been here"):
+        docks.admit(bound("Plane/b", 40))
+    await docks.close()
+    await agents.close()
 
 
 async def test_a_file_that_is_not_ours_is_refused_and_left_as_it_is(tmp_path: Path) -> None:

@@ -166,6 +166,7 @@ REACT = [
     ("yield Act(text=1)", "Act.text cannot be 1", "of its type"),
     ("yield Act(text='x', i=event.x)", "float for i", "int(x)"),
     ("yield Act(wrong='x')", "does not fit Act", "fields"),
+    ("yield Act(valid_while=1)", "is bound to a claim, and compiled agents have none", "interpreted"),
     ("yield Act('a', text='b')", "does not fit Act(text, x, i)", "once"),
     ("yield Act('a', 1.0, 2, 3)", "does not fit Act(text, x, i)", "once"),
     ("yield Act(x=1.0)", "does not fit Act(text, x, i)", "once"),

@@ -42,7 +42,7 @@ from stigmergy.core.columns import (
 )
 from stigmergy.core.effects import Publish, Tell, Woken
 from stigmergy.core.errors import FoldMismatch, JournalCorrupt, Malformed, TooLarge
-from stigmergy.core.messages import Action, Effect, Event, Keeping, Message, spec_of
+from stigmergy.core.messages import Action, Effect, Event, Keeping, Message, own_fields, spec_of
 from stigmergy.core.now import step_time_ns
 from stigmergy.core.plans import AgentPlan, plan_agent
 from stigmergy.core.supervision import FRAMEWORK_EVENTS
@@ -130,7 +130,7 @@ def _template(action: type[Action], texts: Mapping[tuple[type[Action], str], Tex
     fields: list[tuple[str, Any]] = []
     slots = 0
     hints = get_type_hints(action, include_extras=True)
-    for name in action.__struct_fields__:
+    for name in own_fields(action):
         if (action, name) in texts:
             fields.append((name, texts[action, name]))
             continue

@@ -29,11 +29,11 @@ log = logging.getLogger("stigmergy.devices")
 class FenceFile(Fence):
     """A `Fence` on a file. Attach it to the fleet: it is opened and closed with the node."""
 
-    def __init__(self, path: str | Path) -> None:
-        super().__init__(keep=self._keep_soon)
+    def __init__(self, path: str | Path, *, of: str | tuple[str, ...] = ()) -> None:
+        super().__init__(keep=self._keep_soon, of=of)
         self._path = str(path)
         self._changed: dict[str, int] = {}
-        """Tokens that are not on disk yet, the newest for each agent."""
+        """Tokens that are not on disk yet, the newest for each agent or resource."""
         self._wake = threading.Condition()
         self._saving = False
         self._ending = False

@@ -22,7 +22,7 @@ from stigmergy.compiled.texts import Draft, Slots, Texts, slot_of
 from stigmergy.compiled.values import BOOL, FLOAT, INT, Value
 from stigmergy.core.codec import UNDECODABLE, encode
 from stigmergy.core.columns import Constant, Part, Slot, Text, text_of
-from stigmergy.core.messages import Message, newer_version
+from stigmergy.core.messages import BINDING, Bindable, Message, newer_version, own_fields
 
 Build = Callable[[bytes, int, NameOf], Any]
 """Makes the value of a field, given the slots, the agent's number and who tells names."""
@@ -64,11 +64,16 @@ class Messages(Texts):
             **dict(zip(places, node.args, strict=False)),
             **{str(one.arg): one.value for one in node.keywords},
         }
-        needed = [name for name in cls.__struct_fields__ if name not in dict(given_defaults(cls))]
-        wrong = [name for name in given if name not in cls.__struct_fields__]
+        fields = own_fields(cls)
+        if BINDING in given and issubclass(cls, Bindable):
+            says = "is bound to a claim, and compiled agents have none"
+            self.refuse(node, says, "run agents of this kind interpreted")
+            return None
+        needed = [name for name in fields if name not in dict(given_defaults(cls))]
+        wrong = [name for name in given if name not in fields]
         wrong += [name for name in needed if name not in given]
         if wrong or len(given) != len(node.args) + len(node.keywords):
-            says = f"does not fit {cls.__name__}({', '.join(cls.__struct_fields__)})"
+            says = f"does not fit {cls.__name__}({', '.join(fields)})"
             self.refuse(node, says, "give each of its fields once")
             return None
         return given
@@ -149,7 +154,7 @@ class Messages(Texts):
         hints = self.unit.hints[cls]
         defaults = defaults_of(cls)
         made: dict[str, Made] = {}
-        for name in cls.__struct_fields__:
+        for name in own_fields(cls):
             if name not in arguments:
                 one = self._constant_made(node, cls, name, hints[name], defaults.get(name, MISSING))
             else:
@@ -157,7 +162,7 @@ class Messages(Texts):
                 one = None if argument is None else self._made(argument, cls, name, hints[name], slots)
             if one is not None:
                 made[name] = one
-        return made if len(made) == len(cls.__struct_fields__) else None
+        return made if len(made) == len(own_fields(cls)) else None
 
     def _constant_made(self, node: ast.AST, cls: type[Message], name: str, hint: Any, value: Any) -> Made | None:
         if value is MISSING:
@@ -270,7 +275,7 @@ def given_defaults(cls: type[Any]) -> list[tuple[str, Any]]:
     """The defaults that a struct declares, by field; also the factories among them."""
     names, defaults = cls.__struct_fields__, cls.__struct_defaults__
     given = zip(names[len(names) - len(defaults) :], defaults, strict=True)
-    return [(name, default) for name, default in given if default is not msgspec.NODEFAULT]
+    return [(name, default) for name, default in given if default is not msgspec.NODEFAULT and name != BINDING]
 
 
 def defaults_of(cls: type[Any]) -> dict[str, Any]:

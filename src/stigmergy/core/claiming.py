@@ -7,8 +7,10 @@
 
 The ledger has one order for everybody, and so one winner. **No verdict means not held**: `self.crossing.held` is true
 from `Granted` until `Released` or `Lost`, and `Lost` comes when the lease runs out on our own monotonic clock, which
-was started before we asked. After a restart nothing is held until it is asked for and granted again. `token` only ever
-grows per resource: a device that remembers the highest refuses orders of a former holder.
+was started before we asked. After a restart nothing is held until it is asked for and granted again. `token`, the
+fencing token, only ever grows per resource: a device that remembers the highest refuses orders of a former holder, once
+it has heard of the newer grant. An action with `valid_while=self.crossing` is dropped if the claim is lost before it is
+carried out.
 
 Verdicts are facts: they are kept and folded whatever handlers do. A `decide` handler for one may add events to it.
 """
@@ -24,7 +26,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from stigmergy.core.errors import DefinitionError
-from stigmergy.core.messages import SECOND_NS, Effect, Event, is_number
+from stigmergy.core.messages import SECOND_NS, Claimed, Effect, Event, is_number
 from stigmergy.core.now import step_time_ns
 
 LEDGER = "ledger"
@@ -95,6 +97,11 @@ class Granted(Event, name="stigmergy.Granted"):
     """Whether the lease is prolonged by itself: then it is held until `Lost` or `Released`, and nothing is said of each
     renewal."""
 
+    @property
+    def fencing_token(self) -> int:
+        """`token` under the name that tells it from the token of an order."""
+        return self.token
+
 
 class Denied(Event, name="stigmergy.Denied", omit_defaults=True):
     """The agent does not get the resource: another holds it, too many wait, or the ledger could not be asked."""
@@ -139,19 +146,8 @@ def read_verdict(body: bytes) -> Verdict:
     return _decoder.decode(body)
 
 
-class Claim(Struct, frozen=True, kw_only=True):
+class Claim(Claimed, frozen=True, kw_only=True):
     """What an agent knows of its claim. Immutable; the framework changes the field when a verdict comes."""
-
-    field: str = ""
-    of: str = ""
-    """The resource that is asked for unless a call says otherwise; empty: each call must."""
-    resource: str = ""
-    """What is held."""
-    token: int = 0
-    """The fencing token of what is held, or was held last: give it to the device with each order."""
-    until_ns: int = 0
-    """When the lease ends at the latest, by the agent's own time; RENEWED_NS where it is prolonged by itself; 0:
-    nothing is held."""
 
     @property
     def held(self) -> bool:

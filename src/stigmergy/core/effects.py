@@ -6,12 +6,13 @@ publish, wake me later. Every effect goes to a *sink*; within a sink, effects of
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
 from msgspec import Struct
 
 from stigmergy.core.claiming import LEDGER, ClaimAsked, ClaimReleased
+from stigmergy.core.errors import ClaimLapsed
 from stigmergy.core.messages import Action, Command, Effect, Event, Message, Work
 from stigmergy.crdt.delta import Edit
 
@@ -23,6 +24,7 @@ Effects = Iterable[Effect]
 ACTUATORS = "actuators"
 WORK = "work"
 PUBLISH = "publish"
+LAPSED = "is not held any more; the order is dropped: claim again, and decide anew"
 TIMERS = "timers"
 """The timers' sink is the shard itself: it keeps a table, and the host only says when one is due."""
 
@@ -110,14 +112,39 @@ class WindowClosed(Event, name="stigmergy.WindowClosed"):
     end_s: float
 
 
+class OrderClaim(Struct, frozen=True):
+    """The claim that an order is bound to, as it was the moment before the actuator was called."""
+
+    field: str
+    resource: str
+    fencing_token: int
+    """Higher with each new grant of the resource, whoever gets it: a device that remembers the highest refuses what a
+    former holder sends, once it has heard of the newer grant."""
+    until_ns: int
+    """By the monotonic clock of this node: from then on the order may not be carried out."""
+    left_s: float
+    """So long it was until then: give it to a device that has a clock of its own."""
+    asked: Callable[[], bool]
+
+    @property
+    def held(self) -> bool:
+        """Whether the claim is held at this very moment, by this node's clock: ask before each irreversible step."""
+        return self.asked()
+
+    def check(self) -> None:
+        """Raises ClaimLapsed if it is held no longer: the order is then given up without another try."""
+        if not self.held:
+            raise ClaimLapsed(f"the claim on {self.resource} under fencing token {self.fencing_token} {LAPSED}")
+
+
 EffectT = TypeVar("EffectT", bound=Effect)
 
 
 class Order(Struct, Generic[EffectT], frozen=True):
     """An effect as its actuator or worker gets it.
 
-    `key` is the same at every repetition: give it to a device that knows idempotency keys. `token` only ever grows
-    per agent: a device that remembers the highest refuses older ones.
+    `key` is the same at every repetition: give it to a device that knows idempotency keys. `token` is that of the
+    order: it only ever grows per agent, and says nothing of claims. That of a claim is `claim.fencing_token`.
     """
 
     agent: str
@@ -127,6 +154,9 @@ class Order(Struct, Generic[EffectT], frozen=True):
     sequence: int
     """Dense per sink: a receiver that remembers the highest contiguous one drops what it had."""
     attempt: int = 1
+    claim: OrderClaim | None = None
+    """The claim that the effect is bound to with `valid_while`, held when the order was given; None: it is bound to
+    none."""
 
 
 def sink_of(effect: Effect) -> str:
@@ -154,6 +184,7 @@ __all__ = [
     "Events",
     "Message",
     "Order",
+    "OrderClaim",
     "Publish",
     "Tell",
     "WakeMe",

@@ -16,7 +16,8 @@ StigmergyError
 ├── NotOwned               another process owns the agent's shard: ask that one
 ├── LinkDown               the link to a broker is down: try again when it is up
 ├── DeviceRefused          a device will not do this: trying again is of no use
-│   └── StaleOrder         an older decision than one that was carried out already
+│   ├── StaleOrder         an older decision than one that was carried out already
+│   └── ClaimLapsed        the claim that the order is bound to is not held any more
 ├── JournalError           the disk's branch
 │   ├── JournalLocked      another process owns the file
 │   ├── JournalForeign     not a journal of ours, or of another fleet or a later format
@@ -121,6 +122,10 @@ class DeviceRefused(StigmergyError):
 
 class StaleOrder(DeviceRefused):
     """An order with a lower token than one that was carried out: a newer decision overtook it."""
+
+
+class ClaimLapsed(DeviceRefused):
+    """The claim that an order is bound to is not held any more: the order is dropped, and its agent told."""
 
 
 class JournalError(StigmergyError):

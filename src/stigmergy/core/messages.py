@@ -12,7 +12,7 @@ import enum
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, TypeVar, dataclass_transform, get_args
 
-from msgspec import Struct, StructMeta, field
+from msgspec import UNSET, Struct, StructMeta, UnsetType, field
 
 from stigmergy.core.annotations import first_mutable, resolve_hints
 from stigmergy.core.errors import DefinitionError
@@ -104,6 +104,7 @@ class MessageMeta(StructMeta):
             raise DefinitionError(f"{class_name}: keep={keep!r}; give durable, within(seconds=…), latest or transient")
         tag = f"{stable_name}@{version}"
         check_defaults(class_name, namespace)
+        _check_binding(class_name, bases, namespace)
         # What holds only immutable values is in no cycle, so the garbage collector need not know of it.
         cls: Any = super().__new__(mcls, class_name, bases, namespace, tag=tag, frozen=True, gc=False, **config)
         cls.__message__ = MessageSpec(tag, stable_name, version, keep or durable, category)
@@ -111,6 +112,16 @@ class MessageMeta(StructMeta):
             _categories[tag] = category
         check_immutable_fields(cls)
         return cls
+
+
+BINDING = "valid_while"
+"""The field of an effect with the claim that it is bound to."""
+
+
+def _check_binding(class_name: str, bases: tuple[type, ...], namespace: Mapping[str, Any]) -> None:
+    inherited = any(BINDING in getattr(base, "__struct_fields__", ()) for base in bases)
+    if inherited and BINDING in namespace.get("__annotations__", {}):
+        raise DefinitionError(f"{class_name}.{BINDING}: every action has this field already; give yours another name")
 
 
 def is_text(value: object) -> bool:
@@ -179,12 +190,49 @@ class Effect(Message):
     """What we ask of the world once the events behind it are durable. Subclass Action or Work."""
 
 
-class Action(Effect):
+class Claimed(Struct, frozen=True, kw_only=True):
+    """What is known of an agent's claim; `core.claiming.Claim` is the field of an agent with it."""
+
+    field: str = ""
+    of: str = ""
+    """The resource that is asked for unless a call says otherwise; empty: each call must."""
+    resource: str = ""
+    """What is held."""
+    token: int = 0
+    """The fencing token of what is held, or was held last."""
+    until_ns: int = 0
+    """When the lease ends at the latest, by the agent's own time; RENEWED_NS where it is prolonged by itself; 0:
+    nothing is held."""
+
+    @property
+    def fencing_token(self) -> int:
+        """`token` under the name that tells it from the token of an order."""
+        return self.token
+
+
+class Bindable(Effect, kw_only=True):
+    """An effect that may be bound to a claim: it is carried out only while the agent holds that claim."""
+
+    valid_while: Claimed | UnsetType = UNSET
+    """`Plug(dock="d2", valid_while=self.dock)`: dropped, and its agent told, if the claim is not held any more when the
+    effect is about to be carried out. Not in the bytes of an effect that is bound to nothing."""
+
+    def __repr__(self) -> str:
+        shown = [name for name in self.__struct_fields__ if getattr(self, name) is not UNSET]
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
+
+
+class Action(Bindable):
     """An effect that an actuator carries out, and confirms or reports as failed."""
 
 
-class Work(Effect):
+class Work(Bindable):
     """Slow or blocking code that runs elsewhere; the event it returns comes back as an input."""
+
+
+def own_fields(message: type[Message]) -> tuple[str, ...]:
+    """The fields that the class of a message declares: without what it may be bound to."""
+    return tuple(name for name in message.__struct_fields__ if name != BINDING)
 
 
 class Blob(Struct, frozen=True):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
 from stigmergy.core.codec import UNDECODABLE, canonical_bytes, encode
 from stigmergy.core.commit import Owed
@@ -14,7 +14,7 @@ from stigmergy.core.draft import OVERHEAD_BYTES, Draft
 from stigmergy.core.effects import PUBLISH, TIMERS, Publish, Tell, WindowClosed, shard_sink, sink_of
 from stigmergy.core.errors import TooLarge
 from stigmergy.core.homes import Homes
-from stigmergy.core.messages import Command, Effect, Event, Keeping
+from stigmergy.core.messages import Bindable, Claimed, Command, Effect, Event, Keeping
 from stigmergy.core.plans import AgentPlan, Plan, without_shared
 from stigmergy.core.state import ShardState, evolve_event
 from stigmergy.core.timers import WINDOW_PREFIX, TimerSet, read_timer, timer_body
@@ -55,7 +55,14 @@ def pack_effect(state: ShardState, homes: Homes, effect: Effect, cause: tuple[An
     sink = sink_of(effect)
     if sink == TIMERS:
         return sink, timer_body(effect, now_ns)
+    if isinstance(effect, Bindable) and effect.valid_while is not UNSET:
+        _check_bound(effect.valid_while)
     return sink, _readable(effect, Effect, "a @react handler")
+
+
+def _check_bound(claim: object) -> None:
+    if not isinstance(claim, Claimed) or not claim.field:
+        raise TypeError(f"valid_while={claim!r}: give an ordered field of the agent, such as self.dock")
 
 
 def _readable(message: Any, wanted: Any, who: str) -> bytes:

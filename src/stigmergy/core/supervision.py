@@ -9,7 +9,7 @@ journal-before-effect, so that a dead disk does not keep a drone in the air.
 
 from __future__ import annotations
 
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
 from stigmergy.core.claiming import CLAIM_EVENTS
 from stigmergy.core.effects import WindowClosed
@@ -59,6 +59,8 @@ def _check_safe(where: str, then: object) -> None:
     """Found now, and not when it is to make an agent safe."""
     if not isinstance(then, Action):
         raise DefinitionError(f"{where}(then={then!r}): give an action, made from its class: then=Land()")
+    if then.valid_while is not UNSET:
+        raise DefinitionError(f"{where}(then={then!r}): what makes safe needs no claim; take valid_while out")
 
 
 class Supervise(Struct, frozen=True):

@@ -53,6 +53,8 @@ def confirmed(act: Act, confirm: Confirm) -> Callable[[Order[Any]], Awaitable[No
     async def carry_out(order: Order[Any]) -> None:
         if order.sequence and await is_so(order):
             return
+        if order.claim is not None:
+            order.claim.check()  # to ask the world took its time
         acted = act(order)
         if inspect.isawaitable(acted):
             await acted

@@ -19,13 +19,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
-from msgspec import Struct, structs
+from msgspec import UNSET, Struct, structs
 
 from stigmergy.core.codec import MESSAGE_BYTES_MAX, UNDECODABLE, encode, printable, tag_of
-from stigmergy.core.effects import PUBLISH, ActionDone, ActionFailed, Order, WorkFailed
-from stigmergy.core.errors import DeviceRefused
+from stigmergy.core.effects import LAPSED, PUBLISH, ActionDone, ActionFailed, Order, OrderClaim, WorkFailed
+from stigmergy.core.errors import ClaimLapsed, DeviceRefused
 from stigmergy.core.inputs import EffectSettled, EffectsSettled
-from stigmergy.core.messages import Action, Event, Work, spec_of
+from stigmergy.core.messages import Action, Claimed, Event, Work, spec_of
 from stigmergy.core.outbox import Pending
 from stigmergy.core.plans import AgentPlan
 from stigmergy.runtime.actuators import Patience
@@ -54,6 +54,8 @@ class EffectorCounters(Struct):
     safe: int = 0
     safe_failed: int = 0
     unheard: int = 0
+    lapsed: int = 0
+    """Orders that were dropped because the claim that they are bound to was not held any more; they count as failed."""
 
 
 Begun = Awaitable[Any] | BaseException | None
@@ -100,6 +102,8 @@ class Effector:
         self._halted = False
         self.publish: Callable[[int, Pending], None] | None = None
         """Who publishes, where there is a bus; without one, what is published is unheard."""
+        self.held_claim: Callable[[str, Claimed], OrderClaim | None] = lambda _agent, _claimed: None
+        """Says whether an agent holds, right now, the claim that an effect is bound to; None: it does not."""
         self.counters = EffectorCounters()
 
     def release(self, shard: int, pending: Pending) -> None:
@@ -314,13 +318,24 @@ class Effector:
             raise
 
     def _order(self, hand: _Hand, shard: int, pending: Pending, attempt: int) -> Order[Any]:
+        """The order, made at the last moment before the hand is called: raises ClaimLapsed if it is bound to a claim
+        that is not held any more."""
+        effect = hand.decode(pending.body)
+        claim: OrderClaim | None = None
+        if effect.valid_while is not UNSET:
+            claim = self.held_claim(pending.agent, effect.valid_while)
+            if claim is None:
+                self.counters.lapsed += 1
+                named = effect.valid_while.resource or effect.valid_while.field
+                raise ClaimLapsed(f"the claim on {named} under fencing token {effect.valid_while.token} {LAPSED}")
         return Order(
             agent=pending.agent,
-            effect=hand.decode(pending.body),
+            effect=effect,
             key=_key(shard, pending),
             token=(pending.position << INDEX_BITS) + pending.index,
             sequence=pending.sequence,
             attempt=attempt,
+            claim=claim,
         )
 
     def _done(self, shard: int, pending: Pending, hand: _Hand, result: Any) -> None:

@@ -15,9 +15,10 @@ from typing import Any
 
 from stigmergy.core.claiming import LEDGER
 from stigmergy.core.codec import open_envelope
+from stigmergy.core.effects import OrderClaim
 from stigmergy.core.errors import Bug, NotRunning
 from stigmergy.core.inputs import ColumnDelivery, Delivery, EnrollSigner, Input, SequencesSkipped
-from stigmergy.core.messages import SECOND_NS
+from stigmergy.core.messages import SECOND_NS, Claimed
 from stigmergy.core.outbox import Pending
 from stigmergy.core.ready import Stepped
 from stigmergy.core.shard import Shard
@@ -101,6 +102,7 @@ class Host:
         self.effector = Effector(
             declaration.hands, declaration.plans, self.settings, journal.identity.incarnation, self._inform
         )
+        self.effector.held_claim = self._held_claim
         self._safety = Safety(self.shards, self.effector, clock, self.intake.put_inside)
         self.columns = ColumnIntake(
             declaration,
@@ -423,6 +425,25 @@ class Host:
                 self.claims.propose(number, pending)
             else:
                 self._inform(number, without_ledger(pending))
+
+    def _held_claim(self, agent: str, claimed: Claimed) -> OrderClaim | None:
+        """The claim that an order is bound to, if the agent holds it at this moment of our clock. After a start nothing
+        is held, and without a ledger nothing ever."""
+        end_ns, now_ns = self._lease_end_ns(agent, claimed), self.clock.monotonic_ns()
+        if now_ns >= end_ns:
+            return None
+        return OrderClaim(
+            field=claimed.field,
+            resource=claimed.resource,
+            fencing_token=claimed.token,
+            until_ns=end_ns,
+            left_s=(end_ns - now_ns) / SECOND_NS,
+            asked=lambda: self.clock.monotonic_ns() < self._lease_end_ns(agent, claimed),
+        )
+
+    def _lease_end_ns(self, agent: str, claimed: Claimed) -> int:
+        end_ns = None if self.claims is None else self.claims.lease_end_ns(agent, claimed)
+        return 0 if end_ns is None else end_ns
 
     def _inform(self, number: int, told: Input) -> None:
         """What hands, tables and the housekeeper have to say to a shard."""

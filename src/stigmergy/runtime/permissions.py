@@ -10,6 +10,7 @@ import msgspec
 from stigmergy.core.claiming import Claim, ClaimAsked, ClaimReleased, Denied, Lost, Released, Verdict
 from stigmergy.core.codec import encode
 from stigmergy.core.inputs import EffectSettled, Input, VerdictCame
+from stigmergy.core.messages import Claimed
 from stigmergy.core.outbox import Pending
 from stigmergy.core.state import ShardState
 
@@ -27,6 +28,10 @@ class Asking(Protocol):
 
     def due(self, monotonic_ns: int) -> Sequence[tuple[int, Input]]:
         """What agents must hear before anything else is stepped, with their shards, in order."""
+        ...
+
+    def lease_end_ns(self, agent: str, claimed: Claimed) -> int | None:
+        """Until when this node's monotonic clock lets the agent act under the claim; None: it does not hold it."""
         ...
 
     @property

@@ -27,7 +27,7 @@ from stigmergy.core.claims.state import Claims
 from stigmergy.core.claims.wish import Turn, Wish
 from stigmergy.core.codec import encode
 from stigmergy.core.inputs import EffectSettled, VerdictCame
-from stigmergy.core.messages import SECOND_NS
+from stigmergy.core.messages import SECOND_NS, Claimed
 from stigmergy.core.outbox import Pending
 from stigmergy.runtime.claims.writing import Writing
 from stigmergy.runtime.permissions import read_asked
@@ -289,6 +289,12 @@ class Desk:
             if wish is not None and wish.held is not None and wish.believes(now_ns):
                 found.append((key[0], wish.held.token))
         return found
+
+    def lease_end_ns(self, agent: str, claimed: Claimed) -> int | None:
+        """Until when an agent may act under this claim, if it holds it under the same token."""
+        claim = self._claims.get((agent, claimed.field, claimed.resource))
+        held = None if claim is None or claim.wish is None else claim.wish.held
+        return held.end_ns if held is not None and held.token == claimed.token else None
 
     def beliefs(self, now_ns: int) -> list[Belief]:
         """All claims of this node, in the order of resources, agents and claims."""

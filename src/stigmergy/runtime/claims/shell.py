@@ -24,6 +24,7 @@ from stigmergy.core.claims.entries import Checkpointed, Expire, Roster
 from stigmergy.core.claims.rules import Step
 from stigmergy.core.claims.state import Claims as ClaimsState
 from stigmergy.core.errors import LedgerError, StigmergyError
+from stigmergy.core.messages import Claimed
 from stigmergy.core.outbox import Pending
 from stigmergy.ports.ledger import Ledger
 from stigmergy.ports.trust import Signer, Verifier
@@ -157,6 +158,10 @@ class Claims:
     def believes(self, resource: str) -> list[tuple[str, int]]:
         """Which agents of this node may act as holders of a resource right now, and under which tokens."""
         return self._desk.believes(resource, self._monotonic_ns())
+
+    def lease_end_ns(self, agent: str, claimed: Claimed) -> int | None:
+        """Until when an agent of this node may act under this claim, by our clock; None if it does not hold it."""
+        return self._desk.lease_end_ns(agent, claimed)
 
     def beliefs(self) -> list[Belief]:
         """All claims of agents of this node, as it sees them right now."""
