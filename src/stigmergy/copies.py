@@ -41,7 +41,7 @@ from stigmergy.runtime.host import Host
 RESTORING = ".restoring"
 """The folder beside a journal in which it is restored."""
 MARK = "-mark"
-"""What lies beside a SQLite journal and says how far it has come."""
+"""What lies beside a journal and says how far it has come."""
 PROBLEMS_SHOWN = 3
 
 
@@ -209,9 +209,8 @@ async def _verify(url: str, verifier: Verifier, trusted_key: tuple[int, bytes] |
 
 def _move(scheme: str, built: Path, path: Path) -> None:
     """Gives what was built its name; the mark of the journal that was lost says nothing about it."""
-    if scheme == SQLITE:
-        os.replace(f"{built}{MARK}", f"{path}{MARK}")
-    elif path.exists():
+    os.replace(f"{built}{MARK}", f"{path}{MARK}")
+    if scheme == SEGMENTS and path.exists():
         path.rmdir()
     os.replace(built, path)
     sync_folder(path.parent)

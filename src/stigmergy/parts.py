@@ -19,7 +19,8 @@ from stigmergy.runtime.shares import Share, part_name
 SQLITE = "sqlite:"
 SEGMENTS = "segments:"
 _ENDINGS = {SQLITE: ".db", SEGMENTS: ""}
-_PART = re.compile(r"([1-9]\d{0,2})-of-([1-9]\d{0,2})(\.db)?")
+_PART = re.compile(r"([1-9]\d{0,2})-of-([1-9]\d{0,2})(\.db)?(?:-mark)?")
+"""A part, or its mark: also where a part was taken away, the folder says for how many processes it was made."""
 
 
 def journal_path(url: str) -> Path | None:
@@ -28,6 +29,29 @@ def journal_path(url: str) -> Path | None:
         if url.startswith(scheme):
             return Path(url.removeprefix(scheme))
     return None
+
+
+def is_there(url: str) -> bool:
+    """Whether there is anything of a journal on a disk: a file that is not empty, or a folder with an identity."""
+    path = journal_path(url)
+    if path is None:
+        return False
+    try:
+        return (path / "identity").exists() if url.startswith(SEGMENTS) else path.stat().st_size > 0
+    except OSError:
+        return False
+
+
+def whole_url(url: str) -> str:
+    """The URL of a journal on a disk with its whole path, so that it means the same from everywhere."""
+    scheme, path = _split(url)
+    return f"{scheme}{path.resolve()}"
+
+
+def left_beside(url: str) -> list[Path]:
+    """What is left beside a journal that says that it was there."""
+    _, path = _split(url)
+    return [beside for ending in ("-wal", "-mark") if (beside := path.with_name(f"{path.name}{ending}")).exists()]
 
 
 def shown_url(url: str) -> str:

@@ -10,7 +10,46 @@ from stigmergy.adapters import memory, segments, sqlite
 from stigmergy.ports.journal import JournalIdentity
 from stigmergy.sim.disk import SimDisk
 from stigmergy.sim.folder import SimFolder
-from stigmergy.testing.journal_contract import JournalContract, OpenJournal
+from stigmergy.testing.journal_contract import FileJournalContract, JournalContract, OpenJournal, Place
+
+
+class OsPlace:
+    """The files of a journal on the disk of this machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def paths(self) -> list[str]:
+        return sorted(str(path.relative_to(self._folder)) for path in self._folder.rglob("*") if path.is_file())
+
+    def read(self, path: str) -> bytes:
+        return (self._folder / path).read_bytes()
+
+    def put(self, path: str, content: bytes) -> None:
+        fresh = self._folder / "put"
+        fresh.write_bytes(content)
+        fresh.rename(self._folder / path)
+
+    def take_away(self, path: str, to: str | None = None) -> None:
+        if to is None:
+            (self._folder / path).unlink()
+        else:
+            (self._folder / path).rename(self._folder / to)
+
+
+class SimPlace:
+    """The files of a journal on a simulated disk."""
+
+    def __init__(self, disk: SimDisk) -> None:
+        self._disk = disk
+        self.paths, self.read, self.put, self.take_away = disk.paths, disk.content, disk.put, disk.take_away
+
+
+@pytest.fixture
+def disk() -> Iterator[SimDisk]:
+    disk = SimDisk(random.Random(1))
+    yield disk
+    disk.close()
 
 
 class TestMemoryJournal(JournalContract):
@@ -26,49 +65,82 @@ class TestMemoryJournal(JournalContract):
         return open_same
 
 
-class TestSqliteJournal(JournalContract):
+class TestSqliteJournal(FileJournalContract):
+    mark = "fleet.db-mark"
+
+    @pytest.fixture
+    def place(self, tmp_path: Path) -> Place:
+        return OsPlace(tmp_path)
+
     @pytest.fixture
     def open_journal(self, tmp_path: Path) -> OpenJournal:
         return lambda identity: sqlite.open_journal(f"sqlite:{tmp_path}/fleet.db", identity)
 
 
-class TestSqliteJournalWithSmallWal(JournalContract):
+class TestSqliteJournalWithSmallWal(FileJournalContract):
     """A checkpoint after nearly every write."""
+
+    mark = "fleet.db-mark"
+
+    @pytest.fixture
+    def place(self, tmp_path: Path) -> Place:
+        return OsPlace(tmp_path)
 
     @pytest.fixture
     def open_journal(self, tmp_path: Path) -> OpenJournal:
         return lambda identity: sqlite.open_journal(f"sqlite:{tmp_path}/fleet.db", identity, wal_bytes_max=1)
 
 
-class TestSqliteJournalOnSimulatedDisk(JournalContract):
+class TestSqliteJournalOnSimulatedDisk(FileJournalContract):
+    mark = "fleet.db-mark"
+
     @pytest.fixture
-    def open_journal(self) -> Iterator[OpenJournal]:
-        disk = SimDisk(random.Random(1))
-        yield lambda identity: sqlite.open_journal(
+    def place(self, disk: SimDisk) -> Place:
+        return SimPlace(disk)
+
+    @pytest.fixture
+    def open_journal(self, disk: SimDisk) -> OpenJournal:
+        return lambda identity: sqlite.open_journal(
             "sqlite:fleet.db", identity, inline=True, vfs=disk.vfs, files=disk, wal_bytes_max=100_000
         )
-        disk.close()
 
 
-class TestSegmentJournal(JournalContract):
+class TestSegmentJournal(FileJournalContract):
+    mark = "fleet-mark"
+
+    @pytest.fixture
+    def place(self, tmp_path: Path) -> Place:
+        return OsPlace(tmp_path)
+
     @pytest.fixture
     def open_journal(self, tmp_path: Path) -> OpenJournal:
         return lambda identity: segments.open_journal(f"segments:{tmp_path}/fleet", identity)
 
 
-class TestSegmentJournalWithSmallSegments(JournalContract):
+class TestSegmentJournalWithSmallSegments(FileJournalContract):
     """A new segment after nearly every write."""
+
+    mark = "fleet-mark"
+
+    @pytest.fixture
+    def place(self, tmp_path: Path) -> Place:
+        return OsPlace(tmp_path)
 
     @pytest.fixture
     def open_journal(self, tmp_path: Path) -> OpenJournal:
         return lambda identity: segments.open_journal(f"segments:{tmp_path}/fleet", identity, segment_bytes=4096)
 
 
-class TestSegmentJournalOnSimulatedDisk(JournalContract):
+class TestSegmentJournalOnSimulatedDisk(FileJournalContract):
+    mark = "fleet-mark"
+
     @pytest.fixture
-    def open_journal(self) -> Iterator[OpenJournal]:
-        disk = SimDisk(random.Random(1))
-        yield lambda identity: segments.open_journal(
+    def place(self, disk: SimDisk) -> Place:
+        return SimPlace(disk)
+
+    @pytest.fixture
+    def open_journal(self, disk: SimDisk) -> OpenJournal:
+        return lambda identity: segments.open_journal(
             "segments:fleet",
             identity,
             inline=True,
@@ -76,4 +148,3 @@ class TestSegmentJournalOnSimulatedDisk(JournalContract):
             key=bytes(32),
             segment_bytes=20_000,
         )
-        disk.close()

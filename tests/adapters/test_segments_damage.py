@@ -11,7 +11,7 @@ from stigmergy.sim.journal_trial import open_segments
 
 SAMPLES = 75
 KEY = bytes(32)
-MARK = "fleet/mark"
+MARK = "fleet-mark"
 FINE = (Outcome.INTACT, Outcome.REFUSED)
 
 

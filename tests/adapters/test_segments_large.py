@@ -109,7 +109,7 @@ def test_a_flipped_bit_in_each_part_of_a_large_frame(victim: Victim) -> None:
 def test_a_large_frame_that_is_cut_short_or_torn_was_never_acknowledged(victim: Victim) -> None:
     path, offset, frame = large_frames(victim)[-1]
     content = victim.image[path]
-    unmarked = {name: data for name, data in victim.image.items() if name != "fleet/mark"}
+    unmarked = {name: data for name, data in victim.image.items() if name != "fleet-mark"}
     for kept in (0, 1, HEADER_BYTES, BLOCK_BYTES, frame.size_bytes // 2, frame.size_bytes - BLOCK_BYTES):
         cut = {**unmarked, path: content[: offset + kept]}
         assert examine(victim, cut) is Outcome.SHORTENED

@@ -16,10 +16,21 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec import structs
 
+from stigmergy.adapters.filing.files import OsClaim
+from stigmergy.adapters.filing.mark import Mark, decode_mark
 from stigmergy.adapters.segments import SegmentJournal, inspect_journal, open_journal, opening, renew_incarnation
 from stigmergy.adapters.segments.frames import Kind, encode_frame
-from stigmergy.core.errors import Bug, ConfigError, JournalCorrupt, JournalError, JournalForeign, JournalLocked
+from stigmergy.core.errors import (
+    Bug,
+    ConfigError,
+    JournalCorrupt,
+    JournalError,
+    JournalForeign,
+    JournalLocked,
+    StigmergyError,
+)
 from stigmergy.ports.journal import JournalIdentity, SnapshotPart
 from stigmergy.sim.disk import Fault, SimDisk
 from stigmergy.sim.folder import SimFolder
@@ -53,9 +64,14 @@ async def fill(path: Path, groups: int = 5, payload: bytes = b"", segment_bytes:
     return chain
 
 
+def mark_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}-mark")
+
+
 def image(path: Path) -> dict[str, tuple[bytes, int]]:
     """Everything in the folder, and when it was last changed: a refusal can be shown to have changed nothing."""
-    found = {one.name: (one.read_bytes(), one.stat().st_mtime_ns) for one in sorted(path.iterdir())}
+    files = [*path.iterdir(), *path.parent.glob("*-mark")]
+    found = {one.name: (one.read_bytes(), one.stat().st_mtime_ns) for one in sorted(files)}
     return {**found, ".": (b"", path.stat().st_mtime_ns)}
 
 
@@ -98,11 +114,12 @@ async def test_lost_files_are_not_mistaken_for_a_new_journal(path: Path) -> None
     await fill(path, groups=20)
     for names, text in (
         (["identity"], "segments without an identity"),
-        ([name for name in os.listdir(path) if name != "mark"], "gone"),
+        (os.listdir(path), "gone"),
         ([name for name in os.listdir(path) if name.endswith(".log")], "acknowledged up to"),
     ):
         copy = path.with_name("copy")
         shutil.copytree(path, copy)
+        shutil.copy(mark_of(path), mark_of(copy))
         for name in names:
             os.unlink(copy / name)
         with pytest.raises(JournalCorrupt, match=text):
@@ -117,7 +134,7 @@ async def test_older_copy_is_refused_until_it_gets_an_incarnation_of_its_own(pat
     journal = open_journal(f"segments:{path}", IDENTITY)
     await journal.append(chain.group([0]))
     await journal.close()
-    shutil.copy(path / "mark", copy / "mark")
+    shutil.copy(mark_of(path), mark_of(copy))
     with pytest.raises(JournalCorrupt, match="acknowledged up to 6, found 5"):
         open_journal(f"segments:{copy}", IDENTITY)
     with pytest.raises(ConfigError, match="incarnation"):
@@ -240,7 +257,7 @@ async def test_inspection_changes_nothing_at_all(path: Path) -> None:
     await journal.drop(1, 30)
     await journal.close()
     before = image(path)
-    assert {"kept", "spare", "identity", "mark", "snapshot-0-30"} < set(before)
+    assert {"kept", "spare", "identity", "fleet-mark", "snapshot-0-30"} < set(before)
     for look in (inspect_journal, partial(open_journal, identity=IDENTITY, read_only=True)):
         opened = look(f"segments:{path}")
         assert opened.identity == IDENTITY
@@ -303,3 +320,84 @@ async def test_half_made_journal_is_made_anew(disk: SimDisk) -> None:
         await journal.append(CommitChain().group([0]))
         await journal.close()
         fresh.close()
+
+
+# The mark of an earlier version lies in the folder.
+
+
+def as_before(disk: SimDisk) -> None:
+    """The journal as an earlier version would have left it."""
+    disk.take_away("fleet-mark", "fleet/mark")
+
+
+async def test_a_mark_in_the_folder_is_heeded_and_moved_beside_it(disk: SimDisk) -> None:
+    journal, chain = open_on(disk), CommitChain()
+    await journal.append(chain.group([0]))
+    image = {name: disk.content(name) for name in disk.paths() if name != "fleet-mark"}
+    await journal.append(chain.group([0]))
+    await journal.close()
+    as_before(disk)
+    newest = {name: disk.content(name) for name in disk.paths()}
+    for name, content in image.items():
+        disk.put(name, content)
+    with pytest.raises(JournalCorrupt, match="acknowledged up to 2, found 1"):
+        open_on(disk)
+    assert disk.content("fleet/mark") == newest["fleet/mark"]
+    for name, content in newest.items():
+        disk.put(name, content)
+    looked_at = inspect_journal("segments:fleet", folder=SimFolder(disk, "fleet"))
+    assert [head.position for head in looked_at.heads()] == [2]
+    await looked_at.close()
+    assert disk.content("fleet/mark") == newest["fleet/mark"]
+    await open_on(disk).close()
+    assert "fleet/mark" not in disk.paths()
+    assert decode_mark(disk.content("fleet-mark")) == structs.replace(
+        decode_mark(newest["fleet/mark"]) or Mark(0, 0, 0, 0), pid=os.getpid()
+    )
+
+
+async def test_a_program_of_an_earlier_version_that_has_the_journal_is_not_disturbed(path: Path) -> None:
+    await fill(path)
+    mark_of(path).rename(path / "mark")
+    claim = OsClaim(str(path / "mark"))
+    with pytest.raises(JournalLocked, match=f"process {os.getpid()}"):
+        open_journal(f"segments:{path}", IDENTITY)
+    assert (path / "mark").exists()
+    claim.close()
+    await open_journal(f"segments:{path}", IDENTITY).close()
+    assert not (path / "mark").exists()
+
+
+@pytest.mark.parametrize("fault", [Fault.POWER_LOSS, Fault.KILL])
+async def test_a_mark_survives_a_crash_at_any_call_while_it_is_moved(fault: Fault) -> None:
+    """Whatever is left then, an older copy of the segments is still refused."""
+    calls = crashes = 0
+    while True:
+        disk = SimDisk(random.Random(calls))
+        journal, chain = open_on(disk), CommitChain()
+        await journal.append(chain.group([0]))
+        await journal.close()
+        older = {name: disk.content(name) for name in disk.paths() if name.endswith((".log", "identity"))}
+        journal = open_on(disk)
+        await journal.append(chain.group([0]))
+        await journal.close()
+        as_before(disk)
+        for name in disk.paths():
+            disk.put(name, disk.content(name))
+        disk.fail(disk.calls + calls + 1, fault)
+        try:
+            await open_on(disk).close()
+        except StigmergyError:
+            crashes += 1
+        over = not disk.down
+        disk.forgive()
+        disk.restart()
+        for name, content in older.items():
+            disk.put(name, content)
+        with pytest.raises(JournalCorrupt, match="acknowledged up to 2, found 1"):
+            open_on(disk)
+        disk.close()
+        calls += 1
+        if over:
+            break
+    assert crashes > 5

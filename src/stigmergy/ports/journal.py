@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -70,6 +70,19 @@ def patience_s(journal: object) -> float:
     return float(getattr(journal, "write_within_s", 0.0))
 
 
+CHECK_EVERY_S = 0.5
+"""How often a journal on files is asked, while nothing is written to it, whether its files are still in their place."""
+
+
+def file_check(journal: object) -> Callable[[], Awaitable[None]] | None:
+    """How to ask a journal whether its files are still in their place: its `check_files`, where it has files.
+
+    It raises JournalUnknown if somebody has removed, renamed or replaced one. An append that succeeds says as much.
+    """
+    check: Callable[[], Awaitable[None]] | None = getattr(journal, "check_files", None)
+    return check
+
+
 class StoredCommit(Struct, frozen=True):
     """A commit as read back, with the signature if it was the last of its group."""
 
@@ -101,7 +114,8 @@ class Journal(Protocol):
     Concurrency: one owner. At most one `append`, `put_snapshot` or `drop` at a time; a second one while one is under
         way raises Bug. Readers may read between them. Opening takes an exclusive lock, or raises JournalLocked.
     Errors: JournalFull (nothing of the group kept, the journal is usable), JournalConflict (nothing kept),
-        JournalUnknown (kept or not: unknown; every later write raises JournalUnknown too; reopen to resolve),
+        JournalUnknown (kept or not: unknown; every later write raises JournalUnknown too; reopen to resolve); also
+        where somebody has taken away the file that is open,
         JournalCorrupt on reading. No error of a driver or of the operating system passes through unchanged.
     """
 

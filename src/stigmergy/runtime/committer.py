@@ -17,7 +17,7 @@ from stigmergy.core.messages import SECOND_NS
 from stigmergy.core.ready import Ready
 from stigmergy.core.shard import Shard
 from stigmergy.ports.clock import Clock
-from stigmergy.ports.journal import Journal, patience_s
+from stigmergy.ports.journal import CHECK_EVERY_S, Journal, file_check, patience_s
 from stigmergy.ports.trust import Signer
 from stigmergy.runtime.housekeeping import Housekeeper
 from stigmergy.runtime.mailbox import Ticket
@@ -29,6 +29,7 @@ and none of them could be written before. A disk that takes longer holds up no s
 QUICKLY_TOLD_MAX = 64
 """A group with no more than so many events and whoever waits for them is told before the next is begun, a larger one
 after."""
+CHECK_EVERY_NS = int(CHECK_EVERY_S * SECOND_NS)
 HELD_UP_NS = SECOND_NS // 10
 """Whoever looks later than this after the time for it was held up: a stopped process, a paused machine. Then the disk
 gets so much longer once, because what it has said meanwhile waits in the event loop."""
@@ -72,6 +73,9 @@ class Committer:
         self._gather = gather
         self._durable = durable
         self._failed = failed
+        self._check_files = file_check(journal)
+        self._check_ns = NEVER_NS if self._check_files is None else clock.monotonic_ns() + CHECK_EVERY_NS
+        """When the journal's files are to be checked, if nothing is appended until then."""
         self._writing: asyncio.Future[None] | None = None
         self._housekeeping_next = False
         self._flush_ns = NEVER_NS
@@ -103,8 +107,9 @@ class Committer:
 
     @property
     def next_ns(self) -> int | None:
-        """When to look again: the open drafts must be written, or the write under way must be over."""
-        due_ns = self._flush_ns if self._writing is None else self._write_until_ns
+        """When to look again: the open drafts must be written, or the files be checked, or the write under way must be
+        over."""
+        due_ns = min(self._flush_ns, self._check_ns) if self._writing is None else self._write_until_ns
         return due_ns if due_ns < NEVER_NS else None
 
     def lingers_until_ns(self, monotonic_ns: int) -> int | None:
@@ -153,7 +158,9 @@ class Committer:
             self._housekeeping_next = False
             if self._flush_ns == NEVER_NS:
                 self._housekeeper.begin_if_due(monotonic_ns)
-            chore = self._housekeeper.next_write(self._clock.wall_ns(), monotonic_ns)
+            chore = self._check_if_due(monotonic_ns)
+            if chore is None:
+                chore = self._housekeeper.next_write(self._clock.wall_ns(), monotonic_ns)
             if chore is not None:
                 self._start(chore, monotonic_ns)
             if chore is not None or not due:
@@ -164,7 +171,19 @@ class Committer:
         flight, self._sealed = self._sealed, None
         if flight is not None and flight.group is not None:
             self.flight = flight
+            self._put_off_check(monotonic_ns)
             self._start(self._journal.append(flight.group), monotonic_ns)
+
+    def _check_if_due(self, monotonic_ns: int) -> Awaitable[None] | None:
+        """A look at the journal's files, where nothing was appended for a while: an append looks by itself."""
+        if self._check_files is None or monotonic_ns < self._check_ns:
+            return None
+        self._put_off_check(monotonic_ns)
+        return self._check_files()
+
+    def _put_off_check(self, monotonic_ns: int) -> None:
+        if self._check_files is not None:
+            self._check_ns = monotonic_ns + CHECK_EVERY_NS
 
     def _check_answer(self, monotonic_ns: int) -> None:
         """The write under way should be over. If we were held up ourselves, its end may only not be heard yet."""

@@ -102,6 +102,7 @@ class SimDisk:
         self.down = False
         self.power_losses = 0
         self._claims: dict[str, SimFile] = {}
+        self._inodes = 0
         self._vfs = SimVfs(self)
         self.vfs = self._vfs.name
 
@@ -171,10 +172,16 @@ class SimDisk:
 
     def put(self, path: str, content: bytes) -> None:
         """Puts a file there, durably, as if it had always been there: no call, no fault."""
-        inode = Inode()
+        inode = Inode(self._next_number())
         inode.apply(Write(0, content))
         inode.sync()
         self._folder.change({path: inode})
+        self._folder.sync()
+
+    def take_away(self, path: str, to: str | None = None) -> None:
+        """Somebody else removes a file, or gives it another name. Whoever has it open keeps it: no call, no fault."""
+        inode = self._inode(path)
+        self._folder.change({path: None} if to is None else {path: None, to: inode})
         self._folder.sync()
 
     def open(self, path: str, *, create: bool = True) -> SimFile:
@@ -184,7 +191,7 @@ class SimDisk:
         if inode is None:
             if not create:
                 raise FileNotFoundError(errno.ENOENT, "no such simulated file", path)
-            inode = Inode()
+            inode = Inode(self._next_number())
             self._ask(Call.CREATE, path, 0, 0, None)
             self._folder.change({path: inode})
         return SimFile(self, path, inode)
@@ -193,6 +200,11 @@ class SimDisk:
         self._check_up()
         inode = self._folder.seen.get(path)
         return len(inode.seen) if inode is not None else None
+
+    def inode(self, path: str) -> tuple[int, int] | None:
+        self._check_up()
+        inode = self._folder.seen.get(path)
+        return None if inode is None else (0, inode.number)
 
     def read(self, path: str, offset: int, size: int) -> bytes:
         return self.open(path, create=False).read_at(offset, size)
@@ -319,6 +331,10 @@ class SimDisk:
                 raise OSError(errno.EIO, "simulated failure of the device")
             case Fault.ENOSPC | None:
                 return
+
+    def _next_number(self) -> int:
+        self._inodes += 1
+        return self._inodes
 
     def _check_up(self) -> None:
         if self.down:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stigmergy.adapters.filing.files import Files
 from stigmergy.sim.disk import SimDisk, SimFile
 
 
@@ -10,7 +11,11 @@ class SimFolder:
 
     def __init__(self, disk: SimDisk, path: str) -> None:
         self._disk = disk
+        self.files: Files = disk
         self.path = path
+
+    def make(self) -> None:
+        """A folder of a simulated disk is there once a file is in it."""
 
     def names(self) -> list[str]:
         """What is there, sorted."""

@@ -22,7 +22,7 @@ from stigmergy.core.plans import AgentPlan
 from stigmergy.core.replay import apply
 from stigmergy.core.snapshot import digest_of_state
 from stigmergy.core.state import Limits, ShardState
-from stigmergy.ports.journal import Journal, JournalIdentity, JournalSize, SnapshotPart, StoredCommit
+from stigmergy.ports.journal import Journal, JournalIdentity, JournalSize, SnapshotPart, StoredCommit, file_check
 from stigmergy.runtime.recovery import new_state
 
 
@@ -208,6 +208,12 @@ class WatchedJournal:
     async def drop(self, shard: int, upto: int) -> None:
         await self._wait(self._latency.before_s)
         await self._journal.drop(shard, upto)
+
+    async def check_files(self) -> None:
+        """Asks the journal around which this is, where that has files."""
+        check = file_check(self._journal)
+        if check is not None:
+            await check()
 
     def size(self) -> JournalSize:
         return self._journal.size()

@@ -32,9 +32,10 @@ Change = Write | Truncate
 
 
 class Inode:
-    """A file without its name."""
+    """A file without its name. No two of a disk have the same number."""
 
-    def __init__(self) -> None:
+    def __init__(self, number: int = 0) -> None:
+        self.number = number
         self.seen = bytearray()
         self._durable = bytearray()
         self._unsynced: list[Change] = []

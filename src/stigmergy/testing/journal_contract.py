@@ -6,7 +6,8 @@
             return lambda identity: my_adapter.open_journal(f"my:{tmp_path}/fleet", identity)
 
 `open_journal` opens the same place each time within a test and a fresh one for each test. Loss of power, damage and
-full disks are particular to a technology; test those in the adapter's own suite.
+full disks are particular to a technology; test those in the adapter's own suite. A journal that is files inherits
+FileJournalContract instead: it says what must happen when somebody takes such a file away.
 """
 
 from __future__ import annotations
@@ -14,14 +15,21 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, Protocol
 
 import pytest
 from msgspec import structs
 
 from stigmergy.core.commit import Group, head_of
-from stigmergy.core.errors import Bug, JournalConflict, JournalForeign, JournalLocked
-from stigmergy.ports.journal import Journal, JournalIdentity, SnapshotPart, StoredCommit
+from stigmergy.core.errors import (
+    Bug,
+    JournalConflict,
+    JournalCorrupt,
+    JournalForeign,
+    JournalLocked,
+    JournalUnknown,
+)
+from stigmergy.ports.journal import Journal, JournalIdentity, SnapshotPart, StoredCommit, file_check
 from stigmergy.testing.commits import CommitChain, make_commit, make_group
 
 IDENTITY = JournalIdentity(fleet="contract", shards=4, incarnation=7)
@@ -422,3 +430,144 @@ class JournalContract:
         ):
             with pytest.raises(Bug):
                 await write
+
+
+class Place(Protocol):
+    """The files of a journal as somebody else gets at them, by their paths below the folder that all of it is in."""
+
+    def paths(self) -> list[str]:
+        """All of them, sorted."""
+        ...
+
+    def read(self, path: str) -> bytes:
+        """What is in a file."""
+        ...
+
+    def put(self, path: str, content: bytes) -> None:
+        """Puts another file there, in the place of the one that has the name, if there is one."""
+        ...
+
+    def take_away(self, path: str, to: str | None = None) -> None:
+        """Removes a file, or renames it; what is open stays open."""
+        ...
+
+
+class FileJournalContract(JournalContract):
+    """What every journal on files must do beside that."""
+
+    mark = ""
+    """The path of its mark: a subclass gives it."""
+
+    @pytest.fixture
+    def place(self) -> Place:
+        """The files of this test's journal. A subclass gives it."""
+        raise NotImplementedError("give the fixture place")
+
+    async def _begin(self, open_journal: OpenJournal) -> tuple[Journal, CommitChain]:
+        journal, chain = open_journal(IDENTITY), CommitChain()
+        for _ in range(3):
+            await journal.append(chain.group([0, 1]))
+        return journal, chain
+
+    def _begun(self, place: Place) -> list[str]:
+        """Its files, without what means nothing."""
+        return [path for path in place.paths() if not path.endswith(("spare", "-reserve"))]
+
+    @pytest.mark.parametrize("how", ["removed", "renamed", "replaced"])
+    @in_a_loop
+    async def test_files_that_were_taken_away_are_noticed_before_an_acknowledgement(
+        self, open_journal: OpenJournal, place: Place, how: str
+    ) -> None:
+        journal, chain = await self._begin(open_journal)
+        for path in self._begun(place):
+            self._take_away(place, path, how)
+        for _ in range(2):
+            with pytest.raises(JournalUnknown, match="while the journal was open"):
+                await journal.append(chain.group([0]))
+        await journal.close()
+
+    @in_a_loop
+    async def test_each_file_is_missed_while_nothing_is_written(self, open_journal: OpenJournal, place: Place) -> None:
+        journal, _ = await self._begin(open_journal)
+        await journal.close()
+        image = {path: place.read(path) for path in place.paths()}
+        journal = open_journal(IDENTITY)
+        paths = self._begun(place)
+        await journal.close()
+        for path in paths:
+            for found in place.paths():
+                place.take_away(found)
+            for found, content in image.items():
+                place.put(found, content)
+            journal = open_journal(IDENTITY)
+            check = file_check(journal)
+            assert check is not None
+            await check()
+            place.take_away(path)
+            with pytest.raises(JournalUnknown, match="while the journal was open"):
+                await check()
+            with pytest.raises(JournalUnknown, match="while the journal was open"):
+                await check()
+            await journal.close()
+
+    @in_a_loop
+    async def test_files_of_another_are_left_alone_by_a_close(self, open_journal: OpenJournal, place: Place) -> None:
+        journal, _ = await self._begin(open_journal)
+        for path in place.paths():
+            place.put(path, b"")
+        await journal.close()
+        assert [place.read(path) for path in place.paths() if path != self.mark and not path.endswith("spare")] == [
+            b"" for path in place.paths() if path != self.mark and not path.endswith("spare")
+        ]
+
+    @in_a_loop
+    async def test_a_journal_that_is_gone_is_not_begun_anew(self, open_journal: OpenJournal, place: Place) -> None:
+        journal, _ = await self._begin(open_journal)
+        await journal.close()
+        for path in place.paths():
+            if path != self.mark:
+                place.take_away(path)
+        for _ in range(2):
+            with pytest.raises(JournalCorrupt, match=r"gone.*restore"):
+                open_journal(IDENTITY)
+        assert place.paths() == [self.mark]
+        place.take_away(self.mark)
+        await open_journal(IDENTITY).close()
+
+    @in_a_loop
+    async def test_an_older_copy_of_it_is_refused(self, open_journal: OpenJournal, place: Place) -> None:
+        journal, chain = await self._begin(open_journal)
+        await journal.close()
+        older = {path: place.read(path) for path in place.paths() if path != self.mark}
+        journal = open_journal(IDENTITY)
+        await journal.append(chain.group([0]))
+        await journal.close()
+        for path in place.paths():
+            if path != self.mark:
+                place.take_away(path)
+        for path, content in older.items():
+            place.put(path, content)
+        with pytest.raises(JournalCorrupt, match="acknowledged up to 4, found 3"):
+            open_journal(IDENTITY)
+
+    @in_a_loop
+    async def test_a_damaged_mark_is_refused_and_a_blank_one_says_nothing(
+        self, open_journal: OpenJournal, place: Place
+    ) -> None:
+        journal, _ = await self._begin(open_journal)
+        await journal.close()
+        good = place.read(self.mark)
+        for bad in (good[:20], good[:-1], bytes([good[0] ^ 1]) + good[1:], good[:24] + b"x" + good[25:], b"x"):
+            place.put(self.mark, bad)
+            with pytest.raises(JournalCorrupt, match=r"the mark is damaged.*restore"):
+                open_journal(IDENTITY)
+            assert place.read(self.mark) == bad
+        for blank in (b"", bytes(len(good))):
+            place.put(self.mark, blank)
+            await open_journal(IDENTITY).close()
+
+    def _take_away(self, place: Place, path: str, how: str) -> None:
+        if how == "replaced":
+            place.put(path, place.read(path))
+        else:
+            place.take_away(path, f"{path}.elsewhere" if how == "renamed" else None)

@@ -36,6 +36,10 @@ class Files(Protocol):
         """How many bytes the file has, or None if there is no such file."""
         ...
 
+    def inode(self, path: str) -> tuple[int, int] | None:
+        """The device and the number of the file that has this name; None if none has."""
+        ...
+
     def read(self, path: str, offset: int, size: int) -> bytes:
         """At most so many bytes; fewer at the end of the file."""
         ...
@@ -54,6 +58,10 @@ class Files(Protocol):
 
     def remove(self, path: str) -> None:
         """Removes the file; nothing happens if there is none."""
+        ...
+
+    def sync_folder(self, path: str) -> None:
+        """Makes durable which names the folder of this file has."""
         ...
 
     def free_bytes(self, path: str) -> int:
@@ -93,6 +101,13 @@ class OsFiles:
         except FileNotFoundError:
             return None
 
+    def inode(self, path: str) -> tuple[int, int] | None:
+        try:
+            found = os.lstat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return (found.st_dev, found.st_ino) if found.st_nlink else None
+
     def read(self, path: str, offset: int, size: int) -> bytes:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -115,11 +130,14 @@ class OsFiles:
     def replace(self, source: str, target: str) -> None:
         _sync(source, os.O_RDWR)
         os.replace(source, target)
-        _sync(os.path.dirname(target) or ".", os.O_RDONLY | os.O_DIRECTORY)
+        self.sync_folder(target)
 
     def remove(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
+
+    def sync_folder(self, path: str) -> None:
+        _sync(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY)
 
     def free_bytes(self, path: str) -> int:
         room = os.statvfs(path)

@@ -1,4 +1,4 @@
-"""The mark: a witness, beside the database, of the newest commit that was acknowledged, and of who has the journal.
+"""The mark: a witness, beside the journal, of the newest commit that was acknowledged, and of who has the journal.
 
 SQLite cannot tell an acknowledged transaction with a flipped bit at the end of the WAL from one that never finished;
 nor does it miss a WAL that was cut or deleted. The mark is written after each sync and before the acknowledgement,
@@ -12,6 +12,8 @@ import struct
 import zlib
 
 from msgspec import Struct
+
+from stigmergy.core.errors import JournalCorrupt
 
 _MAGIC = b"stgmark1"
 _RECORD = struct.Struct("<8sqqQI")
@@ -29,7 +31,7 @@ class Mark(Struct, frozen=True):
 
 
 def mark_path(path: str) -> str:
-    """Where the mark of this database is."""
+    """Where the mark of this journal is: beside its file or folder."""
     return path + "-mark"
 
 
@@ -39,8 +41,22 @@ def encode_mark(mark: Mark) -> bytes:
     return record + _CHECKSUM.pack(zlib.crc32(record))
 
 
+def read_mark(data: bytes, path: str) -> Mark | None:
+    """The mark out of its file; None for one that was never written, or of which nothing has reached the disk.
+
+    Raises JournalCorrupt for anything else. One write puts all of a mark into one sector: no crash leaves a part of it.
+    """
+    mark = decode_mark(data)
+    if mark is None and any(data):
+        raise JournalCorrupt(
+            f"{path}: the mark is damaged, so nobody knows how far the journal had come; restore both from a copy, or, "
+            f"if you are sure that the journal is the newest one, remove {path}"
+        )
+    return mark
+
+
 def decode_mark(data: bytes) -> Mark | None:
-    """The mark, or None for anything else: a witness that cannot be understood says nothing."""
+    """The mark, or None for anything else."""
     if len(data) < MARK_BYTES:
         return None
     record = data[: _RECORD.size]

@@ -13,7 +13,7 @@ import os
 from collections.abc import Sequence
 from typing import Protocol
 
-from stigmergy.adapters.filing.files import Claim, OsClaim, read_exactly, write_exactly
+from stigmergy.adapters.filing.files import Claim, Files, OsClaim, OsFiles, read_exactly, write_exactly
 
 DIRECT_BYTES_MIN = 1 << 16
 BLOCK_BYTES = 4096
@@ -58,9 +58,15 @@ class Folder(Protocol):
     """All files of one journal, by name."""
 
     path: str
+    files: Files
+    """The file system that it is on, for what lies beside it."""
+
+    def make(self) -> None:
+        """Makes the folder, durably, if it is missing."""
+        ...
 
     def names(self) -> list[str]:
-        """What is there, sorted."""
+        """What is there, sorted. Raises FileNotFoundError if there is no folder."""
         ...
 
     def size(self, name: str) -> int | None:
@@ -184,13 +190,15 @@ class OsFile:
 
 
 class OsFolder:
-    """A folder of the operating system, made if it is missing."""
+    """A folder of the operating system."""
 
-    def __init__(self, path: str, *, create: bool) -> None:
+    def __init__(self, path: str) -> None:
         self.path = os.path.realpath(path)
+        self.files: Files = OsFiles()
         self._blocks = Blocks()
-        if create:
-            _make_folder(self.path)
+
+    def make(self) -> None:
+        _make_folder(self.path)
 
     def names(self) -> list[str]:
         return sorted(os.listdir(self.path))

@@ -20,7 +20,8 @@ from functools import partial
 from msgspec import Struct
 
 from stigmergy.adapters.filing.files import Claim
-from stigmergy.adapters.filing.mark import Mark, encode_mark
+from stigmergy.adapters.filing.mark import Mark, encode_mark, mark_path
+from stigmergy.adapters.filing.watch import Watch, gone_error
 from stigmergy.adapters.filing.writer import InlineWriter, ThreadWriter, Writer, refused_write
 from stigmergy.adapters.segments import snapshots
 from stigmergy.adapters.segments.errors import RESTORE, full_error, is_full, reading_error, unknown_error
@@ -37,7 +38,7 @@ from stigmergy.adapters.segments.frames import (
     frame_size,
 )
 from stigmergy.adapters.segments.kept import KEPT, KEPT_COMMITS_MAX, KEPT_SHARE_MAX, Kept, by_shard, write_kept
-from stigmergy.adapters.segments.segment import SPARE, Landmark, Segment, segment_name
+from stigmergy.adapters.segments.segment import IDENTITY, SPARE, Landmark, Segment, segment_name
 from stigmergy.adapters.segments.spare import LARGE_BYTES, Spare
 from stigmergy.core.commit import Group, Head
 from stigmergy.core.continuity import advance, check_drop
@@ -83,6 +84,7 @@ class SegmentJournal:
         self._file_bytes = 0
         self._spare = Spare(self._folder, segment_bytes)
         self._appended_bytes = 0
+        self._watch = Watch(self._folder.files, self._folder.path, (mark_path(self._folder.path),))
         self._lock = threading.Lock()
         self._closed = False
         self._failure: JournalUnknown | None = None
@@ -174,6 +176,11 @@ class SegmentJournal:
         check_drop(self._heads, shard, upto)
         await self._writer.run(partial(self._drop, shard, upto))
 
+    async def check_files(self) -> None:
+        """Raises JournalUnknown if a segment, the identity or the mark is not in its place any more."""
+        self._check_usable()
+        await self._writer.run(self._check_files)
+
     def size(self) -> JournalSize:
         self._check_usable()
         heads, firsts = dict(self._heads), dict(self._firsts)
@@ -200,12 +207,24 @@ class SegmentJournal:
                 self._write(Kind.BLOCKS, encode_blocks(group))
             else:
                 self._write(Kind.GROUP, [encode_group(group)])
+            self._watch.check()
             self._heads.update(moved)
             last = group.commits[-1]
             mark = Mark(self.identity.incarnation, last.shard, last.position, self._opened.pid)
             # A witness that cannot be heard is no reason to stop.
             with contextlib.suppress(OSError):
                 self._opened.claim.write(encode_mark(mark))
+
+    def _check_files(self) -> None:
+        with self._writing():
+            self._watch.check()
+            there = set(self._folder.names())
+            for name in (IDENTITY, *(segment.name for segment in self._segments)):
+                if name not in there:
+                    raise gone_error(self._folder.path, self._path_of(name), replaced=False)
+
+    def _path_of(self, name: str) -> str:
+        return f"{self._folder.path}/{name}"
 
     def _write(self, kind: Kind, payload: Sequence[bytes]) -> None:
         """Adds one frame and syncs. A frame alone in its sync: so a bad one in front of a good one is damage."""
@@ -259,6 +278,7 @@ class SegmentJournal:
         if self._file is None:
             self._file = self._folder.open(segment.name)
             self._file_bytes = self._file.size()
+            self._watch.exchange(None, self._path_of(segment.name))
         return segment, self._file
 
     def _begin_segment(self) -> tuple[Segment, OpenFile]:
@@ -287,6 +307,8 @@ class SegmentJournal:
         segment = Segment(number, Landmark(start, self._number + 1, self._positions()), start)
         if self._file is not None:
             self._file.close()
+        left = self._path_of(self._segments[-1].name) if self._segments else None
+        self._watch.exchange(left, self._path_of(name))
         self._segments.append(segment)
         self._file = file
         self._file_bytes = file.size()
@@ -377,6 +399,10 @@ class SegmentJournal:
             self._check_failure()
             try:
                 yield
+            except JournalUnknown as error:
+                self._failure = error
+                self._let_go()
+                raise
             except StigmergyError:
                 raise
             except Exception as error:

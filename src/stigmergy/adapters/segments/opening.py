@@ -1,6 +1,7 @@
 """Opens and makes journals in segments. Refuses whatever is not ours, not whole or not free, and then changes nothing.
 
-First the identity says whose the folder is. Then the mark is claimed, so that nobody else opens it. Then the segments:
+First the identity says whose the folder is. Then the mark beside it is claimed, so that nobody else opens it. The mark
+of a journal of an earlier version lies in the folder, and is moved once all is found right. Then the segments:
 each must begin with the frame that says what was there before it, their numbers have no gap, and the last one is read
 through. Where its frames end, nothing may follow but what was never acknowledged: one torn frame. A whole frame behind
 a bad one, or less than the mark has witnessed, means that acknowledged commits are damaged, and is refused.
@@ -22,7 +23,7 @@ from msgspec import Struct, structs
 
 from stigmergy.adapters.filing.files import Claim
 from stigmergy.adapters.filing.identity import check_identity, check_incarnation, check_mark, own_mark
-from stigmergy.adapters.filing.mark import MARK_BYTES, Mark, decode_mark, encode_mark
+from stigmergy.adapters.filing.mark import MARK_BYTES, decode_mark, encode_mark, mark_path, read_mark
 from stigmergy.adapters.segments.errors import RESTORE, opening_error
 from stigmergy.adapters.segments.folder import Folder, OpenFile, OsFolder
 from stigmergy.adapters.segments.frames import (
@@ -42,7 +43,7 @@ from stigmergy.adapters.segments.frames import (
 )
 from stigmergy.adapters.segments.journal import Opened, SegmentJournal
 from stigmergy.adapters.segments.kept import check_beginning, read_kept
-from stigmergy.adapters.segments.segment import SUFFIX, Landmark, Segment, segment_name, segment_number
+from stigmergy.adapters.segments.segment import IDENTITY, SUFFIX, Landmark, Segment, segment_name, segment_number
 from stigmergy.core.commit import Head, head_of
 from stigmergy.core.errors import ConfigError, JournalCorrupt, JournalForeign, JournalLocked
 from stigmergy.ports.journal import JournalIdentity
@@ -51,8 +52,8 @@ SCHEME = "segments:"
 SEGMENT_BYTES = 16 << 20
 SEGMENT_BYTES_MIN = 1 << 12
 SHARDS_MAX = 1 << 22
-IDENTITY = "identity"
-MARK = "mark"
+OLD_MARK = "mark"
+"""Where the mark was before it lay beside the folder: whoever took the folder away took it too."""
 PART_FORMAT = 2
 """Of a journal that keeps some of a fleet's shards: a version that knows of no parts does not take it for all."""
 KEYED_FORMAT = 3
@@ -154,14 +155,19 @@ class _Opening:
             may_make = wanted is not None and not self._read_only
             if not may_make and self._given is None and not os.path.isdir(self._path):
                 raise ConfigError(f"{self._path}: there is no such journal; name the right folder")
-            folder = self._folder = self._given or OsFolder(self._path, create=may_make)
-            exists = self._look()
-            if not exists and not may_make:
-                raise ConfigError(f"{folder.path}: there is no such journal; name the right folder")
+            folder = self._folder = self._given or OsFolder(self._path)
+            if not self._look():
+                if not may_make:
+                    raise ConfigError(f"{folder.path}: there is no such journal; name the right folder")
+                self._check_not_lost()
+                folder.make()
             claim = self._claim()
             undo.callback(claim.close)
+            old_claim = self._claim_old()
+            if old_claim is not None:
+                undo.callback(old_claim.close)
             if not self._look() and wanted is not None:
-                self._make(wanted, key, decode_mark(claim.read()))
+                self._make(wanted, key)
             identity, stored_key = self._read_identity()
             if wanted is not None:
                 check_identity(identity, wanted, folder.path)
@@ -179,12 +185,12 @@ class _Opening:
                 kept=read_kept(folder, stored_key),
             )
             self._read_segments(opened)
-            mark = decode_mark(claim.read()) if self._heed_mark else None
-            check_mark(opened.heads, identity, mark, folder.path)
-            # Until the copy has its own incarnation, the mark still speaks of what the original knew.
-            if not self._read_only and self._heed_mark:
-                claim.write(encode_mark(own_mark(identity, mark)))
+            # Until a copy has its own incarnation, the mark still speaks of what the original knew.
+            if self._heed_mark:
+                self._heed_marks(opened, old_claim)
             undo.pop_all()
+            if old_claim is not None:
+                old_claim.close()
             return opened
 
     @contextlib.contextmanager
@@ -198,12 +204,15 @@ class _Opening:
 
     def _look(self) -> bool:
         """Whether there is a journal; refuses a folder of something else."""
-        names = self._folder.names()
+        try:
+            names = self._folder.names()
+        except FileNotFoundError:
+            return False
         if IDENTITY in names:
             return True
         if any(segment_number(name) is not None for name in names):
             raise JournalCorrupt(f"{self._folder.path}: segments without an identity; {RESTORE}")
-        strangers = [name for name in names if name not in (MARK, f"{IDENTITY}.new")]
+        strangers = [name for name in names if name not in (OLD_MARK, f"{IDENTITY}.new")]
         if strangers:
             raise JournalForeign(
                 f"{self._folder.path}: a folder with other files ({strangers[0]}); name an empty or a new one"
@@ -212,25 +221,67 @@ class _Opening:
 
     def _claim(self) -> Claim:
         try:
-            return self._folder.claim(MARK)
+            return self._folder.files.claim(self._mark_path)
         except BlockingIOError:
-            file = self._folder.open(MARK)
-            held = decode_mark(file.read_at(0, MARK_BYTES))
-            file.close()
-            holder = f"process {held.pid}" if held else "another process"
-            raise JournalLocked(
-                f"{self._folder.path}: {holder} has the journal open; stop it first, or look at a copy"
-            ) from None
+            raise self._locked(self._folder.files.read(self._mark_path, 0, MARK_BYTES)) from None
 
-    def _make(self, identity: JournalIdentity, key: bytes | None, mark: Mark | None) -> None:
+    def _claim_old(self) -> Claim | None:
+        """The mark in the folder, if there is one: a program of an earlier version claims that."""
+        if OLD_MARK not in self._folder.names():
+            return None
+        try:
+            return self._folder.claim(OLD_MARK)
+        except BlockingIOError:
+            file = self._folder.open(OLD_MARK)
+            held = file.read_at(0, MARK_BYTES)
+            file.close()
+            raise self._locked(held) from None
+
+    def _locked(self, mark: bytes) -> JournalLocked:
+        held = decode_mark(mark)
+        holder = f"process {held.pid}" if held else "another process"
+        return JournalLocked(f"{self._folder.path}: {holder} has the journal open; stop it first, or look at a copy")
+
+    @property
+    def _mark_path(self) -> str:
+        return mark_path(self._folder.path)
+
+    def _heed_marks(self, opened: Opened, old_claim: Claim | None) -> None:
+        """Refuses a journal that holds less than its marks say; then there is one mark, and it is beside the folder."""
+        files, folder, identity = self._folder.files, self._folder, opened.identity
+        marks = [read_mark(opened.claim.read(), self._mark_path)]
+        if old_claim is not None:
+            marks.append(read_mark(old_claim.read(), f"{folder.path}/{OLD_MARK}"))
+        for mark in marks:
+            check_mark(opened.heads, identity, mark, folder.path)
+        if self._read_only:
+            return
+        newest = max((own_mark(identity, mark) for mark in marks), key=lambda mark: mark.position)
+        opened.claim.write(encode_mark(newest))
+        if old_claim is not None:
+            # Durable before the old one goes: at no time is there none.
+            files.rewrite(self._mark_path, MARK_BYTES)
+            files.sync_folder(self._mark_path)
+            folder.remove(OLD_MARK)
+            folder.sync()
+
+    def _check_not_lost(self) -> None:
+        """There is no journal. Refuses to begin one where the mark says that there was one with commits."""
+        files, folder = self._folder.files, self._folder
+        marks = [(self._mark_path, files.size(self._mark_path)), (f"{folder.path}/{OLD_MARK}", folder.size(OLD_MARK))]
+        for path, size in marks:
+            mark = read_mark(files.read(path, 0, MARK_BYTES), path) if size else None
+            if mark is not None and mark.position > 0:
+                raise JournalCorrupt(
+                    f"{folder.path}: the segments are gone, but {path} says that there were commits; "
+                    f"{RESTORE}, or remove {path} to begin anew"
+                )
+
+    def _make(self, identity: JournalIdentity, key: bytes | None) -> None:
         check_incarnation(identity.incarnation)
         if not 1 <= identity.shards <= SHARDS_MAX:
             raise ConfigError(f"{self._folder.path}: {identity.shards} shards; possible are 1 to {SHARDS_MAX}")
-        if mark is not None and mark.position > 0:
-            raise JournalCorrupt(
-                f"{self._folder.path}: the segments are gone, but the mark says that there were commits; "
-                f"{RESTORE}, or remove the mark to begin anew"
-            )
+        self._check_not_lost()
         _write_identity(self._folder, identity, os.urandom(KEY_BYTES) if key is None else key)
 
     def _read_identity(self) -> tuple[JournalIdentity, bytes]:

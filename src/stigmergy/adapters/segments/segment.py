@@ -19,6 +19,7 @@ from stigmergy.ports.journal import StoredCommit
 
 SUFFIX = ".log"
 SPARE = "spare"
+IDENTITY = "identity"
 READ_BYTES = 1 << 18
 LANDMARK_BYTES = 1 << 18
 """So far apart, so that their number is bounded by the segment's size, however small its frames are."""

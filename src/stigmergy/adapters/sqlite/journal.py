@@ -18,7 +18,8 @@ import apsw
 from msgspec import Struct
 
 from stigmergy.adapters.filing.files import Claim, Files
-from stigmergy.adapters.filing.mark import Mark, encode_mark
+from stigmergy.adapters.filing.mark import Mark, encode_mark, mark_path
+from stigmergy.adapters.filing.watch import Watch
 from stigmergy.adapters.filing.writer import InlineWriter, ThreadWriter, Writer, refused_write
 from stigmergy.adapters.sqlite import schema
 from stigmergy.adapters.sqlite.errors import RESTORE, reading_error, writing_error
@@ -87,6 +88,8 @@ class SqliteJournal:
         self._wal_frames_max = max(1, wal_bytes_max // (opened.page_bytes + FRAME_HEADER_BYTES))
         self._checkpoint_at_frames = self._wal_frames_max
         self._connection.set_wal_hook(self._count_wal_frames)
+        path = opened.path
+        self._watch = Watch(opened.files, path, (path, f"{path}-wal", mark_path(path)))
         self.checkpoint_failures = 0
         """How often copying the WAL failed; it is tried again when the WAL has grown by its limit once more."""
         self._writer: Writer
@@ -164,6 +167,11 @@ class SqliteJournal:
         check_drop(self._heads, shard, upto)
         await self._writer.run(partial(self._drop, shard, upto))
 
+    async def check_files(self) -> None:
+        """Raises JournalUnknown if database, WAL or mark are not in their place any more."""
+        self._check_usable()
+        await self._writer.run(self._check_files)
+
     def size(self) -> JournalSize:
         self._check_usable()
         files, path = self._opened.files, self._opened.path
@@ -193,10 +201,15 @@ class SqliteJournal:
             else:
                 with self._transaction():
                     self._connection.executemany(schema.INSERT_COMMIT, rows)
+            self._watch.check()
             self._heads.update(moved)
             self._unnoted.update(moved)
             last = group.commits[-1]
             self._set_mark(last.shard, last.position)
+
+    def _check_files(self) -> None:
+        with self._writing():
+            self._watch.check()
 
     def _put_snapshot(self, shard: int, position: int, parts: tuple[SnapshotPart, ...]) -> None:
         with self._writing():
@@ -271,8 +284,10 @@ class SqliteJournal:
         with self._lock:
             if self._failure is not None:
                 return
-            # If this fails, the next opening finds everything in the WAL.
-            with contextlib.suppress(apsw.Error, JournalError):
+            # If this fails, the next opening finds everything in the WAL. Where files are not in their place, others
+            # may have their names: closing must not remove those.
+            with contextlib.suppress(apsw.Error, JournalError, OSError):
+                self._watch.check()
                 if not self._opened.read_only:
                     self._checkpoint(apsw.SQLITE_CHECKPOINT_TRUNCATE)
                 remove_empty_wal(self._connection, self._opened.files, self._opened.path)
@@ -299,6 +314,10 @@ class SqliteJournal:
         try:
             yield
         except Bug:
+            raise
+        except JournalUnknown as error:
+            self._failure = error
+            self._disconnect()
             raise
         except Exception as error:
             translated = writing_error(error, self._opened.path)

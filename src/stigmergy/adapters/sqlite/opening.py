@@ -20,7 +20,7 @@ from msgspec import structs
 
 from stigmergy.adapters.filing.files import Claim, Files, OsFiles
 from stigmergy.adapters.filing.identity import check_identity, check_incarnation, own_mark
-from stigmergy.adapters.filing.mark import MARK_BYTES, Mark, decode_mark, encode_mark, mark_path
+from stigmergy.adapters.filing.mark import MARK_BYTES, Mark, decode_mark, encode_mark, mark_path, read_mark
 from stigmergy.adapters.sqlite import schema
 from stigmergy.adapters.sqlite.errors import RESTORE, opening_error
 from stigmergy.adapters.sqlite.journal import Opened, SqliteJournal, remove_empty_wal
@@ -115,7 +115,7 @@ class _Opening:
             undo.callback(claim.close)
             # Somebody may have made it while we had not claimed it yet.
             if not self._look() and wanted is not None:
-                self._make(wanted, decode_mark(claim.read()))
+                self._make(wanted, read_mark(claim.read(), mark_path(self._path)))
             if self._files.size(self._path + "-journal"):
                 raise JournalCorrupt(
                     f"{self._path}: a rollback journal lies beside it, so another program has written to it; {RESTORE}"
@@ -227,7 +227,7 @@ class _Opening:
         frames, _ = connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
         wal = self._check_wal(frames)
         self._check_length(connection, wal, frames)
-        mark = decode_mark(claim.read()) if self._heed_mark else None
+        mark = read_mark(claim.read(), mark_path(self._path)) if self._heed_mark else None
         heads, firsts = read_shards(connection, identity, mark, self._path)
         if not self._read_only and frames:
             self._files.rewrite(self._path + "-wal", HEADER_BYTES + frames * wal.frame_bytes)
