@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from stigmergy.adapters.ed25519 import Ed25519Signer
 from stigmergy.adapters.keyfile import (
     PrivateKey,
     PublicKey,
+    SignedJournal,
+    add_signed,
     decode_public_key,
     new_private_key,
     read_private_key,
     read_public_key,
+    read_signed,
+    signed_path,
     write_private_key,
 )
 from stigmergy.adapters.system import SystemEntropy
 from stigmergy.core.commit import SignatureAlgorithm
-from stigmergy.core.errors import ConfigError, TrustError
-from stigmergy.parts import journal_path
+from stigmergy.core.errors import ConfigError, JournalCorrupt, TrustError
+from stigmergy.parts import is_there, journal_path, left_beside, shown_url, whole_url
+from stigmergy.ports.journal import Journal
 from stigmergy.ports.trust import Signer
 
 _HEX_KEY = re.compile(r"[0-9a-fA-F]{64}")
@@ -65,6 +71,63 @@ def load_signer(path: Path | None, *, create: bool) -> Signer:
     if create and not path.exists():
         make_private_key(path)
     return Ed25519Signer(read_private_key(path).seed)
+
+
+class NodeKey:
+    """A node's own key: read from its file, or fresh and written only when the node is about to use it.
+
+    It also remembers, beside the file, which journals on a disk the key has signed.
+    """
+
+    def __init__(self, path: Path | None, url: str) -> None:
+        """Refuses to begin anew where this key has signed a journal that is gone. Opens and writes nothing."""
+        self._path = path
+        self._url = url
+        self._fresh = path is None or not path.exists()
+        if path is not None:
+            check_not_gone(path, url)
+        private = new_private_key(SystemEntropy()) if path is None or self._fresh else read_private_key(path)
+        self._private = private
+        self.signer: Signer = Ed25519Signer(private.seed)
+
+    def check(self, journal: Journal) -> None:
+        """Refuses to go on with a journal whose key is missing; a new one could not sign it."""
+        if self._path is not None and self._fresh and journal.heads():
+            raise TrustError(
+                f"key file {str(self._path)!a} is missing, and the journal {shown_url(self._url)} is signed with its "
+                "key; put the file back, or name it with --key (no new key was made)"
+            )
+
+    def keep(self) -> None:
+        """Writes the key, if it is fresh. Call it when all else was found right, before anything is signed."""
+        if self._path is not None and self._fresh:
+            write_private_key(self._path, self._private)
+            self._fresh = False
+
+    def remember(self, journal: Journal, say: Callable[[str], None]) -> None:
+        """Notes that the key signs this journal. Where that cannot be written the node runs, and says so."""
+        if self._path is None or journal_path(self._url) is None:
+            return
+        identity = journal.identity
+        try:
+            add_signed(self._path, SignedJournal(whole_url(self._url), identity.fleet, identity.incarnation))
+        except ConfigError as error:
+            say(f"{error}; a start will not notice when the journal {self._url} is gone with all that lies beside it")
+
+
+def check_not_gone(key: Path, url: str) -> None:
+    """Refuses to begin anew where a key has signed a journal that is gone. Raises JournalCorrupt."""
+    if journal_path(url) is None or is_there(url):
+        return
+    whole = whole_url(url)
+    for signed in read_signed(key):
+        if signed.journal == whole:
+            also = "".join(f", and remove {path}" for path in left_beside(url))
+            raise JournalCorrupt(
+                f"{journal_path(url)}: the journal is gone that the key {key} has signed here (fleet {signed.fleet!r}, "
+                f"incarnation {signed.incarnation}); restore the journal from a copy, or, to begin anew, take its line "
+                f"out of {signed_path(key)}{also}"
+            )
 
 
 def make_private_key(path: Path, comment: str = "") -> PrivateKey:

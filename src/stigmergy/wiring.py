@@ -32,7 +32,7 @@ from stigmergy.core.errors import ConfigError, NotRunning
 from stigmergy.core.uplink import UplinkRule
 from stigmergy.feeds import checked_rings, open_rings
 from stigmergy.journals import FLIGHT, JOURNALS, inspect_all, inspect_journal, journals_in, open_journal
-from stigmergy.keyring import default_key_path, is_private_key, load_signer, make_private_key, read_key
+from stigmergy.keyring import NodeKey, default_key_path, is_private_key, load_signer, make_private_key, read_key
 from stigmergy.parts import SEGMENTS, SQLITE, journal_path, neighbourhood_of, part_url, shown_url
 from stigmergy.ports.bus import Bus
 from stigmergy.ports.clock import Entropy
@@ -173,10 +173,12 @@ class Running:
         self._fleet.prepare(self.say)
         entropy = SystemEntropy()
         bus = open_bus(self.bearings, self._fleet.name, entropy)
-        signer = load_signer(self._key, create=True)
+        key = NodeKey(self._key, self.url)
         part = None if self._share is None else self._share.part
         journal = open_journal(self.url, self._fleet.name, self._fleet.shards, part, self._fleet.homes.key_name)
         try:
+            key.check(journal)
+            signer = key.signer
             path = journal_path(self.url)
             place = b"" if path is None else place_of(path)
             host = Host(
@@ -188,7 +190,9 @@ class Running:
             levels = open_levels(self.bearings, self._fleet.name, entropy)
             link = None if bus is None else make_link(host, bus, entropy, self.bearings, self._agents, levels)
             self._companions = make_companions(host, signer, entropy, self.bearings, bus, link)
+            key.keep()
             recovered = await start_attached(host, devices)
+            key.remember(journal, self.say)
             if self._neighbours is not None:
                 await self._neighbours.start()
             host.housekeeper.guard(safeguards := make_safeguards(host, self.url, signer))

@@ -313,6 +313,9 @@ class TestDeath:
     def test_error_that_no_start_mends_ends_the_node_at_once(self, relays: Folder) -> None:
         start(relays).end()
         (relays.path / "delivery.key").unlink()
+        assert "put the file back" in relays.error("run", "relay:fleet", "--processes", "2", code=4)
+        assert not (relays.path / "delivery.key").exists()
+        relays.json("keys", "new", "delivery.key")
         said = relays.error("run", "relay:fleet", "--processes", "2", code=4)
         assert "not enrolled in this journal" in said
 

@@ -19,7 +19,9 @@ def test_run_ask_kill_and_look(here: Folder) -> None:
     assert node.listening["socket"] == "delivery.sock"
     assert sorted(path.name for path in here.path.iterdir() if "delivery" in path.name) == [
         "delivery",
+        "delivery-mark",
         "delivery.key",
+        "delivery.key-journals",
         "delivery.sock",
     ]
     work(here, ["--journal", "segments:delivery"])

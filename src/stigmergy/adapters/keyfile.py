@@ -5,6 +5,9 @@ is never replaced. It is read only if nobody but its owner has any right to it. 
 from a key that is another one than expected (WrongKey). The secret never appears in a representation, a pickle, an
 encoding by msgspec, or an error.
 
+Beside a private key lies a file that says which journals on a disk the key has signed, so that one that is gone is
+missed even where nothing is left of it. It holds no secret, and may be edited: one line is one journal.
+
 The caller asks Verifier.acceptable before it enrols a public key that somebody pasted: what is read here is well
 written, which does not make it a good key. Reading and writing block; do it before the event loop starts.
 """
@@ -13,6 +16,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import fcntl
 import os
 import re
 import stat
@@ -20,6 +24,7 @@ import tempfile
 from pathlib import Path
 from typing import Final, NoReturn
 
+import msgspec
 from blake3 import blake3
 from msgspec import Struct
 from nacl.bindings import crypto_sign_seed_keypair
@@ -31,7 +36,10 @@ from stigmergy.ports.clock import Entropy
 KEY_FILE_BYTES_MAX: Final = 4096
 COMMENT_CHARACTERS_MAX: Final = 64
 SEED_BYTES: Final = 32
+SIGNED_JOURNALS_MAX: Final = 1_000
+"""So many journals are remembered beside a key; then the ones that were added first are forgotten."""
 
+_SIGNED_FIRST = b"stigmergy-signed-journals-1"
 _FINGERPRINT_BYTES = 10
 _FINGERPRINT_CONTEXT = "stigmergy 2026 key fingerprint"
 _PRIVATE_CHECK_BYTES = 16
@@ -57,12 +65,25 @@ _PUBLIC = re.compile(
 )
 
 
+class SignedJournal(Struct, frozen=True):
+    """A journal on a disk that a key has signed."""
+
+    journal: str
+    """Its URL, with the whole path."""
+    fleet: str
+    incarnation: int
+
+
 class PublicKey(Struct, frozen=True):
     """A public key as people hand it around."""
 
     algorithm: int
     key: bytes
     comment: str = ""
+
+
+_signed = msgspec.json.Decoder(SignedJournal)
+_signed_encoder = msgspec.json.Encoder()
 
 
 class PrivateKey:
@@ -216,6 +237,69 @@ def read_public_key(path: Path) -> PublicKey:
     """Reads a file with one public line. Raises ConfigError if there is no such file, TrustError."""
     # What is not ASCII becomes a sign that no line of ours has, so that decoding refuses it with its own sentence.
     return decode_public_key(_read(path, secret=False).decode("ascii", "replace"), name=f"key file {str(path)!a}")
+
+
+def signed_path(key: Path) -> Path:
+    """Where it says which journals this key has signed: beside the key."""
+    return key.with_name(f"{key.name}-journals")
+
+
+def read_signed(key: Path) -> list[SignedJournal]:
+    """The journals that this key has signed, the newest last; none if there is no such file. Raises ConfigError."""
+    path = signed_path(key)
+    try:
+        lines = path.read_bytes().splitlines()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise ConfigError(f"cannot read {str(path)!a}: {_reason(error)}; mend that, and start again") from None
+    if lines[:1] != [_SIGNED_FIRST]:
+        raise ConfigError(f"{str(path)!a} is no list of signed journals, or is damaged; restore it, or move it away")
+    try:
+        return [_signed.decode(line) for line in lines[1:] if line]
+    except msgspec.DecodeError as error:
+        raise ConfigError(
+            f"{str(path)!a} has a line that is damaged ({error}); restore it, or mend that line"
+        ) from None
+
+
+def add_signed(key: Path, journal: SignedJournal) -> None:
+    """Adds a journal, durably, in the place of an earlier one with the same URL. Raises ConfigError."""
+    path = signed_path(key)
+    try:
+        # Several processes of a node have one key: they take turns.
+        held = os.open(key, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            before = read_signed(key)
+            if journal in before:
+                return
+            kept = [one for one in before if one.journal != journal.journal][1 - SIGNED_JOURNALS_MAX :]
+            lines = [_SIGNED_FIRST, *(_signed_encoder.encode(one) for one in (*kept, journal))]
+            _replace(path, b"\n".join(lines) + b"\n")
+        finally:
+            os.close(held)
+    except OSError as error:
+        raise ConfigError(f"cannot write {str(path)!a}: {_reason(error)}") from None
+
+
+def _replace(path: Path, content: bytes) -> None:
+    descriptor, aside = tempfile.mkstemp(prefix=".key-", dir=path.parent)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(descriptor)
+        os.replace(aside, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(aside)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def _read(path: Path, *, secret: bool) -> bytes:

@@ -23,8 +23,8 @@ from stigmergy.cli.places import config_of, folder_of, load_fleet, url_of
 from stigmergy.cli.supervising import Supervisor, command_of
 from stigmergy.cli.version import version
 from stigmergy.config import Config
-from stigmergy.core.errors import ConfigError, NotRunning, StigmergyError
-from stigmergy.parts import check_parts, make_folder, shown_url
+from stigmergy.core.errors import ConfigError, NotRunning, StigmergyError, TrustError
+from stigmergy.parts import check_parts, make_folder, processes_of, shown_url
 from stigmergy.runtime.describing import described_recovery
 from stigmergy.runtime.live import Live
 from stigmergy.runtime.shares import Share, check_processes
@@ -161,8 +161,13 @@ def _supervise(
     check_alone(running.bearings, running.settings.retention.archive)
     check_parts(running.url, processes)
     fleet.check_safe_actions()
-    load_signer(running.key, create=True)
+    if running.key is not None and not running.key.exists() and processes_of(running.url):
+        raise TrustError(
+            f"key file {str(running.key)!a} is missing, and the journal {running.url} is signed with its key; put the "
+            "file back, or name it with --key (no new key was made)"
+        )
     make_folder(running.url)
+    load_signer(running.key, create=True)
     command = command_of(arguments, spec, processes, running.url, running.key)
     supervisor = Supervisor(fleet.name, running.url, fleet.homes, processes, path, command, output)
     return run_to_the_end(supervisor.live_and_die())

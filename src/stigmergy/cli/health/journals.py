@@ -18,7 +18,8 @@ from stigmergy.cli.health.finding import Finding, ill, well, worry
 from stigmergy.cli.output import counted, shown_bytes
 from stigmergy.core.errors import ConfigError, JournalLocked, LinkDown, StigmergyError
 from stigmergy.journals import NATS, find_parts
-from stigmergy.parts import part_urls
+from stigmergy.keyring import check_not_gone
+from stigmergy.parts import left_beside, part_urls
 from stigmergy.ports.journal import Journal
 from stigmergy.runtime.audit.verification import Verification
 from stigmergy.runtime.protocol import Status
@@ -50,7 +51,7 @@ def check_journal(url: str, key: Path | None, wall_ns: int) -> Iterator[Finding]
         yield well("journal.opens", f"{url.partition(':')[0]}: is no file; nothing to look at")
     else:
         if not path.exists():
-            yield well("journal.opens", f"{path} is not there yet; the first start makes it")
+            yield _missing(url, path, key)
         elif answers_at(control_path(url, "")):
             found, signers = _running(control_path(url, ""))
             yield from found
@@ -61,6 +62,19 @@ def check_journal(url: str, key: Path | None, wall_ns: int) -> Iterator[Finding]
         yield from _holds(url)
     if key is not None:
         yield from check_key(key, signers)
+
+
+def _missing(url: str, path: Path, key: Path | None) -> Finding:
+    """There is no journal: not yet, or not any more."""
+    try:
+        if key is not None:
+            check_not_gone(key, url)
+    except StigmergyError as error:
+        return ill("journal.opens", str(error), "restore a copy; stigmergy restore, if the node has made some")
+    if left := left_beside(url):
+        what = f"{path} is not there, but {left[0]} is"
+        return worry("journal.opens", what, "restore a copy; to begin anew, remove that file")
+    return well("journal.opens", f"{path} is not there yet; the first start makes it")
 
 
 def _elsewhere(url: str, wall_ns: int) -> tuple[list[Finding], Signers | None]:
