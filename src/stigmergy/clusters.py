@@ -41,6 +41,7 @@ from stigmergy.runtime.declaration import Declaration
 from stigmergy.runtime.devices import Devices
 from stigmergy.runtime.link import BusLink, describe_this_node
 from stigmergy.runtime.live import Live
+from stigmergy.runtime.needs import check_needs
 from stigmergy.runtime.neighbours import Neighbours
 from stigmergy.runtime.shares import Share
 from stigmergy.runtime.topics import safe_node_name
@@ -53,6 +54,8 @@ OPTIONS = ("replicas", "max_bytes")
 REPLICATED_SERVERS = 3
 """A URL that names so many servers wants its streams on so many of them, if it does not say otherwise."""
 INCARNATION_BYTES = 6
+OF_ONE_MACHINE = ("sqlite:", "memory:")
+"""Ledgers that workers on several machines cannot share."""
 MISSING = 'a worker needs the NATS client: pip install "stigmergy[nats]"'
 
 
@@ -86,6 +89,8 @@ class NatsWorker:
         self._links: list[NatsLink] = []
         self._worker: Worker | None = None
         check_surroundings(self._bearings, config, self._settings.retention.archive)
+        has_bus, has_ledger = self._bearings.bus is not None, self._bearings.ledger is not None
+        check_needs(fleet, url_beside(self.address), bus=has_bus, ledger=has_ledger)
 
     async def __aenter__(self) -> Worker:
         """Connects, and makes the worker; it begins with its `run`."""
@@ -132,6 +137,8 @@ class NatsWorker:
             entropy=entropy,
             settings=self._settings,
             trusted=self._trusted,
+            has_bus=self._bearings.bus is not None,
+            has_ledger=self._bearings.ledger is not None,
         )
         about = Member(
             id=f"{self._name}-{os.getpid()}", host=socket.gethostname(), pid=os.getpid(), version=installed_version()
@@ -277,6 +284,15 @@ def parse_bus(url: str) -> NatsAddress:
     return parse_address(url, BUS_OPTIONS)
 
 
+def url_beside(address: NatsAddress) -> str:
+    """A URL for the bus or the ledger of a fleet whose logs are at this address, for people: without the password."""
+    login = f"{address.user}:PASSWORD@" if address.password else f"{address.user}@" if address.user else ""
+    scheme, _, hosts = address.shown.partition("://")
+    named = (("ca", address.ca), ("cert", address.cert), ("key", address.key), ("domain", address.domain))
+    options = "".join(f"&{name}={value}" for name, value in named if value)
+    return f"{scheme}://{login}{hosts}?replicas={address.replicas}{options}"
+
+
 def check_surroundings(bearings: Bearings, config: Config, archive: str | None) -> None:
     """Refuses what workers cannot do."""
     if config.fleet.rings:
@@ -288,6 +304,11 @@ def check_surroundings(bearings: Bearings, config: Config, archive: str | None) 
         raise ConfigError(
             "the logs of workers are on the servers, as often as replicas= says; take copies out, it is for a journal "
             "on a disk"
+        )
+    if bearings.ledger is not None and bearings.ledger.startswith(OF_ONE_MACHINE):
+        raise ConfigError(
+            f"ledger {bearings.ledger!r} orders the claims of one machine or one process, and shards move: two agents "
+            "could hold the same; give a ledger that all workers reach, such as nats://hub:4222?replicas=3"
         )
     if bearings.mesh is not None:
         raise ConfigError(f"mesh {bearings.mesh!r}: workers share fields over their bus; give --bus nats://… instead")

@@ -56,6 +56,8 @@ class GatewayPlan(Struct, frozen=True, kw_only=True):
     store_mb: int = 4_096
     bus: str = ""
     """The scheme of the node's own bus on the leaf: nats or mqtt."""
+    ledger: str | None = None
+    """Who orders what its agents claim; that of the configuration without it."""
 
 
 def make_leaf(plan: GatewayPlan) -> Leaf:
@@ -101,6 +103,7 @@ def bearings_of(plan: GatewayPlan, leaf: Leaf) -> Bearings:
         plan.node,
         uplink=plan.rule if plan.hubs else None,
         collects=True,
+        ledger=plan.ledger,
         uplink_to=above if plan.hubs else None,
         collect_from=None if plan.leaf_port is None else f"nats-sites://{leaf.address}",
     )

@@ -67,6 +67,17 @@ async def change_writers(
         await ledger.close()
 
 
+async def admit_writers(url: str, name: str, signer: Signer, admitted: Sequence[bytes]) -> None:
+    """Makes the ledger if there is none, and lets further keys write. Raises ConfigError and LedgerError."""
+    ledger = _opened(url, name, signer)
+    try:
+        writers = (await ledger.wait_end()).writers
+        if missing := [key for key in admitted if key not in writers]:
+            await ledger.enrol(missing)
+    finally:
+        await ledger.close()
+
+
 def _opened(url: str, name: str, signer: Signer | None = None) -> NatsLedger:
     if not url.startswith(SCHEMES):
         raise ConfigError(

@@ -52,6 +52,7 @@ from stigmergy.runtime.devices import Devices, start_attached
 from stigmergy.runtime.host import Host
 from stigmergy.runtime.link import BusLink, describe_this_node
 from stigmergy.runtime.live import Live
+from stigmergy.runtime.needs import needs_of
 from stigmergy.runtime.neighbours import Neighbours
 from stigmergy.runtime.settings import Settings
 from stigmergy.runtime.shares import Share
@@ -157,7 +158,7 @@ class Running:
         self.bearings = find_bearings(bearings or Bearings(), config)
         check_copied(self.url, self.bearings.copies)
         self.say: Callable[[str], None] = _say_to_the_log
-        """Told what takes long at a start: that agents are compiled. Set it before entering."""
+        """Told what is worth a line at a start: that agents are compiled, or not heard. Set it before entering."""
         self._link: BusLink | None = None
         self._host: Host | None = None
         self._safeguards: Safeguards | None = None
@@ -168,7 +169,25 @@ class Running:
         self._copiers: Copiers | None = None
         self._companions: Companions | None = None
 
+    def _check_needs(self) -> None:
+        """Refuses a fleet that claims and has no ledger; says once what nobody will hear for want of a bus."""
+        needs = needs_of(self._fleet, self._agents)
+        if needs.why_ledger and self.bearings.ledger is None:
+            raise ConfigError(
+                f"fleet {self._fleet.name!r} needs a ledger ({needs.why_ledger}), and this node has none: nothing can "
+                'be granted; write ledger = "sqlite:ledger.db" under [fleet] in stigmergy.toml, for the nodes of '
+                'this machine, or "nats://hub:4222?replicas=3" for several machines; or give it with --ledger or '
+                "running(ledger=…)"
+            )
+        if needs.why_heard and self.bearings.bus is None:
+            self.say(
+                f"this node has no bus ({needs.why_heard}): nothing published leaves it, and no message reaches it; "
+                'name one, such as bus = "mqtt://gateway:1883" under [fleet] in stigmergy.toml, if somebody is to hear'
+            )
+
     async def __aenter__(self) -> Live:
+        if self._share is None:  # the supervisor of several processes has said it for all of them
+            self._check_needs()
         self._fleet.check_safe_actions()
         self._fleet.prepare(self.say)
         entropy = SystemEntropy()

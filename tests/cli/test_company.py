@@ -301,19 +301,24 @@ def test_without_a_node_or_without_company_it_says_what_to_do(
     assert "this node has no ledger, so nothing is granted; give --ledger" in error("claims", code=2)
 
 
+MEMORY = ("--ledger", "memory:town")
+
+
 @pytest.mark.parametrize(
     ("options", "said", "code"),
     [
-        (("--mesh", "tcp://here"), "mesh 'tcp://here': no adapter for 'tcp'; there are udp:", 2),
-        (("--mesh", "udp://127.0.0.1:7946?peers=north"), "the peer 'north'; write name@host:7946", 2),
-        (("--mesh", "udp://192.0.2.7:7946"), "mesh udp://192.0.2.7:7946: ", 2),
+        (("--mesh", "tcp://here", *MEMORY), "mesh 'tcp://here': no adapter for 'tcp'; there are udp:", 2),
+        (("--mesh", "udp://127.0.0.1:7946?peers=north", *MEMORY), "the peer 'north'; write name@host:7946", 2),
+        (("--mesh", "udp://192.0.2.7:7946", *MEMORY), "mesh udp://192.0.2.7:7946: ", 2),
         (
             ("--ledger", "paper:book"),
             "ledger 'paper:book': no adapter for 'paper'; there are memory:, nats:, sqlite:",
             2,
         ),
         (("--ledger", "sqlite:town.py"), "not a ledger", 4),
-        (("--peer", "nobody.pub"), "'nobody.pub' is neither a key file nor a public key", 2),
+        (("--peer", "nobody.pub", *MEMORY), "'nobody.pub' is neither a key file nor a public key", 2),
+        ((), "needs a ledger (", 2),
+        (("--processes", "2"), "cannot claim from a ledger yet (", 2),
         (("--mesh", "udp://127.0.0.1", "--processes", "2"), "cannot share fields with others yet", 2),
         (("--ledger", "sqlite:ledger.db", "--processes", "2"), "cannot claim from a ledger yet", 2),
     ],

@@ -60,3 +60,39 @@ def test_what_is_broken_fails_and_says_what_to_do(here: Folder) -> None:
     (here.path / "stigmergy.toml").unlink()
     file.write_bytes(file.read_bytes()[:-4096])
     assert by_check(here.json("doctor", code=1))["journal.opens"] == "fail"
+
+
+def test_what_the_fleet_needs_and_nobody_has_configured(here: Folder) -> None:
+    (here.path / "hall.py").write_text(
+        """
+from stigmergy import Agent, Claim, Effects, Event, Fleet, Ordered, ORSet, Publish, Shared, ordered, react, shared
+
+
+class Seen(Event):
+    what: str
+
+
+class Cart(Agent):
+    board: Shared[ORSet[str]] = shared(by="hall")
+    dock: Ordered[Claim] = ordered(of="dock-1")
+
+    @react
+    def tell(self, event: Seen) -> Effects:
+        yield Publish("seen", event)
+
+
+fleet = Fleet("hall", agents=[Cart])
+"""
+    )
+    configured = here.path / "stigmergy.toml"
+    configured.write_text('[fleet]\nmodule = "hall:fleet"\n')
+    lacking = doctor(here)
+    said = {one["check"]: (one["level"], one["what"], one["remedy"]) for one in lacking["checks"]}
+    assert said["needs.ledger"][:2] == ("fail", "no ledger, and Cart.dock is claimed: the fleet does not start")
+    assert 'ledger = "sqlite:ledger.db"' in said["needs.ledger"][2]
+    assert said["needs.bus"][:2] == ("warn", "no bus, and Cart publishes: a node is heard by nobody")
+    configured.write_text('[fleet]\nmodule = "hall:fleet"\nledger = "memory:hall"\nbus = "mqtt://127.0.0.1:9"\n')
+    met = by_check(doctor(here))
+    assert met["needs.ledger"] == met["needs.bus"] == "ok"
+    configured.write_text('[fleet]\nmodule = "nowhere:fleet"\n')
+    assert by_check(doctor(here))["needs.fleet"] == "fail"

@@ -1,5 +1,6 @@
 """`stigmergy up` as its users run it: a real cluster, parts of it killed, and its end in order."""
 
+import asyncio
 import json
 import os
 import queue
@@ -8,13 +9,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from stigmergy.adapters.mqtt import open_bus as open_mqtt
+from stigmergy.adapters.nats_bus import open_bus as open_nats
+from stigmergy.adapters.system import SystemEntropy
 from stigmergy.cli.screen.cluster import ranges
+from stigmergy.core.state import shard_of
+from stigmergy.ports.bus import Bus, BusMessage
 from tests.cli.conftest import DRONE, Folder
 from tests.cli.in_process import Here
 from tests.cli.terminal import in_terminal
@@ -22,6 +28,47 @@ from tests.cli.terminal import in_terminal
 WAIT_S = 240.0
 PROGRAM = [sys.executable, "-m", "stigmergy"]
 FLEET = DRONE.replace('Fleet("delivery", agents=[Drone]', 'Fleet("delivery", agents=[Drone], shards=4')
+
+
+HALL = """
+import stigmergy as st
+
+
+class Note(st.Command):
+    text: str
+
+
+class Noted(st.Event):
+    text: str
+
+
+class Cart(st.Agent):
+    board: st.Shared[st.ORSet[str]] = st.shared(by="hall")
+    dock: st.Ordered[st.Claim] = st.ordered(of="dock-1")
+    granted: int = 0
+    denied: str = ""
+
+    @st.decide
+    def note(self, command: Note) -> st.Events:
+        yield Noted(text=command.text)
+        yield self.board.add(command.text)
+
+    @st.react
+    def tell(self, event: Noted) -> st.Effects:
+        yield st.Publish("notes", event)
+        yield self.dock.claim(for_s=30)
+
+    @st.evolve
+    def grants(self, verdict: st.Granted) -> None:
+        self.granted = verdict.token
+
+    @st.evolve
+    def denials(self, verdict: st.Denied) -> None:
+        self.denied = verdict.reason
+
+
+fleet = st.Fleet("hall", agents=[Cart], shards=4)
+"""
 
 
 class Up:
@@ -103,6 +150,7 @@ def eventually(check: Callable[[], bool]) -> None:
 @pytest.fixture
 def here(tmp_path: Path) -> Iterator[Callable[..., Up]]:
     (tmp_path / "drone.py").write_text(FLEET, encoding="utf-8")
+    (tmp_path / "hall.py").write_text(HALL, encoding="utf-8")
     folder, begun = Here(tmp_path), list[Up]()
 
     def begin(*arguments: str) -> Up:
@@ -207,6 +255,69 @@ def test_a_worker_that_cannot_start_is_said_and_ends_it(here: Callable[..., Up])
     eventually(lambda: not runs(up.pid_of("n1")))
 
 
+def test_a_cluster_brings_what_the_fleet_needs(here: Callable[..., Up]) -> None:
+    """Without a word about a bus or a ledger: fields that agents share converge wherever their shards are, claims are
+    granted, and what is published is heard by whoever listens by NATS or by MQTT."""
+    up = here("hall:fleet", "--nodes", "3", "--workers", "2")
+    begun = up.wait_event("begun")
+    url = begun["nats"]
+    assert begun["brings"] == {"bus": f"{url}?replicas=3", "ledger": f"{url}?replicas=3"}
+    assert f"--bus '{url}?replicas=3' --ledger '{url}?replicas=3'" in up.wait_event("up")["uses"]["one more worker"]
+    up.wait(lambda one: owned(up) == {0, 1, 2, 3})
+
+    by_shard = {shard_of(f"Cart/{number}", 4): f"Cart/{number}" for number in range(40)}
+    carts = [by_shard[shard] for shard in range(4)]
+    heard = asyncio.run(heard_while(url, begun["mqtt"], lambda: note_all(up.folder, carts, url)))
+    assert heard == {"nats": set(carts), "mqtt": set(carts)}
+
+    def states() -> list[dict[str, Any]]:
+        asked = [("state", cart, "--nats", url, "--fleet", "hall:fleet") for cart in carts]
+        return [up.folder.json(*one)["state"] for one in asked]
+
+    eventually(lambda: all(sorted(state["board"]) == sorted(carts) for state in states()))
+    eventually(lambda: any(state["granted"] for state in states()))
+    assert not any("no ledger" in state["denied"] for state in states())
+    streams = {stream["name"]: stream["replicas"] for stream in up.folder.json("status", "--nats", url)["streams"]}
+    assert {streams[name] for name in ("STIG_BUS_hall", "STIG_LEDGER_hall", "STIG_LOG_hall_0_0")} == {3}
+    assert up.end() == 0
+
+
+def note_all(folder: Folder, carts: list[str], url: str) -> None:
+    for cart in carts:
+        sent = folder.json("send", cart, "Note", f"text={cart}", "--nats", url, "--fleet", "hall:fleet")
+        assert sent["accepted"] is True
+
+
+async def heard_while(url: str, mqtt: list[str], work: Callable[[], object]) -> dict[str, set[str]]:
+    """Whose notes are heard on the bus, and on the MQTT listener of the last server, while some work is done."""
+    buses: dict[str, Bus] = {
+        "nats": open_nats(f"{url}?replicas=3", "hall:local:listener", SystemEntropy()),
+        "mqtt": open_mqtt(mqtt[-1], "listener", SystemEntropy()),
+    }
+    heard: dict[str, set[str]] = {name: set() for name in buses}
+
+    def into(name: str) -> Callable[[BusMessage], Awaitable[None]]:
+        async def hear(message: BusMessage) -> None:
+            heard[name].add("/".join(message.topic.split("/")[3:5]))
+
+        return hear
+
+    for name, bus in buses.items():
+        await bus.subscribe("hall/local/agents/Cart/+/events/notes", into(name))
+        await bus.open()
+    try:
+        async with asyncio.timeout(WAIT_S):
+            while not all(bus.is_up for bus in buses.values()):  # noqa: ASYNC110 - it has no event
+                await asyncio.sleep(0.05)
+            await asyncio.to_thread(work)
+            while not all(len(names) == 4 for names in heard.values()):  # noqa: ASYNC110 - it has no event
+                await asyncio.sleep(0.05)
+    finally:
+        for bus in buses.values():
+            await bus.close()
+    return heard
+
+
 class TestRefusals:
     @pytest.mark.parametrize(
         ("arguments", "says"),
@@ -221,6 +332,22 @@ class TestRefusals:
     def test_what_cannot_be(self, here_in: Here, arguments: tuple[str, ...], says: str) -> None:
         assert says in here_in.error("up", *arguments, code=2)
         assert not (here_in.path / "stigmergy-cluster").exists()
+
+    def test_every_server_keeps_every_stream(self, here_in: Here) -> None:
+        from stigmergy.engine.folder import ClusterFolder
+
+        path = here_in.path / "five"
+        made = ClusterFolder(path, 5)
+        made.close()
+        assert made.kept_url == f"{made.url}?replicas=5"
+        assert f"{made.url.removeprefix('nats://')}?replicas=5" in (path / "urls.txt").read_text()
+        # Streams of a folder that was begun before have three, and keep them.
+        notes = json.loads((path / "up.json").read_text())
+        del notes["replicas"]
+        (path / "up.json").write_text(json.dumps(notes))
+        old = ClusterFolder(path, 5)
+        old.close()
+        assert old.kept_url == f"{made.url}?replicas=3"
 
     def test_a_folder_of_another_cluster(self, here_in: Here) -> None:
         import socket

@@ -362,6 +362,7 @@ def test_what_cannot_be_is_refused_with_what_to_do(
         "worker_fresh": PLAIN.format(name="fresh", shards=1),
         "worker_more": PLAIN.format(name="town", shards=8),
         "worker_zoned": zoned.replace("shards=4", "shards=4, shard_by=zone_of"),
+        "worker_needy": SURVEY.replace('"survey"', '"needy"'),
         "worker_other": town.replace("looks: int = 0", "looks: int = 0\n    height: float = 0.0"),
     }.items():
         (crew.folder / f"{name}.py").write_text(text, encoding="utf-8")
@@ -377,6 +378,9 @@ def test_what_cannot_be_is_refused_with_what_to_do(
             (("worker_town", f"{crew.url}?replicas=3"), 4, "Nothing was changed: give the settings it was made with"),
             (("worker_fresh", f"{crew.url}?replicas=3"), 2, "replicas"),
             (("worker_town", crew.url, "--bus", "mqtt://hub"), 2, "workers share a bus on NATS"),
+            (("worker_needy", crew.url), 2, "needs a bus (Scout.seen is shared; Scout publishes) and a ledger"),
+            (("worker_needy", crew.url, "--bus", crew.url), 2, f'write ledger = "{crew.url}?replicas=1" under [fleet]'),
+            (("worker_needy", crew.url, "--bus", crew.url, "--ledger", "sqlite:l.db"), 2, "two agents could hold the"),
             (("worker_more", crew.url), 2, "runs with 4 shards, and this module declares 8"),
             (("worker_zoned", crew.url), 2, "runs with no shard_by, and this module declares shard_by=zone_of"),
             (("worker_other", crew.url), 2, "runs Scout with other fields; run the same code in all workers"),

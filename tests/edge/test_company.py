@@ -109,7 +109,7 @@ class Town:
             journal=f"sqlite:{self.folder / f'{number}.db'}",
             node=f"n{number}",
             mesh=mesh,
-            ledger=f"sqlite:{self.folder / 'ledger.db'}" if ledger else None,
+            ledger=f"sqlite:{self.folder / 'ledger.db'}" if ledger else f"memory:{self.folder.name}",
             peers=peers,
         )
 
@@ -156,10 +156,20 @@ async def test_after_a_start_nothing_is_held(tmp_path: Path) -> None:
         await wait_until(lambda: north.query(ONE, Crossing).said.startswith("granted"))
 
 
-async def test_without_a_ledger_nothing_is_granted(tmp_path: Path) -> None:
-    async with Town(tmp_path).node(0, ledger=False) as north:
-        await north.observe(ONE, Wanted())
-        await wait_until(lambda: "has no ledger" in north.query(ONE, Crossing).said)
+async def test_a_node_that_claims_without_a_ledger_does_not_start(tmp_path: Path) -> None:
+    journal = f"sqlite:{tmp_path / 'x.db'}"
+    with pytest.raises(ConfigError, match=r"needs a ledger \(Crossing\.slot is claimed\).*write ledger = "):
+        async with fleet.running(journal=journal):
+            pass
+    assert not (tmp_path / "x.db").exists(), "nothing was begun"
+    # A node whose own agents claim nothing needs none.
+    mixed = Fleet("mixed", agents=[Crossing, Quiet])
+    async with mixed.running(journal=journal, agents=["Quiet/1"]) as live:
+        assert live.standing().troubles == []
+
+
+class Quiet(Agent):
+    count: int = 0
 
 
 async def test_only_keys_that_were_named_are_believed(tmp_path: Path) -> None:
@@ -193,7 +203,7 @@ async def test_a_copied_journal_writes_under_ids_of_its_own(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"mesh": "tcp://here"}, "mesh 'tcp://here': no adapter for 'tcp'; there are udp:"),
+        ({"mesh": "tcp://here", "ledger": "memory:x"}, "mesh 'tcp://here': no adapter for 'tcp'; there are udp:"),
         ({"ledger": "here"}, "ledger 'here': no adapter"),
         ({"mesh": 7}, "mesh=7: give a text"),
         ({"peers": "one"}, "peers='one': give a list of texts"),
@@ -206,7 +216,7 @@ async def test_what_cannot_be_opened_is_said(tmp_path: Path, arguments: dict[str
 
 
 async def test_agents_of_one_node_share_without_a_bus_or_a_mesh(tmp_path: Path) -> None:
-    async with fleet.running(journal=f"sqlite:{tmp_path / 'alone.db'}") as live:
+    async with fleet.running(journal=f"sqlite:{tmp_path / 'alone.db'}", ledger="memory:alone") as live:
         await live.observe(ONE, Arrived(vehicle="V-1"))
         await live.observe(TWO, Arrived(vehicle="V-2"))
         await wait_until(lambda: vehicles(live, ONE) == vehicles(live, TWO) == ["V-1", "V-2"])

@@ -12,7 +12,8 @@ from tests.edge.test_company import ONE, TWO, Arrived, fleet, vehicles, wait_unt
 
 
 def node(folder: Path, broker: Broker, name: str) -> Running:
-    return fleet.running(journal=f"sqlite:{folder / f'{name}.db'}", bus=broker.url, node=name)
+    ledger = f"memory:{folder.name}"  # its agents claim, too
+    return fleet.running(journal=f"sqlite:{folder / f'{name}.db'}", bus=broker.url, node=name, ledger=ledger)
 
 
 async def test_a_bus_is_all_that_is_needed(tmp_path: Path, mosquitto: Broker) -> None:

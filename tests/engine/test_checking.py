@@ -102,6 +102,12 @@ def test_a_cluster_that_is_well() -> None:
         (cluster(fleets=(fleet(2, 3),)), "shards", Level.WARN, "nobody has 1 of 4 shards"),
         (cluster(fleets=(fleet(0, 0),)), "shards", Level.FAIL, "nobody has 4 of 4 shards"),
         (cluster(fleets=(fleet(1, 4),)), "shards", Level.WARN, "one worker has all shards"),
+        (
+            cluster(fleets=(structs.replace(fleet(2, 4), unmet=("agents publish, and there is no bus",)),)),
+            "needs",
+            Level.FAIL,
+            "f: agents publish, and there is no bus",
+        ),
     ],
 )
 def test_what_is_wrong_is_found_and_has_a_remedy(standing: Standing, name: str, level: Level, says: str) -> None:

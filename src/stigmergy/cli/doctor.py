@@ -17,7 +17,7 @@ from stigmergy.cli import exits
 from stigmergy.cli.health.finding import FAIL, LEVELS, OK, WARN, Finding, ill
 from stigmergy.cli.output import BAD, GOOD, HEADING, Cell, Output
 from stigmergy.cli.output import WARN as YELLOW
-from stigmergy.cli.places import add_place, config_of, find_journal
+from stigmergy.cli.places import add_place, config_of, find_journal, folder_of
 from stigmergy.config import Config
 from stigmergy.core.errors import ConfigError
 from stigmergy.runtime.settings import Settings
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 def _findings(arguments: argparse.Namespace) -> Iterator[Finding]:
     """All checks, in order; imported here, because no other command should wait for what they need."""
     from stigmergy.cli.health.clocks import check_clocks
-    from stigmergy.cli.health.company import check_company, fleet_of
+    from stigmergy.cli.health.company import check_company, check_needs, fleet_of
     from stigmergy.cli.health.copies import check_copies
     from stigmergy.cli.health.disk import check_disk
     from stigmergy.cli.health.journals import check_archive, check_journal
@@ -99,6 +99,8 @@ def _findings(arguments: argparse.Namespace) -> Iterator[Finding]:
     yield from check_disk(folder, settings.retention.reserve_bytes, settings.write_within_s)
     if settings.retention.archive is not None:
         yield check_archive(Path(settings.retention.archive))
+    if spec := getattr(arguments, "fleet", None) or config.fleet.module:
+        yield from check_needs(config.fleet, spec, folder_of(arguments))
     yield from check_bus(config.fleet.bus)
     yield from check_clusters((config.fleet.bus, config.fleet.ledger, url))
     yield from check_company(config.fleet, url)

@@ -98,6 +98,7 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         "--store-mb", metavar="N", type=int, default=4_096, help="what the server may keep on disk; else 4096"
     )
     parser.add_argument("--bus", choices=("nats", "mqtt"), default="nats", help="how the node itself is on the server")
+    parser.add_argument("--ledger", metavar="URL", help="who orders what agents claim, such as nats://hub:4222")
     parser.add_argument("--node", metavar="NAME", default=NODE, help=f"what this node is called; else {NODE}")
     parser.add_argument("--journal", metavar="URL", help="where to keep the log; else in the folder")
     parser.add_argument("--key", metavar="FILE", type=Path, help="the key to sign with; else in the folder")
@@ -154,6 +155,7 @@ def _plan(arguments: argparse.Namespace, config: Config, fleet: Fleet, site: str
         leaf_port=arguments.leaf_port,
         store_mb=arguments.store_mb,
         bus=arguments.bus,
+        ledger=arguments.ledger,
     )
 
 

@@ -27,6 +27,7 @@ from stigmergy.core.errors import ConfigError, NotRunning, StigmergyError, Trust
 from stigmergy.parts import check_parts, make_folder, processes_of, shown_url
 from stigmergy.runtime.describing import described_recovery
 from stigmergy.runtime.live import Live
+from stigmergy.runtime.needs import needs_of
 from stigmergy.runtime.shares import Share, check_processes
 from stigmergy.wiring import Bearings, Fleet, Running, load_signer, make_process_ours
 
@@ -159,6 +160,7 @@ def _supervise(
     """Runs the fleet in several processes, and looks after them."""
     spec, processes = what
     check_alone(running.bearings, running.settings.retention.archive)
+    _check_apart(fleet, output)
     check_parts(running.url, processes)
     fleet.check_safe_actions()
     if running.key is not None and not running.key.exists() and processes_of(running.url):
@@ -171,6 +173,29 @@ def _supervise(
     command = command_of(arguments, spec, processes, running.url, running.key)
     supervisor = Supervisor(fleet.name, running.url, fleet.homes, processes, path, command, output)
     return run_to_the_end(supervisor.live_and_die())
+
+
+def _check_apart(fleet: Fleet, output: Output) -> None:
+    """Refuses a fleet whose agents need what several processes cannot do yet, and says what nobody will hear."""
+    needs = needs_of(fleet)
+    if needs.claims:
+        raise ConfigError(
+            f"a node of several processes cannot claim from a ledger yet ({needs.why_ledger}); run one process, "
+            "or on a cluster with stigmergy up"
+        )
+    if needs.why_heard:
+        output.note(f"a node of several processes is on no bus yet, so nobody hears it: {needs.why_heard}", "yellow")
+    plans = fleet.plans.values()
+    shared = [(plan.cls.__name__, name) for plan in plans for name, one in plan.shared.items() if one.by is not None]
+    if not shared:
+        return
+    sentence = (
+        f"agents of different processes cannot share fields yet ({', '.join(map('.'.join, shared))}): what one writes "
+        "never reaches the others; run it with one process, or on a cluster with stigmergy up"
+    )
+    if not fleet.homes.key_name:
+        raise ConfigError(sentence)
+    output.note(f"{sentence}. Those that shard_by={fleet.homes.key_name} keeps in one shard do share", "yellow")
 
 
 def check_alone(bearings: Bearings, archive: str | None) -> None:

@@ -23,7 +23,9 @@ from stigmergy.cli.screen.cluster import Line, aligned, draw_standing, duration
 from stigmergy.cli.screen.frame import fit
 from stigmergy.core.errors import ConfigError, NotRunning, StigmergyError
 from stigmergy.engine import find_program, look_at, on_cluster, parse_address, write_configuration
-from stigmergy.wiring import Fleet
+from stigmergy.ledgers import admit_writers
+from stigmergy.runtime.needs import BUS, LEDGER, needs_of
+from stigmergy.wiring import Fleet, load_signer
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -90,15 +92,16 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     workers = arguments.workers if arguments.workers is not None else (2 if arguments.fleet else 0)
     if not 0 <= workers <= WORKERS_MAX:
         raise ConfigError(f"--workers {workers}: give 0 to {WORKERS_MAX}")
-    fleet = None
+    fleet, unmet = None, dict[str, str]()
     if arguments.fleet:
-        config_of(arguments)
+        place = config_of(arguments).fleet
         fleet = load_fleet(arguments.fleet, folder_of(arguments))  # a mistake in the module is said once, here
+        unmet = needs_of(fleet).unmet(bus=place.bus is not None, ledger=place.ledger is not None)
     find_program()
     folder = ClusterFolder(arguments.data, arguments.nodes, arguments.port)
     try:
         folder.check_ports()
-        return asyncio.run(_Cluster(folder, arguments, fleet, workers, output).live_and_die())
+        return asyncio.run(_Cluster(folder, arguments, fleet, workers, unmet, output).live_and_die())
     finally:
         folder.close()
 
@@ -112,9 +115,13 @@ class _Cluster:
         arguments: argparse.Namespace,
         fleet: Fleet | None,
         workers: int,
+        unmet: dict[str, str],
         output: Output,
     ) -> None:
+        """`unmet` is what the fleet needs and its configuration does not name: these servers bring it."""
         self._folder = folder
+        self._fleet = fleet
+        self._unmet = unmet
         self._arguments = arguments
         self._output = output
         self._plans = folder.plans
@@ -171,11 +178,18 @@ class _Cluster:
 
     def _worker(self, number: int) -> Child:
         name = f"worker-{number}"
-        key = self._folder.path / KEY
-        # What sites send up reaches workers over their bus.
-        bus = ["--bus", self._folder.kept_url] if self._arguments.gateway else []
-        command = self._stigmergy(WORKER, "--nats", self._folder.url, "--key", str(key), "--name", f"w{number}", *bus)
+        command = self._stigmergy(WORKER, *self._worker_options(), "--name", f"w{number}")
         return Child(name, WORKER, command, self._folder.path / f"{name}.log", self._tell, speaks=True)
+
+    def _worker_options(self) -> list[str]:
+        """Where a worker of this cluster finds everything."""
+        url, key = self._folder.kept_url, self._folder.path / KEY
+        # What sites send up reaches workers over their bus.
+        bus = ["--bus", url] if BUS in self._unmet or self._arguments.gateway else []
+        return ["--nats", url, "--key", str(key), *bus, *self._ledger_option()]
+
+    def _ledger_option(self) -> list[str]:
+        return ["--ledger", self._folder.kept_url] if LEDGER in self._unmet else []
 
     def _gateway(self, site: str) -> Child:
         name = f"gateway-{site}"
@@ -194,6 +208,7 @@ class _Cluster:
             str(ports["client"]),
             "--mqtt-port",
             str(ports["mqtt"]),
+            *self._ledger_option(),
         )
         return Child(name, GATEWAY, command, self._folder.path / f"{name}.log", self._tell, speaks=True)
 
@@ -227,9 +242,24 @@ class _Cluster:
                     f"the servers do not find together in {READY_S_MAX:g} s; see their logs in {self._folder.path}"
                 )
             await asyncio.sleep(LOOK_S)
+        await self._admit_gateways()
         for child in (*self._workers, *self._gateways):
             child.begin()
         self._tell_up()
+
+    async def _admit_gateways(self) -> None:
+        """Lets gateways write to the ledger: each signs with a key of its own, which nobody there knows yet."""
+        if self._fleet is None or not self._arguments.gateway or LEDGER not in self._unmet:
+            return
+        name, configured = self._fleet.name, config_of(self._arguments).fleet.key
+        signer = load_signer(self._folder.path / KEY, create=True)
+        keys: list[bytes] = []
+        for site in self._arguments.gateway:
+            own = self._folder.path / f"gateway-{site}" / f"{name}.key"
+            own.parent.mkdir(mode=0o700, exist_ok=True)
+            keys.append(load_signer(Path(configured) if configured else own, create=True).public_key)
+        admitting = admit_writers(self._folder.kept_url, name, signer, keys)
+        await asyncio.to_thread(asyncio.run, admitting)  # opening a ledger waits for its servers
 
     async def _watch(self, number: int) -> None:
         """Looks whether a server is well, as it says itself."""
@@ -336,20 +366,24 @@ class _Cluster:
     def _tell_begun(self) -> None:
         from stigmergy.engine.folder import told_urls
 
-        self._output.document({"event": "begun", "folder": str(self._folder.path), **told_urls(self._folder)})
+        told = told_urls(self._folder)
+        brings = dict.fromkeys(self._unmet, self._folder.kept_url)
+        self._output.document({"event": "begun", "folder": str(self._folder.path), **told, "brings": brings})
         servers = counted(len(self._servers), "server")
         self._line(("cluster ", HEADING), (self._folder.url, NAME), f"  {servers}, data in {self._folder.path}")
+        self._line(("devices ", HEADING), (", ".join(told["mqtt"]), NAME))
+        self._line(("gateways ", HEADING), (", ".join(told["hubs"]), NAME))
+        for what, why in self._unmet.items():
+            copies = counted(self._folder.replicas, "replica")
+            self._line((f"{what} ", HEADING), f"on these servers, {copies}: ", why)
 
     def _tell_up(self) -> None:
-        spec, url, key = self._arguments.fleet, self._folder.url, self._folder.path / KEY
+        spec, url = self._arguments.fleet, self._folder.url
         of_fleet = f" --fleet {spec}" if spec else " --fleet MODULE:FLEET"
         uses = [
             ("look at it", f"stigmergy status --nats {url}"),
             ("send", f"stigmergy send KIND/NAME COMMAND FIELD=VALUE --nats {url}{of_fleet}"),
-            (
-                "one more worker",
-                f"stigmergy worker {spec or 'MODULE:FLEET'} --nats {url} --key {shlex.quote(str(key))}",
-            ),
+            ("one more worker", shlex.join(["stigmergy", WORKER, spec or "MODULE:FLEET", *self._worker_options()])),
         ]
         self._output.document({"event": "up", "nats": url, "uses": dict(uses)})
         self._line(("up", GOOD), "  use it from another terminal; Ctrl-C ends it")

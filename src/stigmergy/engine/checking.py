@@ -188,4 +188,6 @@ def _shards(standing: Standing) -> list[Finding]:
         else:
             what = f"{fleet.fleet}: all {len(fleet.shards)} shards have an owner, of {len(fleet.workers)} workers"
             found.append(Finding("shards", Level.OK, what))
+        remedy = "name it under [fleet] in stigmergy.toml, the same for all workers, and start them anew"
+        found += [Finding("needs", Level.FAIL, f"{fleet.fleet}: {lack}", remedy) for lack in fleet.unmet]
     return found

@@ -31,6 +31,8 @@ class Notes(Struct, frozen=True):
     gateways: dict[str, dict[str, int]] = {}
     """Ports of gateways, by site."""
     format: int = FORMAT
+    replicas: int = 0
+    """Of all streams: as many as there are servers. 0 in folders that were begun before it was written down."""
 
 
 class ClusterFolder:
@@ -61,9 +63,14 @@ class ClusterFolder:
         return "nats://" + ",".join(f"{LOOPBACK}:{own['client']}" for own in self.notes.ports)
 
     @property
+    def replicas(self) -> int:
+        """How many servers keep each stream. It cannot change: streams that are there keep their number."""
+        return self.notes.replicas or min(3, len(self.notes.ports))
+
+    @property
     def kept_url(self) -> str:
-        """The same for buses and stores, which keep what they are given once if nobody says otherwise."""
-        return f"{self.url}?replicas={min(3, len(self.notes.ports))}"
+        """The same for logs, bus and ledger, which say how many servers keep them."""
+        return f"{self.url}?replicas={self.replicas}"
 
     @property
     def hubs(self) -> list[str]:
@@ -131,7 +138,8 @@ class ClusterFolder:
             for number, port in enumerate(wanted, start=1):
                 _check_free(port, number, "or give another --port")  # before the folder keeps it for good
             ports = iter(free_ports(nodes * len(PORTS)))
-            notes = Notes([{name: next(ports) for name in PORTS} for _ in range(nodes)], draw_passwords())
+            own_ports = [{name: next(ports) for name in PORTS} for _ in range(nodes)]
+            notes = Notes(own_ports, draw_passwords(), replicas=nodes)
             for own, port in zip(notes.ports, wanted, strict=False):
                 own["client"] = port
             self._write(notes)
@@ -157,7 +165,7 @@ class ClusterFolder:
     def _write(self, notes: Notes) -> None:
         _write_private(self.path / "up.json", msgspec.json.format(msgspec.json.encode(notes), indent=2))
         plans = plan_local(str(self.path.resolve()), notes.ports, notes.passwords)
-        urls = urls_of(plans, notes.passwords, None)
+        urls = urls_of(plans, notes.passwords, None, notes.replicas or None)
         _write_private(self.path / "urls.txt", "".join(f"{url}\n" for url in urls.values()).encode())
 
 

@@ -83,6 +83,8 @@ class FleetSeen(Struct, frozen=True):
     coordinator: str
     plan: int | None
     """The number of the plan."""
+    unmet: tuple[str, ...] = ()
+    """What its agents need and its workers have not, as they say themselves."""
 
 
 class LedgerSeen(Struct, frozen=True):
@@ -177,9 +179,11 @@ async def _fleet(link: NatsLink, stream: str, streams: dict[str, StreamSeen]) ->
         if (number := _OWNER_KEY.fullmatch(key)) and (owner := _record(Owner, found, key)) is not None:
             owners[int(number[1])] = owner
     workers: list[WorkerSeen] = []
+    unmet: dict[str, None] = {}
     for key, (_, revision) in found.items():
         if worker_of(key) is not None and (member := _record(Member, found, key)) is not None:
             up_s = max(0.0, time.time() - member.since_ns / 1e9) if member.since_ns else 0.0
+            unmet |= dict.fromkeys(member.unmet)
             workers.append(WorkerSeen(member.id, member.host, member.pid, member.owns, up_s, member.leaving, revision))
     count = max([shape.shards if shape is not None else 0, *(shard + 1 for shard in owners)])
     there = [one.id for one in workers]
@@ -202,6 +206,7 @@ async def _fleet(link: NatsLink, stream: str, streams: dict[str, StreamSeen]) ->
         tuple(shards),
         coordinator.worker if coordinator is not None else "",
         plan.number if plan is not None else None,
+        tuple(unmet),
     )
 
 

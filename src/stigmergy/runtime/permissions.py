@@ -14,7 +14,7 @@ from stigmergy.core.messages import Claimed
 from stigmergy.core.outbox import Pending
 from stigmergy.core.state import ShardState
 
-NO_LEDGER = 'this node has no ledger, so nothing can be granted; give it one: ledger = "sqlite:ledger.db"'
+NO_LEDGER = "this host has no ledger, so nothing can be granted; configure one where it is started, see docs/claims.md"
 RESTARTED = "the node was started anew; ask again"
 _asked: msgspec.msgpack.Decoder[ClaimAsked | ClaimReleased] = msgspec.msgpack.Decoder(ClaimAsked | ClaimReleased)
 

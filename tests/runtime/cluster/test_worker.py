@@ -1,19 +1,25 @@
 """Workers that share a fleet, in virtual time and under load: they come, go, die, sleep and are cut off."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from stigmergy.adapters.ed25519 import Ed25519Signer
-from stigmergy.core.agent import Agent
+from stigmergy.core.agent import Agent, react
+from stigmergy.core.claiming import Claim, Ordered, ordered
+from stigmergy.core.effects import Effects, Publish
 from stigmergy.core.errors import ConfigError, JournalFull, NotOwned, StoreUnavailable
+from stigmergy.core.sharing import Shared, shared
 from stigmergy.core.state import shard_of
+from stigmergy.crdt.orset import ORSet
 from stigmergy.runtime.cluster import coordinating
 from stigmergy.runtime.cluster.house import House
 from stigmergy.runtime.cluster.roster import Roster
 from stigmergy.runtime.cluster.tenant import FAILURES_MAX
+from stigmergy.runtime.cluster.worker import UNHEARD
 from stigmergy.runtime.declaration import Declaration
-from tests.runtime.cluster.town import KEY, SHARDS, Meter, Person, Town, play
+from tests.runtime.cluster.town import KEY, SHARDS, Added, Land, Meter, Person, Ring, Town, play
 
 SEEDS = (0, pytest.param(1, marks=pytest.mark.prove))
 
@@ -69,6 +75,58 @@ def test_one_that_is_told_to_stop_hands_over_warm_and_the_rest_does_not_notice(s
         assert max(town.pauses_s) < 0.5
 
     play(main, seed=seed)
+
+
+class Crier(Meter, kind="Meter"):
+    """One that publishes by a way that nobody sees in its code."""
+
+    @react
+    def tell(self, event: Added) -> Effects:
+        yield from Meter.tell(self, event)
+        yield EFFECTS["publish"]("added", event)
+
+
+class Sharer(Meter, kind="Meter"):
+    seen: Shared[ORSet[str]] = shared(by="town")
+    dock: Ordered[Claim] = ordered(of="dock")
+
+
+EFFECTS: dict[str, type[Any]] = {"publish": Publish}
+
+
+def test_a_fleet_whose_needs_are_not_met_is_not_worked_for() -> None:
+    async def main(town: Town) -> None:
+        person = Person(town, "a")
+        person.fleet = Declaration("meters", agents=[Sharer], shards=SHARDS)
+        await person.start()
+        assert person.task is not None
+        with pytest.raises(
+            ConfigError, match=r"a bus \(Sharer.seen is shared\) and a ledger \(Sharer.dock is claimed\)"
+        ):
+            await person.task
+        await town.start("b")
+        await town.settled()
+
+    play(main)
+
+
+def test_what_is_published_without_a_bus_is_told_once_where_nobody_could_see_it_before() -> None:
+    async def main(town: Town) -> None:
+        person = Person(town, "a")
+        person.fleet = Declaration("meters", agents=[Crier], shards=SHARDS)
+        person.fleet.actuator(Ring)(person._ring)
+        person.fleet.actuator(Land)(person._land)
+        town.people["a"] = person
+        await person.start()
+        await town.settled()
+        await asyncio.sleep(3)
+        assert [fields["reason"] for fields in person.events("troubled")] == [UNHEARD]
+        assert person.worker is not None
+        assert person.worker.roster is not None
+        (member,) = person.worker.roster.register.members()
+        assert member.unmet == (UNHEARD,)
+
+    play(main)
 
 
 def test_the_owner_goes_on_until_a_slow_successor_has_replayed() -> None:

@@ -125,10 +125,13 @@ def users_of(passwords: Passwords) -> tuple[User, ...]:
     )
 
 
-def urls_of(plans: list[ServerPlan], passwords: Passwords, tls: TlsFiles | None) -> dict[str, str]:
-    """Where each kind of client connects, passwords included."""
+def urls_of(
+    plans: list[ServerPlan], passwords: Passwords, tls: TlsFiles | None, replicas: int | None = None
+) -> dict[str, str]:
+    """Where each kind of client connects, passwords included. Streams have three replicas, where nothing else is said
+    and there are as many servers."""
     scheme, devices = ("nats", "mqtt") if tls is None else ("tls", "mqtts")
-    query = f"?replicas={min(3, len(plans) if len(plans) % 2 else len(plans) - 1)}"
+    query = f"?replicas={replicas or min(3, len(plans) if len(plans) % 2 else len(plans) - 1)}"
 
     def at(user: str, password: str, port: str) -> str:
         hosts = ",".join(f"{plan.advertised or plan.host}:{getattr(plan, port)}" for plan in plans)

@@ -19,10 +19,12 @@ from stigmergy.cli.asking import ask
 from stigmergy.cli.health.disk import REMOTE, mount_of, read_mounts
 from stigmergy.cli.health.finding import Finding, ill, well, worry
 from stigmergy.cli.output import counted, shown_bytes
+from stigmergy.cli.places import load_fleet
 from stigmergy.config import Place
 from stigmergy.core.errors import LedgerUnavailable, StigmergyError
 from stigmergy.ledgers import SCHEMES as ON_NATS
 from stigmergy.ledgers import LedgerLook, look_at_ledger
+from stigmergy.runtime.needs import needs_of
 from stigmergy.runtime.protocol import Status
 from stigmergy.wiring import (
     SQLITE,
@@ -53,6 +55,29 @@ def check_company(place: Place, url: str | None) -> Iterator[Finding]:
         yield from check_peers(place.peers)
     if place.ledger is not None:
         yield from check_ledger(place.ledger, fleet_of(url))
+
+
+def check_needs(place: Place, spec: str, folder: Path) -> Iterator[Finding]:
+    """Whether what the fleet's agents need is configured."""
+    try:
+        needs = needs_of(load_fleet(spec, folder), place.agents)
+    except StigmergyError as error:
+        yield ill("needs.fleet", str(error), "mend the module: the fleet does not start")
+        return
+    where = "under [fleet] in stigmergy.toml"
+    if needs.why_ledger and place.ledger is None:
+        remedy = f'ledger = "sqlite:ledger.db" {where}, or "nats://hub:4222?replicas=3" for several machines'
+        yield ill("needs.ledger", f"no ledger, and {needs.why_ledger}: the fleet does not start", remedy)
+    elif needs.why_ledger:
+        yield well("needs.ledger", f"{needs.why_ledger}, and a ledger is configured")
+    if needs.why_heard and place.bus is None:
+        remedy = f'bus = "mqtt://gateway:1883" {where}, if somebody is to hear; workers do not start without'
+        yield worry("needs.bus", f"no bus, and {needs.why_heard}: a node is heard by nobody", remedy)
+    elif needs.shares and place.bus is None and place.mesh is None:
+        what = f"no bus and no mesh: {', '.join(needs.shares)}: only agents of one node share"
+        yield well("needs.bus", what)
+    elif needs.why_bus:
+        yield well("needs.bus", f"{needs.why_bus}, and a way to others is configured")
 
 
 def check_mesh(url: str, *, runs: bool) -> Iterator[Finding]:

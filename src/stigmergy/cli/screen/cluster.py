@@ -139,6 +139,8 @@ def _fleet(fleet: FleetSeen) -> Iterator[Line]:
         yield [("  nobody has ", BAD), f"shard {ranges(nobody)}"]
     if moving:
         yield [("  moving ", WARN), f"shard {ranges(moving)}"]
+    for lack in fleet.unmet:
+        yield [("  lacks ", BAD), lack]
     rows: list[Line] = [
         [
             (worker.id, NAME),

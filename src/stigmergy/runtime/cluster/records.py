@@ -66,6 +66,8 @@ class Member(Struct, frozen=True):
     """The ids under which it was a member before: who joins anew gets its own shards again, if they are still free."""
     leaving: bool = False
     """It is about to end: its shards are to go to others."""
+    unmet: tuple[str, ...] = ()
+    """What its agents need and it has not."""
     format: int = FORMAT
 
 

@@ -33,6 +33,9 @@ class Means(Struct, frozen=True):
     settings: Settings
     trusted: Sequence[bytes] = ()
     """Other workers' keys: whose end of a log we believe, and who may sign ours."""
+    has_bus: bool = False
+    has_ledger: bool = False
+    """Whether the estate brings them; a fleet that needs one that is missing is refused."""
 
 
 class Tenure:

@@ -25,6 +25,7 @@ from stigmergy.runtime.cluster.tenancy import State
 from stigmergy.runtime.cluster.tenant import Happening, Tenant
 from stigmergy.runtime.cluster.tenure import Means
 from stigmergy.runtime.live import Live
+from stigmergy.runtime.needs import check_needs
 from stigmergy.runtime.shares import PROCESSES_MAX
 
 ID_BYTES = 4
@@ -37,6 +38,10 @@ LEAVE_S_MAX = 30.0
 """Shards that nobody is ready for so long after we were told to stop are let go all the same."""
 LOOK_S = 0.05
 """How often a worker that stops looks whether all is handed over."""
+UNHEARD = (
+    "agents publish and this worker has no bus: nobody hears them; start all workers of the fleet with --bus nats://…, "
+    "or name it under [fleet] in stigmergy.toml"
+)
 
 Tell = Callable[[str, dict[str, Any]], None]
 
@@ -69,6 +74,7 @@ class Worker:
             raise ConfigError(
                 f"fleet {declaration.name!r}: {declaration.shards} shards; workers can share {PROCESSES_MAX} at most"
             )
+        check_needs(declaration, "nats://hub:4222?replicas=3", bus=means.has_bus, ledger=means.has_ledger)
         self._shape = FleetShape(declaration.name, declaration.shards, declaration.homes.key_name)
         self.roster: Roster | None = None
         """The present membership; None between two of them."""
@@ -81,6 +87,7 @@ class Worker:
         self._waits_for = ""
         """What keeps it from joining again, as it was said last."""
         self._logs = SeenLogs()
+        self._told_unheard = ""
 
     async def run(self) -> None:
         """Works until it is stopped. Raises ConfigError if it does not fit to those that are there, StoreError if the
@@ -167,7 +174,7 @@ class Worker:
             self._check_lives(roster)
             self._tell_clocks(roster)
             unfit = {shard: tenant.unfit for shard, tenant in self.tenants.items() if tenant.unfit}
-            roster.describe(owns=tuple(self.owned()), unfit=unfit)
+            roster.describe(owns=tuple(self.owned()), unfit=unfit, unmet=self._unmet())
             if self._stopping and deadline_s == float("inf"):
                 deadline_s = loop.time() + LEAVE_S_MAX
                 roster.describe(leaving=True)
@@ -181,6 +188,14 @@ class Worker:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S if self._stopping else 1.0):
                     await self._woken.wait()
+
+    def _unmet(self) -> tuple[str, ...]:
+        """What agents turn out to need, although nobody could see it at the start; told once."""
+        hosts = [tenant.live.host for tenant in self.tenants.values() if tenant.live is not None]
+        if not self._told_unheard and any(host.effector.counters.unheard for host in hosts):
+            self._told_unheard = UNHEARD
+            self._tell("troubled", {"reason": UNHEARD})
+        return (self._told_unheard,) if self._told_unheard else ()
 
     def _let_all_go(self) -> None:
         for tenant in self.tenants.values():
