@@ -42,6 +42,12 @@ def test_holds(world: World) -> None:
 def test_breaks(world: World) -> None:
     world.each(1.0, lambda lamp: world.observe(lamp, Seen(number=1)))
     world.always(lambda: sum(lamp.seen for lamp in world.states(Lamp)) < 9, name="few were seen")
+
+
+@simulate(fleet, agents=3, for_s=8.0, faults="none")
+def test_hangs(world: World) -> None:
+    while world.seed == 2:
+        pass
 """
 
 
@@ -96,6 +102,30 @@ def test_a_failing_seed_is_printed_with_its_command_and_made_smaller(capsys: pyt
     assert [one["seed"] for one in told["failing"]] == [2, 3]
 
 
+def test_what_fails_is_named_while_others_run(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["sim", "lights_sim:test_breaks", "--seeds", "2..3", "--jobs", "1", "--no-shrink"])
+    told = capsys.readouterr().err
+    assert code == 1
+    assert "seed 2 fails, after " in told
+    assert "seed 3 fails, after " in told
+    assert main(["sim", "lights_sim:test_breaks", "--seed", "2", "--no-shrink", "--json"]) == 1
+    assert capsys.readouterr().err == ""
+
+
+def test_a_seed_that_hangs_is_ended_and_shown_with_its_stack(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("lights_sim:test_hangs", "--seeds", "1..3", "--hang-after", "8")
+    assert main(["sim", *words]) == 1
+    out, told = capsys.readouterr()
+    assert "seed 2 hangs, after 8.0 s: hung: ended after 8 s, on no node at 0 virtual seconds" in told
+    assert "failed seed 2: hung: ended after 8 s" in out
+    assert "in test_hangs" in out
+    assert "1 of 3 seeds failed" in out
+    code, found = sim_json(capsys, *words[:-4], "--seed", "2", *words[-2:])
+    assert code == 1
+    assert "in test_hangs" in found["failing"][0]["stack"]
+    assert found["shrunk"] is None
+
+
 def test_one_seed_shows_its_timeline_and_writes_a_page(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     code, out = sim(capsys, "lights_sim:test_holds", "--seed", "4", "--html", "run.html", "--nodes", "2")
     assert code == 0
@@ -133,6 +163,7 @@ def test_several_processes_and_another_hash_seed_find_the_same() -> None:
         (("drones", "--keep", "a,b"), "give numbers of faults"),
         (("drones", "--for", "-1"), "give more than 0 seconds"),
         (("drones", "--jobs", "0"), "give 1 or more"),
+        (("drones", "--hang-after", "0"), "give 1 second or more"),
         (("drones", "--html", "nowhere/run.html"), "there is no folder nowhere"),
         (("drones", "--agents", "0"), "give"),
     ],

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import faulthandler
 import os
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stigmergy.cli import exits
-from stigmergy.cli.output import BAD, GOOD, NAME, Output, counted
+from stigmergy.cli.output import BAD, GOOD, NAME, WARN, Output, counted
 from stigmergy.cli.progress import Progress
 from stigmergy.core.errors import ConfigError
 
@@ -24,6 +27,10 @@ SEEDS = "1..20"
 SEEDS_MAX = 10_000_000
 FAILING_SHOWN_MAX = 10
 TIMELINE_ROWS = 60
+HANG_S = 600.0
+STDERR = 2
+STACK_LINES_MAX = 24
+"""Of the stack of a seed that hung; the innermost calls are the last."""
 _RANGE = re.compile(r"(\d+)(?:\.\.(\d+))?", re.ASCII)
 EXAMPLES = """examples:
   stigmergy sim drones                              20 seeds of a scenario that comes with stigmergy
@@ -58,6 +65,14 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("--until", metavar="SECONDS", dest="until_s", type=float, help="heal at this moment already")
     parser.add_argument("--html", metavar="FILE", type=Path, help="write the timeline of one run as a page")
     parser.add_argument("--jobs", metavar="N", type=int, help="processes (default: one for each core)")
+    parser.add_argument(
+        "--hang-after",
+        metavar="SECONDS",
+        dest="hang_s",
+        type=float,
+        default=HANG_S,
+        help="end a seed that runs for so long, in real time, and print its stack (default: %(default)g)",
+    )
     parser.add_argument("--no-shrink", action="store_true", help="leave a failing seed as it is")
     parser.set_defaults(run=run)
 
@@ -73,11 +88,22 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     _check_page(arguments.html)
     jobs = arguments.jobs or os.cpu_count() or 1
     with Progress(output, "simulating", "seeds") as progress:
-        campaign = run_campaign(arguments.scenario, options, seeds, jobs, lambda done: progress.show(done, len(seeds)))
+        campaign = run_campaign(
+            arguments.scenario,
+            options,
+            seeds,
+            jobs,
+            lambda done: progress.show(done, len(seeds)),
+            lambda text: output.note(text, WARN),
+            arguments.hang_s,
+        )
     shrunk = None
-    if campaign.failing and not arguments.no_shrink:
-        shrunk = _shrink(scenario, options, campaign.failing[0], output)
-    told = _run_told(scenario, options, campaign, shrunk) if _wants_timeline(arguments, campaign, output) else None
+    if campaign.ended and not arguments.no_shrink:
+        shrunk = _shrink(scenario, options, campaign.ended[0], arguments.hang_s, output)
+    told = None
+    if _wants_timeline(arguments, campaign, output):
+        with _ended_after(arguments.hang_s):
+            told = _run_told(scenario, options, campaign, shrunk)
     if arguments.html is not None and told is not None:
         _write_page(arguments.html, arguments.scenario, told[0], told[1], output)
     _show(arguments.scenario, options, campaign, shrunk, None if told is None else told[0], output)
@@ -112,6 +138,8 @@ def _options(arguments: argparse.Namespace) -> Options:
     for flag, value in (("--for", arguments.for_s), ("--until", arguments.until_s)):
         if value is not None and not 0 < value <= 1_000_000:
             raise ConfigError(f"{flag} {value:g}: give more than 0 seconds, and at most a million")
+    if not 1 <= arguments.hang_s <= 1_000_000:
+        raise ConfigError(f"--hang-after {arguments.hang_s:g}: give 1 second or more, and at most a million")
     if arguments.jobs is not None and arguments.jobs < 1:
         raise ConfigError(f"--jobs {arguments.jobs}: give 1 or more")
     return Options(
@@ -130,19 +158,39 @@ def _check_page(path: Path | None) -> None:
 
 
 def _wants_timeline(arguments: argparse.Namespace, campaign: Campaign, output: Output) -> bool:
+    if campaign.failing and not campaign.ended:
+        return False  # a seed that hangs would hang again
     if arguments.html is not None:
         return True
     return not output.json and (arguments.seed is not None or bool(campaign.failing))
 
 
-def _shrink(scenario: Scenario, options: Options, failing: Result, output: Output) -> Shrunk:
+@contextlib.contextmanager
+def _ended_after(hang_s: float) -> Iterator[None]:
+    """Ends the program with its stack if a run in this process hangs: one that was made smaller, for instance."""
+    faulthandler.dump_traceback_later(hang_s, exit=True, file=STDERR)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _shrink(scenario: Scenario, options: Options, failing: Result, hang_s: float, output: Output) -> Shrunk:
     from stigmergy.sim.shrinking import RUNS_MAX, Shrinking
     from stigmergy.sim.simulating import run_seed
 
     changed = options.apply(scenario)
-    outcome = run_seed(changed.setup, failing.seed, changed.test)
-    with Progress(output, f"making seed {failing.seed} smaller", "runs") as progress:
-        return Shrinking(scenario, options, outcome, tried=lambda runs: progress.show(runs, RUNS_MAX)).run()
+    with (
+        _ended_after(hang_s),
+        Progress(output, f"making seed {failing.seed} smaller", "runs") as progress,
+    ):
+
+        def tried(runs: int) -> None:
+            faulthandler.dump_traceback_later(hang_s, exit=True, file=STDERR)  # for each run anew
+            progress.show(runs, RUNS_MAX)
+
+        outcome = run_seed(changed.setup, failing.seed, changed.test)
+        return Shrinking(scenario, options, outcome, tried=tried).run()
 
 
 def _run_told(
@@ -152,7 +200,7 @@ def _run_told(
     from stigmergy.sim.simulating import run_seed
 
     used = options if shrunk is None else shrunk.options
-    first = campaign.failing[0] if campaign.failing else campaign.results[0]
+    first = campaign.ended[0] if campaign.ended else campaign.results[0]
     changed = used.apply(scenario)
     return run_seed(changed.setup, first.seed, changed.test, chronicle=True), used
 
@@ -187,6 +235,7 @@ def _show(
                     "seed": result.seed,
                     "violations": result.violations,
                     "trace": result.trace,
+                    "stack": result.stack,
                     "command": command_of(name, result.seed, options),
                 }
                 for result in failing
@@ -215,6 +264,8 @@ def _show(
         output.line(("failed", BAD), " ", (f"seed {result.seed}", NAME), f": {result.violations[0]}")
         for violation in result.violations[1:3]:
             output.line(f"         {violation}")
+        for line in result.stack.splitlines()[-STACK_LINES_MAX:]:
+            output.line(f"           {line}")
         output.line(f"         {command_of(name, result.seed, options)}")
     if len(failing) > FAILING_SHOWN_MAX:
         output.line(f"         and {len(failing) - FAILING_SHOWN_MAX} more")

@@ -1,19 +1,46 @@
-"""Many seeds of one scenario, over several processes: what was found, how fast, and one hash over all of it."""
+"""Many seeds of one scenario, over several processes: what was found, how fast, and one hash over all of it.
+
+Seeds run in worker processes, one after the other in each. So a seed that never ends, or that takes its process down,
+costs only itself: it is reported with the node and the stack, and the others go on.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
+import multiprocessing
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import threading
 import time
+import traceback
+import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from types import FrameType
 
 from blake3 import blake3
 from msgspec import Struct, structs
 
+from stigmergy.sim.errors import SimulationError
 from stigmergy.sim.fleet.faults import Planned, read_faults
+from stigmergy.sim.loop import ACTOR, VirtualLoop
 from stigmergy.sim.scenario import Scenario, find_scenario
-from stigmergy.sim.simulating import Outcome, run_seed
+from stigmergy.sim.simulating import run_seed
 
-CHUNK_MAX = 10
+HANG_S = 600.0
+"""A seed that runs for so many seconds of real time is ended. Most take a few."""
+GRACE_S = 5.0
+"""So much later it is ended from outside of the interpreter: a call into C may keep every other thread from running."""
+SLOW_S = 20.0
+SLOW_TIMES = 4
+"""A seed is slow when it runs for SLOW_S, and SLOW_TIMES as long as half of those that are done."""
+LOOK_S = 0.5
 _CONTEXT = "stigmergy 2026 simulation campaign"
 
 
@@ -61,6 +88,10 @@ class Result(Struct, frozen=True):
     plan: list[Planned]
     simulated_ns: int
     messages: int
+    seconds: float = 0.0
+    """Of real time."""
+    stack: str = ""
+    """Of one that was ended because it hung: what it did then."""
 
 
 class Campaign(Struct):
@@ -73,6 +104,11 @@ class Campaign(Struct):
     def failing(self) -> list[Result]:
         """The seeds with violations."""
         return [result for result in self.results if result.violations]
+
+    @property
+    def ended(self) -> list[Result]:
+        """Those of them that came to their end, so that they can be run again. The others hung or crashed."""
+        return [result for result in self.failing if result.trace]
 
     @property
     def trace(self) -> str:
@@ -99,42 +135,222 @@ class Campaign(Struct):
 
 
 def run_campaign(
-    name: str, options: Options, seeds: Sequence[int], jobs: int, done: Callable[[int], None] = lambda _: None
+    name: str,
+    options: Options,
+    seeds: Sequence[int],
+    jobs: int,
+    done: Callable[[int], None] = lambda _: None,
+    note: Callable[[str], None] = lambda _: None,
+    hang_s: float = HANG_S,
 ) -> Campaign:
-    """Runs all seeds. `done` is told how many are."""
+    """Runs all seeds. `done` is told how many are; `note` gets a sentence about each that fails, hangs or is slow, as
+    soon as that is known. One that runs for `hang_s` seconds of real time is ended, and the others go on."""
     begin_s = time.monotonic()
     results: list[Result] = []
-    for found in _run(name, options, seeds, jobs):
-        results += found
-        done(len(results))
+    pool = Pool(name, options, seeds, jobs, hang_s, note)
+    try:
+        for result in pool.run():
+            results.append(result)
+            if result.violations:
+                said = "hangs" if result.stack else "fails"
+                note(f"seed {result.seed} {said}, after {result.seconds:.1f} s: {result.violations[0]}")
+            done(len(results))
+    finally:
+        pool.close()
     results.sort(key=lambda result: result.seed)
     return Campaign(results, time.monotonic() - begin_s)
 
 
-def _run(name: str, options: Options, seeds: Sequence[int], jobs: int) -> Iterator[list[Result]]:
-    if jobs <= 1 or len(seeds) <= 1:
-        scenario = options.apply(find_scenario(name))
-        for seed in seeds:
-            yield [_result(run_seed(scenario.setup, seed, scenario.test))]
-        return
-    size = max(1, min(CHUNK_MAX, len(seeds) // (4 * jobs)))
-    chunks = [list(seeds[first : first + size]) for first in range(0, len(seeds), size)]
-    with ProcessPoolExecutor(jobs) as pool:
-        waiting: list[Future[list[Result]]] = [pool.submit(run_chunk, name, options, chunk) for chunk in chunks]
+# ------------------------------------------------------------------ processes
+
+
+class Pool:
+    """Worker processes, and the seeds that wait for one."""
+
+    def __init__(
+        self,
+        name: str,
+        options: Options,
+        seeds: Sequence[int],
+        jobs: int,
+        hang_s: float,
+        note: Callable[[str], None],
+    ) -> None:
+        self._what = (name, options, hang_s)
+        self._waiting = deque(seeds)
+        self._jobs = max(1, jobs)
+        self._note = note
+        self._took_s: list[float] = []
+        self._workers: list[_Worker] = []
+        self._folder = tempfile.TemporaryDirectory(prefix="stigmergy-sim-")
+
+    def run(self) -> Iterator[Result]:
+        """Results as they come. Raises what a scenario raises that is no finding."""
+        while self._waiting or any(worker.seed is not None for worker in self._workers):
+            self._give_out()
+            busy = [worker for worker in self._workers if worker.seed is not None]
+            ready = wait([worker.connection for worker in busy], LOOK_S)
+            for worker in busy:
+                if worker.connection in ready:
+                    result = self._take(worker)
+                    self._took_s.append(result.seconds)
+                    yield result
+                else:
+                    self._name_if_slow(worker)
+
+    def close(self) -> None:
+        """Ends all workers, whatever they do."""
+        for worker in self._workers:
+            worker.end()
+        self._workers = []
+        self._folder.cleanup()
+
+    def _give_out(self) -> None:
+        while self._waiting and len(self._workers) < self._jobs:
+            self._workers.append(_Worker(*self._what, Path(self._folder.name)))
+        for worker in self._workers:
+            if worker.seed is None and self._waiting:
+                worker.begin(self._waiting.popleft())
+
+    def _take(self, worker: _Worker) -> Result:
         try:
-            for one in as_completed(waiting):
-                yield one.result()
-        except BaseException:
-            for one in waiting:
-                one.cancel()
-            raise
+            answer = worker.connection.recv()
+        except (EOFError, ConnectionError):
+            answer = worker.last_words()
+        if isinstance(answer, BaseException):
+            raise answer
+        if answer.stack or not worker.process.is_alive():
+            worker.end()
+            self._workers.remove(worker)
+        worker.seed = None
+        result: Result = answer
+        return result
+
+    def _name_if_slow(self, worker: _Worker) -> None:
+        others_s = statistics.median(self._took_s) if self._took_s else 0.0
+        running_s = time.monotonic() - worker.since_s
+        if not worker.is_named and running_s > max(SLOW_S, SLOW_TIMES * others_s):
+            worker.is_named = True
+            others = f"; half of the others took less than {others_s:.1f} s" if self._took_s else ""
+            self._note(f"seed {worker.seed} is slow: it has been running for {running_s:.0f} s{others}")
 
 
-def run_chunk(name: str, options: Options, seeds: list[int]) -> list[Result]:
-    """Runs some seeds, in a process of its own."""
-    scenario = options.apply(find_scenario(name))
-    return [_result(run_seed(scenario.setup, seed, scenario.test)) for seed in seeds]
+class _Worker:
+    """One process, as its owner sees it."""
+
+    def __init__(self, name: str, options: Options, hang_s: float, folder: Path) -> None:
+        self.connection, theirs = multiprocessing.Pipe()
+        file, self._stack = tempfile.mkstemp(dir=folder)
+        os.close(file)
+        self._hang_s = hang_s
+        self.process = multiprocessing.Process(
+            target=serve, args=(theirs, name, options, hang_s, self._stack), daemon=True
+        )
+        with warnings.catch_warnings():
+            # Newer Pythons warn of a fork beside threads. The worker uses nothing that a thread may hold.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self.process.start()
+        theirs.close()
+        self.seed: int | None = None
+        self.since_s = 0.0
+        self.is_named = False
+
+    def begin(self, seed: int) -> None:
+        self.seed, self.since_s, self.is_named = seed, time.monotonic(), False
+        with contextlib.suppress(ConnectionError):  # it has ended already: there will be no answer
+            self.connection.send(seed)
+
+    def last_words(self) -> Result:
+        """What is known of a seed whose process has ended without an answer."""
+        self.process.join()
+        stack = Path(self._stack).read_text(encoding="utf-8", errors="replace")
+        how = f"its process ended with code {self.process.exitcode}"
+        if stack:
+            how = f"hung: ended after {self._hang_s + GRACE_S:g} s inside of a call that never returns"
+        return Result(self.seed or 0, "", [how], [], 0, 0, time.monotonic() - self.since_s, stack)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.join()
+        self.connection.close()
 
 
-def _result(outcome: Outcome) -> Result:
-    return Result(outcome.seed, outcome.trace, outcome.violations, outcome.plan, outcome.simulated_ns, outcome.messages)
+def serve(connection: Connection, name: str, options: Options, hang_s: float, stack_path: str) -> None:
+    """Runs seed after seed, as its owner says, until that one is gone. In a process of its own."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the owner hears of it, and ends us
+    owner = multiprocessing.parent_process()
+    sentinels = [] if owner is None else [owner.sentinel]
+    scenario: Scenario | None = None
+    with Path(stack_path).open("w", encoding="utf-8") as stacks:
+        while connection in wait([connection, *sentinels]):
+            try:
+                seed: int = connection.recv()
+            except EOFError:
+                return
+            begin_s = time.monotonic()
+            watchdog = _Watchdog(connection, seed, hang_s)
+            faulthandler.dump_traceback_later(hang_s + GRACE_S, exit=True, file=stacks)
+            try:
+                scenario = scenario or options.apply(find_scenario(name))
+                outcome = run_seed(scenario.setup, seed, scenario.test)
+            except BaseException as error:
+                watchdog.stop()
+                connection.send(_portable(error))
+                continue
+            watchdog.stop()
+            faulthandler.cancel_dump_traceback_later()
+            found = (outcome.trace, outcome.violations, outcome.plan, outcome.simulated_ns, outcome.messages)
+            connection.send(Result(seed, *found, time.monotonic() - begin_s))
+
+
+class _Watchdog:
+    """Ends this process if a seed takes too long, and says before where it is."""
+
+    def __init__(self, connection: Connection, seed: int, hang_s: float) -> None:
+        self._connection = connection
+        self._seed = seed
+        self._hang_s = hang_s
+        self._runs = threading.get_ident()
+        self._turn = threading.Lock()
+        """Whoever has it may answer: the run that is over, or the watchdog."""
+        self._timer = threading.Timer(hang_s, self._end)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def stop(self) -> None:
+        self._timer.cancel()
+        if not self._turn.acquire(blocking=False):
+            self._timer.join()  # it ends the process
+
+    def _end(self) -> None:
+        if not self._turn.acquire(blocking=False):
+            return
+        frame = sys._current_frames().get(self._runs)
+        said = f"hung: ended after {self._hang_s:g} s, {_where(frame)}"
+        stack = "".join(traceback.format_stack(frame)) or "no stack"
+        self._connection.send(Result(self._seed, "", [said], [], 0, 0, self._hang_s, stack))
+        os._exit(1)
+
+
+def _where(frame: FrameType | None) -> str:
+    """On which node, and when, a stack is: the loop's frame knows whose callback it runs."""
+    while frame is not None:
+        if frame.f_code is VirtualLoop._tick.__code__:
+            loop, handle = frame.f_locals["self"], frame.f_locals.get("handle")
+            actor = "" if handle is None else handle._context.get(ACTOR, "")
+            return f"on {actor or 'no node'} at {loop.time():g} virtual seconds"
+        frame = frame.f_back
+    return "before or after the run itself"
+
+
+def _portable(error: BaseException) -> BaseException:
+    """An error that another process can raise, with the lines where it came from."""
+    where = "".join(traceback.format_exception(error))
+    try:
+        copy = multiprocessing.reduction.ForkingPickler.loads(multiprocessing.reduction.ForkingPickler.dumps(error))
+        if not isinstance(copy, BaseException):
+            raise TypeError(type(copy).__name__)
+    except Exception:
+        return SimulationError(f"{type(error).__name__}: {error}\n{where}")
+    copy.add_note(where)
+    return copy
