@@ -17,6 +17,7 @@ from stigmergy.runtime.committer import Committer
 from stigmergy.runtime.staleness import Staleness
 from stigmergy.sim import ALL, CRASH, DELAY, NETWORK, NONE, POWER, SimulationFailed, World, simulate
 from stigmergy.sim.fleet.fleet import Setup
+from stigmergy.sim.scenarios import drones
 from stigmergy.sim.simulating import Simulation, run_seed
 from tests.sim.fleet.lights import Blink, Dim, Lamp, Seen, Station, Switch, Switched, declare, fleet
 
@@ -53,6 +54,40 @@ async def test_a_script_runs_in_virtual_time(world: World) -> None:
     assert world.now_s == before_s + 3.0
     assert [order.agent for order in world.orders(Dim)] == ["Lamp/1"]
     assert [order.effect.number for order in world.orders(Blink)] == [1]
+
+
+def test_work_ends_with_the_faults_at_a_moment_or_with_the_run() -> None:
+    told = {"heal": 0, "end": 0, "12.5": 0, "slowly": 0}
+
+    def one(world: World, how: str, lamp: str) -> None:
+        told[how] += 1
+        world.observe(lamp, Seen(number=1))
+
+    async def slowly(world: World) -> None:
+        await asyncio.sleep(0.25)
+        one(world, "slowly", "Lamp/1")
+
+    def test(world: World) -> None:
+        world.each(1.0, lambda lamp: one(world, "heal", lamp))
+        world.each(1.0, lambda lamp: one(world, "end", lamp), until="end")
+        world.every(1.0, lambda: one(world, "12.5", "Lamp/2"), until=12.5)
+        world.every(0.75, lambda: slowly(world), until="end")
+        world.eventually(lambda: world.now_s >= 20, 60)
+
+    outcome = run_seed(Setup(fleet=fleet, agents=2, nodes=2, faults=(), for_s=5.0), 1, test)
+    assert not outcome.violations, "the fleet has come to rest after all"
+    assert told["heal"] == 2 * 5
+    assert 2 * 20 <= told["end"] <= 2 * 21
+    assert told["12.5"] == 13
+    assert 19 <= told["slowly"] <= 21
+
+
+def test_work_that_never_ends_is_refused() -> None:
+    def test(world: World) -> None:
+        world.each(1.0, lambda lamp: world.observe(lamp, Seen(number=1)), until="never")  # type: ignore[arg-type]
+
+    (violation,) = run_seed(SETUP, 1, test).violations
+    assert 'ConfigError: until=\'never\': give "heal", "end" or a number of virtual seconds' in violation
 
 
 @simulate(fleet, agents=["Lamp/1", "Lamp/2", "Station/main"], nodes=3, seeds=1, faults=NONE, for_s=6.0)
@@ -184,6 +219,17 @@ def test_what_never_comes_is_said() -> None:
     assert "not within 4 s after the faults were over" in text
 
 
+def test_what_never_comes_is_said_although_it_had_longer_than_the_heal() -> None:
+    """It was passed over in silence: nobody looked any more when its time was over."""
+
+    def hope(world: World) -> None:
+        world.eventually(lambda: world.count("on", True) == 2, 30)
+
+    outcome = run_seed(Setup(fleet=fleet, agents=2, nodes=1, faults=(), for_s=3.0, heal_s=10.0), 1, hope)
+    assert len(outcome.violations) == 1
+    assert "not within 30 s" in outcome.violations[0]
+
+
 def test_a_script_that_fails_or_does_not_end_is_said() -> None:
     async def wrong(world: World) -> None:
         answer = await world.send("Lamp/1", Switch(on=False))
@@ -262,6 +308,50 @@ def test_a_node_whose_disk_is_damaged_is_replaced() -> None:
     outcomes = [run_seed(SETUP, seed, work) for seed in range(20, 32)]
     assert all(not outcome.violations for outcome in outcomes)
     assert any(outcome.counts["replaced"] for outcome in outcomes)
+    assert all(len(outcome.replaced) == outcome.counts["replaced"] for outcome in outcomes)
+
+
+def test_a_check_over_all_history_can_tell_that_a_journal_was_replaced() -> None:
+    seen: list[tuple[int, int, list[float]]] = []
+
+    def test(world: World) -> None:
+        work(world)
+        most = dict.fromkeys(world.agents, 0)
+
+        def nothing_is_forgotten() -> None:
+            for lamp in world.agents:
+                count = world.state(lamp, Lamp).seen
+                assert count >= most[lamp] or world.replaced(lamp), f"{lamp} has forgotten something"
+                most[lamp] = max(most[lamp], count)
+
+        def look() -> bool:
+            per_node = sum(len(world.replaced(node.name)) for node in world.nodes)
+            assert [node.incarnation for node in world.nodes] == [
+                1 + len(world.replaced(node.name)) for node in world.nodes
+            ]
+            seen.append((len(world.replaced()), per_node, [one.at_s for one in world.replaced()]))
+            return True
+
+        world.always(nothing_is_forgotten)
+        world.eventually(look, 100)
+
+    outcome = next(
+        one for one in (run_seed(SETUP, seed, test, chronicle=True) for seed in range(20, 32)) if one.replaced
+    )
+    assert not outcome.violations
+    everywhere, per_node, moments = seen[-1]
+    assert everywhere == per_node == len(outcome.replaced) > 0
+    assert moments == sorted(one.at_s for one in outcome.replaced)
+    assert f"journals that were replaced:\n  {outcome.replaced[0]}" in str(outcome)
+    assert outcome.chronicle is not None
+    lives = [entry for entry in outcome.chronicle.entries if entry.kind == "life"]
+    assert any("journal replaced: " in entry.text and entry.node == outcome.replaced[0].node for entry in lives)
+
+
+def test_seed_142_of_the_drones_takes_photographs_again_after_a_journal_was_replaced() -> None:
+    outcome = run_seed(drones.scenario.setup, 142, drones.scenario.test)
+    assert not outcome.violations
+    assert outcome.replaced
 
 
 # A check that cannot fail checks nothing: each bug below must be found within a few seeds.

@@ -35,12 +35,14 @@ if TYPE_CHECKING:
         VERSIONS,
         Fault,
     )
+    from stigmergy.sim.fleet.machine import Replaced
     from stigmergy.sim.simulating import Outcome, SimulationFailed, simulate
     from stigmergy.sim.world import Node, World
 
 _PLACES = {
     "Node": "stigmergy.sim.world",
     "Outcome": "stigmergy.sim.simulating",
+    "Replaced": "stigmergy.sim.fleet.machine",
     "SimulationFailed": "stigmergy.sim.simulating",
     "World": "stigmergy.sim.world",
     "simulate": "stigmergy.sim.simulating",
@@ -72,6 +74,7 @@ __all__ = [
     "Fault",
     "Node",
     "Outcome",
+    "Replaced",
     "SimulationFailed",
     "World",
     "simulate",

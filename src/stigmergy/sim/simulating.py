@@ -30,6 +30,7 @@ from stigmergy.sim.errors import SimulationError
 from stigmergy.sim.evidence import check_company, check_fleet, count_shut_out
 from stigmergy.sim.fleet.faults import ALL, Fault, Planned, name_faults, read_faults
 from stigmergy.sim.fleet.fleet import FOR_S, HEAL_S, Setup, SimFleet
+from stigmergy.sim.fleet.machine import Replaced
 from stigmergy.sim.run import Run
 from stigmergy.sim.scenario import Scenario, Test
 from stigmergy.sim.timeline import Chronicle, render
@@ -61,11 +62,15 @@ class Outcome(Struct, frozen=True):
     messages: int
     """Inputs that were told, asked or published, and arrived."""
     chronicle: Chronicle | None = None
+    replaced: list[Replaced] = []
+    """Journals that were given up for fresh ones: invariants over all history have to count them."""
 
     def __str__(self) -> str:
         lines = [f"seed {self.seed}, trace {self.trace}", "violations:"]
         lines += [f"  {violation}" for violation in self.violations] or ["  none"]
         lines += ["faults:", *(f"  {one.number}: at {one.at_ms} ms {one}" for one in self.plan)]
+        if self.replaced:
+            lines += ["journals that were replaced:", *(f"  {one}" for one in self.replaced)]
         if self.chronicle is not None:
             lines += ["the end of the timeline:", render(self.chronicle)]
         return "\n".join(lines)
@@ -158,6 +163,7 @@ class _Stage:
             run.loop.time_ns(),
             counts["messages"],
             fleet.chronicle,
+            [] if world is None else list(world.replaced()),
         )
 
 

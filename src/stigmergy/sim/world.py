@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 
 from msgspec import Struct
 
@@ -30,7 +30,7 @@ from stigmergy.runtime.live import Live
 from stigmergy.runtime.permissions import read_asked
 from stigmergy.sim.checkers.progress import Settling
 from stigmergy.sim.fleet.fleet import SimFleet
-from stigmergy.sim.fleet.machine import Machine
+from stigmergy.sim.fleet.machine import Machine, Replaced
 
 NS = 1_000_000_000
 LOOK_S = 0.37
@@ -40,6 +40,8 @@ ActionT = TypeVar("ActionT", bound=Action)
 Check = Callable[[], bool | None]
 """Returns False, or raises AssertionError, when something is wrong."""
 Script = Callable[[], Coroutine[Any, Any, None]]
+Until = Literal["heal", "end"] | float
+"""How long work goes on: until faults are over; until everything that must come has come; or a virtual second."""
 
 
 class Eventually(Struct):
@@ -50,6 +52,14 @@ class Eventually(Struct):
     within_s: float
     since_s: float | None = None
     is_met: bool = False
+
+
+class _Beat(Struct):
+    """Something that is done again and again."""
+
+    seconds: float
+    do: Callable[[], object]
+    until: Until
 
 
 class Node:
@@ -76,7 +86,7 @@ class Node:
 
     @property
     def incarnation(self) -> int:
-        """1, and one more each time it was replaced by a fresh machine."""
+        """1, and one more each time its journal was replaced by a fresh one; `World.replaced` says when and why."""
         return self._machine.incarnation
 
     async def crash(self) -> None:
@@ -118,9 +128,16 @@ class World:
         self._always: list[tuple[str, Check]] = []
         self._eventually: list[Eventually] = []
         self._tasks: list[asyncio.Task[None]] = []
+        """Work that ends when faults are over."""
+        self._later_tasks: list[asyncio.Task[None]] = []
+        """Work that ends later."""
         self._scripts: list[asyncio.Task[None]] = []
         self._looking = False
         self._healed = False
+        self._resting = False
+        """Nothing that must come is missing any more: work that goes on until the end is over."""
+        self._works_on = False
+        """Whether there is such work."""
         self._orders: list[tuple[str, Order[Any], float]] = []
         fleet.on_kept.append(lambda machine, group: self._changed())  # noqa: ARG005
         fleet.on_carried.append(lambda machine, order: self.carried(machine.name, order))
@@ -163,14 +180,23 @@ class World:
         """The same for those who do not wait for the answer."""
         self._tasks.append(asyncio.ensure_future(self._ask(address, command)))
 
-    def every(self, seconds: float, do: Callable[[], object], *, after_s: float = 0.0) -> None:
-        """Does something again and again until faults are over. `do` may be a plain function, or an async one."""
+    def every(self, seconds: float, do: Callable[[], object], *, after_s: float = 0.0, until: Until = "heal") -> None:
+        """Does something again and again. `do` may be a plain function, or an async one.
+
+        It ends when faults are over. With `until="end"` it goes on until every `eventually` has come true, or is late;
+        then the fleet must come to rest. With a number it ends at that virtual second, or before with the run.
+        """
         if not seconds > 0:
             raise ConfigError(f"every({seconds}): give more than 0 seconds")
-        asyncio.get_running_loop().call_later(after_s, self._beat, seconds, do)
+        if isinstance(until, str) and until not in ("heal", "end"):
+            raise ConfigError(f'until={until!r}: give "heal", "end" or a number of virtual seconds')
+        self._works_on = self._works_on or until != "heal"
+        asyncio.get_running_loop().call_later(after_s, self._beat, _Beat(seconds, do, until))
 
-    def each(self, every_s: float, do: Callable[[str], object], *, together: bool = False) -> None:
-        """Does something for each agent, by its address, each on a beat of its own.
+    def each(
+        self, every_s: float, do: Callable[[str], object], *, together: bool = False, until: Until = "heal"
+    ) -> None:
+        """Does something for each agent, by its address, each on a beat of its own. `until`: as for `every`.
 
         With `together`, those of one node have one beat, as where a device reads its sensors in one go.
         """
@@ -182,7 +208,7 @@ class World:
                 for address in group:
                     do(address)
 
-            self.every(every_s, beat, after_s=after_s)
+            self.every(every_s, beat, after_s=after_s, until=until)
 
     def script(self, run: Script) -> None:
         """Runs an async function beside everything else. It must end before the run does."""
@@ -245,6 +271,19 @@ class World:
         tag = spec_of(action).tag
         return [order for _, order, _ in self._orders if spec_of(type(order.effect)).tag == tag]
 
+    def replaced(self, where: str | None = None) -> tuple[Replaced, ...]:
+        """Which journals were replaced by fresh ones so far, oldest first: of a node, of the node of an agent, or all.
+
+        A machine whose journal is refused, after a bit of its disk was flipped, gets a fresh one. What was only in the
+        old one is gone, what was acknowledged may be asked or done again: an invariant over all history counts so many
+        journals more.
+        """
+        machines = list(self._fleet.machines.values())
+        if where is not None:
+            machines = [self._fleet.machines[where] if where in self._fleet.machines else self._machine(where)]
+        found = [one for machine in machines for one in machine.replaced]
+        return tuple(sorted(found, key=lambda one: one.at_s))
+
     def settling(self) -> list[Settling]:
         """What is still open on each node."""
         held = self._fleet.broker
@@ -274,11 +313,15 @@ class World:
             one.since_s = self.now_s
 
     async def wait_met(self, heal_s: float) -> None:
-        """Waits for everything that must come; what has not come in time is a violation."""
-        begin_s = self.now_s
+        """Waits for everything that must come; what has not come in time is a violation. Then for the fleet to come to
+        rest, for so many seconds: since the heal, or since work ended that went on until now."""
+        begin_s = settling_s = self.now_s
         while True:
             self._look()
             waits = [one for one in self._eventually if not one.is_met]
+            if not waits and not self._resting:
+                self._rest()
+                settling_s = self.now_s if self._works_on else begin_s
             settled = all(_is_settled(one) for one in self.settling()) and not self._fleet_apart()
             if not waits and settled and all(script.done() for script in self._scripts):
                 return
@@ -287,12 +330,18 @@ class World:
                 if self.now_s > since_s + one.within_s:
                     one.is_met = True
                     self._violate(f"eventually {one.name}: not within {one.within_s:g} s after the faults were over")
-            if self.now_s > begin_s + heal_s:
+            if self._resting and not waits and self.now_s > settling_s + heal_s:
                 return
             await asyncio.sleep(LOOK_S)
 
+    def _rest(self) -> None:
+        self._resting = True
+        for task in self._later_tasks:
+            task.cancel()
+
     async def finish(self) -> None:
         """Ends what is left of scripts; one that has failed says so."""
+        self._rest()
         for task in [*self._tasks, *self._scripts]:
             if not task.done():
                 if task in self._scripts:
@@ -305,7 +354,7 @@ class World:
                     self._violate(f"the script failed: {error}")
                 elif error is not None:
                     raise error
-        for task in self._tasks:
+        for task in [*self._tasks, *self._later_tasks]:
             if task.done() and not task.cancelled() and (error := task.exception()) is not None:
                 raise error
 
@@ -351,19 +400,25 @@ class World:
     async def _ask(self, address: str, command: Command) -> None:
         _ = await self.send(address, command)
 
-    def _beat(self, seconds: float, do: Callable[[], object]) -> None:
+    def _beat(self, beat: _Beat) -> None:
         """By timers and not by tasks: a large fleet has thousands of beats."""
-        if self._healed:
+        if self._is_over(beat.until):
             return
-        done = do()
+        done = beat.do()
         if inspect.iscoroutine(done):
-            self._tasks.append(asyncio.ensure_future(self._beat_slowly(done, seconds, do)))
+            tasks = self._tasks if beat.until == "heal" else self._later_tasks
+            tasks.append(asyncio.ensure_future(self._beat_slowly(done, beat)))
         else:
-            asyncio.get_running_loop().call_later(seconds, self._beat, seconds, do)
+            asyncio.get_running_loop().call_later(beat.seconds, self._beat, beat)
 
-    async def _beat_slowly(self, done: Coroutine[Any, Any, object], seconds: float, do: Callable[[], object]) -> None:
+    async def _beat_slowly(self, done: Coroutine[Any, Any, object], beat: _Beat) -> None:
         _ = await done
-        asyncio.get_running_loop().call_later(seconds, self._beat, seconds, do)
+        asyncio.get_running_loop().call_later(beat.seconds, self._beat, beat)
+
+    def _is_over(self, until: Until) -> bool:
+        if until == "heal":
+            return self._healed
+        return self._resting or (not isinstance(until, str) and self.now_s >= until)
 
 
 def _wrong(check: Check) -> str | None:

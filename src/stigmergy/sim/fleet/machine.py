@@ -13,6 +13,8 @@ import random
 from collections.abc import Coroutine
 from typing import Any, Protocol, TypeVar
 
+from msgspec import Struct
+
 from stigmergy.core.commit import Group
 from stigmergy.core.errors import StigmergyError
 from stigmergy.runtime.declaration import Declaration
@@ -36,6 +38,20 @@ ROOM_BYTES = 1 << 40
 SCANT_BYTES = 1 << 20
 WRITE_S = 0.0005
 MEMORY, SQLITE, SEGMENTS = "memory", "sqlite", "segments"
+
+
+class Replaced(Struct, frozen=True):
+    """A journal that was given up for a fresh one: what was only in it is gone."""
+
+    node: str
+    at_s: float
+    """Virtual seconds since the beginning of the run."""
+    incarnation: int
+    """Of the fresh one."""
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.node} at {self.at_s:.3f} s, incarnation {self.incarnation}: {self.why}"
 
 
 class Surroundings(Protocol):
@@ -88,6 +104,8 @@ class Machine:
         self.node = self._make()
         self.past: list[SimNode] = []
         """Nodes that were replaced."""
+        self.replaced: list[Replaced] = []
+        """When and why they were."""
         self.findings: list[str] = []
         self.flips = 0
         """Bits that were flipped since the last start."""
@@ -311,7 +329,8 @@ class Machine:
         self.node = self._make()
         self.feed.replaced(self.incarnation)
         self.around.run.record(self.name, "replaced", [self.incarnation, why])
-        self.around.changed(self, f"replaced: {why}")
+        self.replaced.append(Replaced(self.name, self.around.run.loop.time(), self.incarnation, why))
+        self.around.changed(self, f"journal replaced: {why}; fresh one, incarnation {self.incarnation}")
 
     async def _inside(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Runs something as a part of this machine, so that it is held up with it."""
