@@ -1,6 +1,7 @@
 """`stigmergy up` as its users run it: a real cluster, parts of it killed, and its end in order."""
 
 import asyncio
+import contextlib
 import json
 import os
 import queue
@@ -16,14 +17,20 @@ from typing import Any
 import pytest
 
 from stigmergy.adapters.mqtt import open_bus as open_mqtt
+from stigmergy.adapters.nats.address import parse_address
+from stigmergy.adapters.nats.errors import JetStreamRefused
+from stigmergy.adapters.nats.link import NatsLink
+from stigmergy.adapters.nats.streams import ensure_stream
 from stigmergy.adapters.nats_bus import open_bus as open_nats
 from stigmergy.adapters.system import SystemEntropy
 from stigmergy.cli.screen.cluster import ranges
+from stigmergy.core.errors import LinkDown
 from stigmergy.core.state import shard_of
 from stigmergy.ports.bus import Bus, BusMessage
 from tests.cli.conftest import DRONE, Folder
 from tests.cli.in_process import Here
 from tests.cli.terminal import in_terminal
+from tests.disks import small_disk
 
 WAIT_S = 240.0
 PROGRAM = [sys.executable, "-m", "stigmergy"]
@@ -106,6 +113,12 @@ class Up:
     def wait_said(self, process: str, event: str) -> dict[str, Any]:
         return self.wait(lambda one: one.get("process") == process and one.get("said", {}).get("event") == event)
 
+    def heard(self) -> list[dict[str, Any]]:
+        """All that it has said up to now."""
+        while not self._lines.empty():
+            self.said.append(json.loads(self._lines.get()))
+        return self.said
+
     def pid_of(self, process: str) -> int:
         return [int(one["pid"]) for one in self.said if one["event"] == "started" and one["process"] == process][-1]
 
@@ -113,8 +126,7 @@ class Up:
         self.process.send_signal(number)
         code = self.process.wait(WAIT_S)
         self._reader.join(WAIT_S)
-        while not self._lines.empty():
-            self.said.append(json.loads(self._lines.get()))
+        self.heard()
         return code
 
     def close(self) -> None:
@@ -394,3 +406,39 @@ def here_in(tmp_path: Path) -> Here:
 def test_runs_of_shards() -> None:
     assert ranges([]) == ""
     assert ranges([3, 1, 2, 7]) == "1-3, 7"
+
+
+def test_a_server_whose_disk_was_full_is_restarted_when_there_is_room(here: Callable[..., Up], tmp_path: Path) -> None:
+    with small_disk(tmp_path / "stigmergy-cluster" / "n1", "8m") as disk:
+        up = here("--nodes", "3")
+        url = up.wait_event("up")["nats"]
+        asyncio.run(write_until(url, lambda: any(one.get("event") == "stuck" for one in up.heard())))
+        (stuck,) = [one for one in up.said if one.get("event") == "stuck"]
+        assert stuck["process"] == "n1"
+        assert "no space left on device" in stuck["error"]
+        assert "room on the disk of" in stuck["waits_for"]
+        done = up.folder.cli("status", "--nats", url)
+        assert "JetStream off on n1" in done.stdout
+        pid = up.pid_of("n1")
+        time.sleep(3.0)
+        assert not [one for one in up.heard() if one.get("event") == "restarting"], "without room it would not help"
+        disk.grow("512m")
+        up.wait_event("restarting", "n1")
+        up.wait_event("started", "n1")
+        up.wait_event("well", "n1")
+        assert up.pid_of("n1") != pid
+        eventually(lambda: "JetStream off" not in up.folder.cli("status", "--nats", url).stdout)
+        assert up.end() == 0
+        assert not [one for one in up.said if one.get("event") in ("ended", "given up")], "a restart is no death"
+
+
+async def write_until(url: str, is_enough: Callable[[], bool]) -> None:
+    link = await NatsLink.open(parse_address(url), name="test", within_s=30.0)
+    with contextlib.suppress(LinkDown, JetStreamRefused):
+        await ensure_stream(link, "KEPT", {"subjects": ["kept"], "num_replicas": 3})
+    deadline_s = time.monotonic() + WAIT_S
+    while not is_enough():
+        with contextlib.suppress(LinkDown, JetStreamRefused):
+            await link.publish("kept", b"x" * 50_000, within_s=2.0)
+        assert time.monotonic() < deadline_s
+    await link.close()

@@ -45,6 +45,7 @@ class Child:
         self._speaks = speaks
         self._process: asyncio.subprocess.Process | None = None
         self._restarts = Restarts()
+        self._is_restarted = False
         self._stopping = asyncio.Event()
         self._since_s = time.monotonic()
         self._task: asyncio.Task[None] | None = None
@@ -72,6 +73,18 @@ class Child:
         """Has it end in order."""
         self._stopping.set()
         self.signal(signal.SIGTERM)
+
+    async def restart(self, within_s: float) -> None:
+        """Ends it in order, the hard way if that takes too long, and starts it again; it counts as no death."""
+        process = self._process
+        if process is None or process.returncode is not None or self._stopping.is_set():
+            return
+        self._is_restarted = True
+        self.signal(signal.SIGTERM)
+        try:
+            await asyncio.wait_for(process.wait(), within_s)
+        except TimeoutError:
+            self.signal(signal.SIGKILL)
 
     def kill(self) -> None:
         """Has it end at once."""
@@ -103,6 +116,9 @@ class Child:
                 return
             if self._stopping.is_set():
                 break
+            if self._is_restarted:
+                self._is_restarted = False
+                continue
             pause_s = self._restarts.died(time.monotonic())
             if self._error_kind in HOPELESS:
                 self._give_up(self.error)
@@ -121,7 +137,7 @@ class Child:
     async def _one_life(self) -> int:
         self.state, self.detail, self.error, self._error_kind = STARTING, "", "", ""
         self._since_s = time.monotonic()
-        with self._log.open("ab") as log:
+        with self._log.open("ab", buffering=0) as log:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
                 stdin=asyncio.subprocess.DEVNULL,
@@ -134,7 +150,8 @@ class Child:
             self.starts += 1
             if self._stopping.is_set():  # while it was being started
                 self.signal(signal.SIGTERM)
-            self._log.with_suffix(".pid").write_text(f"{self._process.pid}\n", encoding="utf-8")
+            with contextlib.suppress(OSError):  # a full disk
+                self._log.with_suffix(".pid").write_text(f"{self._process.pid}\n", encoding="utf-8")
             self._tell(self, "started", {"pid": self._process.pid, "starts": self.starts})
             if self._process.stdout is not None:
                 await self._hear(self._process.stdout, log)
@@ -143,8 +160,8 @@ class Child:
     async def _hear(self, stdout: asyncio.StreamReader, log: Any) -> None:
         with contextlib.suppress(ValueError):  # a line that is longer than we want to hear
             while line := await stdout.readline():
-                log.write(line)
-                log.flush()
+                with contextlib.suppress(OSError):  # a full disk is no reason to end it, nor not to hear it
+                    log.write(line)
                 with contextlib.suppress(msgspec.DecodeError):
                     said = msgspec.json.decode(line, type=dict[str, Any])
                     if "error" in said and "kind" in said:

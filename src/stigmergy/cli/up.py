@@ -21,8 +21,9 @@ from stigmergy.cli.output import BAD, GOOD, HEADING, NAME, WARN, Cell, Output, c
 from stigmergy.cli.places import config_of, folder_of, load_fleet
 from stigmergy.cli.screen.cluster import Line, aligned, draw_standing, duration
 from stigmergy.cli.screen.frame import fit
+from stigmergy.cli.servers import ServerWatch
 from stigmergy.core.errors import ConfigError, NotRunning, StigmergyError
-from stigmergy.engine import find_program, look_at, on_cluster, parse_address, write_configuration
+from stigmergy.engine import find_program, on_cluster, parse_address, write_configuration
 from stigmergy.ledgers import admit_writers
 from stigmergy.runtime.needs import BUS, LEDGER, needs_of
 from stigmergy.wiring import Fleet, load_signer
@@ -141,6 +142,7 @@ class _Cluster:
         """Which worker has said last that it owns a shard."""
         self._since_s, self._told_owned = time.monotonic(), False
         """Since when some shard has no owner; 0 while all have one."""
+        self._watches = [self._watch(number) for number in range(len(self._plans))]
         self._watching: list[asyncio.Task[None]] = []
 
     async def live_and_die(self) -> int:
@@ -175,6 +177,15 @@ class _Cluster:
         Path(plan.store).mkdir(exist_ok=True, mode=0o700)
         command = [find_program(), "-c", str(path)]
         return Child(plan.name, SERVER, command, folder / f"{plan.name}.log", self._tell, speaks=False)
+
+    def _watch(self, number: int) -> ServerWatch:
+        plan, child = self._plans[number], self._servers[number]
+
+        def say(event: str, text: str, style: str, fields: dict[str, Any]) -> None:
+            self._output.document({"event": event, "process": child.name, **fields})
+            self._note(text, style)
+
+        return ServerWatch(child, plan, self._folder.path / f"{plan.name}.log", say)
 
     def _worker(self, number: int) -> Child:
         name = f"worker-{number}"
@@ -230,9 +241,9 @@ class _Cluster:
     async def _begin(self) -> None:
         for server in self._servers:
             server.begin()
-        self._watching = [asyncio.ensure_future(self._watch(number)) for number in range(len(self._servers))]
+        self._watching = [asyncio.ensure_future(watch.run()) for watch in self._watches]
         deadline_s = time.monotonic() + READY_S_MAX
-        while not all(server.state == UP for server in self._servers):
+        while not self._servers_serve():
             if self._stopping.is_set():
                 return
             if failed := [server for server in self._servers if server.state == FAILED]:
@@ -261,17 +272,11 @@ class _Cluster:
         admitting = admit_writers(self._folder.kept_url, name, signer, keys)
         await asyncio.to_thread(asyncio.run, admitting)  # opening a ledger waits for its servers
 
-    async def _watch(self, number: int) -> None:
-        """Looks whether a server is well, as it says itself."""
-        server, plan = self._servers[number], self._plans[number]
-        while True:
-            page = await asyncio.to_thread(look_at, f"http://{plan.host}:{plan.http_port}", "healthz")
-            if server.pid and page.get("status") == "ok":
-                server.detail = ""
-                server.ready()
-            elif server.state == UP:
-                server.state, server.detail = "not well", str(page.get("error") or "does not answer")
-            await asyncio.sleep(SHOW_EVERY_S if server.state == UP else LOOK_S)
+    def _servers_serve(self) -> bool:
+        """Whether all are up; or a majority, while the others wait until they can be restarted."""
+        up = sum(server.state == UP for server in self._servers)
+        stuck = sum(watch.is_stuck for watch in self._watches)
+        return up == len(self._servers) or (up > len(self._servers) // 2 and up + stuck == len(self._servers))
 
     async def _end(self) -> None:
         """Workers and gateways first: they hand over and write; then the servers."""

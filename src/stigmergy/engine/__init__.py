@@ -22,7 +22,7 @@ from stigmergy.adapters.nats.planning import (
     plan_local,
     urls_of,
 )
-from stigmergy.adapters.nats.server import NatsServer, find_program, free_ports, look_at
+from stigmergy.adapters.nats.server import NatsServer, find_program, free_ports, last_error_in, look_at, needs_restart
 from stigmergy.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -45,7 +45,9 @@ __all__ = [
     "draw_passwords",
     "find_program",
     "free_ports",
+    "last_error_in",
     "look_at",
+    "needs_restart",
     "on_cluster",
     "parse_address",
     "parse_hosts",

@@ -25,6 +25,7 @@ from nats.aio.msg import Msg
 from stigmergy.adapters.nats.configuration import HEALTH_SUBJECT, LOOK_SUBJECT
 from stigmergy.adapters.nats.errors import JetStreamRefused
 from stigmergy.adapters.nats.link import NO_RESPONDERS, NatsLink
+from stigmergy.adapters.nats.server import WRITE_ERROR
 from stigmergy.core.errors import LinkDown
 
 LOOK_S = 1.0
@@ -34,8 +35,6 @@ STREAMS_COUNT_MAX = 10_000
 CONSUMERS_S = 2.0
 BEHIND_S = 0.5
 """A copy that has still not what the leader had so long ago is behind, and not just a message late."""
-WRITE_ERROR = "write error"
-"""In what a server says of itself when a stream could not be written."""
 NS = 1_000_000_000
 _ELSEWHERE = ("$SYS.REQ.SERVER.PING.CONNZ",)
 """What servers answer to members of any account."""

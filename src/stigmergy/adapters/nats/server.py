@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from stigmergy.adapters.nats.configuration import ServerPlan, write_configuration
+from stigmergy.adapters.nats.errors import NOT_ENABLED
 from stigmergy.core.errors import ConfigError, LinkDown
 
 START_S_MAX = 20.0
@@ -24,6 +25,9 @@ STOP_S_MAX = 10.0
 LOOK_S = 0.01
 HTTP_S = 2.0
 LOG_BYTES_SHOWN = 2_000
+LOG_BYTES_READ = 64 * 1024
+WRITE_ERROR = "write error"
+"""In what a server says of its health when a stream could not be written."""
 GREETING_BYTES_MAX = 64 * 1024
 LOOPBACK = "127.0.0.1"
 _PR_SET_PDEATHSIG = 1
@@ -176,6 +180,24 @@ def look_at(http_url: str, page: str) -> dict[str, object]:
         return {}
     except (OSError, msgspec.DecodeError, ValueError):
         return {}
+
+
+def needs_restart(error: str) -> bool:
+    """Whether what a server says of its health (`healthz`) does not end without a restart: its JetStream is off, or a
+    stream could not be written."""
+    return f"({NOT_ENABLED})" in error or WRITE_ERROR in error
+
+
+def last_error_in(log: Path) -> str:
+    """The last error in a server's log that says why its JetStream went off, in one line; empty if there is none."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - LOG_BYTES_READ))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    errors = [line for line in lines if "[ERR]" in line and "will be DISABLED" not in line]
+    return _PREFIX.sub("", errors[-1]).strip() if errors else ""
 
 
 def greeting_at(host: str, port: int) -> dict[str, object]:

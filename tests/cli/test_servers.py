@@ -1,0 +1,165 @@
+"""The watch over a server of `up`: one that keeps nothing is restarted when its disk has room, less often each time."""
+
+import asyncio
+import contextlib
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stigmergy.cli import servers
+from stigmergy.cli.children import Child
+from stigmergy.cli.servers import ServerWatch
+from stigmergy.engine import ServerPlan, last_error_in, needs_restart
+
+OFF = "JetStream not enabled (10076)"
+WAIT_S = 60.0
+
+
+class Health:
+    """What a server says of its health, over HTTP."""
+
+    def __init__(self) -> None:
+        health = self
+        self.error = ""
+
+        class Page(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                said = {"status": "unavailable", "error": health.error} if health.error else {"status": "ok"}
+                self.send_response(503 if health.error else 200)
+                self.end_headers()
+                self.wfile.write(json.dumps(said).encode())
+
+            def log_message(self, format: str, *args: Any) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Page)
+        self.port = int(self._server.server_address[1])
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def health() -> Iterator[Health]:
+    health = Health()
+    yield health
+    health.close()
+
+
+class Watched:
+    """A process that stands for a server, watched; and what is said of it."""
+
+    def __init__(self, health: Health, folder: Path) -> None:
+        self.said: list[tuple[str, dict[str, Any]]] = []
+        command = [sys.executable, "-c", "import time; time.sleep(3600)"]
+        self.child = Child("n1", "server", command, folder / "n1.log", lambda *_: None, speaks=False)
+        plan = ServerPlan(name="n1", store=str(folder), http_port=health.port)
+        self.watch = ServerWatch(self.child, plan, folder / "n1.log", lambda e, _t, _s, f: self.said.append((e, f)))
+        self.child.begin()
+        self._task = asyncio.ensure_future(self.watch.run())
+
+    @property
+    def events(self) -> list[str]:
+        return [event for event, _ in self.said]
+
+    async def until(self, *events: str, state: str = "") -> None:
+        """Waits until this was said last, and the process is in this state."""
+        async with asyncio.timeout(WAIT_S):
+            while self.events[len(self.events) - len(events) :] != list(events) or state not in self.child.state:
+                assert not self._task.done()
+                await asyncio.sleep(0.02)
+
+    async def close(self) -> None:
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+        self.child.kill()
+        await self.child.wait_end(WAIT_S)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "WELL_EVERY_S", 0.05)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    "error", [OFF, "JetStream stream 'FLEET > T' write error: write 1.blk: no space left on device"]
+)
+async def test_it_is_restarted_once_and_told_to_be_well(health: Health, tmp_path: Path, error: str) -> None:
+    watched = Watched(health, tmp_path)
+    await watched.until(state="up")
+    health.error = error
+    await watched.until("stuck", "restarting")
+    health.error = ""
+    await watched.until("stuck", "restarting", "well")
+    assert watched.child.starts == 2
+    assert watched.said[0] == ("stuck", {"error": error, "waits_for": None})
+    await watched.close()
+
+
+@pytest.mark.usefixtures("quick")
+async def test_a_restart_that_does_not_help_is_waited_for_longer(
+    health: Health, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servers, "PAUSE_S", 3600.0)
+    monkeypatch.setattr(servers, "PAUSE_S_MAX", 3600.0)
+    health.error = OFF
+    watched = Watched(health, tmp_path)
+    await watched.until("stuck", "restarting", "stuck")
+    await asyncio.sleep(0.5)
+    assert watched.events == ["stuck", "restarting", "stuck"]
+    assert "the restart before did not help" in watched.said[-1][1]["waits_for"]
+    assert watched.watch.is_stuck
+    assert "waits for" in watched.child.detail
+    await watched.close()
+
+
+@pytest.mark.usefixtures("quick")
+async def test_without_room_it_waits_and_says_for_what(
+    health: Health, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servers, "ROOM_BYTES_MIN", 2**62)
+    watched = Watched(health, tmp_path)
+    await watched.until(state="up")
+    health.error = OFF
+    await watched.until("stuck")
+    await asyncio.sleep(0.5)
+    assert watched.events == ["stuck"]
+    assert f"room on the disk of {tmp_path}" in watched.said[-1][1]["waits_for"]
+    monkeypatch.setattr(servers, "ROOM_BYTES_MIN", 0)
+    await watched.until("stuck", "restarting")
+    await watched.close()
+
+
+@pytest.mark.usefixtures("quick")
+async def test_what_passes_by_itself_is_no_reason(health: Health, tmp_path: Path) -> None:
+    watched = Watched(health, tmp_path)
+    await watched.until(state="up")
+    health.error = "JetStream stream 'FLEET > T' is not current: group node unhealthy"
+    await watched.until(state="not well")
+    await asyncio.sleep(0.5)
+    assert (watched.events, watched.child.starts) == ([], 1)
+    await watched.close()
+
+
+def test_why_it_went_off_is_in_its_log(tmp_path: Path) -> None:
+    log = tmp_path / "n1.log"
+    assert last_error_in(log) == ""
+    log.write_text(
+        "[7] 2026/01/02 03:04:05.678 [INF] Server is ready\n"
+        "[7] 2026/01/02 03:04:06.678 [ERR] JetStream stream 'T' critical write error: no space left on device\n"
+        "[7] 2026/01/02 03:04:06.679 [ERR] JetStream out of File resources, will be DISABLED\n"
+        '[7] 2026/01/02 03:04:07.678 [WRN] Healthcheck failed: "JetStream not enabled (10076)"\n'
+    )
+    assert last_error_in(log) == "JetStream stream 'T' critical write error: no space left on device"
+    assert needs_restart(OFF)
+    assert not needs_restart("JetStream has not established contact with a meta leader")
