@@ -5,6 +5,7 @@ from msgspec import field
 from stigmergy.core.agent import Agent, decide, evolve, react, reject
 from stigmergy.core.claiming import Claim, Denied, Granted, Lost, Ordered, Released, ordered
 from stigmergy.core.codec import pack_envelope
+from stigmergy.core.confirmations import Done, Failed
 from stigmergy.core.effects import (
     ActionDone,
     ActionFailed,
@@ -15,6 +16,7 @@ from stigmergy.core.effects import (
     OrderClaim,
     Publish,
     Tell,
+    Timer,
     WakeMe,
     WakeMeAt,
     WindowClosed,
@@ -23,7 +25,7 @@ from stigmergy.core.effects import (
 )
 from stigmergy.core.errors import ClaimLapsed, DeviceRefused, NotRunning, Overloaded, StaleOrder, StigmergyError
 from stigmergy.core.fence import Fence
-from stigmergy.core.inputs import Accepted, Refused
+from stigmergy.core.inputs import Accepted, Refused, Verdict
 from stigmergy.core.messages import (
     Action,
     Blob,
@@ -85,11 +87,13 @@ __all__ = [
     "Denied",
     "DeviceRefused",
     "DisableWinsFlag",
+    "Done",
     "Effect",
     "Effects",
     "EnableWinsFlag",
     "Event",
     "Events",
+    "Failed",
     "Feed",
     "Fence",
     "FieldSummary",
@@ -133,8 +137,10 @@ __all__ = [
     "Supervise",
     "Tell",
     "Tick",
+    "Timer",
     "UplinkRule",
     "UplinkSettings",
+    "Verdict",
     "WakeMe",
     "WakeMeAt",
     "WhenStale",

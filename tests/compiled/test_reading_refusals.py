@@ -431,3 +431,40 @@ def test_a_class_without_source_is_refused() -> None:
 def test_what_is_no_agent_is_refused() -> None:
     with pytest.raises(DefinitionError, match="subclass Agent"):
         read_agent(int)  # type: ignore[arg-type]
+
+
+def test_confirmations_and_timers_by_type_are_refused_and_nothing_else_is_told(tmp_path: Path) -> None:
+    module = module_of(
+        tmp_path,
+        """
+class Plug(Action):
+    dock: int
+
+class Step(Timer): ...
+
+class Cart(Agent):
+    docks: int = 0
+
+    @evolve
+    def plugged(self, done: Done[Plug]) -> None:
+        self.docks += done.action.dock
+
+    @react
+    def not_plugged(self, failed: Failed[Plug]) -> Effects:
+        yield Step.wake(after_s=5)
+
+    @evolve
+    def stepped(self, woken: Woken[Step]) -> None:
+        self.docks = 0
+""",
+    )
+    with pytest.raises(DefinitionError) as refused:
+        read_agent(module.Cart)
+    first, second, third = str(refused.value).splitlines()
+    record = "a record does not hold the action; handle ActionDone or ActionFailed, and compare its action"
+    assert first.endswith(f"line 15: Cart with Done[Plug]: {record}")
+    assert second.endswith(f"line 19: Cart with Failed[Plug]: {record}")
+    assert third.endswith(
+        "line 23: Cart with Woken[Step]: timers have names in compiled code; handle Woken, and "
+        'compare its name: event.name == "…"'
+    )

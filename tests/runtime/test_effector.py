@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 
 from stigmergy.core.agent import Agent, decide, evolve, react
+from stigmergy.core.confirmations import Done, Failed
 from stigmergy.core.effects import ActionDone, ActionFailed, Effects, Events, Order, Publish, WorkFailed
+from stigmergy.core.errors import DeviceRefused
 from stigmergy.core.messages import Action, Command, Event, Work
 from stigmergy.runtime.declaration import Declaration
 from stigmergy.runtime.settings import Settings
@@ -97,7 +99,7 @@ async def settled(node: SimNode) -> Any:
         await asyncio.sleep(0.01)
         if not live.standing().owed:
             await asyncio.sleep(0.01)
-            return live.query("Robot/a")
+            return live.query(live.agents()[0])
     raise AssertionError(f"still owed: {live.standing()}")
 
 
@@ -126,6 +128,64 @@ def test_effects_of_one_agent_are_carried_out_in_order_however_long_each_takes()
     robot = play(fleet, main, settings=QUICK)
     assert carried == [1, 2, 3, 4, 5, 6, 1, 2, 3]
     assert robot.done == 9
+
+
+class Careful(Agent):
+    """Hears of each kind of effect by its type."""
+
+    pressed: tuple[int, ...] = ()
+    failed: tuple[str, ...] = ()
+
+    @react
+    def press(self, event: Wanted) -> Effects:
+        yield Press(number=event.number)
+
+    @react
+    def compute(self, event: Asked) -> Effects:
+        yield Compute(number=event.number)
+
+    @evolve
+    def done(self, event: Done[Press]) -> None:
+        self.pressed = (*self.pressed, event.action.number)
+
+    @evolve
+    def not_done(self, event: Failed[Press]) -> None:
+        self.failed = (*self.failed, f"Press {event.action.number}: {event.reason}")
+
+    @evolve
+    def not_computed(self, event: Failed[Compute]) -> None:
+        self.failed = (*self.failed, f"Compute {event.action.number}: {event.reason}")
+
+
+def test_confirmations_by_type_bring_the_action_back_also_after_a_restart() -> None:
+    fleet = Declaration("robots", agents=[Careful])
+    free = [asyncio.Event()]
+
+    @fleet.actuator(Press)
+    async def press(order: Order[Press]) -> None:
+        if order.effect.number == 2:
+            raise DeviceRefused("jammed")
+        await free[0].wait()
+
+    async def main(node: SimNode) -> Any:
+        live = await node.start()
+        for number in (1, 2, 3):
+            await live.observe("Careful/a", Wanted(number=number))
+        await live.observe("Careful/a", Asked(number=4))
+        await asyncio.sleep(0.5)
+        await node.lose_power()
+        free[0].set()
+        live = await node.start()
+        await settled(node)
+        lived = live.query("Careful/a", Careful)
+        await node.lose_power()
+        live = await node.start()
+        assert live.query("Careful/a", Careful) == lived, "the log alone says what was confirmed"
+        return lived
+
+    careful = play(fleet, main, settings=Settings(effect_within_s=30.0))
+    assert careful.pressed == (1, 3)
+    assert sorted(careful.failed) == ["Compute 4: nobody is registered to carry out Compute@1", "Press 2: jammed"]
 
 
 def test_effects_of_different_agents_go_side_by_side_up_to_the_limit() -> None:

@@ -35,6 +35,7 @@ from stigmergy.core.columns import (
     Templates,
     canonical_nan,
 )
+from stigmergy.core.confirmations import Done, Failed
 from stigmergy.core.effects import CancelWake, WakeMe, WakeMeAt, Woken
 from stigmergy.core.errors import DefinitionError
 from stigmergy.core.messages import Command, Event, Keeping, Message, spec_of
@@ -70,6 +71,7 @@ def _read(cls: type[Agent], plan: AgentPlan, adds: dict[str, int]) -> tuple[Prog
     row_bytes = max(row_bytes, _ROW_BYTES_MIN)
     unit = Unit(cls, findings, state, {column.name: column for column in columns})
     handlers = dict(cls.__agent_handlers__)
+    _refuse_typed(cls, handlers, findings)
     inputs = [
         message for message, one in plan.plans.items() if message in handlers or one.watched or _taken(one, windows)
     ]
@@ -112,6 +114,21 @@ def _read(cls: type[Agent], plan: AgentPlan, adds: dict[str, int]) -> tuple[Prog
         wait_ns=min((spec_of(message).keep.wait_ns for message in kept), default=0),
     )
     return program, emitter.adds
+
+
+def _refuse_typed(cls: type[Agent], handlers: dict[type[Message], Handlers], findings: Findings) -> None:
+    """Refuses handlers for `Done[…]`, `Failed[…]` and `Woken[…]`, and nothing else then: all else follows from them."""
+    for message, found in handlers.items():
+        handler: Any = found.decide or found.evolve or found.react
+        where = f"{cls.__name__} with {message.__name__}"
+        code = handler.__code__
+        if issubclass(message, Done | Failed):
+            says = "a record does not hold the action; handle ActionDone or ActionFailed, and compare its action"
+            findings.add(code.co_filename, code.co_firstlineno, where, says)
+        elif issubclass(message, Woken) and message is not Woken:
+            says = 'timers have names in compiled code; handle Woken, and compare its name: event.name == "…"'
+            findings.add(code.co_filename, code.co_firstlineno, where, says)
+    findings.raise_any()
 
 
 def _taken(plan: Plan | None, windows: dict[str, Window[Any]]) -> list[str]:

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, NoReturn, TypeVar, dataclass_transform
 from msgspec import Struct, StructMeta, field
 
 from stigmergy.core.annotations import first_mutable, parameters_of, resolve_hints, union_members
+from stigmergy.core.confirmations import Done, Failed
 from stigmergy.core.effects import Effects, Events
 from stigmergy.core.errors import DefinitionError
 from stigmergy.core.fields import Filled, fill_in, with_inherited
@@ -235,6 +236,11 @@ def _check_handled(message: Any, role: str, where: str) -> None:
         shown = getattr(message, "__name__", str(message))
         handled = "commands and events: subclass Command or Event" if role == "decide" else "events: subclass Event"
         raise DefinitionError(f"{where}: {shown} is none of our messages; @{role} handles {handled}")
+    if message in (Done, Failed):
+        every = "ActionDone" if message is Done else "ActionFailed"
+        raise DefinitionError(
+            f"{where}: say of which action: {message.__name__}[Plug], for example; {every} is for all that have none"
+        )
     if role == "decide" and issubclass(message, FACTS) and message not in FOLLOWED:
         raise DefinitionError(
             f"{where}: {message.__name__} is a fact of the framework and kept in any case; @evolve or @react to it, "

@@ -6,14 +6,14 @@ publish, wake me later. Every effect goes to a *sink*; within a sink, effects of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from msgspec import Struct
 
 from stigmergy.core.claiming import LEDGER, ClaimAsked, ClaimReleased
-from stigmergy.core.errors import ClaimLapsed
-from stigmergy.core.messages import Action, Command, Effect, Event, Message, Work
+from stigmergy.core.errors import ClaimLapsed, DefinitionError
+from stigmergy.core.messages import Action, Command, Effect, Event, Message, MessageMeta, Work, is_text, spec_of
 from stigmergy.crdt.delta import Edit
 
 Events = Iterable[Event | Edit]
@@ -71,8 +71,71 @@ class CancelWake(Effect, name="stigmergy.CancelWake"):
     name: str
 
 
-class Woken(Event, name="stigmergy.Woken"):
-    """A timer of this agent went off."""
+class Timer:
+    """A timer of an agent that is known by its class instead of by a text. Subclass it; there are no instances.
+
+        class NextStep(Timer): ...
+
+        yield NextStep.wake(after_s=5)              # in @react
+        def step(self, woken: Woken[NextStep]) ...  # when it goes off
+
+    The timer is called like the class, or as `class NextStep(Timer, name="step")` says.
+    """
+
+    timer_name: ClassVar[str] = ""
+
+    def __init_subclass__(cls, *, name: str = "", **config: Any) -> None:
+        super().__init_subclass__(**config)
+        cls.timer_name = name or cls.__name__
+        if not is_text(cls.timer_name) or "@" in cls.timer_name:
+            raise DefinitionError(f"{cls.__name__}: name={name!r}; the name of a timer is a text without '@'")
+
+    @classmethod
+    def wake(cls, *, after_s: float) -> WakeMe:
+        """The effect that sets this timer; setting it again replaces it."""
+        return WakeMe(name=cls.timer_name, after_s=after_s)
+
+    @classmethod
+    def wake_at(cls, *, at_s: float) -> WakeMeAt:
+        """The effect that sets this timer to a moment of the wall clock, in seconds since 1970."""
+        return WakeMeAt(name=cls.timer_name, at_s=at_s)
+
+    @classmethod
+    def cancel(cls) -> CancelWake:
+        """The effect that forgets this timer; nothing happens if it is not set."""
+        return CancelWake(name=cls.timer_name)
+
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    # A default, so that the plain `Woken` needs no brackets.
+    TimerT = TypeVarWithDefault("TimerT", bound=Timer, default=Timer)
+
+    class _OfTimer(Generic[TimerT]):
+        """What type checkers see."""
+
+else:
+    TimerT = TypeVar("TimerT", bound=Timer)
+
+    class _OfTimer:
+        """`Woken[NextStep]` is a class of events of its own, made when it is first named."""
+
+        __slots__ = ()
+
+        def __class_getitem__(cls, timer: Any) -> type[Any]:
+            if isinstance(timer, TypeVar):
+                return cls
+            if not (isinstance(timer, type) and issubclass(timer, Timer)) or timer is Timer:
+                shown = getattr(timer, "__name__", repr(timer))
+                raise DefinitionError(
+                    f"Woken[{shown}]: name a timer by a class: class NextStep(Timer), Woken[NextStep]"
+                )
+            return event_of(cls, timer, f"{spec_of(Woken).name}.{timer.timer_name}", 1, {"name": str})
+
+
+class Woken(_OfTimer[TimerT], Event, name="stigmergy.Woken"):
+    """A timer of this agent went off; `Woken[NextStep]` is for one timer alone."""
 
     name: str
 
@@ -137,6 +200,22 @@ class OrderClaim(Struct, frozen=True):
             raise ClaimLapsed(f"the claim on {self.resource} under fencing token {self.fencing_token} {LAPSED}")
 
 
+_events: dict[tuple[type[Any], type[Any]], type[Any]] = {}
+
+
+def event_of(generic: type[Event], of: type[Any], name: str, version: int, types: Mapping[str, Any]) -> type[Any]:
+    """The class of events that `generic[of]` stands for, made once: a subclass with a tag and fields of its own."""
+    made = _events.get((generic, of))
+    if made is None:
+        title = f"{generic.__name__}[{of.__name__}]"
+        required = len(generic.__struct_fields__) - len(generic.__struct_defaults__)
+        defaults = dict(zip(generic.__struct_fields__[required:], generic.__struct_defaults__, strict=True))
+        # Its fields are told anew, all of them: one alone would go to the end.
+        told = {"__annotations__": dict(types), "__module__": of.__module__, "__qualname__": title, **defaults}
+        made = _events[generic, of] = MessageMeta(title, (generic,), told, name=name, version=version)
+    return made
+
+
 EffectT = TypeVar("EffectT", bound=Effect)
 
 
@@ -187,6 +266,7 @@ __all__ = [
     "OrderClaim",
     "Publish",
     "Tell",
+    "Timer",
     "WakeMe",
     "WakeMeAt",
     "WindowClosed",

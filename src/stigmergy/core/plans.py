@@ -19,7 +19,8 @@ from stigmergy.core.agent import Agent, Handlers, has_mutable_fields
 from stigmergy.core.annotations import plain_name, resolve_hints
 from stigmergy.core.claiming import CLAIM_EVENTS, Claim, OrderedField
 from stigmergy.core.codec import canonical_bytes, encode, encode_state, explain_undecodable, state_decoder, tag_of
-from stigmergy.core.effects import ActionDone, ActionFailed, Effects, Events, WindowClosed, WorkFailed
+from stigmergy.core.confirmations import woken_body, woken_tag
+from stigmergy.core.effects import ActionDone, ActionFailed, Effects, Events, WindowClosed, Woken, WorkFailed
 from stigmergy.core.errors import DefinitionError
 from stigmergy.core.messages import Command, Event, Keeping, Message, newer_version, older_versions, spec_of, to_newest
 from stigmergy.core.numbers import keep_types
@@ -134,13 +135,20 @@ class AgentPlan(Struct, frozen=True):
         return again
 
     def decode_kept(self, body: bytes) -> Message | None:
-        """Decodes an event from our own log; None for a type that nothing of this agent is for any more."""
+        """Decodes an event from our own log; None for a type that nothing of this agent is for any more.
+
+        A `Woken` of the time before the class had `Woken[NextStep]` is one of those.
+        """
         try:
             return self.decode(body)
         except msgspec.ValidationError:
-            if tag_of(body) in self.known_tags:
+            tag = tag_of(body)
+            if tag in self.known_tags:
                 raise
-            return None
+            if tag != spec_of(Woken).tag:
+                return None
+        name = msgspec.msgpack.decode(body, type=Woken).name
+        return self.decode(woken_body(self.known_tags, name)) if woken_tag(name) in self.known_tags else None
 
 
 def plan_agent(cls: type[Agent]) -> AgentPlan:

@@ -27,10 +27,11 @@ from typing import Any, assert_never
 from msgspec import structs
 
 from stigmergy.core.claiming import LEDGER
-from stigmergy.core.codec import SOURCE_CHARS_MAX, encode, printable
+from stigmergy.core.codec import SOURCE_CHARS_MAX, printable
 from stigmergy.core.commit import COMMIT_BYTES_MAX, MarkMoved, Settled, seal
+from stigmergy.core.confirmations import woken_body
 from stigmergy.core.draft import COLUMNS_REST_BYTES, DRAFT_BYTES_MAX, NEVER_NS, Draft
-from stigmergy.core.effects import Woken, shard_sink
+from stigmergy.core.effects import shard_sink
 from stigmergy.core.errors import Bug, Overloaded, PeerError, StigmergyError
 from stigmergy.core.facts import retry, take_merged, take_verdict
 from stigmergy.core.handling import ADDRESS_CHARS_MAX, Handling
@@ -389,7 +390,9 @@ class Shard:
         if due.name.startswith(WINDOW_PREFIX):
             handling.close_windows(draft, due.agent, max(now_ns, due.due_ns), now_ns)
         else:
-            handling.take(draft, due.agent, encode(Woken(name=due.name)), "timer", now_ns)
+            plan = state.plans.get(due.agent.partition("/")[0])
+            body = woken_body(() if plan is None else plan.known_tags, due.name)
+            handling.take(draft, due.agent, body, "timer", now_ns)
 
     def _effect_settled(self, settled: EffectSettled, now_ns: int) -> None:
         pending = self.state.outbox.get(settled.sink, settled.sequence)

@@ -22,6 +22,7 @@ import msgspec
 from msgspec import UNSET, Struct, structs
 
 from stigmergy.core.codec import MESSAGE_BYTES_MAX, UNDECODABLE, encode, printable, tag_of
+from stigmergy.core.confirmations import confirmation
 from stigmergy.core.effects import LAPSED, PUBLISH, ActionDone, ActionFailed, Order, OrderClaim, WorkFailed
 from stigmergy.core.errors import ClaimLapsed, DeviceRefused
 from stigmergy.core.inputs import EffectSettled, EffectsSettled
@@ -340,23 +341,23 @@ class Effector:
 
     def _done(self, shard: int, pending: Pending, hand: _Hand, result: Any) -> None:
         name = spec_of(hand.effect).name
+        body: bytes | None
         if issubclass(hand.effect, Work):
             if not isinstance(result, Event):
                 returned = type(result).__name__
                 self._failed(shard, pending, spec_of(hand.effect).tag, f"the worker returned {returned}, not an event")
                 return
-            answer: Event | None = result
+            try:
+                body = encode(result)
+            except Exception as error:
+                self._failed(shard, pending, spec_of(hand.effect).tag, f"the result has no bytes: {_reason(error)}")
+                return
+            if unreadable := self._unreadable(pending.agent, body):
+                self._failed(shard, pending, spec_of(hand.effect).tag, unreadable)
+                return
         else:
-            wanted = self._wants(pending.agent, ActionDone)
-            answer = ActionDone(action=name, key=self._key(shard, pending)) if wanted else None
-        try:
-            body = None if answer is None else encode(answer)
-        except Exception as error:
-            self._failed(shard, pending, spec_of(hand.effect).tag, f"the result has no bytes: {_reason(error)}")
-            return
-        if body is not None and (unreadable := self._unreadable(pending.agent, body)):
-            self._failed(shard, pending, spec_of(hand.effect).tag, unreadable)
-            return
+            said = ActionDone(action=name, key=self._key(shard, pending))
+            body = confirmation(self._plan_of(pending.agent), pending.body, said)
         self.counters.done += 1
         if body is None:
             self._settle_quietly(shard, pending)
@@ -367,7 +368,7 @@ class Effector:
         """Why the agent could make nothing of a result, which it would otherwise wait for in vain; empty if it can."""
         if len(body) > MESSAGE_BYTES_MAX:
             return f"the result has {len(body)} bytes, {MESSAGE_BYTES_MAX} at most; store it and return a Blob"
-        plan = self._plans[agent.partition("/")[0]]
+        plan = self._plan_of(agent)
         try:
             plan.decode(body)
         except UNDECODABLE as error:
@@ -390,15 +391,16 @@ class Effector:
         self.counters.failed += 1
         name = tag.partition("@")[0]
         hand = self._hands.get(tag)
-        failure: Event
+        failure: ActionFailed | WorkFailed
         if (hand is not None and issubclass(hand.effect, Work)) or pending.sink == "work":
             failure = WorkFailed(work=name, key=self._key(shard, pending), reason=reason)
         else:
             failure = ActionFailed(action=name, key=self._key(shard, pending), reason=reason)
-        self._settle(shard, EffectSettled(pending.sink, pending.sequence, encode(failure)))
+        body = confirmation(self._plan_of(pending.agent), pending.body, failure)
+        self._settle(shard, EffectSettled(pending.sink, pending.sequence, body))
 
-    def _wants(self, agent: str, event: type[Event]) -> bool:
-        return self._plans[agent.partition("/")[0]].handles(event)
+    def _plan_of(self, agent: str) -> AgentPlan:
+        return self._plans[agent.partition("/")[0]]
 
     def _key(self, shard: int, pending: Pending) -> str:
         return _key(shard, pending)

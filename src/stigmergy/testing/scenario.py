@@ -18,8 +18,9 @@ from stigmergy.core.agent import Agent
 from stigmergy.core.claiming import CLAIM_EVENTS
 from stigmergy.core.codec import canonical_bytes, encode
 from stigmergy.core.commit import Commit, seal
+from stigmergy.core.confirmations import Done, Failed, confirmation, typed, woken_body
 from stigmergy.core.draft import Draft
-from stigmergy.core.effects import TIMERS, Woken
+from stigmergy.core.effects import TIMERS, ActionDone, ActionFailed, Woken, WorkFailed
 from stigmergy.core.inputs import (
     Ask,
     Delivery,
@@ -31,7 +32,7 @@ from stigmergy.core.inputs import (
     Verdict,
     VerdictCame,
 )
-from stigmergy.core.messages import SECOND_NS, Command, Effect, Event, Keeping, Message, spec_of
+from stigmergy.core.messages import SECOND_NS, Command, Effect, Event, Keeping, Message, Work, spec_of
 from stigmergy.core.outcome import NO_CAUSE
 from stigmergy.core.plans import AgentPlan, plan_agent
 from stigmergy.core.ready import Ready
@@ -115,7 +116,7 @@ class Scenario(Generic[A]):
         """
         __tracebackhide__ = True
         self._begin("when " + ", ".join(map(repr, inputs)))
-        for message in inputs:
+        for message in map(self._as_told, inputs):
             lost = lost_in_encoding(message, self._now_ns)
             if lost is not None:
                 self._fail(lost)
@@ -165,7 +166,7 @@ class Scenario(Generic[A]):
                 break
             self._now_ns = max(self._now_ns, timer.due_ns)
             due = TimerDue(agent=timer.agent, name=timer.name, due_ns=timer.due_ns)
-            self._take(due, encode(Woken(name=due.name)))
+            self._take(due, woken_body(self._plan.known_tags, due.name))
         else:
             self._fail(f"more than {FIRINGS_COUNT_MAX} timers went off: the agent wakes itself without end")
         self._now_ns = until_ns
@@ -181,7 +182,7 @@ class Scenario(Generic[A]):
         refusal = next((answer for answer in self._answers if isinstance(answer, Refused)), None)
         if refusal is not None:
             self._fail(f"expected\n{_lines(expected)}\nbut the command was refused\n    {refusal.reason}")
-        remaining = list(expected)
+        remaining = list(map(typed, expected))
         for one in self._happened:
             if remaining and _is_same(remaining[0], one):
                 remaining.pop(0)
@@ -250,6 +251,25 @@ class Scenario(Generic[A]):
         if self._made:
             state.agents[self._address] = state.new_agent(self._address, self._plan)
         return state
+
+    def _as_told(self, message: Message) -> Message:
+        """The message as the agent hears it: `Done(Plug())` as the `Done[Plug]` that the agent has a handler for."""
+        __tracebackhide__ = True
+        if type(message) is Woken:
+            return self._plan.decode_kept(encode(message)) or message
+        if type(message) not in (Done, Failed):
+            return message
+        confirmed: Any = message
+        name, key = spec_of(type(confirmed.action)).name, confirmed.key
+        said: ActionDone | ActionFailed | WorkFailed = ActionDone(name, key)
+        if isinstance(message, Failed):
+            said = (WorkFailed if isinstance(message.action, Work) else ActionFailed)(name, key, message.reason)
+        body = confirmation(self._plan, encode(confirmed.action), said) or b""
+        own = typed(message)
+        if type(own) not in self._plan.plans and not self._plan.handles(type(said)):
+            kinds = f"{type(own).__name__} or {type(said).__name__}"
+            self._fail(f"{self._plan.kind} has no handler for {kinds}, so no node tells it; write one")
+        return self._plan.decode(body)
 
     def _make(self) -> None:
         """Sees to it that the agent is there."""
