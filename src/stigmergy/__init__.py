@@ -16,6 +16,7 @@ from stigmergy.core.effects import (
     OrderClaim,
     Publish,
     Tell,
+    TellFailed,
     Timer,
     WakeMe,
     WakeMeAt,
@@ -23,7 +24,15 @@ from stigmergy.core.effects import (
     Woken,
     WorkFailed,
 )
-from stigmergy.core.errors import ClaimLapsed, DeviceRefused, NotRunning, Overloaded, StaleOrder, StigmergyError
+from stigmergy.core.errors import (
+    ClaimLapsed,
+    DeviceRefused,
+    NotAssigned,
+    NotRunning,
+    Overloaded,
+    StaleOrder,
+    StigmergyError,
+)
 from stigmergy.core.fence import Fence
 from stigmergy.core.inputs import Accepted, Refused, Verdict
 from stigmergy.core.messages import (
@@ -110,6 +119,7 @@ __all__ = [
     "MemberLeft",
     "MembersReset",
     "Merged",
+    "NotAssigned",
     "NotRunning",
     "ORMap",
     "ORSet",
@@ -136,6 +146,7 @@ __all__ = [
     "Summary",
     "Supervise",
     "Tell",
+    "TellFailed",
     "Tick",
     "Timer",
     "UplinkRule",

@@ -127,7 +127,7 @@ class NatsWorker:
             bus_link = await self._connect(parse_bus(self._bearings.bus), f"bus of {self._fleet.name}")
         for attachment in self._fleet.attachments:
             await attachment.open()
-        estate = NatsEstate(self._fleet, link, self._bearings, signer, self._agents, self.stop, bus_link=bus_link)
+        estate = NatsEstate(self._fleet, link, self._bearings, signer, self.stop, bus_link=bus_link)
         means = Means(
             declaration=self._fleet,
             estate=estate,
@@ -139,6 +139,7 @@ class NatsWorker:
             trusted=self._trusted,
             has_bus=self._bearings.bus is not None,
             has_ledger=self._bearings.ledger is not None,
+            agents=self._agents,
         )
         about = Member(
             id=f"{self._name}-{os.getpid()}", host=socket.gethostname(), pid=os.getpid(), version=installed_version()
@@ -172,7 +173,6 @@ class NatsEstate:
         link: NatsLink,
         bearings: Bearings,
         signer: Signer,
-        agents: Sequence[str],
         stop: Callable[[], None],
         *,
         bus_link: NatsLink | None = None,
@@ -182,7 +182,6 @@ class NatsEstate:
         self._bus_link = bus_link
         self._bearings = bearings
         self._signer = signer
-        self._agents = tuple(agents)
         self._stop = stop
         self._entropy = SystemEntropy()
         self._threads = SystemThreads()
@@ -206,7 +205,7 @@ class NatsEstate:
         neighbours = Neighbours(host, NatsNeighbourhood(link, fleet.name, shard, lambda: claim), share)
         where = structs.replace(self._bearings, node=shard_node(shard))
         bus = self._open_bus(where, shard, claim)
-        bus_link = None if bus is None else make_link(host, bus, self._entropy, where, self._agents)
+        bus_link = None if bus is None else make_link(host, bus, self._entropy, where)
         node = Node(
             installed_version(), link.address.shown, (self._signer.algorithm, self._signer.public_key), self._signer
         )
@@ -217,7 +216,7 @@ class NatsEstate:
 
         return House(
             neighbours=neighbours,
-            devices=Devices(host, self._threads, self._agents),
+            devices=Devices(host, self._threads),
             link=bus_link,
             bus=bus,
             companions=self._companions(host, where, bus, bus_link),

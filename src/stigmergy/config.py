@@ -5,7 +5,7 @@
     journal = "sqlite:fleet.db"        # sqlite:path · segments:folder · memory:
     key = "fleet.key"
     trust = ["old.key"]                # keys whose end of the log is believed beside our own; after a rotation
-    agents = ["Drone/D-17"]            # whom this device carries: sensors, loops and commands are for them
+    agents = ["Drone/D-17"]            # whom this node runs, also "Drone/D-1*" or "Drone/*"; else everybody
     bus = "mqtt://gateway:1883"        # who is told what agents publish, and who may send commands
     site = "north"                     # where this is; else "local"
     node = "gateway"                   # what this node is called there; else the name of the machine
@@ -55,7 +55,7 @@ class Place(Struct, frozen=True, forbid_unknown_fields=True):
     trust: tuple[str, ...] = ()
     """Public keys, as files, lines or hex digits, whose end of the log is believed beside our own: after a rotation."""
     agents: tuple[str, ...] = ()
-    """Addresses of the agents that this device carries; without any, sensors and loops are for all that are here."""
+    """Addresses of the agents that this node runs, `*` for any characters of a name; without any, it runs all."""
     bus: str | None = None
     site: str | None = None
     node: str | None = None

@@ -91,8 +91,8 @@ class Fleet(Declaration):
         """Runs the fleet in this program, on a SQLite file and a key beside it unless told otherwise.
 
         `trust` names public keys (lines or files) whose end of the log is believed beside our own: after a rotation.
-        `agents` names those that this device carries ('Drone/D-17'): sensors and loops that name none are for them,
-        and commands for others are left to other nodes. `bus` connects the node to others ('mqtt://gateway:1883');
+        `agents` names those that this node runs ('Drone/D-17', 'Drone/D-1*', 'Drone/*'): every other is refused,
+        whatever comes for it; without it the node runs all. `bus` connects the node to others ('mqtt://gateway:1883');
         `uplink` says what of its log it sends on there, or by the bus that `uplink_to` names; `collect_from` names one
         that the uplinks of whole sites come in by, as gateways have them. `rings` names those that producers on this
         machine feed it by.
@@ -201,13 +201,21 @@ class Running:
             path = journal_path(self.url)
             place = b"" if path is None else place_of(path)
             host = Host(
-                self._fleet, journal, signer, verifier(), SystemClock(), self._settings, self._trust, place=place
+                self._fleet,
+                journal,
+                signer,
+                verifier(),
+                SystemClock(),
+                self._settings,
+                self._trust,
+                place=place,
+                agents=self._agents,
             )
             if self._share is not None:
                 self._neighbours = Neighbours(host, neighbourhood_of(self._all_url, self._share), self._share)
-            devices = Devices(host, SystemThreads(), self._agents)
+            devices = Devices(host, SystemThreads())
             levels = open_levels(self.bearings, self._fleet.name, entropy)
-            link = None if bus is None else make_link(host, bus, entropy, self.bearings, self._agents, levels)
+            link = None if bus is None else make_link(host, bus, entropy, self.bearings, levels)
             self._companions = make_companions(host, signer, entropy, self.bearings, bus, link)
             key.keep()
             recovered = await start_attached(host, devices)
@@ -313,9 +321,7 @@ def _check_lists(**given: object) -> None:
             raise ConfigError(f"{name}={texts!r}: give a list of texts, also for one alone")
 
 
-def make_link(
-    host: Host, bus: Bus, entropy: Entropy, bearings: Bearings, agents: Sequence[str], levels: Levels | None = None
-) -> BusLink:
+def make_link(host: Host, bus: Bus, entropy: Entropy, bearings: Bearings, levels: Levels | None = None) -> BusLink:
     """The node's side of the bus. Before the host starts, because it releases then what is still owed."""
     site, node = bearings.site or "", bearings.node or ""
     return BusLink(
@@ -325,7 +331,6 @@ def make_link(
         site=site,
         node=node,
         version=installed_version(),
-        agents=tuple(agents),
         uplink=bearings.uplink,
         collects=bearings.collects,
         levels=levels,

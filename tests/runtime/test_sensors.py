@@ -10,7 +10,7 @@ import pytest
 
 from stigmergy.core.agent import Agent, decide, evolve
 from stigmergy.core.effects import Events, Order
-from stigmergy.core.errors import ConfigError, DefinitionError, NotRunning, Overloaded
+from stigmergy.core.errors import ConfigError, DefinitionError, NotAssigned, NotRunning, Overloaded
 from stigmergy.core.messages import Action, Command, Event, transient, within
 from stigmergy.core.supervision import InputFailed, Supervise, WhenStale
 from stigmergy.ports.device import Feed
@@ -331,8 +331,29 @@ class Asked:
 def test_a_sensor_is_for_the_agents_it_names() -> None:
     fleet, asked = declare(), Asked()
     fleet.sensor(Gauge, every_s=1, agents=["b", "Gauge/c", "b"])(asked)
-    run_for(fleet, 1, agents=("Gauge/a",))
+    run_for(fleet, 1, agents=())
     assert asked.first() == ["b", "c"]
+
+
+def test_a_sensor_reads_nothing_for_agents_that_run_elsewhere() -> None:
+    """The code is the same on every node: a sensor may name agents of several of them."""
+    fleet, asked = declare(), Asked()
+    fleet.sensor(Gauge, every_s=1, agents=["b", "Gauge/c", "b"])(asked)
+    run_for(fleet, 1, agents=("Gauge/a", "Gauge/c"))
+    assert asked.first() == ["c"]
+
+
+def test_a_pattern_is_for_those_that_are_there() -> None:
+    fleet, asked = declare(), Asked()
+    fleet.sensor(Gauge, every_s=1)(asked)
+
+    async def main(node: SimNode) -> None:
+        live = await node.start()
+        await live.send("Gauge/b1", Hello())
+        await asyncio.sleep(2)
+
+    play(fleet, main, agents=["Gauge/a", "Gauge/b*"])
+    assert asked.first() == ["a", "b1"]
 
 
 def test_else_for_those_the_node_carries() -> None:
@@ -348,7 +369,8 @@ def test_a_node_that_carries_others_reads_nothing_for_strangers() -> None:
 
     async def main(node: SimNode) -> None:
         live = await node.start()
-        await live.send("Gauge/stranger", Hello())
+        with pytest.raises(NotAssigned):
+            await live.send("Gauge/stranger", Hello())
         await asyncio.sleep(5)
 
     play(fleet, main, agents=["Lamp/x"])
@@ -596,9 +618,9 @@ def test_a_full_node_makes_a_reading_fail_and_not_the_sensor(monkeypatch: pytest
         return failed, counters_of(node)["taken"] - taken
 
     tight = Settings(telemetry_items_max=1, batch_events_max=1)
-    failed, taken = play(fleet, main, agents=["Gauge/a"], settings=tight)
+    failed, taken = play(fleet, main, agents=["Gauge/a", "Gauge/b"], settings=tight)
     assert failed > 0
-    assert taken == 4
+    assert taken == 8
 
 
 def test_one_seed_gives_one_order() -> None:

@@ -14,6 +14,7 @@ from stigmergy.cli.company import company_fields
 from stigmergy.cli.output import BAD, GOOD, HEADING, NAME, WARN, Cell, Output, counted, shown_bytes, shown_fields
 from stigmergy.cli.places import add_place, find_place, find_socket
 from stigmergy.cli.standing import add_cluster, status_of_cluster
+from stigmergy.core.assignment import shown
 from stigmergy.core.errors import ConfigError, NotRunning
 from stigmergy.runtime.link import NO_BUS, UP
 from stigmergy.runtime.protocol import Drop, Letters, Resume, Retry, Roster, Status, Stop
@@ -108,6 +109,8 @@ def status(arguments: argparse.Namespace, output: Output) -> int:
         output.table(("PROCESS", "SHARDS", "PID", "AGENTS", "EVENTS", "OWED"), [_process(one) for one in processes])
     if found["stopped"]:
         output.table(("STOPPED", "WHY"), [((agent, BAD), why) for agent, why in found["stopped"].items()])
+    if resting := found.get("at_rest"):
+        output.line(("at rest", WARN), f"  {shown(resting)}: in the journal, and not among agents of this node")
     for trouble in found["troubles"]:
         output.line(("trouble", BAD), f"  {trouble}")
     counters = {name: count for name, count in found["counters"].items() if count}

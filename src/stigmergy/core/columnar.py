@@ -169,6 +169,7 @@ class Columnar:
         new = [name for name in dict.fromkeys(names) if table.find(name) < 0]
         for name in new:
             self._state.plan_at(f"{kind}/{name}")
+            self._state.assignment.check(f"{kind}/{name}")
         if sum(len(name) + NAME_BYTES for name in new) > ENROLLED_BYTES_MAX:
             raise Malformed(f"{len(new)} names in one enrolment; give {ENROLLED_BYTES_MAX} bytes of them at most")
         self.check_room(kind, len(new))

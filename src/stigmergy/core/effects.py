@@ -159,6 +159,16 @@ class ActionFailed(Event, name="stigmergy.ActionFailed"):
     reason: str = ""
 
 
+class TellFailed(Event, name="stigmergy.TellFailed"):
+    """A tell is for an agent that does not run on this node: it is in the dead letters. Kept only if the agent has a
+    handler for it."""
+
+    to: str
+    message: str
+    """The name of the message's class."""
+    reason: str = ""
+
+
 class WorkFailed(Event, name="stigmergy.WorkFailed"):
     """Slow work raised or found nobody to do it. Kept only if the agent has a handler for it."""
 
@@ -266,6 +276,7 @@ __all__ = [
     "OrderClaim",
     "Publish",
     "Tell",
+    "TellFailed",
     "Timer",
     "WakeMe",
     "WakeMeAt",

@@ -7,6 +7,7 @@ StigmergyError
 │   ├── Malformed          bytes that do not decode
 │   ├── UnknownTag         a message this agent has no handler for
 │   ├── UnknownKind        an agent kind this fleet does not have
+│   ├── NotAssigned        an agent that this node does not run: send it where it runs
 │   ├── TooLarge           over a stated limit
 │   ├── SequenceGap        a source skipped numbers and the wait for them is over
 │   ├── StaleEpoch         an owner that has been replaced still speaks
@@ -77,6 +78,10 @@ class UnknownTag(PeerError):
 
 class UnknownKind(PeerError):
     """An address whose kind no agent class of this fleet has."""
+
+
+class NotAssigned(PeerError):
+    """An agent that this node is not told to run; nothing was taken."""
 
 
 class TooLarge(PeerError):

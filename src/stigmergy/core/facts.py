@@ -24,7 +24,7 @@ def take_verdict(state: ShardState, handling: Handling, draft: Draft, address: s
     """Takes a verdict of the ledger. One about a claim that the agent no longer has a field for is passed over."""
     verdict = read_verdict(body)
     agent = state.agents.get(address)
-    if agent is not None and verdict.claim in state.plan_of[type(agent)].ordered:
+    if agent is not None and address not in state.at_rest and verdict.claim in state.plan_of[type(agent)].ordered:
         draft.begin_run(now_ns, LEDGER)
         handling.follow(draft, address, verdict, LEDGER, now_ns)
 
@@ -36,7 +36,7 @@ def take_merged(
     agent = state.agents.get(received.agent)
     merged = Merged(field=received.field, deltas=received.deltas, state=received.state)
     try:
-        if agent is None:
+        if agent is None or received.agent in state.at_rest:
             raise PeerError(f"{received.agent} is not here; nobody holds a replica for it")
         new = check_merged(agent, merged)
     except (PeerError, Overloaded) as error:
@@ -60,8 +60,9 @@ def retry(state: ShardState, handling: Handling, draft: Draft, letter: Letter, n
     fact = None if agent is None else _fact_in(state.plan_of[type(agent)], agent, letter.input)
     if fact is None:
         handling.take(draft, address, letter.input, letter.source, now_ns)
-    elif address in state.stopped:
-        refusal = PeerError(f"{address} is stopped: {state.stopped[address]}; resume it, then retry this")
+    elif address in state.at_rest or address in state.stopped:
+        why = f"{address} is stopped: {state.stopped.get(address)}; resume it, then retry this"
+        refusal = PeerError(state.assignment.refusal(address) if address in state.at_rest else why)
         handling.fail(draft, address, letter.input, letter.source, refusal, now_ns)
     else:
         decides = state.plan_at(address).plans[type(fact)].decide is not None

@@ -73,7 +73,7 @@ class Handling:
         event (no `decide`, no window) is handled right here, everything else by `take`, with all its cases.
         """
         state = self._state
-        agents, plan_of, stopped = state.agents, state.plan_of, state.stopped
+        agents, plan_of, stopped, at_rest = state.agents, state.plan_of, state.stopped, state.at_rest
         find, keep_event, keep_image = agents.get, draft.events.append, draft.touched.setdefault
         newest, wait_ns = draft.newest_events, draft.wait_ns
         message: Any
@@ -86,7 +86,7 @@ class Handling:
             address, body = item
             agent = find(address)
             unsound = len(body) > SURELY_FLAT_BYTES and not is_sound(body)
-            if agent is None or unsound or (stopped and address in stopped):
+            if agent is None or unsound or (stopped and address in stopped) or (at_rest and address in at_rest):
                 if body is ELSEWHERE:
                     continue
                 self.take(draft, address, body, source, now_ns)
@@ -313,6 +313,7 @@ class Handling:
     def _open(self, address: str, body: bytes) -> tuple[AgentPlan, Message]:
         """Finds the agent's plan and decodes the message for it. Raises PeerError with a sentence that says why."""
         agent_plan = self._state.plan_at(address)
+        self._state.assignment.check(address)
         size_bytes = len(body)
         if size_bytes > MESSAGE_BYTES_MAX:
             raise TooLarge(

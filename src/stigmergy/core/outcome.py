@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Struct
 
-from stigmergy.core.codec import UNDECODABLE, canonical_bytes, encode
+from stigmergy.core.codec import UNDECODABLE, canonical_bytes, encode, tag_of
 from stigmergy.core.commit import Owed
 from stigmergy.core.draft import OVERHEAD_BYTES, Draft
-from stigmergy.core.effects import PUBLISH, TIMERS, Publish, Tell, WindowClosed, shard_sink, sink_of
+from stigmergy.core.effects import PUBLISH, TIMERS, Publish, Tell, TellFailed, WindowClosed, shard_sink, sink_of
 from stigmergy.core.errors import TooLarge
 from stigmergy.core.homes import Homes
-from stigmergy.core.messages import Bindable, Claimed, Command, Effect, Event, Keeping
+from stigmergy.core.messages import Bindable, Claimed, Command, Effect, Event, Keeping, spec_of
 from stigmergy.core.plans import AgentPlan, Plan, without_shared
 from stigmergy.core.state import ShardState, evolve_event
 from stigmergy.core.timers import WINDOW_PREFIX, TimerSet, read_timer, timer_body
@@ -22,6 +22,7 @@ from stigmergy.core.timers import WINDOW_PREFIX, TimerSet, read_timer, timer_bod
 NO_CAUSE = -1
 """The cause of an effect whose event was transient, and so is not in the log."""
 
+_TOLD_BACK = spec_of(TellFailed).tag
 PackedEffect = tuple[str, bytes]
 """Sink and bytes."""
 
@@ -137,9 +138,13 @@ def pack_effects(
     """The effects with their sinks. Raises TooLarge as soon as they are more than there is room for."""
     packed: list[PackedEffect] = []
     overhead = len(agent.address) + OVERHEAD_BYTES
+    agent_plan = state.plan_of[type(agent)]
     for effect in effects:
         packed.append(pack_effect(state, homes, effect, cause, now_ns))
         room_bytes -= len(packed[-1][1]) + overhead
+        if isinstance(effect, Tell) and not state.assignment.runs(effect.to) and agent_plan.handles(TellFailed):
+            packed.append(_tell_back(state, agent.address, effect))
+            room_bytes -= len(packed[-1][1]) + overhead
         if room_bytes < 0:
             break
     if room_bytes < 0:
@@ -148,6 +153,22 @@ def pack_effects(
             "put large payloads into a store and keep a Blob"
         )
     return packed
+
+
+def _tell_back(state: ShardState, teller: str, tell: Tell) -> PackedEffect:
+    """What the teller hears of a tell for an agent that does not run here: as a tell of its own, in a later step. The
+    tell itself leaves as ever, and is a dead letter where it arrives."""
+    reason = state.assignment.refusal(tell.to)
+    failed = TellFailed(to=tell.to, message=type(tell.message).__name__, reason=reason)
+    return shard_sink(state.shard), encode((teller, encode(failed)))
+
+
+def is_tell_back(owed: Owed) -> bool:
+    """Whether the framework added this effect: no handler asked for it."""
+    if not owed.sink.startswith("shard/"):
+        return False
+    to, body = msgspec.msgpack.decode(owed.body, type=tuple[str, bytes])
+    return to == owed.agent and tag_of(body) == _TOLD_BACK
 
 
 def enter(state: ShardState, draft: Draft, address: str, agent: Any, image: Any, outcome: Outcome, now_ns: int) -> None:

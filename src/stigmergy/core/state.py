@@ -12,6 +12,7 @@ from typing import Any
 from msgspec import Struct
 
 from stigmergy.core.agent import Agent
+from stigmergy.core.assignment import Assignment
 from stigmergy.core.blocks import Blocks
 from stigmergy.core.claiming import CLAIM_EVENTS, fold_verdict
 from stigmergy.core.commit import GENESIS, Head
@@ -122,6 +123,10 @@ class ShardState:
         self.limits = limits or Limits()
         self.agents: dict[str, Any] = {}
         """The interpreted ones."""
+        self.assignment = Assignment()
+        """Which agents this node runs; see `assign`."""
+        self.at_rest: dict[str, None] = {}
+        """Agents of this log that the node is not told to run: nothing reaches them, and they do nothing."""
         self.tables: dict[str, Table] = {kind: plan.engine.table() for kind, plan in plans.items() if plan.engine}
         """The compiled ones, by kind."""
         self.enrolled: dict[str, int] = {}
@@ -156,6 +161,22 @@ class ShardState:
     def head(self) -> Head:
         """Where this shard stands."""
         return Head(shard=self.shard, position=self.position, epoch=self.epoch, digest=self.digest)
+
+    def assign(self, assignment: Assignment) -> None:
+        """Sets which agents run here, before the first step; the others of this log are at rest from now on.
+
+        Raises ConfigError for compiled ones: records name them by number, many at a time.
+        """
+        self.assignment = assignment
+        self.at_rest = {address: None for address in self.agents if not assignment.runs(address)}
+        for kind, table in self.tables.items():
+            names = (table.name(number) for number in range(0 if assignment.is_everything else len(table)))
+            other = next((name for name in names if not assignment.runs(f"{kind}/{name}")), None)
+            if other is not None:
+                raise ConfigError(
+                    f"{kind}/{other} is in this journal, and not among agents; compiled agents cannot be left at rest: "
+                    f"name all that the journal has, for example '{kind}/*', or begin with another journal"
+                )
 
     def plan_at(self, address: str) -> AgentPlan:
         """The plan of the agent kind that this address names."""

@@ -77,6 +77,7 @@ class Companions:
                 seeds=seeds,
                 settings=host.settings.membership,
             )
+            host.assignment.locate = self.membership.locate
         if any(plan.shared for plan in host.declaration.plans.values()):
             # Also alone: agents of this node that share a field hear of each other's writes.
             own: Mesh = mesh or Alone(ALONE)

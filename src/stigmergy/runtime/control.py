@@ -107,6 +107,7 @@ class ControlDesk:
             case protocol.Send():
                 return await self._send(request)
             case protocol.Observe():
+                self._host.assignment.check(request.agent)
                 plan = self._host.shards.first.state.plan_at(request.agent)
                 event = phrase(plan, Event, request.event, request.fields, request.texts)
                 await self._live.observe(request.agent, event)
@@ -149,6 +150,7 @@ class ControlDesk:
                 assert_never(request)
 
     async def _send(self, request: protocol.Send) -> Any:
+        self._host.assignment.check(request.agent)
         plan = self._host.shards.first.state.plan_at(request.agent)
         command = phrase(plan, Command, request.command, request.fields, request.texts)
         verdict = await self._live.send(request.agent, command, command_id=request.command_id, client=CLIENT)
@@ -251,7 +253,7 @@ class ControlDesk:
         return {"letter": letter.letter, "agent": letter.agent, "retried": retried, "failed_again": failed}
 
     async def _resume(self, request: protocol.Resume) -> Any:
-        number = self._host.intake.shard_of(request.agent)
+        number = self._host.intake.home_of(request.agent)
         state = self._host.shards[number].state
         state.plan_at(request.agent)
         if request.agent not in state.stopped:
@@ -306,6 +308,7 @@ class ControlDesk:
             "waiting": standing.waiting,
             "dead_letters": standing.dead_letters,
             "stopped": standing.stopped,
+            **({"at_rest": standing.at_rest} if standing.at_rest else {}),
             "journal_bytes": standing.journal_bytes,
             "heads": [described_head(head) for head in standing.heads],
             "signers": [

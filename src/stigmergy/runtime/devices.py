@@ -1,7 +1,8 @@
 """Runs what a node is fitted with, beside its host: sensors and control loops, one task for each agent they are for.
 
-Which agents: those that the sensor or loop names; else those that the node names as its own; else all of the kind that
-have had an input here, new ones within a second. An agent that supervision has stopped is not read for meanwhile.
+Which agents: those that the sensor or loop names; else those whose addresses `agents` spells out, and all of the kind
+that have had an input here, new ones within a second; never agents that do not run here. An agent that supervision has
+stopped is not read for meanwhile.
 Start it after the host and stop it before: a loop makes its output safe while the node still lives. What they share is
 opened before the host and closed after it, because actuators need it for as long as orders go out.
 """
@@ -9,13 +10,12 @@ opened before the host and closed after it, because actuators need it for as lon
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from msgspec import Struct, structs
 
 from stigmergy.core.agent import Agent
-from stigmergy.core.errors import ConfigError
 from stigmergy.core.messages import SECOND_NS
 from stigmergy.ports.device import Attachment, Threads
 from stigmergy.runtime.host import Host
@@ -56,10 +56,9 @@ class Inline:
 class Devices:
     """The sensors and loops of a running host."""
 
-    def __init__(self, host: Host, threads: Threads, agents: Sequence[str] = ()) -> None:
+    def __init__(self, host: Host, threads: Threads) -> None:
         self._host = host
         self._threads = threads
-        self._own = _by_kind(host, agents)
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._outlets: dict[tuple[str, str], Outlet] = {}
         self._loops: dict[tuple[str, str], Loop] = {}
@@ -97,7 +96,7 @@ class Devices:
         if not specs:
             return
         self._look()
-        if any(self._named(spec) is None for spec in specs):
+        if any(spec.agents is None for spec in specs):
             self._watch = asyncio.ensure_future(self._watch_agents())
 
     async def stop(self) -> None:
@@ -153,12 +152,6 @@ class Devices:
             return self._sensor_counters[spec.name]
         return self._loop_counters[spec.name]
 
-    def _named(self, spec: SensorSpec | LoopSpec) -> tuple[str, ...] | None:
-        """The agents that this is for, if somebody has named them."""
-        if spec.agents is not None:
-            return spec.agents
-        return self._own.get(spec.kind.__agent_kind__, ()) if self._own else None
-
     async def _watch_agents(self) -> None:
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
@@ -171,12 +164,15 @@ class Devices:
             return
         self._seen = count
         self.left_out = 0
+        assignment = self._host.assignment
         here = sorted(address for shard in self._host.shards for address in shard.state.agents)
         for spec in self._specs():
-            prefix, named = f"{spec.kind.__agent_kind__}/", self._named(spec)
-            mine = here if named is None else [f"{prefix}{name}" for name in named]
-            for address in mine:
-                if address.startswith(prefix) and self._host.intake.shard_of(address) in self._host.shards:
+            kind = spec.kind.__agent_kind__
+            mine = [f"{kind}/{name}" for name in (assignment.names_of(kind) if spec.agents is None else spec.agents)]
+            mine += here if spec.agents is None else ()
+            for address in dict.fromkeys(mine):
+                ours = address.startswith(f"{kind}/") and assignment.runs(address)
+                if ours and self._host.intake.shard_of(address) in self._host.shards:
                     self._begin(spec, address)
 
     def _begin(self, spec: SensorSpec | LoopSpec, address: str) -> None:
@@ -224,15 +220,3 @@ async def start_attached(host: Host, devices: Devices, recovered: Recovered | No
 
 def _key(spec: SensorSpec | LoopSpec) -> str:
     return f"{'sensor' if isinstance(spec, SensorSpec) else 'loop'} {spec.name}"
-
-
-def _by_kind(host: Host, agents: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """The node's own agents, their names by kind."""
-    own: dict[str, tuple[str, ...]] = {}
-    for address in agents:
-        kind, _, name = address.partition("/")
-        if kind not in host.declaration.plans or not name:
-            kinds = ", ".join(host.declaration.plans)
-            raise ConfigError(f"agents has {address!r}; give addresses like 'Drone/D-17', of the kinds {kinds}")
-        own[kind] = tuple(dict.fromkeys((*own.get(kind, ()), name)))
-    return own

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from stigmergy.core.assignment import Assignment, shown
 from stigmergy.core.claiming import LEDGER
 from stigmergy.core.codec import open_envelope
 from stigmergy.core.effects import OrderClaim
@@ -49,6 +51,7 @@ from stigmergy.runtime.staleness import Staleness
 from stigmergy.runtime.tells import Tells
 from stigmergy.runtime.waking import Waker
 
+log = logging.getLogger("stigmergy.host")
 DRAIN_LOOK_S = 0.002
 """How often a stop looks whether everything is done."""
 
@@ -67,8 +70,11 @@ class Host:
         trusted: Sequence[bytes] = (),
         owned: Sequence[int] | None = None,
         place: bytes = b"",
+        agents: Sequence[str] = (),
     ) -> None:
+        """`agents` are those that it is to run, as `agents` in the configuration names them; without any, all."""
         self.declaration = declaration
+        self.assignment = Assignment(agents, declaration.plans)
         self.settings = settings or declaration.settings
         self.journal = journal
         self.clock = clock
@@ -97,8 +103,10 @@ class Host:
             gap_wait_ns=int(self.settings.gap_wait_s * SECOND_NS),
             gap_deliveries_max=self.settings.gap_deliveries_max,
         )
-        self.intake = Intake(declaration, self.shards, self.mailbox, self.ingress, clock.monotonic_ns, self._wake)
-        self.tells = Tells(self.shards, self.mailbox, self.intake.put_inside)
+        self.intake = Intake(
+            declaration, self.assignment, self.shards, self.mailbox, self.ingress, clock.monotonic_ns, self._wake
+        )
+        self.tells = Tells(self.shards, self.mailbox, self.intake.put_inside, self.assignment, clock.monotonic_ns)
         self.effector = Effector(
             declaration.hands, declaration.plans, self.settings, journal.identity.incarnation, self._inform
         )
@@ -137,10 +145,17 @@ class Host:
             self.intake.close(str(error))
             raise
         monotonic_ns, now_ns = self.clock.monotonic_ns(), self._now_ns()
+        if at_rest := [address for shard in self.shards for address in shard.state.at_rest]:
+            log.warning(
+                "%d agents of this journal are not among agents, and at rest: %s; they take and do nothing here",
+                len(at_rest),
+                shown(at_rest),
+            )
         for shard in self.shards:
             shard.begin_epoch(claim)
             for timer in shard.state.timers.all():
-                self._alarms.set(shard.state.shard, timer, now_ns, monotonic_ns)
+                if timer.agent not in shard.state.at_rest:
+                    self._alarms.set(shard.state.shard, timer, now_ns, monotonic_ns)
             for address in addresses_of(shard.state, lambda plan: plan.stale_rules):
                 self._staleness.refresh(address, None, monotonic_ns)
         for shard in self.shards:
@@ -162,6 +177,7 @@ class Host:
             recovered = Recovery(self.journal, declaration.plans, self.verifier, self.settings.limits).recover()
         for state in recovered.states:
             state.replica_seed = self.replica_seed
+            state.assign(self.assignment)
             self.shards.take(Shard(state, declaration.homes))
             self._durable[state.shard] = state.position
             catch_up(state)
@@ -417,8 +433,14 @@ class Host:
         self._repeats.give()
 
     def _release(self, number: int, owed: Sequence[Pending]) -> None:
-        """Hands durable effects to who carries them out; tells become deliveries of the shard they go to."""
+        """Hands durable effects to who carries them out; tells become deliveries of the shard they go to.
+
+        What an agent at rest has owed since before stays owed: it may be carried out elsewhere by now.
+        """
+        at_rest = self.shards[number].state.at_rest
         for pending in self.tells.release(number, owed):
+            if at_rest and pending.agent in at_rest:
+                continue
             if pending.sink != LEDGER:
                 self.effector.release(number, pending)
             elif self.claims is not None:

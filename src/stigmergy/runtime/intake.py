@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
+from stigmergy.core.assignment import Assignment
 from stigmergy.core.codec import Envelope, encode, printable
 from stigmergy.core.draft import OVERHEAD_BYTES
 from stigmergy.core.errors import Malformed, NotRunning, Overloaded, UnknownKind
@@ -64,6 +65,7 @@ class Intake:
     def __init__(
         self,
         declaration: Declaration,
+        assignment: Assignment,
         shards: Shards,
         mailbox: Mailbox,
         ingress: Ingress[Envelope],
@@ -71,6 +73,7 @@ class Intake:
         wake: Callable[[], None],
     ) -> None:
         self._declaration = declaration
+        self._assignment = assignment
         self._shards = shards
         self._mailbox = mailbox
         self._ingress = ingress
@@ -92,6 +95,9 @@ class Intake:
         if not isinstance(data, bytes):
             raise Malformed(f"{_shown(data)} is no envelope; give the bytes that pack_envelope makes")
         envelope = self._ingress.open(data)
+        if not self._assignment.is_everything:
+            for address, _ in envelope.items:
+                self._assignment.check(address)
         if self._has_key or len(self._shards) < self._shards.total:
             self._check_homes(envelope.items)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -219,7 +225,9 @@ class Intake:
         self._asks.clear()
 
     def home_of(self, address: str) -> int:
-        """The shard of ours where an agent lives. Raises NotOwned, with who has it, for one that lives elsewhere."""
+        """The shard of ours where an agent lives. Raises NotAssigned or NotOwned, with who has it, for one that runs
+        elsewhere."""
+        self._assignment.check(address)
         shard = self.shard_of(address)
         if shard not in self._shards:
             self._shards.check_home(address, shard)

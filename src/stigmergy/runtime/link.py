@@ -71,7 +71,6 @@ class BusLink:
         site: str,
         node: str,
         version: str = "",
-        agents: tuple[str, ...] = (),
         uplink: UplinkRule | None = None,
         collects: bool = False,
         levels: Levels | None = None,
@@ -102,12 +101,11 @@ class BusLink:
             self.teller,
             settings.bus,
             _ids(clock, entropy),
-            agents,
         )
         self.presence = Presence(
             bus,
             self.topics,
-            structs.replace(me, agents=agents),
+            me,
             partial(tell_interested, host),
             clock.monotonic_ns,
             every_s=settings.bus.presence_every_s,
@@ -118,6 +116,7 @@ class BusLink:
         collected = (*declaration.collects, *all_of_them)
         self.relay = Relay(bus, host, sender, me.run, self.teller, uplink, collected, levels)
         host.effector.publish = self._release
+        host.assignment.locate = self.presence.locate
         bus.on_link(self._heard)
 
     async def start(self) -> None:
@@ -176,7 +175,11 @@ class BusLink:
     def troubles(self) -> list[str]:
         """What does not mend itself: a name that two nodes use, a broker that will not have us."""
         error = self._bus.last_error
-        found = [self.presence.conflict, str(error) if isinstance(error, ConfigError) else ""]
+        found = [
+            self.presence.conflict,
+            *self.presence.overlaps(),
+            str(error) if isinstance(error, ConfigError) else "",
+        ]
         found += self.subscriber.ordering.troubles
         return [*(trouble for trouble in found if trouble), *self.relay.troubles]
 
@@ -250,7 +253,11 @@ def describe_this_node(host: Host, node: str, entropy: Entropy, version: str) ->
     """What this run of a node says about itself."""
     since = datetime.fromtimestamp(host.clock.wall_ns() / 1_000_000_000, UTC).isoformat(timespec="seconds")
     run = entropy.token(RUN_BYTES).hex()
-    return describe_node(node, run, version, since, host.declaration.plans, host.declaration.hands.by_tag)
+    member = describe_node(node, run, version, since, host.declaration.plans, host.declaration.hands.by_tag)
+    # Of several owners of shards each runs those of its shards only; they announce nothing.
+    if len(host.journal.identity.owned) < host.shards.total:
+        return member
+    return structs.replace(member, agents=host.assignment.agents, everything=host.assignment.is_everything)
 
 
 def _ids(clock: Clock, entropy: Entropy) -> Callable[[], str]:

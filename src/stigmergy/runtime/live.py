@@ -62,6 +62,8 @@ class Standing(Struct, frozen=True):
     company: Company = Company()
     copies: list[CopyStanding] = []
     """How far the copies of the journal elsewhere are, store by store."""
+    at_rest: list[str] = []
+    """Agents of the journal that this node is not told to run, sorted: they take nothing and do nothing."""
     troubles: list[str] = []
     """What does not work at present and does not mend itself, in sentences that say what to do."""
 
@@ -132,7 +134,8 @@ class Live:
     def query(self, address: str, kind: type[Agent] | None = None) -> Any:
         """The durable state of an agent, as a copy. One that has had no input is in its first state.
 
-        Given the class as well, the type checker knows what comes back.
+        Given the class as well, the type checker knows what comes back. Raises NotAssigned for one that runs elsewhere;
+        of one at rest the state is what it was.
         """
         check_address(address)
         host = self._host
@@ -141,6 +144,8 @@ class Live:
         if kind is not None and plan.cls is not kind:
             raise UnknownKind(f"{address} is a {plan.kind}, not a {_kind_name(kind)}; ask for that")
         agent = host.durable_image(address)
+        if agent is None:
+            host.assignment.check(address)
         return shard.state.new_agent(address, plan) if agent is None else plan.copy(agent)
 
     def agents(self, kind: str | type[Agent] | None = None) -> list[str]:
@@ -230,7 +235,7 @@ class Live:
         """Where this node stands: what is on disk, and what the counters of this run say beside it."""
         host = self._host
         counters: dict[str, int] = {}
-        parts: list[Any] = [host.mailbox.counters, host.ingress.counters, host.columns.counters]
+        parts: list[Any] = [host.mailbox.counters, host.ingress.counters, host.columns.counters, host.tells.counters]
         parts += [host.effector.counters, host.block_hands.counters, host.housekeeper.counters]
         for counted in (*(shard.counters for shard in host.shards), *parts):
             for name, value in structs.asdict(counted).items():
@@ -264,6 +269,7 @@ class Live:
             link=LinkStanding() if self.link is None else self.link.standing(),
             company=Company() if self.companions is None else self.companions.standing(),
             copies=list(self.copies()),
+            at_rest=sorted(address for shard in host.shards for address in shard.state.at_rest),
             troubles=[
                 *(why for _, why in sorted(host.housekeeper.troubles.items())),
                 *host.block_hands.troubles(),

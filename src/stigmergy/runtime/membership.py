@@ -19,7 +19,7 @@ from stigmergy.core.swim import Appeared, Identity, Status, Swim, SwimSettings, 
 from stigmergy.core.swim.packets import ABOUT_BYTES_MAX, INCARNATION_MAX, RUN_BYTES
 from stigmergy.ports.clock import Clock, Entropy
 from stigmergy.ports.mesh import Mesh
-from stigmergy.runtime.presence import Member, MemberJoined, MemberLeft, MembersReset, Tell
+from stigmergy.runtime.presence import Member, MemberJoined, MemberLeft, MembersReset, Tell, locate
 
 SECOND_NS = 1_000_000_000
 MILLISECOND_NS = 1_000_000
@@ -67,6 +67,7 @@ class About(Struct, frozen=True, array_like=True):
     actions: tuple[str, ...] = ()
     agents: tuple[str, ...] = ()
     """None named means any, and so do too many to name."""
+    everything: bool | None = None
 
 
 class Membership:
@@ -116,6 +117,10 @@ class Membership:
         if self._swim is not None:
             found |= {record.node: _member(record) for record in self._swim.members() if record.node != self._me.node}
         return [found[node] for node in sorted(found)]
+
+    def locate(self, address: str) -> str:
+        """Which other node says that it runs this agent; see `Assignment.locate`."""
+        return locate(address, self._me.node, self.members())
 
     def suspects(self) -> list[str]:
         """Those of them who do not answer at present, by name."""
@@ -207,8 +212,14 @@ class Membership:
 
 def write_about(me: Member) -> bytes:
     """What others should know of us: without the agents, if all is too much, then without the actions, then less."""
-    about = About(me.version, me.kinds, me.actions, me.agents)
-    shorter = (about, structs.replace(about, agents=()), About(me.version, me.kinds), About(me.version[:64]), About())
+    about = About(me.version, me.kinds, me.actions, me.agents, me.everything)
+    shorter = (
+        about,
+        structs.replace(about, agents=(), everything=None),
+        About(me.version, me.kinds),
+        About(me.version[:64]),
+        About(),
+    )
     written = (msgspec.msgpack.encode(less) for less in shorter)
     return next(body for body in written if len(body) <= ABOUT_BYTES_MAX)
 
@@ -225,4 +236,5 @@ def _member(record: SwimUpdate) -> Member:
         kinds=about.kinds,
         actions=about.actions,
         agents=about.agents,
+        everything=about.everything,
     )

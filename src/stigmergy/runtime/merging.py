@@ -54,6 +54,8 @@ def added_status(
         "link": known[0]["link"] if known else described_link(LinkStanding()),
         "processes": [],
     }
+    if at_rest := sorted(agent for one in known for agent in one.get("at_rest", ())):
+        found["at_rest"] = at_rest
     if copies := [copy for one in known for copy in one.get("copies", ())]:
         found["copies"] = copies
     for process in range(1, processes + 1):

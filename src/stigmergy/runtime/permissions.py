@@ -46,9 +46,12 @@ def read_asked(pending: Pending) -> ClaimAsked | ClaimReleased:
 
 
 def losses_at_start(state: ShardState) -> list[VerdictCame]:
-    """What agents believed to hold when the node went down: nobody has counted their leases since."""
+    """What agents believed to hold when the node went down: nobody has counted their leases since. Agents at rest hear
+    it when they run again."""
     losses: list[VerdictCame] = []
     for address, agent in state.agents.items():
+        if address in state.at_rest:
+            continue
         for name in state.plan_of[type(agent)].ordered:
             claim: Claim = getattr(agent, name)
             if claim.until_ns:

@@ -13,14 +13,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
+from stigmergy.core.assignment import Assignment, shown
 from stigmergy.core.cloudevents import JSON, STRUCTURED, CloudEvent, read_event, write_structured
-from stigmergy.core.errors import Malformed, PeerError, StigmergyError, TooLarge
+from stigmergy.core.errors import ConfigError, Malformed, PeerError, StigmergyError, TooLarge
 from stigmergy.core.messages import Event, spec_of
 from stigmergy.core.plans import AgentPlan
 from stigmergy.core.supervision import FrameworkEvent
@@ -41,6 +44,9 @@ HEARD_PER_BEAT = 4
 """How often a node may say that it is here: so often at once, and so often in the time between two heartbeats."""
 TWINS_COUNT_MAX = 16
 PRESENT = "stigmergy.NodePresent@1"
+ASKED_MAX = 1_000
+"""So many members are asked whether an agent runs there: it is looked for at each refusal."""
+log = logging.getLogger("stigmergy.presence")
 
 
 class Member(Struct, frozen=True):
@@ -58,7 +64,14 @@ class Member(Struct, frozen=True):
     actions: tuple[str, ...] = ()
     """What it can carry out."""
     agents: tuple[str, ...] = ()
-    """The agents that it carries; none named means any, and so do too many to name."""
+    """The agents that it runs, as its configuration names them; none named means any, and so do too many to name."""
+    everything: bool | None = None
+    """Whether it runs every agent of its kinds; None: it does not say, or is of an older version."""
+
+    @property
+    def assignment(self) -> Assignment | None:
+        """Which agents it says it runs; None where it does not say so."""
+        return _assignment(self.agents) if self.agents or self.everything else None
 
 
 class MemberJoined(Event, name="stigmergy.MemberJoined"):
@@ -141,6 +154,14 @@ class Presence:
         """Who is here, ourselves included, by name."""
         found = {self._me.node: self._me} | {node: member for node, (member, _, _) in self._members.items()}
         return [found[node] for node in sorted(found)]
+
+    def locate(self, address: str) -> str:
+        """Which other node says that it runs this agent; see `Assignment.locate`."""
+        return locate(address, self._me.node, self.members())
+
+    def overlaps(self) -> list[str]:
+        """Which other nodes run agents that run here, too: each of both would carry out their commands."""
+        return overlaps(self._me, self.members())
 
     async def start(self) -> None:
         """Listens for others, and says that we are here whenever the link is up."""
@@ -244,6 +265,8 @@ class Presence:
         if known is None or known[0] != member:
             self.counters.members_joined += 1
             self._tell(MemberJoined(node=member.node, kinds=member.kinds, actions=member.actions, agents=member.agents))
+            for sentence in overlaps(self._me, [member]):
+                log.warning("%s", sentence)
 
     def _gone(self, node: str, because: str, run: str | None = None) -> None:
         known = self._members.get(node)
@@ -284,13 +307,55 @@ class Presence:
             self.conflict = f"another node calls itself {member.node!r} too, here since {member.since}; rename one"
 
 
+@lru_cache(ASKED_MAX)
+def _assignment(agents: tuple[str, ...]) -> Assignment | None:
+    try:
+        return Assignment(agents)
+    except ConfigError:
+        return None  # of a later version, maybe
+
+
+def locate(address: str, here: str, members: Sequence[Member]) -> str:
+    """Who of these, other than ourselves, runs an agent: those that name it, else those that run everything."""
+    others = [one for one in members[:ASKED_MAX] if one.node != here and one.assignment is not None]
+    named = [one.node for one in others if one.agents and one.assignment and one.assignment.runs(address)]
+    kind = address.partition("/")[0]
+    found = named or [one.node for one in others if one.everything and kind in one.kinds]
+    names = " and ".join(f"node {name!r}" for name in found[:2])
+    return f"{names} {'run' if len(found) > 1 else 'runs'} it" if found else ""
+
+
+def overlaps(me: Member, members: Sequence[Member]) -> list[str]:
+    """Sentences about nodes that run agents of ours. A node that names its agents may share a bus with one that names
+    none, as a drone with its gateway; that is not told."""
+    found: list[str] = []
+    ours = me.assignment
+    for member in members:
+        theirs = member.assignment
+        if member.node == me.node or ours is None or theirs is None or not set(me.kinds) & set(member.kinds):
+            continue
+        if me.everything and member.everything:
+            found.append(
+                f"node {member.node!r} runs every agent of this fleet, and so does this one: both carry out every "
+                'command; say in each one\'s configuration whom it runs, for example agents = ["Drone/D-17"]'
+            )
+        elif both := ours.shared_with(theirs):
+            found.append(f"node {member.node!r} runs {shown(both)}, too: take them out of agents of one of the nodes")
+    return found
+
+
 def _names_count(member: Member) -> int:
     return max(len(member.kinds), len(member.commands), len(member.actions), len(member.agents))
 
 
 def _within_bounds(me: Member, message: Callable[[Member], BusMessage]) -> Member:
     """What others take: without the agents, if those are too many, which means any; and so on."""
-    shorter: tuple[dict[str, Any], ...] = ({"agents": ()}, {"commands": {}}, {"actions": ()}, {"kinds": ()})
+    shorter: tuple[dict[str, Any], ...] = (
+        {"agents": (), "everything": None},
+        {"commands": {}},
+        {"actions": ()},
+        {"kinds": ()},
+    )
     for less in shorter:
         if _names_count(me) <= NAMES_COUNT_MAX and len(message(me).payload) <= PRESENCE_BYTES_MAX:
             break

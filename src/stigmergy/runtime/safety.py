@@ -26,6 +26,8 @@ class Safety:
 
     def make_safe(self, shard: Shard, address: str, because: str, *, journal: bool) -> None:
         """Sends out an agent's safe actions; they are written down afterwards if the journal lives."""
+        if address in shard.state.at_rest:
+            return
         plan = shard.state.plans[address.partition("/")[0]]
         for action in safe_actions_of(plan):
             self.send(shard, address, action, because, journal=journal)

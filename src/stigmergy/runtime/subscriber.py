@@ -54,7 +54,7 @@ from stigmergy.runtime.phrasing import find_message
 from stigmergy.runtime.quotas import Quotas
 from stigmergy.runtime.settings import BusSettings
 from stigmergy.runtime.telling import Teller
-from stigmergy.runtime.topics import AGENTS, Channel, Topics, fill_address, parse_topic
+from stigmergy.runtime.topics import AGENTS, Channel, Topics, fill_address, parse_topic, unescape
 
 SEEN_COUNT_MAX = 10_000
 """Ids of messages without numbers that are remembered."""
@@ -93,13 +93,12 @@ class Subscriber:
         teller: Teller,
         settings: BusSettings,
         fresh_id: Callable[[], str],
-        agents: tuple[str, ...] = (),
     ) -> None:
         self._bus = bus
         self._topics = topics
         self._host = host
         self._teller = teller
-        self._agents = agents
+        self._assignment = host.assignment
         self._fresh_id = fresh_id
         self._quotas = Quotas(settings.messages_per_s, settings.burst)
         self.ordering = Ordering(host, bus, settings.gap_wait_s)
@@ -114,11 +113,12 @@ class Subscriber:
     async def start(self) -> None:
         """Subscribes to everything that the fleet takes."""
         self.ordering.start()
-        for address in self._agents or ("+/+",):
-            await self._bus.subscribe(
-                self._topics.agents_pattern(Channel.COMMANDS, address), self._guard(self._command)
-            )
-            await self._bus.subscribe(self._topics.agents_pattern(Channel.INPUTS, address), self._guard(self._input))
+        for channel, take in ((Channel.COMMANDS, self._command), (Channel.INPUTS, self._input)):
+            # Brokers know no part of a level: of the patterns' kinds everything is heard, and most of it passed over.
+            for pattern in dict.fromkeys(
+                self._topics.agents_pattern(channel, entry) for entry in self._assignment.agents or ("*/*",)
+            ):
+                await self._bus.subscribe(pattern, self._own(self._guard(take)))
         declaration = self._host.declaration
         for listen in declaration.listens:
             template = listen.template(self._topics.fleet, self._topics.site)
@@ -131,6 +131,24 @@ class Subscriber:
     def close(self) -> None:
         """Takes nothing more: what comes now stays with the broker."""
         self._closed = True
+
+    def _own(self, take: Callable[[BusMessage], Awaitable[None]]) -> Callable[[BusMessage], Awaitable[None]]:
+        """Leaves alone what is for agents that other nodes run: they hear it, too."""
+
+        async def handle(message: BusMessage) -> None:
+            levels = message.topic.split("/", AGENT_LEVELS)
+            if len(levels) >= AGENT_LEVELS and not self._runs("/".join(levels[3:5])):
+                return
+            await take(message)
+
+        return handle
+
+    def _runs(self, escaped: str) -> bool:
+        """Whether the agent of a topic runs here; of one that is badly escaped the door says what is wrong."""
+        try:
+            return self._assignment.runs("/".join(unescape(level) for level in escaped.split("/")))
+        except Malformed:
+            return self._assignment.is_everything
 
     # ------------------------------------------------------------------ the door
 
@@ -225,7 +243,7 @@ class Subscriber:
             event = _read(message)
             speaker = Topics(topic.fleet, topic.site).source_of(topic.name)
             to = fill_address(listen.to, places)
-            if not self._carries(to):
+            if not self._assignment.runs(to):
                 return
             # The same topic may be listened to for several agents, and each of them has a mark of its own.
             source = _source(f"{message.topic} {to}")
@@ -273,7 +291,7 @@ class Subscriber:
     def _device_listener(self, spec: DeviceEvent) -> Callable[[BusMessage], Awaitable[None]]:
         async def hear(message: BusMessage) -> None:
             places = _places(spec, message.topic)
-            if not self._carries(fill_address(spec.to, places)):
+            if not self._assignment.runs(fill_address(spec.to, places)):
                 return
             to, observed = read_device_event(spec, places, message.payload)
             self._plan(to)
@@ -285,7 +303,7 @@ class Subscriber:
     def _device_taker(self, spec: DeviceCommands) -> Callable[[BusMessage], Awaitable[None]]:
         async def take(message: BusMessage) -> None:
             places = _places(spec, message.topic)
-            if not self._carries(fill_address(spec.to, places)):
+            if not self._assignment.runs(fill_address(spec.to, places)):
                 return
             to, command_id, command = read_device_command(spec, places, message.payload)
             self._plan(to)
@@ -307,11 +325,6 @@ class Subscriber:
         return take
 
     # ------------------------------------------------------------------ messages
-
-    def _carries(self, address: str) -> bool:
-        """Whether an agent is at home here. A device that names its own leaves others of their kinds to others."""
-        kind = address.partition("/")[0]
-        return address in self._agents or not any(agent.partition("/")[0] == kind for agent in self._agents)
 
     def _plan(self, address: str) -> AgentPlan:
         return self._host.shards.first.state.plan_at(address)

@@ -5,18 +5,26 @@ Where the other shard is not ours, who has it takes them; until that one has the
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
+from msgspec import Struct
 
+from stigmergy.core.assignment import Assignment
+from stigmergy.core.codec import tag_of
 from stigmergy.core.effects import shard_sink
 from stigmergy.core.inputs import Delivery, EffectSettled, Input
+from stigmergy.core.messages import SECOND_NS
 from stigmergy.core.outbox import Pending
 from stigmergy.runtime.mailbox import Letter, Mailbox, Ticket
 from stigmergy.runtime.ownership import Shards
 
 SHARD_SINKS = "shard/"
+REPORT_EVERY_NS = 60 * SECOND_NS
+"""Tells that cannot be delivered are logged at most so often, with their number."""
+log = logging.getLogger("stigmergy.tells")
 _told = msgspec.msgpack.Decoder(tuple[str, bytes])
 
 
@@ -28,6 +36,13 @@ def shard_of_sink(sink: str) -> int:
 def told_items(pendings: Sequence[Pending]) -> list[tuple[str, bytes]]:
     """Whom these tells are for, and what they say."""
     return [_told.decode(pending.body) for pending in pendings]
+
+
+class TellCounters(Struct):
+    """What became of tells."""
+
+    tells_undelivered: int = 0
+    """For agents that do not run on this node; they are in the dead letters."""
 
 
 class Settles:
@@ -74,7 +89,19 @@ class Elsewhere(Protocol):
 class Tells:
     """Releases what the shards of a host tell others."""
 
-    def __init__(self, shards: Shards, mailbox: Mailbox, put: Callable[[int, Input], None]) -> None:
+    def __init__(
+        self,
+        shards: Shards,
+        mailbox: Mailbox,
+        put: Callable[[int, Input], None],
+        assignment: Assignment,
+        monotonic_ns: Callable[[], int],
+    ) -> None:
+        self._assignment = assignment
+        self._monotonic_ns = monotonic_ns
+        self._silent_until_ns: int | None = None
+        self._unsaid = 0
+        self.counters = TellCounters()
         self._shards = shards
         self._mailbox = mailbox
         self._put = put
@@ -92,9 +119,26 @@ class Tells:
                 others.append(pending)
         epoch = self._shards[shard].epoch if tells else 0
         for sink, pendings in tells.items():
+            if not self._assignment.is_everything:
+                self._report(pendings)
             target = shard_of_sink(sink)
             if target in self._shards:
                 self._mailbox.put_inside(letter_of(shard, epoch, sink, pendings, self._put))
             elif self.elsewhere is not None:
                 self.elsewhere.release(shard, epoch, target, pendings)
         return others
+
+    def _report(self, pendings: Sequence[Pending]) -> None:
+        """Counts and logs what goes to the dead letters, because whom it is for does not run here."""
+        for pending, (to, body) in zip(pendings, told_items(pendings), strict=True):
+            if self._assignment.runs(to):
+                continue
+            self.counters.tells_undelivered += 1
+            now_ns = self._monotonic_ns()
+            if self._silent_until_ns is not None and now_ns < self._silent_until_ns:
+                self._unsaid += 1
+                continue
+            more = f" ({self._unsaid} more since the last report)" if self._unsaid else ""
+            why, what = self._assignment.refusal(to), tag_of(body)
+            log.warning("%s told %s %s, which is in the dead letters now: %s%s", pending.agent, to, what, why, more)
+            self._silent_until_ns, self._unsaid = now_ns + REPORT_EVERY_NS, 0

@@ -83,9 +83,11 @@ class Topics(Struct, frozen=True):
         """The topic of a node."""
         return f"{self.root}/{NODES}/{escape(node)}/{channel.value}"
 
-    def agents_pattern(self, channel: Channel, address: str = "+/+") -> str:
-        """What to subscribe to for a channel of one agent, or of all of them."""
-        return f"{self.root}/{AGENTS}/+/+/{channel.value}" if address == "+/+" else self.of_agent(address, channel)
+    def agents_pattern(self, channel: Channel, address: str = "*/*") -> str:
+        """What to subscribe to for a channel of one agent, or of several: a level with `*` in it is any."""
+        kind, _, name = address.partition("/")
+        levels = "/".join("+" if "*" in level else escape(level) for level in (kind, name))
+        return f"{self.root}/{AGENTS}/{levels}/{channel.value}"
 
     def nodes_pattern(self, channel: Channel) -> str:
         """What to subscribe to for a channel of all nodes."""

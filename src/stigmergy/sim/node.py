@@ -171,10 +171,18 @@ class SimNode:
             journal = WatchedJournal(self._open(), self.logbook, self.latency, chance, self._durable)
             self._journal = journal
             self.logbook.resume(journal)
-            host = Host(self.declaration, journal, self.signer, Ed25519Verifier(), self.clock, self.settings)
+            host = Host(
+                self.declaration,
+                journal,
+                self.signer,
+                Ed25519Verifier(),
+                self.clock,
+                self.settings,
+                agents=self._agents,
+            )
             journal.owner_failed = lambda: host.failure is not None
             host.waker.on_unserved = self._not_served
-            devices = Devices(host, Inline(), self._agents)
+            devices = Devices(host, Inline())
             link = self.link = self._make_link(host)
             self.neighbours = None if self._attach is None else self._attach(host)
             self.parts = () if self._make_parts is None else tuple(self._make_parts(self, host))
@@ -298,9 +306,7 @@ class SimNode:
         if self.broker is None:
             return None
         self._bus = self._make_bus(self.broker)
-        return BusLink(
-            host, self._bus, self.entropy, site="local", node=self.name, agents=self._agents, uplink=self.uplink
-        )
+        return BusLink(host, self._bus, self.entropy, site="local", node=self.name, uplink=self.uplink)
 
     def _durable(self, group: Group) -> None:
         self.record("durable", [[sealed.shard, sealed.position, sealed.digest] for sealed in group.commits])

@@ -20,7 +20,7 @@ from stigmergy.core.handling import REACTIONS_BYTES_MAX, decode
 from stigmergy.core.homes import Homes
 from stigmergy.core.messages import Command, Keeping, Message
 from stigmergy.core.now import step_time_ns
-from stigmergy.core.outcome import NO_CAUSE, collect, pack_effects
+from stigmergy.core.outcome import NO_CAUSE, collect, is_tell_back, pack_effects
 from stigmergy.core.plans import AgentPlan
 from stigmergy.core.state import ShardState, evolve_event, fold_fact
 from stigmergy.core.supervision import FACTS, SHARD_ADDRESS, AgentResumed, AgentStopped, InputFailed
@@ -196,7 +196,7 @@ class Redeciding:
         return pack_effects(self._state, self._homes, agent, effects, (event, body), now_ns, room_bytes)
 
     def _compare_effects(self, index: int, address: str, body: bytes, packed: list[tuple[str, bytes]]) -> None:
-        recorded = self._owed.get(index, [])
+        recorded = [owed for owed in self._owed.get(index, []) if not is_tell_back(owed)]
         today = [Owed(address, sink, 0, index, effect) for sink, effect in packed]
         self._found.effects += max(len(recorded), len(today))
         tag = tag_of(body)

@@ -36,6 +36,8 @@ class Means(Struct, frozen=True):
     has_bus: bool = False
     has_ledger: bool = False
     """Whether the estate brings them; a fleet that needs one that is missing is refused."""
+    agents: Sequence[str] = ()
+    """Which agents the fleet's workers run, the same for all of them; without any, all."""
 
 
 class Tenure:
@@ -53,6 +55,7 @@ class Tenure:
             means.clock,
             means.settings,
             means.trusted,
+            agents=means.agents,
         )
         self.host.may_act = may_act
         self.house = means.estate.furnish(self.host, shard, claimed.number)

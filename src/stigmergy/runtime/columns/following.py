@@ -44,10 +44,10 @@ def durable_addresses(state: ShardState, kind: str) -> list[str]:
 
 def addresses_of(state: ShardState, concerned: Callable[[AgentPlan], object]) -> Iterator[str]:
     """The addresses of all agents of kinds that this concerns, also of those that are not on disk yet: whether they
-    are to be made safe does not wait for it."""
+    are to be made safe does not wait for it. Without those at rest, which another node may run."""
     kinds = [kind for kind, plan in state.plans.items() if concerned(plan)]
     for address in list(state.agents):
-        if address.partition("/")[0] in kinds:
+        if address.partition("/")[0] in kinds and address not in state.at_rest:
             yield address
     for kind in kinds:
         table = state.tables.get(kind)

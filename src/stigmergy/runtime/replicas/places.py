@@ -40,7 +40,7 @@ class Places:
         """The addresses of all agents with shared fields, in the order of the shards."""
         for shard in self._host.shards:
             for address in list(shard.state.agents):
-                if self._fields(address):
+                if self._fields(address) and address not in shard.state.at_rest:
                     yield address
 
     def take(self, address: str) -> list[tuple[Place, Store, SharedValue]]:

@@ -80,7 +80,7 @@ class Collector:
         self._me = me
         self._run = run
         self._teller = teller
-        self._sorting = Sorting(host.declaration, collects)
+        self._sorting = Sorting(host.declaration, collects, host.assignment.runs)
         self._quotas = Quotas(settings.messages_per_s, settings.burst)
         self._confirmed: dict[Key, int] = {}
         """Per source and incarnation, what is durable in all shards."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from stigmergy.core.messages import spec_of
 from stigmergy.core.uplink import OURS, Summary
@@ -17,7 +17,11 @@ SUMMARY = spec_of(Summary).name
 class Sorting:
     """What a fleet's declarations say about events from uplinks."""
 
-    def __init__(self, declaration: Declaration, collects: Sequence[Collect]) -> None:
+    def __init__(
+        self, declaration: Declaration, collects: Sequence[Collect], runs: Callable[[str], bool] = lambda _: True
+    ) -> None:
+        """`runs` says whether an agent runs here."""
+        self._runs = runs
         self._fleet = declaration.name
         self._collects = tuple(collects)
         self._commands = {
@@ -40,6 +44,8 @@ class Sorting:
 
     def unwanted(self, to: str, name: str) -> str:
         """Why a message of this name is not taken; empty if it is."""
+        if not self._runs(to):
+            return f"{to[:200]} does not run on this node; take its uplink where it does"
         if name in self._commands.get(to.partition("/")[0], ()):
             return f"{name[:100]} is a command; an uplink brings events only"
         if name.startswith(OURS) and name != SUMMARY:
