@@ -75,6 +75,40 @@ async def working(server: NatsCluster, name: str, folder: Path) -> AsyncIterator
     await link.close()
 
 
+@pytest.mark.timeout(600)
+async def test_a_worker_that_starts_before_a_majority_is_there_waits_for_it(tmp_path: Path) -> None:
+    """After a power cut servers and workers come up in any order."""
+    fleet = Fleet("early", SHARDS)
+    fleet.actuator(Ring)(lambda _: None)
+    fleet.actuator(Land)(lambda _: None)
+    said: list[tuple[str, dict[str, Any]]] = []
+    owned = asyncio.Event()
+
+    async def live() -> None:
+        made = NatsWorker(fleet, cluster.url, Config(), key=tmp_path / "key", tell=lambda *one: said.append(one))
+        async with made as worker:
+            running = asyncio.ensure_future(worker.run())
+            while len(worker.owned()) < SHARDS:  # noqa: ASYNC110 - what is looked at has no event
+                await asyncio.sleep(0.05)
+            owned.set()
+            worker.stop()
+            await running
+
+    with await asyncio.to_thread(NatsCluster.start, tmp_path / "servers", 3) as cluster:
+        cluster.kill(0)
+        cluster.kill(1)
+        task = asyncio.ensure_future(live())
+        async with asyncio.timeout(WAIT_S_MAX):
+            while not any(event == "waits" for event, _ in said):
+                assert not task.done(), task.exception()
+                await asyncio.sleep(0.05)
+        await asyncio.to_thread(cluster.start_again, 0)
+        await asyncio.to_thread(cluster.start_again, 1)
+        async with asyncio.timeout(3 * WAIT_S_MAX):
+            await task
+    assert owned.is_set()
+
+
 async def test_a_bucket_that_is_lost_is_made_anew(
     server: NatsCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ One connection carries all of a worker's logs, leases, tells and control; a bus 
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 from collections.abc import Callable, Sequence
@@ -27,6 +28,7 @@ from stigmergy.keyring import load_signer, read_key
 from stigmergy.ports.bus import Bus
 from stigmergy.ports.following import ShardLog
 from stigmergy.ports.journal import JournalIdentity
+from stigmergy.ports.store import KeyValue
 from stigmergy.ports.trust import Signer
 from stigmergy.runtime.bus_mesh import BusMesh
 from stigmergy.runtime.cluster.house import Door, House
@@ -34,7 +36,7 @@ from stigmergy.runtime.cluster.leased_desk import LeasedDesk
 from stigmergy.runtime.cluster.leased_host import LeasedHost
 from stigmergy.runtime.cluster.records import Member
 from stigmergy.runtime.cluster.tenure import Means
-from stigmergy.runtime.cluster.worker import Tell, Worker
+from stigmergy.runtime.cluster.worker import JOIN_PAUSE_S, PASSING, Tell, Worker
 from stigmergy.runtime.company import Companions
 from stigmergy.runtime.control import ControlDesk, Node
 from stigmergy.runtime.declaration import Declaration
@@ -49,6 +51,7 @@ from stigmergy.wiring import installed_version, make_link, verifier
 
 if TYPE_CHECKING:
     from stigmergy.adapters.nats.link import NatsLink
+    from stigmergy.adapters.nats_store.store import NatsStore
 
 OPTIONS = ("replicas", "max_bytes")
 REPLICATED_SERVERS = 3
@@ -121,7 +124,7 @@ class NatsWorker:
 
         clock, entropy = SystemClock(), SystemEntropy()
         store, bucket = NatsStore(link, clock), naming.cluster_bucket(self._fleet.name)
-        keys = await store.key_value(bucket)
+        keys = await self._wait_keys(store, bucket)
         bus_link = None
         if self._bearings.bus is not None:
             bus_link = await self._connect(parse_bus(self._bearings.bus), f"bus of {self._fleet.name}")
@@ -148,6 +151,18 @@ class NatsWorker:
             keys, means, about, self._tell, upgrade=self._upgrade, reopen=lambda: store.key_value(bucket)
         )
         return self._worker
+
+    async def _wait_keys(self, store: NatsStore, bucket: str) -> KeyValue:
+        """The fleet's bucket, once a majority of the servers is there: after a power cut a worker may be up first."""
+        told = ""
+        while True:
+            try:
+                return await store.key_value(bucket)
+            except PASSING as error:
+                if str(error) != told:
+                    told = str(error)
+                    self._tell("waits", {"reason": told})
+                await asyncio.sleep(JOIN_PAUSE_S)
 
     def stop(self) -> None:
         """Has the worker hand everything over, and end."""

@@ -77,6 +77,25 @@ def test_one_that_is_told_to_stop_hands_over_warm_and_the_rest_does_not_notice(s
     play(main, seed=seed)
 
 
+def test_one_that_starts_before_the_store_answers_waits_for_it_and_says_so() -> None:
+    async def main(town: Town) -> None:
+        person = Person(town, "a")
+        town.people["a"] = person
+        await person.start()
+        while person.worker is None:  # noqa: ASYNC110 - it has no event
+            await asyncio.sleep(0)
+        person.cut()
+        await asyncio.sleep(60)
+        assert person.task is not None
+        assert not person.task.done()
+        assert person.events("waits"), "nobody has to guess why it does nothing"
+        assert not person.events("joined")
+        person.cut(False)
+        await town.settled()
+
+    play(main)
+
+
 class Crier(Meter, kind="Meter"):
     """One that publishes by a way that nobody sees in its code."""
 

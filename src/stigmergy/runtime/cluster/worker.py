@@ -15,7 +15,7 @@ from typing import Any
 
 from msgspec import structs
 
-from stigmergy.core.errors import ConfigError, NotOwned, StoreError
+from stigmergy.core.errors import ConfigError, NotOwned, StoreError, StoreUnavailable, StoreUnknown
 from stigmergy.core.snapshot import kinds_of
 from stigmergy.ports.store import KeyValue
 from stigmergy.runtime.cluster.records import FleetShape, KindFold, Member
@@ -36,6 +36,8 @@ JOIN_PAUSE_S = 0.5
 """Before it is tried again to join anew."""
 LEAVE_S_MAX = 30.0
 """Shards that nobody is ready for so long after we were told to stop are let go all the same."""
+PASSING = (StoreUnavailable, StoreUnknown)
+"""What a store without a majority raises."""
 LOOK_S = 0.05
 """How often a worker that stops looks whether all is handed over."""
 UNHEARD = (
@@ -90,8 +92,8 @@ class Worker:
         self._told_unheard = ""
 
     async def run(self) -> None:
-        """Works until it is stopped. Raises ConfigError if it does not fit to those that are there, StoreError if the
-        store cannot be reached at the beginning; later it tries again and again."""
+        """Works until it is stopped. Raises ConfigError if it does not fit to those that are there, StoreForeign for a
+        bucket of somebody else. While the store does not answer it says so, and tries again and again."""
         while not self._stopping:
             roster = await self._join()
             if roster is None:
@@ -126,7 +128,8 @@ class Worker:
     # ------------------------------------------------------------------ within
 
     async def _join(self) -> Roster | None:
-        """A new membership, under a new id. Only the first must succeed at once."""
+        """A new membership, under a new id; None, and told, while there can be none. At first only the store is waited
+        for: whoever does not fit is told so."""
         me = self._describe_anew()
         try:
             if self.memberships and self._reopen is not None:
@@ -135,7 +138,8 @@ class Worker:
             await roster.join(other_folds=self._upgrade)
         except (StoreError, ConfigError) as error:
             # Who has fitted once is not sent away because of somebody who came meanwhile, or of a clock that is mended.
-            if not self.memberships:
+            # A store without a majority comes back: after a power cut workers may be there before the servers.
+            if not self.memberships and not isinstance(error, PASSING):
                 raise
             if (reason := str(error).replace(me.id, self._about.id)) != self._waits_for:
                 self._waits_for = reason
