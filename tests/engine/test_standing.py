@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from stigmergy.adapters.nats import link as links
 from stigmergy.adapters.nats import naming
 from stigmergy.adapters.nats.address import parse_address
 from stigmergy.adapters.nats.configuration import User
 from stigmergy.adapters.nats.inspection import (
+    ConsumerSeen,
     ReplicaSeen,
     ServerSeen,
     ServersSeen,
@@ -32,6 +34,7 @@ from stigmergy.engine import on_cluster
 from stigmergy.engine.standing import KEYS_COUNT, Standing, _belongs, look
 from stigmergy.runtime.cluster.records import Coordinator, FleetShape, Member, Owner, Plan, write_record
 from stigmergy.testing.nats_rig import NatsCluster, start_single
+from tests.engine.test_checking import cluster, stream
 
 SHARDS = 4
 
@@ -123,6 +126,25 @@ async def test_people_are_shown_what_is_wrong(server: NatsCluster) -> None:
         "claims  3",
     ):
         assert part in text, text
+
+
+def test_the_logs_of_eight_shards_are_one_line_and_one_that_misses_a_copy_is_another() -> None:
+    logs = [stream(name=f"STIG_LOG_town_{n}_{n}", leader=f"n{n % 3 + 1}", last_sequence=n) for n in range(8)]
+    (folded,) = cluster(streams=tuple(logs)).folded()
+    assert (folded.name, folded.leader, folded.last_sequence) == ("STIG_LOG_town_* (0-7)", "n1, n2, n3", 28)
+    lines = [line for line in shown(cluster(streams=tuple(logs))).splitlines() if "STIG_LOG" in line]
+    assert len(lines) == 1
+    logs[3] = structs.replace(logs[3], others=(ReplicaSeen("n2", False, True, 0), ReplicaSeen("n3", True, False, 0)))
+    found = [one.name for one in cluster(streams=(stream(), *logs)).folded()]
+    assert found == ["S", "STIG_LOG_town_* (7 logs)", "STIG_LOG_town_3_3"]
+
+
+def test_readers_that_have_everything_are_counted() -> None:
+    readers = tuple(ConsumerSeen(f"shard-{n}", 5 if n == 2 else 0, 0) for n in range(8))
+    text = shown(cluster(streams=(stream(consumers=readers),)))
+    assert "shard-2" in text
+    assert "shard-3" not in text
+    assert "7 readers with nothing pending or unconfirmed" in text
 
 
 async def test_one_fleet_alone(server: NatsCluster) -> None:

@@ -20,6 +20,7 @@ from stigmergy.ports.journal import Journal, JournalIdentity, SnapshotPart, Stor
 from stigmergy.runtime.audit.history import History, Moment
 from stigmergy.runtime.declaration import Declaration
 from stigmergy.runtime.host import Host
+from stigmergy.runtime.recovery import sum_up_passed_over
 from stigmergy.runtime.settings import Retention, Settings, Snapshots
 from stigmergy.sim.clock import SimClock
 from stigmergy.sim.node import SimNode, World
@@ -110,6 +111,16 @@ async def damage(node: SimNode, position: int) -> None:
     await journal.put_snapshot(
         0, position, [SnapshotPart(number, body) for number, body in enumerate([*parts[:-1], spoilt])]
     )
+
+
+def test_what_an_upgrade_passed_over_is_said_once() -> None:
+    why = "version 1 was stored and this is version 2; write upcast_state"
+    lines = [f"shard {shard}, snapshot at {at}: Drone/D-{shard}: {why}" for shard in range(8) for at in (20, 10)]
+    damaged = "shard 3, snapshot at 5: no commit notes it, it was never finished"
+    assert sum_up_passed_over([*lines, damaged]) == [f"16 snapshots of 8 shards: Drone: {why}", damaged]
+    assert sum_up_passed_over(lines[:1]) == lines[:1]
+    assert sum_up_passed_over(lines[:2]) == [f"2 snapshots of 1 shard: Drone: {why}"]
+    assert sum_up_passed_over(["something else"]) == ["something else"]
 
 
 def test_a_damaged_snapshot_is_passed_over_for_an_older_one() -> None:

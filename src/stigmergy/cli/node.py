@@ -13,6 +13,7 @@ from stigmergy.cli.asking import ask, ask_stream
 from stigmergy.cli.company import company_fields
 from stigmergy.cli.output import BAD, GOOD, HEADING, NAME, WARN, Cell, Output, counted, shown_bytes, shown_fields
 from stigmergy.cli.places import add_place, find_place, find_socket
+from stigmergy.cli.screen.cluster import ranges
 from stigmergy.cli.standing import add_cluster, status_of_cluster
 from stigmergy.core.assignment import shown
 from stigmergy.core.errors import ConfigError, NotRunning
@@ -90,11 +91,10 @@ def status(arguments: argparse.Namespace, output: Output) -> int:
     output.document(found)
     running = f"{counted(len(found['processes']), 'shard')} on" if is_cluster else f"process {found['pid']}, version"
     output.line((found["fleet"], NAME), f"  {running} {found['journal'] if is_cluster else found['version']}")
-    heads = [f"position {head['position']:,}" for head in found["heads"]]
     output.fields(
         [
             ("journal", f"{found['journal']}, {shown_bytes(found['journal_bytes'])}"),
-            ("log", f"{counted(found['events'], 'event')}, {', '.join(heads[:4])}{' …' if len(heads) > 4 else ''}"),
+            ("log", f"{counted(found['events'], 'event')}, {_heads(found['heads'])}"),
             ("agents", f"{found['agents']:,}"),
             ("owed", counted(found["owed"], "effect")),
             ("waiting", counted(found["waiting"], "observed event")),
@@ -105,7 +105,10 @@ def status(arguments: argparse.Namespace, output: Output) -> int:
             *(("signer", _signer(signer)) for signer in found["signers"]),
         ]
     )
-    if processes := found.get("processes"):
+    if is_cluster:
+        rows = _by_process(found["processes"])
+        output.table(("PID", "SHARDS", "AGENTS", "EVENTS", "OWED"), rows)
+    elif processes := found.get("processes"):
         output.table(("PROCESS", "SHARDS", "PID", "AGENTS", "EVENTS", "OWED"), [_process(one) for one in processes])
     if found["stopped"]:
         output.table(("STOPPED", "WHY"), [((agent, BAD), why) for agent, why in found["stopped"].items()])
@@ -225,6 +228,32 @@ def _uplink(uplink: dict[str, Any]) -> Cell:
     if uplink["lost_commits"]:
         return (f"{text}, {counted(uplink['lost_commits'], 'commit')} dropped unsent", BAD)
     return (text, BAD if uplink["trouble"] else GOOD)
+
+
+def _heads(heads: list[dict[str, Any]]) -> str:
+    """Where the logs of all shards end, in one line."""
+    positions = [head["position"] for head in heads]
+    first, last = min(positions, default=0), max(positions, default=0)
+    if len(positions) < 2:
+        return f"position {last:,}"
+    return f"{len(positions):,} shards, " + (
+        f"each at {last:,}" if first == last else f"positions {first:,} to {last:,}"
+    )
+
+
+def _by_process(shards: list[dict[str, Any]]) -> list[list[Cell]]:
+    """Of a fleet on several workers: a line for each process, and one for the shards that nobody answers for."""
+    rows: list[list[Cell]] = []
+    for pid in dict.fromkeys(one["pid"] for one in shards):
+        own = [one for one in shards if one["pid"] == pid]
+        numbers = ranges([shard for one in own for shard in range(one["first_shard"], one["last_shard"] + 1)])
+        if pid is None:
+            rows.append([("nobody", BAD), numbers, "", "", ""])
+        else:
+            rows.append(
+                [str(pid), numbers, *(f"{sum(one[key] for one in own):,}" for key in ("agents", "events", "owed"))]
+            )
+    return rows
 
 
 def _process(one: dict[str, Any]) -> list[Cell]:

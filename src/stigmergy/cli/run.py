@@ -28,6 +28,7 @@ from stigmergy.parts import check_parts, make_folder, processes_of, shown_url
 from stigmergy.runtime.describing import described_recovery
 from stigmergy.runtime.live import Live
 from stigmergy.runtime.needs import needs_of
+from stigmergy.runtime.recovery import sum_up_passed_over
 from stigmergy.runtime.shares import Share, check_processes
 from stigmergy.wiring import Bearings, Fleet, Running, load_signer, make_process_ours
 
@@ -351,7 +352,7 @@ class NodeRun:
                 f"  recovered {counted(agents, 'agent')} in {took_s:.2f} s: {counted(found['events'], 'event')} in "
                 f"{counted(found['commits'], 'commit')}, {snapshot}",
             )
-        for passed_over in live.recovered.passed_over:
+        for passed_over in sum_up_passed_over(live.recovered.passed_over):
             self._output.note(f"passed over: {passed_over}", "yellow")
 
     def _tell_listening(self) -> None:

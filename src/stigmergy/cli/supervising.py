@@ -26,6 +26,7 @@ from stigmergy.cli.version import version
 from stigmergy.core import errors
 from stigmergy.core.errors import NotRunning, StigmergyError
 from stigmergy.core.homes import Homes
+from stigmergy.runtime.recovery import sum_up_passed_over
 from stigmergy.runtime.shares import Share
 from stigmergy.runtime.switchboard import Switchboard
 from stigmergy.wiring import ControlCall, ControlServer, control_path, make_lifeline, part_url
@@ -337,7 +338,7 @@ class Supervisor:
                 f"  recovered {counted(added['agents'], 'agent')} in {took_s:.2f} s on {processes}: "
                 f"{counted(added['events'], 'event')} in {counted(added['commits'], 'commit')}",
             )
-        for passed_over in (what for one in found for what in one["passed_over"]):
+        for passed_over in sum_up_passed_over([what for one in found for what in one["passed_over"]]):
             self._output.note(f"passed over: {passed_over}", "yellow")
 
     def _tell_listening(self) -> None:

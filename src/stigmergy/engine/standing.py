@@ -6,7 +6,7 @@ import re
 import time
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from stigmergy.adapters.nats import naming
 from stigmergy.adapters.nats.errors import WITHOUT_JETSTREAM, JetStreamRefused
@@ -43,6 +43,8 @@ KEYS_COUNT = 500
 KEYS_COUNT_MAX = 100_000
 _CLUSTER_STREAM = "KV_" + naming.cluster_bucket("")
 _LEDGER_STREAM = naming.ledger_stream("")
+_LOG = re.compile(rf"({re.escape(naming.log_stream('', 0, 0)[: -len('_0_0')])}.+)_(\d+)_\2")
+"""The log of one shard."""
 _OWNER_KEY = re.compile(r"owner\.(\d+)")
 _LATER = ("KV-Operation", "Nats-Marker-Reason")
 """Headers of a message that says that a key is gone."""
@@ -108,6 +110,39 @@ class Standing(Struct, frozen=True, kw_only=True):
     ledgers: tuple[LedgerSeen, ...] = ()
     trouble: str = ""
     """Why streams could not be asked for."""
+
+    def folded(self) -> list[StreamSeen]:
+        """The streams, with the logs of a fleet's shards as one, `STIG_LOG_town_* (0-7)`: last sequences and sizes
+        are summed. A log of which a copy is missing or behind, or that nobody leads, stays by itself."""
+        logs: dict[tuple[str, int], list[tuple[int, StreamSeen]]] = {}
+        for stream in self.streams:
+            log = _LOG.fullmatch(stream.name)
+            if log is not None and self._is_well(stream):
+                logs.setdefault((log[1], stream.replicas), []).append((int(log[2]), stream))
+        folded: dict[str, StreamSeen | None] = {}
+        for (name, _), alike in logs.items():
+            if len(alike) > 1:
+                folded |= dict.fromkeys(stream.name for _, stream in alike)
+                folded[alike[0][1].name] = _as_one(name, alike)
+        found = (folded.get(stream.name, stream) for stream in self.streams)
+        return [stream for stream in found if stream is not None]
+
+    def _is_well(self, stream: StreamSeen) -> bool:
+        trouble = (*self.servers.gone, *self.servers.off)
+        copies = (one.is_current and not one.is_offline and one.server not in trouble for one in stream.others)
+        return bool(stream.leader or stream.replicas == 1) and all(copies) and not stream.behind
+
+
+def _as_one(name: str, logs: list[tuple[int, StreamSeen]]) -> StreamSeen:
+    numbers = sorted(shard for shard, _ in logs)
+    runs = f"{numbers[0]}-{numbers[-1]}" if numbers == list(range(numbers[0], numbers[-1] + 1)) else f"{len(logs)} logs"
+    return structs.replace(
+        logs[0][1],
+        name=f"{name}_* ({runs})",
+        leader=", ".join(sorted(dict.fromkeys(log.leader for _, log in logs if log.leader))),
+        last_sequence=sum(log.last_sequence for _, log in logs),
+        stored_bytes=sum(log.stored_bytes for _, log in logs),
+    )
 
 
 async def look(link: NatsLink, fleet: str = "") -> Standing:

@@ -6,6 +6,7 @@ if a later commit notes it with the digest of what is stored; otherwise an older
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct
@@ -50,12 +51,30 @@ class Recovered(Struct):
     """Snapshots that could not be used, and why."""
 
 
+def sum_up_passed_over(lines: Sequence[str]) -> list[str]:
+    """One line for each reason: an upgrade passes over all snapshots of all shards for the same one."""
+    reasons: dict[str, list[str]] = {}
+    for line in lines:
+        found = _PASSED_OVER.fullmatch(line)
+        reasons.setdefault(line if found is None else f"{found[2] or ''}{found[3]}", []).append(line)
+    summed: list[str] = []
+    for reason, alike in reasons.items():
+        shards = {found[1] for line in alike if (found := _PASSED_OVER.fullmatch(line)) is not None}
+        several = f"{len(alike)} snapshots of {len(shards)} {'shard' if len(shards) == 1 else 'shards'}: {reason}"
+        summed.append(alike[0] if len(alike) == 1 else several)
+    return summed
+
+
 def new_state(
     identity: JournalIdentity, shard: int, plans: Mapping[str, AgentPlan], limits: Limits | None = None
 ) -> ShardState:
     """A shard of this journal before its first commit."""
     genesis = genesis_of(identity.fleet, shard)
     return ShardState(shard, plans, limits, genesis=genesis, incarnation=identity.incarnation)
+
+
+_PASSED_OVER = re.compile(r"shard (\d+), snapshot at \d+: (?:([^/: ]+)/[^: ]+(?=: ))?(.*)", re.DOTALL)
+"""What `Recovered.passed_over` says, without which agent of a kind it was."""
 
 
 class _NoteMissing(Exception):

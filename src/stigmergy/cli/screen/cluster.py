@@ -165,7 +165,8 @@ def _ledgers(ledgers: Sequence[LedgerSeen]) -> list[Line]:
 def _streams(standing: Standing) -> list[Line]:
     rows: list[Line] = [[(name, NAME), ("no leader", BAD)] for name in standing.leaderless]
     away = standing.servers.gone
-    for stream in standing.streams[:STREAMS_SHOWN_MAX]:
+    streams = standing.folded()
+    for stream in streams[:STREAMS_SHOWN_MAX]:
         off = [one.server for one in stream.others if one.server in standing.servers.off]
         gone = [one.server for one in stream.others if one.server not in off and (one.is_offline or one.server in away)]
         late = [one.server for one in stream.others if one.server not in (*gone, *off) and not one.is_current]
@@ -186,14 +187,15 @@ def _streams(standing: Standing) -> list[Line]:
             ]
         )
     lines = aligned(("STREAM", "REPLICAS", "LEADER", "LAST", "SIZE", "LAG"), rows)
-    if (more := len(standing.streams) - STREAMS_SHOWN_MAX) > 0:
+    if (more := len(streams) - STREAMS_SHOWN_MAX) > 0:
         lines.append([(f"… and {more} more; --json has all", HEADING)])
     return lines
 
 
 def _consumers(standing: Standing) -> list[Line]:
     """Those that are furthest behind. Who watches a bucket comes and goes, and is of no interest here."""
-    found = [(stream.name, one) for stream in standing.streams if _is_read(stream.name) for one in stream.consumers]
+    every = [(stream.name, one) for stream in standing.streams if _is_read(stream.name) for one in stream.consumers]
+    found = [(stream, one) for stream, one in every if one.pending or one.unconfirmed]
     found.sort(key=lambda one: (-one[1].pending - one[1].unconfirmed, one[0], one[1].name))
     rows: list[Line] = [
         [stream, (one.name, NAME), (f"{one.pending:,}", WARN if one.pending else ""), f"{one.unconfirmed:,}"]
@@ -202,6 +204,8 @@ def _consumers(standing: Standing) -> list[Line]:
     lines = aligned(("READS", "CONSUMER", "PENDING", "UNCONFIRMED"), rows)
     if (more := len(found) - CONSUMERS_SHOWN_MAX) > 0:
         lines.append([(f"… and {more} more that are less behind; --json has all", HEADING)])
+    if (done := len(every) - len(found)) > 0:
+        lines.append([(f"{counted(done, 'reader')} with nothing pending or unconfirmed; --json has all", HEADING)])
     return lines
 
 
