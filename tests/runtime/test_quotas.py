@@ -1,6 +1,6 @@
 """Quotas: a flood takes from its own bucket only, and the buckets are bounded."""
 
-from stigmergy.runtime.quotas import Quotas
+from stigmergy.runtime.quotas import Quotas, pace
 
 SECOND = 1_000_000_000
 
@@ -53,3 +53,43 @@ def test_a_crowd_of_new_sources_does_not_have_all_buckets_looked_through_for_eac
     for number in range(1000):
         quotas.admit(f"stranger {number}", number * SECOND // 500)
     assert looked <= 3
+
+
+def test_what_could_not_be_taken_for_a_while_is_no_flood() -> None:
+    quotas = Quotas(10, 20)
+    quotas.allow_for(5 * SECOND, 0)
+    assert sum(quotas.admit("a", 0) for _ in range(100)) == 20 + 50
+    assert sum(quotas.admit("b", 0) for _ in range(100)) == 20 + 50
+    # Told of it twice, a source does not get it twice.
+    quotas.allow_for(4 * SECOND, 0)
+    assert sum(quotas.admit("a", 0) for _ in range(100)) == 0
+    # What was under way may come again half a minute later.
+    quotas.allow_for(SECOND, SECOND, repeated=60)
+    assert sum(quotas.admit("a", 31 * SECOND) for _ in range(100)) == 20 + 20
+    # A minute later it is over; and the next time counts anew, however long that was.
+    assert sum(quotas.admit("a", 62 * SECOND) for _ in range(100)) == 20
+    quotas.allow_for(10**9 * SECOND, 63 * SECOND)
+    assert sum(quotas.admit("a", 63 * SECOND) for _ in range(200_000)) == 10 + 50_000
+
+
+def test_catching_up_ends_although_messages_go_on() -> None:
+    quotas = Quotas(10, 20)
+    quotas.allow_for(10**9 * SECOND, 0)
+    for at in range(61):
+        assert quotas.admit("steady", at * SECOND)
+    assert sum(quotas.admit("flood", 61 * SECOND) for _ in range(100)) == 20
+
+
+def test_who_is_crowded_gets_only_what_it_was_kept_from() -> None:
+    quotas = Quotas(10, 20)
+    assert not quotas.admit("a", 0, crowded=True)
+    quotas.allow_for(SECOND, 0)
+    assert sum(quotas.admit("a", 0, crowded=True) for _ in range(100)) == 10
+    assert sum(quotas.admit("a", 0) for _ in range(100)) == 20
+
+
+def test_who_keeps_to_the_pace_is_never_shed() -> None:
+    own, receivers = pace(100, 20), Quotas(100, 20)
+    for at in range(0, 10 * SECOND, SECOND // 1000):
+        if own.admit("a", at):
+            assert receivers.admit("a", at)

@@ -336,7 +336,7 @@ def test_a_fast_stream_does_not_wait_for_the_disk_as_long_as_its_type_allows() -
         await asyncio.sleep(1.5)
         assert len(heard(live)) == count
 
-    play(monitors, scene)
+    play(monitors, scene, Settings(bus=BusSettings(burst=2000)))
 
 
 @given(
@@ -470,7 +470,8 @@ def test_a_node_listens_only_for_the_agents_it_carries() -> None:
 
 
 def test_overload_waits_and_loses_nothing() -> None:
-    settings = Settings(telemetry_items_max=2, telemetry_bytes_max=1000, batch_events_max=1)
+    bus = BusSettings(burst=2000)
+    settings = Settings(telemetry_items_max=2, telemetry_bytes_max=1000, batch_events_max=1, bus=bus)
 
     async def scene(node: SimNode, live: Live, outsider: Outsider) -> None:
         count = 2000
@@ -816,4 +817,4 @@ def test_a_slow_disk_and_many_handlers_lose_nothing_and_keep_the_order() -> None
         assert heard(again) == tuple(range(1, 1501))
         assert counter(again, "bus_gaps") == 0
 
-    play(monitors, scene)
+    play(monitors, scene, Settings(bus=BusSettings(burst=1500)))

@@ -19,6 +19,8 @@ PROPERTIES_BYTES_MAX = 16 * 1024
 """All names and values of a message's properties, and its content type, together."""
 HANDLED_COUNT_MAX = 256
 """Messages of one pattern that may be with its handler at the same time, not yet acknowledged."""
+HANDLED_PER_SOURCE_MAX = HANDLED_COUNT_MAX // 2
+"""So many of them may be of one source: there is always room for another one's."""
 
 
 class BusMessage(Struct, frozen=True):
@@ -42,6 +44,39 @@ after what waits behind it, because something before it is still to come. Any ot
 see `ports/receiving.py` for the bounds.
 """
 
+Admit = Callable[[str, BusMessage, int, int], bool]
+"""Whether a source may send this message now, which counts against it; given how many messages wait here already or are
+with a handler, of this source and of all. Called once for each arrival."""
+
+
+class Gate:
+    """A handler that says whose a message is, and may shed it on arrival, before anything waits for it.
+
+    A shed message is acknowledged at once, also before older ones: what the others send must not wait behind a flood.
+    A bus that does not look for gates may call one as any handler.
+    """
+
+    def __init__(
+        self,
+        source_of: Callable[[str], str],
+        admit: Admit,
+        handle: Handler,
+        *,
+        shed: Callable[[str], None] | None = None,
+    ) -> None:
+        self.source_of = source_of
+        """Whose share a message takes, by its topic. The order of messages of one source is kept."""
+        self.admit = admit
+        self.handle = handle
+        self.shed = shed
+        """Told of a source for whose message there was no room left at all. None: it waits nevertheless."""
+
+    async def __call__(self, message: BusMessage) -> None:
+        """Takes a message, or sheds it."""
+        if self.admit(self.source_of(message.topic), message, 0, 0):
+            await self.handle(message)
+
+
 LinkHeard = Callable[[bool], None]
 """Called on the event loop when the link comes up (True) or is lost (False)."""
 
@@ -55,9 +90,10 @@ class Bus(Protocol):
     Durability: `publish` returns once the broker has taken the message, which is no proof that anybody gets it: a
         broker may drop what its rights do not allow, and say nothing. Who must know asks for an answer.
     Duplication: at least once. What was under way when the link broke may come twice; receivers keep marks.
-    Concurrency: publishes may overlap. A pattern's handler is called in order of arrival, and again before earlier
-        calls are done, at most HANDLED_COUNT_MAX at once: a receiver that waits for its disk takes many with one write.
-        A handler keeps its order before it first waits. The broker is told in order of arrival, early ones aside.
+    Concurrency: publishes may overlap. A pattern's handler is called in order of arrival for each source, which is the
+        topic, or what a Gate says; sources take turns. It is called again before earlier calls are done, at most
+        HANDLED_COUNT_MAX at once: a receiver that waits for its disk takes many with one write. A handler keeps its
+        order before it first waits. The broker is told in order of arrival, early and shed ones aside.
     Offline: while the link is down `publish` raises LinkDown at once and nothing was sent; when it breaks during a
         publish it raises LinkDown too, and whether the broker has it is unknown: publish it again. Subscriptions
         are remembered and made again when the link is back; a session survives, so that the broker holds what comes

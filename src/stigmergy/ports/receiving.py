@@ -4,6 +4,10 @@ An adapter has one Reception and gives it every arrival; the Reception calls the
 and tells the arrival when the broker may forget the message. It knows no technology. The adapter bounds how much it
 gives: what waits here has not been acknowledged, so a broker stops by itself at its window, and the adapter stops
 reading.
+
+A broker gives the messages of all sources in one line. They are taken off that line at once and wait by source; the
+sources take turns (deficit round robin), so that one that floods does not delay the others. A handler that is a Gate
+has its say on arrival: what it sheds is acknowledged at once and never waits.
 """
 
 from __future__ import annotations
@@ -11,13 +15,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import heapq
-from collections import deque
 from collections.abc import Callable
 
 from msgspec import Struct
 
 from stigmergy.core.errors import Bug, PeerError, SequenceGap, StigmergyError
-from stigmergy.ports.bus import HANDLED_COUNT_MAX, BusMessage, Handler, matches
+from stigmergy.core.fairness import FairQueue
+from stigmergy.ports.bus import HANDLED_COUNT_MAX, HANDLED_PER_SOURCE_MAX, BusMessage, Gate, Handler, matches
 
 PAUSE_S_MIN = 0.05
 PAUSE_S_MAX = 5.0
@@ -32,6 +36,12 @@ EARLY_S_MAX = 300.0
 that would rather take it with a gap must do so sooner."""
 TOPICS_COUNT_MAX = 10_000
 """So many topics are remembered with who wants them; then it is found out anew."""
+MESSAGE_COST = 1024
+"""What a message costs beside its payload, in bytes: about what it takes in memory, and some work."""
+WAITING_COST_MAX = 16 * 1024 * 1024
+"""What may wait here, of all sources. A source may have as much waiting as is still free, so one alone has half of it,
+nine have a tenth each, and a newcomer always finds room. What is beyond is shed where the handler is a Gate that sheds;
+other messages wait, and the adapter stops reading at its own bound."""
 UNHEARD_S_MAX = 10.0
 """A broker gives what it has held as soon as the link is up. What no pattern matches waits so long after `open` for its
 subscription to be made; later it is a leftover of an older program, acknowledged and counted."""
@@ -53,6 +63,8 @@ class Receipts(Struct):
     """Acknowledged without a handler: the broker's session has a subscription that this program has not."""
     repeated: int = 0
     """Came again while still waiting here, and were put aside."""
+    shed: int = 0
+    """Acknowledged on arrival without being taken: for others, or beyond the share of their source. The gate counts."""
     last_failure: str = ""
 
 
@@ -84,14 +96,27 @@ _Early = tuple[int, int, Arrival]
 """Its sequence, or 0 if that is not known; a count that keeps the order; the message."""
 
 
+class _Load:
+    """What all inboxes of a bus hold."""
+
+    __slots__ = ("cost", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
+        """Messages that wait for a handler or are with one."""
+        self.cost = 0
+        """Of those that wait."""
+
+
 class Reception:
     """All subscriptions of one bus, and what has come in for them."""
 
     def __init__(self) -> None:
         self.receipts = Receipts()
+        self._load = _Load()
         self._inboxes: list[Inbox] = []
-        self._wanting: dict[str, list[Inbox]] = {}
-        """By topic who wants it: a node has a pattern for each of its agents, and most topics come again."""
+        self._wanting: dict[str, list[tuple[Inbox, str]]] = {}
+        """By topic who wants it, and as whose: a node may have many patterns, and most topics come again."""
         self._unheard: list[Arrival] = []
         self._patience: asyncio.TimerHandle | None = None
         self._is_patient = False
@@ -108,7 +133,7 @@ class Reception:
 
     def subscribe(self, pattern: str, handler: Handler) -> None:
         """From now on, and for what has come already and nobody wanted."""
-        inbox = Inbox(pattern, handler, self.receipts)
+        inbox = Inbox(pattern, handler, self.receipts, self._load)
         self._inboxes.append(inbox)
         self._wanting.clear()
         unheard, self._unheard = self._unheard, []
@@ -119,20 +144,20 @@ class Reception:
         """Gives an arrival to every inbox that wants it."""
         wanting = self._who_wants(arrival.message.topic)
         arrival.handlers = len(wanting)
-        for inbox in wanting:
-            inbox.put_nowait(arrival)
+        for inbox, source in wanting:
+            inbox.put_nowait(source, arrival)
         if not wanting and self._is_patient:
             self._unheard.append(arrival)
         elif not wanting:
             self.receipts.unheard += 1
             arrival.finish_all()
 
-    def _who_wants(self, topic: str) -> list[Inbox]:
+    def _who_wants(self, topic: str) -> list[tuple[Inbox, str]]:
         wanting = self._wanting.get(topic)
         if wanting is None:
             if len(self._wanting) >= TOPICS_COUNT_MAX:
                 self._wanting.clear()
-            wanting = [inbox for inbox in self._inboxes if matches(inbox.pattern, topic)]
+            wanting = [(inbox, inbox.source_of(topic)) for inbox in self._inboxes if matches(inbox.pattern, topic)]
             self._wanting[topic] = wanting
         return wanting
 
@@ -153,33 +178,62 @@ class Reception:
 class Inbox:
     """The messages of one subscription, on their way to its handler and back to the broker."""
 
-    def __init__(self, pattern: str, handler: Handler, receipts: Receipts) -> None:
+    def __init__(self, pattern: str, handler: Handler, receipts: Receipts, load: _Load) -> None:
         self.pattern = pattern
-        self._handler = handler
+        self._gate = handler if isinstance(handler, Gate) else None
+        self._handler = handler.handle if isinstance(handler, Gate) else handler
         self._receipts = receipts
-        self._waiting: deque[Arrival] = deque()
+        self._load = load
+        self._waiting: FairQueue[Arrival] = FairQueue()
         self._early: dict[str, dict[str, list[_Early]]] = {}
         """By topic and source, as heaps."""
         self._early_count = 0
         self._unsettled: dict[Arrival, bool] = {}
         """In order of arrival, and whether each is dealt with: the broker hears it in this order. Not those that came
         early: what is dealt with behind them would fill the broker's window for as long as they wait."""
-        self._handling: dict[asyncio.Task[None], None] = {}
-        self._pausing = 0
+        self._handling: dict[asyncio.Task[None], str] = {}
+        """The calls under way, and whose message each has."""
+        self._busy: dict[str, int] = {}
+        """How many calls are under way for each source."""
+        self._pausing: dict[str, int] = {}
+        """How many messages of each source wait for their next try."""
         self._wake = asyncio.Event()
         self._closing = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"inbox {pattern}")
 
-    def put_nowait(self, arrival: Arrival) -> None:
-        """Lines it up behind the others."""
+    def source_of(self, topic: str) -> str:
+        """Whose share the messages on this topic take."""
+        return topic if self._gate is None else self._gate.source_of(topic)
+
+    def put_nowait(self, source: str, arrival: Arrival) -> None:
+        """Lines it up behind the others of its source, or sheds it."""
+        cost = _cost(arrival)
+        if self._gate is not None and not self._admits(self._gate, source, arrival, cost):
+            self._receipts.shed += 1
+            arrival.finish()
+            return
         self._unsettled[arrival] = False
-        self._waiting.append(arrival)
+        self._waiting.put(source, arrival, cost)
+        self._load.count += 1
+        self._load.cost += cost
         self._wake.set()
+
+    def _admits(self, gate: Gate, source: str, arrival: Arrival, cost: int) -> bool:
+        count = self._waiting.count_of(source) + self._busy.get(source, 0)
+        if not gate.admit(source, arrival.message, count, self._load.count):
+            return False
+        waiting = self._waiting.cost_of(source)
+        if gate.shed is None or not waiting or waiting + cost <= WAITING_COST_MAX - self._load.cost:
+            return True
+        gate.shed(source)
+        return False
 
     async def close(self, within_s: float) -> None:
         """Lets the handlers that are under way finish, within a bound, and hands nothing more over."""
         self._closing.set()
-        self._waiting.clear()
+        for arrival in self._waiting.clear():
+            self._load.count -= 1
+            self._load.cost -= _cost(arrival)
         self._early.clear()
         self._wake.set()
         deadline_s = asyncio.get_running_loop().time() + within_s
@@ -194,16 +248,19 @@ class Inbox:
 
     async def _run(self) -> None:
         while not self._closing.is_set():
-            if not self._waiting or self._pausing or len(self._handling) >= HANDLED_COUNT_MAX:
+            if not self._waiting.is_ready or len(self._handling) >= HANDLED_COUNT_MAX:
                 await self._wait()
                 continue
             # The next call begins only once this one has come to its first wait: that is the order promised.
             began = asyncio.get_running_loop().create_future()
-            arrival = self._waiting.popleft()
+            source, arrival = self._waiting.pop()
+            self._load.cost -= _cost(arrival)
             task = asyncio.get_running_loop().create_task(
-                self._deal_with(arrival, began), name=f"handler of {self.pattern}"
+                self._deal_with(source, arrival, began), name=f"handler of {self.pattern}"
             )
-            self._handling[task] = None
+            self._handling[task] = source
+            self._busy[source] = self._busy.get(source, 0) + 1
+            self._hold_or_release(source)
             task.add_done_callback(self._ended)
             await began
             if not task.done():
@@ -221,17 +278,27 @@ class Inbox:
             for topic in list(self._early):
                 self._reoffer(topic)
 
+    def _hold_or_release(self, source: str) -> None:
+        """A source has no turn while it has its share of the calls, or one of its messages waits for the next try."""
+        if source in self._pausing or self._busy.get(source, 0) >= HANDLED_PER_SOURCE_MAX:
+            self._waiting.hold(source)
+        else:
+            self._waiting.release(source)
+
     def _ended(self, task: asyncio.Task[None]) -> None:
-        del self._handling[task]
+        source = self._handling.pop(task)
+        _count_down(self._busy, source)
+        self._load.count -= 1
+        self._hold_or_release(source)
         self._wake.set()
         if not task.cancelled() and (error := task.exception()) is not None:
             asyncio.get_running_loop().call_exception_handler(
                 {"message": f"{self.pattern}: dealing with a message failed", "exception": error, "task": task}
             )
 
-    async def _deal_with(self, arrival: Arrival, began: asyncio.Future[None]) -> None:
+    async def _deal_with(self, source: str, arrival: Arrival, began: asyncio.Future[None]) -> None:
         began.set_result(None)
-        if await self._offer(arrival):
+        if await self._offer(source, arrival):
             self._settle(arrival)
             self._reoffer(arrival.message.topic)
 
@@ -250,7 +317,7 @@ class Inbox:
             del self._unsettled[first]
             first.finish()
 
-    async def _offer(self, arrival: Arrival) -> bool:
+    async def _offer(self, source: str, arrival: Arrival) -> bool:
         """Calls the handler until the message is dealt with (True), or put aside or left (False)."""
         pause_s = PAUSE_S_MIN
         while True:
@@ -273,19 +340,21 @@ class Inbox:
                 self._receipts.given_up += 1
                 return True
             self._receipts.again += 1
-            if await self._pause(pause_s):
+            if await self._pause(source, pause_s):
                 return False
             pause_s = min(PAUSE_S_MAX, 2 * pause_s)
 
-    async def _pause(self, pause_s: float) -> bool:
-        """Lets nothing newer begin meanwhile; True when the inbox was closed."""
-        self._pausing += 1
+    async def _pause(self, source: str, pause_s: float) -> bool:
+        """Lets nothing newer of this source begin meanwhile; True when the inbox was closed."""
+        self._pausing[source] = self._pausing.get(source, 0) + 1
+        self._hold_or_release(source)
         try:
             await asyncio.wait_for(self._closing.wait(), pause_s)
         except TimeoutError:
             return False
         finally:
-            self._pausing -= 1
+            _count_down(self._pausing, source)
+            self._hold_or_release(source)
             self._wake.set()
         return True
 
@@ -325,5 +394,19 @@ class Inbox:
         if left:
             self._early[topic] = left
         if again:
-            self._waiting.extendleft(reversed(again))
+            source = self.source_of(topic)
+            for arrival in reversed(again):
+                self._waiting.put_first(source, arrival, _cost(arrival))
+                self._load.count += 1
+                self._load.cost += _cost(arrival)
             self._wake.set()
+
+
+def _cost(arrival: Arrival) -> int:
+    return MESSAGE_COST + len(arrival.message.payload)
+
+
+def _count_down(counts: dict[str, int], source: str) -> None:
+    counts[source] -= 1
+    if not counts[source]:
+        del counts[source]

@@ -130,6 +130,8 @@ class Host:
         self._staleness = Staleness(declaration.plans)
         self._check_every_ns = int(self.settings.retention.check_every_s * SECOND_NS)
         self._durable: dict[int, int] = {}
+        self.found_time_ns = 0
+        """The time of the newest commit that was there at the start; 0: none was."""
         self._repeats = Repeats(self.durable_position, self.intake.answer)
 
     # ------------------------------------------------------------------ life
@@ -144,6 +146,7 @@ class Host:
             self.failure = error
             self.intake.close(str(error))
             raise
+        self.found_time_ns = max(shard.state.time_ns for shard in self.shards)
         monotonic_ns, now_ns = self.clock.monotonic_ns(), self._now_ns()
         if at_rest := [address for shard in self.shards for address in shard.state.at_rest]:
             log.warning(

@@ -90,6 +90,8 @@ class BusLink:
             owed_count_max=max(1, settings.owed_count_max // 2),
             in_flight_max=settings.bus.in_flight_max,
             in_flight_per_topic_max=settings.bus.in_flight_per_topic_max,
+            messages_per_s=settings.bus.messages_per_s,
+            burst=settings.bus.burst,
             retry_pause_s=settings.bus.retry_pause_s,
             binary=settings.bus.binary,
             outlet=self._outlet if declaration.device_orders else None,
@@ -221,7 +223,7 @@ class BusLink:
 
     def _heard(self, up: bool) -> None:
         self.publisher.link(up)
-        self.subscriber.ordering.link(up)
+        self.subscriber.link(up)
         self.presence.link(up)
         self.relay.link(up)
 

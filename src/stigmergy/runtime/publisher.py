@@ -5,6 +5,9 @@ when the link is back, also after a restart. Only when more is owed than the bou
 and counted: a long time offline must never stop an agent. Alerts and orders (categories `alert` and `control`) are shed
 when nothing else is left.
 
+An agent sends no faster than receivers take from one source (`messages_per_s`, and half of `burst` at once): what was
+kept for hours leaves within minutes, and nothing of it is shed as a flood.
+
 What one topic owes is settled in order. So after a crash everything that is released again comes after everything that
 the broker had, and a receiver that keeps marks takes each message once. Each carries the number that its shard's outbox
 gave it, and the number of the one before it on its topic (`previous`), as far back as the log was read.
@@ -32,7 +35,8 @@ from stigmergy.core.outbox import Pending
 from stigmergy.core.state import ShardState
 from stigmergy.ports.bus import Bus, BusMessage
 from stigmergy.ports.journal import StoredCommit
-from stigmergy.runtime.topics import Topics
+from stigmergy.runtime.quotas import PACE_LOOK_S, SECOND_NS, pace
+from stigmergy.runtime.topics import Topics, quota_source
 
 SETTLED_COUNT_MAX = 1_000
 """Effects that are settled together."""
@@ -91,10 +95,12 @@ class _Item:
 class _Lane:
     """What is owed to one topic, in order."""
 
-    __slots__ = ("ahead", "failed", "flying", "items", "last", "listed", "shed", "topic", "waiting")
+    __slots__ = ("ahead", "failed", "flying", "items", "last", "listed", "sender", "shed", "topic", "waiting")
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
+        self.sender = quota_source(topic)
+        """As whom receivers count its messages."""
         self.items: OrderedDict[_Item, None] = OrderedDict()
         """What is not settled."""
         self.waiting: OrderedDict[_Item, None] = OrderedDict()
@@ -123,6 +129,8 @@ class Publisher:
         owed_count_max: int,
         in_flight_max: int = 256,
         in_flight_per_topic_max: int = 64,
+        messages_per_s: float = 1_000.0,
+        burst: int = 500,
         retry_pause_s: float = 1.0,
         binary: bool = False,
         outlet: Outlet | None = None,
@@ -134,6 +142,9 @@ class Publisher:
         self._owed_count_max = owed_count_max
         self._in_flight_max = in_flight_max
         self._in_flight_per_topic_max = in_flight_per_topic_max
+        self._pace = pace(messages_per_s, burst)
+        self._resting: list[_Lane] = []
+        """Lanes of agents that have sent their share."""
         self._retry_pause_s = retry_pause_s
         self._binary = binary
         self._outlet = outlet
@@ -229,10 +240,26 @@ class Publisher:
             and self._flying < self._in_flight_max
         ):
             lane = self._ready.popleft()
+            if lane.waiting and not lane.failed and not self._pace.admit(lane.sender, self._now_ns()):
+                self._rest(lane)
+                continue
             lane.listed = False
             if lane.waiting and not lane.failed:
                 self._send(lane, lane.waiting.popitem(last=False)[0])
                 self._list(lane)
+
+    def _rest(self, lane: _Lane) -> None:
+        self._resting.append(lane)
+        if len(self._resting) == 1:
+            asyncio.get_running_loop().call_later(PACE_LOOK_S, self._rested)
+
+    def _rested(self) -> None:
+        self._ready.extend(self._resting)
+        self._resting.clear()
+        self._pump()
+
+    def _now_ns(self) -> int:
+        return int(asyncio.get_running_loop().time() * SECOND_NS)
 
     def _send(self, lane: _Lane, item: _Item) -> None:
         if not item.sent:

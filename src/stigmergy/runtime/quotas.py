@@ -3,6 +3,9 @@
 A bucket for each source holds so many tokens (`burst`) and is filled with so many a second; a message takes one.
 Without a token it is shed. Buckets that are full again are forgotten; while too many are not, new sources share one.
 They are looked through once a second at most: whoever invents names must not make each message dear.
+
+What was sent while nothing could be taken comes all at once later, and is no flood. `allow_for` therefore gives every
+source what it might have sent in that time, for a minute.
 """
 
 from __future__ import annotations
@@ -11,6 +14,14 @@ SECOND_NS = 1_000_000_000
 SOURCES_COUNT_MAX = 100_000
 STRANGERS = ""
 """The bucket of those for whom there is none."""
+PACE_SHARE = 0.9
+"""Of what receivers take from one source in the long run: clocks differ, and some messages are sent twice."""
+PACE_LOOK_S = 0.05
+"""How often it is looked whether those who have sent their share may send again."""
+ALLOWED_COUNT_MAX = 50_000
+"""What each source gets at most for a time in which nothing could be taken: as much as a publisher keeps."""
+ALLOWED_NS_MAX = 60 * SECOND_NS
+"""So long after such a time what was held meanwhile may come."""
 
 
 class Quotas:
@@ -24,18 +35,46 @@ class Quotas:
         """Tokens, and when they were counted."""
         self._look_ns = 0
         """Not before that time are the buckets looked through again."""
+        self._allowed = 0
+        """What each source may send beyond its bucket; 0: nothing."""
+        self._allowed_until_ns = 0
+        self._used: dict[str, int] = {}
+        """What each source has sent of that."""
 
-    def admit(self, source: str, now_ns: int) -> bool:
-        """Whether this source may send one more message now."""
+    def admit(self, source: str, now_ns: int, *, crowded: bool = False) -> bool:
+        """Whether this source may send one more message now. A source that is `crowded` may only send what it might
+        have sent while nothing could be taken."""
         bucket = self._buckets.get(source)
         if bucket is None:
             if len(self._buckets) >= self._sources_count_max and not self._has_room(now_ns):
                 source = STRANGERS
             bucket = self._buckets.get(source, (self._burst, now_ns))
         tokens = min(self._burst, bucket[0] + (now_ns - bucket[1]) * self._per_ns)
-        admitted = tokens >= 1.0
+        admitted = tokens >= 1.0 and not crowded
         self._buckets[source] = (tokens - 1.0 if admitted else tokens, now_ns)
-        return admitted
+        return self._is_allowed(source, now_ns, admitted) if self._allowed else admitted
+
+    def allow_for(self, missed_ns: int, now_ns: int, *, repeated: int = 0) -> None:
+        """Nothing could be taken for so long, and now it can; so many messages may come again beside that."""
+        count = min(ALLOWED_COUNT_MAX, int(missed_ns * self._per_ns) + repeated)
+        if now_ns <= self._allowed_until_ns:
+            # The larger one counts, not both: who is told twice of one such time must not get it twice.
+            self._allowed = max(self._allowed, count)
+        else:
+            self._allowed, self._used = count, {}
+        self._allowed_until_ns = now_ns + ALLOWED_NS_MAX
+
+    def _is_allowed(self, source: str, now_ns: int, admitted: bool) -> bool:
+        if now_ns > self._allowed_until_ns:
+            self._allowed, self._used = 0, {}
+            return admitted
+        if admitted:
+            return True
+        used = self._used.get(source, 0)
+        if used >= self._allowed:
+            return False
+        self._used[source] = used + 1
+        return True
 
     def _has_room(self, now_ns: int) -> bool:
         if now_ns < self._look_ns:
@@ -50,3 +89,8 @@ class Quotas:
             if tokens + (now_ns - at_ns) * self._per_ns < self._burst
         }
         return len(self._buckets) < self._sources_count_max
+
+
+def pace(per_s: float, burst: int) -> Quotas:
+    """What a sender keeps to, so that receivers with these quotas shed nothing of what it sends."""
+    return Quotas(PACE_SHARE * per_s, max(1, burst // 2))

@@ -54,8 +54,9 @@ class BusSettings(Struct, frozen=True, forbid_unknown_fields=True):
     in_flight_per_topic_max: int = 64
     messages_per_s: float = 1_000.0
     """What each source may send for long; what comes faster is shed and counted, so that the others do not suffer."""
-    burst: int = 50_000
-    """What each source may send at once. As much as a publisher keeps while it is offline, so none of that is shed."""
+    burst: int = 500
+    """What each source may send at once: so much takes about a tenth of a second, and others may have to wait for it.
+    Publishers of ours keep to half of it, and to `messages_per_s`, also with what they have kept while offline."""
     gap_wait_s: float = 60.0
     """How long a message waits for those before it on its topic; then the gap is declared and kept in the log."""
     retry_pause_s: float = 1.0

@@ -3,8 +3,13 @@
 Commands are answered on the agent's `answers`; the same command id gets the same answer. What agents elsewhere publish
 is numbered and consumed once, in order: a message that comes before the one it follows waits for it, within a bound.
 What is malformed, too large, for somebody else, in somebody else's name, of an unknown type or of an older owner is
-refused, counted, and its sender is told where that is possible. What a source sends beyond its quota is shed before it
-is looked at, so that a flood costs the others nothing.
+refused, counted, and its sender is told where that is possible. What a source sends beyond its quota is shed on
+arrival, before it is looked at; the rest of what it sends waits its turn among the other sources. So a flood costs the
+others next to nothing.
+
+A source is an agent and a channel: all that is sent to an agent's `commands`, all that is sent to its `inputs`, all
+that it publishes under `events`, whatever it calls its topics. For topics of devices it is the pattern and the agent
+that it is for. Whoever may publish in the name of several agents has the share of each: a bus does not say who sends.
 
 A message without numbers is taken as it comes. Of the last of them the ids are remembered as long as this run lasts,
 and a repetition is dropped.
@@ -30,14 +35,13 @@ from stigmergy.core.errors import (
     NotRunning,
     PeerError,
     SequenceGap,
-    StigmergyError,
     TooLarge,
     UnknownTag,
 )
 from stigmergy.core.inputs import Refused, Verdict
 from stigmergy.core.messages import Command, Event, Message, spec_of
 from stigmergy.core.plans import AgentPlan
-from stigmergy.ports.bus import Bus, BusMessage
+from stigmergy.ports.bus import Bus, BusMessage, Gate
 from stigmergy.runtime.host import Host
 from stigmergy.runtime.ingress import BUS_SOURCES
 from stigmergy.runtime.intake import Stream
@@ -54,20 +58,38 @@ from stigmergy.runtime.phrasing import find_message
 from stigmergy.runtime.quotas import Quotas
 from stigmergy.runtime.settings import BusSettings
 from stigmergy.runtime.telling import Teller
-from stigmergy.runtime.topics import AGENTS, Channel, Topics, fill_address, parse_topic, unescape
+from stigmergy.runtime.topics import (
+    AGENT_LEVELS,
+    AGENTS,
+    Channel,
+    Topics,
+    fill_address,
+    parse_topic,
+    quota_source,
+    unescape,
+)
 
 SEEN_COUNT_MAX = 10_000
 """Ids of messages without numbers that are remembered."""
 ASKED_COUNT_MAX = 10_000
 """Commands whose ids are compared with those of others."""
-AGAIN_COUNT_MAX = 10_000
 HURRY_COUNT = 16
 """When so many messages wait for the disk it waits for no more company, whatever their types allow: brokers stop at a
 window of messages that were not acknowledged, often of 20."""
+TOPICS_COUNT_MAX = 10_000
+"""Topics of which is remembered whether they are ours."""
+STALL_NS = 1_000_000_000
+"""When messages are under way and none becomes durable for so long, we hold up our senders: nobody pays for that."""
+REPEATED_COUNT_MAX = 2_048
+"""So many messages that were under way on a link that broke may come again on the next one, some brokers give them half
+a minute later: a window of theirs."""
+OPEN_COUNT_MAX = 1_000
+"""A source may have as many messages without numbers here, not yet durable, as are still free of these: one alone half
+of them, nine a tenth each. About the window of a broker."""
+OPEN_PER_SOURCE_MIN = 32
+"""So many it may have in any case."""
 OURS = "stigmergy."
 """What the framework says itself begins so; it is not taken from a bus."""
-AGENT_LEVELS = 6
-"""fleet, site, agents, kind, name, channel."""
 
 
 class SubscriberCounters(Struct):
@@ -108,6 +130,12 @@ class Subscriber:
         """Per agent and id of a command what was asked, as a digest."""
         self._closed = False
         self._under_way = 0
+        self._ours: dict[str, bool] = {}
+        """By topic whether it is for an agent that runs here."""
+        self._done_ns = 0
+        """When the last message was dealt with."""
+        self._down_ns: int | None = None
+        """When the link was lost; None before that."""
         self.counters = SubscriberCounters()
 
     async def start(self) -> None:
@@ -118,30 +146,32 @@ class Subscriber:
             for pattern in dict.fromkeys(
                 self._topics.agents_pattern(channel, entry) for entry in self._assignment.agents or ("*/*",)
             ):
-                await self._bus.subscribe(pattern, self._own(self._guard(take)))
+                gate = self._guard(take, is_ours=self._is_ours, sheds=channel is not Channel.COMMANDS)
+                await self._bus.subscribe(pattern, gate)
         declaration = self._host.declaration
         for listen in declaration.listens:
             template = listen.template(self._topics.fleet, self._topics.site)
             await self._bus.subscribe(template.pattern, self._guard(self._listener(listen)))
         for spec in declaration.device_events:
-            await self._bus.subscribe(spec.topic.pattern, self._guard(self._device_listener(spec)))
+            await self._bus.subscribe(spec.topic.pattern, self._guard(self._device_listener(spec), _device(spec)))
         for orders in declaration.device_commands_taken:
-            await self._bus.subscribe(orders.topic.pattern, self._guard(self._device_taker(orders)))
+            taker = self._guard(self._device_taker(orders), _device(orders), sheds=False)
+            await self._bus.subscribe(orders.topic.pattern, taker)
 
     def close(self) -> None:
         """Takes nothing more: what comes now stays with the broker."""
         self._closed = True
 
-    def _own(self, take: Callable[[BusMessage], Awaitable[None]]) -> Callable[[BusMessage], Awaitable[None]]:
-        """Leaves alone what is for agents that other nodes run: they hear it, too."""
-
-        async def handle(message: BusMessage) -> None:
-            levels = message.topic.split("/", AGENT_LEVELS)
-            if len(levels) >= AGENT_LEVELS and not self._runs("/".join(levels[3:5])):
-                return
-            await take(message)
-
-        return handle
+    def _is_ours(self, topic: str) -> bool:
+        """False for what is for agents that other nodes run: they hear it, too."""
+        known = self._ours.get(topic)
+        if known is None:
+            levels = topic.split("/", AGENT_LEVELS)
+            known = len(levels) < AGENT_LEVELS or self._runs("/".join(levels[3:5]))
+            if len(self._ours) >= TOPICS_COUNT_MAX:
+                self._ours.clear()
+            self._ours[topic] = known
+        return known
 
     def _runs(self, escaped: str) -> bool:
         """Whether the agent of a topic runs here; of one that is badly escaped the door says what is wrong."""
@@ -152,43 +182,85 @@ class Subscriber:
 
     # ------------------------------------------------------------------ the door
 
-    def _guard(self, take: Callable[[BusMessage], Awaitable[None]]) -> Callable[[BusMessage], Awaitable[None]]:
-        """Sheds, refuses and counts; what is left goes in."""
-        again: dict[int, BusMessage] = {}
-        """Messages that will be offered again, by identity, which their source does not pay for a second time."""
-
-        def note_again(message: BusMessage) -> None:
-            again[id(message)] = message
-            if len(again) > AGAIN_COUNT_MAX:
-                del again[next(iter(again))]
+    def _guard(
+        self,
+        take: Callable[[BusMessage], Awaitable[None]],
+        source_of: Callable[[str], str] | None = None,
+        *,
+        is_ours: Callable[[str], bool] = lambda _: True,
+        sheds: bool = True,
+    ) -> Gate:
+        """Sheds, refuses and counts; what is left goes in. Without `sheds` only the quota sheds, no full queue does.
+        What is not ours is passed over, and counts for nobody."""
 
         async def handle(message: BusMessage) -> None:
             if self._closed:
                 raise NotRunning("the node is stopping; nothing was taken")
-            sender = _sender(message.topic)
-            if again.pop(id(message), None) is None:
-                if not self._quotas.admit(sender, self._host.clock.monotonic_ns()):
-                    self.counters.bus_shed += 1
-                    self.ordering.note_lossy(sender)
-                    return
-                self.counters.bus_received += 1
+            began_ns = self._host.clock.monotonic_ns()
             self._under_way += 1
             if self._under_way >= HURRY_COUNT:
-                self._host.committer.may_wait(self._host.clock.monotonic_ns())
+                self._host.committer.may_wait(began_ns)
             try:
                 await take(message)
             except PeerError as error:
                 if isinstance(error, SequenceGap):
-                    note_again(message)
                     raise
                 self.refuse(message, error)
-            except StigmergyError:
-                note_again(message)
-                raise
             finally:
                 self._under_way -= 1
+                self._note_stall(began_ns)
 
-        return handle
+        def admit(source: str, message: BusMessage, open_count: int, open_all_count: int) -> bool:
+            if not is_ours(message.topic):
+                return False
+            if self._closed:
+                return True  # It stays with the broker.
+            now_ns = self._host.clock.monotonic_ns()
+            crowded = sheds and self._is_crowded(message, open_count, open_all_count, now_ns)
+            if self._quotas.admit(source, now_ns, crowded=crowded):
+                self.counters.bus_received += 1
+                return True
+            self._shed(source)
+            return False
+
+        return Gate(source_of or quota_source, admit, handle, shed=self._shed if sheds else None)
+
+    def _is_crowded(self, message: BusMessage, open_count: int, open_all_count: int, now_ns: int) -> bool:
+        """Whether a source has more open than its share, because it sends faster than it is taken.
+
+        What is open here is not acknowledged, and brokers stop at a window of about a thousand such messages: a few
+        that flood must leave some of it to the others. Numbered messages are spared, and all are while nothing at all
+        becomes durable: then the broker has to wait.
+        """
+        if open_count < max(OPEN_PER_SOURCE_MIN, OPEN_COUNT_MAX - open_all_count):
+            return False
+        return now_ns - self._done_ns <= STALL_NS and not _is_numbered(message)
+
+    def _shed(self, source: str) -> None:
+        self.counters.bus_shed += 1
+        self.ordering.note_lossy(source)
+
+    def _note_stall(self, began_ns: int) -> None:
+        """What sources sent while the disk stood still comes all at once, and is within their quotas."""
+        now_ns = self._host.clock.monotonic_ns()
+        since_ns, self._done_ns = max(began_ns, self._done_ns), now_ns
+        if now_ns - since_ns > STALL_NS:
+            self._quotas.allow_for(now_ns - since_ns, now_ns)
+
+    def link(self, up: bool) -> None:
+        """The link came or went. What the broker has held comes with it: so much is no flood."""
+        now_ns = self._host.clock.monotonic_ns()
+        if not up:
+            self._down_ns = now_ns
+        else:
+            away_ns = self._away_ns() if self._down_ns is None else now_ns - self._down_ns
+            self._quotas.allow_for(away_ns, now_ns, repeated=REPEATED_COUNT_MAX if away_ns else 0)
+        self.ordering.link(up)
+
+    def _away_ns(self) -> int:
+        """How long ago the last run of this node has ended. By the wall clock, which may be wrong."""
+        found_ns = self._host.found_time_ns
+        return max(0, self._host.clock.wall_ns() - found_ns) if found_ns else 0
 
     def refuse(self, message: BusMessage, error: PeerError) -> None:
         """Counts a refusal, and tells of it."""
@@ -265,7 +337,7 @@ class Subscriber:
             raise
         if numbers is None:
             await self._take_unnumbered(source, event, to, body)
-        elif await self.ordering.take(_sender(message.topic), source, numbers, to, body):
+        elif await self.ordering.take(quota_source(message.topic), source, numbers, to, body):
             self.counters.bus_lost_by_senders += shed
 
     async def _take_unnumbered(self, source: str, event: CloudEvent, to: str, body: bytes) -> None:
@@ -352,6 +424,11 @@ class Subscriber:
         return body
 
 
+def _is_numbered(message: BusMessage) -> bool:
+    """Whether a message seems to have a number, before it is parsed. A quota holds for it in any case."""
+    return b'"sequence"' in message.payload or any(name == "sequence" for name, _ in message.properties)
+
+
 def _read(message: BusMessage) -> CloudEvent:
     if len(message.payload) > EVENT_BYTES_MAX:
         raise TooLarge(f"a message of {len(message.payload)} bytes, {EVENT_BYTES_MAX} at most")
@@ -373,6 +450,16 @@ def _places(spec: DeviceEvent | DeviceCommands, topic: str) -> Mapping[str, str]
     return places
 
 
+def _device(spec: DeviceEvent | DeviceCommands) -> Callable[[str], str]:
+    """Whose quota a device's messages count against: all of one pattern for one agent, whatever else the topics say."""
+
+    def source_of(topic: str) -> str:
+        places = spec.topic.match(topic)
+        return topic if places is None else f"{spec.topic.pattern} {fill_address(spec.to, places)}"
+
+    return source_of
+
+
 def _source(name: str) -> str:
     """The source under which marks and the log know a topic; of a long one the end is a digest."""
     source = f"{BUS_SOURCES}{name}"
@@ -380,11 +467,3 @@ def _source(name: str) -> str:
         return source
     digest = blake3(source.encode()).hexdigest(length=16)
     return f"{source[: SOURCE_CHARS_MAX - len(digest) - 1]}~{digest}"
-
-
-def _sender(topic: str) -> str:
-    """Whose quota a message counts against: an agent's events count together, whatever it calls its topics."""
-    levels = topic.split("/", AGENT_LEVELS)
-    if len(levels) > AGENT_LEVELS and levels[2] == AGENTS:
-        return "/".join(levels[:AGENT_LEVELS])
-    return topic

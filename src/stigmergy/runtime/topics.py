@@ -24,6 +24,8 @@ from stigmergy.core.errors import ConfigError, DefinitionError, Malformed
 
 AGENTS = "agents"
 NODES = "nodes"
+AGENT_LEVELS = 6
+"""fleet, site, agents, kind, name, channel."""
 EMPTY_LEVEL = "%"
 """Stands for a level of no characters: an escape that nothing else has."""
 _UNSAFE = re.compile(r"[^!\"&-),\-0-9:;<=?@-Z\[-~]")
@@ -216,3 +218,11 @@ def fill_address(text: str, values: Mapping[str, str]) -> str:
 def places_of(text: str) -> tuple[str, ...]:
     """The names of the places in an address."""
     return tuple(_PLACEHOLDER.findall(text))
+
+
+def quota_source(topic: str) -> str:
+    """Whose quota a message counts against: an agent's events count together, whatever it calls its topics."""
+    levels = topic.split("/", AGENT_LEVELS)
+    if len(levels) > AGENT_LEVELS and levels[2] == AGENTS:
+        return "/".join(levels[:AGENT_LEVELS])
+    return topic

@@ -28,6 +28,7 @@ from stigmergy.ports.bus import Bus, BusMessage
 from stigmergy.ports.store import KeyValue
 from stigmergy.runtime.declaration import Declaration
 from stigmergy.runtime.listening import COLLECT_ALL
+from stigmergy.runtime.quotas import PACE_LOOK_S, SECOND_NS, pace
 from stigmergy.runtime.topics import Channel, Topics
 from stigmergy.runtime.uplink.collector import MISSING, TELL_WITHIN_S
 from stigmergy.runtime.uplink.names import Sender, sender_of
@@ -82,6 +83,8 @@ class Distributor:
         self._turns: dict[str, asyncio.Lock] = {}
         """One batch of an uplink after the other: the next may begin only behind what is known of the last."""
         self._previous: dict[tuple[str, str, int], int] = {}
+        self._pace = pace(declaration.settings.bus.messages_per_s, declaration.settings.bus.burst)
+        """Whoever has the agents must not shed as a flood what a site has kept for long."""
         self.counters = DistributorCounters()
         self.last_refusal = ""
 
@@ -186,6 +189,8 @@ class Distributor:
         topic = self._topics.of_agent(to, Channel.INPUTS)
         stream = (topic, source, batch.incarnation)
         for number, body in events:
+            while not self._pace.admit(topic, _now_ns()):  # noqa: ASYNC110 - only time brings more
+                await asyncio.sleep(PACE_LOOK_S)
             before = self._previous.get(stream, 0)
             try:
                 event = _event(to, batch, source, number, before if before < number else 0, body)
@@ -239,3 +244,7 @@ def _key_of(mark: KeptMark) -> str:
     """One key for each shard of an uplink and incarnation, however long the names are."""
     digest = blake3(mark.source.encode()).hexdigest(length=MARK_KEY_BYTES)
     return f"{MARKS_PREFIX}{digest}.{mark.incarnation}"
+
+
+def _now_ns() -> int:
+    return int(asyncio.get_running_loop().time() * SECOND_NS)
