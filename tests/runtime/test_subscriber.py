@@ -613,6 +613,25 @@ def test_what_senders_gave_up_is_counted_once() -> None:
     play(monitors, scene)
 
 
+def test_what_a_sender_cannot_have_given_up_is_not_counted() -> None:
+    """Found by an attack: one forged number, and the counter said nothing any more."""
+
+    async def scene(node: SimNode, live: Live, outsider: Outsider) -> None:
+        await outsider.send(BATTERY, numbered(1))
+        await outsider.send(BATTERY, numbered(2, previous="1", shed=str(2**63 - 2)))
+        assert counter(live, "bus_lost_by_senders") == 0
+        assert counter(live, "bus_shed_doubted") == 1
+        await outsider.send(BATTERY, numbered(200_003, previous="2", shed="200000"))
+        assert counter(live, "bus_lost_by_senders") == 200_000
+        # A number far ahead makes no claim plausible.
+        await outsider.send(BATTERY, numbered(2**62, previous="200003", shed=str(2**61)))
+        assert counter(live, "bus_lost_by_senders") == 200_000
+        assert counter(live, "bus_shed_doubted") == 2
+        assert heard(live) == (1, 2, 200_003, 2**62)
+
+    play(monitors, scene)
+
+
 def test_invented_sources_hold_up_nobody_who_is_known() -> None:
     """The marks of a shard are bounded. One too many is refused and said, and does not wait in front of the others."""
 

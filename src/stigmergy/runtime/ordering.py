@@ -130,6 +130,10 @@ class Ordering:
         if numbers.sequence > known and (numbers.previous or 0) <= known:
             _remember(self._refused, key, numbers.sequence)
 
+    def passed_over(self, source: str, numbers: Numbers, to: str) -> int:
+        """How many numbers lie between a message and the last one of its stream that was handed over."""
+        return max(0, numbers.sequence - self._position((source, numbers.incarnation), to)[0] - 1)
+
     @property
     def troubles(self) -> list[str]:
         """What does not mend itself."""

@@ -88,6 +88,11 @@ OPEN_COUNT_MAX = 1_000
 of them, nine a tenth each. About the window of a broker."""
 OPEN_PER_SOURCE_MIN = 32
 """So many it may have in any case."""
+SHED_AHEAD_COUNT_MAX = 50_000
+"""A message may say that so many were given up beyond the numbers that it passes over: where an alert was kept, those
+behind it were given up before it was sent. As many as a publisher keeps."""
+SHED_COUNT_MAX = 1_000_000_000
+"""No sender gives up more between two messages: at a thousand a second that takes eleven days."""
 OURS = "stigmergy."
 """What the framework says itself begins so; it is not taken from a bus."""
 
@@ -102,6 +107,8 @@ class SubscriberCounters(Struct):
     """Beyond a source's quota."""
     bus_lost_by_senders: int = 0
     """Messages that senders say they have given up."""
+    bus_shed_doubted: int = 0
+    """Times that a sender said it gave up more than it can have; that was not counted."""
 
 
 class Subscriber:
@@ -337,8 +344,13 @@ class Subscriber:
             raise
         if numbers is None:
             await self._take_unnumbered(source, event, to, body)
-        elif await self.ordering.take(quota_source(message.topic), source, numbers, to, body):
-            self.counters.bus_lost_by_senders += shed
+            return
+        plausible = self.ordering.passed_over(source, numbers, to) + SHED_AHEAD_COUNT_MAX
+        if await self.ordering.take(quota_source(message.topic), source, numbers, to, body):
+            if shed <= min(plausible, SHED_COUNT_MAX):
+                self.counters.bus_lost_by_senders += shed
+            else:
+                self.counters.bus_shed_doubted += 1
 
     async def _take_unnumbered(self, source: str, event: CloudEvent, to: str, body: bytes) -> None:
         once = (source, event.source, event.id)
