@@ -1,8 +1,9 @@
 """The budgets of a small device measured: what an install takes, what an idle node takes, what wears out its flash.
 
 And what one agent that floods does to the others (row 20 of the scorecard): a window in which the flood goes past the
-node is followed by one in which it comes in, and the median of the ratios counts. That part wants a real broker;
-without one its figures are missing.
+node is followed by one in which it comes in, and the median of the ratios counts. Then 40,000 messages of one agent at
+once, over MQTT and over NATS, and the worst delay of another one. These parts want a real broker; without one their
+figures are missing.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from msgspec import Struct
 
 from stigmergy.bench.charts import Bar, Bars, Chart
 from stigmergy.bench.flash import KINDS, write_for
-from stigmergy.bench.flood import measure_flood
+from stigmergy.bench.flood import BURST_COUNT, Burst, measure_burst, measure_flood
 from stigmergy.bench.options import add_common
 from stigmergy.bench.targets import Target
 from stigmergy.testing.brokers import NoBroker, start_nats
+from stigmergy.testing.nats_rig import start_single
 
 MB = 1_000_000
 HOUR_S = 3600.0
@@ -69,6 +71,8 @@ TARGETS = (
     Target("idle_mb", "resident memory of an idle node on SQLite and MQTT, MB", 60.0),
     Target("flash_ratio", "bytes written for within(seconds=1) / for durable, at 10 Hz", 0.2),
     Target("flood_p99_ratio", "p99 of the others while one floods this node / another", 1.1),
+    Target("burst_worst_ms", "worst delay of one agent while another sends 40,000 at once over MQTT, ms", 100.0),
+    Target("burst_nats_worst_ms", "the same over NATS, ms", 100.0),
 )
 
 
@@ -78,10 +82,11 @@ class Sizes(Struct, frozen=True):
     flash_s: float = HOUR_S
     windows: int = 5
     window_s: float = 5.0
+    burst: int = BURST_COUNT
 
 
 FULL = Sizes()
-QUICK = Sizes(flash_s=60.0, windows=1, window_s=1.0)
+QUICK = Sizes(flash_s=60.0, windows=1, window_s=1.0, burst=2_000)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -109,9 +114,24 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
                     "flood_p99_ratio": round(flood.ratio, 3),
                     "flood_ratio_per_window": [round(ratio, 3) for ratio in flood.ratios],
                 }
+                figures |= _burst("burst", asyncio.run(measure_burst(folder, broker.url, sizes.burst)))
+            with start_single(folder / "nats") as server:
+                (folder / "burst").mkdir()
+                figures |= _burst("burst_nats", asyncio.run(measure_burst(folder / "burst", server.url, sizes.burst)))
         except NoBroker:
             figures |= {"idle_mb": round(idle_mb(folder, None), 1), "flood_p99_ratio": None}
+            figures |= {"burst_worst_ms": None, "burst_nats_worst_ms": None}
     return figures
+
+
+def _burst(name: str, burst: Burst) -> dict[str, Any]:
+    return {
+        f"{name}_sent": burst.sent,
+        f"{name}_s": round(burst.took_s, 2),
+        f"{name}_shed": burst.shed,
+        f"{name}_worst_before_ms": round(burst.worst_before_ms, 1),
+        f"{name}_worst_ms": round(burst.worst_ms, 1),
+    }
 
 
 def charts(figures: dict[str, Any]) -> list[Chart]:

@@ -6,7 +6,11 @@ compare with, the same flood goes to a site that our node does not serve: so flo
 same in both, and the difference is what the flood costs the node.
 
 `python -m stigmergy.bench.flood URL SITE FIRST COUNT RATE SECONDS` is such a sender: COUNT agents from number FIRST on,
-RATE messages a second in all. It prints how many it has sent.
+RATE messages a second in all. It prints how many it has sent. With a RATE of 0 it sends SECONDS messages as fast as the
+broker takes them.
+
+Beside that, one burst at the settings that everybody has: 40,000 messages of one agent as fast as the broker takes
+them, while another one sends 20 a second; what counts is the worst delay of those.
 """
 
 from __future__ import annotations
@@ -19,8 +23,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from stigmergy.adapters import mqtt
 from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
-from stigmergy.adapters.mqtt import open_bus
 from stigmergy.adapters.system import SystemClock, SystemEntropy
 from stigmergy.bench.rig import SEED, open_file
 from stigmergy.bench.sender import percentile
@@ -29,7 +33,7 @@ from stigmergy.core.cloudevents import JSON, STRUCTURED, CloudEvent, write_struc
 from stigmergy.core.effects import Effects, Order
 from stigmergy.core.errors import LinkDown
 from stigmergy.core.messages import SECOND_NS, Action, Event, spec_of
-from stigmergy.ports.bus import BusMessage
+from stigmergy.ports.bus import Bus, BusMessage
 from stigmergy.runtime.declaration import Declaration
 from stigmergy.runtime.host import Host
 from stigmergy.runtime.link import BusLink
@@ -41,6 +45,11 @@ FLOOD_TIMES = 100
 OTHERS = 20
 OTHERS_PER_S = 100
 IN_FLIGHT_MAX = 200
+BURST_COUNT = 40_000
+QUIET_PER_S = 20
+QUIET_BEFORE_S = 2.0
+QUIET_AFTER_S = 3.0
+BURST_S_MAX = 300.0
 CONNECT_S_MAX = 10.0
 MILLISECOND_NS = 1_000_000
 OURS, ELSEWHERE = "site", "elsewhere"
@@ -84,6 +93,64 @@ class Flood(Struct, frozen=True):
     ratios: list[float]
 
 
+class Burst(Struct, frozen=True):
+    """What one agent notices of another one's burst."""
+
+    sent: int
+    took_s: float
+    shed: int
+    worst_before_ms: float
+    worst_ms: float
+
+
+def _open_bus(url: str, client: str) -> Bus:
+    if not url.startswith("nats"):
+        return mqtt.open_bus(url, client, SystemEntropy())
+    from stigmergy.adapters import nats_bus  # an extra
+
+    return nats_bus.open_bus(f"{url}/bench", client, SystemEntropy())
+
+
+async def measure_burst(folder: Path, url: str, count: int = BURST_COUNT) -> Burst:
+    """Sends a burst to a node with default settings, and looks at what another agent notices."""
+    taken_ns: list[int] = []
+    fleet = Declaration("bench", agents=[Gauge])
+
+    @fleet.actuator(Arrived)
+    def act(order: Order[Arrived]) -> None:
+        if order.agent == "Gauge/1":
+            taken_ns.append(time.monotonic_ns() - order.effect.at_ns)
+
+    host = Host(fleet, open_file(folder / "burst.db"), Ed25519Signer(SEED), Ed25519Verifier(), SystemClock())
+    link = BusLink(host, _open_bus(url, "receiver"), SystemEntropy(), site=OURS, node="receiver")
+    await host.start()
+    await link.start()
+    try:
+        quiet = await _sender(url, OURS, 1, 1, QUIET_PER_S, BURST_S_MAX)
+        await _wait_count(taken_ns, int(QUIET_PER_S * QUIET_BEFORE_S))
+        before_ns, began_s = max(taken_ns), time.monotonic()
+        taken_ns.clear()
+        flooder = await _sender(url, OURS, 0, 1, 0, count)
+        sent, _ = await flooder.communicate()
+        took_s = time.monotonic() - began_s
+        await asyncio.sleep(QUIET_AFTER_S)
+        quiet.terminate()
+        await quiet.wait()
+        if not taken_ns:
+            raise RuntimeError("nothing of the quiet agent came while the other one flooded")
+        shed = link.subscriber.counters.bus_shed
+    finally:
+        await link.stop()
+        await host.stop()
+    return Burst(int(sent), took_s, shed, before_ns / MILLISECOND_NS, max(taken_ns) / MILLISECOND_NS)
+
+
+async def _wait_count(taken_ns: list[int], count: int) -> None:
+    async with asyncio.timeout(BURST_S_MAX):
+        while len(taken_ns) < count:  # noqa: ASYNC110 - an actuator counts
+            await asyncio.sleep(0.05)
+
+
 async def measure_flood(folder: Path, url: str, windows: int, window_s: float) -> Flood:
     """Runs windows with the flood elsewhere and here, in turn."""
     taken_ns: list[int] = []
@@ -96,7 +163,7 @@ async def measure_flood(folder: Path, url: str, windows: int, window_s: float) -
 
     settings = Settings(bus=BusSettings(messages_per_s=float(QUOTA_PER_S), burst=2 * QUOTA_PER_S))
     host = Host(fleet, open_file(folder / "flood.db"), Ed25519Signer(SEED), Ed25519Verifier(), SystemClock(), settings)
-    link = BusLink(host, open_bus(url, "receiver", SystemEntropy()), SystemEntropy(), site=OURS, node="receiver")
+    link = BusLink(host, _open_bus(url, "receiver"), SystemEntropy(), site=OURS, node="receiver")
     await host.start()
     await link.start()
     quiet_ns: list[int] = []
@@ -150,7 +217,7 @@ async def _sender(url: str, site: str, first: int, count: int, rate: int, second
 
 async def _send_window(url: str, topics: Topics, first: int, count: int, rate: int, seconds: float) -> int:
     """Sends at fixed times, whether the broker keeps up or not, up to a bound under way; how many it took."""
-    bus = open_bus(url, f"sender-{first}", SystemEntropy())
+    bus = _open_bus(url, f"sender-{first}")
     up = asyncio.Event()
     bus.on_link(lambda is_up: up.set() if is_up else None)
     await bus.open()
@@ -177,7 +244,13 @@ async def _send_window(url: str, topics: Topics, first: int, count: int, rate: i
 
     start_ns = time.monotonic_ns()
     number = 0
-    while (now_ns := time.monotonic_ns()) < start_ns + seconds * SECOND_NS:
+    while not rate and number < seconds:
+        if len(flying) < IN_FLIGHT_MAX:
+            flying[number] = asyncio.ensure_future(publish(number))
+            number += 1
+        else:
+            await asyncio.sleep(0)
+    while rate and (now_ns := time.monotonic_ns()) < start_ns + seconds * SECOND_NS:
         while start_ns + number * SECOND_NS // rate <= now_ns and len(flying) < IN_FLIGHT_MAX:
             flying[number] = asyncio.ensure_future(publish(number))
             number += 1
