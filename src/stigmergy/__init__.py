@@ -2,6 +2,7 @@
 
 from msgspec import field
 
+from stigmergy.adapters.fence_file import FenceFile
 from stigmergy.core.agent import Agent, decide, evolve, react, reject
 from stigmergy.core.claiming import Claim, Denied, Granted, Lost, Ordered, Released, ordered
 from stigmergy.core.codec import pack_envelope
@@ -105,6 +106,7 @@ __all__ = [
     "Failed",
     "Feed",
     "Fence",
+    "FenceFile",
     "FieldSummary",
     "Fleet",
     "GCounter",

@@ -313,3 +313,41 @@ def test_nothing_is_ever_done_twice(asked: list[tuple[str, str, int | None, int]
             known = answers.get(one.agent, one.command_id) is not None
             expired = opaque and now_ns - one.time_ns > 100 * SECOND_NS
             assert known or expired or answers.refusal(one.agent, of_client, one.command_id, now_ns) is not None
+
+
+def test_who_has_the_most_is_known_also_when_many_have_become_fewer() -> None:
+    answers = Answers(count_max=6, count_min=0)
+    for number in range(3):
+        answers.put(at(timed_id(number), number), "gone")
+    for number in range(3, 5):
+        answers.put(at(timed_id(number), number), "few")
+    answers.prune(NOON_NS + 86_402 * SECOND_NS + 1)  # all of "gone"
+    answers.prune(NOON_NS + 86_403 * SECOND_NS + 1)  # one of "few"
+    for number in range(10, 16):
+        answers.put(at(timed_id(number), 86_404), "many")
+    assert answers.clients() == ["few", *["many"] * 5]
+    assert answers.refusal("Drone/a", "many", timed_id(10), NOON_NS) is not None
+    for number in range(20, 40):
+        answers.put(at(timed_id(number), 86_404, f"Drone/{number}"), f"new-{number}")
+    assert len(answers.all()) == 6
+    assert len(answers.clients()) == len(set(answers.clients())), "one each"
+
+
+def test_an_answer_that_is_told_twice_is_kept_once() -> None:
+    answers = Answers()
+    answers.put(at(timed_id(1), 1), "c")
+    answers.put(at(timed_id(1), 2), "d")
+    assert (answers.all(), answers.clients()) == ([at(timed_id(1), 2)], ["d"])
+
+
+def test_a_log_from_before_the_limits_is_remembered_as_it_was() -> None:
+    """Opaque ids beyond their limit, none of which has expired: only the limit of all takes the oldest away."""
+    answers = Answers(count_max=6, opaque_count_max=3, opaque_per_client_max=2)
+    for number in range(8):
+        answers.put(at(f"old-{number}", number))
+    assert [one.command_id for one in answers.all()] == [f"old-{number}" for number in range(2, 8)]
+    answers.put(at(timed_id(9), 9))
+    assert answers.get("Drone/a", timed_id(9)) is not None, "what is new does not leave for what is too many"
+    again = Answers()
+    again.restore(answers.all(), floors=[("", "", 5), ("Drone/a", "c", 7)])
+    assert again.floors() == [("", "", 5), ("Drone/a", "c", 7)]
