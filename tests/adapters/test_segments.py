@@ -42,6 +42,7 @@ def open_on(disk: SimDisk, segment_bytes: int = SEGMENT_BYTES, *, filled: bool =
         inline=True,
         segment_bytes=segment_bytes,
         filled=filled,
+        reserve_bytes=0,
         folder=SimFolder(disk, "fleet"),
         key=bytes(32),
     )

@@ -36,7 +36,7 @@ def test_full_disk_loses_nothing_and_refuses_cleanly() -> None:
     assert refused > 50
 
 
-@pytest.mark.parametrize("seed", [29, 30, 34])
+@pytest.mark.parametrize("seed", [34, 42])
 def test_reopening_without_writing_the_wal_again_would_lose_what_was_shown(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -239,7 +239,7 @@ async def test_inspection_changes_neither_database_nor_wal(disk: SimDisk) -> Non
 
 async def test_closed_journal_is_one_file_that_any_tool_reads(path: Path) -> None:
     await fill(path)
-    assert sorted(image(path)) == ["fleet.db", "fleet.db-mark"]
+    assert sorted(image(path)) == ["fleet.db", "fleet.db-mark", "fleet.db-reserve"]
     connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
     assert connection.execute("SELECT count(*), sum(signature IS NULL) FROM commits").fetchall() == [(10, 5)]
     assert connection.pragma("integrity_check") == "ok"

@@ -83,6 +83,13 @@ def file_check(journal: object) -> Callable[[], Awaitable[None]] | None:
     return check
 
 
+def keep_within(journal: object, bytes_max: int) -> None:
+    """Tells a journal on files that all of them together should stay below this, so that it takes less in advance."""
+    fit: Callable[[int], None] | None = getattr(journal, "keep_within", None)
+    if fit is not None:
+        fit(bytes_max)
+
+
 class StoredCommit(Struct, frozen=True):
     """A commit as read back, with the signature if it was the last of its group."""
 
@@ -102,6 +109,7 @@ class JournalSize(Struct, frozen=True):
 
     commits: int
     bytes_used: int
+    """By all of its files: also those that hold room in advance."""
     bytes_free: int
 
 

@@ -19,7 +19,7 @@ from stigmergy.core.ready import Ready
 from stigmergy.core.shard import Shard
 from stigmergy.core.snapshot import SnapshotTaking
 from stigmergy.ports.clock import Clock
-from stigmergy.ports.journal import Journal, SnapshotPart
+from stigmergy.ports.journal import Journal, SnapshotPart, keep_within
 from stigmergy.runtime.audit.archiving import ArchiveCounters
 from stigmergy.runtime.audit.safeguards import Safeguards
 from stigmergy.runtime.changes import Changes
@@ -80,6 +80,8 @@ class Housekeeper:
         self._journal = journal
         self._settings = settings
         self._tell = tell
+        if settings.retention.keep_bytes is not None:
+            keep_within(journal, settings.retention.keep_bytes)
         self._monotonic_ns = clock.monotonic_ns
         now_ns = clock.monotonic_ns()
         self._records = {shard.state.shard: _ShardRecord(shard=shard, since_ns=now_ns) for shard in shards}

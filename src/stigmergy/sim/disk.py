@@ -240,6 +240,11 @@ class SimDisk:
         if sync:
             self.sync_folder(path)
 
+    def reserve(self, path: str, size: int) -> None:
+        file = self.open(path)
+        file.truncate(0)
+        file.reserve(size)
+
     def free_bytes(self, path: str) -> int:
         return max(0, self.capacity_bytes - self.used_bytes())
 

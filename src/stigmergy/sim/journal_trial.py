@@ -25,6 +25,7 @@ from stigmergy.testing.commits import CommitChain
 
 SHARDS = 3
 WAL_BYTES_MAX = 64 << 10
+RESERVE_BYTES = 16 << 10
 """Small, so that a trial goes through many checkpoints."""
 URL = "sqlite:fleet.db"
 SEGMENT_BYTES = 16 << 10
@@ -38,7 +39,15 @@ Open = Callable[[SimDisk], Journal]
 
 def open_sqlite(disk: SimDisk) -> Journal:
     """A journal on SQLite, inline on the disk."""
-    return sqlite.open_journal(URL, IDENTITY, inline=True, wal_bytes_max=WAL_BYTES_MAX, vfs=disk.vfs, files=disk)
+    return sqlite.open_journal(
+        URL,
+        IDENTITY,
+        inline=True,
+        wal_bytes_max=WAL_BYTES_MAX,
+        reserve_bytes=RESERVE_BYTES,
+        vfs=disk.vfs,
+        files=disk,
+    )
 
 
 def open_segments(disk: SimDisk) -> Journal:
@@ -48,6 +57,7 @@ def open_segments(disk: SimDisk) -> Journal:
         IDENTITY,
         inline=True,
         segment_bytes=SEGMENT_BYTES,
+        reserve_bytes=RESERVE_BYTES,
         folder=SimFolder(disk, "fleet"),
         key=bytes(32),
     )

@@ -22,7 +22,15 @@ from stigmergy.core.plans import AgentPlan
 from stigmergy.core.replay import apply
 from stigmergy.core.snapshot import digest_of_state
 from stigmergy.core.state import Limits, ShardState
-from stigmergy.ports.journal import Journal, JournalIdentity, JournalSize, SnapshotPart, StoredCommit, file_check
+from stigmergy.ports.journal import (
+    Journal,
+    JournalIdentity,
+    JournalSize,
+    SnapshotPart,
+    StoredCommit,
+    file_check,
+    keep_within,
+)
 from stigmergy.runtime.recovery import new_state
 
 
@@ -214,6 +222,10 @@ class WatchedJournal:
         check = file_check(self._journal)
         if check is not None:
             await check()
+
+    def keep_within(self, bytes_max: int) -> None:
+        """Tells the journal around which this is."""
+        keep_within(self._journal, bytes_max)
 
     def size(self) -> JournalSize:
         return self._journal.size()

@@ -43,6 +43,7 @@ World = Run
 """What tests of the runtime call a run. Users' World is in sim/world.py."""
 URL = "sqlite:fleet.db"
 WAL_BYTES_MAX = 256 << 10
+RESERVE_BYTES = 64 << 10
 """Small, so that a short run goes through checkpoints."""
 SEGMENT_BYTES = 64 << 10
 """Small, so that a short run begins several."""
@@ -263,11 +264,18 @@ class SimNode:
                 self._identity,
                 inline=True,
                 segment_bytes=SEGMENT_BYTES,
+                reserve_bytes=RESERVE_BYTES,
                 folder=SimFolder(self.disk, "fleet"),
                 key=self.journal_key,
             )
         return sqlite.open_journal(
-            URL, self._identity, inline=True, wal_bytes_max=WAL_BYTES_MAX, vfs=self.disk.vfs, files=self.disk
+            URL,
+            self._identity,
+            inline=True,
+            wal_bytes_max=WAL_BYTES_MAX,
+            reserve_bytes=RESERVE_BYTES,
+            vfs=self.disk.vfs,
+            files=self.disk,
         )
 
     async def _die(self) -> None:

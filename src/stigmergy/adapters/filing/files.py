@@ -11,6 +11,8 @@ import os
 from typing import Protocol
 
 _CHUNK_BYTES = 1 << 20
+FILE_MODE = 0o600
+"""Files of a journal are for their owner only."""
 
 
 class Claim(Protocol):
@@ -58,6 +60,10 @@ class Files(Protocol):
 
     def remove(self, path: str) -> None:
         """Removes the file; nothing happens if there is none."""
+        ...
+
+    def reserve(self, path: str, size: int) -> None:
+        """Makes a file of so many bytes, with room for all of it that nobody else can take."""
         ...
 
     def sync_folder(self, path: str) -> None:
@@ -136,11 +142,19 @@ class OsFiles:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
 
+    def reserve(self, path: str, size: int) -> None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+        file = os.open(path, flags, FILE_MODE)
+        try:
+            os.posix_fallocate(file, 0, size)
+        finally:
+            os.close(file)
+
     def sync_folder(self, path: str) -> None:
         _sync(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY)
 
     def free_bytes(self, path: str) -> int:
-        room = os.statvfs(path)
+        room = os.statvfs(os.path.dirname(path) or ".")
         return room.f_bavail * room.f_frsize
 
 

@@ -21,6 +21,7 @@ from msgspec import Struct
 
 from stigmergy.adapters.filing.files import Claim
 from stigmergy.adapters.filing.mark import Mark, encode_mark, mark_path
+from stigmergy.adapters.filing.reserve import Reserve
 from stigmergy.adapters.filing.watch import Watch, gone_error
 from stigmergy.adapters.filing.writer import InlineWriter, ThreadWriter, Writer, refused_write
 from stigmergy.adapters.segments import snapshots
@@ -42,8 +43,12 @@ from stigmergy.adapters.segments.segment import IDENTITY, SPARE, Landmark, Segme
 from stigmergy.adapters.segments.spare import LARGE_BYTES, Spare
 from stigmergy.core.commit import Group, Head
 from stigmergy.core.continuity import advance, check_drop
-from stigmergy.core.errors import Bug, JournalCorrupt, JournalUnknown, StigmergyError
+from stigmergy.core.errors import Bug, JournalCorrupt, JournalFull, JournalUnknown, StigmergyError
 from stigmergy.ports.journal import JournalIdentity, JournalSize, SnapshotPart, StoredCommit
+
+QUOTA_SHARE = 8
+"""Of what is kept within a number of bytes, a segment has this part, and the reserve too."""
+SEGMENT_BYTES_QUOTA_MIN = 1 << 14
 
 
 class Opened(Struct):
@@ -67,7 +72,7 @@ class Opened(Struct):
 class SegmentJournal:
     """The Journal port on a folder of segments."""
 
-    def __init__(self, opened: Opened, *, inline: bool, segment_bytes: int, filled: bool) -> None:
+    def __init__(self, opened: Opened, *, inline: bool, segment_bytes: int, filled: bool, reserve_bytes: int) -> None:
         self._opened = opened
         self._folder = opened.folder
         self._key = opened.key
@@ -84,6 +89,8 @@ class SegmentJournal:
         self._file_bytes = 0
         self._spare = Spare(self._folder, segment_bytes)
         self._appended_bytes = 0
+        self._reserve = Reserve(self._folder.files, self._folder.path, 0 if opened.read_only else reserve_bytes)
+        self._reserve_due = not opened.read_only
         self._watch = Watch(self._folder.files, self._folder.path, (mark_path(self._folder.path),))
         self._lock = threading.Lock()
         self._closed = False
@@ -181,13 +188,24 @@ class SegmentJournal:
         self._check_usable()
         await self._writer.run(self._check_files)
 
+    def keep_within(self, bytes_max: int) -> None:
+        """All files together should stay below this: segments, the spare and the reserve take a share and no more."""
+        share_bytes = bytes_max // QUOTA_SHARE
+        self._segment_bytes = min(self._segment_bytes, max(SEGMENT_BYTES_QUOTA_MIN, share_bytes))
+        self._spare.resize(self._segment_bytes)
+        self._reserve.size_bytes = min(self._reserve.size_bytes, share_bytes)
+        self._reserve_due = True
+
     def size(self) -> JournalSize:
         self._check_usable()
         heads, firsts = dict(self._heads), dict(self._firsts)
         try:
             return JournalSize(
                 commits=sum(head.position - firsts.get(shard, 1) + 1 for shard, head in heads.items()),
-                bytes_used=sum(self._folder.size(name) or 0 for name in self._folder.names() if name != SPARE),
+                bytes_used=sum(self._folder.size(name) or 0 for name in self._folder.names())
+                + sum(
+                    self._folder.files.size(path) or 0 for path in (mark_path(self._folder.path), self._reserve.path)
+                ),
                 # A spare is given up when there is no other room.
                 bytes_free=self._folder.free_bytes() + (self._folder.size(SPARE) or 0),
             )
@@ -331,10 +349,20 @@ class SegmentJournal:
             return
         with self._writing():
             moved = {shard: upto + 1}
-            self._write(Kind.FIRSTS, [encode_firsts(moved)])
+            self._write_to_free([encode_firsts(moved)])
             self._firsts = {**self._firsts, **moved}
             while len(self._segments) > 1 and self._is_free(*self._segments[:2]):
                 self._discard(self._segments.pop(0))
+
+    def _write_to_free(self, payload: Sequence[bytes]) -> None:
+        """Writes that something was dropped. To a full device the reserve is given up for that."""
+        try:
+            self._write(Kind.FIRSTS, payload)
+        except JournalFull:
+            if not self._reserve.give_up():
+                raise
+            self._reserve_due = True
+            self._write(Kind.FIRSTS, payload)
 
     def _is_free(self, oldest: Segment, second: Segment) -> bool:
         """Whether nobody can ask any more for what the oldest segment has; the little that somebody can is kept."""
@@ -385,7 +413,12 @@ class SegmentJournal:
 
     def _fill_spare(self) -> None:
         """After an append, when whoever waits has been told. If it fails, the next segment begins without a spare."""
-        if not self._filled or self._closed or self._failure is not None or not self._appended_bytes:
+        if self._closed or self._failure is not None:
+            return
+        if self._reserve_due:
+            with self._lock, contextlib.suppress(OSError):
+                self._reserve_due = not self._reserve.make()
+        if not self._filled or not self._appended_bytes:
             return
         appended_bytes, self._appended_bytes = self._appended_bytes, 0
         # Whatever goes wrong, nobody waits for this, and the thread it runs in must live.

@@ -49,6 +49,8 @@ from stigmergy.core.errors import ConfigError, JournalCorrupt, JournalForeign, J
 from stigmergy.ports.journal import JournalIdentity
 
 SCHEME = "segments:"
+RESERVE_BYTES = 1 << 20
+"""What a drop writes is little: a frame, the head of a segment, and commits that are kept of one that goes."""
 SEGMENT_BYTES = 16 << 20
 SEGMENT_BYTES_MIN = 1 << 12
 SHARDS_MAX = 1 << 22
@@ -99,25 +101,29 @@ def open_journal(
     inline: bool = False,
     segment_bytes: int = SEGMENT_BYTES,
     filled: bool = True,
+    reserve_bytes: int = RESERVE_BYTES,
     folder: Folder | None = None,
     key: bytes | None = None,
 ) -> SegmentJournal:
     """Opens `segments:path/to/folder`, made if it is missing. Fleet and shards must match; the incarnation is the
     stored one.
 
-    `filled`: room is taken in advance, which makes a sync cheaper and writes everything twice. `inline` does all work
+    `filled`: room is taken in advance, which makes a sync cheaper and writes everything twice. `reserve_bytes` is the
+    room that is held for dropping on a full device; small devices get less. `inline` does all work
     in the caller's thread; `folder` and `key` put a simulated disk underneath.
     """
     if segment_bytes < SEGMENT_BYTES_MIN:
         raise ConfigError(f"segment_bytes={segment_bytes}; give at least {SEGMENT_BYTES_MIN}")
     opened = _Opening(url, folder, read_only=read_only).run(identity, key)
-    return SegmentJournal(opened, inline=inline, segment_bytes=segment_bytes, filled=filled)
+    return SegmentJournal(
+        opened, inline=inline, segment_bytes=segment_bytes, filled=filled, reserve_bytes=reserve_bytes
+    )
 
 
 def inspect_journal(url: str, *, folder: Folder | None = None) -> SegmentJournal:
     """Opens an existing journal of any fleet for reading only."""
     opened = _Opening(url, folder, read_only=True).run(None, None)
-    return SegmentJournal(opened, inline=True, segment_bytes=SEGMENT_BYTES, filled=False)
+    return SegmentJournal(opened, inline=True, segment_bytes=SEGMENT_BYTES, filled=False, reserve_bytes=0)
 
 
 def renew_incarnation(url: str, incarnation: int, *, folder: Folder | None = None) -> None:

@@ -37,6 +37,10 @@ class Spare:
         """Whether there is none at all."""
         return self._file is None and self._folder.size(SPARE) is None
 
+    def resize(self, segment_bytes: int) -> None:
+        """Segments have this size from now on. A larger spare is the next segment, or is given up for want of room."""
+        self._segment_bytes = segment_bytes
+
     def grow(self, appended_bytes: int) -> None:
         """A frame of so many bytes was appended: the spare keeps ahead. Where room is short none is taken."""
         if self.ready or self._folder.free_bytes() < 2 * self._segment_bytes:

@@ -1,4 +1,4 @@
-"""The journal on SQLite, for devices: one file that any tool can open, and beside it `-wal` and `-mark`.
+"""The journal on SQLite, for devices: one file that any tool can open, and beside it `-wal`, `-mark` and `-reserve`.
 
     journal = open_journal("sqlite:fleet.db", identity)
 

@@ -2,7 +2,11 @@
 
 One connection owns reads, writes and checkpoints, with an exclusive lock. An append is one transaction and one sync
 of the WAL. When the WAL passes its limit it is copied into the database after the append that did so has been
-acknowledged; if that fails, the WAL goes on growing and the next append does not notice.
+acknowledged; if that fails, the WAL goes on growing and the next append does not notice. It is also copied when the
+database would have to grow by half of the reserve for that: so a full device still has the room to copy it.
+
+On a full device an append first lets the WAL start again from its front. A drop needs room too, and gives the reserve
+up for it; what it frees makes a reserve again.
 
 Reading takes turns with a write under way: it waits for it, on the event loop. Read between writes where that matters.
 """
@@ -19,6 +23,7 @@ from msgspec import Struct
 
 from stigmergy.adapters.filing.files import Claim, Files
 from stigmergy.adapters.filing.mark import Mark, encode_mark, mark_path
+from stigmergy.adapters.filing.reserve import Reserve
 from stigmergy.adapters.filing.watch import Watch
 from stigmergy.adapters.filing.writer import InlineWriter, ThreadWriter, Writer, refused_write
 from stigmergy.adapters.sqlite import schema
@@ -42,6 +47,15 @@ READ_BYTES_MAX = 1 << 20
 """`read` fetches this much at a time, so that no statement of its own stays open and holds up a checkpoint."""
 DROP_COMMITS_MAX = 1_000
 """A drop deletes so many commits per transaction, so that the WAL stays small."""
+DROP_COMMITS_FULL = 64
+VACUUM_PAGES_FULL = 64
+"""On a full device both go in smaller steps."""
+WAL_BYTES_MIN = 1 << 16
+QUOTA_SHARE = 8
+"""What is kept within a number of bytes has a WAL of twice this part of it, and a reserve of this part."""
+OWED_SHARE_MAX = 0.5
+"""The database may have to grow by this part of the reserve when the WAL is copied; then it is copied."""
+RESERVE_STEPS_MAX = 32
 VACUUM_PAGES_MAX = 256
 """So many free pages are given back to the file system with each transaction of a drop; others are used again."""
 
@@ -75,7 +89,7 @@ class _Dropped(Bug):
 class SqliteJournal:
     """The Journal port on one SQLite file."""
 
-    def __init__(self, opened: Opened, *, inline: bool, wal_bytes_max: int) -> None:
+    def __init__(self, opened: Opened, *, inline: bool, wal_bytes_max: int, reserve_bytes: int) -> None:
         self._opened = opened
         self._connection = opened.connection
         self._heads = opened.heads
@@ -85,8 +99,10 @@ class SqliteJournal:
         self._closed = False
         self._failure: JournalUnknown | None = None
         self._wal_frames = 0
-        self._wal_frames_max = max(1, wal_bytes_max // (opened.page_bytes + FRAME_HEADER_BYTES))
-        self._checkpoint_at_frames = self._wal_frames_max
+        self._limit_wal(wal_bytes_max)
+        self._looked_at_frames = self._owed_bytes = 0
+        self._reserve = Reserve(opened.files, opened.path, 0 if opened.read_only else reserve_bytes)
+        self._reserve_due = not opened.read_only
         self._connection.set_wal_hook(self._count_wal_frames)
         path = opened.path
         self._watch = Watch(opened.files, path, (path, f"{path}-wal", mark_path(path)))
@@ -172,6 +188,20 @@ class SqliteJournal:
         self._check_usable()
         await self._writer.run(self._check_files)
 
+    def keep_within(self, bytes_max: int) -> None:
+        """All files together should stay below this: WAL and reserve take a share of it and no more."""
+        self._limit_wal(min(self._wal_bytes_max, max(WAL_BYTES_MIN, 2 * bytes_max // QUOTA_SHARE)))
+        self._reserve.size_bytes = min(self._reserve.size_bytes, bytes_max // QUOTA_SHARE)
+        self._reserve_due = True
+
+    def _limit_wal(self, wal_bytes_max: int) -> None:
+        self._wal_bytes_max = wal_bytes_max
+        self._wal_frames_max = max(1, wal_bytes_max // (self._opened.page_bytes + FRAME_HEADER_BYTES))
+        self._checkpoint_at_frames = self._wal_frames_max
+        with self._lock:
+            # A WAL that one large commit has made longer is cut when it starts again from its front.
+            self._connection.pragma("journal_size_limit", max(WAL_BYTES_MIN, wal_bytes_max))
+
     def size(self) -> JournalSize:
         self._check_usable()
         files, path = self._opened.files, self._opened.path
@@ -180,7 +210,9 @@ class SqliteJournal:
             # Asks the file system and not SQLite, which may be waiting for a stalled disk.
             return JournalSize(
                 commits=sum(head.position - firsts.get(shard, 1) + 1 for shard, head in heads.items()),
-                bytes_used=(files.size(path) or 0) + (files.size(path + "-wal") or 0),
+                bytes_used=sum(
+                    files.size(one) or 0 for one in (path, f"{path}-wal", mark_path(path), self._reserve.path)
+                ),
                 bytes_free=files.free_bytes(path),
             )
         except OSError as error:
@@ -195,6 +227,18 @@ class SqliteJournal:
 
     def _append(self, group: Group, moved: dict[int, Head]) -> None:
         rows = schema.commit_rows(group)
+        self._keeping(lambda: self._insert(group, rows, moved))
+
+    def _keeping(self, write: Callable[[], None]) -> None:
+        """Writes something new. On a full device once more, when the WAL has started again from its front."""
+        try:
+            write()
+        except JournalFull:
+            if not self._start_wal_again():
+                raise
+            write()
+
+    def _insert(self, group: Group, rows: Sequence[schema.Row], moved: dict[int, Head]) -> None:
         with self._writing():
             if len(rows) == 1:
                 self._connection.execute(schema.INSERT_COMMIT, rows[0])
@@ -212,6 +256,9 @@ class SqliteJournal:
             self._watch.check()
 
     def _put_snapshot(self, shard: int, position: int, parts: tuple[SnapshotPart, ...]) -> None:
+        self._keeping(lambda: self._put_parts(shard, position, parts))
+
+    def _put_parts(self, shard: int, position: int, parts: tuple[SnapshotPart, ...]) -> None:
         with self._writing():
             stored = 0
             if parts[0].part != 0:
@@ -226,9 +273,13 @@ class SqliteJournal:
                 self._connection.executemany(schema.INSERT_SNAPSHOT, rows)
 
     def _drop_snapshot(self, shard: int, position: int) -> None:
+        self._freeing(lambda full: self._drop_parts(shard, position, full=full))
+
+    def _drop_parts(self, shard: int, position: int, *, full: bool) -> None:
         with self._writing(), self._transaction():
             self._delete_snapshot(shard, position)
-            self._vacuum()
+            if not full:
+                self._vacuum(VACUUM_PAGES_MAX)
 
     def _delete_snapshot(self, shard: int, position: int) -> None:
         self._connection.execute("DELETE FROM snapshots WHERE shard = ? AND position = ?", (shard, position))
@@ -238,35 +289,107 @@ class SqliteJournal:
         head = self._heads.get(shard)
         if head is None:
             return
-        first = self._firsts.get(shard, 1)
-        while first <= upto:
-            last = min(upto, first + DROP_COMMITS_MAX - 1)
-            with self._writing():
-                with self._transaction():
-                    ids = (schema.commit_id(shard, first), schema.commit_id(shard, last))
-                    self._connection.execute("DELETE FROM commits WHERE id BETWEEN ? AND ?", ids)
-                    self._connection.execute(schema.UPSERT_SHARD, schema.shard_row(schema.note_of(head, last + 1)))
-                    self._vacuum()
-                self._firsts[shard] = first = last + 1
+        while self._firsts.get(shard, 1) <= upto:
+            self._freeing(lambda full: self._drop_some(head, upto, full=full))
             self._checkpoint_if_due()
 
-    def _vacuum(self) -> None:
+    def _drop_some(self, head: Head, upto: int, *, full: bool) -> None:
+        first = self._firsts.get(head.shard, 1)
+        last = min(upto, first + (DROP_COMMITS_FULL if full else DROP_COMMITS_MAX) - 1)
+        with self._writing():
+            with self._transaction():
+                ids = (schema.commit_id(head.shard, first), schema.commit_id(head.shard, last))
+                self._connection.execute("DELETE FROM commits WHERE id BETWEEN ? AND ?", ids)
+                self._connection.execute(schema.UPSERT_SHARD, schema.shard_row(schema.note_of(head, last + 1)))
+                if not full:
+                    self._vacuum(VACUUM_PAGES_MAX)
+            self._firsts[head.shard] = last + 1
+
+    def _vacuum(self, pages: int) -> None:
         # Every row has to be fetched: the pragma frees one page for each.
-        for _ in self._connection.execute(f"PRAGMA incremental_vacuum({VACUUM_PAGES_MAX})"):
+        for _ in self._connection.execute(f"PRAGMA incremental_vacuum({pages})"):
             pass
 
+    def _freeing(self, drop: Callable[[bool], None]) -> None:
+        """Drops something. To a full device the reserve is given up for that, and made again from what became free."""
+        try:
+            drop(False)
+        except JournalFull:
+            with contextlib.suppress(OSError):
+                self._reserve.give_up()
+            self._start_wal_again()
+            drop(True)
+            # On a small device it was the WAL that took most of the room.
+            self._limit_wal(max(WAL_BYTES_MIN, min(self._wal_bytes_max, self._wal_size_bytes() // 2)))
+            self._make_reserve_again()
+
+    def _make_reserve_again(self) -> None:
+        """From the room of the WAL, which is copied now, and of pages that became free in the database."""
+        self._reserve_due = True
+        for _ in range(RESERVE_STEPS_MAX):
+            if not self._start_wal_again(apsw.SQLITE_CHECKPOINT_TRUNCATE):
+                return
+            self._make_reserve_if_due()
+            if not self._reserve_due:
+                return
+            with contextlib.suppress(JournalFull), self._writing(), self._transaction():
+                self._vacuum(VACUUM_PAGES_FULL)
+
+    def _wal_size_bytes(self) -> int:
+        with contextlib.suppress(OSError):
+            return self._opened.files.size(f"{self._opened.path}-wal") or 0
+        return 0
+
+    def _make_reserve_if_due(self) -> None:
+        if self._reserve_due:
+            with contextlib.suppress(OSError):
+                self._reserve_due = not self._reserve.make(beside_bytes=WAL_BYTES_MIN)
+
+    def _start_wal_again(self, mode: int = apsw.SQLITE_CHECKPOINT_PASSIVE) -> bool:
+        """Copies the WAL, which then starts again from its front: room that a full device still has. Whether all of it
+        was copied; else the database has to grow for that, and cannot."""
+        try:
+            with self._lock:
+                self._check_failure()
+                frames, copied = self._connection.wal_checkpoint(mode=mode)
+        except apsw.Error:
+            self.checkpoint_failures += 1
+            return False
+        return frames == copied
+
     def _checkpoint_if_due(self) -> None:
-        if self._wal_frames < self._checkpoint_at_frames or self._closed or self._failure is not None:
+        if self._closed or self._failure is not None or self._opened.read_only:
+            return
+        self._make_reserve_if_due()
+        if self._wal_frames < self._checkpoint_at_frames and not self._owes_much():
             return
         try:
             with self._lock:
                 self._checkpoint(apsw.SQLITE_CHECKPOINT_PASSIVE)
             self._checkpoint_at_frames = self._wal_frames_max
+            self._reserve_due = self._reserve.held_bytes == 0
         except Exception:
             # What is acknowledged is in the WAL, and stays there until it has been copied and synced. Whatever went
             # wrong, nobody waits for this, and the thread it runs in must live.
             self.checkpoint_failures += 1
             self._checkpoint_at_frames = self._wal_frames + self._wal_frames_max
+
+    def _owes_much(self) -> bool:
+        """Whether the database has to grow so much, when the WAL is copied, that the reserve may be too small."""
+        if self._wal_frames < self._looked_at_frames:  # it has started again
+            self._looked_at_frames = self._owed_bytes = 0
+        limit_bytes = self._reserve.size_bytes * OWED_SHARE_MAX
+        page_bytes, new_frames = self._opened.page_bytes, self._wal_frames - self._looked_at_frames
+        if not limit_bytes or self._owed_bytes + new_frames * page_bytes <= limit_bytes:
+            return False
+        self._looked_at_frames = self._wal_frames
+        try:
+            with self._lock:
+                pages: int = self._connection.pragma("page_count")
+            self._owed_bytes = max(0, pages * page_bytes - (self._opened.files.size(self._opened.path) or 0))
+        except (apsw.Error, OSError):
+            return False
+        return self._owed_bytes > limit_bytes
 
     def _checkpoint(self, mode: int) -> None:
         """Notes how far each shard has come, then copies the WAL, so that the database notes all that it holds."""

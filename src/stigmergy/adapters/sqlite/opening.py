@@ -21,6 +21,7 @@ from msgspec import structs
 from stigmergy.adapters.filing.files import Claim, Files, OsFiles
 from stigmergy.adapters.filing.identity import check_identity, check_incarnation, own_mark
 from stigmergy.adapters.filing.mark import MARK_BYTES, Mark, decode_mark, encode_mark, mark_path, read_mark
+from stigmergy.adapters.filing.reserve import RESERVE_BYTES
 from stigmergy.adapters.sqlite import schema
 from stigmergy.adapters.sqlite.errors import RESTORE, opening_error
 from stigmergy.adapters.sqlite.journal import Opened, SqliteJournal, remove_empty_wal
@@ -42,23 +43,25 @@ def open_journal(
     read_only: bool = False,
     inline: bool = False,
     wal_bytes_max: int = WAL_BYTES_MAX,
+    reserve_bytes: int = RESERVE_BYTES,
     vfs: str | None = None,
     files: Files | None = None,
 ) -> SqliteJournal:
     """Opens `sqlite:path/to/fleet.db`, made if it is missing. Fleet and shards must match; the incarnation is the
     stored one.
 
-    `read_only` never writes to database or WAL, makes no new journal, and still takes the lock. `inline` does all
+    `read_only` never writes to database or WAL, makes no new journal, and still takes the lock. `reserve_bytes` is the
+    room that is held for dropping on a full device; small devices get less. `inline` does all
     work in the caller's thread; `vfs` and `files` put a simulated disk underneath.
     """
     opened = _Opening(url, vfs, files, read_only=read_only).run(identity)
-    return SqliteJournal(opened, inline=inline, wal_bytes_max=wal_bytes_max)
+    return SqliteJournal(opened, inline=inline, wal_bytes_max=wal_bytes_max, reserve_bytes=reserve_bytes)
 
 
 def inspect_journal(url: str, *, vfs: str | None = None, files: Files | None = None) -> SqliteJournal:
     """Opens an existing journal of any fleet for reading only."""
     opened = _Opening(url, vfs, files, read_only=True).run(None)
-    return SqliteJournal(opened, inline=True, wal_bytes_max=WAL_BYTES_MAX)
+    return SqliteJournal(opened, inline=True, wal_bytes_max=WAL_BYTES_MAX, reserve_bytes=0)
 
 
 def renew_incarnation(url: str, incarnation: int, *, vfs: str | None = None, files: Files | None = None) -> None:
