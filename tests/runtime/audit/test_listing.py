@@ -7,7 +7,15 @@ from stigmergy.adapters.memory import MemoryJournal, MemoryStore
 from stigmergy.core.commit import COMMIT_FORMAT, GENESIS, Answer, Commit, Group, HashAlgorithm, Owed, Run, head_of, seal
 from stigmergy.core.errors import ConfigError
 from stigmergy.ports.journal import JournalIdentity
-from stigmergy.runtime.audit.listing import Entry, Wanted, list_commit, list_log, readable_fields, readable_time
+from stigmergy.runtime.audit.listing import (
+    Entry,
+    Wanted,
+    list_commit,
+    list_log,
+    owing,
+    readable_fields,
+    readable_time,
+)
 from stigmergy.testing.commits import make_group
 
 
@@ -62,6 +70,17 @@ def test_events_answers_effects_and_their_causes() -> None:
     ]
     assert entries[4].refused == "no"
     assert entries[3].time == "1970-01-01T00:00:02.000000Z"
+
+
+def test_a_timer_is_shown_by_its_name_and_the_moment_it_is_due() -> None:
+    bodies = [("tick", 90_000_000_000, False), ("noon", 90_000_000_000, True), ("tick", None), "no timer"]
+    owed = [Owed("A/1", "timers", number, 0, msgpack.encode(body)) for number, body in enumerate(bodies)]
+    assert [owing(one).fields for one in owed] == [
+        {"name": "tick", "due": "1970-01-01T00:01:30.000000Z"},
+        {"name": "noon", "due": "1970-01-01T00:01:30.000000Z", "follows_wall": True},
+        {"name": "tick", "cancelled": True},
+        "no timer",
+    ]
 
 
 @pytest.fixture

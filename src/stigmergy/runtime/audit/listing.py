@@ -20,8 +20,9 @@ from stigmergy.core.codec import UNDECODABLE, tag_of
 from stigmergy.core.commit import Answer, Commit, Owed, open_commit
 from stigmergy.core.directory import Directory
 from stigmergy.core.effects import PUBLISH, TIMERS
-from stigmergy.core.errors import ConfigError
+from stigmergy.core.errors import ConfigError, JournalCorrupt
 from stigmergy.core.outcome import NO_CAUSE
+from stigmergy.core.timers import read_timer
 from stigmergy.core.walking import Kept, Reading, Records, effects_of, runs_of
 from stigmergy.ports.journal import Journal
 from stigmergy.runtime.audit.directories import Directories, LiveReading
@@ -315,8 +316,21 @@ def owing(owed: Owed) -> Owing:
         except UNDECODABLE:
             return Owing(owed.sink, owed.sequence, "", readable_fields(owed.body))
         return Owing(owed.sink, owed.sequence, tag_of(body), readable_fields(body), to)
-    kind = "timer" if owed.sink == TIMERS else tag_of(owed.body)
-    return Owing(owed.sink, owed.sequence, kind, readable_fields(owed.body))
+    if owed.sink == TIMERS:
+        return Owing(owed.sink, owed.sequence, "timer", _timer_fields(owed.body))
+    return Owing(owed.sink, owed.sequence, tag_of(owed.body), readable_fields(owed.body))
+
+
+def _timer_fields(body: bytes) -> Any:
+    """A timer by its name, with the moment at which it is due, or that it was cancelled."""
+    try:
+        timer = read_timer(body)
+        if timer.due_ns is None:
+            return {"name": timer.name, "cancelled": True}
+        due = readable_time(timer.due_ns)
+    except (JournalCorrupt, OverflowError):  # what is no timer, or due before or after all calendars
+        return readable_fields(body)
+    return {"name": timer.name, "due": due, **({"follows_wall": True} if timer.follows_wall else {})}
 
 
 def _id(answer: Answer | None) -> str:
