@@ -291,7 +291,34 @@ def test_a_cluster_brings_what_the_fleet_needs(here: Callable[..., Up]) -> None:
     assert not any("no ledger" in state["denied"] for state in states())
     streams = {stream["name"]: stream["replicas"] for stream in up.folder.json("status", "--nats", url)["streams"]}
     assert {streams[name] for name in ("STIG_BUS_hall", "STIG_LEDGER_hall", "STIG_LOG_hall_0_0")} == {3}
+    check_what_operators_see(up.folder, url, carts)
     assert up.end() == 0
+
+
+def check_what_operators_see(folder: Folder, url: str, carts: list[str]) -> None:
+    """All shards are asked, and told as one fleet."""
+    place = ("--nats", url, "--fleet", "hall:fleet")
+    (dock,) = [json.loads(line) for line in folder.cli("claims", *place, "--json").stdout.splitlines()]
+    assert dock["resource"] == "dock-1"
+    assert dock["read_to"] > 0
+    objects = [json.loads(line) for line in folder.cli("shared", *place, "--json").stdout.splitlines()]
+    assert [(one["shard"], one["agents"], one["live"]) for one in objects] == [
+        (shard, [cart], 4) for shard, cart in enumerate(carts)
+    ]
+    assert folder.cli("shared", "quarantine", *place).returncode == 0
+    done = folder.cli("log", "show", "--nats", url, "--limit", "10000", "--json")
+    entries = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {one["shard"] for one in entries} == {0, 1, 2, 3}
+    assert {one["agent"] for one in entries if one["type"] == "Noted@1"} == set(carts)
+    verified = folder.json("log", "verify", "--nats", url)
+    assert (verified["sound"], len(verified["heads"])) == (True, 4)
+    refused = folder.cli("log", "hold", "list", "--nats", url)
+    assert refused.returncode != 0
+    assert "a fleet on workers have none" in refused.stderr
+    top = folder.json("top", "--once", *place)
+    assert (top["status"]["agents"], top["running"]) == (4, True)
+    assert top["events_per_s"] is not None
+    assert "4 of 4 shards answer" in folder.cli("top", "--once", *place).stdout
 
 
 def note_all(folder: Folder, carts: list[str], url: str) -> None:

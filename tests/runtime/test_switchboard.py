@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from stigmergy.core.errors import NotRunning, StigmergyError
+from stigmergy.core.errors import ConfigError, NotRunning, StigmergyError
 from stigmergy.core.homes import Homes
 from stigmergy.core.state import shard_of
-from stigmergy.runtime.merging import MergedEntries
+from stigmergy.runtime.merging import MergedEntries, added_status
 from stigmergy.runtime.protocol import VERSION, Reply, write_error, write_reply
 from stigmergy.runtime.shares import process_of
 from stigmergy.runtime.switchboard import Switchboard
@@ -154,8 +154,60 @@ def test_process_that_is_down_is_said_to_come_back() -> None:
         assert said["kind"] == "NotRunning"
 
 
+def test_what_one_process_has_used_counts_once_for_all_its_shards() -> None:
+    """Two shards of a worker tell the same process; another host may have a process of the same number."""
+    shards = [status(pid=1, host="one"), status(pid=1, host="one"), status(pid=1, host="two")]
+    found = added_status({}, dict(enumerate(shards, start=1)), [], 3, 3)
+    assert (found["cpu_s"], found["memory_peak_bytes"], found["agents"]) == (0.5, 2000, 9)
+
+
+def claim(read_to: int, holder: str | None, *believed: str) -> dict[str, Any]:
+    return {"resource": "dock", "read_to": read_to, "holder": holder, "believed": [*believed]}
+
+
+def test_claims_are_told_by_who_has_read_furthest_with_what_all_believe() -> None:
+    board = Board(
+        lambda _: stream(claim(7, "A/1", "A/1 holds"), {**claim(7, None), "resource": "bay"}),
+        lambda _: stream(claim(9, None, "A/2 asks")),
+    )
+    *items, end = board.ask(do="claims")
+    assert [one["item"] for one in items] == [
+        {"resource": "bay", "read_to": 7, "holder": None, "believed": []},
+        {"resource": "dock", "read_to": 9, "holder": None, "believed": ["A/1 holds", "A/2 asks"]},
+    ]
+    assert end["end"] == {"count": 2}
+
+
+def test_shared_objects_are_listed_with_who_holds_them() -> None:
+    none = write_error(ConfigError("this node holds no shared object"))
+    board = Board(lambda _: [none], lambda _: stream({"object": "o"}))
+    *items, _ = board.ask(do="shared", object="o")
+    assert [one["item"] for one in items] == [{"process": 2, "object": "o"}]
+    (said,) = both(lambda _: [none]).ask(do="shared", object="o")
+    assert said["error"] == "this node holds no shared object"
+
+
+def test_a_key_is_lifted_wherever_it_is_shut_out() -> None:
+    none = write_error(ConfigError("no such key"))
+    board = Board(lambda _: [none], lambda _: [ok({"key": "aa", "lifted": True})])
+    assert board.ask(do="lift", key="aa")[0]["ok"] == {"key": "aa", "lifted": True}
+    assert both(lambda _: [none]).ask(do="lift", key="aa")[0]["error"] == "no such key"
+
+
+def test_a_replica_of_an_agent_anywhere_is_not_retired() -> None:
+    def holding(agent: str | None) -> Answer:
+        held = {"object": "o", "replicas_count": 1, "replicas": [{"replica": "aa11", "agent": agent}]}
+        return lambda asked: stream(held) if asked["do"] == "shared" else [ok({"retired": True})]
+
+    board = Board(holding(None), holding("A/1"))
+    (said,) = board.ask(do="retire", object="o", replica="aa")
+    assert "is that of A/1, and not dead" in said["error"]
+    assert [[one["do"] for one in process.asked] for process in board.processes] == [["shared"], ["shared"]]
+    assert Board(holding(None), holding(None)).ask(do="retire", object="o", replica="aa")[0]["ok"] == {"retired": True}
+
+
 def test_status_adds_up_and_remembers_one_that_is_down() -> None:
-    board = both(lambda _: [ok(status())])
+    board = Board(lambda _: [ok(status(pid=7))], lambda _: [ok(status(pid=8))])
     (before,) = board.ask(do="status")
     found = before["ok"]
     assert (found["agents"], found["cpu_s"], found["counters"]) == (6, 0.5, {"accepted": 4})

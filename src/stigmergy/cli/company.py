@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from stigmergy.cli import exits
 from stigmergy.cli.asking import ask, ask_stream
 from stigmergy.cli.output import BAD, GOOD, HEADING, NAME, WARN, Cell, Output, counted, shown_bytes
-from stigmergy.cli.places import add_place, find_socket
+from stigmergy.cli.places import add_place, find_place
 from stigmergy.core.errors import ConfigError
 from stigmergy.runtime.claims.shell import CONTACT
 from stigmergy.runtime.protocol import Claims, Lift, Quarantine, Retire, Shared
@@ -27,6 +28,7 @@ SHARED_EXAMPLES = """examples:
 CLAIMS_EXAMPLES = """examples:
   stigmergy claims              who holds what by the ledger, who waits, and what this node believes
   stigmergy claims crossing/12  one resource
+  stigmergy claims --nats nats://hub:4222 --fleet drone:fleet    of a fleet on several workers
 """
 
 
@@ -43,7 +45,7 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=ACTIONS, nargs="?", default="list")
     parser.add_argument("subject", metavar="OBJECT|KEY", nargs="?", help="which, as the lists say")
     parser.add_argument("replica", metavar="REPLICA", nargs="?", help="which replica is retired, as show says")
-    add_place(parser)
+    add_place(parser, nats=True)
     parser.set_defaults(run=shared)
     parser = commands.add_parser(
         "claims",
@@ -54,7 +56,7 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("resource", metavar="RESOURCE", nargs="?", help="one of them; else all that somebody wants")
-    add_place(parser)
+    add_place(parser, nats=True)
     parser.set_defaults(run=claims)
 
 
@@ -65,12 +67,12 @@ def shared(arguments: argparse.Namespace, output: Output) -> int:
     if (subject is not None) + (replica is not None) != wanted:
         what = ("nothing more", "one name", "an OBJECT and a REPLICA")[wanted]
         raise ConfigError(f"shared {action} takes {what}: stigmergy shared --help")
-    path = find_socket(arguments)
+    path = find_place(arguments)
     match action:
         case "show":
-            (found,) = ask_stream(path, Shared(object=subject))
-            output.document(found)
-            _show_object(found, output)
+            for found in ask_stream(path, Shared(object=subject)):
+                output.document(found)
+                _show_object(found, output)
         case "quarantine":
             _list_quarantine(list(ask_stream(path, Quarantine())), output)
         case "lift":
@@ -88,14 +90,16 @@ def shared(arguments: argparse.Namespace, output: Output) -> int:
 
 def claims(arguments: argparse.Namespace, output: Output) -> int:
     """Lists who holds what, or says it of one resource."""
-    found = list(ask_stream(find_socket(arguments), Claims(resource=arguments.resource)))
+    place = find_place(arguments)
+    found = list(ask_stream(place, Claims(resource=arguments.resource)))
     for one in found:
         output.document(one)
     if arguments.resource is not None:
         _show_resource(found[0], output)
         return exits.OK
     rows = [_resource_row(one) for one in found]
-    output.table(("RESOURCE", "HOLDER", "TOKEN", "SINCE", "FOR", "WAITING", "THIS NODE") if rows else (), rows)
+    here = "THIS NODE" if isinstance(place, Path) else "ITS AGENTS"
+    output.table(("RESOURCE", "HOLDER", "TOKEN", "SINCE", "FOR", "WAITING", here) if rows else (), rows)
     if not found:
         output.note("nobody holds anything or waits for it, as far as this node has read the ledger")
     return exits.OK
@@ -145,6 +149,7 @@ def _list_objects(found: list[dict[str, Any]], output: Output) -> None:
     rows = [
         (
             (one["object"], NAME),
+            *_part(one),
             _few(one["agents"]),
             f"{one['live']:,}",
             shown_bytes(one["live_bytes"]),
@@ -155,14 +160,15 @@ def _list_objects(found: list[dict[str, Any]], output: Output) -> None:
         )
         for one in found
     ]
-    heading = ("OBJECT", "AGENTS HERE", "LIVE", "SIZE", "REPLICAS", "IN STEP", "DIGEST", "STATE")
+    heading = ("OBJECT", *_part_heading(found), "AGENTS HERE", "LIVE", "SIZE", "REPLICAS", "IN STEP", "DIGEST", "STATE")
     output.table(heading if rows else (), rows)
     if not found:
         output.note("no shared objects: no agent here has had an input yet that has a Shared field")
 
 
 def _show_object(one: dict[str, Any], output: Output) -> None:
-    output.line((one["object"], NAME), "  ", _state(one))
+    where = f"  {name} {one[name]}" if (name := _part_name(one)) else ""
+    output.line((one["object"], NAME), f"{where}  ", _state(one))
     output.fields(
         [
             ("agents here", ", ".join(one["agents"])),
@@ -189,12 +195,32 @@ def _list_quarantine(found: list[dict[str, Any]], output: Output) -> None:
     for one in found:
         output.document(one)
     rows = [
-        (one["key"][:KEY_DIGITS], (one["node"] or "unknown", NAME), one["object"], one["since"][:19] + "Z", one["why"])
+        (
+            one["key"][:KEY_DIGITS],
+            *_part(one),
+            (one["node"] or "unknown", NAME),
+            one["object"],
+            one["since"][:19] + "Z",
+            one["why"],
+        )
         for one in found
     ]
-    output.table(("KEY", "NODE", "OBJECT", "SINCE", "WHY") if rows else (), rows)
+    output.table(("KEY", *_part_heading(found), "NODE", "OBJECT", "SINCE", "WHY") if rows else (), rows)
     if not found:
         output.note("nobody is shut out: nobody has been caught in a lie since this node started")
+
+
+def _part_name(one: dict[str, Any]) -> str:
+    """Of what kind the part is whose answer this is: of a fleet on workers a shard, of one node a process, or none."""
+    return next((name for name in ("shard", "process") if name in one), "")
+
+
+def _part(one: dict[str, Any]) -> list[Cell]:
+    return [f"{one[name]}"] if (name := _part_name(one)) else []
+
+
+def _part_heading(found: list[dict[str, Any]]) -> list[str]:
+    return [name.upper()] if found and (name := _part_name(found[0])) else []
 
 
 def _in_step(one: dict[str, Any]) -> Cell:

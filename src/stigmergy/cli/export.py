@@ -55,7 +55,7 @@ def add_action(actions: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("--from", dest="first", metavar="P", type=int, help="from this position on")
     parser.add_argument("--upto", dest="last", metavar="P", type=int, help="up to this position")
     parser.add_argument("--shard", metavar="N", type=int, help="only this shard's")
-    add_place(parser, fleet=False)
+    add_place(parser, fleet=False, nats=True)
     parser.set_defaults(run=run)
 
 

@@ -36,14 +36,14 @@ def add_action(actions: Any, common: argparse.ArgumentParser) -> None:
     _add_reason(parser, "why it may go")
     parser.set_defaults(run=clear)
     parser = kinds.add_parser("list", parents=[common], help="holds that are open, and those that were cleared")
-    add_place(parser, fleet=False)
+    add_place(parser, fleet=False, nats=True)
     parser.set_defaults(run=list_holds)
 
 
 def _add_reason(parser: argparse.ArgumentParser, help_text: str) -> None:
     parser.add_argument("--reason", metavar="TEXT", required=True, help=help_text)
     parser.add_argument("--by", metavar="NAME", help="who says so; else the user of this machine")
-    add_place(parser, fleet=False)
+    add_place(parser, fleet=False, nats=True)
 
 
 def set_hold(arguments: argparse.Namespace, output: Output) -> int:
@@ -89,6 +89,11 @@ def list_holds(arguments: argparse.Namespace, output: Output) -> int:
 
 
 def _do(arguments: argparse.Namespace, request: Hold | Unhold | Holds) -> Any:
+    if arguments.nats is not None:
+        raise ConfigError(
+            "a hold is kept beside a journal on disk, and the logs of a fleet on workers have none: nothing there is "
+            "dropped but what retention in its settings allows; export what must stay with log export --nats"
+        )
     path = find_running(arguments)
     if path is not None:
         return ask(path, request)

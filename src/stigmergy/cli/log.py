@@ -37,6 +37,7 @@ EXAMPLES = """examples:
   stigmergy log export --format parquet --to log.parquet
   stigmergy log export --flight flight-17.log         the commits themselves, sealed
   stigmergy log verify flight-17.log                  anywhere: without the journal and the fleet
+  stigmergy log show --nats nats://hub:4222/survey    the logs of a fleet on several workers, from the servers
   stigmergy log hold set Drone/D-17 --reason "incident 7"
 """
 
@@ -58,14 +59,14 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("--type", metavar="TAG", help="only events, commands or effects of this type")
     parser.add_argument("--shard", metavar="N", type=int, help="only this shard's")
     parser.add_argument("--limit", metavar="N", type=int, default=100, help="so many entries (100)")
-    add_place(parser, fleet=False)
+    add_place(parser, fleet=False, nats=True)
     parser.set_defaults(run=show)
     parser = actions.add_parser("verify", parents=[common], help="check digests, chain, signatures, snapshots")
     parser.add_argument("files", metavar="FILE", nargs="*", type=Path, help="flight logs; without any, the journal")
     parser.add_argument(
         "--key", metavar="PUBLIC", help="a public key, as a file, a line or hex, that must vouch for it"
     )
-    add_place(parser, fleet=False)
+    add_place(parser, fleet=False, nats=True)
     parser.set_defaults(run=verify)
     export.add_action(actions, common)
     holding.add_action(actions, common)

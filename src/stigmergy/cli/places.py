@@ -69,6 +69,9 @@ def url_of(text: str) -> str:
 def find_journal(arguments: argparse.Namespace) -> str:
     """The URL of the journal that a command is about."""
     config = config_of(arguments)
+    if nats := getattr(arguments, "nats", None):
+        _check_one_place(arguments)
+        return str(nats)
     if given := arguments.journal or config.fleet.journal:
         return url_of(given)
     if spec := getattr(arguments, "fleet", None):
@@ -101,8 +104,7 @@ def find_place(arguments: argparse.Namespace) -> Place:
     """Whom a command is to ask: the workers at --nats, or the node that listens at a socket here."""
     if arguments.nats is None:
         return find_socket(arguments)
-    if arguments.socket is not None or arguments.journal is not None:
-        raise ConfigError("--nats names a fleet on several workers, --socket and --journal a node; give one of them")
+    _check_one_place(arguments)
     spec = arguments.fleet or config_of(arguments).fleet.module
     if spec is None:
         raise ConfigError(
@@ -112,13 +114,20 @@ def find_place(arguments: argparse.Namespace) -> Place:
     return ClusterPlace(arguments.nats, load_fleet(spec, folder_of(arguments)))
 
 
+def _check_one_place(arguments: argparse.Namespace) -> None:
+    if arguments.socket is not None or arguments.journal is not None:
+        raise ConfigError("--nats names a fleet on several workers, --socket and --journal a node; give one of them")
+
+
 def find_running_place(arguments: argparse.Namespace) -> Place | None:
     """The same, or None where no node runs here."""
     return find_running(arguments) if arguments.nats is None else find_place(arguments)
 
 
 def find_running(arguments: argparse.Namespace) -> Path | None:
-    """The same, or None where nobody runs."""
+    """The socket of a running node; None where nobody runs, and for a fleet on workers, whose logs are on NATS."""
+    if getattr(arguments, "nats", None) is not None:
+        return None
     try:
         return find_socket(arguments)
     except NotRunning:

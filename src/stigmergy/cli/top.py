@@ -17,7 +17,7 @@ import msgspec
 
 from stigmergy.cli import exits
 from stigmergy.cli.output import Output
-from stigmergy.cli.places import add_place, find_socket
+from stigmergy.cli.places import add_place, find_place
 from stigmergy.cli.screen.frame import HISTORY_COUNT_MAX, Page, View, draw, list_lines
 from stigmergy.cli.screen.sampling import ANSWER_S_MAX, Sampler, Seen
 from stigmergy.cli.screen.terminal import Terminal
@@ -32,6 +32,7 @@ EXAMPLES = """examples:
   stigmergy top                  a screen, written anew each second; q leaves it
   stigmergy top --once           one frame, for scripts; also where stdout is no terminal
   stigmergy top --json           one line each second, until it is interrupted
+  stigmergy top --nats nats://hub:4222 --fleet drone:fleet    a fleet on several workers
 
 keys: e events, c counters, l dead letters, p pause, q quit
 """
@@ -49,7 +50,7 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--once", action="store_true", help="one look, then the end")
     parser.add_argument("--every", metavar="S", type=float, default=EVERY_S, help="seconds from look to look (1)")
-    add_place(parser)
+    add_place(parser, nats=True)
     parser.set_defaults(run=run)
 
 
@@ -59,12 +60,12 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     if not EVERY_S_MIN <= every_s <= EVERY_S_MAX:
         raise ConfigError(f"--every {every_s:g}: give {EVERY_S_MIN:g} to {EVERY_S_MAX:g} seconds")
     try:
-        find_socket(arguments)
+        find_place(arguments)
     except NotRunning:
         if arguments.once:
             raise
     live = sys.stdout.isatty() and not output.json and not arguments.once
-    sampler = Sampler(lambda: find_socket(arguments), answer_s_max=LIVE_ANSWER_S_MAX if live else ANSWER_S_MAX)
+    sampler = Sampler(lambda: find_place(arguments), answer_s_max=LIVE_ANSWER_S_MAX if live else ANSWER_S_MAX)
     try:
         if live:
             return _live(sampler, every_s)

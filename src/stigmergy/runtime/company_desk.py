@@ -154,6 +154,7 @@ def described_resource(claims: Claims, name: str, resource: Resource, beliefs: l
     grant = resource.grant
     return {
         "resource": name,
+        "read_to": claims.folded.position,
         "holder": None if grant is None else _claimant(claims, grant.claimant),
         **_lease(grant),
         "offered": None if resource.offer is None else _claimant(claims, resource.offer.claimant),

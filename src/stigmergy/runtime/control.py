@@ -297,6 +297,7 @@ class ControlDesk:
             "fleet": standing.fleet,
             "version": self._node.version,
             "pid": os.getpid(),
+            "host": os.uname().nodename,
             "up_s": round((self._host.clock.monotonic_ns() - self._since_ns) / 1e9, 3),
             "cpu_s": round(used.ru_utime + used.ru_stime, 3),
             "memory_peak_bytes": _memory_peak_bytes(),

@@ -23,6 +23,8 @@ ADDED = (
     "journal_bytes",
 )
 """What is added up of a status."""
+OF_A_PROCESS = ("cpu_s", "memory_peak_bytes")
+"""What is counted once where one process has several of the shards."""
 TOLD = ("pid", "up_s", "cpu_s", "memory_peak_bytes", "agents", "events", "owed", "waiting", "journal", "journal_bytes")
 """What a status says of each process beside that."""
 
@@ -37,6 +39,8 @@ def added_status(
     """The status of a node of several processes, from theirs. `about` is what the node itself says."""
     known = [statuses[process] for process in sorted(statuses)]
     added = {name: _rounded(sum(one[name] for one in known)) for name in ADDED}
+    for name in OF_A_PROCESS:
+        added[name] = _rounded(sum({(one.get("host"), one["pid"]): one[name] for one in known}.values()))
     recovered = [one["recovered"] for one in known]
     found: dict[str, Any] = {name: value for name, value in about.items() if name != "sockets"}
     found |= {
@@ -64,6 +68,18 @@ def added_status(
         told = {name: one.get(name) for name in TOLD}
         found["processes"].append({"process": process, "first_shard": owned[0], "last_shard": owned[-1], **told})
     return found
+
+
+def joined_claims(found: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Who holds what, by the one that has read the ledger furthest, with what the agents of all of them believe."""
+    furthest: dict[str, dict[str, Any]] = {}
+    beliefs: dict[str, list[Any]] = {}
+    for one in (one for items in found for one in items):
+        name = one["resource"]
+        beliefs.setdefault(name, []).extend(one["believed"])
+        if name not in furthest or one["read_to"] > furthest[name]["read_to"]:
+            furthest[name] = dict(one)
+    return [{**furthest[name], "believed": beliefs[name]} for name in sorted(furthest)]
 
 
 def added_verifications(journal: str, found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

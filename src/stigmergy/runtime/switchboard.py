@@ -17,7 +17,7 @@ from stigmergy.core.errors import ConfigError, NotRunning, StigmergyError
 from stigmergy.core.homes import Homes
 from stigmergy.runtime import protocol
 from stigmergy.runtime.columns.roster import check_enrolled_names, joined_rosters
-from stigmergy.runtime.merging import MergedEntries, added_status, added_verifications, joined_names
+from stigmergy.runtime.merging import MergedEntries, added_status, added_verifications, joined_claims, joined_names
 from stigmergy.runtime.protocol import VERSION, Reply, read_reply, read_request, write_error, write_reply, write_request
 from stigmergy.runtime.shares import owned_by, process_of
 
@@ -40,6 +40,10 @@ class Wording(Struct, frozen=True):
     standing: str = "process {process}, with the shards {first} to {last}, does not answer"
     several: str = "a node of several processes cannot be asked for this yet"
     aside: str = "ask one of them, with --socket: {sockets}"
+    part: str = "process"
+    """What an answer of one of them is marked with, where those of all are listed."""
+    first: int = 1
+    """How they are counted."""
 
 
 PROCESSES = Wording()
@@ -49,6 +53,8 @@ WORKERS = Wording(
     standing="shard {first} has no owner that answers",
     several="a fleet on several workers cannot be asked for this",
     aside="each shard has a log of its own",
+    part="shard",
+    first=0,
 )
 
 
@@ -106,6 +112,14 @@ class Switchboard:
                 return _stream(await self._log(request))
             case protocol.Letters():
                 return _stream([item for items in await self._ask_streams(line) for item in items])
+            case protocol.Claims():
+                return _stream(joined_claims(await self._ask_streams(line)))
+            case protocol.Shared() | protocol.Quarantine():
+                return _stream(await self._listed(line))
+            case protocol.Lift():
+                return _one(await self._ask_those_that_can(line))
+            case protocol.Retire():
+                return _one(await self._retire(line, request))
             case protocol.Verify():
                 found = [items[-1] for items in await self._ask_streams(line)]
                 return _stream([added_verifications(str(self._about()["journal"]), found)])
@@ -163,6 +177,48 @@ class Switchboard:
 
     async def _ask_streams(self, line: bytes) -> list[list[Any]]:
         return [await _items(branch, line) for branch in self._branches]
+
+    async def _listed(self, line: bytes) -> list[Any]:
+        """What each of them lists, marked with whose it is; those that have nothing of the kind are left out."""
+        found: list[Any] = []
+        refused: list[ConfigError] = []
+        for number, branch in enumerate(self._branches, start=self._wording.first):
+            try:
+                found += [{self._wording.part: number, **item} for item in await _items(branch, line)]
+            except ConfigError as error:
+                refused.append(error)
+        if len(refused) == len(self._branches):
+            raise refused[0]
+        return found
+
+    async def _retire(self, line: bytes, request: protocol.Retire) -> Any:
+        """Leaves a dead replica out with all that hold the object. One that an agent of any of them has is not dead."""
+        digits = request.replica.strip().lower()
+        for one in await self._listed(write_request(protocol.Shared(object=request.object))):
+            if len(one["replicas"]) < one["replicas_count"]:
+                raise ConfigError(
+                    f"{request.object} has {one['replicas_count']:,} replicas, too many to see whether one of them is "
+                    "dead everywhere; nothing was retired"
+                )
+            for replica in one["replicas"]:
+                if digits and replica["replica"].startswith(digits) and replica["agent"]:
+                    raise ConfigError(
+                        f"replica {replica['replica']} is that of {replica['agent']}, and not dead; name another"
+                    )
+        return await self._ask_those_that_can(line)
+
+    async def _ask_those_that_can(self, line: bytes) -> Any:
+        """Asks all; those that do not have what it is about refuse, and what the first of the others says counts."""
+        done: list[Any] = []
+        refused: list[ConfigError] = []
+        for branch in self._branches:
+            try:
+                done.append(await _first(branch, line))
+            except ConfigError as error:
+                refused.append(error)
+        if not done:
+            raise refused[0]
+        return done[0]
 
     async def _log(self, request: protocol.Log) -> list[Any]:
         """The first entries of all, or the last, by their times; as many as were asked for."""

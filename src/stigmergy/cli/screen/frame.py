@@ -111,6 +111,9 @@ def _above(seen: Seen, view: View, columns: int) -> Iterator[Line]:
         yield from ([line] for line in _wrapped(seen.why, columns))
         return
     up = f"  up {_duration(status['up_s'])}  process {status['pid']}  version {status['version']}"
+    if status["pid"] is None:  # a fleet on several workers
+        owned = sum(one["pid"] is not None for one in status["processes"])
+        up = f"  {owned} of {len(status['processes'])} shards answer"
     yield [*paused, (status["fleet"], NAME), (up, HEADING)]
     yield [(f"{status['journal']}  {shown_bytes(status['journal_bytes'])}", HEADING)]
     yield from _link(status["link"])

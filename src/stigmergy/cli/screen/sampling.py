@@ -8,12 +8,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 from msgspec import Struct, structs
 
-from stigmergy.core.errors import StigmergyError
+from stigmergy.cli.places import ClusterPlace, Place
+from stigmergy.core.errors import NotRunning, StigmergyError
+from stigmergy.doors import ClusterClient
 from stigmergy.runtime.protocol import AnyRequest, Letters, Log, Status, read_reply, write_request
 from stigmergy.wiring import ControlClient
 
@@ -42,7 +43,7 @@ class Sampler:
 
     def __init__(
         self,
-        find: Callable[[], Path],
+        find: Callable[[], Place],
         *,
         answer_s_max: float = ANSWER_S_MAX,
         now_s: Callable[[], float] = time.monotonic,
@@ -50,7 +51,7 @@ class Sampler:
         self._find = find
         self._answer_s_max = answer_s_max
         self._now_s = now_s
-        self._client: ControlClient | None = None
+        self._client: ControlClient | ClusterClient | None = None
         self._before: Seen | None = None
 
     def look(self, *, last: int = 0, letters: bool = False) -> Seen:
@@ -73,8 +74,10 @@ class Sampler:
     def _look(self, last: int, letters: bool) -> Seen:
         client = self._client
         if client is None:
-            client = self._client = ControlClient(self._find(), timeout_s=self._answer_s_max)
+            client = self._client = _connect(self._find(), self._answer_s_max)
         (status,) = _asked(client, Status())
+        if _is_on_workers(status) and all(one["pid"] is None for one in status["processes"]):
+            raise NotRunning(f"no worker of the fleet {status['fleet']!r} answers at {status['journal']}")
         seen = _compared(Seen(self._now_s(), status), self._before)
         return structs.replace(
             seen,
@@ -83,7 +86,18 @@ class Sampler:
         )
 
 
-def _asked(client: ControlClient, request: AnyRequest) -> list[Any]:
+def _connect(place: Place, answer_s_max: float) -> ControlClient | ClusterClient:
+    if isinstance(place, ClusterPlace):
+        return ClusterClient(place.url, place.fleet, timeout_s=answer_s_max)
+    return ControlClient(place, timeout_s=answer_s_max)
+
+
+def _is_on_workers(status: dict[str, Any]) -> bool:
+    """Whether it is that of a fleet on several workers: those have no process, and no time, in common."""
+    return status["pid"] is None
+
+
+def _asked(client: ControlClient | ClusterClient, request: AnyRequest) -> list[Any]:
     """The answer to a request, or all the items of one."""
     items: list[Any] = []
     # Closed by us, not by being forgotten: a Ctrl-C while Python tidies up a generator goes unheard.
@@ -101,11 +115,13 @@ def _asked(client: ControlClient, request: AnyRequest) -> list[Any]:
 def _compared(seen: Seen, before: Seen | None) -> Seen:
     """What changed each second since the look before, if that was at the same process."""
     now, then = seen.status, None if before is None else before.status
-    if now is None or then is None or before is None or now["pid"] != then["pid"] or now["up_s"] <= then["up_s"]:
+    if now is None or then is None or before is None or now["pid"] != then["pid"]:
         return seen
     # By the node's own clock: it may have been busy between our asking and its answering.
-    took_s = now["up_s"] - then["up_s"]
+    took_s = seen.at_s - before.at_s if _is_on_workers(now) else now["up_s"] - then["up_s"]
     counters = then["counters"]
+    if took_s <= 0 or now["cpu_s"] < then["cpu_s"] or now["events"] < then["events"]:
+        return seen  # another process; or a shard has moved to one, and counts from its start
     return structs.replace(
         seen,
         events_per_s=(now["events"] - then["events"]) / took_s,
