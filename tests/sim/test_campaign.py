@@ -72,7 +72,8 @@ def test_a_seed_that_hangs_is_ended_with_node_and_stack_and_the_rest_goes_on() -
     result = found([1, 2, 3, 8], notes, jobs=1)
     (hung,) = result.failing
     assert hung.seed == 3
-    assert re.fullmatch(r"hung: ended after 10 s, on node-2 at [0-9.]+ virtual seconds", hung.violations[0])
+    where = r"hung: ended after 10 s, [0-9.]+ s of them on a processor, on node-2 at [0-9.]+ virtual seconds"
+    assert re.fullmatch(where, hung.violations[0])
     assert "in grind" in hung.stack
     assert "test_campaign.py" in hung.stack
     assert not result.ended, "it cannot be run again"

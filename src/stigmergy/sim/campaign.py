@@ -311,6 +311,7 @@ class _Watchdog:
         self._seed = seed
         self._hang_s = hang_s
         self._runs = threading.get_ident()
+        self._cpu_s = time.process_time()
         self._turn = threading.Lock()
         """Whoever has it may answer: the run that is over, or the watchdog."""
         self._timer = threading.Timer(hang_s, self._end)
@@ -326,7 +327,9 @@ class _Watchdog:
         if not self._turn.acquire(blocking=False):
             return
         frame = sys._current_frames().get(self._runs)
-        said = f"hung: ended after {self._hang_s:g} s, {_where(frame)}"
+        # With little of it, the machine was busy with something else, or the seed waits for something outside.
+        cpu_s = time.process_time() - self._cpu_s
+        said = f"hung: ended after {self._hang_s:g} s, {cpu_s:.1f} s of them on a processor, {_where(frame)}"
         stack = "".join(traceback.format_stack(frame)) or "no stack"
         self._connection.send(Result(self._seed, "", [said], [], 0, 0, self._hang_s, stack))
         os._exit(1)
