@@ -63,7 +63,7 @@ class Cart(st.Agent):
     @st.react
     def tell(self, event: Noted) -> st.Effects:
         yield st.Publish("notes", event)
-        yield self.dock.claim(for_s=30)
+        yield self.dock.claim(for_s=600)
 
     @st.evolve
     def grants(self, verdict: st.Granted) -> None:
@@ -106,6 +106,12 @@ class Up:
             self.said.append(json.loads(line))
             if fits(self.said[-1]):
                 return self.said[-1]
+
+    def poll(self) -> bool:
+        """Takes what was said meanwhile."""
+        while not self._lines.empty():
+            self.said.append(json.loads(self._lines.get()))
+        return False
 
     def wait_event(self, event: str, process: str = "") -> dict[str, Any]:
         return self.wait(lambda one: one.get("event") == event and one.get("process", "") == process)
@@ -319,6 +325,22 @@ def check_what_operators_see(folder: Folder, url: str, carts: list[str]) -> None
     assert (top["status"]["agents"], top["running"]) == (4, True)
     assert top["events_per_s"] is not None
     assert "4 of 4 shards answer" in folder.cli("top", "--once", *place).stdout
+
+
+def test_a_gateway_of_the_cluster_claims_in_the_same_ledger(here: Callable[..., Up]) -> None:
+    """It signs with a key of its own: without being enrolled it would wait for ever."""
+    up = here("hall:fleet", "--nodes", "1", "--workers", "1", "--gateway", "north")
+    url = up.wait_event("up")["nats"]
+    up.wait_said("gateway-north", "gateway")
+    at_site = ("--socket", "stigmergy-cluster/gateway-north/hall.db.sock")
+    assert up.folder.json("send", "Cart/site", "Note", "text=here", *at_site)["accepted"] is True
+    eventually(lambda: bool(up.folder.json("state", "Cart/site", *at_site)["state"]["granted"]))
+    eventually(lambda: owned(up) == {0, 1, 2, 3} or bool(up.poll()))
+    note_all(up.folder, ["Cart/hub"], url)
+    state = ("state", "Cart/hub", "--nats", url, "--fleet", "hall:fleet")
+    eventually(lambda: bool(up.folder.json(*state)["state"]["denied"]))
+    assert not up.folder.json(*state)["state"]["granted"], "the dock is held at the site"
+    assert up.end() == 0
 
 
 def note_all(folder: Folder, carts: list[str], url: str) -> None:

@@ -50,9 +50,13 @@ async def test_wrong_bearings_are_told_before_anything_runs(tmp_path: Path, opti
         assert live.members() == []
 
 
-async def test_a_fleet_without_a_bus_publishes_to_nobody() -> None:
+async def test_a_fleet_without_a_bus_publishes_to_nobody_and_says_so_once() -> None:
     fleet = Fleet("delivery", agents=[Drone])
-    async with fleet.running(journal="memory:") as live:
+    running, said = fleet.running(journal="memory:"), list[str]()
+    running.say = said.append
+    async with running as live:
+        assert len(said) == 1
+        assert said[0].startswith("this node has no bus (Drone publishes): nothing published leaves it")
         await live.observe("Drone/1", Measured(number=1))
         await asyncio.sleep(0.05)
         assert live.standing().counters["unheard"] == 1
