@@ -3,6 +3,7 @@
 from msgspec import field
 
 from stigmergy.adapters.fence_file import FenceFile
+from stigmergy.client import Client, Heard, connect
 from stigmergy.core.agent import Agent, decide, evolve, react, reject
 from stigmergy.core.claiming import Claim, Denied, Granted, Lost, Ordered, Released, ordered
 from stigmergy.core.codec import pack_envelope
@@ -28,6 +29,7 @@ from stigmergy.core.effects import (
 from stigmergy.core.errors import (
     ClaimLapsed,
     DeviceRefused,
+    NoAnswer,
     NotAssigned,
     NotRunning,
     Overloaded,
@@ -93,6 +95,7 @@ __all__ = [
     "CancelWake",
     "Claim",
     "ClaimLapsed",
+    "Client",
     "Command",
     "Denied",
     "DeviceRefused",
@@ -111,6 +114,7 @@ __all__ = [
     "Fleet",
     "GCounter",
     "Granted",
+    "Heard",
     "InputFailed",
     "LWWRegister",
     "Live",
@@ -121,6 +125,7 @@ __all__ = [
     "MemberLeft",
     "MembersReset",
     "Merged",
+    "NoAnswer",
     "NotAssigned",
     "NotRunning",
     "ORMap",
@@ -162,6 +167,7 @@ __all__ = [
     "Woken",
     "Work",
     "WorkFailed",
+    "connect",
     "decide",
     "durable",
     "evolve",

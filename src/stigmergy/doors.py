@@ -1,17 +1,25 @@
-"""Asks a fleet that runs on several workers, from a program without an event loop. Names the adapter that carries it.
+"""Asks a fleet that runs on several workers: `Workers` within an event loop, `ClusterClient` without one.
 
-The link lives in a thread of its own, so that it goes on while the program does something else.
+The link of a `ClusterClient` lives in a thread of its own, so that it goes on while the program does something else.
 """
 
 from __future__ import annotations
 
+from base64 import b64decode
 from collections.abc import AsyncIterator, Generator, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stigmergy.core.errors import ConfigError, LinkDown, NotRunning
+from stigmergy.core.homes import Homes
+from stigmergy.ports.bus import Bus
+from stigmergy.runtime.cluster.records import FLEET, FleetShape, read_record
 from stigmergy.runtime.declaration import Declaration
 from stigmergy.runtime.patience import MOVED_S_MAX, PatientBranch
+from stigmergy.runtime.protocol import AnyRequest, read_reply, write_request
 from stigmergy.runtime.switchboard import WORKERS, Switchboard
+
+if TYPE_CHECKING:
+    from stigmergy.adapters.nats.link import NatsLink
 
 ASK_S_MAX = 65.0
 """No line of an answer takes so long, but for what is broken."""
@@ -20,29 +28,40 @@ BUCKET_S_MAX = 1.0
 """A bucket that has a leader answers sooner."""
 
 
-class ClusterClient:
-    """Asks the owners of all shards of a fleet; used like the client of one node's socket."""
+class Workers:
+    """Asks the owners of all shards of a fleet, over a link that is open. Repeats what may be repeated while shards
+    move."""
 
-    def __init__(self, url: str, fleet: Declaration, *, timeout_s: float = ASK_S_MAX) -> None:
-        """Connects. Raises ConfigError, also where the client library is missing, and NotRunning without a server."""
+    def __init__(self, link: NatsLink, homes: Homes, fleet: str) -> None:
+        from stigmergy.adapters.nats_control import NatsRoom
+
+        self._link, self._fleet, self._shards = link, fleet, homes.shards
+        self._room = NatsRoom(link, fleet)
+        about = {"fleet": fleet, "version": "", "pid": None, "up_s": 0.0, "journal": link.address.shown}
+        branches = [PatientBranch(self._room.branch(shard), self._is_anybody_there) for shard in range(homes.shards)]
+        self.board = Switchboard(homes, branches, lambda: about, _cannot_stop, WORKERS)
+
+    async def ask(self, request: AnyRequest) -> Any:
+        """The one answer to a request; raises what the owner refuses with, and NotRunning where nobody answers."""
+        lines = await self.board.answer(write_request(request))
         try:
-            from stigmergy.adapters.nats.address import parse_address
-            from stigmergy.adapters.nats.threaded import BlockingLink
-            from stigmergy.adapters.nats_control import NatsRoom
-        except ModuleNotFoundError as error:
-            raise ConfigError(f'--nats {url!r} needs {error.name}: pip install "stigmergy[nats]"') from None
-        address = parse_address(url, ("replicas", "max_bytes"))
-        self._fleet, self._shards = fleet.name, fleet.shards
-        self._timeout_s = max(timeout_s, MOVED_S_MAX + 1.0)
-        try:
-            self._link = BlockingLink(address, name=f"stigmergy {fleet.name}")
-        except LinkDown as error:
-            raise NotRunning(str(error)) from None
-        self._room = NatsRoom(self._link.link, fleet.name)
-        about = {"fleet": fleet.name, "version": "", "pid": None, "up_s": 0.0, "journal": address.shown}
-        shards = range(self._shards)
-        branches = [PatientBranch(self._room.branch(shard), self._is_anybody_there) for shard in shards]
-        self._board = Switchboard(fleet.homes, branches, lambda: about, _cannot_stop, WORKERS)
+            line = await _next(lines)
+        finally:
+            close = getattr(lines, "aclose", None)
+            if close is not None:
+                await close()
+        if line is None:
+            raise NotRunning("the answer ended before it began; ask again")
+        return read_reply(line).ok
+
+    async def close(self) -> None:
+        """Asks nobody any more, and ends the connection."""
+        await self._room.close()
+        await self._link.close()
+
+    async def leave(self) -> None:
+        """Asks nobody any more; the link stays."""
+        await self._room.close()
 
     async def _is_anybody_there(self) -> bool:
         for shard in range(self._shards):
@@ -59,16 +78,82 @@ class ClusterClient:
         bucket = cluster_bucket(self._fleet)
         try:
             asked = {"subjects_filter": f"$KV.{bucket}.worker.*"}
-            found = await self._link.link.api(f"STREAM.INFO.KV_{bucket}", asked, within_s=BUCKET_S_MAX)
+            found = await self._link.api(f"STREAM.INFO.KV_{bucket}", asked, within_s=BUCKET_S_MAX)
         except JetStreamRefused:
             return False
         except LinkDown:
             return True
         return bool(found["state"].get("subjects"))
 
+
+async def find_workers(url: str, fleet: str | Declaration, name: str) -> tuple[Workers | None, Bus]:
+    """Connects to NATS: the workers of a fleet, if it runs on some, and what is said on its bus. Raises ConfigError,
+    also where the client library is missing, and NotRunning without a server."""
+    try:
+        from stigmergy.adapters.nats.address import parse_address
+        from stigmergy.adapters.nats.link import NatsLink
+        from stigmergy.adapters.nats_bus.options import OPTIONS
+        from stigmergy.adapters.nats_bus.plain import PlainNatsBus
+    except ModuleNotFoundError as error:
+        raise ConfigError(f'{url!r} needs {error.name}: pip install "stigmergy[nats]"') from None
+    called = fleet if isinstance(fleet, str) else fleet.name
+    try:
+        link = await NatsLink.open(parse_address(url, (*OPTIONS, "max_bytes")), name=f"stigmergy {called} {name}")
+    except LinkDown as error:
+        raise NotRunning(str(error)) from None
+    try:
+        homes = await _homes_of(link, fleet)
+    except BaseException:
+        await link.close()
+        raise
+    return None if homes is None else Workers(link, homes, called), PlainNatsBus(link, owns_link=homes is None)
+
+
+async def _homes_of(link: NatsLink, fleet: str | Declaration) -> Homes | None:
+    """Where the agents of a fleet on workers live, as its bucket says; None for a fleet that has no workers here."""
+    from stigmergy.adapters.nats.errors import JetStreamRefused
+    from stigmergy.adapters.nats.naming import cluster_bucket
+
+    called = fleet if isinstance(fleet, str) else fleet.name
+    bucket = cluster_bucket(called)
+    try:
+        found = await link.api(f"STREAM.MSG.GET.KV_{bucket}", {"last_by_subj": f"$KV.{bucket}.{FLEET}"})
+    except JetStreamRefused:
+        return None
+    shape = read_record(FleetShape, FLEET, b64decode(found["message"]["data"]))
+    if not isinstance(fleet, str):
+        if (shape.shards, shape.shard_by) != (fleet.shards, fleet.homes.key_name):
+            raise ConfigError(f"the fleet {called!r} runs with other shards than this program has; use its own code")
+        return fleet.homes
+    if shape.shard_by:
+        raise ConfigError(
+            f"agents of {called!r} are put into shards by its function {shape.shard_by}: give connect(fleet=…) the "
+            "Fleet itself, not its name"
+        )
+    return Homes(shape.shards)
+
+
+class ClusterClient:
+    """Asks the owners of all shards of a fleet; used like the client of one node's socket."""
+
+    def __init__(self, url: str, fleet: Declaration, *, timeout_s: float = ASK_S_MAX) -> None:
+        """Connects. Raises ConfigError, also where the client library is missing, and NotRunning without a server."""
+        try:
+            from stigmergy.adapters.nats.address import parse_address
+            from stigmergy.adapters.nats.threaded import BlockingLink
+        except ModuleNotFoundError as error:
+            raise ConfigError(f'--nats {url!r} needs {error.name}: pip install "stigmergy[nats]"') from None
+        address = parse_address(url, ("replicas", "max_bytes"))
+        self._timeout_s = max(timeout_s, MOVED_S_MAX + 1.0)
+        try:
+            self._link = BlockingLink(address, name=f"stigmergy {fleet.name}")
+        except LinkDown as error:
+            raise NotRunning(str(error)) from None
+        self._workers = Workers(self._link.link, fleet.homes, fleet.name)
+
     def ask(self, request: bytes) -> Generator[bytes, None, None]:
         """Sends a line; the lines that come back, for as long as the caller takes them. Raises NotRunning."""
-        lines = self._run(self._board.answer(request))
+        lines = self._run(self._workers.board.answer(request))
         try:
             while (line := self._run(_next(lines))) is not None:
                 if line:
@@ -81,7 +166,7 @@ class ClusterClient:
 
     def close(self) -> None:
         """Ends the connection."""
-        self._link.run(lambda _: self._room.close(), CLOSE_S_MAX)
+        self._link.run(lambda _: self._workers.leave(), CLOSE_S_MAX)
         self._link.close()
 
     def _run(self, work: Any) -> Any:

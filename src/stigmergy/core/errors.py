@@ -15,6 +15,7 @@ StigmergyError
 ├── Overloaded             a bounded queue is full: slow down and try again
 ├── NotRunning             the node is stopping or stopped: nothing was taken
 ├── NotOwned               another process owns the agent's shard: ask that one
+├── NoAnswer               nobody answered a client in time: what was asked may have been done, or be yet
 ├── LinkDown               the link to a broker is down: try again when it is up
 ├── DeviceRefused          a device will not do this: trying again is of no use
 │   ├── StaleOrder         an older decision than one that was carried out already
@@ -115,6 +116,14 @@ class NotRunning(StigmergyError):
 
 class NotOwned(StigmergyError):
     """The agent lives in a shard that another process owns; nothing was taken."""
+
+
+class NoAnswer(StigmergyError):
+    """Nobody answered a client in time. Whether a command was done is not known; with its id it may be sent again."""
+
+    def __init__(self, message: str, *, command_id: str = "") -> None:
+        super().__init__(message)
+        self.command_id = command_id
 
 
 class LinkDown(StigmergyError):

@@ -219,7 +219,7 @@ class Presence:
         try:
             if not self._quotas.admit(message.topic, self._monotonic_ns()):
                 raise TooLarge("said too often")
-            member = self._said_before(message) or self._read(message)
+            member = self._said_before(message) or read_presence(message)
         except PeerError:
             self.counters.presence_refused += 1
             return
@@ -234,23 +234,6 @@ class Presence:
         """Who says the same as ever is not read again: a node hears each of the others every half a minute."""
         said = self._said.get(message.topic)
         return said[1] if said is not None and said[0] == message.payload else None
-
-    def _read(self, message: BusMessage) -> Member:
-        if len(message.payload) > PRESENCE_BYTES_MAX:
-            raise TooLarge(f"a presence of {len(message.payload)} bytes, {PRESENCE_BYTES_MAX} at most")
-        topic = parse_topic(message.topic)
-        event = read_event(message.payload, message.content_type, message.properties)
-        if event.type != PRESENT:
-            raise Malformed(f"{event.type} is no presence")
-        try:
-            member = msgspec.convert(event.data, Member)
-        except msgspec.ValidationError as error:
-            raise Malformed(f"not a presence: {error}") from None
-        if member.node != topic.name:
-            raise Malformed(f"{topic.name} speaks for {member.node}")
-        if _names_count(member) > NAMES_COUNT_MAX:
-            raise Malformed(f"more than {NAMES_COUNT_MAX} names")
-        return member
 
     def _here(self, member: Member, message: BusMessage) -> None:
         size_bytes = len(message.payload)
@@ -305,6 +288,25 @@ class Presence:
         if member.online and now_ns - first_ns > self._every_s * SECOND_NS / 2:
             self.counters.name_conflicts += 1
             self.conflict = f"another node calls itself {member.node!r} too, here since {member.since}; rename one"
+
+
+def read_presence(message: BusMessage) -> Member:
+    """Who says in a message that it is here, or gone. Raises PeerError for what is no presence."""
+    if len(message.payload) > PRESENCE_BYTES_MAX:
+        raise TooLarge(f"a presence of {len(message.payload)} bytes, {PRESENCE_BYTES_MAX} at most")
+    topic = parse_topic(message.topic)
+    event = read_event(message.payload, message.content_type, message.properties)
+    if event.type != PRESENT:
+        raise Malformed(f"{event.type} is no presence")
+    try:
+        member = msgspec.convert(event.data, Member)
+    except msgspec.ValidationError as error:
+        raise Malformed(f"not a presence: {error}") from None
+    if member.node != topic.name:
+        raise Malformed(f"{topic.name} speaks for {member.node}")
+    if _names_count(member) > NAMES_COUNT_MAX:
+        raise Malformed(f"more than {NAMES_COUNT_MAX} names")
+    return member
 
 
 @lru_cache(ASKED_MAX)

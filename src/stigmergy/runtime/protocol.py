@@ -306,6 +306,11 @@ def read_reply(line: bytes) -> Reply:
             f"the node speaks version {reply.v} of the protocol, this program {VERSION}; update one of them"
         )
     if reply.kind:
-        kind = getattr(errors, reply.kind, StigmergyError)
-        raise (kind if isinstance(kind, type) and issubclass(kind, StigmergyError) else StigmergyError)(reply.error)
+        raise error_named(reply.kind, reply.error)
     return reply
+
+
+def error_named(kind: str, text: str) -> StigmergyError:
+    """The error that a node has refused with, by its name."""
+    found = getattr(errors, kind, StigmergyError)
+    return (found if isinstance(found, type) and issubclass(found, StigmergyError) else StigmergyError)(text)

@@ -68,6 +68,8 @@ class BusSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """How many refusals are published; the others are only counted."""
     binary: bool = False
     """Attributes of published events as properties instead of in the payload: for MQTT 5 only."""
+    queries: bool = True
+    """Whether clients on the bus may ask for states of agents; else they are refused."""
 
     def __post_init__(self) -> None:
         for name in ("in_flight_max", "in_flight_per_topic_max", "burst"):

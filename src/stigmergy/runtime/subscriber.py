@@ -31,10 +31,12 @@ from stigmergy.core.codec import (
     is_sound,
 )
 from stigmergy.core.errors import (
+    ConfigError,
     Malformed,
     NotRunning,
     PeerError,
     SequenceGap,
+    StigmergyError,
     TooLarge,
     UnknownTag,
 )
@@ -57,7 +59,8 @@ from stigmergy.runtime.ordering import Ordering, numbers_of
 from stigmergy.runtime.phrasing import find_message
 from stigmergy.runtime.quotas import Quotas
 from stigmergy.runtime.settings import BusSettings
-from stigmergy.runtime.telling import Teller
+from stigmergy.runtime.showing import plain_state
+from stigmergy.runtime.telling import QUERY, Teller
 from stigmergy.runtime.topics import (
     AGENT_LEVELS,
     AGENTS,
@@ -102,6 +105,7 @@ class SubscriberCounters(Struct):
 
     bus_received: int = 0
     bus_commands: int = 0
+    bus_queries: int = 0
     bus_refused: int = 0
     bus_shed: int = 0
     """Beyond a source's quota."""
@@ -129,6 +133,7 @@ class Subscriber:
         self._teller = teller
         self._assignment = host.assignment
         self._fresh_id = fresh_id
+        self._settings = settings
         self._quotas = Quotas(settings.messages_per_s, settings.burst)
         self.ordering = Ordering(host, bus, settings.gap_wait_s)
         self._seen: dict[tuple[str, str, str], asyncio.Future[None]] = {}
@@ -148,7 +153,8 @@ class Subscriber:
     async def start(self) -> None:
         """Subscribes to everything that the fleet takes."""
         self.ordering.start()
-        for channel, take in ((Channel.COMMANDS, self._command), (Channel.INPUTS, self._input)):
+        own = ((Channel.COMMANDS, self._command), (Channel.INPUTS, self._input), (Channel.QUERIES, self._query))
+        for channel, take in own:
             # Brokers know no part of a level: of the patterns' kinds everything is heard, and most of it passed over.
             for pattern in dict.fromkeys(
                 self._topics.agents_pattern(channel, entry) for entry in self._assignment.agents or ("*/*",)
@@ -301,6 +307,33 @@ class Subscriber:
             raise Malformed(f"another command had the id {command_id[:100]!r}; send this one with an id of its own")
         if len(self._asked) > ASKED_COUNT_MAX:
             del self._asked[next(iter(self._asked))]
+
+    # ------------------------------------------------------------------ queries
+
+    async def _query(self, message: BusMessage) -> None:
+        """Answers with the durable state of an agent. Of several owners of shards, all hear it and one answers."""
+        address, host = parse_topic(message.topic).name, self._host
+        event = _read(message)
+        if event.type != QUERY:
+            raise UnknownTag(f"{event.type[:100]} is no query; ask with {QUERY}")
+        try:
+            plan = self._plan(address)
+            number = host.intake.shard_of(address)
+            if number not in host.shards:
+                return
+            if not self._settings.queries:
+                raise ConfigError(f"this node answers no queries; switch them on, or ask it: stigmergy state {address}")
+            shard, agent = host.shards[number], host.durable_image(address)
+            state = plain_state(shard.state.new_agent(address, plan) if agent is None else agent)
+            position = host.durable_position(number)
+        except StigmergyError as error:
+            self.counters.bus_refused += 1
+            await self._teller.state(address, event.id, {}, error)
+            return
+        self.counters.bus_queries += 1
+        stopped = shard.state.stopped_at(position).get(address)
+        data = {"known": agent is not None, "shard": number, "position": position, "stopped": stopped, "state": state}
+        await self._teller.state(address, event.id, data, None)
 
     # ------------------------------------------------------------------ events
 

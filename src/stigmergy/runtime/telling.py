@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 from msgspec import Struct
 
-from stigmergy.core.cloudevents import JSON, STRUCTURED, CloudEvent, write_structured
+from stigmergy.core.cloudevents import EVENT_BYTES_MAX, JSON, STRUCTURED, CloudEvent, write_structured
 from stigmergy.core.codec import REASON_CHARS_MAX, printable
-from stigmergy.core.errors import StigmergyError
+from stigmergy.core.errors import StigmergyError, TooLarge
 from stigmergy.core.inputs import Refused, Verdict
 from stigmergy.ports.bus import Bus, BusMessage
 from stigmergy.runtime.quotas import Quotas
 from stigmergy.runtime.topics import Channel, Topics
 
 ANSWER = "stigmergy.Answer@1"
+QUERY = "stigmergy.Query@1"
+STATE = "stigmergy.State@1"
 REFUSAL = "stigmergy.MessageRefused@1"
 REFUSALS_BURST = 20
 REFUSALS_IN_FLIGHT_MAX = 20
@@ -25,6 +28,7 @@ class TellerCounters(Struct):
     """What senders were told."""
 
     answers: int = 0
+    states: int = 0
     refusals_told: int = 0
 
 
@@ -64,6 +68,31 @@ class Teller:
         topic = self._topics.of_agent(address, Channel.ANSWERS)
         await self._bus.publish(BusMessage(topic, write_structured(event), content_type=STRUCTURED))
         self.counters.answers += 1
+
+    async def state(self, address: str, query_id: str, data: dict[str, Any], error: StigmergyError | None) -> None:
+        """Publishes an agent's state for who has asked, or why not."""
+        if error is not None:
+            data = {"error": printable(error, REASON_CHARS_MAX), "kind": type(error).__name__}
+        event = CloudEvent(
+            id=query_id,
+            source=self._topics.source_of(address),
+            type=STATE,
+            subject=address,
+            datacontenttype=JSON,
+            data={"query": query_id, **data},
+            extensions={"category": "state"},
+        )
+        payload = write_structured(event)
+        if len(payload) > EVENT_BYTES_MAX:
+            too_large = TooLarge(
+                f"the state of {address} takes {len(payload)} bytes, and a message {EVENT_BYTES_MAX}; ask its node: "
+                "stigmergy state"
+            )
+            await self.state(address, query_id, {}, too_large)
+            return
+        topic = self._topics.of_agent(address, Channel.STATES)
+        await self._bus.publish(BusMessage(topic, payload, content_type=STRUCTURED))
+        self.counters.states += 1
 
     def refused(self, topic: str, reason: str) -> None:
         """Says on this node's own topic what was refused, if it does not say so too often already."""

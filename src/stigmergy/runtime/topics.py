@@ -3,6 +3,8 @@
     delivery/north/agents/Drone/D-17/commands           in   commands for the agent
     delivery/north/agents/Drone/D-17/answers            out  their verdicts
     delivery/north/agents/Drone/D-17/inputs             in   observed events for the agent
+    delivery/north/agents/Drone/D-17/queries            in   who wants to know the agent's state
+    delivery/north/agents/Drone/D-17/states             out  its state, for who has asked
     delivery/north/agents/Drone/D-17/events/battery     out  what the agent publishes as `battery`
     delivery/north/nodes/gateway/presence               out  who is here, kept by the broker
     delivery/north/nodes/gateway/refusals               out  what this node has refused
@@ -40,11 +42,20 @@ class Channel(Enum):
     ANSWERS = "answers"
     INPUTS = "inputs"
     EVENTS = "events"
+    QUERIES = "queries"
+    STATES = "states"
     PRESENCE = "presence"
     REFUSALS = "refusals"
 
 
-OF_AGENTS = (Channel.COMMANDS, Channel.ANSWERS, Channel.INPUTS, Channel.EVENTS)
+OF_AGENTS = (
+    Channel.COMMANDS,
+    Channel.ANSWERS,
+    Channel.INPUTS,
+    Channel.EVENTS,
+    Channel.QUERIES,
+    Channel.STATES,
+)
 OF_NODES = (Channel.PRESENCE, Channel.REFUSALS)
 
 

@@ -79,7 +79,7 @@ class Link:
         client = paho.Client(
             CallbackAPIVersion.VERSION2,
             client_id,
-            clean_session=None if is_v5 else False,
+            clean_session=None if is_v5 else options.session_s == 0,
             protocol=paho.MQTTv5 if is_v5 else paho.MQTTv311,
             reconnect_on_failure=False,
             manual_ack=True,
@@ -212,7 +212,9 @@ class Link:
         properties.SessionExpiryInterval = math.ceil(options.session_s)
         properties.ReceiveMaximum = RECEIVE_COUNT_MAX
         properties.MaximumPacketSize = PACKET_BYTES_MAX
-        self._client.connect(options.host, options.port, keepalive_s, clean_start=False, properties=properties)
+        self._client.connect(
+            options.host, options.port, keepalive_s, clean_start=options.session_s == 0, properties=properties
+        )
 
     def _connect_error(self, error: Exception) -> StigmergyError:
         place = self._options.place

@@ -20,7 +20,8 @@ VERSIONS = ("3.1.1", "5")
 KEEPALIVE_S = 15.0
 KEEPALIVE_S_MAX = 3600.0
 SESSION_S = 7 * 24 * 3600.0
-"""How long a broker of version 5 is asked to keep the session of a client that is away. 3.1.1 cannot say it."""
+"""How long a broker of version 5 is asked to keep the session of a client that is away. 3.1.1 cannot say it, but for 0:
+then no broker keeps anything, which is for clients that run no agents."""
 SESSION_S_MAX = 365 * 24 * 3600.0
 RECONNECT_S_MAX = 30.0
 """The longest wait before a new try to connect, by default."""
@@ -78,7 +79,7 @@ def parse_url(url: str) -> MqttOptions:
         cert=given.pop("cert", ""),
         key=given.pop("key", ""),
         keepalive_s=_seconds(given, "keepalive_s", KEEPALIVE_S, 1.0, KEEPALIVE_S_MAX, shown),
-        session_s=_seconds(given, "session_s", SESSION_S, 1.0, SESSION_S_MAX, shown),
+        session_s=_seconds(given, "session_s", SESSION_S, 0.0, SESSION_S_MAX, shown),
         reconnect_s_max=_seconds(given, "reconnect_s_max", RECONNECT_S_MAX, 0.01, 3600.0, shown),
     )
     if given:
