@@ -158,7 +158,8 @@ async def restore(
     shutil.rmtree(work, ignore_errors=True)
     try:
         pieces = work / "pieces"
-        pieces.mkdir(parents=True)
+        work.mkdir(mode=0o700, parents=True)
+        pieces.mkdir()
         fetched = await fetch_pieces(objects, manifest, lambda digest, data: _write_piece(pieces / digest.hex(), data))
         scheme = SQLITE if url.startswith(SQLITE) else SEGMENTS
         built = work / "journal"

@@ -21,7 +21,7 @@ import msgspec
 
 from stigmergy.cli import exits, parquet
 from stigmergy.cli.asking import ask_stream
-from stigmergy.cli.output import GOOD, NAME, Output, counted, shown_bytes
+from stigmergy.cli.output import GOOD, NAME, Output, counted, json_line, printable_json, shown_bytes
 from stigmergy.cli.places import add_place, config_of, find_journal, find_running
 from stigmergy.cli.progress import Progress
 from stigmergy.core.cloudevents import JSON, CloudEvent, write_structured
@@ -207,7 +207,7 @@ def _entries(arguments: argparse.Namespace, progress: Progress) -> Iterator[_Des
 def _write_jsonl(entries: Iterable[_Described], stream: BinaryIO) -> int:
     count = 0
     for described in entries:
-        stream.write(msgspec.json.encode(described.entry) + b"\n")
+        stream.write(json_line(described.entry))
         count += 1
     return count
 
@@ -217,7 +217,7 @@ def _write_cloudevents(entries: Iterable[_Described], stream: BinaryIO) -> int:
     count = 0
     for described in entries:
         if described.entry.kind == "event":
-            stream.write(write_structured(cloud_event(described)) + b"\n")
+            stream.write(printable_json(write_structured(cloud_event(described))) + b"\n")
             count += 1
     return count
 

@@ -1,7 +1,8 @@
 """What commands print: results on stdout, messages on stderr; for people with few colours, for programs as JSON.
 
 With --json stdout has one JSON document, or one a line for what is a stream, and nothing else. Text that came from
-outside is never printed raw: control characters would move the terminal's cursor.
+outside is never printed raw: control characters would move the terminal's cursor, and marks of direction would show
+one text as another. In JSON such characters are escaped, so that a reader gets them as they were.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Output:
         """The result as one line of JSON; does nothing for people."""
         if self.json:
             sys.stdout.flush()
-            sys.stdout.buffer.write(msgspec.json.encode(value) + b"\n")
+            sys.stdout.buffer.write(json_line(value))
             sys.stdout.buffer.flush()
 
     def line(self, *cells: Cell) -> None:
@@ -116,6 +117,24 @@ def shown_bytes(count: int) -> str:
 def counted(count: int, thing: str, things: str = "") -> str:
     """A number of things: 1 agent, 1,203 agents; 2 entries, where the plural is given."""
     return f"{count:,} {thing}" if count == 1 else f"{count:,} {things or thing + 's'}"
+
+
+def json_line(value: Any) -> bytes:
+    """One line of JSON in which every character can be printed."""
+    return printable_json(msgspec.json.encode(value)) + b"\n"
+
+
+def printable_json(data: bytes) -> bytes:
+    """The same JSON with every character escaped that cannot be printed: they stand in strings only."""
+    text = data.decode()
+    if text.isprintable():
+        return data
+    return "".join(sign if sign.isprintable() else _escaped(sign) for sign in text).encode()
+
+
+def _escaped(sign: str) -> str:
+    units = sign.encode("utf-16-be")
+    return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
 
 
 def printable(text: str) -> str:

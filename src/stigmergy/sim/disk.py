@@ -214,6 +214,12 @@ class SimDisk:
         file.write_at(0, file.read_at(0, size))
         file.sync()
 
+    def make(self, path: str) -> None:
+        self.open(path)
+
+    def close_to_others(self, path: str) -> None:
+        """There are no rights on a simulated disk."""
+
     def claim(self, path: str) -> SimFile:
         if path in self._claims:
             raise BlockingIOError(errno.EAGAIN, "claimed by somebody else", path)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import glob
+import os
+import stat
 from pathlib import Path
 
 from stigmergy.adapters.archive.newfile import NewFile, translating
@@ -45,12 +48,19 @@ class HoldsFile:
         """What was saved last; nothing if nobody ever did."""
         with translating(self.path):
             try:
-                with self.path.open("rb") as file:
+                with open(os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as file:
+                    self._close_to_others(file.fileno())
                     return file.read(HOLDS_BYTES_MAX)
             except FileNotFoundError:
                 return b""
 
     def save(self, data: bytes) -> None:
         """Replaces it, durably, all or nothing."""
-        with NewFile(self.path) as file:
+        with NewFile(self.path, private=True) as file:
             file.write(data)
+
+    def _close_to_others(self, file: int) -> None:
+        with contextlib.suppress(OSError):  # of another user
+            mode = stat.S_IMODE(os.fstat(file).st_mode)
+            if mode & 0o077:
+                os.fchmod(file, mode & ~0o077)

@@ -22,11 +22,13 @@ class NewFile:
     """Writes a file whole or not at all: under another name first, synced, then renamed. A context manager.
 
     Only a file is ever replaced, or what a link leads to: a rename would put a file in the place of a device or a pipe.
+    A `private` one is for its owner only, and a link in its place is refused.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, private: bool = False) -> None:
         self._path = path
-        self._target = Path(os.path.realpath(path))
+        self._private = private
+        self._target = path if private else Path(os.path.realpath(path))
         self._fresh = self._target.with_name(f"{self._target.name}.new")
         self._file: BinaryIO | None = None
 
@@ -34,7 +36,12 @@ class NewFile:
         with translating(self._path):
             if not _may_be_replaced(self._path):
                 raise JournalError(f"{self._path}: is there and is no file, so it was left alone; name a file")
-            self._file = self._fresh.open("wb")
+            if self._private and self._path.is_symlink():
+                raise JournalError(f"{self._path}: is a symbolic link, which is not followed; remove it")
+            # What lies there under the other name was left by a process that was killed, or is a link of somebody.
+            self._fresh.unlink(missing_ok=True)
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            self._file = open(os.open(self._fresh, flags, 0o600 if self._private else 0o666), "w+b")
         return self
 
     def write(self, data: bytes) -> None:

@@ -6,13 +6,17 @@ Everything here raises OSError and nothing else; the caller translates. The simu
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
+import stat
 from typing import Protocol
 
 _CHUNK_BYTES = 1 << 20
 FILE_MODE = 0o600
-"""Files of a journal are for their owner only."""
+FOLDER_MODE = 0o700
+OTHERS = stat.S_IRWXG | stat.S_IRWXO
+"""Files of a journal are for their owner only: made so, and made so again where they are found open to others."""
 
 
 class Claim(Protocol):
@@ -50,6 +54,14 @@ class Files(Protocol):
         """Writes the first bytes of the file over themselves and syncs: what was read is then also on the disk."""
         ...
 
+    def make(self, path: str) -> None:
+        """Makes an empty file that only its owner may read and write."""
+        ...
+
+    def close_to_others(self, path: str) -> None:
+        """Takes the rights away that group and others have to a file or folder of ours; a link is left alone."""
+        ...
+
     def claim(self, path: str) -> Claim:
         """Claims the file, made if it is missing. Raises BlockingIOError if somebody has it."""
         ...
@@ -79,7 +91,7 @@ class OsClaim:
     """A claim by flock: it ends with the process, however that ends, and holds against this process too."""
 
     def __init__(self, path: str) -> None:
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._file = open_own(path, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -115,20 +127,30 @@ class OsFiles:
         return (found.st_dev, found.st_ino) if found.st_nlink else None
 
     def read(self, path: str, offset: int, size: int) -> bytes:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        file = open_unlinked(path, os.O_RDONLY)
         try:
             return read_exactly(file, offset, size)
         finally:
             os.close(file)
 
     def rewrite(self, path: str, size: int) -> None:
-        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        file = open_unlinked(path, os.O_RDWR)
         try:
             for offset in range(0, size, _CHUNK_BYTES):
                 write_exactly(file, offset, read_exactly(file, offset, min(_CHUNK_BYTES, size - offset)))
             os.fsync(file)
         finally:
             os.close(file)
+
+    def make(self, path: str) -> None:
+        os.close(open_own(path, os.O_RDWR | os.O_CREAT | os.O_EXCL))
+
+    def close_to_others(self, path: str) -> None:
+        # By its name: whoever opens a database of SQLite and closes it takes the locks of this process away.
+        with contextlib.suppress(OSError):
+            mode = os.lstat(path).st_mode
+            if (stat.S_ISREG(mode) or stat.S_ISDIR(mode)) and mode & OTHERS:
+                os.chmod(path, stat.S_IMODE(mode) & ~OTHERS)
 
     def claim(self, path: str) -> Claim:
         return OsClaim(path)
@@ -143,8 +165,7 @@ class OsFiles:
             os.unlink(path)
 
     def reserve(self, path: str, size: int) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-        file = os.open(path, flags, FILE_MODE)
+        file = open_own(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         try:
             os.posix_fallocate(file, 0, size)
         finally:
@@ -156,6 +177,27 @@ class OsFiles:
     def free_bytes(self, path: str) -> int:
         room = os.statvfs(os.path.dirname(path) or ".")
         return room.f_bavail * room.f_frsize
+
+
+def open_unlinked(path: str, flags: int) -> int:
+    """Opens a file of a journal, never through a link; what it makes is for its owner only."""
+    try:
+        return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            text = f"{path} is a symbolic link, which is not followed: remove it, or put the file itself there"
+            raise OSError(errno.ELOOP, text) from None
+        raise
+
+
+def open_own(path: str, flags: int) -> int:
+    """The same, to write to it: one that is found open to others is closed to them."""
+    file = open_unlinked(path, flags)
+    with contextlib.suppress(OSError):  # one of another user, which we may use all the same
+        mode = os.fstat(file).st_mode
+        if mode & OTHERS:
+            os.fchmod(file, stat.S_IMODE(mode) & ~OTHERS)
+    return file
 
 
 def _sync(path: str, flags: int) -> None:

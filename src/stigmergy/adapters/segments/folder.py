@@ -13,7 +13,16 @@ import os
 from collections.abc import Sequence
 from typing import Protocol
 
-from stigmergy.adapters.filing.files import Claim, Files, OsClaim, OsFiles, read_exactly, write_exactly
+from stigmergy.adapters.filing.files import (
+    FOLDER_MODE,
+    Claim,
+    Files,
+    OsClaim,
+    OsFiles,
+    open_own,
+    read_exactly,
+    write_exactly,
+)
 
 DIRECT_BYTES_MIN = 1 << 16
 BLOCK_BYTES = 4096
@@ -128,9 +137,8 @@ class OsFile:
     they would only push out of it what is needed."""
 
     def __init__(self, path: str, *, create: bool, blocks: Blocks | None = None) -> None:
-        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         self._path = path
-        self._file = os.open(path, flags, 0o644)
+        self._file = open_own(path, os.O_RDWR | (os.O_CREAT if create else 0))
         self._direct = _UNTRIED
         self._blocks = blocks or Blocks()
 
@@ -155,7 +163,7 @@ class OsFile:
         """Whether it was written past the page cache. Not every file system can."""
         if self._direct == _UNTRIED:
             try:
-                self._direct = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC | os.O_DIRECT)
+                self._direct = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC | os.O_DIRECT | os.O_NOFOLLOW)
             except OSError:
                 self._direct = _UNABLE
         if self._direct == _UNABLE:
@@ -246,7 +254,7 @@ def _make_folder(path: str) -> None:
     above = os.path.dirname(path)
     _make_folder(above)
     with contextlib.suppress(FileExistsError):
-        os.mkdir(path)
+        os.mkdir(path, FOLDER_MODE)
     if not os.path.isdir(path):
         raise NotADirectoryError(errno.ENOTDIR, "a file is where the folder should be", path)
     _sync_folder(above)

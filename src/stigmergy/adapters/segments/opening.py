@@ -169,6 +169,8 @@ class _Opening:
                 folder.make()
             claim = self._claim()
             undo.callback(claim.close)
+            if not self._read_only:
+                folder.files.close_to_others(folder.path)
             old_claim = self._claim_old()
             if old_claim is not None:
                 undo.callback(old_claim.close)

@@ -23,7 +23,9 @@ from stigmergy.core.errors import (
 )
 
 RESTORE = "restore the journal from a copy"
-_ACCESS_ERRNOS = frozenset({errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EROFS})
+_ACCESS_ERRNOS = frozenset(
+    {errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EROFS, errno.ELOOP}
+)
 
 
 def opening_error(error: Exception, path: str) -> StigmergyError:

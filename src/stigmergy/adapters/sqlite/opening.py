@@ -123,6 +123,9 @@ class _Opening:
                 raise JournalCorrupt(
                     f"{self._path}: a rollback journal lies beside it, so another program has written to it; {RESTORE}"
                 )
+            if not self._read_only:
+                for own in (self._path, self._path + "-wal"):
+                    self._files.close_to_others(own)
             if self._files.size(self._path + "-wal") is None:
                 undo.callback(self._remove_empty_wal)
             connection = self._connect(self._path, apsw.SQLITE_OPEN_READWRITE)
@@ -174,6 +177,7 @@ class _Opening:
         fresh = self._path + ".new"
         for leftover in (fresh, fresh + "-journal", fresh + "-wal"):
             self._files.remove(leftover)
+        self._files.make(fresh)
         connection = self._connect(fresh, apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE)
         try:
             # A journal for rolling back is not needed: a file that was not finished is thrown away.

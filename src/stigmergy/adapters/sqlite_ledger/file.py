@@ -16,7 +16,7 @@ import msgspec
 from blake3 import blake3
 from msgspec import Struct
 
-from stigmergy.adapters.filing.files import Claim, OsFiles
+from stigmergy.adapters.filing.files import Claim, OsFiles, open_own
 from stigmergy.adapters.filing.mark import MARK_BYTES, Mark, decode_mark, mark_path
 from stigmergy.core.errors import ConfigError, LedgerCorrupt, LedgerError, LedgerForeign, LedgerUnavailable
 from stigmergy.ports.ledger import check_name
@@ -30,6 +30,7 @@ BUSY_MS = 5_000
 BUSY_LOOK_MS = 2
 """How often it looks meanwhile. SQLite's own pauses grow to 100 ms, in which whoever writes all the time gets ahead."""
 CHAIN_BYTES = 16
+MARK_READS = 5
 INCARNATION_BYTES = 6
 _CHAIN_CONTEXT = "stigmergy 2026 entries of a ledger file"
 START = bytes(CHAIN_BYTES)
@@ -86,8 +87,8 @@ def open_file(url: str, name: str) -> OpenedFile:
     try:
         _make_if_missing(path, name)
         # Before the record is read: it holds at least what was acknowledged when the mark was written.
-        mark = os.open(mark_path(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        witnessed = decode_mark(os.pread(mark, MARK_BYTES, 0))
+        mark = open_own(mark_path(path), os.O_RDWR | os.O_CREAT)
+        witnessed = read_witness(mark, path)
         connection = _connect(path, apsw.SQLITE_OPEN_READWRITE)
         record = examine(connection, path, name, witnessed)
     except BaseException as error:
@@ -110,7 +111,7 @@ def _make_if_missing(path: str, name: str) -> None:
     try:
         if files.size(path):
             return
-        found = decode_mark(claim.read())
+        found = decode_witness(claim.read(), path)
         if found is not None and found.position > 0:
             raise LedgerCorrupt(
                 f"{path}: the file is gone or empty, but its -mark says that there were entries; {RESTORE}, or remove "
@@ -119,6 +120,7 @@ def _make_if_missing(path: str, name: str) -> None:
         fresh = path + ".new"
         for leftover in (fresh, fresh + "-journal"):
             files.remove(leftover)
+        files.make(fresh)
         connection = _connect(fresh, apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE)
         try:
             connection.pragma("application_id", APPLICATION_ID)
@@ -133,6 +135,27 @@ def _make_if_missing(path: str, name: str) -> None:
         files.replace(fresh, path)
     finally:
         claim.close()
+
+
+def read_witness(mark: int, path: str) -> Mark | None:
+    """The mark of the ledger. Others may be writing it: what does not check is read again."""
+    for _ in range(MARK_READS - 1):
+        data = os.pread(mark, MARK_BYTES, 0)
+        if decode_mark(data) is not None or not any(data):
+            break
+        time.sleep(0.01)
+    return decode_witness(os.pread(mark, MARK_BYTES, 0), path)
+
+
+def decode_witness(data: bytes, path: str) -> Mark | None:
+    """The mark out of its bytes; None for a blank one. Raises LedgerCorrupt."""
+    mark = decode_mark(data)
+    if mark is None and any(data):
+        raise LedgerCorrupt(
+            f"{mark_path(path)}: the mark is damaged, so nobody knows how far the ledger had come; {RESTORE}, or, if "
+            "you are sure that the ledger is the newest one, remove the mark"
+        )
+    return mark
 
 
 def _claim(files: OsFiles, path: str) -> Claim:

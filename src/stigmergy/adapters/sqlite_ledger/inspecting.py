@@ -12,7 +12,7 @@ import time
 import apsw
 from msgspec import Struct
 
-from stigmergy.adapters.filing.mark import MARK_BYTES, decode_mark, mark_path
+from stigmergy.adapters.filing.mark import mark_path
 from stigmergy.adapters.sqlite_ledger.file import (
     APPLICATION_ID,
     BUSY_MS,
@@ -24,6 +24,7 @@ from stigmergy.adapters.sqlite_ledger.file import (
     link,
     opening_error,
     read_record,
+    read_witness,
 )
 from stigmergy.core.errors import ConfigError, LedgerCorrupt
 
@@ -77,8 +78,8 @@ def inspect_ledger(url: str, name: str | None, within_s: float) -> LookedAt | No
 def _look(path: str, name: str | None, deadline_s: float) -> LookedAt:
     witnessed = None
     if os.path.exists(mark_path(path)):
-        with open(mark_path(path), "rb") as file:
-            witnessed = decode_mark(file.read(MARK_BYTES))
+        with open(os.open(mark_path(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as file:
+            witnessed = read_witness(file.fileno(), path)
     if not os.path.exists(path):
         raise LedgerCorrupt(f"{path}: the file is gone, but its -mark is there; {RESTORE}, or remove the mark")
     connection = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY)
