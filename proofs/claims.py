@@ -26,6 +26,9 @@ SCOPES: dict[str, Faults] = {
     "a shorter lease, and more": Faults(entries=3, asks=2, short_ms=250),
     "three claimants": Faults(entries=2, claimants=3),
     "three claimants in a queue": Faults(entries=3, claimants=3, waits=True, releases=True),
+    "a pool of two, a queue": Faults(entries=5, claimants=3, pool=2, waits=True, releases=True),
+    "a pool of two, a crash, and asking again": Faults(entries=4, pool=2, crashes=1, asks=2, waits=True),
+    "a pool of two, answers lost": Faults(entries=4, pool=2, repeats=1, waits=True, releases=True),
 }
 
 

@@ -5,7 +5,7 @@ from msgspec import field
 from stigmergy.adapters.fence_file import FenceFile
 from stigmergy.client import Client, Heard, connect
 from stigmergy.core.agent import Agent, decide, evolve, react, reject
-from stigmergy.core.claiming import Claim, Denied, Granted, Lost, Ordered, Released, ordered
+from stigmergy.core.claiming import Claim, Denied, Granted, Lost, Ordered, Pool, Released, ordered, pool
 from stigmergy.core.codec import pack_envelope
 from stigmergy.core.confirmations import Done, Failed
 from stigmergy.core.effects import (
@@ -136,6 +136,7 @@ __all__ = [
     "Overloaded",
     "PNCounter",
     "Pid",
+    "Pool",
     "Publish",
     "Refused",
     "Released",
@@ -175,6 +176,7 @@ __all__ = [
     "latest",
     "ordered",
     "pack_envelope",
+    "pool",
     "react",
     "reject",
     "sample",

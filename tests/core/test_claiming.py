@@ -23,9 +23,10 @@ from stigmergy import (
     decide,
     evolve,
     ordered,
+    pool,
     react,
 )
-from stigmergy.core.claiming import LEDGER, ClaimAsked, ClaimReleased, read_verdict
+from stigmergy.core.claiming import LEDGER, ClaimAnyAsked, ClaimAsked, ClaimReleased, OrderedField, read_verdict
 from stigmergy.core.codec import canonical_bytes, encode, tag_of
 from stigmergy.core.commit import open_commit
 from stigmergy.core.errors import DefinitionError
@@ -353,6 +354,32 @@ def test_resources_have_names(resource: str) -> None:
         Claim(field="x").claim(for_s=1, of=resource)
     with pytest.raises(DefinitionError, match="a resource is a text"):
         Claim(field="x").release(of=resource)
+
+
+def test_any_of_a_pool_is_asked_for_and_what_is_held_is_given_back() -> None:
+    docks = pool("dock-1", "dock-2")
+    free = Claim(field="dock", of=docks.text)
+    asked = ClaimAnyAsked(claim="dock", resources=("dock-1", "dock-2"), for_s=5.0, wait_s=3.0, renew=True)
+    assert free.claim(for_s=5, wait_s=3, renew=True) == asked
+    assert Claim(field="dock", of="gate").claim(for_s=5, wait_s=3, renew=True, of=docks) == asked
+    assert free.claim(for_s=5, of="gate") == ClaimAsked(claim="dock", resource="gate", for_s=5.0)
+    assert free.release() == ClaimReleased(claim="dock", resource="dock-1|dock-2", token=0)
+    held = free.after(Granted(claim="dock", resource="dock-2", token=7, for_s=5.0), now_ns=1)
+    given_back = ClaimReleased(claim="dock", resource="dock-2", token=7)
+    assert held.release() == held.release(of=docks) == given_back
+    assert held.after(Released(claim="dock", resource="dock-2", token=7), now_ns=2).until_ns == 0
+
+
+def test_a_pool_may_follow_from_the_agents_id() -> None:
+    field = OrderedField("dock", lambda name: pool(f"{name}-1", f"{name}-2"))
+    assert field.first("north").of == "north-1|north-2"
+    assert OrderedField("dock", pool("x", "y")).first("a").of == "x|y"
+
+
+@pytest.mark.parametrize("resources", [(), ("a", "a"), ("a", "b c"), ("a|b",), tuple(f"dock-{n}" for n in range(33))])
+def test_pools_that_cannot_be(resources: tuple[str, ...]) -> None:
+    with pytest.raises(DefinitionError, match=r"pool\("):
+        pool(*resources)
 
 
 def test_declarations_that_cannot_be() -> None:

@@ -11,12 +11,12 @@ import pytest
 from msgspec import structs
 
 from stigmergy.core.claims import wish as wishes
-from stigmergy.core.claims.entries import Ask, Expire, Written
+from stigmergy.core.claims.entries import Ask, AskAny, Expire, Written
 from stigmergy.core.claims.lease import MILLISECOND_NS, lease_end_ns
 from stigmergy.core.claims.rules import Step, apply
-from stigmergy.core.claims.state import Claims
+from stigmergy.core.claims.state import FREE, Claims
 from stigmergy.core.claims.wish import Turn, Wish
-from stigmergy.sim.claims_model import CELL, ClaimsModel, Faults
+from stigmergy.sim.claims_model import CELL, FOR_MS, ClaimsModel, Faults
 from stigmergy.sim.explore import explore
 
 STATES_MAX = 400_000
@@ -34,6 +34,13 @@ def test_nobody_believes_what_was_given_away(faults: Faults) -> None:
     assert found.counterexample is None, found.schedule(model.describe)
     assert found.complete
     assert found.states > 10_000
+
+
+def test_nobody_has_two_of_a_pool_or_loses_its_place() -> None:
+    """As far as the first states go; `make prove ARGS=claims` searches more of them."""
+    model = ClaimsModel(Faults(claimants=3, pool=2, waits=True, releases=True, entries=4))
+    found = explore(model, states_count_max=20_000)
+    assert found.counterexample is None, found.schedule(model.describe)
 
 
 # ------------------------------------------------------------------ planted errors
@@ -104,6 +111,36 @@ def shortens_without_saying(before: Wish | None, wanted: Wish, now_ns: int, numb
     return turn._replace(wish=structs.replace(turn.wish, held=before.held))
 
 
+def keeps_its_other_places(claims: Claims, position: int, written: Written) -> Step:
+    """Who is offered one of a pool stays in the other lines."""
+    step = apply(claims, position, written)
+    known = step.claims.resource(step.resource)
+    offer, pools = known.offer, claims.pools
+    if offer is None or offer.claimant not in pools or offer.claimant in step.claims.pools:
+        return step
+    resources = step.claims.resources
+    for name in pools[offer.claimant]:
+        if name != step.resource:
+            resources = resources.set(name, claims.resource(name))
+    return structs.replace(step, claims=structs.replace(step.claims, resources=resources))
+
+
+def joins_only_the_first_line(claims: Claims, position: int, written: Written) -> Step:
+    """Who waits for a pool waits for its first resource only."""
+    if isinstance(written.move, AskAny) and len(claims.resources) == len(written.move.resources):
+        written = written._replace(move=AskAny(written.move.resources[:1], FOR_MS, waits=True))
+    return apply(claims, position, written)
+
+
+def grants_another_one(claims: Claims, position: int, written: Written) -> Step:
+    """Who holds one of a pool and asks again, after a crash, gets one more."""
+    if isinstance(written.move, AskAny):
+        free = tuple(name for name in written.move.resources if claims.resource(name) is FREE)
+        if free:
+            written = written._replace(move=AskAny(free, FOR_MS, waits=True))
+    return apply(claims, position, written)
+
+
 PLANTED: dict[str, tuple[Faults, dict[str, Any]]] = {
     "no margin for drift": (Faults(entries=3), {"expiry": no_margin}),
     "lease counted from the verdict": (Faults(entries=3), {"hear": counts_from_the_verdict}),
@@ -115,6 +152,18 @@ PLANTED: dict[str, tuple[Faults, dict[str, Any]]] = {
         {"hear": takes_an_offer_for_a_grant},
     ),
     "everybody is granted": (Faults(entries=2), {"rules": grants_to_everybody}),
+    "an offer leaves the other places of a pool": (
+        Faults(entries=4, claimants=3, pool=2, waits=True, releases=True),
+        {"rules": keeps_its_other_places},
+    ),
+    "a pool that waits in one line": (
+        Faults(entries=3, claimants=3, pool=2, waits=True),
+        {"rules": joins_only_the_first_line},
+    ),
+    "two of a pool for one": (
+        Faults(entries=2, pool=2, crashes=1, asks=2, waits=True),
+        {"rules": grants_another_one},
+    ),
     "a shorter lease in silence": (Faults(entries=3, asks=2, short_ms=250), {"ask": shortens_without_saying}),
 }
 

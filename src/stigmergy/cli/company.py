@@ -284,7 +284,8 @@ def _holder(one: dict[str, Any]) -> Cell:
 
 
 def _claimant(one: dict[str, Any]) -> str:
-    return f"{one['agent']} {one['claim']}" if one["agent"] else f"claimant {one['claimant'][:KEY_DIGITS]}"
+    named = f"{one['agent']} {one['claim']}" if one["agent"] else f"claimant {one['claimant'][:KEY_DIGITS]}"
+    return f"{named}, for any of {', '.join(one['any_of'])}" if one.get("any_of") else named
 
 
 def _belief(believed: list[dict[str, Any]]) -> Cell:
@@ -293,5 +294,9 @@ def _belief(believed: list[dict[str, Any]]) -> Cell:
         if one["holds"]:
             renews = ", renewed by itself" if one["renews"] else ""
             return (f"{one['agent']} holds it, {one['left_s']:.1f} s left{renews}", GOOD)
-    asking = [one["agent"] for one in believed if one["asking"]]
+    asking = [
+        f"{one['agent']} (any of {len(one['any_of'])})" if one.get("any_of") else one["agent"]
+        for one in believed
+        if one["asking"]
+    ]
     return (f"{_few(asking)} asks" if asking else "", WARN)

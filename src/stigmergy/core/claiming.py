@@ -38,8 +38,36 @@ RENEWED_NS = 2**62
 """The end of a lease that is prolonged by itself: behind every time. `Lost` comes before, by the monotonic clock."""
 _RESOURCE = re.compile(r"[A-Za-z0-9_.:@=~/-]{1,128}", re.ASCII)
 
+POOL_COUNT_MAX = 32
+"""Resources of one pool."""
+POOL_SEPARATOR = "|"
+"""Between the resources of a pool where it is written as one text; no resource has it in its name."""
+
 T = TypeVar("T")
-Of = Callable[[str], str] | str | None
+
+
+class Pool(Struct, frozen=True):
+    """Several resources of which any one would do; `pool("dock-1", "dock-2")` makes one."""
+
+    resources: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """The pool as one text, such as `dock-1|dock-2`: what `Denied.resource` says of it."""
+        return POOL_SEPARATOR.join(self.resources)
+
+
+def pool(*resources: str) -> Pool:
+    """Several resources of which an agent claims any one: one place in line, the first that is free."""
+    where = f"pool({', '.join(map(repr, resources))})"
+    if not 1 <= len(resources) <= POOL_COUNT_MAX or len(dict.fromkeys(resources)) < len(resources):
+        raise DefinitionError(f"{where}: give 1 to {POOL_COUNT_MAX} resources, each once")
+    for resource in resources:
+        _check_resource(where, resource)
+    return Pool(resources)
+
+
+Of = Callable[[str], str | Pool] | str | Pool | None
 """What a field claims unless a claim says otherwise: this, what the function says for the agent's id, or nothing."""
 
 
@@ -62,8 +90,9 @@ class OrderedOf(Struct, frozen=True):
 
 
 def ordered(*, of: Of = None) -> Any:
-    """Declares what a field claims: a text, or a function of the agent's id. `claim(of=…)` may say something else."""
-    if of is not None and not callable(of):
+    """Declares what a field claims: a text, a pool of which any one would do, or a function of the agent's id that
+    returns one of these. `claim(of=…)` may say something else."""
+    if of is not None and not isinstance(of, Pool) and not callable(of):
         _check_resource(f"ordered(of={of!r})", of)
     return OrderedOf(of)
 
@@ -73,6 +102,16 @@ class ClaimAsked(Effect, name="stigmergy.ClaimAsked"):
 
     claim: str
     resource: str
+    for_s: float
+    wait_s: float = 0.0
+    renew: bool = False
+
+
+class ClaimAnyAsked(Effect, name="stigmergy.ClaimAnyAsked"):
+    """Asks the ledger for any one of several resources. The answer is `Granted`, which says which, or `Denied`."""
+
+    claim: str
+    resources: tuple[str, ...]
     for_s: float
     wait_s: float = 0.0
     renew: bool = False
@@ -157,31 +196,43 @@ class Claim(Claimed, frozen=True, kw_only=True):
         """
         return 0 < step_time_ns.get() < self.until_ns
 
-    def claim(self, *, for_s: float, of: str = "", wait_s: float = 0.0, renew: bool = False) -> ClaimAsked:
-        """Asks for the resource for so many seconds; yield it from a @react handler.
+    def claim(
+        self, *, for_s: float, of: str | Pool = "", wait_s: float = 0.0, renew: bool = False
+    ) -> ClaimAsked | ClaimAnyAsked:
+        """Asks for the resource, or any one of a pool, for so many seconds; yield it from a @react handler.
 
         With `wait_s` it queues for so long behind the present holder; without, it is denied at once. With `renew` the
         lease is prolonged by itself until it is released. A holder that asks again prolongs its lease.
         """
-        resource = of or self.of
+        resource = of.text if isinstance(of, Pool) else of or self.of
         where = f"{self.field}.claim(of={resource!r})"
-        _check_resource(where, resource)
+        any_of = tuple(resource.split(POOL_SEPARATOR)) if POOL_SEPARATOR in resource else ()
+        for one in any_of or (resource,):
+            _check_resource(where, one)
         low, high = LEASE_S_BOUNDS
         if not is_number(for_s) or not low <= for_s <= high:
             raise ValueError(f"{where}: for_s={for_s}; give {low:g} to {high:g} seconds")
         if not is_number(wait_s) or not 0 <= wait_s <= WAIT_S_MAX:
             raise ValueError(f"{where}: wait_s={wait_s}; give 0 to {WAIT_S_MAX:g} seconds")
+        if any_of:
+            return ClaimAnyAsked(
+                claim=self.field, resources=any_of, for_s=float(for_s), wait_s=float(wait_s), renew=bool(renew)
+            )
         return ClaimAsked(
             claim=self.field, resource=resource, for_s=float(for_s), wait_s=float(wait_s), renew=bool(renew)
         )
 
-    def release(self, *, of: str = "") -> ClaimReleased:
+    def release(self, *, of: str | Pool = "") -> ClaimReleased:
         """Gives back what is held, or takes back what was asked for; yield it from a @react handler.
 
         What was asked for with `claim(of=…)` and is not held yet is named here as well.
         """
-        resource = of or (self.resource if self.until_ns else "") or self.of or self.resource
-        _check_resource(f"{self.field}.release(of={resource!r})", resource)
+        named = of.text if isinstance(of, Pool) else of
+        resource = named or (self.resource if self.until_ns else "") or self.of or self.resource
+        if self.until_ns and self.resource in resource.split(POOL_SEPARATOR):
+            resource = self.resource
+        for one in resource.split(POOL_SEPARATOR):
+            _check_resource(f"{self.field}.release(of={resource!r})", one)
         return ClaimReleased(claim=self.field, resource=resource, token=self.token if resource == self.resource else 0)
 
     def after(self, verdict: Verdict, now_ns: int) -> Claim:
@@ -209,14 +260,15 @@ class OrderedField(Struct, frozen=True):
     def resource_of(self, agent_id: str) -> str:
         """What the field claims unless a call says otherwise. Nothing, where the users' function fails: then `claim`
         says so, in the handler that calls it."""
-        if self.of is None or isinstance(self.of, str):
-            return self.of or ""
+        of = self.of
         try:
-            resource = self.of(agent_id)
-            _check_resource(self.name, resource)
+            if callable(of):
+                of = of(agent_id)
+                if not isinstance(of, Pool):
+                    _check_resource(self.name, of)
         except Exception:
             return ""
-        return resource
+        return of.text if isinstance(of, Pool) else of or ""
 
 
 def fold_verdict(agent: Any, verdict: Verdict, now_ns: int) -> None:

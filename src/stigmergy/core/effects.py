@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from msgspec import Struct
 
-from stigmergy.core.claiming import LEDGER, ClaimAsked, ClaimReleased
+from stigmergy.core.claiming import LEDGER, ClaimAnyAsked, ClaimAsked, ClaimReleased
 from stigmergy.core.errors import ClaimLapsed, DefinitionError
 from stigmergy.core.messages import Action, Command, Effect, Event, Message, MessageMeta, Work, is_text, spec_of
 from stigmergy.crdt.delta import Edit
@@ -256,7 +256,7 @@ def sink_of(effect: Effect) -> str:
         return WORK
     if isinstance(effect, Publish):
         return PUBLISH
-    if isinstance(effect, ClaimAsked | ClaimReleased):
+    if isinstance(effect, ClaimAsked | ClaimAnyAsked | ClaimReleased):
         return LEDGER
     return TIMERS
 

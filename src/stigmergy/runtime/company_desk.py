@@ -99,7 +99,8 @@ class CompanyDesk:
             raise ConfigError(NO_LEDGER)
         beliefs: dict[str, list[Belief]] = {}
         for belief in claims.beliefs():
-            beliefs.setdefault(belief.resource, []).append(belief)
+            for name in (belief.resource,) if belief.holds or not belief.pool else belief.pool:
+                beliefs.setdefault(name, []).append(belief)
         folded = claims.folded
         if request.resource is not None:
             names = [request.resource]
@@ -158,7 +159,10 @@ def described_resource(claims: Claims, name: str, resource: Resource, beliefs: l
         "holder": None if grant is None else _claimant(claims, grant.claimant),
         **_lease(grant),
         "offered": None if resource.offer is None else _claimant(claims, resource.offer.claimant),
-        "queue": [_claimant(claims, waiter.claimant) for waiter in resource.queue],
+        "queue": [
+            {**_claimant(claims, waiter.claimant), **_any_of(claims.folded.pools.get(waiter.claimant, ()))}
+            for waiter in resource.queue
+        ],
         "believed": [
             {
                 "agent": belief.agent,
@@ -168,10 +172,16 @@ def described_resource(claims: Claims, name: str, resource: Resource, beliefs: l
                 "left_s": round(belief.left_s, 3),
                 "renews": belief.renews,
                 "asking": belief.asking,
+                **_any_of(belief.pool),
             }
             for belief in beliefs
         ],
     }
+
+
+def _any_of(pool: tuple[str, ...]) -> dict[str, Any]:
+    """The resources of which any one would do; nothing where only one was asked for."""
+    return {"any_of": list(pool)} if pool else {}
 
 
 def _lease(grant: Grant | None) -> dict[str, Any]:

@@ -7,7 +7,17 @@ from typing import Protocol
 
 import msgspec
 
-from stigmergy.core.claiming import Claim, ClaimAsked, ClaimReleased, Denied, Lost, Released, Verdict
+from stigmergy.core.claiming import (
+    Claim,
+    ClaimAnyAsked,
+    ClaimAsked,
+    ClaimReleased,
+    Denied,
+    Lost,
+    Pool,
+    Released,
+    Verdict,
+)
 from stigmergy.core.codec import encode
 from stigmergy.core.inputs import EffectSettled, Input, VerdictCame
 from stigmergy.core.messages import Claimed
@@ -16,7 +26,8 @@ from stigmergy.core.state import ShardState
 
 NO_LEDGER = "this host has no ledger, so nothing can be granted; configure one where it is started, see docs/claims.md"
 RESTARTED = "the node was started anew; ask again"
-_asked: msgspec.msgpack.Decoder[ClaimAsked | ClaimReleased] = msgspec.msgpack.Decoder(ClaimAsked | ClaimReleased)
+Asked = ClaimAsked | ClaimAnyAsked | ClaimReleased
+_asked: msgspec.msgpack.Decoder[Asked] = msgspec.msgpack.Decoder(ClaimAsked | ClaimAnyAsked | ClaimReleased)
 
 
 class Asking(Protocol):
@@ -40,9 +51,14 @@ class Asking(Protocol):
         ...
 
 
-def read_asked(pending: Pending) -> ClaimAsked | ClaimReleased:
+def read_asked(pending: Pending) -> Asked:
     """What an effect of the sink "ledger" asks for."""
     return _asked.decode(pending.body)
+
+
+def asked_for(asked: Asked) -> str:
+    """The resource, or the pool as one text."""
+    return Pool(asked.resources).text if isinstance(asked, ClaimAnyAsked) else asked.resource
 
 
 def losses_at_start(state: ShardState) -> list[VerdictCame]:
@@ -67,5 +83,5 @@ def without_ledger(pending: Pending) -> EffectSettled:
     if isinstance(asked, ClaimReleased):
         verdict = Released(claim=asked.claim, resource=asked.resource, token=asked.token)
     else:
-        verdict = Denied(claim=asked.claim, resource=asked.resource, reason=NO_LEDGER)
+        verdict = Denied(claim=asked.claim, resource=asked_for(asked), reason=NO_LEDGER)
     return EffectSettled(pending.sink, pending.sequence, encode(verdict))

@@ -1,4 +1,4 @@
-"""A few claimants of one resource on one ledger, for `explore`: everything that can go wrong, in every order.
+"""A few claimants of one resource, or of a pool of them, on one ledger: everything that can go wrong, in every order.
 
 The fold, the leases and the claimant's side are the code that ships (`core/claims`). The model adds what is around
 them: entries on their way that land late, twice or never; answers that are lost; readers that lag; crashes, after which
@@ -8,7 +8,8 @@ without end, and nobody has to notice. Whoever *believes* that it holds does so 
 Every moment in a state is relative to now, and what lies too far back to matter is all the same: so the states are
 finite, although time is not, and only the number of entries is bounded.
 
-What must never be: somebody believes that it holds, and the ledger says that somebody else may.
+What must never be: somebody believes that it holds, and the ledger says that somebody else may. And of a pool:
+somebody has two at once, waits while one is free, or has other places in two lines than its neighbour.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from stigmergy.core.claims.state import Claims
 from stigmergy.core.claims.wish import Turn, Wish
 
 CELL = "cell"
+POOL = (CELL, "cell-2", "cell-3")
+"""A model with a pool has the first of these."""
 MILLION = 1_000_000
 DRIFT_PPM = 200_000
 """Far more than real clocks have, so that a few ticks show what drift does."""
@@ -56,9 +59,9 @@ class Claimant(NamedTuple):
     """What it sends, one after the other."""
     in_doubt: bool = False
     """Whether the first of them may be in the log already."""
-    watched: int = 0
-    """The beginning of the lease or offer that it watches, once it has seen it; 0 for none."""
-    due_ns: int = NOW
+    watched: tuple[int, ...] = ()
+    """Of each resource the beginning of the lease or offer that it watches, once it has seen it; 0 for none."""
+    due_ns: tuple[int, ...] = ()
     """When that is over, by its own clock."""
     asks: int = 0
     """How often it may still ask."""
@@ -93,6 +96,8 @@ class Faults(NamedTuple):
     """If given, a holder may ask once more, for this shorter time."""
     refusals: bool = False
     """Whether the ledger may be out of reach, so that something is sent again later."""
+    pool: int = 1
+    """How many resources there are; of more than one a claimant wants any."""
     all_clocks: bool = False
     """Whether every clock may be slow and fast; else the first is slow and the others are fast, which is the worst."""
 
@@ -110,6 +115,8 @@ class ClaimsModel:
         ask: Callable[..., Turn] = wishes.ask,
     ) -> None:
         self._faults = faults
+        self._cells = POOL[: faults.pool]
+        self._none = Claimant(0, watched=(0,) * faults.pool, due_ns=(NOW,) * faults.pool)
         self._rules = rules
         self._expiry = expiry or (lambda seen_ns, for_ms: expiry_ns(seen_ns, for_ms, DRIFT_PPM, margin_ms=0))
         self._hear = hear
@@ -121,7 +128,8 @@ class ClaimsModel:
         worst = (slow, *(fast for _ in range(self._faults.claimants - 1)))
         every = product((slow, fast), repeat=self._faults.claimants)
         for ticks in every if self._faults.all_clocks else (worst,):
-            claimants = (Claimant(tick, asks=self._faults.asks, crashes=self._faults.crashes) for tick in ticks)
+            first = self._none._replace(asks=self._faults.asks, crashes=self._faults.crashes)
+            claimants = (first._replace(tick_ns=tick) for tick in ticks)
             yield World(Claims(), 0, tuple(claimants), repeats=self._faults.repeats)
 
     def steps(self, world: World) -> Iterator[tuple[str, World]]:
@@ -135,8 +143,9 @@ class ClaimsModel:
                 after = self._landed(_with(world, index, changed), landed)
                 yield f"{name}: {what}", after._replace(repeats=world.repeats - changed.in_doubt)
             if claimant.crashes:
-                reborn = Claimant(claimant.tick_ns, claimant.life + 1, behind=world.entries > 0, asks=claimant.asks)
-                after = _with(world, index, reborn._replace(crashes=claimant.crashes - 1))
+                reborn = self._none._replace(tick_ns=claimant.tick_ns, life=claimant.life + 1, asks=claimant.asks)
+                reborn = reborn._replace(behind=world.entries > 0, crashes=claimant.crashes - 1)
+                after = _with(world, index, reborn)
                 ghosts = (*world.ghosts, *claimant.outbox[:1])
                 yield f"{name}: crashes, and begins a new life", after._replace(ghosts=ghosts)
         if world.entries < self._faults.entries:
@@ -148,22 +157,41 @@ class ClaimsModel:
     def wrong(self, world: World) -> str | None:
         """Two who believe, or one who believes what the ledger has given away."""
         believers = [
-            (index, claimant.wish.held)
+            (index, claimant.wish.resource, claimant.wish.held)
             for index, claimant in enumerate(world.claimants)
             if claimant.wish is not None and claimant.wish.held is not None and claimant.wish.believes(NOW)
         ]
-        if len(believers) > 1:
+        if len({cell for _, cell, _ in believers}) < len(believers):
             return "two believe that they hold it"
-        for index, held in believers:
-            grant = world.claims.holds(CELL, _id(index))
+        for index, cell, held in believers:
+            grant = world.claims.holds(cell, _id(index))
             if grant is None or grant.token != held.token:
                 return f"{'ABC'[index]} believes that it holds it under {held.token}, the ledger says otherwise"
+        return self._wrong_lines(world.claims) if self._faults.pool > 1 else None
+
+    def _wrong_lines(self, claims: Claims) -> str | None:
+        """Of a pool: who has two, who waits although one is free, and lines that disagree on who is first."""
+        lines = [[waiter.claimant for waiter in claims.resource(cell).queue] for cell in self._cells]
+        for index in range(self._faults.claimants):
+            name, claimant = "ABC"[index], _id(index)
+            has = [cell for cell in self._cells if claims.holds(cell, claimant) or claims.offered(cell, claimant)]
+            waits = [cell for cell, line in zip(self._cells, lines, strict=True) if claimant in line]
+            if len(has) > 1:
+                return f"{name} has {' and '.join(has)}"
+            if has and waits:
+                return f"{name} has {has[0]}, and waits for {waits[0]}"
+            if waits and (waits != list(self._cells) or claims.pools.get(claimant) != self._cells):
+                return f"{name} has lost its place in a line, or waits although one is free"
+        if any(line != lines[0] for line in lines):
+            return "the lines of a pool disagree on who is first"
         return None
 
     def describe(self, world: World) -> str:
         """A state for people."""
-        known = world.claims.resource(CELL)
-        lines = [f"ledger, {world.entries} entries: {known.grant or known.offer or 'free'}, {len(known.queue)} wait"]
+        lines = [f"ledger, {world.entries} entries"]
+        for cell in self._cells:
+            known = world.claims.resource(cell)
+            lines.append(f"{cell}: {known.grant or known.offer or 'free'}, {len(known.queue)} wait")
         for name, claimant in zip("ABC", world.claimants, strict=False):
             wish = claimant.wish
             state = "idle" if wish is None else "holds" if wish.believes(NOW) else "asks"
@@ -187,14 +215,17 @@ class ClaimsModel:
             yield "releases", self._after(index, claimant, wishes.release(wish, wish.held.token))
         if claimant.behind:
             yield "reads on", self._reads(index, claimant, world.claims)
-        if claimant.watched and not claimant.outbox and claimant.due_ns <= NOW:
-            turn = Turn(wish, Expire(CELL, claimant.watched))
-            what = f"says that {claimant.watched} is over"
-            yield what, self._after(index, claimant, turn)._replace(watched=0, due_ns=NOW)
+        for number, cell in enumerate(self._cells):
+            began = claimant.watched[number]
+            if began and not claimant.outbox and claimant.due_ns[number] <= NOW:
+                turn = Turn(wish, Expire(cell, began))
+                yield f"says that {began} is over", _watching(self._after(index, claimant, turn), number, 0, NOW)
 
     def _asks(self, index: int, claimant: Claimant, for_ms: int) -> Claimant:
         until_ns = NOW + PATIENCE_MS * MILLION
         wanted = Wish(_id(index), CELL, for_ms, self._faults.renew, self._faults.waits, until_ns)
+        if self._faults.pool > 1:
+            wanted = structs.replace(wanted, resource="", pool=self._cells)
         turn = self._ask(claimant.wish, wanted, NOW, claimant.number)
         return self._after(index, claimant, turn)._replace(asks=claimant.asks - 1)
 
@@ -222,15 +253,16 @@ class ClaimsModel:
         return world._replace(claims=step.claims, entries=world.entries + 1, claimants=behind)
 
     def _reads(self, index: int, claimant: Claimant, claims: Claims) -> Claimant:
-        known = claims.resource(CELL)
         claimant = claimant._replace(behind=False)
-        if known.grant is not None and known.grant.began != claimant.watched:
-            due_ns = self._expiry(NOW, known.grant.for_ms)
-            claimant = claimant._replace(watched=known.grant.began, due_ns=due_ns)
-        elif known.offer is not None and known.offer.position != claimant.watched:
-            claimant = claimant._replace(watched=known.offer.position, due_ns=self._expiry(NOW, OFFER_MS))
-        elif known.grant is None and known.offer is None:
-            claimant = claimant._replace(watched=0, due_ns=NOW)
+        for number, cell in enumerate(self._cells):
+            known, watched = claims.resource(cell), claimant.watched[number]
+            if known.grant is not None and known.grant.began != watched:
+                due_ns = self._expiry(NOW, known.grant.for_ms)
+                claimant = _watching(claimant, number, known.grant.began, due_ns)
+            elif known.offer is not None and known.offer.position != watched:
+                claimant = _watching(claimant, number, known.offer.position, self._expiry(NOW, OFFER_MS))
+            elif known.grant is None and known.offer is None:
+                claimant = _watching(claimant, number, 0, NOW)
         if claimant.wish is None:
             return claimant
         turn = self._hear(claimant.wish, claims, _id(index), claimant.life, NOW, claimant.number)
@@ -246,7 +278,7 @@ class ClaimsModel:
     def _later(self, claimant: Claimant) -> Claimant:
         """The same, a tick later. What is over stays over, however long ago."""
         wish, tick_ns = claimant.wish, claimant.tick_ns
-        claimant = claimant._replace(due_ns=max(claimant.due_ns - tick_ns, NOW))
+        claimant = claimant._replace(due_ns=tuple(max(due_ns - tick_ns, NOW) for due_ns in claimant.due_ns))
         if wish is None:
             return claimant
         sent, held = wish.sent, wish.held
@@ -257,6 +289,12 @@ class ClaimsModel:
             held = structs.replace(held, sent_ns=sent_ns, end_ns=max(held.end_ns - tick_ns, NOW))
         until_ns = max(wish.until_ns - tick_ns, NOW) if wish.asking else NOW
         return claimant._replace(wish=structs.replace(wish, sent=sent, held=held, until_ns=until_ns))
+
+
+def _watching(claimant: Claimant, number: int, began: int, due_ns: int) -> Claimant:
+    watched, dues = list(claimant.watched), list(claimant.due_ns)
+    watched[number], dues[number] = began, due_ns
+    return claimant._replace(watched=tuple(watched), due_ns=tuple(dues))
 
 
 def _with(world: World, index: int, claimant: Claimant) -> World:

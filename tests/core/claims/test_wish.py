@@ -146,7 +146,7 @@ def test_a_refusal_says_why(log: Log) -> None:
     one.ask()
     one.lands()
     one.reads()
-    assert one.told == [Denied(wishes.HELD_BY_OTHERS, Standing(holder.claimant(), 1))]
+    assert one.told == [Denied(wishes.HELD_BY_OTHERS, (Standing(CELL, holder.claimant(), 1),))]
     assert one.is_over()
 
 
@@ -157,7 +157,7 @@ def test_a_full_queue_is_said(log: Log) -> None:
     one.ask()
     one.lands()
     one.reads()
-    assert one.told == [Denied(wishes.QUEUE_FULL, Standing(Node("node-0").claimant(), 1))]
+    assert one.told == [Denied(wishes.QUEUE_FULL, (Standing(CELL, Node("node-0").claimant(), 1),))]
 
 
 def test_who_is_not_heard_is_told_so(log: Log) -> None:
@@ -233,7 +233,7 @@ def test_patience_ends_in_the_queue_too(log: Log) -> None:
     one.reads()
     log.add(holder, Renew(CELL, 1, 1_000))
     one.ticks(5 * SECOND)
-    assert one.told == [Denied(wishes.NOT_SERVED, Standing(holder.claimant(), 4, place=2))]
+    assert one.told == [Denied(wishes.NOT_SERVED, (Standing(CELL, holder.claimant(), 4, place=2),))]
     assert one.sends == [Withdraw(CELL)]
 
 
@@ -248,7 +248,7 @@ def test_the_end_of_patience_says_whom_it_was_offered_to(log: Log) -> None:
     log.add(holder, Release(CELL, 1))
     one.reads()
     one.ticks(5 * SECOND)
-    assert one.told == [Denied(wishes.NOT_SERVED, Standing(first.claimant(), 4, offered=True, place=1))]
+    assert one.told == [Denied(wishes.NOT_SERVED, (Standing(CELL, first.claimant(), 4, offered=True, place=1),))]
 
 
 def test_an_offer_whose_answer_did_not_come_is_no_verdict(log: Log) -> None:

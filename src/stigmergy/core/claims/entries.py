@@ -27,6 +27,8 @@ CLAIMANT_CHARS_MAX = 512
 FOR_MS_MIN = 50
 FOR_MS_MAX = 24 * 3600 * 1000
 ROSTER_COUNT_MAX = 64
+POOL_COUNT_MAX = 32
+"""Resources of one pool."""
 KEY_BYTES_MAX = 64
 NUMBERS_END = 2**63
 ID_BYTES = 16
@@ -100,7 +102,22 @@ class Checkpointed(Struct, array_like=True, frozen=True, tag=8):
     digest: bytes
 
 
-Move = Ask | Take | Renew | Release | Withdraw | Expire | Roster | Checkpointed
+class AskAny(Struct, array_like=True, frozen=True, tag=9):
+    """Wants one of several resources, whichever: granted the first of them that is free, else refused, or queued in the
+    line of each if it waits. Whoever is offered one of them leaves the other lines."""
+
+    resources: tuple[str, ...]
+    for_ms: int
+    waits: bool = False
+
+
+class WithdrawAny(Struct, array_like=True, frozen=True, tag=10):
+    """Wants none of them any more: leaves every line, declines the offer, gives back what it may have been granted."""
+
+    resources: tuple[str, ...]
+
+
+Move = Ask | Take | Renew | Release | Withdraw | Expire | Roster | Checkpointed | AskAny | WithdrawAny
 
 
 class ClaimBody(Struct, array_like=True, frozen=True):
@@ -282,6 +299,10 @@ def _fault(body: ClaimBody) -> str:
             return _resource_fault(resource) or _lease_fault(for_ms)
         case Release(resource=resource) | Withdraw(resource=resource) | Expire(resource=resource):
             return _resource_fault(resource)
+        case AskAny(resources=resources, for_ms=for_ms):
+            return _pool_fault(resources) or _lease_fault(for_ms)
+        case WithdrawAny(resources=resources):
+            return _pool_fault(resources)
         case _:
             assert_never(body.move)
 
@@ -289,6 +310,12 @@ def _fault(body: ClaimBody) -> str:
 def _resource_fault(resource: str) -> str:
     named = 0 < len(resource) <= RESOURCE_CHARS_MAX
     return "" if named else f"a resource's name has 1 to {RESOURCE_CHARS_MAX} characters"
+
+
+def _pool_fault(resources: tuple[str, ...]) -> str:
+    if not 0 < len(resources) <= POOL_COUNT_MAX or len(dict.fromkeys(resources)) < len(resources):
+        return f"a pool has 1 to {POOL_COUNT_MAX} resources, each once"
+    return next((fault for fault in map(_resource_fault, resources) if fault), "")
 
 
 def _lease_fault(for_ms: int) -> str:

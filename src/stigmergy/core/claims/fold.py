@@ -31,13 +31,15 @@ _COUNTED = frozenset(Counts.__struct_fields__)
 
 
 class ClaimsState(Struct, array_like=True, frozen=True):
-    """The bytes of a state: everything in order, so that equal states have equal bytes."""
+    """The bytes of a state: everything in order, so that equal states have equal bytes. Where nobody waits for a pool,
+    `pools` is left out: the bytes are those of versions that know no pools."""
 
     position: int
     resources: tuple[tuple[str, Resource], ...]
     writers: tuple[tuple[bytes, Mark], ...]
     roster: tuple[bytes, ...]
     counts: Counts
+    pools: tuple[tuple[bytes, tuple[str, ...]], ...] = ()
 
 
 class ClaimsCheckpoint(Struct, array_like=True, frozen=True):
@@ -77,15 +79,15 @@ def is_milestone(claims: Claims) -> bool:
 
 def state_bytes(claims: Claims) -> bytes:
     """The one byte string of a state."""
-    return encode(
-        ClaimsState(
-            claims.position,
-            tuple(sorted(claims.resources.items())),
-            tuple(sorted(claims.writers.items())),
-            claims.roster,
-            claims.counts,
-        )
+    pools = tuple(sorted(claims.pools.items()))
+    fields = (
+        claims.position,
+        tuple(sorted(claims.resources.items())),
+        tuple(sorted(claims.writers.items())),
+        claims.roster,
+        claims.counts,
     )
+    return encode((*fields, pools) if pools else fields)
 
 
 def read_state(data: bytes) -> Claims:
@@ -94,7 +96,8 @@ def read_state(data: bytes) -> Claims:
         state = _state_decoder.decode(data)
     except UNDECODABLE as error:
         raise Malformed(f"not a state of claims ({error}); docs/formats.md describes its bytes") from None
-    return Claims(state.position, Map(state.resources), Map(state.writers), state.roster, state.counts)
+    parts = (Map(state.resources), Map(state.writers), state.roster, state.counts, Map(state.pools))
+    return Claims(state.position, *parts)
 
 
 def digest(state: bytes) -> bytes:

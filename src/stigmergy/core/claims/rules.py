@@ -11,6 +11,9 @@ twice, or from somebody else is void.
     Release   frees what the claimant holds under that token; the first of the queue is offered it.
     Withdraw  takes the claimant out, whether it waits, is offered it or holds it.
     Expire    frees what began at that position, a lease or an offer, whoever says so.
+    AskAny    as Ask, of the first of several that the claimant holds, is offered, or that is free. Else it is queued in
+              the line of each. When one of them is offered to it, it leaves the other lines: one wish, served once.
+    WithdrawAny  as Withdraw, of each of them.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from msgspec import Struct, structs
 
 from stigmergy.core.claims.entries import (
     Ask,
+    AskAny,
     Checkpointed,
     Expire,
     Release,
@@ -29,6 +33,7 @@ from stigmergy.core.claims.entries import (
     Roster,
     Take,
     Withdraw,
+    WithdrawAny,
     Written,
 )
 from stigmergy.core.claims.state import (
@@ -75,6 +80,8 @@ class Step(Struct, frozen=True):
     fate: Fate
     resource: str = ""
     """The one that may have changed; none if empty."""
+    others: tuple[str, ...] = ()
+    """Further ones that may have."""
     noted: Checkpointed | None = None
     """What the entry says of the state at another position."""
 
@@ -94,10 +101,11 @@ def apply(claims: Claims, position: int, written: Written) -> Step:
         case Ask():
             return _asked(claims, position, written, written.move)
         case Take() | Renew() | Release() | Withdraw() | Expire():
-            name = written.move.resource
-            known = claims.resource(name)
-            changed, fate = _moved(known, position, written, written.move)
-            return Step(_with(claims, name, changed), fate, name)
+            return _move(claims, position, written, written.move)
+        case AskAny():
+            return _asked_any(claims, position, written, written.move)
+        case WithdrawAny(resources=names):
+            return _withdrawn(claims, position, written, names)
         case _:
             assert_never(written.move)
 
@@ -111,13 +119,92 @@ def _asked(claims: Claims, position: int, written: Written, ask: Ask) -> Step:
         return Step(_with(claims, name, _granted(known, position, written, ask.for_ms)), Fate.GRANTED, name)
     others = tuple(waiter for waiter in known.queue if waiter.claimant != claimant)
     if not ask.waits or len(others) >= QUEUE_COUNT_MAX:
-        return Step(_with(claims, name, structs.replace(known, queue=others)), Fate.REFUSED, name)
+        claims = _with(claims, name, structs.replace(known, queue=others))
+        return Step(_in_lines(claims, claimant, claims.pools.get(claimant, ())), Fate.REFUSED, name)
     waiter = Waiter(claimant, ask.for_ms)
     if len(others) == len(known.queue):
         queue = (*others, waiter)
     else:  # it asks again, and keeps its place
         queue = tuple(waiter if one.claimant == claimant else one for one in known.queue)
     return Step(_with(claims, name, structs.replace(known, queue=queue)), Fate.QUEUED, name)
+
+
+def _move(claims: Claims, position: int, written: Written, move: Take | Renew | Release | Withdraw | Expire) -> Step:
+    name = move.resource
+    changed, fate = _moved(claims.resource(name), position, written, move)
+    if changed is claims.resource(name):
+        return Step(claims, fate, name)
+    claims = _with(claims, name, changed)
+    if changed.offer is not None and name in claims.pools.get(changed.offer.claimant, ()):
+        claims = _out_of_lines(claims, changed.offer.claimant)
+    if isinstance(move, Withdraw) and name in claims.pools.get(written.claimant, ()):
+        claims = _in_lines(claims, written.claimant, claims.pools[written.claimant])
+    return Step(claims, fate, name)
+
+
+def _asked_any(claims: Claims, position: int, written: Written, ask: AskAny) -> Step:
+    names, claimant = ask.resources, written.claimant
+    has_room = len(claims.resources) < RESOURCES_COUNT_MAX
+    mine = [name for name in names if claims.holds(name, claimant)]
+    mine += [name for name in names if claims.offered(name, claimant)]
+    mine += [name for name in names if has_room and claims.resource(name) is FREE]
+    if mine:
+        claims = _out_of_lines(claims, claimant)
+        granted = _granted(claims.resource(mine[0]), position, written, ask.for_ms)
+        return Step(_with(claims, mine[0], granted), Fate.GRANTED, mine[0])
+    # A place that it has it keeps; lines that are full it does not join.
+    queued = [
+        name
+        for name in names
+        if claims.resource(name) is not FREE
+        and (claims.place(name, claimant) or len(claims.resource(name).queue) < QUEUE_COUNT_MAX)
+    ]
+    if not ask.waits or not queued:
+        return Step(_out_of_lines(claims, claimant), Fate.REFUSED, names[0])
+    left = [name for name in claims.pools.get(claimant, ()) if name not in queued]
+    for name in left:
+        claims = _with(claims, name, _without(claims.resource(name), claimant))
+    waiter = Waiter(claimant, ask.for_ms)
+    for name in queued:
+        known = claims.resource(name)
+        if claims.place(name, claimant):
+            queue = tuple(waiter if one.claimant == claimant else one for one in known.queue)
+        else:
+            queue = (*known.queue, waiter)
+        claims = _with(claims, name, structs.replace(known, queue=queue))
+    return Step(_in_lines(claims, claimant, tuple(queued)), Fate.QUEUED, queued[0], tuple(queued[1:]))
+
+
+def _withdrawn(claims: Claims, position: int, written: Written, names: tuple[str, ...]) -> Step:
+    """Out of every line, and what was offered or granted is freed."""
+    fate = Fate.VOID
+    if any(name in claims.pools.get(written.claimant, ()) for name in names):
+        claims, fate = _out_of_lines(claims, written.claimant), Fate.FREED
+    for name in names:
+        step = _move(claims, position, written, Withdraw(name))
+        claims, fate = step.claims, fate if step.fate is Fate.VOID else step.fate
+    return Step(claims, fate, names[0], names[1:])
+
+
+def _out_of_lines(claims: Claims, claimant: bytes) -> Claims:
+    """The claimant waits for no pool any more."""
+    for name in claims.pools.get(claimant, ()):
+        claims = _with(claims, name, _without(claims.resource(name), claimant))
+    return _in_lines(claims, claimant, ())
+
+
+def _in_lines(claims: Claims, claimant: bytes, names: tuple[str, ...]) -> Claims:
+    """Remembers in which of these lines the claimant waits for a pool."""
+    waits = tuple(name for name in names if claims.waits(name, claimant))
+    if waits == claims.pools.get(claimant, ()):
+        return claims
+    pools = claims.pools.set(claimant, waits) if waits else claims.pools.delete(claimant)
+    return structs.replace(claims, pools=pools)
+
+
+def _without(known: Resource, claimant: bytes) -> Resource:
+    queue = tuple(waiter for waiter in known.queue if waiter.claimant != claimant)
+    return known if len(queue) == len(known.queue) else structs.replace(known, queue=queue)
 
 
 def _moved(

@@ -100,6 +100,9 @@ class Claims(Struct, frozen=True):
     roster: tuple[bytes, ...] = ()
     """The keys that may write, sorted; empty as long as anybody may."""
     counts: Counts = Counts()
+    pools: Map[bytes, tuple[str, ...]] = Map()
+    """Of claimants that wait for any of several resources: in whose lines they are. Nobody of them holds or is offered
+    one of these."""
 
     def resource(self, name: str) -> Resource:
         """What is known of a resource."""
@@ -118,6 +121,11 @@ class Claims(Struct, frozen=True):
     def waits(self, name: str, claimant: bytes) -> bool:
         """Whether this claimant is in the queue."""
         return any(waiter.claimant == claimant for waiter in self.resource(name).queue)
+
+    def place(self, name: str, claimant: bytes) -> int:
+        """The place of this claimant in the line of a resource, counted from 1; 0 if it is not in it."""
+        waiting = [waiter.claimant for waiter in self.resource(name).queue]
+        return waiting.index(claimant) + 1 if claimant in waiting else 0
 
     def has_seen(self, writer: bytes, life: int, sequence: int) -> bool:
         """Whether this entry of a writer, or a later one, is among those that were folded: it cannot come any more."""

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from msgspec import Struct, structs
 
-from stigmergy.core.claims.entries import Ask, Move, Release, Renew, Take, Withdraw
+from stigmergy.core.claims.entries import Ask, AskAny, Move, Release, Renew, Take, Withdraw, WithdrawAny
 from stigmergy.core.claims.lease import lease_end_ns, renewal_ns
 from stigmergy.core.claims.state import QUEUE_COUNT_MAX, Claims
 
@@ -37,11 +37,14 @@ class Granted(Struct, frozen=True):
 
     token: int
     end_ns: int
+    resource: str = ""
+    """Which one, of a pool; empty where only one was asked for."""
 
 
 class Standing(Struct, frozen=True):
     """Who had the resource when a claim on it was denied, by the ledger."""
 
+    resource: str
     holder: bytes
     """The claimant that holds it, or is offered it."""
     began: int
@@ -55,8 +58,8 @@ class Denied(Struct, frozen=True):
     """It does not hold, and waits no more."""
 
     reason: str
-    standing: Standing | None = None
-    """None where the ledger did not say."""
+    standings: tuple[Standing, ...] = ()
+    """Of each resource that was asked for; none where the ledger did not say."""
 
 
 class Lost(Struct, frozen=True):
@@ -64,6 +67,8 @@ class Lost(Struct, frozen=True):
 
     token: int
     reason: str
+    resource: str = ""
+    """As of a grant."""
 
 
 Verdict = Granted | Denied | Lost
@@ -72,7 +77,7 @@ Verdict = Granted | Denied | Lost
 class Sent(Struct, frozen=True):
     """A move on its way, whose effect has not been read yet."""
 
-    move: Ask | Take | Renew
+    move: Ask | AskAny | Take | Renew
     number: int
     sent_ns: int
     """Before it was first sent, or could have been."""
@@ -90,10 +95,11 @@ class Held(Struct, frozen=True):
 
 
 class Wish(Struct, frozen=True):
-    """One claim on one resource."""
+    """One claim on one resource, or on any one of a pool."""
 
     claimant: bytes
     resource: str
+    """What it is on. Of a pool the one that it holds or takes; empty before."""
     for_ms: int
     renew: bool
     waits: bool
@@ -103,6 +109,13 @@ class Wish(Struct, frozen=True):
     """Whether somebody waits for a verdict."""
     sent: Sent | None = None
     held: Held | None = None
+    pool: tuple[str, ...] = ()
+    """The resources of which it wants any one; empty: only `resource`."""
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """What would do."""
+        return self.pool or (self.resource,)
 
     @property
     def next_ns(self) -> int:
@@ -130,8 +143,9 @@ class Turn(NamedTuple):
 def ask(before: Wish | None, wanted: Wish, now_ns: int, number: int) -> Turn:
     """Wants a resource, or wants it longer. `wanted` says what and for how long; the rest of it is not looked at."""
     if before is not None and before.believes(now_ns) and before.held is not None:
-        return _renew(structs.replace(wanted, held=before.held), before.held, now_ns, number)
-    return _send(wanted, Ask(wanted.resource, wanted.for_ms, wanted.waits), now_ns, number)
+        kept = structs.replace(wanted, held=before.held, resource=before.resource)
+        return _renew(kept, before.held, now_ns, number)
+    return _send(wanted, _question(wanted), now_ns, number)
 
 
 def release(wish: Wish, token: int) -> Turn:
@@ -141,7 +155,7 @@ def release(wish: Wish, token: int) -> Turn:
     if held is not None and token in (0, held.token):
         return Turn(None, Release(wish.resource, held.token))
     if held is None and token == 0:
-        return Turn(None, Withdraw(wish.resource))
+        return Turn(None, _withdrawal(wish))
     return Turn(wish)
 
 
@@ -157,12 +171,12 @@ def tick(wish: Wish, now_ns: int, number: int, claims: Claims | None = None) -> 
     read, for saying why a claim was not served."""
     held = wish.held
     if held is not None and now_ns >= held.end_ns:
-        lost = Lost(held.token, NOT_RENEWED if wish.renew else LEASE_OVER)
+        lost = Lost(held.token, NOT_RENEWED if wish.renew else LEASE_OVER, _of_pool(wish))
         denied = (Denied(NO_VERDICT),) if wish.asking else ()
         return Turn(None, Release(wish.resource, held.token), (lost, *denied))
     if wish.asking and now_ns >= wish.until_ns:
         if held is None:
-            return Turn(None, Withdraw(wish.resource), (_not_served(wish, claims),))
+            return Turn(None, _withdrawal(wish), (_not_served(wish, claims),))
         return Turn(structs.replace(wish, asking=False), None, (Denied(NOT_PROLONGED),))
     if held is not None and wish.renew and wish.sent is None and now_ns >= renewal_ns(held.sent_ns, held.for_ms):
         return _renew(wish, held, now_ns, number)
@@ -174,30 +188,49 @@ def heard(wish: Wish, claims: Claims, writer: bytes, life: int, now_ns: int, num
     sent = wish.sent
     if sent is not None and claims.has_seen(writer, life, sent.number):
         wish = structs.replace(wish, sent=None)
-        grant = claims.holds(wish.resource, wish.claimant)
-        if grant is not None and (grant.life, grant.sequence) == (life, sent.number):
-            end_ns = lease_end_ns(sent.sent_ns, grant.for_ms)
-            return _won(wish, Held(grant.token, sent.sent_ns, grant.for_ms, end_ns), now_ns)
+        for name in wish.wanted:
+            grant = claims.holds(name, wish.claimant)
+            if grant is not None and (grant.life, grant.sequence) == (life, sent.number):
+                end_ns = lease_end_ns(sent.sent_ns, grant.for_ms)
+                won = structs.replace(wish, resource=name)
+                return _won(won, Held(grant.token, sent.sent_ns, grant.for_ms, end_ns), now_ns)
     if wish.held is not None:
         return _still_held(wish, wish.held, claims)
     if wish.sent is not None:
         return Turn(wish)
-    offer = claims.offered(wish.resource, wish.claimant)
-    if offer is not None:
-        return _send(wish, Take(wish.resource, offer.position, wish.for_ms), now_ns, number)
-    if claims.waits(wish.resource, wish.claimant):
+    for name in wish.wanted:
+        offer = claims.offered(name, wish.claimant)
+        if offer is not None:
+            taking = structs.replace(wish, resource=name)
+            return _send(taking, Take(name, offer.position, wish.for_ms), now_ns, number)
+    if any(claims.waits(name, wish.claimant) for name in wish.wanted):
         return Turn(wish)
     if wish.waits and (sent is None or isinstance(sent.move, Take)):
         # An offer that was passed on before it could be taken: at the end of the queue once more.
-        return _send(wish, Ask(wish.resource, wish.for_ms, waits=True), now_ns, number)
-    return Turn(None, None, (Denied(_why_refused(wish, claims), standing_of(wish, claims)),))
+        return _send(wish, _question(wish), now_ns, number)
+    return Turn(None, None, (Denied(_why_refused(wish, claims), standings_of(wish, claims)),))
+
+
+def _question(wish: Wish) -> Ask | AskAny:
+    if wish.pool:
+        return AskAny(wish.pool, wish.for_ms, wish.waits)
+    return Ask(wish.resource, wish.for_ms, wish.waits)
+
+
+def _withdrawal(wish: Wish) -> Withdraw | WithdrawAny:
+    return WithdrawAny(wish.pool) if wish.pool else Withdraw(wish.resource)
+
+
+def _of_pool(wish: Wish) -> str:
+    """Which one it is, where it could be several."""
+    return wish.resource if wish.pool else ""
 
 
 def _won(wish: Wish, held: Held, now_ns: int) -> Turn:
     """A move was granted: it holds, unless its time is over already."""
     if now_ns >= held.end_ns:
         return Turn(None, Release(wish.resource, held.token), _gone(wish, TOO_LATE))
-    verdicts = (Granted(held.token, held.end_ns),) if wish.asking else ()
+    verdicts = (Granted(held.token, held.end_ns, _of_pool(wish)),) if wish.asking else ()
     return Turn(structs.replace(wish, held=held, asking=False), None, verdicts)
 
 
@@ -210,32 +243,35 @@ def _still_held(wish: Wish, held: Held, claims: Claims) -> Turn:
 
 def _gone(wish: Wish, reason: str) -> tuple[Verdict, ...]:
     """What the agent hears: that it has lost what it held, and that what it asked for is refused."""
-    lost: tuple[Verdict, ...] = () if wish.held is None else (Lost(wish.held.token, reason),)
+    lost: tuple[Verdict, ...] = () if wish.held is None else (Lost(wish.held.token, reason, _of_pool(wish)),)
     return (*lost, Denied(reason)) if wish.asking else lost
 
 
-def standing_of(wish: Wish, claims: Claims) -> Standing | None:
-    """Who has what this wish is for, and which place it has in the line; None if nobody has it."""
-    known = claims.resource(wish.resource)
-    waiting = [waiter.claimant for waiter in known.queue]
-    place = waiting.index(wish.claimant) + 1 if wish.claimant in waiting else 0
-    if known.grant is not None:
-        return Standing(known.grant.claimant, known.grant.began, place=place)
-    return None if known.offer is None else Standing(known.offer.claimant, known.offer.position, True, place)
+def standings_of(wish: Wish, claims: Claims) -> tuple[Standing, ...]:
+    """Who has what this wish is for, and which place it has in the lines; of what nobody has there is nothing."""
+    found: list[Standing] = []
+    for name in wish.wanted:
+        known, place = claims.resource(name), claims.place(name, wish.claimant)
+        if known.grant is not None:
+            found.append(Standing(name, known.grant.claimant, known.grant.began, place=place))
+        elif known.offer is not None:
+            found.append(Standing(name, known.offer.claimant, known.offer.position, True, place))
+    return tuple(found)
 
 
 def _not_served(wish: Wish, claims: Claims | None) -> Denied:
     """The end of patience. As long as a move is on its way, the ledger has not answered the last question."""
     if wish.sent is not None or claims is None:
         return Denied(NO_VERDICT)
-    return Denied(NOT_SERVED, standing_of(wish, claims))
+    return Denied(NOT_SERVED, standings_of(wish, claims))
 
 
 def _why_refused(wish: Wish, claims: Claims) -> str:
-    known = claims.resource(wish.resource)
-    if known.grant is None and known.offer is None:
+    known = [claims.resource(name) for name in wish.wanted]
+    if any(one.grant is None and one.offer is None for one in known):
         return NOT_HEARD
-    return QUEUE_FULL if wish.waits and len(known.queue) >= QUEUE_COUNT_MAX else HELD_BY_OTHERS
+    full = all(len(one.queue) >= QUEUE_COUNT_MAX for one in known)
+    return QUEUE_FULL if wish.waits and full else HELD_BY_OTHERS
 
 
 def _renew(wish: Wish, held: Held, now_ns: int, number: int) -> Turn:
@@ -245,5 +281,5 @@ def _renew(wish: Wish, held: Held, now_ns: int, number: int) -> Turn:
     return _send(structs.replace(wish, held=cut), Renew(wish.resource, held.token, wish.for_ms), now_ns, number)
 
 
-def _send(wish: Wish, move: Ask | Take | Renew, now_ns: int, number: int) -> Turn:
+def _send(wish: Wish, move: Ask | AskAny | Take | Renew, now_ns: int, number: int) -> Turn:
     return Turn(structs.replace(wish, sent=Sent(move, number, now_ns)), move)

@@ -18,9 +18,28 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from stigmergy.core.claiming import LEDGER, ClaimAsked, ClaimReleased, Denied, Granted, Lost, Released
+from stigmergy.core.claiming import (
+    LEDGER,
+    POOL_SEPARATOR,
+    ClaimAnyAsked,
+    ClaimAsked,
+    ClaimReleased,
+    Denied,
+    Granted,
+    Lost,
+    Released,
+)
 from stigmergy.core.claims import wish as wishes
-from stigmergy.core.claims.entries import CLAIMANT_CHARS_MAX, Ask, Move, Release, Withdraw, claimant_id
+from stigmergy.core.claims.entries import (
+    CLAIMANT_CHARS_MAX,
+    Ask,
+    AskAny,
+    Move,
+    Release,
+    Withdraw,
+    WithdrawAny,
+    claimant_id,
+)
 from stigmergy.core.claims.lease import MARGIN_MS, MILLISECOND_NS
 from stigmergy.core.claims.rules import Step
 from stigmergy.core.claims.state import Claims
@@ -30,7 +49,7 @@ from stigmergy.core.inputs import EffectSettled, VerdictCame
 from stigmergy.core.messages import SECOND_NS, Claimed
 from stigmergy.core.outbox import Pending
 from stigmergy.runtime.claims.writing import Writing
-from stigmergy.runtime.permissions import read_asked
+from stigmergy.runtime.permissions import asked_for, read_asked
 
 GATE_LOOK_NS = 5 * MILLISECOND_NS
 """How often it is looked whether an agent has heard that it gave something back."""
@@ -42,7 +61,7 @@ TOO_MANY = "too many claims wait for the ledger; ask again later"
 NAME_TOO_LONG = f"agent and claim have more than {CLAIMANT_CHARS_MAX} characters; give the agent a shorter name"
 
 Key = tuple[str, str, str]
-"""Agent, claim and resource."""
+"""Agent, claim and resource, or the pool as one text."""
 Told = tuple[int, EffectSettled | VerdictCame]
 """A shard, and what it is to hear."""
 Owes = Callable[[int, int], bool]
@@ -73,6 +92,8 @@ class Belief(Struct, frozen=True):
     """Until the lease is over, if it holds; else until the question is given up."""
     renews: bool
     asking: bool
+    pool: tuple[str, ...] = ()
+    """Where any one of several would do, or did: these. Until it holds one, `resource` is all of them as one text."""
 
 
 class Sight(Protocol):
@@ -165,11 +186,12 @@ class Desk:
     def propose(self, shard: int, pending: Pending, now_ns: int) -> None:
         """Takes a durable effect of the sink "ledger"."""
         asked = read_asked(pending)
-        key = (pending.agent, asked.claim, asked.resource)
-        claim = self._claims.get(key)
+        key = (pending.agent, asked.claim, asked_for(asked))
+        find = self._holding if isinstance(asked, ClaimReleased) else self._claims.get
+        claim = find(key)
         if claim is not None:
             self._tick(claim, now_ns)
-            claim = self._claims.get(key)
+            claim = find(key)
         if isinstance(asked, ClaimReleased):
             self._give_back(shard, pending, asked, claim, key)
             return
@@ -184,9 +206,15 @@ class Desk:
             self._news.append(_News(claim, wishes.Denied(""), (sequence,)))
         claim.owed = [pending.sequence]
         self._claims[key] = claim
-        self._by_resource.setdefault(asked.resource, {})[key] = None
+        for name in _names(key):
+            self._by_resource.setdefault(name, {})[key] = None
         turn = wishes.ask(claim.wish, _wanted(claim, asked, now_ns), now_ns, self._writing.next_number)
         self._after(claim, turn, now_ns)
+
+    def _holding(self, key: Key) -> _Claim | None:
+        """The claim of this key, or the one on a pool that has this resource in it."""
+        others = (one for one in self._by_resource.get(key[2], ()) if one[:2] == key[:2])
+        return self._claims.get(key) or next((self._claims[one] for one in others), None)
 
     def _refusal(self, claim: _Claim) -> str:
         """Why the ledger is not even asked; empty if it is."""
@@ -220,7 +248,8 @@ class Desk:
     def heard(self, steps: Sequence[Step], claims: Claims, now_ns: int) -> None:
         """The log has moved on by these steps, to this state."""
         self._log = claims
-        for name in dict.fromkeys(step.resource for step in steps if step.resource in self._by_resource):
+        changed = (name for step in steps for name in (step.resource, *step.others))
+        for name in dict.fromkeys(name for name in changed if name in self._by_resource):
             self._look_at(self._by_resource.get(name, {}), claims, now_ns)
 
     def jumped(self, claims: Claims, now_ns: int) -> None:
@@ -286,14 +315,15 @@ class Desk:
         found: list[tuple[str, int]] = []
         for key in self._by_resource.get(resource, ()):
             wish = self._claims[key].wish
-            if wish is not None and wish.held is not None and wish.believes(now_ns):
+            if wish is not None and wish.held is not None and wish.resource == resource and wish.believes(now_ns):
                 found.append((key[0], wish.held.token))
         return found
 
     def lease_end_ns(self, agent: str, claimed: Claimed) -> int | None:
         """Until when an agent may act under this claim, if it holds it under the same token."""
-        claim = self._claims.get((agent, claimed.field, claimed.resource))
-        held = None if claim is None or claim.wish is None else claim.wish.held
+        claim = self._holding((agent, claimed.field, claimed.resource))
+        wish = None if claim is None else claim.wish
+        held = None if wish is None or wish.resource != claimed.resource else wish.held
         return held.end_ns if held is not None and held.token == claimed.token else None
 
     def beliefs(self, now_ns: int) -> list[Belief]:
@@ -308,7 +338,8 @@ class Desk:
             left_ns = max(0, (wish.until_ns if holds is None else holds.end_ns) - now_ns)
             token = 0 if holds is None else holds.token
             times = (left_ns / SECOND_NS, wish.renew, bool(claim.owed))
-            found.append(Belief(agent, name, resource, holds is not None, token, *times))
+            held = resource if holds is None else wish.resource
+            found.append(Belief(agent, name, held, holds is not None, token, *times, wish.pool))
         return found
 
     def due(self, now_ns: int) -> list[Told]:
@@ -331,9 +362,9 @@ class Desk:
         claim, (agent, field, resource) = news.claim, news.claim.key
         event: Granted | Denied | Lost | Released
         match news.verdict:
-            case wishes.Granted(token=token, end_ns=end_ns) if now_ns < end_ns:
+            case wishes.Granted(token=token, end_ns=end_ns, resource=which) if now_ns < end_ns:
                 for_s, renews = (end_ns - now_ns) / SECOND_NS, claim.wish is not None and claim.wish.renew
-                event = Granted(claim=field, resource=resource, token=token, for_s=for_s, renews=renews)
+                event = Granted(claim=field, resource=which or resource, token=token, for_s=for_s, renews=renews)
                 self.counters.claims_granted += 1
             case wishes.Granted(token=token):
                 over[claim.key, token] = None  # it was never told that it holds, so it need not hear that it is over
@@ -343,10 +374,10 @@ class Desk:
             case wishes.Denied() as denied:
                 event = self._denied(field, resource, denied, now_ns)
                 self.counters.claims_denied += 1
-            case wishes.Lost(token=token, reason=reason):
+            case wishes.Lost(token=token, reason=reason, resource=which):
                 if (claim.key, token) in over:
                     return []
-                event = Lost(claim=field, resource=resource, token=token, reason=reason)
+                event = Lost(claim=field, resource=which or resource, token=token, reason=reason)
                 self.counters.claims_lost += 1
             case Released() as event:
                 pass
@@ -357,19 +388,22 @@ class Desk:
 
     def _denied(self, field: str, resource: str, denied: wishes.Denied, now_ns: int) -> Denied:
         """The denial as its agent hears it: who holds the resource, for how long, and the place in line."""
-        standing = denied.standing
-        if standing is None:
+        if not denied.standings:
             return Denied(claim=field, resource=resource, reason=denied.reason)
+        # Of a pool the one that is over first; one of which that is not known comes last.
+        lefts = [(self._left_s(standing, now_ns), standing) for standing in denied.standings]
+        left_s, standing = min(lefts, key=lambda one: one[0] or math.inf)
+        place = min((one.place for one in denied.standings if one.place), default=0)
         named = self._sight.name_of(standing.holder)
         holder = "" if named is None else named[1].rpartition(" ")[0]
-        over_ns = self._sight.over_ns(resource, standing.began)
-        left_s = 0.0 if over_ns is None or standing.offered else max(0, over_ns - now_ns) / SECOND_NS
-        reason = why_denied(denied.reason, standing, holder, left_s)
+        reason = why_denied(denied.reason, standing, holder, left_s, place, len(denied.standings))
         if not self._sight.is_up:
             reason = f"{reason}. {NOT_UP}"
-        return Denied(
-            claim=field, resource=resource, reason=reason, holder=holder, held_s_max=left_s, place=standing.place
-        )
+        return Denied(claim=field, resource=resource, reason=reason, holder=holder, held_s_max=left_s, place=place)
+
+    def _left_s(self, standing: wishes.Standing, now_ns: int) -> float:
+        over_ns = self._sight.over_ns(standing.resource, standing.began)
+        return 0.0 if over_ns is None or standing.offered else max(0, over_ns - now_ns) / SECOND_NS
 
     def _open_gates(self, now_ns: int) -> None:
         """Sends what waited until its agent had heard of it, or for the margin behind a lease."""
@@ -423,9 +457,9 @@ class Desk:
     def _withdraw(self, claim: _Claim, wish: Wish, move: Move) -> None:
         """Takes a question back; if it never left this node, nobody has to hear of it."""
         sent = wish.sent
-        if sent is not None and isinstance(sent.move, Ask):
+        if sent is not None and isinstance(sent.move, Ask | AskAny):
             self._writing.recall(sent.number)
-        if isinstance(move, Withdraw) and self._writing.attempted < claim.first_number:
+        if isinstance(move, Withdraw | WithdrawAny) and self._writing.attempted < claim.first_number:
             return
         self._writing.put(claim.name, move)
 
@@ -457,32 +491,43 @@ class Desk:
         self._by_number.pop(claim.number, None)
         if self._claims.get(claim.key) is claim:
             del self._claims[claim.key]
-            same = self._by_resource.get(claim.key[2], {})
-            same.pop(claim.key, None)
-            if not same:
-                self._by_resource.pop(claim.key[2], None)
+            for name in _names(claim.key):
+                same = self._by_resource.get(name, {})
+                same.pop(claim.key, None)
+                if not same:
+                    self._by_resource.pop(name, None)
 
 
-def why_denied(reason: str, standing: wishes.Standing, holder: str, left_s: float) -> str:
-    """A denial by the ledger for people."""
-    who = holder or "another agent"
+def _names(key: Key) -> list[str]:
+    """The resources that a claim is about."""
+    return key[2].split(POOL_SEPARATOR)
+
+
+def why_denied(
+    reason: str, standing: wishes.Standing, holder: str, left_s: float, place: int, pool_count: int = 1
+) -> str:
+    """A denial by the ledger for people. Of a pool it speaks of the resource that is over first."""
+    who, what = holder or "another agent", "it" if pool_count == 1 else standing.resource
     if standing.offered:
-        has = f"it is offered to {who}"
+        has = f"{what} is offered to {who}"
     elif left_s > 0:
-        has = f"{who} holds it for up to {left_s:.1f} s more unless it renews"
+        has = f"{who} holds {what} for up to {left_s:.1f} s more unless it renews"
     else:
-        has = f"{who} holds it"
-    if standing.place:
-        has = f"place {standing.place} in line; {has}"
+        has = f"{who} holds {what}"
+    if pool_count > 1:
+        has = f"all {pool_count} are taken; {has}"
+    if place:
+        has = f"place {place} in line; {has}"
     return f"{reason}: {has}"
 
 
-def _wanted(claim: _Claim, asked: ClaimAsked, now_ns: int) -> Wish:
+def _wanted(claim: _Claim, asked: ClaimAsked | ClaimAnyAsked, now_ns: int) -> Wish:
     """What an effect wants. Without a time to wait, its lease is how long an answer is worth having."""
     patience_s = asked.wait_s or asked.for_s
     return Wish(
         claimant=claim.claimant,
-        resource=asked.resource,
+        resource="" if isinstance(asked, ClaimAnyAsked) else asked.resource,
+        pool=asked.resources if isinstance(asked, ClaimAnyAsked) else (),
         for_ms=math.floor(asked.for_s * 1000),
         renew=asked.renew,
         waits=asked.wait_s > 0,

@@ -232,7 +232,7 @@ class Claims:
     def _heard(self, steps: Sequence[Step]) -> None:
         """The log was read on: who watches, who waits, who is in doubt."""
         claims, now_ns = self._following.claims, self._monotonic_ns()
-        for name in dict.fromkeys(step.resource for step in steps if step.resource):
+        for name in dict.fromkeys(name for step in steps for name in (step.resource, *step.others) if name):
             self._observing.changed(name, claims, now_ns)
         self._look(now_ns)
         if self._writes:  # before, nothing of ours can be in it
