@@ -107,7 +107,7 @@ def status(arguments: argparse.Namespace, output: Output) -> int:
     )
     if is_cluster:
         rows = _by_process(found["processes"])
-        output.table(("PID", "SHARDS", "AGENTS", "EVENTS", "OWED"), rows)
+        output.table(("HOST", "PID", "SHARDS", "AGENTS", "EVENTS", "OWED"), rows)
     elif processes := found.get("processes"):
         output.table(("PROCESS", "SHARDS", "PID", "AGENTS", "EVENTS", "OWED"), [_process(one) for one in processes])
     if found["stopped"]:
@@ -244,15 +244,15 @@ def _heads(heads: list[dict[str, Any]]) -> str:
 def _by_process(shards: list[dict[str, Any]]) -> list[list[Cell]]:
     """Of a fleet on several workers: a line for each process, and one for the shards that nobody answers for."""
     rows: list[list[Cell]] = []
-    for pid in dict.fromkeys(one["pid"] for one in shards):
-        own = [one for one in shards if one["pid"] == pid]
+    # In containers all workers may have the same number; a worker of an earlier version names no host.
+    for host, pid in dict.fromkeys((one["host"], one["pid"]) for one in shards):
+        own = [one for one in shards if (one["host"], one["pid"]) == (host, pid)]
         numbers = ranges([shard for one in own for shard in range(one["first_shard"], one["last_shard"] + 1)])
         if pid is None:
-            rows.append([("nobody", BAD), numbers, "", "", ""])
+            rows.append([("nobody", BAD), "", numbers, "", "", ""])
         else:
-            rows.append(
-                [str(pid), numbers, *(f"{sum(one[key] for one in own):,}" for key in ("agents", "events", "owed"))]
-            )
+            counts = (f"{sum(one[key] for one in own):,}" for key in ("agents", "events", "owed"))
+            rows.append([(host or "?", NAME), str(pid), numbers, *counts])
     return rows
 
 

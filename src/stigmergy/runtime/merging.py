@@ -25,7 +25,19 @@ ADDED = (
 """What is added up of a status."""
 OF_A_PROCESS = ("cpu_s", "memory_peak_bytes")
 """What is counted once where one process has several of the shards."""
-TOLD = ("pid", "up_s", "cpu_s", "memory_peak_bytes", "agents", "events", "owed", "waiting", "journal", "journal_bytes")
+TOLD = (
+    "pid",
+    "host",
+    "up_s",
+    "cpu_s",
+    "memory_peak_bytes",
+    "agents",
+    "events",
+    "owed",
+    "waiting",
+    "journal",
+    "journal_bytes",
+)
 """What a status says of each process beside that."""
 
 
