@@ -10,6 +10,7 @@ A source may be held: it keeps its place and its items, and has no turn until it
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 ItemT = TypeVar("ItemT")
@@ -45,6 +46,10 @@ class FairQueue(Generic[ItemT]):
     def __len__(self) -> int:
         """How many items wait, those of held sources included."""
         return self._count
+
+    def __iter__(self) -> Iterator[ItemT]:
+        """What waits, source by source."""
+        return (item for flow in self._flows.values() for _, item in flow.items)
 
     @property
     def is_ready(self) -> bool:
@@ -121,7 +126,7 @@ class FairQueue(Generic[ItemT]):
 
     def clear(self) -> list[ItemT]:
         """Empties the queue; returns what waited, source by source."""
-        left = [item for flow in self._flows.values() for _, item in flow.items]
+        left = list(self)
         self._flows.clear()
         self._ring.clear()
         self._count = self._ready_count = 0

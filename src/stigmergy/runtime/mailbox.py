@@ -1,8 +1,10 @@
 """The mailbox of a host: bounded lanes between those who send and the step. It never waits and never does I/O.
 
 Three lanes, served in this order: what comes from inside (timers, results, tells; bounded by what is owed), commands,
-telemetry. So commands are never shed before telemetry, and nothing from outside can starve the inside. When the
-telemetry lane is full, the stream's policy decides; what is shed is counted, and moves its source's mark.
+telemetry. So commands are never shed before telemetry, and nothing from outside can starve the inside. In the telemetry
+lane sources take turns, and so do those that wait for room: one that sends thousands, over a bus, in envelopes or in
+columns, delays the others by one of its letters. When the lane is full, the stream's policy decides; what is shed is
+counted, and moves its source's mark.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import Protocol
 from msgspec import Struct, structs
 
 from stigmergy.core.errors import Bug, Overloaded
+from stigmergy.core.fairness import FairQueue
 from stigmergy.core.inputs import ColumnDelivery, Delivery, Input, SequencesSkipped
 
 
@@ -80,7 +83,8 @@ class MailboxCounters(Struct):
 
 
 BLOCKED_COUNT_MAX = 1_000
-"""Senders that may wait for room at the same time; one more is told Overloaded. Their bytes have the lane's limit."""
+"""Senders that may wait for room at the same time; one more is told Overloaded. Their bytes have the lane's limit. A
+source of which nobody waits finds a place up to twice of both: one that floods must not keep others from waiting."""
 NOTE_TICKETS_MAX = 1_000
 """Senders that may wait for one note of what was shed; one more is told Overloaded."""
 SAMPLED_COUNT_MAX = 100_000
@@ -88,6 +92,11 @@ SAMPLED_COUNT_MAX = 100_000
 
 TRICKLE_ITEMS_MAX = 64
 """Fewer observed events than this are a trickle."""
+
+TURN_COST = 16 * 1024
+"""What a source may send in one turn: some fifty small letters, so that small column batches can still be joined."""
+ITEM_COST = 256
+"""What an item costs beside its bytes, where sources take turns."""
 
 GONE = -1
 """The shard of a letter that is not there any more."""
@@ -106,8 +115,8 @@ class Mailbox:
         self._first: deque[Letter] = deque()
         self._inside: deque[Letter] = deque()
         self._commands: deque[Letter] = deque()
-        self._telemetry: deque[Letter] = deque()
-        self._blocked: deque[Letter] = deque()
+        self._telemetry: FairQueue[Letter] = FairQueue(TURN_COST)
+        self._blocked: FairQueue[Letter] = FairQueue(TURN_COST)
         self._items = 0
         self._bytes = 0
         self._blocked_bytes = 0
@@ -136,7 +145,7 @@ class Mailbox:
     def put_telemetry(self, letter: Letter, policy: StreamPolicy) -> None:
         """Observed events of one source. Without room the policy decides; to block is to wait in line."""
         if policy.overflow is Overflow.BLOCK:
-            if self._blocked or not self._fits(letter):
+            if self._blocked.count_of(_source(letter)) or not self._fits(letter):
                 self._block(letter)
             else:
                 self._add(letter)
@@ -169,15 +178,18 @@ class Mailbox:
                 taken += letter.items
                 yield letter
         while telemetry and self._telemetry and taken < items_max:
-            letter = self._telemetry.popleft()
+            _, letter = self._telemetry.pop()
             if letter.shard == GONE:
                 self._gone -= 1
                 continue
             self._leave(letter)
             taken += letter.items
             yield letter
-        while self._blocked and self._fits(self._blocked[0]):
-            letter = self._blocked.popleft()
+        while self._blocked:
+            source, letter = self._blocked.pop()
+            if not self._fits(letter):
+                self._blocked.put_first(source, letter, _cost(letter))
+                break
             self._blocked_bytes -= letter.size_bytes
             self._add(letter)
 
@@ -208,12 +220,10 @@ class Mailbox:
 
     def clear(self) -> list[Letter]:
         """Empties the lanes; the caller tells everybody who waits."""
-        letters = [*self._first, *self._inside, *self._commands, *self._telemetry, *self._blocked]
-        self._blocked.clear()
+        letters = [*self._first, *self._inside, *self._commands, *self._telemetry.clear(), *self._blocked.clear()]
         self._first.clear()
         self._inside.clear()
         self._commands.clear()
-        self._telemetry.clear()
         self._streams.clear()
         self._items = self._bytes = self._blocked_bytes = self._gone = 0
         return letters
@@ -225,16 +235,17 @@ class Mailbox:
         )
 
     def _block(self, letter: Letter) -> None:
-        full = self._blocked and self._blocked_bytes + letter.size_bytes > self._bytes_max
-        if full or len(self._blocked) >= BLOCKED_COUNT_MAX:
+        times = 1 if self._blocked.count_of(_source(letter)) else 2
+        full = self._blocked and self._blocked_bytes + letter.size_bytes > times * self._bytes_max
+        if full or len(self._blocked) >= times * BLOCKED_COUNT_MAX:
             self.counters.overloads += 1
             raise Overloaded(f"{len(self._blocked)} senders wait for room already; nothing was taken, slow down")
         self.counters.blocked += 1
-        self._blocked.append(letter)
+        self._blocked.put(_source(letter), letter, _cost(letter))
         self._blocked_bytes += letter.size_bytes
 
     def _add(self, letter: Letter) -> None:
-        self._telemetry.append(letter)
+        self._telemetry.put(_source(letter), letter, _cost(letter))
         self._items += letter.items
         self._bytes += letter.size_bytes
 
@@ -324,7 +335,9 @@ class Mailbox:
         letter.tickets = ()
         self._gone += 1
         if 2 * self._gone > len(self._telemetry):
-            self._telemetry = deque(waiting for waiting in self._telemetry if waiting.shard != GONE)
+            for waiting in self._telemetry.clear():
+                if waiting.shard != GONE:
+                    self._telemetry.put(_source(waiting), waiting, _cost(waiting))
             self._gone = 0
 
 
@@ -333,6 +346,16 @@ def _stream(letter: Letter) -> Stream:
     if isinstance(one, Delivery | ColumnDelivery | SequencesSkipped):
         return (letter.shard, one.source, one.incarnation)
     return (letter.shard, "", 0)
+
+
+def _source(letter: Letter) -> str:
+    """With whom a letter takes turns. Shards and incarnations of a source share one turn."""
+    return _stream(letter)[1]
+
+
+def _cost(letter: Letter) -> int:
+    """By bytes and by the work of each item; a note costs next to nothing."""
+    return ITEM_COST * letter.items + letter.size_bytes + 1
 
 
 def _merge(note: Letter, into: Letter) -> None:
