@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from stigmergy.core.agent import Agent, evolve, react
-from stigmergy.core.effects import ActionDone, ActionFailed, Effects, Order, WorkFailed
-from stigmergy.core.errors import ConfigError, DefinitionError, DeviceRefused
+from stigmergy.core.effects import ActionDone, ActionFailed, Effects, Order, OrderClaim, WorkFailed
+from stigmergy.core.errors import ClaimLapsed, ConfigError, DefinitionError, DeviceRefused
 from stigmergy.core.messages import Action, Event, Work
 from stigmergy.core.supervision import SafeAction, WhenStale
+from stigmergy.runtime.actuators import confirmed
 from stigmergy.runtime.declaration import Declaration
 from stigmergy.runtime.settings import Settings
 from stigmergy.sim.node import SimNode
@@ -284,3 +285,19 @@ def test_pauses_grow_only_so_far() -> None:
 
     assert play(fleet, lambda node: lowered(node, 60.0)).failed == ("OSError: jammed, after 8 tries",)
     assert [round(after - before) for before, after in itertools.pairwise(tried)] == [1, 2, 4, 5, 5, 5, 5]
+
+
+async def test_a_claim_that_ends_while_the_world_is_asked_is_not_acted_on() -> None:
+    """To ask first whether it is so already takes its time; the claim is looked at once more before the act."""
+    acted: list[str] = []
+    held = [True]
+
+    async def is_so(order: Order[Any]) -> bool:
+        held[0] = False
+        return False
+
+    claim = OrderClaim("dock", "dock-2", 41, until_ns=1, left_s=1.0, asked=lambda: held[0])
+    order = Order("Plane/a", Lower(gear="left"), "k", 7, 1, claim=claim)
+    with pytest.raises(ClaimLapsed, match="the claim on dock-2 under fencing token 41 is not held any more"):
+        await confirmed(lambda order: acted.append(order.key), is_so)(order)
+    assert acted == []

@@ -293,6 +293,7 @@ class Effector:
                 trying: Any = hand.call(self._order(hand, shard, pending, attempt)) if begun is None else begun
                 result = await self._finish(trying, hand.within_s)
             except DeviceRefused as error:
+                self.counters.lapsed += isinstance(error, ClaimLapsed)
                 self._failed(shard, pending, tag, printable(error, _REASON_CHARS_MAX))
                 return
             except BaseException as error:
@@ -326,7 +327,6 @@ class Effector:
         if effect.valid_while is not UNSET:
             claim = self.held_claim(pending.agent, effect.valid_while)
             if claim is None:
-                self.counters.lapsed += 1
                 named = effect.valid_while.resource or effect.valid_while.field
                 raise ClaimLapsed(f"the claim on {named} under fencing token {effect.valid_while.token} {LAPSED}")
         return Order(

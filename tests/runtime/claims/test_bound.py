@@ -280,6 +280,7 @@ def test_after_a_restart_nothing_is_held_and_what_was_owed_is_dropped() -> None:
         one.hangs = False
         await one.node.start()
         assert sorted(await one.wait_heard(2)) == [lapsed("Plug"), lapsed("Weigh")]
+        assert one.lapsed == 2
         assert len(one.orders) == 1
 
     play(scene)
