@@ -347,7 +347,7 @@ def test_an_agent_that_is_taken_out_of_the_configuration_is_at_rest(caplog: pyte
 
     with caplog.at_level(logging.WARNING, "stigmergy.host"):
         two.world.run(scene())
-    assert any("at rest: Cart/c02" in record.getMessage() for record in caplog.records)
+    assert any("at rest, 1 in all: Cart/c02" in record.getMessage() for record in caplog.records)
 
 
 def test_what_an_agent_at_rest_owes_stays_owed_until_it_runs_again() -> None:

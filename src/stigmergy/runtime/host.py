@@ -150,7 +150,7 @@ class Host:
         monotonic_ns, now_ns = self.clock.monotonic_ns(), self._now_ns()
         if at_rest := [address for shard in self.shards for address in shard.state.at_rest]:
             log.warning(
-                "%d agents of this journal are not among agents, and at rest: %s; they take and do nothing here",
+                "agents of this journal that the configuration does not name are at rest, %d in all: %s",
                 len(at_rest),
                 shown(at_rest),
             )

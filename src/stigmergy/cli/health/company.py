@@ -55,22 +55,6 @@ def check_company(place: Place, url: str | None) -> Iterator[Finding]:
         yield from check_peers(place.peers)
     if place.ledger is not None:
         yield from check_ledger(place.ledger, fleet_of(url))
-    if _runs(url):
-        yield from check_running(url)
-
-
-def check_running(url: str | None) -> Iterator[Finding]:
-    """What a running node says does not work, such as another one that runs the same agents."""
-    try:
-        status = ask(control_path(url or "", ""), Status())
-    except StigmergyError as error:
-        yield worry("node.answers", f"the node runs, and does not say how it is: {error}", "look again in a moment")
-        return
-    for trouble in status["troubles"]:
-        what, _, remedy = trouble.rpartition("; ")
-        yield worry("node.trouble", what or trouble, remedy if what else "see stigmergy status")
-    if not status["troubles"]:
-        yield well("node.trouble", "the node runs, and knows of no trouble")
 
 
 def check_needs(place: Place, spec: str, folder: Path) -> Iterator[Finding]:
