@@ -208,7 +208,7 @@ class TestLife:
         assert json.loads(out) == {"event": "stopped", "fleet": "delivery", "reason": "SIGTERM"}
         assert not any(runs(pid) for pid in pids)
         assert sorted(os.listdir(relays.path / "delivery.db")) == [
-            name for part in ("1-of-2", "2-of-2") for name in (f"{part}.db", f"{part}.db-mark")
+            f"{part}.db{ending}" for part in ("1-of-2", "2-of-2") for ending in ("", "-mark", "-reserve")
         ]
         assert relays.json("log", "verify")["sound"]
         assert relays.json("state", THERE, "--fleet", "relay:fleet")["state"]["heard"] == [[HERE, 1]]
