@@ -108,7 +108,7 @@ fleet = Fleet("drone", agents=[Drone])
 BEGAN_S = time.monotonic()
 
 
-@fleet.sensor(Drone, every_s=0.5)
+@fleet.sensor(Drone, every_s=0.5, agents=["D-17"])
 async def gauge(drone: str) -> BatteryMeasured:
     used = 0.5 * (time.monotonic() - BEGAN_S)
     return BatteryMeasured(percent=max(0.0, 100.0 - used + random.uniform(-0.3, 0.3)))
