@@ -294,7 +294,7 @@ async def test_a_claim_that_ends_while_the_world_is_asked_is_not_acted_on() -> N
 
     async def is_so(order: Order[Any]) -> bool:
         held[0] = False
-        return False
+        return bool(acted)
 
     claim = OrderClaim("dock", "dock-2", 41, until_ns=1, left_s=1.0, asked=lambda: held[0])
     order = Order("Plane/a", Lower(gear="left"), "k", 7, 1, claim=claim)
