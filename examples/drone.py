@@ -2,87 +2,71 @@
 
 from __future__ import annotations
 
-from stigmergy import (
-    Action,
-    Agent,
-    Command,
-    Effects,
-    Event,
-    Events,
-    Fleet,
-    Order,
-    SafeActionTaken,
-    WhenStale,
-    decide,
-    evolve,
-    react,
-    reject,
-    within,
-)
+import stigmergy as st
 
 
-class StartMission(Command):
+class StartMission(st.Command):
     """Fly this mission, if the battery allows."""
 
     mission: str
 
 
-class MissionStarted(Event):
+class MissionStarted(st.Event):
     """A mission has begun."""
 
     mission: str
 
 
-class BatteryMeasured(Event, keep=within(seconds=1)):
+class BatteryMeasured(st.Event, keep=st.within(seconds=1)):
     """The gauge's reading. Observed, so it is kept as it is; it may wait a second for the disk."""
 
     percent: float
 
 
-class Land(Action):
+class Land(st.Action):
     """Land where you are."""
 
     reason: str
 
 
-class Drone(Agent):
+class Drone(st.Agent):
     """One drone: what it does, and how much it may still do."""
 
     battery: float = 100.0
     mission: str | None = None
     landed_because: str | None = None
 
-    silent_gauge = WhenStale(BatteryMeasured, after_s=5.0, then=Land(reason="no battery reading for 5 s"))
+    silent_gauge = st.WhenStale(BatteryMeasured, after_s=5.0, then=Land(reason="no battery reading for 5 s"))
 
-    @decide
-    def start(self, command: StartMission) -> Events:
+    @st.decide
+    def start(self, command: StartMission) -> st.Events:
         if self.battery < 20:
-            reject(f"battery at {self.battery:.0f} %, 20 % needed")
+            st.reject(f"battery at {self.battery:.0f} %, 20 % needed")
         yield MissionStarted(mission=command.mission)
 
-    @evolve
+    @st.evolve
     def started(self, event: MissionStarted) -> None:
         self.mission = event.mission
         self.landed_because = None
 
-    @evolve
+    @st.evolve
     def measured(self, event: BatteryMeasured) -> None:
         self.battery = event.percent
 
-    @react
-    def land_when_low(self, event: BatteryMeasured) -> Effects:
+    @st.react
+    def land_when_low(self, event: BatteryMeasured) -> st.Effects:
         if event.percent < 15:
             yield Land(reason=f"battery at {event.percent:.0f} %")
 
-    @evolve
-    def made_safe(self, event: SafeActionTaken) -> None:
+    @st.evolve
+    def made_safe(self, event: st.SafeActionTaken) -> None:
         self.landed_because = event.because
 
 
-fleet = Fleet("delivery", agents=[Drone])
+fleet = st.Fleet("delivery", agents=[Drone])
 
 
 @fleet.actuator(Land)
-async def land(order: Order[Land]) -> None:
+async def land(order: st.Order[Land]) -> None:
     """Here an autopilot would be asked, with `order.key`, so that it does nothing twice."""
     print(f"{order.agent}: landing, {order.effect.reason} (key {order.key})", flush=True)

@@ -80,7 +80,7 @@ def blocks(page: str, markdown: str) -> Iterator[Block]:
 
 def edited(text: str, how: str, block: str) -> str:
     """A file after a reader has done with a block what the comment says."""
-    block = re.sub(r"\Aclass \w+\(\w+\):\n    # …\n\n?", "", block)
+    block = re.sub(r"\Aclass \w+\([\w.]+\):\n    # …\n\n?", "", block)
     match how.split():
         case ["imports"]:
             head, rest = re.split(r"(?<=\n)(?=\n\n(?:class|def|@))", text, maxsplit=1)
@@ -96,7 +96,7 @@ def edited(text: str, how: str, block: str) -> str:
             at = text.index("\n\n\n", text.index(f"class {name}("))
             return f"{text[:at]}\n\n{block.rstrip()}{text[at:]}"
         case ["instead", "of", name]:
-            found = re.search(rf"(?s)(?:    @\w+\n    )?def {name}\(.*?(?=\n\n|\Z)", text)
+            found = re.search(rf"(?s)(?:    @[\w.]+\n    )?def {name}\(.*?(?=\n\n|\Z)", text)
             assert found is not None, f"no handler {name} to replace"
             return text[: found.start()] + block.rstrip() + text[found.end() :]
         case ["at", "the", "end"]:

@@ -1,26 +1,26 @@
 """A drone that flies missions."""
 
-from stigmergy import Agent, Command, Event, Events, Fleet, decide, evolve
+import stigmergy as st
 
 
-class StartMission(Command):
+class StartMission(st.Command):
     mission: str
 
 
-class MissionStarted(Event):
+class MissionStarted(st.Event):
     mission: str
 
 
-class Drone(Agent):
+class Drone(st.Agent):
     mission: str | None = None
 
-    @decide
-    def start(self, command: StartMission) -> Events:
+    @st.decide
+    def start(self, command: StartMission) -> st.Events:
         yield MissionStarted(mission=command.mission)
 
-    @evolve
+    @st.evolve
     def started(self, event: MissionStarted) -> None:
         self.mission = event.mission
 
 
-fleet = Fleet("drone", agents=[Drone])
+fleet = st.Fleet("drone", agents=[Drone])

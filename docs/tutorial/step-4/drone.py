@@ -3,43 +3,43 @@
 import random
 import time
 
-from stigmergy import Agent, Command, Event, Events, Fleet, decide, evolve, reject, within
+import stigmergy as st
 
 
-class StartMission(Command):
+class StartMission(st.Command):
     mission: str
 
 
-class MissionStarted(Event):
+class MissionStarted(st.Event):
     mission: str
 
 
-class BatteryMeasured(Event, keep=within(seconds=1)):
+class BatteryMeasured(st.Event, keep=st.within(seconds=1)):
     percent: float
 
 
-class Drone(Agent):
+class Drone(st.Agent):
     mission: str | None = None
     battery: float = 100.0
 
-    @decide
-    def start(self, command: StartMission) -> Events:
+    @st.decide
+    def start(self, command: StartMission) -> st.Events:
         if self.mission is not None:
-            reject(f"on {self.mission}")
+            st.reject(f"on {self.mission}")
         if self.battery < 20:
-            reject(f"battery at {self.battery:.0f} %, 20 % needed")
+            st.reject(f"battery at {self.battery:.0f} %, 20 % needed")
         yield MissionStarted(mission=command.mission)
 
-    @evolve
+    @st.evolve
     def started(self, event: MissionStarted) -> None:
         self.mission = event.mission
 
-    @evolve
+    @st.evolve
     def measured(self, event: BatteryMeasured) -> None:
         self.battery = event.percent
 
 
-fleet = Fleet("drone", agents=[Drone])
+fleet = st.Fleet("drone", agents=[Drone])
 
 
 BEGAN_S = time.monotonic()

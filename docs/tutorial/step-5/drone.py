@@ -3,76 +3,60 @@
 import random
 import time
 
-from stigmergy import (
-    Action,
-    Agent,
-    Command,
-    Effects,
-    Event,
-    Events,
-    Fleet,
-    Order,
-    SafeActionTaken,
-    WhenStale,
-    decide,
-    evolve,
-    react,
-    reject,
-    within,
-)
+import stigmergy as st
 
 
-class StartMission(Command):
+class StartMission(st.Command):
     mission: str
 
 
-class MissionStarted(Event):
+class MissionStarted(st.Event):
     mission: str
 
 
-class BatteryMeasured(Event, keep=within(seconds=1)):
+class BatteryMeasured(st.Event, keep=st.within(seconds=1)):
     percent: float
 
 
-class Land(Action):
+class Land(st.Action):
     reason: str
 
 
-class Drone(Agent):
+class Drone(st.Agent):
     mission: str | None = None
     battery: float = 100.0
     landed_because: str | None = None
 
-    blind = WhenStale(BatteryMeasured, after_s=3, then=Land(reason="no battery reading for 3 s"))
+    blind = st.WhenStale(BatteryMeasured, after_s=3, then=Land(reason="no battery reading for 3 s"))
 
-    @decide
-    def start(self, command: StartMission) -> Events:
+    @st.decide
+    def start(self, command: StartMission) -> st.Events:
         if self.mission is not None:
-            reject(f"on {self.mission}")
+            st.reject(f"on {self.mission}")
         if self.battery < 20:
-            reject(f"battery at {self.battery:.0f} %, 20 % needed")
+            st.reject(f"battery at {self.battery:.0f} %, 20 % needed")
         yield MissionStarted(mission=command.mission)
 
-    @evolve
+    @st.evolve
     def started(self, event: MissionStarted) -> None:
         self.mission = event.mission
 
-    @evolve
+    @st.evolve
     def measured(self, event: BatteryMeasured) -> None:
         self.battery = event.percent
 
-    @react
-    def land_when_low(self, event: BatteryMeasured) -> Effects:
+    @st.react
+    def land_when_low(self, event: BatteryMeasured) -> st.Effects:
         if self.battery < 15 and self.mission is not None:
             yield Land(reason=f"battery at {self.battery:.0f} %")
 
-    @evolve
-    def made_safe(self, event: SafeActionTaken) -> None:
+    @st.evolve
+    def made_safe(self, event: st.SafeActionTaken) -> None:
         self.mission = None
         self.landed_because = event.because
 
 
-fleet = Fleet("drone", agents=[Drone])
+fleet = st.Fleet("drone", agents=[Drone])
 
 
 BEGAN_S = time.monotonic()
@@ -85,6 +69,6 @@ async def gauge(drone: str) -> BatteryMeasured:
 
 
 @fleet.actuator(Land)
-async def land(order: Order[Land]) -> None:
+async def land(order: st.Order[Land]) -> None:
     # A real one calls the autopilot. The key is the same at every repetition, so that it can drop a second one.
     print(f"{order.agent} lands: {order.effect.reason} (key {order.key})", flush=True)

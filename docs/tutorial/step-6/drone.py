@@ -3,106 +3,88 @@
 import random
 import time
 
-from stigmergy import (
-    Action,
-    Agent,
-    Command,
-    Effects,
-    Event,
-    Events,
-    Fleet,
-    Order,
-    SafeActionTaken,
-    WakeMe,
-    WhenStale,
-    Woken,
-    decide,
-    evolve,
-    react,
-    reject,
-    within,
-)
+import stigmergy as st
 
 
-class StartMission(Command):
+class StartMission(st.Command):
     mission: str
 
 
-class MissionStarted(Event):
+class MissionStarted(st.Event):
     mission: str
 
 
-class BatteryMeasured(Event, keep=within(seconds=1)):
+class BatteryMeasured(st.Event, keep=st.within(seconds=1)):
     percent: float
 
 
-class Land(Action):
+class Land(st.Action):
     reason: str
 
 
-class AbortMission(Command):
+class AbortMission(st.Command):
     reason: str
 
 
-class MissionEnded(Event):
+class MissionEnded(st.Event):
     mission: str
     because: str
 
 
-class Drone(Agent):
+class Drone(st.Agent):
     mission: str | None = None
     battery: float = 100.0
     landed_because: str | None = None
 
-    blind = WhenStale(BatteryMeasured, after_s=3, then=Land(reason="no battery reading for 3 s"))
+    blind = st.WhenStale(BatteryMeasured, after_s=3, then=Land(reason="no battery reading for 3 s"))
 
-    @decide
-    def start(self, command: StartMission) -> Events:
+    @st.decide
+    def start(self, command: StartMission) -> st.Events:
         if self.mission is not None:
-            reject(f"on {self.mission}")
+            st.reject(f"on {self.mission}")
         if self.battery < 20:
-            reject(f"battery at {self.battery:.0f} %, 20 % needed")
+            st.reject(f"battery at {self.battery:.0f} %, 20 % needed")
         yield MissionStarted(mission=command.mission)
 
-    @evolve
+    @st.evolve
     def started(self, event: MissionStarted) -> None:
         self.mission = event.mission
 
-    @evolve
+    @st.evolve
     def measured(self, event: BatteryMeasured) -> None:
         self.battery = event.percent
 
-    @react
-    def land_when_low(self, event: BatteryMeasured) -> Effects:
+    @st.react
+    def land_when_low(self, event: BatteryMeasured) -> st.Effects:
         if self.battery < 15 and self.mission is not None:
             yield Land(reason=f"battery at {self.battery:.0f} %")
 
-    @evolve
-    def made_safe(self, event: SafeActionTaken) -> None:
+    @st.evolve
+    def made_safe(self, event: st.SafeActionTaken) -> None:
         self.mission = None
         self.landed_because = event.because
 
-    @react
-    def set_timer(self, event: MissionStarted) -> Effects:
-        yield WakeMe(name=event.mission, after_s=600)
+    @st.react
+    def set_timer(self, event: MissionStarted) -> st.Effects:
+        yield st.WakeMe(name=event.mission, after_s=600)
 
-    @decide
-    def abort(self, command: AbortMission) -> Events:
+    @st.decide
+    def abort(self, command: AbortMission) -> st.Events:
         if self.mission is None:
-            reject("no mission to abort")
+            st.reject("no mission to abort")
         yield MissionEnded(mission=self.mission, because=command.reason)
 
-    @decide
-    def time_is_up(self, event: Woken) -> Events:
+    @st.decide
+    def time_is_up(self, event: st.Woken) -> st.Events:
         if event.name == self.mission:
             yield MissionEnded(mission=event.name, because="ten minutes are over")
 
-    @evolve
+    @st.evolve
     def ended(self, event: MissionEnded) -> None:
         self.mission = None
 
 
-fleet = Fleet("drone", agents=[Drone])
+fleet = st.Fleet("drone", agents=[Drone])
 
 
 BEGAN_S = time.monotonic()
@@ -115,6 +97,6 @@ async def gauge(drone: str) -> BatteryMeasured:
 
 
 @fleet.actuator(Land)
-async def land(order: Order[Land]) -> None:
+async def land(order: st.Order[Land]) -> None:
     # A real one calls the autopilot. The key is the same at every repetition, so that it can drop a second one.
     print(f"{order.agent} lands: {order.effect.reason} (key {order.key})", flush=True)

@@ -149,12 +149,12 @@ class Scenario(Generic[A]):
             self._take(SharedReceived(self._address, edit.field, (delta.to_bytes(),)))
         return self
 
-    def later(self, *, seconds: float, hearing: Event | None = None) -> Scenario[A]:
+    def later(self, *, seconds: float, hearing: Event | tuple[Event, ...] = ()) -> Scenario[A]:
         """Time passes. Timers that come due meanwhile go off, and the safe actions of what has become stale go out,
         each at its time, in their order. The silence of an agent to which nothing has come yet begins with `given`.
 
-        `hearing` is observed again each time just before its silence would be too long: what the sensor of a healthy
-        agent says meanwhile.
+        `hearing`, one event or several, is observed again each time just before a silence would be too long: what the
+        sensors of a healthy agent say meanwhile.
         """
         __tracebackhide__ = True
         self._begin(f"{seconds:g} s later")
@@ -163,12 +163,12 @@ class Scenario(Generic[A]):
             timer = next(iter(self._shard.state.timers.all()), None)
             stale_ns = self._staleness.next_ns
             if stale_ns is not None and stale_ns <= until_ns and (timer is None or stale_ns <= timer.due_ns):
-                if hearing is not None:
+                for event in hearing if isinstance(hearing, tuple) else (hearing,):
                     self._now_ns = max(self._now_ns, stale_ns - 1)
-                    body = encode(hearing)
+                    body = encode(event)
                     self._take(Delivery(source="test", items=[(self._address, body)]), body)
-                    if self._staleness.next_ns != stale_ns:
-                        continue
+                if self._staleness.next_ns != stale_ns:
+                    continue
                 self._now_ns = max(self._now_ns, stale_ns)
                 self._send_safe_actions()
                 continue
