@@ -245,19 +245,22 @@ class Door(Agent):
         reject("shut")
 
 
+NOON_S = 1_800_000_000
+
+
 def test_a_repeated_command_is_done_once_whatever_other_agents_and_clients_are_sent() -> None:
     probe = Probe(Robot, Door)
 
     def id_at(second: int) -> str:
-        digits = f"{second * 1_000:012x}"
+        digits = f"{(NOON_S + second) * 1_000:012x}"
         return f"{digits[:8]}-{digits[8:]}-7000-8000-{second:012x}"
 
     mine = [Ask(R, "order-1", encode(Do(how="well"))), Ask(R, id_at(99), encode(Do(how="well")))]
-    probe.step(*mine, at=100.0)
+    probe.step(*mine, at=NOON_S + 100.0)
     probe.shard.seal()
     count = probe.agent(R).count
     for second in range(100, 10_200):
-        probe.step(Ask("Door/d", id_at(second), encode(Do(how="well"))), at=float(second))
+        probe.step(Ask("Door/d", id_at(second), encode(Do(how="well"))), at=float(NOON_S + second))
         if second % 100 == 0:
             probe.shard.seal()
     assert [told[2] for told in probe.step(*mine).repeats] == [Accepted(1), Accepted(1)]

@@ -185,6 +185,8 @@ class SegmentJournal:
 
     async def check_files(self) -> None:
         """Raises JournalUnknown if a segment, the identity or the mark is not in its place any more."""
+        if self._closed:
+            return  # begun before the journal was closed: there is nothing left that could be acknowledged
         self._check_usable()
         await self._writer.run(self._check_files)
 

@@ -185,6 +185,8 @@ class SqliteJournal:
 
     async def check_files(self) -> None:
         """Raises JournalUnknown if database, WAL or mark are not in their place any more."""
+        if self._closed:
+            return  # begun before the journal was closed: there is nothing left that could be acknowledged
         self._check_usable()
         await self._writer.run(self._check_files)
 
