@@ -328,6 +328,56 @@ async def test_the_same_calls_reach_a_fleet_on_workers(server: NatsCluster, tmp_
             await task
 
 
+class Silent(Agent):
+    @decide
+    def drive(self, command: Drive) -> Events:
+        yield Driven(to=command.to)
+
+
+async def test_watch_refuses_workers_that_have_no_bus(server: NatsCluster, tmp_path: Path) -> None:
+    """Nothing would ever come, and whoever waits could not know."""
+    shed = Fleet("shed", agents=[Silent], shards=2)
+
+    async def work(node: str, bus: str | None) -> asyncio.Event:
+        """A worker that runs until the event is set."""
+        end, begun = asyncio.Event(), asyncio.Event()
+
+        async def run() -> None:
+            where = Bearings(bus=bus, site="local", node=node)
+            made = NatsWorker(shed, server.url, Config(), key=tmp_path / "key", bearings=where, name=node)
+            async with made as worker:
+                running = asyncio.ensure_future(worker.run())
+                await until(lambda: bool(worker.owned()))
+                begun.set()
+                await end.wait()
+                worker.stop()
+                await running
+
+        tasks.append(asyncio.ensure_future(run()))
+        async with asyncio.timeout(WAIT_S_MAX):
+            await begun.wait()
+        return end
+
+    tasks: list[asyncio.Task[None]] = []
+    end_mute = await work("mute", None)
+    async with stigmergy.connect(server.url, fleet="shed", within_s=WAIT_S_MAX) as far:
+        assert isinstance(await far.send("Silent/s1", Drive(to="x")), Accepted), "what needs no bus works"
+        for wait in (far.watch().wait_ready, far.watch("Silent/+/#").__anext__):
+            with pytest.raises(ConfigError, match=r"no bus at worker mute-.*; start all its workers with --bus nats:"):
+                async with asyncio.timeout(WAIT_S_MAX):
+                    await wait()
+        end_loud = await work("loud", server.url)
+        with pytest.raises(ConfigError, match="no bus at worker mute-"):
+            await far.watch().wait_ready()
+        end_mute.set()
+        async with asyncio.timeout(WAIT_S_MAX):
+            await tasks[0]
+        await far.watch().wait_ready()
+    end_loud.set()
+    async with asyncio.timeout(WAIT_S_MAX):
+        await asyncio.gather(*tasks)
+
+
 async def test_on_nats_a_fleet_of_nodes_is_reached_over_its_bus(server: NatsCluster, tmp_path: Path) -> None:
     yard = Fleet("yard", agents=[Cart])
     async with yard.running(journal="memory:", bus=server.url, node="a", agents=["Cart/c1"]) as live:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 from urllib.parse import urlsplit
@@ -238,11 +238,12 @@ class Client:
 
         A topic is the agent's kind, its name and what it calls the topic, `+` for any of them, `#` for all that
         follow. With `kind`, an event class, only its events, made from it. At most 1,000 wait to be taken; of more the
-        oldest are dropped, and counted in `dropped`.
+        oldest are dropped, and counted in `dropped`. On workers without a bus nobody could be heard: ConfigError is
+        raised where the first event is waited for.
         """
         if self._bus is None:
             raise NotRunning("the client is not open; use it inside async with")
-        watching = Watching(self._bus, self._pattern(topic), kind)
+        watching = Watching(self._bus, self._pattern(topic), kind, self._check_heard)
         self._watching.append(watching)
         return watching
 
@@ -355,6 +356,23 @@ class Client:
         except NotRunning as error:
             raise NoAnswer(f"{address}: {error}; {doubt}", command_id=command_id) from None
 
+    async def _check_heard(self) -> None:
+        """Refuses to listen to workers that have no bus: nothing would ever come. Raises ConfigError."""
+        if self._workers is None:
+            return
+        try:
+            async with asyncio.timeout(self._within_s):
+                while True:
+                    try:
+                        return await self._workers.check_bus()
+                    except LinkDown:
+                        await asyncio.sleep(PAUSE_S)
+        except TimeoutError:
+            raise NoAnswer(
+                f"{shown(self._url)}: no answer within {self._within_s:g} s to whether the workers of "
+                f"{self._fleet!r} have a bus; watch again"
+            ) from None
+
     # ------------------------------------------------------------------ messages
 
     @property
@@ -397,20 +415,26 @@ class Client:
 class Watching:
     """What agents publish, as it comes: an async iterator. `dropped` counts what came faster than it was taken."""
 
-    def __init__(self, bus: Bus, pattern: str, kind: type[Event] | None) -> None:
+    def __init__(self, bus: Bus, pattern: str, kind: type[Event] | None, check: Callable[[], Awaitable[None]]) -> None:
+        """`check` is waited for first: it raises where nobody could be heard."""
         self._kind = kind
         self._tag = None if kind is None else spec_of(kind).tag
         self._decoder = None if kind is None else msgspec.msgpack.Decoder(kind)
         self._held: deque[Heard] = deque()
         self._some = asyncio.Event()
         self._ended = False
-        self._subscribed = asyncio.ensure_future(bus.subscribe(pattern, self._hear))
+        self._subscribed = asyncio.ensure_future(self._subscribe(bus, pattern, check))
         self.dropped = 0
         self.refused = 0
         """Messages that are no events, or none of the class, although they say so."""
 
+    async def _subscribe(self, bus: Bus, pattern: str, check: Callable[[], Awaitable[None]]) -> None:
+        await check()
+        await bus.subscribe(pattern, self._hear)
+
     async def wait_ready(self) -> None:
-        """Returns when the broker has the subscription: what is published from now on is heard."""
+        """Returns when the broker has the subscription: what is published from now on is heard. Raises ConfigError
+        where nobody could be."""
         await asyncio.shield(self._subscribed)
 
     def __aiter__(self) -> Self:

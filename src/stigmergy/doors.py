@@ -9,10 +9,10 @@ from base64 import b64decode
 from collections.abc import AsyncIterator, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
-from stigmergy.core.errors import ConfigError, LinkDown, NotRunning
+from stigmergy.core.errors import ConfigError, LinkDown, Malformed, NotRunning
 from stigmergy.core.homes import Homes
 from stigmergy.ports.bus import Bus
-from stigmergy.runtime.cluster.records import FLEET, FleetShape, read_record
+from stigmergy.runtime.cluster.records import FLEET, FleetShape, Member, read_record
 from stigmergy.runtime.declaration import Declaration
 from stigmergy.runtime.patience import MOVED_S_MAX, PatientBranch
 from stigmergy.runtime.protocol import AnyRequest, read_reply, write_request
@@ -26,6 +26,8 @@ ASK_S_MAX = 65.0
 CLOSE_S_MAX = 5.0
 BUCKET_S_MAX = 1.0
 """A bucket that has a leader answers sooner."""
+NAMED_MAX = 3
+"""So many workers are named in a sentence."""
 
 
 class Workers:
@@ -54,6 +56,18 @@ class Workers:
             raise NotRunning("the answer ended before it began; ask again")
         return read_reply(line).ok
 
+    async def check_bus(self) -> None:
+        """Refuses to listen where agents are not heard: workers without a bus publish nothing. Where no worker is
+        there, or an earlier version runs, nobody knows. Raises ConfigError, and LinkDown without an answer."""
+        members = await self._members()
+        if without := [f"{one.id} on {one.host}" for one in members if one.bus is False]:
+            more = f" and {len(without) - NAMED_MAX} more" if len(without) > NAMED_MAX else ""
+            raise ConfigError(
+                f"what agents of {self._fleet!r} publish cannot be heard: there is no bus at worker "
+                f"{', '.join(without[:NAMED_MAX])}{more}; start all its workers with --bus nats://…, or name it under "
+                "[fleet] in stigmergy.toml"
+            )
+
     async def close(self) -> None:
         """Asks nobody any more, and ends the connection."""
         await self._room.close()
@@ -62,6 +76,25 @@ class Workers:
     async def leave(self) -> None:
         """Asks nobody any more; the link stays."""
         await self._room.close()
+
+    async def _members(self) -> list[Member]:
+        """The workers that are there, as each describes itself. Raises LinkDown without an answer."""
+        from stigmergy.adapters.nats.errors import JetStreamRefused
+        from stigmergy.adapters.nats.naming import cluster_bucket
+
+        bucket = cluster_bucket(self._fleet)
+        members: list[Member] = []
+        try:
+            found = await self._link.api(f"STREAM.INFO.KV_{bucket}", {"subjects_filter": f"$KV.{bucket}.worker.*"})
+        except JetStreamRefused:
+            return members
+        for subject in sorted(found["state"].get("subjects") or {}):
+            try:
+                said = await self._link.api(f"STREAM.MSG.GET.KV_{bucket}", {"last_by_subj": subject})
+                members.append(read_record(Member, subject, b64decode(said["message"].get("data", ""))))
+            except (JetStreamRefused, Malformed):
+                continue  # it has left, or is not ours
+        return members
 
     async def _is_anybody_there(self) -> bool:
         for shard in range(self._shards):

@@ -68,6 +68,8 @@ class Member(Struct, frozen=True):
     """It is about to end: its shards are to go to others."""
     unmet: tuple[str, ...] = ()
     """What its agents need and it has not."""
+    bus: bool | None = None
+    """Whether its agents are heard on a bus; None: written by an earlier version, which did not say."""
     format: int = FORMAT
 
 

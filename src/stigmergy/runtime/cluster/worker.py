@@ -161,6 +161,7 @@ class Worker:
             kinds=tuple(KindFold(fold.kind, fold.version, fold.layout.hex()) for fold in folds),
             since_ns=means.clock.wall_ns(),
             formerly=tuple(self._formerly),
+            bus=means.has_bus,
         )
 
     def _begin(self, roster: Roster) -> None:
