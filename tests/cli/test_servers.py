@@ -161,5 +161,10 @@ def test_why_it_went_off_is_in_its_log(tmp_path: Path) -> None:
         '[7] 2026/01/02 03:04:07.678 [WRN] Healthcheck failed: "JetStream not enabled (10076)"\n'
     )
     assert last_error_in(log) == "JetStream stream 'T' critical write error: no space left on device"
+    with log.open("a") as file:
+        file.write(
+            "[77] 2026/11/16 04:00:00.000000 [ERR] Error applying stream entries to 'F > T': last sequence mismatch\n"
+        )
+    assert "no space left on device" in last_error_in(log), "the cause, not what follows from it"
     assert needs_restart(OFF)
     assert not needs_restart("JetStream has not established contact with a meta leader")

@@ -25,6 +25,8 @@ STOP_S_MAX = 10.0
 LOOK_S = 0.01
 HTTP_S = 2.0
 LOG_BYTES_SHOWN = 2_000
+DISK_ERRORS = ("no space left", "input/output error", "read-only file system", "disk quota exceeded")
+"""What an operating system says of a disk, as it stands in a server's log."""
 LOG_BYTES_READ = 64 * 1024
 WRITE_ERROR = "write error"
 """In what a server says of its health when a stream could not be written."""
@@ -189,7 +191,10 @@ def needs_restart(error: str) -> bool:
 
 
 def last_error_in(log: Path) -> str:
-    """The last error in a server's log that says why its JetStream went off, in one line; empty if there is none."""
+    """The last error in a server's log that says why its JetStream went off, in one line; empty if there is none.
+
+    What the disk said comes first: a server that could not write goes on to report what follows from it.
+    """
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - LOG_BYTES_READ))
@@ -197,7 +202,8 @@ def last_error_in(log: Path) -> str:
     except OSError:
         return ""
     errors = [line for line in lines if "[ERR]" in line and "will be DISABLED" not in line]
-    return _PREFIX.sub("", errors[-1]).strip() if errors else ""
+    causes = [line for line in errors if any(said in line.lower() for said in DISK_ERRORS)]
+    return _PREFIX.sub("", (causes or errors)[-1]).strip() if errors else ""
 
 
 def greeting_at(host: str, port: int) -> dict[str, object]:
