@@ -9,7 +9,7 @@ import pytest
 
 from stigmergy.adapters.keyfile import SIGNED_JOURNALS_MAX, SignedJournal, add_signed, read_signed, signed_path
 from stigmergy.core.errors import ConfigError, JournalCorrupt, JournalForeign, JournalUnknown, TrustError
-from stigmergy.keyring import make_private_key
+from stigmergy.keyring import SharedKey, make_private_key
 from stigmergy.wiring import Fleet
 from tests.runtime.counting import Add, Counter, Land
 
@@ -151,3 +151,18 @@ def test_a_list_of_signed_journals_is_bounded_and_a_damaged_one_refused(tmp_path
     signed_path(key).write_bytes(b"dear diary\n")
     with pytest.raises(ConfigError, match="no list of signed journals"):
         read_signed(key)
+
+
+def test_a_shared_key_is_made_when_it_is_first_used_and_once_for_all(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.key"
+    one, two = SharedKey(path), SharedKey(path)
+    assert not path.exists(), "whoever is refused before has used it for nothing"
+    made = one.public_key
+    assert path.exists()
+    assert two.public_key == SharedKey(path).public_key == made
+    assert two.sign(b"said") == one.sign(b"said")
+    path.write_bytes(b"damaged")
+    with pytest.raises(TrustError):
+        SharedKey(path)
+    with pytest.raises(ConfigError, match="cannot write key file"):
+        _ = SharedKey(tmp_path / "nowhere" / "fleet.key").public_key

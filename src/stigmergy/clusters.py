@@ -24,7 +24,7 @@ from stigmergy.adapters.system import SystemClock, SystemEntropy, SystemThreads
 from stigmergy.bearings import Bearings, open_ledger
 from stigmergy.config import Config
 from stigmergy.core.errors import ConfigError
-from stigmergy.keyring import load_signer, read_key
+from stigmergy.keyring import SharedKey, read_key
 from stigmergy.ports.bus import Bus
 from stigmergy.ports.following import ShardLog
 from stigmergy.ports.journal import JournalIdentity
@@ -99,7 +99,7 @@ class NatsWorker:
         """Connects, and makes the worker; it begins with its `run`."""
         self._fleet.check_safe_actions()
         self._fleet.prepare(lambda sentence: self._tell("prepares", {"what": sentence}))
-        signer = _load_shared_key(self._key)
+        signer = SharedKey(self._key)
         link = await self._connect(self.address, f"worker of {self._fleet.name}")
         try:
             return await self._make(link, signer)
@@ -338,16 +338,6 @@ def check_surroundings(bearings: Bearings, config: Config, archive: str | None) 
 def shard_node(shard: int) -> str:
     """What a shard is called on the bus: the same wherever it is."""
     return f"shard-{shard}"
-
-
-def _load_shared_key(path: Path) -> Signer:
-    """The key that all workers of a fleet sign with. Of several that are started at once, one makes it."""
-    try:
-        return load_signer(path, create=True)
-    except ConfigError:
-        if not path.exists():
-            raise
-        return load_signer(path, create=False)
 
 
 __all__ = ["NatsEstate", "NatsWorker", "Worker", "cluster_address", "parse_bus", "shard_node"]

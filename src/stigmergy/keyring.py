@@ -115,6 +115,38 @@ class NodeKey:
             say(f"{error}; a start will not notice when the journal {self._url} is gone with all that lies beside it")
 
 
+class SharedKey:
+    """The key that several workers of a fleet sign with (the Signer port): read from its file at once, or, if there is
+    none, made when it is first used. Of several that start at the same time one makes it, and all use that one."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises ConfigError and TrustError for a file that cannot be used."""
+        self._path = path
+        self._signer = load_signer(path, create=False) if path.exists() else None
+
+    @property
+    def algorithm(self) -> int:
+        return self._made.algorithm
+
+    @property
+    def public_key(self) -> bytes:
+        return self._made.public_key
+
+    def sign(self, statement: bytes) -> bytes:
+        return self._made.sign(statement)
+
+    @property
+    def _made(self) -> Signer:
+        if self._signer is None:
+            try:
+                self._signer = load_signer(self._path, create=True)
+            except ConfigError:
+                if not self._path.exists():
+                    raise
+                self._signer = load_signer(self._path, create=False)
+        return self._signer
+
+
 def check_not_gone(key: Path, url: str) -> None:
     """Refuses to begin anew where a key has signed a journal that is gone. Raises JournalCorrupt."""
     if journal_path(url) is None or is_there(url):

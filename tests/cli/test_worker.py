@@ -387,9 +387,10 @@ def test_what_cannot_be_is_refused_with_what_to_do(
             (("worker_nowhere", crew.url), 2, "there is no module 'worker_nowhere'"),
         ]
         for (module, url, *options), code, sentence in cases:
-            found = main(["worker", f"{module}:fleet", "--nats", url, *options])
+            found = main(["worker", f"{module}:fleet", "--nats", url, "--key", "refused.key", *options])
             said = capsys.readouterr()
             assert found == code, (module, url, said)
             assert sentence in said.err, (module, url, said)
+            assert not Path("refused.key").exists(), f"{module} was refused, and left a key behind"
     assert one.process.poll() is None
     assert one.said("lost") == []

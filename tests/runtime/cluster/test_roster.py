@@ -48,10 +48,10 @@ class Somebody:
         self.shape = SHAPE
         self.roster: Roster | None = None
 
-    async def join(self, **options: bool) -> Roster:
+    async def join(self, *, other_folds: bool = False) -> Roster:
         self.keys = await self.store.key_value("town")
         self.roster = Roster(self.keys, self.clock, self.shape, self.me)
-        await self.roster.join(**options)
+        await self.roster.join(other_folds=other_folds)
         return self.roster
 
     @property

@@ -77,18 +77,24 @@ class Roster:
         """Why it is gone."""
         self.counters = RosterCounters()
 
-    async def join(self, *, other_folds: bool = False) -> None:
+    async def join(self, *, other_folds: bool = False, complete: Callable[[Member], Member] = lambda me: me) -> None:
         """Becomes a member. Raises ConfigError if this worker does not fit to those that are there, and StoreError.
 
-        With `other_folds` it may have other versions of agents than they: to replace them one by one.
+        With `other_folds` it may have other versions of agents than they: to replace them one by one. `complete` fills
+        in what it says of itself once it was found to fit, before anything is written.
         """
         await self.register.mirror.start(JOIN_S_MAX)
         try:
-            await self._check_shape()
+            known = self.register.mirror.get(FLEET)
+            if known is not None:
+                self._check_known(known)
             for member in await self._living():
                 check_clocks(member, self._clock.wall_ns(), LEASE_S)
                 if not other_folds:
                     check_folds(member, self._me)
+            self._me = complete(self._me)
+            if known is None:
+                await self._agree_shape()
             self._lease = await self._keys.acquire(worker_key(self.me), self._described(), LEASE_S)
             if self._lease is None:
                 raise Bug(f"the id {self.me} is taken; ids are drawn at random")
@@ -204,19 +210,21 @@ class Roster:
 
     # ------------------------------------------------------------------ our lease
 
-    async def _check_shape(self) -> None:
+    async def _agree_shape(self) -> None:
         """All workers of a fleet agree where agents live; the first one writes it down."""
-        entry = self.register.mirror.get(FLEET)
         for _ in range(WRITES_TRIED_MAX):
-            if entry is not None:
-                break
             try:
                 await self._keys.create(FLEET, write_record(self._shape))
                 return
             except (StoreConflict, StoreUnknown):
                 entry = await self._keys.get(FLEET)
-        if entry is None:
-            raise StoreUnavailable("what the fleet looks like can neither be read nor written; try again")
+            if entry is not None:
+                self._check_known(entry)
+                return
+        raise StoreUnavailable("what the fleet looks like can neither be read nor written; try again")
+
+    def _check_known(self, entry: Entry) -> None:
+        """Refuses a fleet of another shape than the one that is written down."""
         try:
             known = read_record(FleetShape, FLEET, entry.value)
         except Malformed as error:

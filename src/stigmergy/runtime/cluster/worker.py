@@ -135,7 +135,7 @@ class Worker:
             if self.memberships and self._reopen is not None:
                 self._keys = await self._reopen()
             roster = Roster(self._keys, self._means.clock, self._shape, me, self._heard)
-            await roster.join(other_folds=self._upgrade)
+            await roster.join(other_folds=self._upgrade, complete=self._with_key)
         except (StoreError, ConfigError) as error:
             # Who has fitted once is not sent away because of somebody who came meanwhile, or of a clock that is mended.
             # A store without a majority comes back: after a power cut workers may be there before the servers.
@@ -156,13 +156,16 @@ class Worker:
         return structs.replace(
             self._about,
             id=f"{self._about.id}-{means.entropy.token(ID_BYTES).hex()}",
-            algorithm=means.signer.algorithm,
-            public_key=means.signer.public_key.hex(),
             kinds=tuple(KindFold(fold.kind, fold.version, fold.layout.hex()) for fold in folds),
             since_ns=means.clock.wall_ns(),
             formerly=tuple(self._formerly),
             bus=means.has_bus,
         )
+
+    def _with_key(self, me: Member) -> Member:
+        """With the key that it signs with, which is made now if it is missing: a start that is refused leaves none."""
+        signer = self._means.signer
+        return structs.replace(me, algorithm=signer.algorithm, public_key=signer.public_key.hex())
 
     def _begin(self, roster: Roster) -> None:
         places = asyncio.Semaphore(WARM_COUNT_MAX)
