@@ -63,7 +63,7 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         help="take changes and claims only from this node's key: its file, line or hex digits; repeatable",
     )
     parser.add_argument(
-        "--upgrade", action="store_true", help="work beside workers with other versions of agents, to replace them"
+        "--upgrade", action="store_true", help="work beside workers with other agents or versions, to replace them"
     )
     parser.set_defaults(run=run)
 

@@ -1,6 +1,7 @@
 """Who works for a fleet, in virtual time: joins, leaves, crashes, pauses, cuts, and whose turn it is to plan."""
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from contextvars import copy_context
 
@@ -9,6 +10,7 @@ from msgspec import structs
 
 from stigmergy.adapters.memory_store import MemoryStore
 from stigmergy.adapters.memory_store.shelf import MemoryShelf
+from stigmergy.core.assignment import shown
 from stigmergy.core.errors import ConfigError, StaleEpoch, StoreForeign, StoreUnavailable
 from stigmergy.core.placement import NOBODY
 from stigmergy.ports.store import NS, KeyValue
@@ -20,6 +22,7 @@ from stigmergy.runtime.cluster.records import (
     KindFold,
     Member,
     Plan,
+    digest_of,
     worker_key,
     write_record,
 )
@@ -335,6 +338,33 @@ def test_another_version_of_an_agent_is_refused_unless_workers_are_replaced_one_
         await other.join(other_folds=True)
         await asyncio.sleep(SEEN_S)
         assert loads(other.owners) == {"a": 3, "b": 3}
+
+    play(main)
+
+
+def test_other_agents_than_those_of_the_others_are_refused_unless_workers_are_replaced_one_by_one() -> None:
+    def running(me: Member, *agents: str) -> Member:
+        return structs.replace(me, agents=shown(agents), agents_digest=digest_of(agents))
+
+    async def main(town: Town) -> None:
+        first, other = town.somebody("a"), town.somebody("b")
+        first.me = running(first.me, "Drone/d1*", "Drone/x", "Drone/y", "Drone/z")
+        await first.join()
+        refused = {
+            (): "runs Drone/d1*, Drone/x, Drone/y and 1 more, and this one is to run every agent of its fleet; give",
+            ("Drone/d2*",): "and this one is to run Drone/d2*; give all workers of the fleet the same agents",
+            ("Drone/d1*", "Drone/x", "Drone/y", "Drone/u"): "Drone/y and 1 more, but others among those; give all",
+        }
+        for agents, said in refused.items():
+            other.me = running(other.me, *agents)
+            with pytest.raises(ConfigError, match=re.escape(said)):
+                await other.join()
+        same = town.somebody("c")
+        same.me = running(same.me, "Drone/z", "Drone/y", "Drone/x", "Drone/d1*")
+        await same.join()
+        await other.join(other_folds=True)
+        await asyncio.sleep(SEEN_S)
+        assert loads(other.owners) == {"a": 2, "b": 2, "c": 2}
 
     play(main)
 

@@ -13,7 +13,7 @@ from stigmergy.core.errors import ConfigError, JournalFull, NotOwned, StoreUnava
 from stigmergy.core.sharing import Shared, shared
 from stigmergy.core.state import shard_of
 from stigmergy.crdt.orset import ORSet
-from stigmergy.runtime.cluster import coordinating
+from stigmergy.runtime.cluster import coordinating, worker
 from stigmergy.runtime.cluster.house import House
 from stigmergy.runtime.cluster.roster import Roster
 from stigmergy.runtime.cluster.tenant import FAILURES_MAX
@@ -124,6 +124,42 @@ def test_a_fleet_whose_needs_are_not_met_is_not_worked_for() -> None:
         ):
             await person.task
         await town.start("b")
+        await town.settled()
+
+    play(main)
+
+
+def test_workers_of_one_fleet_run_the_same_agents() -> None:
+    """Whether a command is taken must not depend on the worker that has the shard."""
+
+    async def main(town: Town) -> None:
+        await town.start("a")
+        await town.settled()
+        for agents, said in {
+            ("Meter/1*",): r"worker a-\w+ on  runs every agent of its fleet, and this one is to run Meter/1\*",
+            ("Metre/*",): "agents has 'Metre/\\*'; give addresses",
+        }.items():
+            person = Person(town, "b")
+            person.agents = agents
+            await person.start()
+            assert person.task is not None
+            with pytest.raises(ConfigError, match=said):
+                await person.task
+        assert town.owners() == ["a"] * SHARDS
+
+    play(main)
+
+
+def test_an_earlier_version_does_not_say_whom_it_runs_and_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(town: Town) -> None:
+        monkeypatch.setattr(worker, "digest_of", lambda _: "")
+        await town.start("a")
+        await town.settled()
+        monkeypatch.undo()
+        person = Person(town, "b")
+        person.agents = ("Meter/*",)
+        town.people["b"] = person
+        await person.start()
         await town.settled()
 
     play(main)

@@ -171,6 +171,7 @@ class Person:
         self.fleet.actuator(Ring)(self._ring)
         self.fleet.actuator(Land)(self._land)
         self.key, self.trusted = key, trusted
+        self.agents: tuple[str, ...] = ()
         self.settings = Settings(drain_s=2.0)
         self.worker: Worker | None = None
         self.task: asyncio.Task[None] | None = None
@@ -199,6 +200,7 @@ class Person:
             entropy=self.entropy,
             settings=self.settings,
             trusted=self.trusted,
+            agents=self.agents,
         )
         upgrade = options.get("upgrade", False)
         self.worker = Worker(keys, means, Member(self.name), lambda *said: self.said.append(said), upgrade=upgrade)

@@ -1,4 +1,4 @@
-"""Whether a worker fits to those that are there: the same shards, the same versions of agents, clocks that agree."""
+"""Whether a worker fits to those that are there: the same shards, agents and versions of them, clocks that agree."""
 
 from __future__ import annotations
 
@@ -44,6 +44,18 @@ def check_folds(known: Member, ours: Member) -> None:
         raise ConfigError(
             f"worker {known.id} on {known.host} runs {', '.join(missing)}, which this module does not declare; run the "
             "same code in all workers, or replace them one by one with --upgrade"
+        )
+
+
+def check_agents(known: Member, ours: Member) -> None:
+    """Refuses to run other agents of the fleet than a worker that is there: whom a shard runs would change with every
+    move of it. Earlier versions do not say whom they run."""
+    if known.agents_digest and known.agents_digest != ours.agents_digest:
+        alike = ", but others among those" if known.agents == ours.agents else ""
+        raise ConfigError(
+            f"worker {known.id} on {known.host} runs {known.agents}, and this one is to run {ours.agents}{alike}; give "
+            "all workers of the fleet the same agents under [fleet] in stigmergy.toml, or replace them one by one with "
+            "--upgrade"
         )
 
 

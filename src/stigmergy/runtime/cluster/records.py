@@ -10,6 +10,8 @@ ready.<k>       Ready: who has replayed shard k and waits for its owner to let g
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from hashlib import sha256
 from typing import TypeVar
 
 import msgspec
@@ -70,6 +72,10 @@ class Member(Struct, frozen=True):
     """What its agents need and it has not."""
     bus: bool | None = None
     """Whether its agents are heard on a bus; None: written by an earlier version, which did not say."""
+    agents: str = ""
+    """Whom it runs, for people: the first few that its configuration names."""
+    agents_digest: str = ""
+    """Of all that it names, in any order; empty: written by an earlier version, which did not say."""
     format: int = FORMAT
 
 
@@ -134,6 +140,11 @@ def read_record(kind: type[RecordT], key: str, value: bytes) -> RecordT:
     if record.format > FORMAT:
         raise Malformed(f"{key}: written by a later version (format {record.format}); update this worker")
     return record
+
+
+def digest_of(agents: Sequence[str]) -> str:
+    """The same for the same agents, in whatever order they are named: there may be too many to write them down."""
+    return sha256("\n".join(sorted(set(agents))).encode()).hexdigest()
 
 
 def worker_key(worker: str) -> str:

@@ -26,7 +26,7 @@ from stigmergy.ports.clock import Clock
 from stigmergy.ports.store import NS, Entry, KeyValue, Lease
 from stigmergy.runtime.cluster.coordinating import LEASE_S, RENEW_S, RETRY_S, TROUBLE, Coordinating
 from stigmergy.runtime.cluster.ending import end_task
-from stigmergy.runtime.cluster.fitting import check_clocks, check_folds, check_shape, is_old
+from stigmergy.runtime.cluster.fitting import check_agents, check_clocks, check_folds, check_shape, is_old
 from stigmergy.runtime.cluster.records import (
     FLEET,
     FleetShape,
@@ -80,8 +80,8 @@ class Roster:
     async def join(self, *, other_folds: bool = False, complete: Callable[[Member], Member] = lambda me: me) -> None:
         """Becomes a member. Raises ConfigError if this worker does not fit to those that are there, and StoreError.
 
-        With `other_folds` it may have other versions of agents than they: to replace them one by one. `complete` fills
-        in what it says of itself once it was found to fit, before anything is written.
+        With `other_folds` it may have other agents than they, or other versions: to replace them one by one. `complete`
+        fills in what it says of itself once it was found to fit, before anything is written.
         """
         await self.register.mirror.start(JOIN_S_MAX)
         try:
@@ -92,6 +92,7 @@ class Roster:
                 check_clocks(member, self._clock.wall_ns(), LEASE_S)
                 if not other_folds:
                     check_folds(member, self._me)
+                    check_agents(member, self._me)
             self._me = complete(self._me)
             if known is None:
                 await self._agree_shape()

@@ -15,10 +15,11 @@ from typing import Any
 
 from msgspec import structs
 
+from stigmergy.core.assignment import Assignment, shown
 from stigmergy.core.errors import ConfigError, NotOwned, StoreError, StoreUnavailable, StoreUnknown
 from stigmergy.core.snapshot import kinds_of
 from stigmergy.ports.store import KeyValue
-from stigmergy.runtime.cluster.records import FleetShape, KindFold, Member
+from stigmergy.runtime.cluster.records import FleetShape, KindFold, Member, digest_of
 from stigmergy.runtime.cluster.roster import Roster
 from stigmergy.runtime.cluster.seen import SeenLogs
 from stigmergy.runtime.cluster.tenancy import State
@@ -76,6 +77,9 @@ class Worker:
             raise ConfigError(
                 f"fleet {declaration.name!r}: {declaration.shards} shards; workers can share {PROCESSES_MAX} at most"
             )
+        Assignment(
+            means.agents, declaration.plans
+        )  # refuses what names none of the fleet's, before a shard fails of it
         check_needs(declaration, "nats://hub:4222?replicas=3", bus=means.has_bus, ledger=means.has_ledger)
         self._shape = FleetShape(declaration.name, declaration.shards, declaration.homes.key_name)
         self.roster: Roster | None = None
@@ -160,6 +164,8 @@ class Worker:
             since_ns=means.clock.wall_ns(),
             formerly=tuple(self._formerly),
             bus=means.has_bus,
+            agents=shown(means.agents),
+            agents_digest=digest_of(means.agents),
         )
 
     def _with_key(self, me: Member) -> Member:
