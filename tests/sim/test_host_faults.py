@@ -32,7 +32,8 @@ def test_a_fault_at_every_call_in_turn(fault: Fault, part: int) -> None:
         reached += 1
         stopped += result.stopped
     assert reached > 20
-    assert stopped > 0
+    # Full for one call does not stop a node any more: the journal gives up its reserve for it.
+    assert stopped > 0 or fault is Fault.ENOSPC
 
 
 class Bench:

@@ -104,3 +104,13 @@ def test_a_safe_action_that_went_out_can_be_told() -> None:
     told = SafeActionTaken(action="Halt", because="the journal failed")
     given(Watched).when(told).then(SAID).state(made_safe=("Halt at 1000: the journal failed",))
     given(Watched, Heard()).when(told, told).then(told, SAID, told, SAID)
+
+
+def test_what_is_heard_meanwhile_keeps_its_rule_quiet() -> None:
+    both = given(Watched).later(seconds=60, hearing=(Heard(), Seen()))
+    both.state(made_safe=())
+    one = given(Watched).later(seconds=6, hearing=Heard())
+    one.state(made_safe=("Dim at 1002: no Seen for 2 s",))
+    deaf = given(Watched).later(seconds=60, hearing="everything").then_nothing()
+    deaf.later(seconds=1.9).then_nothing()
+    deaf.later(seconds=0.2).state(made_safe=("Dim at 1062: no Seen for 2 s",))

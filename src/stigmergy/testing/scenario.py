@@ -10,7 +10,7 @@ the same, and a replay of the commits ends in the same state.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, Generic, Literal, NoReturn, TypeVar
 
 from msgspec import Struct
 
@@ -149,21 +149,21 @@ class Scenario(Generic[A]):
             self._take(SharedReceived(self._address, edit.field, (delta.to_bytes(),)))
         return self
 
-    def later(self, *, seconds: float, hearing: Event | tuple[Event, ...] = ()) -> Scenario[A]:
+    def later(self, *, seconds: float, hearing: Event | tuple[Event, ...] | Literal["everything"] = ()) -> Scenario[A]:
         """Time passes. Timers that come due meanwhile go off, and the safe actions of what has become stale go out,
         each at its time, in their order. The silence of an agent to which nothing has come yet begins with `given`.
 
         `hearing`, one event or several, is observed again each time just before a silence would be too long: what the
-        sensors of a healthy agent say meanwhile.
+        sensors of a healthy agent say meanwhile. With "everything" no silence is too long, and nothing is observed.
         """
         __tracebackhide__ = True
         self._begin(f"{seconds:g} s later")
         until_ns = self._now_ns + int(seconds * SECOND_NS)
         for _ in range(FIRINGS_COUNT_MAX):
             timer = next(iter(self._shard.state.timers.all()), None)
-            stale_ns = self._staleness.next_ns
+            stale_ns = None if hearing == "everything" else self._staleness.next_ns
             if stale_ns is not None and stale_ns <= until_ns and (timer is None or stale_ns <= timer.due_ns):
-                for event in hearing if isinstance(hearing, tuple) else (hearing,):
+                for event in (hearing,) if isinstance(hearing, Event) else hearing:
                     self._now_ns = max(self._now_ns, stale_ns - 1)
                     body = encode(event)
                     self._take(Delivery(source="test", items=[(self._address, body)]), body)
@@ -180,6 +180,9 @@ class Scenario(Generic[A]):
         else:
             self._fail(f"more than {FIRINGS_COUNT_MAX} timers went off: the agent wakes itself without end")
         self._now_ns = until_ns
+        if hearing == "everything":
+            self._staleness = Staleness({self._plan.kind: self._plan})
+            self._staleness.refresh(self._address, None, until_ns)
         return self
 
     def then(self, *expected: Event | Effect) -> Scenario[A]:

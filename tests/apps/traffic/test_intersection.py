@@ -64,7 +64,7 @@ def alive(one: Scenario[Intersection], seconds: float, *, detectors: bool = True
             seen(one)
             if detectors and one.agent.phase is Phase.CLEARING:
                 one.when(DetectorsHeard())
-        one.later(seconds=0.5)
+        one.later(hearing="everything", seconds=0.5)
     return one
 
 
@@ -123,18 +123,20 @@ def test_a_round_alone_keeps_all_times() -> None:
 def test_time_counts_from_when_the_lamps_were_seen() -> None:
     one = ready()
     until(one, Phase.CLEARING)
-    one.later(seconds=CONFIRM_S - 0.1).state(phase=Phase.CLEARING, confirmed=False)
+    one.later(hearing="everything", seconds=CONFIRM_S - 0.1).state(phase=Phase.CLEARING, confirmed=False)
     seen(one).when(DetectorsHeard())
-    one.later(seconds=SIZE.clearing_s - 0.1).state(phase=Phase.CLEARING)
-    one.later(seconds=0.2).state(phase=Phase.STREET_GREEN)
+    one.later(hearing="everything", seconds=SIZE.clearing_s - 0.1).state(phase=Phase.CLEARING)
+    one.later(hearing="everything", seconds=0.2).state(phase=Phase.STREET_GREEN)
 
 
 def test_lamps_that_do_not_obey_turn_everything_red() -> None:
     one = ready()
     until(one, Phase.STREET_GREEN)
-    one.later(seconds=CONFIRM_S + 0.1).state(phase=Phase.ALL_RED, because="lamps do not show street-green")
+    one.later(hearing="everything", seconds=CONFIRM_S + 0.1).state(
+        phase=Phase.ALL_RED, because="lamps do not show street-green"
+    )
     number = one.agent.number
-    one.later(seconds=CONFIRM_S + 0.1)
+    one.later(hearing="everything", seconds=CONFIRM_S + 0.1)
     assert one.agent.number > number, "asks again"
     one.state(because="lamps do not show street-green")
 
@@ -165,7 +167,7 @@ def test_a_monitor_that_trips() -> None:
     seen(one, Phase.ALL_RED, tripped="two at once", latched=True)
     for _ in range(60):
         seen(one, tripped="two at once", latched=True)
-        one.later(seconds=1)
+        one.later(hearing="everything", seconds=1)
     one.state(phase=Phase.ALL_RED, latched=True)
     one.when(ResetMonitor(by="ada")).then(MonitorResetAsked(by="ada"), ClearMonitor(by="ada"))
     seen(one)
@@ -195,7 +197,7 @@ def test_a_safe_action_ends_every_phase_and_nothing_goes_on_unheard(at: Phase) -
     safe.state(phase=Phase.ALL_RED, because="silence", confirmed=False, detectors=False, lamps=False)
     seen(safe)
     for _ in range(60):
-        safe.later(seconds=0.5)
+        safe.later(hearing="everything", seconds=0.5)
     safe.state(phase=Phase.ALL_RED)
 
 
