@@ -110,7 +110,7 @@ def test_what_is_heard_meanwhile_keeps_its_rule_quiet() -> None:
     both = given(Watched).later(seconds=60, hearing=(Heard(), Seen()))
     both.state(made_safe=())
     one = given(Watched).later(seconds=6, hearing=Heard())
-    one.state(made_safe=("Dim at 1002: no Seen for 2 s",))
+    one.state(made_safe=("Dim at 1004: no Seen for 2 s",))  # its first input, at 1002, began both silences
     deaf = given(Watched).later(seconds=60, hearing="everything").then_nothing()
     deaf.later(seconds=1.9).then_nothing()
     deaf.later(seconds=0.2).state(made_safe=("Dim at 1062: no Seen for 2 s",))
