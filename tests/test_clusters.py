@@ -1,6 +1,7 @@
 """Workers on a real server whose streams are deleted while they run: what is soft comes back, what is lost is said."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,12 +13,17 @@ from stigmergy.adapters.nats import naming
 from stigmergy.adapters.nats.address import parse_address
 from stigmergy.adapters.nats.link import NatsLink
 from stigmergy.adapters.nats_journal import stream
+from stigmergy.cli import exits
+from stigmergy.cli.asking import ask_list
+from stigmergy.cli.output import Output
+from stigmergy.cli.places import ClusterPlace
 from stigmergy.clusters import NatsWorker
 from stigmergy.config import Config
 from stigmergy.core.errors import StigmergyError
 from stigmergy.core.state import shard_of
 from stigmergy.runtime.cluster import roster
 from stigmergy.runtime.cluster.worker import Worker
+from stigmergy.runtime.protocol import Log
 from stigmergy.testing.nats_rig import NatsCluster, start_single
 from tests.runtime.cluster.town import Add, Fleet, Land, Ring
 
@@ -122,7 +128,7 @@ async def test_a_bucket_that_is_lost_is_made_anew(
 
 
 async def test_a_log_that_was_deleted_is_not_begun_again_as_if_nothing_had_been(
-    server: NatsCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: NatsCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(stream, "WRITE_WITHIN_S", 1.0)
     async with working(server, "robbed", tmp_path) as scene:
@@ -133,3 +139,15 @@ async def test_a_log_that_was_deleted_is_not_begun_again_as_if_nothing_had_been(
         await scene.until(lambda: bool(scene.reasons("unfit")))
         assert "deleted" in scene.reasons("unfit")[-1]
         assert scene.worker.owned() == [1], "the other shard goes on"
+        place: Any = ClusterPlace(server.url, Fleet("robbed", SHARDS))  # type: ignore[arg-type]
+        listing = await asyncio.to_thread(ask_list, place, Log(limit=100))
+        assert {entry["shard"] for entry in listing.items} == {1}, "and what it says is shown"
+        (missing,) = listing.missing
+        assert missing["shard"] == 0
+        assert missing["why"].startswith("shard 0 has no owner that answers")
+        capsys.readouterr()
+        assert listing.end(Output(json=True)) == exits.NOT_RUNNING
+        assert json.loads(capsys.readouterr().out) == {"missing": [missing]}
+        assert listing.end(Output(json=False)) == exits.NOT_RUNNING
+        shown = capsys.readouterr()
+        assert (shown.out, "not shown: shard 0 has no owner" in shown.err) == ("", True)

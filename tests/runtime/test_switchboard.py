@@ -149,9 +149,33 @@ def test_process_that_is_down_is_said_to_come_back() -> None:
     assert "process 2 of 2, which has shard" in said["error"]
     assert "try again" in said["error"]
     assert board.ask(do="state", agent=AGENTS[1]) == [{"v": 1, "ok": {}}]
-    for request in ({"do": "letters"}, {"do": "names"}, {"do": "log"}, {"do": "verify"}):
+    for request in ({"do": "names"}, {"do": "verify"}):
         (said,) = board.ask(**request)[-1:]
         assert said["kind"] == "NotRunning"
+
+
+@pytest.mark.parametrize("do", ["letters", "log", "claims", "shared", "quarantine"])
+def test_what_the_others_say_is_told_and_who_is_missing_with_it(do: str) -> None:
+    board = both(lambda _: stream({**claim(7, None), **entry(1, 0)}))
+    board.processes[1].is_down = True
+    *items, last = board.ask(do=do)
+    assert [one["item"]["resource"] for one in items] == ["dock"]
+    (missing,) = last["end"].pop("missing")
+    assert last["end"] == {"count": 1}
+    assert missing["process"] == 2
+    assert missing["why"] == "process 2, with the shards 2 to 3, does not answer: nobody is there"
+    board.processes[0].is_down = True
+    (said,) = board.ask(do=do)
+    assert (said["kind"], said["error"]) == ("NotRunning", "nobody is there")
+
+
+def test_nothing_is_retired_while_somebody_cannot_be_asked() -> None:
+    board = both(lambda _: stream({"object": "o", "replicas_count": 0, "replicas": []}))
+    board.processes[1].is_down = True
+    (said,) = board.ask(do="retire", object="o", replica="aa")
+    assert said["kind"] == "NotRunning"
+    assert "nothing was retired" in said["error"]
+    assert [one["do"] for one in board.processes[0].asked] == ["shared"], "nobody was told to"
 
 
 def test_what_one_process_has_used_counts_once_for_all_its_shards() -> None:

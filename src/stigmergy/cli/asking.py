@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from stigmergy.cli import exits
+from stigmergy.cli.output import BAD, Output
 from stigmergy.cli.places import ClusterPlace, Place
 from stigmergy.core.errors import NotRunning, Overloaded, TooLarge
 from stigmergy.doors import ClusterClient
@@ -47,12 +49,50 @@ def ask(place: Place, request: AnyRequest, *, doubt: str = "") -> Any:
 
 
 def ask_stream(place: Place, request: AnyRequest) -> Iterator[Any]:
-    """The items that answer a request, as they come."""
+    """The items that answer a request, as they come. Raises NotRunning at the end if a part did not answer."""
+    listing = Listing()
+    yield from _listed(place, request, listing)
+    if listing.missing:
+        raise NotRunning(listing.missing[0]["why"])
+
+
+class Listing:
+    """The items that answered a request, and the parts of a fleet or a node that did not answer."""
+
+    def __init__(self) -> None:
+        self.items: list[Any] = []
+        self.missing: list[dict[str, Any]] = []
+        """The number of each as `shard` or `process`, and `why`."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all have answered, and there is nothing."""
+        return not self.items and not self.missing
+
+    def end(self, output: Output) -> int:
+        """Says who did not answer, after all the others have said is shown; the exit code."""
+        if not self.missing:
+            return exits.OK
+        output.document({"missing": self.missing})
+        for one in self.missing:
+            output.note(f"not shown: {one['why']}", BAD)
+        return exits.NOT_RUNNING
+
+
+def ask_list(place: Place, request: AnyRequest) -> Listing:
+    """All items that answer a request, of as many parts as answer; end with the `end` of the listing."""
+    listing = Listing()
+    listing.items.extend(_listed(place, request, listing))
+    return listing
+
+
+def _listed(place: Place, request: AnyRequest, listing: Listing) -> Iterator[Any]:
     client = _client(place, request)
     try:
         for line in client.ask(_line(request)):
             reply = read_reply(line)
             if reply.end is not None:
+                listing.missing.extend(reply.end.get("missing", ()))
                 return
             yield reply.item
     finally:

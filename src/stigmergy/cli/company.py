@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stigmergy.cli import exits
-from stigmergy.cli.asking import ask, ask_stream
+from stigmergy.cli.asking import Listing, ask, ask_list
 from stigmergy.cli.output import BAD, GOOD, HEADING, NAME, WARN, Cell, Output, counted, shown_bytes
 from stigmergy.cli.places import add_place, find_place
 from stigmergy.core.errors import ConfigError
@@ -70,11 +70,13 @@ def shared(arguments: argparse.Namespace, output: Output) -> int:
     path = find_place(arguments)
     match action:
         case "show":
-            for found in ask_stream(path, Shared(object=subject)):
+            listing = ask_list(path, Shared(object=subject))
+            for found in listing.items:
                 output.document(found)
                 _show_object(found, output)
+            return listing.end(output)
         case "quarantine":
-            _list_quarantine(list(ask_stream(path, Quarantine())), output)
+            return _list_quarantine(ask_list(path, Quarantine()), output)
         case "lift":
             answer = ask(path, Lift(key=subject))
             output.document(answer)
@@ -84,25 +86,25 @@ def shared(arguments: argparse.Namespace, output: Output) -> int:
             output.document(answer)
             output.line(("retired", GOOD), f"  {answer['replica']} of {answer['object']}; if it writes, it is back")
         case _:
-            _list_objects(list(ask_stream(path, Shared())), output)
+            return _list_objects(ask_list(path, Shared()), output)
     return exits.OK
 
 
 def claims(arguments: argparse.Namespace, output: Output) -> int:
     """Lists who holds what, or says it of one resource."""
     place = find_place(arguments)
-    found = list(ask_stream(place, Claims(resource=arguments.resource)))
-    for one in found:
+    listing = ask_list(place, Claims(resource=arguments.resource))
+    for one in listing.items:
         output.document(one)
     if arguments.resource is not None:
-        _show_resource(found[0], output)
-        return exits.OK
-    rows = [_resource_row(one) for one in found]
+        _show_resource(listing.items[0], output)
+        return listing.end(output)
+    rows = [_resource_row(one) for one in listing.items]
     here = "THIS NODE" if isinstance(place, Path) else "ITS AGENTS"
     output.table(("RESOURCE", "HOLDER", "TOKEN", "SINCE", "FOR", "WAITING", here) if rows else (), rows)
-    if not found:
+    if listing.is_empty:
         output.note("nobody holds anything or waits for it, as far as this node has read the ledger")
-    return exits.OK
+    return listing.end(output)
 
 
 def company_fields(status: dict[str, Any]) -> list[tuple[str, Cell]]:
@@ -143,7 +145,8 @@ def _claims_summary(claims: dict[str, Any]) -> str:
 # ---------------------------------------------------------------------- shared objects
 
 
-def _list_objects(found: list[dict[str, Any]], output: Output) -> None:
+def _list_objects(listing: Listing, output: Output) -> int:
+    found = listing.items
     for one in found:
         output.document(one)
     rows = [
@@ -162,8 +165,9 @@ def _list_objects(found: list[dict[str, Any]], output: Output) -> None:
     ]
     heading = ("OBJECT", *_part_heading(found), "AGENTS HERE", "LIVE", "SIZE", "REPLICAS", "IN STEP", "DIGEST", "STATE")
     output.table(heading if rows else (), rows)
-    if not found:
+    if listing.is_empty:
         output.note("no shared objects: no agent here has had an input yet that has a Shared field")
+    return listing.end(output)
 
 
 def _show_object(one: dict[str, Any], output: Output) -> None:
@@ -191,7 +195,8 @@ def _show_object(one: dict[str, Any], output: Output) -> None:
         output.line((f"… and {one['replicas_count'] - len(rows):,} more", HEADING))
 
 
-def _list_quarantine(found: list[dict[str, Any]], output: Output) -> None:
+def _list_quarantine(listing: Listing, output: Output) -> int:
+    found = listing.items
     for one in found:
         output.document(one)
     rows = [
@@ -206,8 +211,9 @@ def _list_quarantine(found: list[dict[str, Any]], output: Output) -> None:
         for one in found
     ]
     output.table(("KEY", *_part_heading(found), "NODE", "OBJECT", "SINCE", "WHY") if rows else (), rows)
-    if not found:
+    if listing.is_empty:
         output.note("nobody is shut out: nobody has been caught in a lie since this node started")
+    return listing.end(output)
 
 
 def _part_name(one: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from stigmergy.cli import exits, export, flights, holding
-from stigmergy.cli.asking import ask_stream
+from stigmergy.cli.asking import Listing, ask_list, ask_stream
 from stigmergy.cli.output import BAD, GOOD, HEADING, NAME, WARN, Cell, Output, shown_fields
 from stigmergy.cli.places import add_place, find_journal, find_running
 from stigmergy.cli.progress import Progress
@@ -85,25 +85,24 @@ def show(arguments: argparse.Namespace, output: Output) -> int:
         shard=arguments.shard,
         limit=arguments.limit,
     )
-    entries = _entries(arguments, wanted)
+    path = find_running(arguments)
+    listing, entries = Listing(), _from_journals(arguments, wanted) if path is None else iter(())
+    if path is not None:
+        listing = ask_list(path, Log(**{name: getattr(wanted, name) for name in wanted.__struct_fields__}))
+        entries = iter(listing.items)
     if output.json:
         for entry in entries:
             output.document(entry)
-        return exits.OK
+        return listing.end(output)
     rows = [row for entry in entries for row in _rows(entry)]
     if rows:
         output.table(("POSITION", "TIME", "AGENT", "TYPE", "FIELDS"), rows)
-    else:
+    elif listing.is_empty:
         output.note("nothing in the log is like that")
-    return exits.OK
+    return listing.end(output)
 
 
-def _entries(arguments: argparse.Namespace, wanted: Wanted) -> Iterator[dict[str, Any]]:
-    path = find_running(arguments)
-    if path is not None:
-        request = Log(**{name: getattr(wanted, name) for name in wanted.__struct_fields__})
-        yield from ask_stream(path, request)
-        return
+def _from_journals(arguments: argparse.Namespace, wanted: Wanted) -> Iterator[dict[str, Any]]:
     journal = inspect_all(find_journal(arguments))
     try:
         for entry in list_log(journal, wanted):

@@ -9,7 +9,7 @@ import select
 from typing import Any
 
 from stigmergy.cli import exits
-from stigmergy.cli.asking import ask, ask_stream
+from stigmergy.cli.asking import ask, ask_list
 from stigmergy.cli.company import company_fields
 from stigmergy.cli.output import BAD, GOOD, HEADING, NAME, WARN, Cell, Output, counted, shown_bytes, shown_fields
 from stigmergy.cli.places import add_place, find_place, find_socket
@@ -148,17 +148,17 @@ def letters(arguments: argparse.Namespace, output: Output) -> int:
         )
     path = find_place(arguments)
     if arguments.action == "list":
-        found = list(ask_stream(path, Letters()))
-        for letter in found:
+        listing = ask_list(path, Letters())
+        for letter in listing.items:
             output.document(letter)
         rows = [
             (one["letter"], (one["agent"], NAME), (one["error"], BAD), f"{one['type']} {shown_fields(one['fields'])}")
-            for one in found
+            for one in listing.items
         ]
         output.table(("ID", "AGENT", "ERROR", "INPUT") if rows else (), rows)
-        if not found:
+        if listing.is_empty:
             output.note("no dead letters: no input has failed, or all were retried or dropped")
-        return exits.OK
+        return listing.end(output)
     request = Retry(letter=arguments.letter) if arguments.action == "retry" else Drop(letter=arguments.letter)
     answer = ask(path, request)
     output.document(answer)

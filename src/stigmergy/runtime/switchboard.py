@@ -58,6 +58,21 @@ WORKERS = Wording(
 )
 
 
+class _Found:
+    """What all of them were asked for: what came, by their numbers, who refused, and who did not answer."""
+
+    def __init__(self) -> None:
+        self.items: dict[int, list[Any]] = {}
+        self.refused: list[ConfigError] = []
+        self.missing: list[dict[str, Any]] = []
+
+    def all_items(self) -> list[list[Any]]:
+        """What all have that answered. Raises what one of them refused with."""
+        if self.refused:
+            raise self.refused[0]
+        return list(self.items.values())
+
+
 class Switchboard:
     """Answers requests about a node of several processes. `about` says what is known of the node itself."""
 
@@ -109,20 +124,23 @@ class Switchboard:
             case protocol.EnrollAgents():
                 return _one(await self._enroll(request))
             case protocol.Log():
-                return _stream(await self._log(request))
+                return await self._log(request)
             case protocol.Letters():
-                return _stream([item for items in await self._ask_streams(line) for item in items])
+                found = await self._ask_who_answers(line)
+                return _stream([item for items in found.all_items() for item in items], found.missing)
             case protocol.Claims():
-                return _stream(joined_claims(await self._ask_streams(line)))
+                found = await self._ask_who_answers(line)
+                return _stream(joined_claims(found.all_items()), found.missing)
             case protocol.Shared() | protocol.Quarantine():
-                return _stream(await self._listed(line))
+                found = await self._ask_who_answers(line)
+                return _stream(self._listed(found), found.missing)
             case protocol.Lift():
                 return _one(await self._ask_those_that_can(line))
             case protocol.Retire():
                 return _one(await self._retire(line, request))
             case protocol.Verify():
-                found = [items[-1] for items in await self._ask_streams(line)]
-                return _stream([added_verifications(str(self._about()["journal"]), found)])
+                verified = [items[-1] for items in await self._ask_streams(line)]
+                return _stream([added_verifications(str(self._about()["journal"]), verified)])
             case protocol.Export():
                 return MergedEntries([branch.ask(line) for branch in self._branches])
             case protocol.Enrol():
@@ -178,23 +196,45 @@ class Switchboard:
     async def _ask_streams(self, line: bytes) -> list[list[Any]]:
         return [await _items(branch, line) for branch in self._branches]
 
-    async def _listed(self, line: bytes) -> list[Any]:
-        """What each of them lists, marked with whose it is; those that have nothing of the kind are left out."""
-        found: list[Any] = []
-        refused: list[ConfigError] = []
-        for number, branch in enumerate(self._branches, start=self._wording.first):
-            try:
-                found += [{self._wording.part: number, **item} for item in await _items(branch, line)]
-            except ConfigError as error:
-                refused.append(error)
-        if len(refused) == len(self._branches):
-            raise refused[0]
+    async def _ask_who_answers(self, line: bytes) -> _Found:
+        """What those say that answer, and who does not: one shard without an owner is no reason to show nothing of the
+        others. Raises NotRunning where nobody answers at all."""
+        asked = (_items(branch, line) for branch in self._branches)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        found = _Found()
+        nobody: list[NotRunning] = []
+        for process, answer in enumerate(answers, start=1):
+            number = process - 1 + self._wording.first
+            if isinstance(answer, NotRunning):
+                owned = owned_by(process, len(self._branches), self._shards)
+                why = f"{self._said(self._wording.standing, owned[0], owned[-1])}: {answer}"
+                found.missing.append({self._wording.part: number, "why": why})
+                nobody.append(answer)
+            elif isinstance(answer, ConfigError):
+                found.refused.append(answer)
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                found.items[number] = answer
+        if len(nobody) == len(self._branches):
+            raise nobody[0]
         return found
+
+    def _listed(self, found: _Found) -> list[Any]:
+        """What each of them lists, marked with whose it is; those that have nothing of the kind are left out."""
+        if len(found.refused) == len(self._branches):
+            raise found.refused[0]
+        return [{self._wording.part: number, **item} for number, items in found.items.items() for item in items]
 
     async def _retire(self, line: bytes, request: protocol.Retire) -> Any:
         """Leaves a dead replica out with all that hold the object. One that an agent of any of them has is not dead."""
         digits = request.replica.strip().lower()
-        for one in await self._listed(write_request(protocol.Shared(object=request.object))):
+        found = await self._ask_who_answers(write_request(protocol.Shared(object=request.object)))
+        if found.missing:
+            raise NotRunning(
+                f"{found.missing[0]['why']}; whether an agent there has it is not known: nothing was retired"
+            )
+        for one in self._listed(found):
             if len(one["replicas"]) < one["replicas_count"]:
                 raise ConfigError(
                     f"{request.object} has {one['replicas_count']:,} replicas, too many to see whether one of them is "
@@ -220,11 +260,12 @@ class Switchboard:
             raise refused[0]
         return done[0]
 
-    async def _log(self, request: protocol.Log) -> list[Any]:
+    async def _log(self, request: protocol.Log) -> Iterator[bytes]:
         """The first entries of all, or the last, by their times; as many as were asked for."""
-        found = await self._ask_streams(write_request(request))
-        entries = sorted((entry for items in found for entry in items), key=_written_at)
-        return entries[: request.limit] if request.first is not None else entries[-request.limit :]
+        found = await self._ask_who_answers(write_request(request))
+        entries = sorted((entry for items in found.all_items() for entry in items), key=_written_at)
+        few = entries[: request.limit] if request.first is not None else entries[-request.limit :]
+        return _stream(few, found.missing)
 
     async def _enroll(self, request: protocol.EnrollAgents) -> Any:
         """Each process enrols those agents that it has; one that has none of them says what it has anyhow."""
@@ -323,9 +364,10 @@ def _one(value: Any) -> Iterator[bytes]:
     return iter((write_reply(Reply(v=VERSION, ok=value)),))
 
 
-def _stream(items: list[Any]) -> Iterator[bytes]:
+def _stream(items: list[Any], missing: Sequence[dict[str, Any]] = ()) -> Iterator[bytes]:
     lines = [write_reply(Reply(v=VERSION, item=item)) for item in items]
-    return iter((*lines, write_reply(Reply(v=VERSION, end={"count": len(lines)}))))
+    end = {"count": len(lines), **({"missing": missing} if missing else {})}
+    return iter((*lines, write_reply(Reply(v=VERSION, end=end))))
 
 
 def _written_at(entry: dict[str, Any]) -> tuple[int, int, int, int]:
