@@ -25,7 +25,7 @@ class TestTells:
         async def main(node: SimNode) -> None:
             live = await node.start()
             number = 100
-            for _ in range(20):
+            for _ in range(30):
                 chance = node.world.chance(f"crash {number}")
                 node.disk.fail(node.disk.calls + chance.randint(1, 40), chance.choice((Fault.POWER_LOSS, Fault.KILL)))
                 for _ in range(10):
