@@ -55,7 +55,7 @@ SEGMENT_STRATA = (
     (SNAPSHOT, 0.15),
     (f"{FOLDER}/identity", 0.1),
     (f"{FOLDER}/spare", 0.05),
-    (f"{FOLDER}/mark", 0.03),
+    (f"{FOLDER}-mark", 0.03),
     (KEY, 0.02),
 )
 JOURNALS = ("sqlite", "segments")
@@ -88,7 +88,7 @@ class Copy(Struct, frozen=True):
     @property
     def mark(self) -> str:
         """The witness of the last commit."""
-        return f"{FOLDER}/mark" if self.logs else MARK
+        return f"{FOLDER}-mark" if self.logs else MARK
 
 
 class Subject(Struct, frozen=True):

@@ -43,6 +43,6 @@ def test_another_state_would_be_noticed() -> None:
     subject = Subject(fleet())
     assert subject.outcome(subject.image) == "same"
     last = max(path for path in subject.image if path.endswith(".log"))
-    shorter = {path: data for path, data in subject.image.items() if path not in (last, "fleet/mark")}
+    shorter = {path: data for path, data in subject.image.items() if path not in (last, "fleet-mark")}
     shorter = {path: data for path, data in shorter.items() if "snapshot" not in path}
     assert subject.outcome(shorter).startswith("violation: recovered silently")

@@ -62,8 +62,8 @@ def test_a_cut_log_is_betrayed_by_the_mark_or_by_the_receiver(folder: Path, subj
     assert start_against(folder, cut(subject.copy, half, with_mark=False), subject.copy.actions) == "DataLost"
 
 
-def test_a_mark_that_cannot_be_read_says_nothing(folder: Path, subject: Subject) -> None:
-    assert outcome_of(folder, flipped(subject.copy, MARK, 0, 0), subject.digest) == "same"
+def test_a_mark_that_cannot_be_read_is_refused(folder: Path, subject: Subject) -> None:
+    assert outcome_of(folder, flipped(subject.copy, MARK, 0, 0), subject.digest) == "JournalCorrupt"
 
 
 def test_another_state_would_be_noticed(folder: Path, subject: Subject) -> None:
