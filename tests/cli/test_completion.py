@@ -157,7 +157,7 @@ TABS = {
     "stigmergy run dr": "one:fleet ",
     "stigmergy run drone:fl": "eet ",
     "stigmergy log show --typ": "e ",
-    "stigmergy keys show delivery.k": "ey ",
+    "stigmergy keys show delivery.key-j": "ournals ",
     "stigmergy new x --dir nes": "t/",
     "bin/stigmergy log ver": "ify ",
 }

@@ -15,7 +15,7 @@ def test_cut_again_and_again(broker: str) -> None:
     tally = siege.tally
     # Otherwise it was no test.
     assert tally.cuts == CUTS
-    assert tally.published > 500
+    assert tally.published > 100
     assert tally.links > CUTS / 2
     assert tally.publishes_repeated + tally.arrivals_repeated > 0
 
