@@ -10,7 +10,8 @@ RATE messages a second in all. It prints how many it has sent. With a RATE of 0 
 broker takes them.
 
 Beside that, one burst at the settings that everybody has: 40,000 messages of one agent as fast as the broker takes
-them, while another one sends 20 a second; what counts is the worst delay of those.
+them, while another one sends 20 a second; what counts is the worst delay of those. `python -m stigmergy.bench.flood
+FOLDER URL COUNT` is the node that takes it, in a process of its own that is set up as `stigmergy run` does it.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 from msgspec import Struct
 
 from stigmergy.adapters import mqtt
 from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
-from stigmergy.adapters.system import SystemClock, SystemEntropy
-from stigmergy.bench.rig import SEED, open_file
+from stigmergy.adapters.system import SystemClock, SystemEntropy, make_process_ours
+from stigmergy.bench.rig import SEED, in_process, open_file
 from stigmergy.bench.sender import percentile
 from stigmergy.core.agent import Agent, evolve, react
 from stigmergy.core.cloudevents import JSON, STRUCTURED, CloudEvent, write_structured
@@ -111,8 +113,12 @@ def _open_bus(url: str, client: str) -> Bus:
     return nats_bus.open_bus(f"{url}/bench", client, SystemEntropy())
 
 
-async def measure_burst(folder: Path, url: str, count: int = BURST_COUNT) -> Burst:
+def measure_burst(folder: Path, url: str, count: int = BURST_COUNT) -> Burst:
     """Sends a burst to a node with default settings, and looks at what another agent notices."""
+    return in_process(Burst, "stigmergy.bench.flood", folder, url, count)
+
+
+async def _take_burst(folder: Path, url: str, count: int) -> Burst:
     taken_ns: list[int] = []
     fleet = Declaration("bench", agents=[Gauge])
 
@@ -261,7 +267,12 @@ async def _send_window(url: str, topics: Topics, first: int, count: int, rate: i
 
 
 def main(arguments: list[str]) -> None:
-    """Sends one window."""
+    """Takes a burst, or sends one window."""
+    if len(arguments) == 3:
+        folder, url, burst = arguments
+        make_process_ours()
+        print(msgspec.json.encode(asyncio.run(_take_burst(Path(folder), url, int(burst)))).decode())
+        return
     url, site, first, count, rate, seconds = arguments
     topics = Topics("bench", site)
     print(asyncio.run(_send_window(url, topics, int(first), int(count), int(rate), float(seconds))))

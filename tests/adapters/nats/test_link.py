@@ -12,7 +12,7 @@ from nats.aio.msg import Msg
 
 from stigmergy.adapters.nats import link as link_module
 from stigmergy.adapters.nats.address import parse_address
-from stigmergy.adapters.nats.client import Connection
+from stigmergy.adapters.nats.client import HEADERS_KNOWN_MAX, Connection
 from stigmergy.adapters.nats.configuration import User
 from stigmergy.adapters.nats.errors import STREAM_NOT_FOUND, JetStreamRefused, NoResponders, Unanswered
 from stigmergy.adapters.nats.link import NatsLink
@@ -397,3 +397,17 @@ async def test_what_the_library_cancels_within_does_not_end_the_link(
         await link.wait_up(10.0)
         assert len(calls) == 3
         await link.close()
+
+
+async def test_headers_that_come_again_are_read_the_same_and_belong_to_their_message() -> None:
+    client = Connection()
+    plain, status = b"NATS/1.0\r\nA: 1\r\nB: x y\r\n\r\n", b"NATS/1.0 404 No Messages\r\n\r\n"
+    for raw, said in ((plain, {"A": "1", "B": "x y"}), (status, {"Status": "404", "Description": "No Messages"})):
+        for _ in range(3):
+            headers = await client._process_headers(raw)
+            assert headers == said
+            headers["A"] = "changed"
+    assert await client._process_headers(b"") is None
+    for number in range(1_000):
+        assert await client._process_headers(b"NATS/1.0\r\nA: %d\r\n\r\n" % number) == {"A": str(number)}
+    assert len(client._headers_known) <= HEADERS_KNOWN_MAX

@@ -37,6 +37,8 @@ ASK_S = 2.0
 """While a consumer has no leader, it gives no answer: then all is begun again."""
 HEARTBEAT_S = 2.0
 """So often the server says that it still has our request. After three silent ones it is not believed any more."""
+READ_COUNT_MAX = 32
+"""Messages that are taken at one go, if so many are there; then others have their turn."""
 ACK_WAIT_S = 60.0
 """What is not acknowledged for so long comes again. Rarely needed: see above."""
 PIN_S = 60.0
@@ -112,6 +114,7 @@ class Session:
         self._settled: dict[_Place, None] = {}
         self._acks: list[str] = []
         self._asked = 0
+        self._arrived_count = 0
         self._pin = ""
         """Given to the first of our requests that was answered: until then there is only one."""
         self._is_disputed = False
@@ -239,6 +242,10 @@ class Session:
         if not message.reply:
             self._hear_status(message.headers or {})
             return
+        self._arrived_count += 1
+        if self._arrived_count % READ_COUNT_MAX == 0:
+            # The client library hands over all that it has read, hundreds in a flood, without a pause.
+            await asyncio.sleep(0)
         self._asked = max(0, self._asked - 1)
         if message.headers:
             self._pin = message.headers.get(PIN, self._pin)
