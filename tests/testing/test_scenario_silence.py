@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from stigmergy import (
     Action,
     Agent,
@@ -114,3 +116,18 @@ def test_what_is_heard_meanwhile_keeps_its_rule_quiet() -> None:
     deaf = given(Watched).later(seconds=60, hearing="everything").then_nothing()
     deaf.later(seconds=1.9).then_nothing()
     deaf.later(seconds=0.2).state(made_safe=("Dim at 1062: no Seen for 2 s",))
+
+
+class Torn(Agent):
+    """Its handler fails."""
+
+    heard: int = 0
+
+    @decide
+    def fail(self, event: Heard) -> Events:
+        raise ValueError("a wire is loose")
+
+
+def test_a_state_that_differs_tells_which_input_failed() -> None:
+    with pytest.raises(AssertionError, match=r"heard: expected 1, is 0\n.*a wire is loose"):
+        given(Torn).when(Heard()).state(heard=1)

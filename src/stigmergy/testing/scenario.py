@@ -254,6 +254,7 @@ class Scenario(Generic[A]):
         }
         if wrong:
             lines = [f"    {name}: expected {value!r}, is {getattr(agent, name)!r}" for name, value in wrong.items()]
+            lines += [f"    and an input failed: {failure.error}" for failure in self._failures]
             self._fail("the state differs\n" + "\n".join(lines))
         return self
 
