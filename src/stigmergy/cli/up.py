@@ -343,7 +343,10 @@ class _Cluster:
                 shard = int(said["shard"])
                 self._owns({one: name for one, name in self._owners.items() if (one, name) != (shard, child.name)})
             case "fenced":
+                self._note(f"{child.name}: {said.get('reason', '')}; its shards go to others, it joins anew", WARN)
                 self._owns({one: name for one, name in self._owners.items() if name != child.name})
+            case "unfit":
+                self._note(f"{child.name} cannot have shard {said.get('shard')}: {said.get('reason', '')}", BAD)
             case "waits" | "troubled":
                 child.detail = str(said.get("reason", ""))
             case "gateway":
