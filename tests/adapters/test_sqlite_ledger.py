@@ -15,7 +15,15 @@ import pytest
 
 from stigmergy.adapters.sqlite_ledger import file as ledger_file
 from stigmergy.adapters.sqlite_ledger import open_ledger
-from stigmergy.core.errors import ConfigError, LedgerCorrupt, LedgerError, LedgerForeign, LedgerUnavailable
+from stigmergy.core.errors import (
+    ConfigError,
+    LedgerCorrupt,
+    LedgerError,
+    LedgerFailed,
+    LedgerForeign,
+    LedgerUnavailable,
+    LedgerUnknown,
+)
 from stigmergy.ports.ledger import LedgerCheckpoint, LedgerEntry
 from stigmergy.testing.ledger_contract import read_all
 
@@ -252,3 +260,29 @@ async def test_who_gives_up_waiting_takes_nothing_back(tmp_path: Path) -> None:
     await asyncio.sleep(0)
     assert await ledger.append([b"second"]) == 2
     await ledger.close()
+
+
+@pytest.mark.parametrize(
+    ("is_replaced", "said"),
+    [
+        (False, "somebody removed or renamed it while the ledger was open; .*: put the file back and start the node"),
+        (True, "another file was put in its place while the ledger was open; .*: put the right file back and start"),
+    ],
+)
+async def test_a_file_that_was_away_once_is_lost_to_the_connection(
+    tmp_path: Path, is_replaced: bool, said: str
+) -> None:
+    path, away = tmp_path / "ledger.db", tmp_path / "away.db"
+    ledger = open_ledger(f"sqlite:{path}", "fleet")
+    await ledger.append([b"first"])
+    path.rename(away)
+    if is_replaced:
+        shutil.copyfile(away, path)
+    with pytest.raises(LedgerUnknown, match=said):
+        await ledger.append([b"second"])
+    away.replace(path)
+    for call in (ledger.read(0), ledger.append([b"second"])):
+        with pytest.raises(LedgerFailed, match=said):
+            await call
+    await ledger.close()
+    assert [entry.body for entry in await entries_of(path)] == [b"first"]

@@ -400,3 +400,28 @@ def test_a_disk_that_was_put_back_is_caught_and_can_be_lifted(
         assert town.object(1)["diverged"] is False
     finally:
         town.folder.close()
+
+
+def test_a_ledger_that_was_away_once_is_a_trouble(tmp_path: Path) -> None:
+    """The node does not get it back by itself, so it must say so where people look: status, doctor and the log."""
+    town = Town(tmp_path)
+    node = town.start(0)
+    try:
+        town.observe(0, "Wanted", for_s=3600.0)
+        town.wait(lambda: town.ask(0, do="status")[0]["claims"]["held"] == 1)
+        (tmp_path / "ledger.db").rename(tmp_path / "away.db")
+        town.observe(0, "Wanted", for_s=3600.0)
+        town.wait(lambda: town.ask(0, do="status")[0]["troubles"] != [])
+        (tmp_path / "away.db").rename(tmp_path / "ledger.db")
+        status = town.folder.json("status", "--journal", "n0.db")
+        (trouble,) = status["troubles"]
+        assert "somebody removed or renamed it while the ledger was open" in trouble
+        assert trouble.endswith("put the file back and start the node again")
+        assert (status["claims"]["ledger"], status["claims"]["why"]) == ("no contact", trouble)
+        checks = json.loads(town.folder.cli("doctor", "--journal", "n0.db", "--json").stdout)["checks"]
+        assert [one["what"] for one in checks if one["check"] == "journal.troubles"] == [trouble]
+        time.sleep(1.0)  # it goes on trying, and has said it
+        node.process.terminate()
+        assert node.process.communicate(timeout=WITHIN_S)[1].count(trouble) == 1
+    finally:
+        town.folder.close()

@@ -29,6 +29,7 @@ StigmergyError
 │   └── JournalUnknown     a sync failed: whether the commit is kept is known after a restart only
 ├── LedgerError            the branch of ledgers, where claims are ordered
 │   ├── LedgerUnavailable  it cannot be reached or has no room; nothing was written: try again
+│   │   └── LedgerFailed   this connection is of no more use: start the node again
 │   ├── LedgerUnknown      written or not: only reading tells
 │   ├── LedgerCut          what was asked for is in a checkpoint by now: begin there
 │   ├── LedgerForeign      not a ledger of ours, or another one, or of a later format
@@ -176,6 +177,11 @@ class LedgerError(StigmergyError):
 
 class LedgerUnavailable(LedgerError):
     """The ledger cannot be reached, is busy, or has no room. Nothing was written; try again later."""
+
+
+class LedgerFailed(LedgerUnavailable):
+    """The connection to the ledger is of no more use, and does not mend itself. Nothing was written by this call; open
+    the ledger again, which a node does at its start."""
 
 
 class LedgerUnknown(LedgerError):

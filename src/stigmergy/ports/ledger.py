@@ -55,8 +55,9 @@ class Ledger(Protocol):
         repetitions by what is in the entries.
     Concurrency: any number of connections, in any number of processes. On one connection at most one `append` at a
         time, a second one raises Bug; reads may overlap with it and with each other.
-    Errors: LedgerUnavailable (nothing was written, and nothing will be; try again), LedgerUnknown (written or not, and
-        it may still appear later: read on, or append the very same entries again), LedgerCut (those entries are gone,
+    Errors: LedgerUnavailable (nothing was written, and nothing will be; try again), LedgerFailed (one of those, and so
+        will every later call on this connection be), LedgerUnknown (written or not, and it may still appear later:
+        read on, or append the very same entries again), LedgerCut (those entries are gone,
         a checkpoint covers them), LedgerCorrupt, LedgerForeign (neither mends itself), TooLarge, and Bug for a call
         that no program of ours should make. No error of a driver or of the operating system passes unchanged.
     """

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from typing import Any
 
 import pytest
 
 from stigmergy.core.claiming import Denied, Granted, Lost, Released
 from stigmergy.core.claims import wish as wishes
 from stigmergy.core.claims.lease import MARGIN_MS
+from stigmergy.core.errors import LedgerFailed
 from stigmergy.runtime.claims import desk, writing
 from stigmergy.runtime.claims.shell import CLOSED, CONTACT, NO_CONTACT
 from stigmergy.sim.ledger import LedgerFaults
@@ -389,3 +392,30 @@ def test_a_ledger_that_has_lost_its_end_is_not_believed() -> None:
         assert "has lost its end" in (await one.wait_denied()).reason
 
     simulate(main)
+
+
+def test_a_connection_of_no_more_use_is_a_trouble_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    why = "ledger.db: somebody removed or renamed it; put the file back and start the node again"
+
+    async def main(stage: Stage) -> None:
+        one = await stage.node("one")
+        one.ask(for_s=60.0)
+        await one.wait_granted()
+
+        async def fail(*_: object, **__: object) -> Any:
+            raise LedgerFailed(why)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(one.ledger, "read", fail)
+            patch.setattr(one.ledger, "append", fail)
+            one.ask(resource="cell/2", for_s=5.0)
+            denied = await one.wait_denied()
+            assert "nobody knows who holds it" in denied.reason
+            await asyncio.sleep(20.0)
+            assert one.claims.troubles() == [why]
+            assert (one.claims.standing().ledger, one.claims.standing().why) == (NO_CONTACT, why)
+            assert one.claims.believes(CELL) == [("Drone/1", 1)], "what it holds it holds until the lease is over"
+
+    with caplog.at_level(logging.ERROR, "stigmergy.claims"):
+        simulate(main)
+    assert [record.getMessage() for record in caplog.records] == [why]

@@ -27,9 +27,10 @@ from typing import Any, TypeVar
 import apsw
 import msgspec
 
+from stigmergy.adapters.filing.files import OsFiles
 from stigmergy.adapters.filing.mark import Mark, encode_mark
 from stigmergy.adapters.sqlite_ledger.file import RESTORE, START, OpenedFile, Record, link, open_file, read_record
-from stigmergy.core.errors import Bug, LedgerCorrupt, LedgerCut, LedgerUnavailable, LedgerUnknown
+from stigmergy.core.errors import Bug, LedgerCorrupt, LedgerCut, LedgerFailed, LedgerUnavailable, LedgerUnknown
 from stigmergy.ports.ledger import (
     READ_COUNT_MAX,
     Heard,
@@ -62,6 +63,7 @@ class SqliteLedger:
         self._name, self._incarnation = opened.record.name, opened.record.incarnation
         self._connection = opened.connection
         self._mark = opened.mark
+        self._inode = OsFiles().inode(opened.path)
         self._told = opened.record.last
         self._watching: list[Heard] = []
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -289,7 +291,7 @@ class SqliteLedger:
     @contextlib.contextmanager
     def _translating(self) -> Iterator[None]:
         if self._failed:
-            raise LedgerUnavailable(self._failed)
+            raise LedgerFailed(self._failed)
         try:
             yield
         except (apsw.BusyError, apsw.LockedError) as error:
@@ -299,8 +301,22 @@ class SqliteLedger:
         except (apsw.CorruptError, apsw.NotADBError) as error:
             raise LedgerCorrupt(f"{self._path}: {error}; {RESTORE}") from error
         except apsw.Error as error:
-            self._failed = f"{self._path}: the device failed before ({error!r}); check it and open the ledger again"
-            raise LedgerUnknown(f"{self._path}: a call failed half way ({error!r}); open the ledger again") from error
+            self._failed = self._why_failed(error)
+            raise LedgerUnknown(self._failed) from error
+
+    def _why_failed(self, error: apsw.Error) -> str:
+        """What happened and what to do, for everybody who calls from now on. Whether the file is still in its place is
+        looked at now: later it may be back, and this connection is of no use all the same."""
+        found = self._inode
+        with contextlib.suppress(OSError):
+            found = OsFiles().inode(self._path)
+        if found is None:
+            what, remedy = "somebody removed or renamed it while the ledger was open", "put the file back"
+        elif found != self._inode:
+            what, remedy = "another file was put in its place while the ledger was open", "put the right file back"
+        else:
+            what, remedy = f"a call failed half way ({error!r})", "check the device"
+        return f"{self._path}: {what}; this connection asks and reads no more: {remedy} and start the node again"
 
 
 class _Job:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -19,7 +20,15 @@ from stigmergy.core.claims.entries import Checkpointed, Verify, claimant_of
 from stigmergy.core.claims.fold import digest, fold, is_milestone, read_checkpoint, state_bytes, write_checkpoint
 from stigmergy.core.claims.rules import Fate, Step
 from stigmergy.core.claims.state import Claims
-from stigmergy.core.errors import LedgerCorrupt, LedgerCut, LedgerError, LedgerUnavailable, LedgerUnknown, Malformed
+from stigmergy.core.errors import (
+    LedgerCorrupt,
+    LedgerCut,
+    LedgerError,
+    LedgerFailed,
+    LedgerUnavailable,
+    LedgerUnknown,
+    Malformed,
+)
 from stigmergy.ports.ledger import Ledger, LedgerCheckpoint
 from stigmergy.ports.trust import Signer
 from stigmergy.runtime.claims.pauses import Pauses
@@ -35,6 +44,8 @@ NAMES_COUNT_MAX = 10_000
 """Claimants whose names are remembered, for people; the fold does without. Of more, the first are forgotten."""
 CHECKPOINT_STAGGER_S = 2.0
 """The second node waits so long for the first to store a checkpoint, the third twice as long."""
+
+log = logging.getLogger("stigmergy.claims")
 
 
 class FollowingCounters(Struct):
@@ -72,6 +83,8 @@ class Following:
         self.caught_up = asyncio.Event()
         self.trouble = ""
         """Why nothing of the ledger is believed any more."""
+        self.failed = ""
+        """Why the connection is of no more use, and what to do. Reads tell soon if it was a write that failed."""
         self.last_error: LedgerError | None = None
         self._bell = asyncio.Event()
         self.names: OrderedDict[bytes, tuple[bytes, str]] = OrderedDict()
@@ -113,6 +126,9 @@ class Following:
             except (LedgerUnavailable, LedgerUnknown) as error:
                 self.last_error = error
                 self.counters.reads_failed += 1
+                if isinstance(error, LedgerFailed) and not self.failed:
+                    self.failed = str(error)
+                    log.error("%s", self.failed)
                 await pauses.wait()
             else:
                 self.last_error = None

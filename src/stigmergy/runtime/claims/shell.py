@@ -194,7 +194,8 @@ class Claims:
 
     def troubles(self) -> list[str]:
         """What does not mend itself."""
-        return [self._desk.refuses] if self._desk.refuses else []
+        found = self._desk.refuses or self._following.failed
+        return [found] if found else []
 
     def counters(self) -> dict[str, int]:
         """What was asked, granted, refused and lost here, and what every reader has counted in the log."""
