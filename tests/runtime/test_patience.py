@@ -95,6 +95,16 @@ def test_what_is_not_harmless_twice_is_said_once() -> None:
         with pytest.raises(NotRunning, match="whether it was taken is unknown"):
             asked(shard, request)
         assert shard.asked == 1
+        shard = Shard(write_error(JournalUnknown("fenced")), ANSWER)
+        assert asked(shard, request)[0] == write_error(JournalUnknown("fenced"))
+        assert shard.asked == 1
+
+
+def test_what_was_observed_is_said_again_where_nothing_was_taken() -> None:
+    shard = Shard(write_error(NotOwned("nothing was done")), write_error(NotRunning("stopping")), ANSWER)
+    assert asked(shard, OBSERVE)[0] == ANSWER
+    assert shard.asked == 3
+    for request in (Send(agent="A/a", command="Go"), Retry(letter="0.1.1"), Enrol(public_key="aa")):
         shard = Shard(write_error(NotOwned("elsewhere")), ANSWER)
         assert asked(shard, request)[0] == write_error(NotOwned("elsewhere"))
 

@@ -15,7 +15,15 @@ from typing import Any, assert_never
 
 from msgspec import Struct
 
-from stigmergy.core.errors import ConfigError, NotRunning, Overloaded, StigmergyError, TrustError
+from stigmergy.core.errors import (
+    ConfigError,
+    JournalUnknown,
+    NotOwned,
+    NotRunning,
+    Overloaded,
+    StigmergyError,
+    TrustError,
+)
 from stigmergy.core.inputs import Accepted, EnrollSigner, LetterDropped, LetterRetried, ResumeAgent, RevokeSigner
 from stigmergy.core.messages import Command, Event
 from stigmergy.ports.trust import Signer, Verifier
@@ -110,7 +118,14 @@ class ControlDesk:
                 self._host.assignment.check(request.agent)
                 plan = self._host.shards.first.state.plan_at(request.agent)
                 event = phrase(plan, Event, request.event, request.fields, request.texts)
-                await self._live.observe(request.agent, event)
+                kept = self._host.intake.observe(request.agent, event)
+                try:
+                    await kept
+                except (NotOwned, NotRunning) as error:
+                    # Whoever hears these says it again (patience.py). This was taken, and the next owner may have it.
+                    raise JournalUnknown(
+                        f"whether it is kept is not known, and it is not said twice: {error}"
+                    ) from None
                 return {"observed": True}
             case protocol.State():
                 return await self._state(request)

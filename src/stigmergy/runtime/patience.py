@@ -2,7 +2,7 @@
 
 A shard that was handed over or taken over answers elsewhere a moment later. Commands have an id, so whoever is asked
 again gives the same answer; looking at something changes nothing. What was observed has no id: it is said again only if
-nobody was there to hear it the first time.
+nobody was there to hear it the first time, or who was there says that it took nothing.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ PAUSE_S_MAX = 0.5
 """Between two attempts; it doubles up to the larger."""
 MOVED = (NotOwned, NotRunning, JournalConflict, JournalUnknown, LinkDown)
 """What an owner says that is none any more."""
+UNTAKEN = (NotOwned, NotRunning)
+"""Of these, what an owner says before it has taken an observation, and never after: it may be said again."""
 PATIENT = (protocol.Send, protocol.Observe, protocol.State, protocol.Resume, protocol.EnrollAgents, protocol.Enrol)
 """Requests for which somebody waits until the shard has arrived."""
 
@@ -58,7 +60,8 @@ class PatientBranch:
         """The lines that answer a request, as they come. Raises NotRunning once the time is over."""
         asked = read_request(request)
         within_s = self._moved_s_max if isinstance(asked, PATIENT) else self._look_s_max
-        return _Patient(self._branch, self._is_anybody_there, request, within_s, is_repeatable=_is_repeatable(asked))
+        moved = MOVED if _is_repeatable(asked) else UNTAKEN if isinstance(asked, protocol.Observe) else ()
+        return _Patient(self._branch, self._is_anybody_there, request, within_s, moved)
 
 
 def _is_repeatable(request: protocol.AnyRequest) -> bool:
@@ -81,15 +84,15 @@ class _Patient:
         is_anybody_there: Callable[[], Awaitable[bool]],
         request: bytes,
         within_s: float,
-        *,
-        is_repeatable: bool,
+        moved: tuple[type[StigmergyError], ...],
     ) -> None:
+        """`moved` are the answers upon which it is asked again."""
         self._branch = branch
         self._is_anybody_there = is_anybody_there
         self._request = request
         self._began_s = asyncio.get_running_loop().time()
         self._within_s = within_s
-        self._is_repeatable = is_repeatable
+        self._moved = moved
         self._lines: AsyncIterator[bytes] | None = None
 
     def __aiter__(self) -> _Patient:
@@ -114,13 +117,13 @@ class _Patient:
             self._lines = lines
             try:
                 line = await anext(lines)
-                error = _moved(line) if self._is_repeatable else None
+                error = _refusal(line, self._moved)
                 if error is None:
                     return line
             except NotRunning as nobody:
                 error = nobody
             except LinkDown as broke:
-                if not self._is_repeatable:
+                if LinkDown not in self._moved:
                     raise NotRunning(f"{broke}; whether it was taken is unknown, and it is not said twice") from None
                 error = broke
             await self.aclose()
@@ -131,11 +134,11 @@ class _Patient:
             pause_s = min(PAUSE_S_MAX, 2 * pause_s)
 
 
-def _moved(line: bytes) -> StigmergyError | None:
-    """What the line refuses with, if that only says that the shard is elsewhere by now."""
+def _refusal(line: bytes, moved: tuple[type[StigmergyError], ...]) -> StigmergyError | None:
+    """What the line refuses with, if that is one of these: it only says that the shard is elsewhere by now."""
     try:
         read_reply(line)
-    except MOVED as error:
+    except moved as error:
         return error
     except StigmergyError:
         return None

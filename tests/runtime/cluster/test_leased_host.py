@@ -8,15 +8,17 @@ import pytest
 from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
 from stigmergy.adapters.memory_shard_log import MemoryShard, MemoryShardLog
 from stigmergy.core.effects import Order
-from stigmergy.core.errors import JournalConflict, JournalUnknown, NotOwned, StigmergyError
+from stigmergy.core.errors import JournalConflict, JournalUnknown, NotOwned, NotRunning, StigmergyError
 from stigmergy.core.inputs import Accepted
 from stigmergy.ports.journal import JournalIdentity
 from stigmergy.runtime import protocol
 from stigmergy.runtime.cluster.leased_desk import LeasedDesk
 from stigmergy.runtime.cluster.leased_host import LeasedHost, guarded
 from stigmergy.runtime.cluster.standby import Standby
+from stigmergy.runtime.control import ControlDesk, Node
+from stigmergy.runtime.live import Live
 from stigmergy.runtime.protocol import read_reply, write_request
-from stigmergy.sim.clock import SimClock
+from stigmergy.sim.clock import SimClock, SimEntropy
 from stigmergy.sim.run import Run
 from tests.runtime.cluster.town import KEY, Add, Fleet, Land, Ring
 
@@ -48,7 +50,7 @@ class Stage:
         ).claim("a")
         host = LeasedHost(fleet, claimed.journal, Ed25519Signer(KEY), Ed25519Verifier(), SimClock(self.run.loop))
         host.may_act = lambda: self.member
-        await host.start(claimed.recovered, claimed.number)
+        self.found = await host.start(claimed.recovered, claimed.number)
         return host
 
 
@@ -184,6 +186,30 @@ def test_queries_are_answered_by_members_only_also_when_the_lease_ends_on_the_wa
         with pytest.raises(NotOwned):
             read_reply(next(await desk.answer(line)))  # type: ignore[arg-type]
         assert desk.refuse(NotOwned("x")) == b"no"
+        await host.kill()
+
+    play(scene)
+
+
+def test_what_was_taken_and_may_be_kept_is_not_said_to_be_untaken() -> None:
+    """After NotOwned and NotRunning an observation is said again: they are no answer where the first may be kept."""
+
+    async def scene(stage: Stage) -> None:
+        host = await stage.host()
+        live = Live(host, SimEntropy(1, "ids"), stage.found)
+        desk = LeasedDesk(ControlDesk(live, Ed25519Verifier(), Node("1", "memory:", (1, b"")), lambda: None), host)
+        line = write_request(protocol.Observe(agent="Meter/a", event="Passed", fields={"by": "x", "number": 1}))
+        append = host.journal.append
+
+        async def slow(group: object) -> None:
+            await append(group)  # type: ignore[arg-type]
+            host.retire(NotOwned("the shard is another worker's; ask again"))
+
+        host.journal.append = slow  # type: ignore[method-assign]
+        with pytest.raises(JournalUnknown, match="whether it is kept is not known"):
+            read_reply(next(await desk.answer(line)))  # type: ignore[arg-type]
+        with pytest.raises(NotRunning, match="nothing was taken"):
+            read_reply(next(await desk.answer(line)))  # type: ignore[arg-type]
         await host.kill()
 
     play(scene)
