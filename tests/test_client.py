@@ -39,7 +39,7 @@ from stigmergy.adapters.system import SystemEntropy
 from stigmergy.clusters import NatsWorker
 from stigmergy.config import Config
 from stigmergy.core.command_ids import time_ms_of
-from stigmergy.core.errors import ConfigError, Malformed
+from stigmergy.core.errors import ConfigError, Malformed, UnknownTag
 from stigmergy.ports.bus import BusMessage
 from stigmergy.runtime.live import Live
 from stigmergy.runtime.settings import BusSettings
@@ -178,6 +178,12 @@ async def test_a_client_sends_observes_watches_and_asks_on_two_nodes(url: str, t
             assert time_ms_of(raised.value.command_id) is not None, "the id carries its time"
             with pytest.raises(NoAnswer, match=r"Cart/c77: no answer within 0\.5 s"):
                 await far.query("Cart/c77", within_s=0.5)
+            with pytest.raises(
+                NoAnswer, match=r"Cart/c77: not told .*no node says that it runs it; there are a \(Cart/c0"
+            ):
+                await far.observe("Cart/c77", Seen(by="x"), within_s=0.5)
+            with pytest.raises(NoAnswer, match=r"Crat/c12: not told .*no node says that it runs it"):
+                await far.observe("Crat/c12", Seen(by="x"), within_s=0.5)
             with pytest.raises(Malformed, match="is no Cart"):
                 await far.query("Board/main", Cart)
         assert live.agents() == ["Board/main", "Cart/c12"]
@@ -207,6 +213,42 @@ async def test_a_node_that_was_away_answers_when_it_is_back_and_once_only(url: s
             assert live.query("Cart/c01", Cart).drives == 3, "sent many times, done once each"
     finally:
         await a.stop()
+
+
+async def test_what_a_node_refuses_to_observe_is_raised(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(tmp_path, url, "a", [])
+    live = await node.start()
+    try:
+        async with stigmergy.connect(url, fleet="warehouse", within_s=WAIT_S_MAX) as far:
+            await far.observe("Cart/c1", Seen(by="gate"))
+            await far.observe("Cart/c1", "Seen", {"by": "camera"})
+            monkeypatch.setattr(client_module, "REFUSED_S_MAX", WAIT_S_MAX)
+            await far.observe("Cart/c1", Seen(by="lamp"))  # is not waited for: an event of its class was taken
+            with pytest.raises(UnknownTag, match=r"Cart/c1: node 'a' refused it: .*Nope"):
+                await far.observe("Cart/c1", "Nope", {})
+            with pytest.raises(Malformed, match="node 'a' refused it"):
+                await far.observe("Cart/c1", "Seen", {"by": 7})
+            with pytest.raises(NoAnswer, match=r"no node says that it runs it; there are a \(any agent\)"):
+                await far.observe("Crat/c1", "Seen", {"by": "x"}, within_s=0.5)
+            await until(lambda: live.query("Cart/c1", Cart).seen == ("gate", "camera", "lamp"))
+    finally:
+        await node.stop()
+
+
+async def test_an_observation_waits_for_the_node_that_is_away(url: str, tmp_path: Path) -> None:
+    async with stigmergy.connect(url, fleet="warehouse", within_s=WAIT_S_MAX) as far:
+        told = asyncio.ensure_future(far.observe("Cart/c1", Seen(by="gate")))
+        await asyncio.sleep(0.3)
+        assert not told.done()
+        node = Node(tmp_path, url, "a", [])
+        live = await node.start()
+        try:
+            await told
+            await until(lambda: live.query("Cart/c1", Cart).seen == ("gate",))
+        finally:
+            await node.stop()
 
 
 async def test_what_is_not_taken_is_dropped_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,6 +362,18 @@ async def test_the_same_calls_reach_a_fleet_on_workers(server: NatsCluster, tmp_
             await far.observe("Cart/c0", Seen(by="gate"))
             assert (await far.query("Cart/c0", Cart)).seen == ("gate",)
             assert isinstance(await far.send("Cart/c0", "Drive", {"to": "moon"}), Refused)
+            for address, command, fields in (
+                ("Cart/c0", "Fly", {"to": "moon"}),
+                ("Cart/c0", "Drive", {"to": 7}),
+                ("Cart/c0", "Drive", {}),
+            ):
+                wrong = await far.send(address, command, fields)
+                assert isinstance(wrong, Refused), "as over a bus"
+                assert command in wrong.reason or "to" in wrong.reason
+            with pytest.raises(UnknownTag, match="Nope"):
+                await far.observe("Cart/c0", "Nope", {})
+            with pytest.raises(Malformed):
+                await far.observe("Cart/c0", "Seen", {"by": 7})
             async with asyncio.timeout(WAIT_S_MAX):
                 heard = [(await anext(watching)).agent for _ in range(4)]
             assert sorted(heard) == [f"Cart/c{number}" for number in range(4)]
@@ -389,6 +443,10 @@ async def test_on_nats_a_fleet_of_nodes_is_reached_over_its_bus(server: NatsClus
             assert (await far.query("Cart/c1", Cart)).at == "dock"
             async with asyncio.timeout(WAIT_S_MAX):
                 assert (await anext(watching)).event == {"to": "dock"}
+            await far.observe("Cart/c1", Seen(by="gate"))
+            await until(lambda: live.query("Cart/c1", Cart).seen == ("gate",))
+            with pytest.raises(NoAnswer, match="Cart/c2: not told within 1 s"):
+                await far.observe("Cart/c2", Seen(by="gate"), within_s=1.0)
         with pytest.raises(NotAssigned):
             await live.send("Cart/c2", Drive(to="x"))
 

@@ -31,12 +31,18 @@ from stigmergy.core.cloudevents import JSON, STRUCTURED, CloudEvent, body_of, da
 from stigmergy.core.command_ids import RANDOM_BYTES, new_command_id
 from stigmergy.core.errors import (
     ConfigError,
+    JournalConflict,
+    JournalUnknown,
     LinkDown,
     Malformed,
     NoAnswer,
+    NotOwned,
     NotRunning,
     Overloaded,
     StigmergyError,
+    TooLarge,
+    UnknownKind,
+    UnknownTag,
 )
 from stigmergy.core.inputs import Accepted, Refused, Verdict
 from stigmergy.core.messages import Command, Event, is_number, spec_of
@@ -45,9 +51,9 @@ from stigmergy.ports.bus import Bus, BusMessage
 from stigmergy.runtime import protocol
 from stigmergy.runtime.declaration import Declaration
 from stigmergy.runtime.intake import check_address, written
-from stigmergy.runtime.presence import MEMBERS_COUNT_MAX, Member, locate, read_presence
-from stigmergy.runtime.protocol import error_named
-from stigmergy.runtime.telling import ANSWER, QUERY, STATE
+from stigmergy.runtime.presence import MEMBERS_COUNT_MAX, Member, locate, may_run, read_presence
+from stigmergy.runtime.protocol import UnreadableReply, error_named
+from stigmergy.runtime.telling import ANSWER, QUERY, REFUSAL, STATE
 from stigmergy.runtime.topics import AGENTS, Channel, Topics, check_level_name, parse_topic, read_template
 
 WITHIN_S = 10.0
@@ -63,8 +69,16 @@ LISTENED_MAX = 256
 """So many agents are listened to for answers one by one; for more, those of all are heard, and most passed over."""
 HELD_MAX = 1_000
 """Events that wait in one `watch`; of more the oldest are dropped and counted."""
+REFUSED_S_MAX = 0.25
+"""So long the refusal of what was observed is waited for: no message says that a node has taken it."""
+KNOWN_MAX = 10_000
+"""Events, and agents on NATS, that a client remembers to have been taken; of more it forgets the oldest."""
 NAME_BYTES = 6
 NATS = ("nats", "tls")
+REFUSED = (Malformed, UnknownTag, UnknownKind, TooLarge)
+"""What a worker says of a command that no agent can take, instead of a verdict."""
+ELSEWHERE = (NotRunning, NotOwned, JournalConflict, JournalUnknown)
+"""What a worker says that owns the shard no more, or is about to."""
 AgentT = TypeVar("AgentT", bound=Agent)
 
 
@@ -100,6 +114,10 @@ class Client:
         self._waiting: dict[tuple[str, str], asyncio.Future[Any]] = {}
         self._listened: dict[str, None] = {}
         self._watching: list[Watching] = []
+        self._answering: dict[str, None] = {}
+        """Agents on NATS that a node has answered for."""
+        self._unrefused: dict[tuple[str, str], None] = {}
+        """Kinds of agents and tags of events that were not refused."""
         self._last_error: LinkDown | None = None
         """Why the broker did not take what was sent last."""
 
@@ -172,6 +190,7 @@ class Client:
 
         Without classes at hand name it and give its fields: `send("Cart/c01", "Drive", {"to": "dock-1"})`. Raises
         NoAnswer, with the id to send it again with, if nobody answers in time: then it may have been done, or be yet.
+        A command that the agent has no handler for, or whose fields are wrong, is Refused, too.
         """
         within_s = self._within_s if within_s is None else _checked_within(within_s)
         check_address(address)
@@ -182,7 +201,12 @@ class Client:
             said = protocol.Send(
                 agent=address, command=event.type.partition("@")[0], fields=_fields_of(event), command_id=command_id
             )
-            return _verdict(await self._ask_workers(said, within_s, address, doubt, command_id))
+            try:
+                return _verdict(await self._ask_workers(said, within_s, address, doubt, command_id))
+            except UnreadableReply:
+                raise
+            except REFUSED as error:
+                return Refused(str(error))
         return _verdict(await self._ask(address, Channel.COMMANDS, event, within_s, doubt))
 
     async def observe(
@@ -193,8 +217,13 @@ class Client:
         *,
         within_s: float | None = None,
     ) -> None:
-        """Tells an agent what was observed. Over a bus it returns when the broker has it; from workers, when it is kept
-        as its type promises. Raises NoAnswer if that takes too long."""
+        """Tells an agent what was observed. Workers answer when it is kept as its type promises.
+
+        Over a bus no message says that it was taken: this waits until a node says that it runs the agent, and returns
+        when the broker has it. Raises NoAnswer if that takes too long, and what a node refuses it with: UnknownTag,
+        Malformed. A refusal is waited for a quarter of a second, each time for an event that is named by a text, and
+        once for each kind of agent and event class.
+        """
         within_s = self._within_s if within_s is None else _checked_within(within_s)
         check_address(address)
         said = self._event(address, event, fields, Event, self._fresh_id())
@@ -202,13 +231,9 @@ class Client:
             observed = protocol.Observe(agent=address, event=said.type.partition("@")[0], fields=_fields_of(said))
             await self._ask_workers(observed, within_s, address, "whether it was taken is not known")
             return
-        message = self._message(address, Channel.INPUTS, said)
-        try:
-            async with asyncio.timeout(within_s):
-                while not await self._publish(message):  # noqa: ASYNC110 - the broker may not take it although it is up
-                    await asyncio.sleep(PAUSE_S)
-        except TimeoutError:
-            raise NoAnswer(f"{address}: the broker did not take it within {within_s:g} s; try again") from None
+        # An event of a class has the right fields: nodes that know it once know it again.
+        is_known = not isinstance(event, str) and (address.partition("/")[0], said.type) in self._unrefused
+        await self._tell(address, said, within_s, 0.0 if is_known else REFUSED_S_MAX)
 
     @overload
     async def query(self, address: str, *, within_s: float | None = None) -> Any: ...
@@ -283,6 +308,53 @@ class Client:
             else:
                 future.cancel()
 
+    async def _tell(self, address: str, event: CloudEvent, within_s: float, refused_s: float) -> None:
+        """Sends what was observed once somebody runs the agent; a refusal is waited for at most `refused_s`."""
+        if len(self._waiting) >= WAITING_MAX:
+            raise Overloaded(f"{WAITING_MAX} requests of this client wait for answers already; wait for some of them")
+        message = self._message(address, Channel.INPUTS, event)
+        future = self._waiting[(address, event.id)] = asyncio.get_running_loop().create_future()
+        sent = False
+        try:
+            async with asyncio.timeout(within_s):
+                await self._wait_runs(address)
+                await self._subscribe_once(self._topics.nodes_pattern(Channel.REFUSALS), self._hear_refusal)
+                while not (sent := await self._publish(message)):  # noqa: ASYNC110 - it may not take it although up
+                    await asyncio.sleep(PAUSE_S)
+                if refused_s:
+                    async with asyncio.timeout(refused_s):
+                        await asyncio.shield(future)
+        except TimeoutError:
+            if not sent:
+                said = f"{address}: not told within {within_s:g} s; {self._whereabouts(address)}; try again"
+                raise NoAnswer(said) from None
+            _remember(self._unrefused, (address.partition("/")[0], event.type))
+        finally:
+            del self._waiting[(address, event.id)]
+            if future.done() and not future.cancelled():
+                future.exception()
+            else:
+                future.cancel()
+
+    async def _wait_runs(self, address: str) -> None:
+        """Returns when a node says that it runs the agent; what is told to nobody would be lost and nobody know."""
+        while not may_run(address, self.members()):
+            if urlsplit(self._url).scheme not in NATS:
+                await asyncio.sleep(PAUSE_S)  # a broker keeps who is there, and says so at once
+            elif address in self._answering:
+                return
+            else:
+                # On NATS nobody keeps who is there, and nodes say so every 30 s: the agent's node is asked.
+                try:
+                    await self.query(address, within_s=WITHIN_S_MAX)
+                except UnknownKind as error:
+                    raise NoAnswer(f"{address}: {error}") from None
+                except (NoAnswer, NotRunning, Overloaded):
+                    raise
+                except StigmergyError:
+                    pass  # it is there, and does not tell its state
+                _remember(self._answering, address)
+
     async def _publish(self, message: BusMessage) -> bool:
         """Whether the broker has it, once there is a link; if not, nobody knows, and it is sent again."""
         bus = self._bus
@@ -299,12 +371,15 @@ class Client:
 
     async def _listen(self, address: str, channel: Channel) -> None:
         """Hears the answers for an agent, before it is asked for the first time."""
+        pattern = self._topics.agents_pattern(channel, address if len(self._listened) < LISTENED_MAX else "*/*")
+        await self._subscribe_once(pattern, self._hear_answer)
+
+    async def _subscribe_once(self, pattern: str, hear: Callable[[BusMessage], Awaitable[None]]) -> None:
         if self._bus is None:
             raise NotRunning("the client is not open; use it inside async with")
-        pattern = self._topics.agents_pattern(channel, address if len(self._listened) < LISTENED_MAX else "*/*")
         if pattern not in self._listened:
             self._listened[pattern] = None
-            await self._bus.subscribe(pattern, self._hear_answer)
+            await self._bus.subscribe(pattern, hear)
 
     async def _hear_answer(self, message: BusMessage) -> None:
         try:
@@ -320,6 +395,20 @@ class Client:
                 future.set_result(event.data)
         except StigmergyError:
             return  # somebody else's words on a topic that is not theirs
+
+    async def _hear_refusal(self, message: BusMessage) -> None:
+        try:
+            event = read_event(message.payload, message.content_type, message.properties)
+            if event.type != REFUSAL or not isinstance(event.data, dict):
+                return
+            said = event.data
+            address = parse_topic(str(said.get("topic"))).name
+            future = self._waiting.get((address, str(said.get("message"))))
+            if future is not None and not future.done():
+                node, why = parse_topic(message.topic).name, said.get("reason")
+                future.set_exception(error_named(str(said.get("kind")), f"{address}: node {node!r} refused it: {why}"))
+        except StigmergyError:
+            return
 
     async def _hear_presence(self, message: BusMessage) -> None:
         try:
@@ -353,7 +442,7 @@ class Client:
                 return await self._workers.ask(request)
         except TimeoutError:
             raise NoAnswer(f"{address}: no answer within {within_s:g} s; {doubt}", command_id=command_id) from None
-        except NotRunning as error:
+        except ELSEWHERE as error:
             raise NoAnswer(f"{address}: {error}; {doubt}", command_id=command_id) from None
 
     async def _check_heard(self) -> None:
@@ -509,6 +598,12 @@ def _without_session(url: str) -> str:
     if urlsplit(url).scheme not in ("mqtt", "mqtts") or "session_s=" in url:
         return url
     return f"{url}{'&' if '?' in url else '?'}session_s=0"
+
+
+def _remember(known: dict[Any, None], one: Any) -> None:
+    known[one] = None
+    if len(known) > KNOWN_MAX:
+        del known[next(iter(known))]
 
 
 def _fields_of(event: CloudEvent) -> dict[str, Any]:

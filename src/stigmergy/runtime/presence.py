@@ -327,6 +327,15 @@ def locate(address: str, here: str, members: Sequence[Member]) -> str:
     return f"{names} {'run' if len(found) > 1 else 'runs'} it" if found else ""
 
 
+def may_run(address: str, members: Sequence[Member]) -> bool:
+    """Whether one of these runs an agent, or may: a node that does not say which agents it runs, or of which kinds."""
+    kind = address.partition("/")[0]
+    return any(
+        (not one.kinds or kind in one.kinds) and (one.assignment is None or one.assignment.runs(address))
+        for one in members
+    )
+
+
 def overlaps(me: Member, members: Sequence[Member]) -> list[str]:
     """Sentences about nodes that run agents of ours. A node that names its agents may share a bus with one that names
     none, as a drone with its gateway; that is not told."""

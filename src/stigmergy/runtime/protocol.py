@@ -295,14 +295,19 @@ def write_reply(reply: Reply) -> bytes:
     return line
 
 
+class UnreadableReply(Malformed):
+    """An answer that does not decode: what was asked for may be done."""
+
+
 def read_reply(line: bytes) -> Reply:
-    """Reads a reply; raises what the node has refused with, by its kind."""
+    """Reads a reply; raises what the node has refused with, by its kind, and UnreadableReply."""
     try:
         reply = _reply_decoder.decode(line)
     except UNDECODABLE as error:
-        raise Malformed(f"the node's answer does not decode ({error}); is something else listening there?") from None
+        text = f"the node's answer does not decode ({error}); is something else listening there?"
+        raise UnreadableReply(text) from None
     if reply.v != VERSION:
-        raise Malformed(
+        raise UnreadableReply(
             f"the node speaks version {reply.v} of the protocol, this program {VERSION}; update one of them"
         )
     if reply.kind:

@@ -278,7 +278,7 @@ class Subscriber:
     def refuse(self, message: BusMessage, error: PeerError) -> None:
         """Counts a refusal, and tells of it."""
         self.counters.bus_refused += 1
-        self._teller.refused(message.topic, str(error))
+        self._teller.refused(message, error)
 
     # ------------------------------------------------------------------ commands
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from stigmergy.core.cloudevents import EVENT_BYTES_MAX, JSON, STRUCTURED, CloudEvent, write_structured
+from stigmergy.core.cloudevents import EVENT_BYTES_MAX, JSON, STRUCTURED, CloudEvent, read_event, write_structured
 from stigmergy.core.codec import REASON_CHARS_MAX, printable
 from stigmergy.core.errors import StigmergyError, TooLarge
 from stigmergy.core.inputs import Refused, Verdict
@@ -94,7 +94,7 @@ class Teller:
         await self._bus.publish(BusMessage(topic, payload, content_type=STRUCTURED))
         self.counters.states += 1
 
-    def refused(self, topic: str, reason: str) -> None:
+    def refused(self, message: BusMessage, error: StigmergyError) -> None:
         """Says on this node's own topic what was refused, if it does not say so too often already."""
         if (
             not self._bus.is_up
@@ -109,11 +109,16 @@ class Teller:
             source=self._topics.source_of_node(self._node),
             type=REFUSAL,
             datacontenttype=JSON,
-            data={"topic": printable(topic, REASON_CHARS_MAX), "reason": printable(reason, REASON_CHARS_MAX)},
+            data={
+                "topic": printable(message.topic, REASON_CHARS_MAX),
+                "reason": printable(error, REASON_CHARS_MAX),
+                "kind": type(error).__name__,
+                "message": _id_of(message),
+            },
         )
         where = self._topics.of_node(self._node, Channel.REFUSALS)
-        message = BusMessage(where, write_structured(event), content_type=STRUCTURED)
-        self._tasks[number] = asyncio.ensure_future(self._say(message))
+        said = BusMessage(where, write_structured(event), content_type=STRUCTURED)
+        self._tasks[number] = asyncio.ensure_future(self._say(said))
         self._tasks[number].add_done_callback(lambda _: self._tasks.pop(number, None))
 
     async def stop(self) -> None:
@@ -129,3 +134,11 @@ class Teller:
             self.counters.refusals_told += 1
         except StigmergyError:
             pass  # it was counted where it was refused
+
+
+def _id_of(message: BusMessage) -> str:
+    """The id that its sender knows it by; empty if it has none that can be read."""
+    try:
+        return printable(read_event(message.payload, message.content_type, message.properties).id, REASON_CHARS_MAX)
+    except StigmergyError:
+        return ""

@@ -225,7 +225,7 @@ class Collector:
 
     def _refuse(self, message: BusMessage, error: PeerError) -> None:
         self.counters.collected_refused += 1
-        self._teller.refused(message.topic, str(error))
+        self._teller.refused(message, error)
 
     # ------------------------------------------------------------------ what senders are told
 
