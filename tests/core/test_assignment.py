@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stigmergy.core.assignment import KNOWN_MAX, Assignment
-from stigmergy.core.errors import ConfigError, NotAssigned
+from stigmergy.core.errors import ConfigError, NotAssigned, UnknownKind
 
 KINDS = ("Cart", "Dock")
 
@@ -44,6 +44,17 @@ def test_a_refusal_says_where_it_runs_or_what_to_do() -> None:
     some.locate = lambda address: f"node 'b' runs {address}"
     with pytest.raises(NotAssigned, match=r"Cart/c07 does not run on this node.*node 'b' runs Cart/c07: send it there"):
         some.check("Cart/c07")
+
+
+def test_a_kind_that_the_fleet_does_not_have_is_no_matter_of_agents() -> None:
+    some = Assignment(("Cart/c*",), KINDS)
+    said = r"^Crat/c01: this fleet has no agent kind 'Crat'; there are Cart, Dock: mend the address$"
+    with pytest.raises(UnknownKind, match=said):
+        some.check("Crat/c01")
+    assert "add it to agents" not in some.refusal("Crat/c01")
+    some.locate = lambda _: "node 'b' runs it"
+    with pytest.raises(NotAssigned, match=r"node 'b' runs it: send it there"):
+        some.check("Crane/1")  # of a later version of the fleet, which runs there
 
 
 def test_what_two_nodes_share_is_found() -> None:

@@ -9,7 +9,7 @@ from stigmergy.adapters.memory_bus import MemoryBroker
 from stigmergy.core.agent import Agent, decide, evolve, react
 from stigmergy.core.codec import encode, pack_envelope
 from stigmergy.core.effects import Effects, Events, Publish, Tell, TellFailed, WakeMe, Woken
-from stigmergy.core.errors import ConfigError, NotAssigned
+from stigmergy.core.errors import ConfigError, NotAssigned, UnknownKind
 from stigmergy.core.inputs import Ask, Delivery
 from stigmergy.core.messages import Action, Command, Event
 from stigmergy.core.supervision import WhenStale
@@ -131,6 +131,13 @@ def test_calls_and_envelopes_for_others_are_refused_and_nobody_is_born() -> None
             live.query("Cart/c07")
         with pytest.raises(NotAssigned):
             live.resume("Cart/c07", "me")
+        for misspelt in (
+            live.send("Crat/c01", Drive(to="north")),
+            live.observe("Crat/c01", Seen(by="gate")),
+            live.deliver(pack_envelope("gate", [("Crat/c01", Seen(by="gate"))], sequence=1)),
+        ):
+            with pytest.raises(UnknownKind, match=r"no agent kind 'Crat'; there are Cart, Watcher"):
+                await misspelt
         await asyncio.sleep(1)
         assert live.agents() == ["Cart/c01"]
         assert live.query("Cart/c01", Cart).seen == (), "of an envelope that is refused nothing is taken"
@@ -152,6 +159,8 @@ def test_the_control_socket_refuses_too() -> None:
         ):
             answer = b"".join(await desk.answer(line))
             assert b'"NotAssigned"' in answer, (line, answer)
+            answer = b"".join(await desk.answer(line.replace(b"Cart/", b"Crat/")))
+            assert b'"UnknownKind"' in answer, (line, answer)
         assert live.agents() == []
 
     play(Yard().declare(), main, agents=("Cart/c01",))

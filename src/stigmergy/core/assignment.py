@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-from stigmergy.core.errors import ConfigError, NotAssigned
+from stigmergy.core.errors import ConfigError, NotAssigned, UnknownKind
 
 ANY = "*"
 KNOWN_MAX = 100_000
@@ -24,7 +24,7 @@ _ENTRY = re.compile(r"[A-Za-z0-9_.-]{1,64}/[A-Za-z0-9_.:@=~*-]{1,128}", re.ASCII
 class Assignment:
     """The agents of one node. Without any named, it runs all of them."""
 
-    __slots__ = ("_known", "_names", "_patterns", "agents", "locate")
+    __slots__ = ("_kinds", "_known", "_names", "_patterns", "agents", "locate")
 
     def __init__(self, agents: Sequence[str] = (), kinds: Iterable[str] | None = None) -> None:
         """`kinds` are those of the fleet. Raises ConfigError for what names no agent of them."""
@@ -34,7 +34,7 @@ class Assignment:
         self._known: dict[str, bool] = {}
         self.locate: Callable[[str], str] = lambda _: ""
         """Says which other node runs an agent, such as "node 'b' runs it"; empty if nobody knows. Set by the node."""
-        known = None if kinds is None else list(kinds)
+        known = self._kinds = None if kinds is None else tuple(kinds)
         for entry in self.agents:
             kind = entry.partition("/")[0]
             if _ENTRY.fullmatch(entry) is None or ANY in kind or (known is not None and kind not in known):
@@ -62,15 +62,25 @@ class Assignment:
         return found
 
     def check(self, address: str) -> None:
-        """Raises NotAssigned, with where it runs, unless the agent runs here."""
+        """Raises NotAssigned, with where it runs, unless the agent runs here; UnknownKind if the fleet has no such."""
         if not self.runs(address):
-            raise NotAssigned(self.refusal(address))
+            why, is_known = self._refused(address)
+            raise NotAssigned(why) if is_known else UnknownKind(why)
 
     def refusal(self, address: str) -> str:
         """Why an agent is refused, and what to do."""
+        return self._refused(address)[0]
+
+    def _refused(self, address: str) -> tuple[str, bool]:
+        """The sentence, and whether there can be such an agent: of a kind of this fleet, or of one that another node
+        says it runs, whose version of the fleet may have more kinds."""
         where = self.locate(address)
+        kind = address.partition("/")[0]
+        if not where and self._kinds is not None and kind not in self._kinds:
+            what = f"{address[:200]}: this fleet has no agent kind {kind[:200]!r}"
+            return f"{what}; there are {', '.join(self._kinds)}: mend the address", False
         remedy = f"{where}: send it there" if where else "no node says that it does: add it to agents of one"
-        return f"{address[:200]} does not run on this node, which runs {shown(self.agents)}; {remedy}"
+        return f"{address[:200]} does not run on this node, which runs {shown(self.agents)}; {remedy}", True
 
     def names_of(self, kind: str) -> list[str]:
         """The names of agents of this kind that are spelt out: they run here also before their first input."""

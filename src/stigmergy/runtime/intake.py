@@ -226,7 +226,7 @@ class Intake:
 
     def home_of(self, address: str) -> int:
         """The shard of ours where an agent lives. Raises NotAssigned or NotOwned, with who has it, for one that runs
-        elsewhere."""
+        elsewhere, and UnknownKind for one that no node can run."""
         self._assignment.check(address)
         shard = self.shard_of(address)
         if shard not in self._shards:
