@@ -256,7 +256,21 @@ def test_two_nodes_that_name_the_same_agent_notice_each_other() -> None:
 
     async def scene() -> None:
         a, _ = await two.start()
-        assert a.standing().troubles == ["node 'b' runs Cart/c02, too: take them out of agents of one of the nodes"]
+        both = "take what both run out of agents of one of the nodes"
+        assert a.standing().troubles == [f"node 'b' runs Cart/c02, too: {both}"]
+        await two.stop()
+
+    two.world.run(scene())
+
+
+def test_an_overlap_is_told_in_the_words_of_each_node() -> None:
+    two = Two(("Cart/c1*", "Cart/d1"), ("Cart/c11", "Cart/c2*"))
+
+    async def scene() -> None:
+        a, b = await two.start()
+        both = "take what both run out of agents of one of the nodes"
+        assert a.standing().troubles == [f"node 'b' runs Cart/c11, and this one Cart/c1*: {both}"]
+        assert b.standing().troubles == [f"node 'a' runs Cart/c1*, and this one Cart/c11: {both}"]
         await two.stop()
 
     two.world.run(scene())

@@ -350,8 +350,11 @@ def overlaps(me: Member, members: Sequence[Member]) -> list[str]:
                 f"node {member.node!r} runs every agent of this fleet, and so does this one: both carry out every "
                 'command; say in each one\'s configuration whom it runs, for example agents = ["Drone/D-17"]'
             )
-        elif both := ours.shared_with(theirs):
-            found.append(f"node {member.node!r} runs {shown(both)}, too: take them out of agents of one of the nodes")
+        elif here := ours.shared_with(theirs):
+            there = theirs.shared_with(ours)
+            # Each by what it says itself: one may name agents that a pattern of the other's has in it.
+            both = f"{shown(there)}, {'too' if sorted(here) == sorted(there) else f'and this one {shown(here)}'}"
+            found.append(f"node {member.node!r} runs {both}: take what both run out of agents of one of the nodes")
     return found
 
 
