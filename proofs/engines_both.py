@@ -123,7 +123,7 @@ class Interpreted:
         if ready is None:
             return Outcome([], [], None, None, state)
         commit, refused, failed = ready.commit, None, None
-        for _, _, verdict in ready.verdicts:
+        for _, verdict in ready.verdicts:
             if isinstance(verdict, Refused) and not verdict.reason.startswith(_HANDLER_FAILED):
                 refused = verdict.reason
         for _, event in commit.events:

@@ -42,6 +42,10 @@ def test_a_command_id_is_answered_once(here: Folder) -> None:
     first = here.json("send", "Drone/D-1", "StartMission", "mission=M1", "--command-id", "order-1")
     again = here.json("send", "Drone/D-1", "StartMission", "mission=M1", "--command-id", "order-1")
     assert first == again
+    other = here.json("send", "Drone/D-1", "StartMission", "mission=M2", "--command-id", "order-1", code=1)
+    assert other["accepted"] is False
+    assert other["reason"] == "another command had the id 'order-1'; send this one with an id of its own"
+    assert here.json("state", "Drone/D-1")["state"]["mission"] == "M1"
     answers = [entry for entry in here.lines("log", "show") if entry["kind"] == "answer"]
     assert len(answers) == 1
     assert answers[0]["cause"]["command_id"] == "order-1"

@@ -79,7 +79,7 @@ class Probe:
         """Asks a command and returns the verdict."""
         self._asked += 1
         self.step(Ask(address, f"ask-{self._asked}", encode(command)))
-        return self.seal().verdicts[0][2]
+        return self.seal().verdicts[0][1]
 
     def letters(self) -> list[str]:
         return [letter.error for letter in self.state.letters.all()]

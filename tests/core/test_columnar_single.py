@@ -86,25 +86,27 @@ def test_effects_of_who_keeps_nothing() -> None:
 
 def test_commands_are_answered() -> None:
     probe = Meters()
-    probe.step(Ask("Meter/a", "c-1", encode(SetLimit(limit=7.0)), source="desk"))
+    asked = ("Meter/a", "c-1", encode(SetLimit(limit=7.0)))
+    probe.step(Ask(*asked, source="desk"))
     ready = probe.seal()
-    assert ready.verdicts == [("Meter/a", "c-1", Accepted(1))]
+    assert ready.verdicts == [(asked, Accepted(1))]
     assert kept(probe, ready.commit) == [("a", "LimitSet@1")]
     assert [run.source for run in ready.commit.columns] == ["desk"]
     assert probe.meter("a").limit == 7.0
-    repeats = probe.step(Ask("Meter/a", "c-1", encode(SetLimit(limit=9.0)))).repeats
-    assert repeats == [("Meter/a", "c-1", Accepted(1), 1)]
+    assert probe.step(Ask(*asked)).repeats == [(asked, Accepted(1), 1)]
+    ((_, verdict, _),) = probe.step(Ask("Meter/a", "c-1", encode(SetLimit(limit=9.0)))).repeats
+    assert verdict == Refused("another command had the id 'c-1'; send this one with an id of its own")
     assert (probe.shard.seal(), probe.meter("a").limit) == (None, 7.0)
 
 
 def test_refusals_are_kept() -> None:
     probe = Meters("a")
     assert probe.ask("Meter/a", SetLimit(limit=-2.0)) == Refused("a limit of -2.0")
-    again = probe.step(Ask("Meter/a", "ask-1", encode(SetLimit(limit=5.0)))).repeats
-    assert again[0][2] == Refused("a limit of -2.0")
+    again = probe.step(Ask("Meter/a", "ask-1", encode(SetLimit(limit=-2.0)))).repeats
+    assert again[0][1] == Refused("a limit of -2.0")
     probe.restart()
-    again = probe.step(Ask("Meter/a", "ask-1", encode(SetLimit(limit=5.0)))).repeats
-    assert again[0][2] == Refused("a limit of -2.0")
+    again = probe.step(Ask("Meter/a", "ask-1", encode(SetLimit(limit=-2.0)))).repeats
+    assert again[0][1] == Refused("a limit of -2.0")
     assert probe.meter("a").limit == 100.0
 
 

@@ -24,6 +24,7 @@ from stigmergy.core.windows import Window
 from tests.core.shards import Probe, events_of, observed
 
 EACH = OVERHEAD_BYTES
+DIGEST = 16
 
 
 class Saw(Event):
@@ -133,7 +134,7 @@ def test_an_answer_counts_with_all_that_its_command_caused() -> None:
     command = encode(Do(count=2, pad="xyz"))
     probe.step(Ask(W, "id-1", command))
     caused = 2 * (len(encode(Did(pad="xyz"))) + len(W) + EACH) + size_of(Move(pad="xyz"), Move(pad="xyz"))
-    answer = len(command) + EACH + len(W) + len("id-1")
+    answer = len(command) + EACH + len(W) + len("id-1") + DIGEST
     assert probe.shard.draft_size_bytes == (EACH + len("local")) + caused + answer
 
 
@@ -141,10 +142,10 @@ def test_a_refusal_counts_with_its_reason() -> None:
     probe = walking()
     command = encode(Saw())
     probe.step(Ask(W, "id-1", command))
-    (refused,) = [verdict for _, _, verdict in probe.seal().verdicts]
+    (refused,) = [verdict for _, verdict in probe.seal().verdicts]
     probe.step(Ask(W, "id-2", command))
     assert isinstance(refused, Refused)
-    answer = len(command) + EACH + len(W) + len("id-2") + len(refused.reason)
+    answer = len(command) + EACH + len(W) + len("id-2") + len(refused.reason) + DIGEST
     assert probe.shard.draft_size_bytes == (EACH + len("local")) + answer
 
 

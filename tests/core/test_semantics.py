@@ -205,9 +205,10 @@ def test_1_a_retried_command_gets_the_same_answer_and_does_nothing() -> None:
     for n, verdict in ((1, Accepted(1)), (0, Refused("nothing to add"))):
         first = Ask(A, f"id-{n}", encode(Add(n=n)))
         probe.step(first)
-        assert probe.seal().verdicts == [(A, f"id-{n}", verdict)]
+        asked = (A, f"id-{n}", first.command)
+        assert probe.seal().verdicts == [(asked, verdict)]
         stepped = probe.step(first)
-        assert stepped.repeats == [(A, f"id-{n}", verdict, probe.state.position)]
+        assert stepped.repeats == [(asked, verdict, probe.state.position)]
         assert probe.shard.seal() is None
     assert probe.agent(A).total == 2
 

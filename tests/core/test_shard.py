@@ -183,7 +183,11 @@ def test_a_command_needs_an_id_that_can_be_kept(command_id: str) -> None:
     probe = Probe(Robot)
     stepped = probe.step(Ask(R, command_id, encode(Do(how="well"))))
     assert stepped.repeats == [
-        (R, command_id, Refused("a command needs an id of 1 to 200 characters; nothing was done"), 0)
+        (
+            (R, command_id, encode(Do(how="well"))),
+            Refused("a command needs an id of 1 to 200 characters; nothing was done"),
+            0,
+        )
     ]
     assert probe.shard.seal() is None
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from stigmergy.core.agent import Agent, decide, evolve, react
 from stigmergy.core.codec import encode
+from stigmergy.core.commit import open_commit, seal
 from stigmergy.core.effects import Effects, Events, Tell
+from stigmergy.core.errors import JournalCorrupt
+from stigmergy.core.homes import Homes
 from stigmergy.core.inputs import (
     Accepted,
     Ask,
@@ -17,8 +21,13 @@ from stigmergy.core.inputs import (
     SafeActionOut,
     SequencesSkipped,
     TimerDue,
+    Verdict,
 )
 from stigmergy.core.messages import SECOND_NS, Action, Command, Event, within
+from stigmergy.core.replay import apply
+from stigmergy.core.shard import Shard
+from stigmergy.core.snapshot import Tables, load_tables, tables_of
+from stigmergy.core.state import ShardState
 from stigmergy.core.supervision import InputsSkipped, Supervise
 from stigmergy.core.windows import Window
 from tests.core.shards import Probe, events_of, observed
@@ -158,15 +167,80 @@ def test_a_command_sent_again_gets_its_answer_with_where_it_stands() -> None:
     probe.take(Ask(S, "id-2", encode(Spoke())))
     for repeats in (1, 2):
         stepped = probe.step(Ask(S, "id-1", encode(Go())))
-        assert (stepped.repeats, stepped.wait_ns) == ([(S, "id-1", Accepted(1), 1)], None)
+        assert (stepped.repeats, stepped.wait_ns) == ([((S, "id-1", encode(Go())), Accepted(1), 1)], None)
         assert duplicates(probe) == repeats
-    ((agent, command_id, verdict, position),) = probe.step(Ask(S, "id-2", encode(Go()))).repeats
+    (((agent, command_id, _), verdict, position),) = probe.step(Ask(S, "id-2", encode(Spoke()))).repeats
     assert (agent, command_id, position) == (S, "id-2", 2)
     assert isinstance(verdict, Refused)
     assert probe.step().repeats == []
     longest = Ask(S, "c" * 200, encode(Go()))
     assert probe.step(longest).repeats == []
     assert len(probe.seal().verdicts) == 1
+
+
+class Call(Command):
+    who: str
+    loud: float = 0.0
+    names: frozenset[str] = frozenset()
+
+
+class Caller(Agent):
+    called: str = ""
+
+    @decide
+    def call(self, command: Call) -> Events:
+        yield Spoke()
+
+
+K = "Caller/a"
+ANOTHER = Refused("another command had the id 'id-1'; send this one with an id of its own")
+
+
+def call(**fields: object) -> Ask:
+    return Ask(K, "id-1", msgspec.msgpack.encode({**fields, "type": "Call@1"}))
+
+
+def said(shard: Shard, ask: Ask) -> tuple[Verdict, int]:
+    (((agent, command_id, command), verdict, position),) = shard.step([ask], 200 * SECOND_NS).repeats
+    assert (agent, command_id, command) == (ask.agent, ask.command_id, ask.command)
+    assert shard.seal() is None, "nothing of a repetition is kept"
+    return verdict, position
+
+
+@pytest.mark.parametrize("restarted", ["no", "replay", "snapshot"])
+def test_another_command_with_an_id_that_was_used_is_refused(restarted: str) -> None:
+    probe = Probe(Caller)
+    probe.take(call(who="x", names=["p", "q"], note="a field of a later version"))
+    shard = probe.shard
+    if restarted != "no":
+        state = probe.replayed()
+        if restarted == "snapshot":
+            tables = msgspec.msgpack.decode(encode(tables_of(state)), type=Tables)
+            load_tables(state := ShardState(0, probe.plans), tables)
+        shard = Shard(state, Homes(1))
+    others = [call(who="y"), call(who="x"), call(who="x", names=["p", "q"], loud=-0.0), Ask(K, "id-1", b"\xc1")]
+    for other in others:
+        assert said(shard, other) == (ANOTHER, 0)
+    # The same is the same, however it is written.
+    for same in (call(names=["q", "p"], who="x"), call(who="x", loud=0, names=["p", "q"])):
+        assert said(shard, same) == (Accepted(1), 1)
+    assert shard.counters.refused == len(others)
+
+
+def test_an_answer_of_a_log_without_digests_is_given_as_it_was() -> None:
+    probe = Probe(Caller)
+    commit = msgspec.structs.replace(probe.take(call(who="x")), digests=[])
+    state = ShardState(0, probe.plans)
+    apply(state, commit, bytes(32))
+    assert tables_of(state).digests == []
+    assert said(Shard(state, Homes(1)), call(who="y")) == (Accepted(1), 1)
+
+
+def test_a_commit_has_a_digest_for_each_answer_or_none() -> None:
+    commit = Probe(Caller).take(call(who="x"), Delivery("s", [(K, encode(Call(who="y")))]))
+    assert [len(digest) for digest in commit.digests] == [16, 0]
+    with pytest.raises(JournalCorrupt, match="1 digests of commands for 2 answers"):
+        open_commit(seal(msgspec.structs.replace(commit, digests=commit.digests[:1])).body)
 
 
 def test_a_letter_is_named_after_its_place_in_the_log() -> None:

@@ -174,7 +174,7 @@ class Node:
     def ask(self, address: str, command: Command) -> Any:
         ready = self.step(Ask(agent=address, command_id=f"c{len(self.readies)}", command=encode(command)))
         assert ready is not None
-        return ready.verdicts[0][2]
+        return ready.verdicts[0][1]
 
     def agent(self, address: str) -> Any:
         return self.state.agents[address]

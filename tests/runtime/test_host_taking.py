@@ -52,7 +52,27 @@ class TestTaking:
             assert refused == Refused("only what is positive is added")
             await node.lose_power()
             live = await node.start()
-            assert await live.send("Counter/a", Add(number=5), command_id="x") == refused
+            assert await live.send("Counter/a", Add(number=-1), command_id="x") == refused
+
+        play(declare(), main)
+
+    def test_another_command_with_the_same_id_is_refused_also_after_a_restart(self) -> None:
+        """Its sender must not hear that something was done which was not."""
+
+        async def main(node: SimNode) -> None:
+            live = await node.start()
+            # At once: each gets the answer to what it asked.
+            asks = [live.send("Counter/a", Add(number=number), command_id="x") for number in (1, 2, 1)]
+            first, other, again = await asyncio.gather(*asks)
+            assert isinstance(first, Accepted)
+            assert again == first
+            assert other == Refused("another command had the id 'x'; send this one with an id of its own")
+            await node.lose_power()
+            live = await node.start()
+            assert await live.send("Counter/a", Add(number=2), command_id="x") == other
+            assert await live.send("Counter/a", Add(number=1), command_id="x") == first
+            assert live.query("Counter/a").numbers == (1,)
+            assert isinstance(await live.send("Counter/a", Add(number=2), command_id="y"), Accepted)
 
         play(declare(), main)
 

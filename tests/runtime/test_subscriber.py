@@ -716,7 +716,7 @@ def test_two_commands_with_the_same_id_do_not_get_the_same_answer() -> None:
         answers = outsider.events("/answers")
         assert [answer.data["accepted"] for answer in answers] == [True, False, True, True]
         assert "another command had the id '1'" in answers[1].data["reason"]
-        assert counter(live, "bus_refused") == 1
+        assert counter(live, "refused") == 1
 
     play(drones, scene)
 

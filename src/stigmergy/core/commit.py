@@ -126,6 +126,9 @@ class Commit(Struct, array_like=True, frozen=True):
     """Per kind of compiled agents up to which sequence its actions are carried out or given up."""
     clients: list[str] = []
     """Whose commands the answers are for, one for each; empty if all are the embedding program's."""
+    digests: list[bytes] = []
+    """What tells the commands that were answered from others, one for each (`codec.digest_of`); each empty where the
+    command has no id or could not be read. All empty in a log of before there were any."""
 
     @property
     def events_count(self) -> int:
@@ -223,6 +226,11 @@ def open_commit(body: bytes) -> Commit:
     if commit.clients and len(commit.clients) != len(commit.answers):
         raise JournalCorrupt(
             f"shard {commit.shard}, position {commit.position}: {len(commit.clients)} clients for "
+            f"{len(commit.answers)} answers; restore from a copy"
+        )
+    if commit.digests and len(commit.digests) != len(commit.answers):
+        raise JournalCorrupt(
+            f"shard {commit.shard}, position {commit.position}: {len(commit.digests)} digests of commands for "
             f"{len(commit.answers)} answers; restore from a copy"
         )
     if sum(run.events for run in commit.runs) != len(commit.events):

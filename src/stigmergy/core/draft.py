@@ -25,7 +25,7 @@ from stigmergy.core.commit import (
     Settled,
     SnapshotNote,
 )
-from stigmergy.core.inputs import ELSEWHERE, Verdict
+from stigmergy.core.inputs import ELSEWHERE, Asked, Verdict
 from stigmergy.core.messages import Message
 from stigmergy.core.outbox import Pending
 from stigmergy.core.sharing import Merged, SharedChanged
@@ -63,6 +63,7 @@ class Draft:
         self.events: list[tuple[str, bytes] | None] = []
         self.answers: list[Answer] = []
         self.clients: list[str] = []
+        self.digests: list[bytes] = []
         """Who got each of them."""
         self.owed: list[Owed] = []
         self.marks: dict[tuple[str, int], MarkMoved] = {}
@@ -78,7 +79,7 @@ class Draft:
         self.blocks: list[Block] = []
         self.pending: list[Pending] = []
         self.timers: list[tuple[Timer, int]] = []
-        self.verdicts: list[tuple[str, str, Verdict]] = []
+        self.verdicts: list[tuple[Asked, Verdict]] = []
         self.touched: dict[str, Any] = {}
         """Agents as they were before this draft (None: not there); queries see these until it is durable."""
         self.stopped: list[str] = []
@@ -245,6 +246,7 @@ class Draft:
             columns=self.columns,
             confirmed=list(self.confirmed.items()),
             clients=self.clients if any(self.clients) else [],
+            digests=self.digests if any(self.digests) else [],
         )
 
     def _kept_between(self, start: int, end: int) -> int:

@@ -19,6 +19,7 @@ from stigmergy.core.codec import (
     SURELY_FLAT_BYTES,
     UNDECODABLE,
     describe,
+    digest_of,
     encode,
     is_sound,
     keepable,
@@ -37,7 +38,7 @@ from stigmergy.core.errors import (
     TooLarge,
 )
 from stigmergy.core.homes import Homes
-from stigmergy.core.inputs import ELSEWHERE, Accepted, Refused
+from stigmergy.core.inputs import ELSEWHERE, Accepted, Asked, Refused
 from stigmergy.core.memory import Remembered
 from stigmergy.core.messages import SECOND_NS, Command, Effect, Event, Message
 from stigmergy.core.outcome import NO_CAUSE, Outcome, PackedEffect, collect, enter, owe, pack_effects, window_timers
@@ -180,14 +181,18 @@ class Handling:
         """Takes a command and answers it, also when its handler fails. Without an id the answer is not remembered."""
         at = len(draft.events)
         reason: str | None = None
+        asked = (address, command_id, body)
+        digest = b""
         try:
             agent_plan, message = self._open(address, body)
+            if command_id:
+                digest = digest_of(message)
             if not isinstance(message, Command):
                 raise PeerError(f"{type(message).__name__} is an event, and only commands are answered; observe it")
             self._admit(draft, address, agent_plan, now_ns)
             record = self._record_of(address, agent_plan, message)
         except (PeerError, Overloaded) as error:
-            self._answer(draft, address, body, (command_id, client), str(error), at, now_ns)
+            self._answer(draft, asked, (client, digest), str(error), at, now_ns)
             return
         try:
             if record is None:
@@ -200,8 +205,16 @@ class Handling:
             reason = f"the handler failed: {describe(error)}; the command is in the dead letters"
             self.fail(draft, address, body, "command", error, now_ns, reached=True)
             at = len(draft.events)
-        self._answer(draft, address, body, (command_id, client), reason, at, now_ns)
+        self._answer(draft, asked, (client, digest), reason, at, now_ns)
         self.close_windows(draft, address, now_ns, now_ns)
+
+    def digest_of(self, address: str, body: bytes) -> bytes:
+        """What tells a command from another one for this agent; empty for one that cannot be read."""
+        try:
+            _, message = self._open(address, body)
+        except (PeerError, Overloaded):
+            return b""
+        return digest_of(message)
 
     def understands(self, address: str, body: bytes) -> bool:
         """Whether this agent has a handler for what came back from a sink; it may ignore confirmations."""
@@ -384,10 +397,11 @@ class Handling:
             draft.size_bytes += len(packed[1]) + len(address) + OVERHEAD_BYTES
 
     def _answer(
-        self, draft: Draft, address: str, body: bytes, asked: tuple[str, str], refused: str | None, at: int, now_ns: int
+        self, draft: Draft, asked: Asked, known: tuple[str, bytes], refused: str | None, at: int, now_ns: int
     ) -> None:
-        """Records the answer to a command with this id, of this client. Refusals too: sent again it gets the same."""
-        command_id, client = asked
+        """Records the answer to a command, with its client and digest. Refusals too: sent again it gets the same."""
+        address, command_id, body = asked
+        client, digest = known
         if refused is None:
             self.counters.accepted += 1
         else:
@@ -395,12 +409,14 @@ class Handling:
         answer = Answer(printable(address, ADDRESS_CHARS_MAX), command_id, keepable(body), refused, at, now_ns)
         draft.answers.append(answer)
         draft.clients.append(client)
-        draft.grow(answer.agent, command_id, refused or "", client, bodies_bytes=len(answer.command))
+        draft.digests.append(digest)
+        draft.grow(answer.agent, command_id, refused or "", client, bodies_bytes=len(answer.command) + len(digest))
         draft.hurry(0)
         if command_id:
-            self._state.answers.put(Remembered(answer.agent, command_id, now_ns, draft.position, refused), client)
+            remembered = Remembered(answer.agent, command_id, now_ns, draft.position, refused)
+            self._state.answers.put(remembered, client, digest)
             verdict = Accepted(draft.position) if refused is None else Refused(refused)
-            draft.verdicts.append((address, command_id, verdict))
+            draft.verdicts.append((asked, verdict))
 
     def fail(
         self,

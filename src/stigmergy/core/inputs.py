@@ -68,6 +68,10 @@ class Ask(Struct, frozen=True):
     """Whose share of the remembered ids it takes; empty: the embedding program's."""
 
 
+Asked = tuple[str, str, bytes]
+"""Whom an answer is for: the agent, the command's id and its bytes. Another command may have the same id."""
+
+
 class TimerDue(Struct, frozen=True):
     """A timer's time has come. Passed over if the timer was cancelled or set anew since."""
 

@@ -59,8 +59,8 @@ class Letter(Struct, array_like=True, frozen=True):
     input: bytes
 
 
-Kept = tuple[Remembered, str]
-"""An answer, and the client that got it."""
+Kept = tuple[Remembered, str, bytes]
+"""An answer, the client that got it, and the digest of the command; empty if that is not known."""
 
 
 class _Queue:
@@ -144,6 +144,11 @@ class Answers:
         kept = self._answers.get((agent, command_id))
         return None if kept is None else kept[0]
 
+    def is_other(self, agent: str, command_id: str, digest: bytes) -> bool:
+        """Whether the command with this id that was answered is known to be another than the one with this digest."""
+        kept = self._answers.get((agent, command_id))
+        return kept is not None and kept[2] not in (b"", digest)
+
     def refusal(self, agent: str, client: str, command_id: str, now_ns: int) -> str | None:
         """Why a command whose id is not remembered may not be done; None if it may."""
         time_ms = time_ms_of(command_id)
@@ -174,12 +179,12 @@ class Answers:
             f"them may be forgotten yet; nothing was done, {remedy}"
         )
 
-    def put(self, answer: Remembered, client: str = "") -> None:
+    def put(self, answer: Remembered, client: str = "", digest: bytes = b"") -> None:
         """Remembers an answer, and forgets what there is no room for then."""
         key = (answer.agent, answer.command_id)
         if key in self._answers:
             self._forget(self._answers[key], answer.time_ns)
-        self._enter((answer, client))
+        self._enter((answer, client, digest))
         share = self._shares.get((answer.agent, client))
         if share is not None and share.count > self._share_count_max:
             self._forget(share.oldest(self._is_kept), answer.time_ns)
@@ -202,12 +207,17 @@ class Answers:
 
     def all(self) -> list[Remembered]:
         """Every answer, oldest first."""
-        return [answer for answer, _ in self._answers.values()]
+        return [answer for answer, _, _ in self._answers.values()]
 
     def clients(self) -> list[str]:
         """Who got each of them; empty if it was always the client without a name."""
-        clients = [client for _, client in self._answers.values()]
+        clients = [client for _, client, _ in self._answers.values()]
         return clients if any(clients) else []
+
+    def digests(self) -> list[bytes]:
+        """The digest of the command behind each of them; empty if none is known."""
+        digests = [digest for _, _, digest in self._answers.values()]
+        return digests if any(digests) else []
 
     def floors(self) -> list[tuple[str, str, int]]:
         """Agent, client and floor, in the order in which they were raised; first, without names, that of all others."""
@@ -215,12 +225,16 @@ class Answers:
         return [*others, *((agent, client, time_ms) for (agent, client), time_ms in self._floors.items())]
 
     def restore(
-        self, answers: list[Remembered], clients: Sequence[str] = (), floors: Sequence[tuple[str, str, int]] = ()
+        self,
+        answers: list[Remembered],
+        clients: Sequence[str] = (),
+        floors: Sequence[tuple[str, str, int]] = (),
+        digests: Sequence[bytes] = (),
     ) -> None:
         """Takes over what a snapshot says."""
         self._clear()
         for number, answer in enumerate(answers):
-            self._enter((answer, clients[number] if clients else ""))
+            self._enter((answer, clients[number] if clients else "", digests[number] if digests else b""))
         for agent, client, time_ms in floors:
             if agent:
                 self._floors[agent, client] = time_ms
@@ -232,7 +246,7 @@ class Answers:
 
     def _queues(self, entry: Kept) -> Iterator[tuple[dict[Any, _Queue], Any]]:
         """The tables of queues in which an entry is, with its key in each."""
-        answer, client = entry
+        answer, client, _ = entry
         time_ms = time_ms_of(answer.command_id)
         if time_ms is None or _is_ahead(time_ms, answer.time_ns):
             yield self._opaque_of, client
@@ -241,7 +255,7 @@ class Answers:
             yield self._shares, (answer.agent, client)
 
     def _enter(self, entry: Kept) -> None:
-        answer, client = entry
+        answer, client, _ = entry
         self._answers[answer.agent, answer.command_id] = entry
         self._all.add(entry)
         for queues, key in self._queues(entry):
@@ -258,7 +272,7 @@ class Answers:
             heapify(self._largest)
 
     def _forget(self, entry: Kept, now_ns: int) -> None:
-        answer, client = entry
+        answer, client, _ = entry
         del self._answers[answer.agent, answer.command_id]
         self._all.drop(self._is_kept)
         for queues, key in self._queues(entry):

@@ -9,7 +9,7 @@ from msgspec import Struct
 from stigmergy.core.blocks import Block
 from stigmergy.core.commit import Commit, Sealed
 from stigmergy.core.errors import StigmergyError
-from stigmergy.core.inputs import Input, Verdict
+from stigmergy.core.inputs import Asked, Input, Verdict
 from stigmergy.core.messages import Message
 from stigmergy.core.outbox import Pending
 from stigmergy.core.sharing import Merged, SharedChanged
@@ -21,8 +21,9 @@ class Stepped(Struct, frozen=True):
 
     wait_ns: int | None
     left: list[Input]
-    repeats: list[tuple[str, str, Verdict, int]]
-    """Commands answered before: agent, id, the same answer, and the position that must be durable to give it."""
+    repeats: list[tuple[Asked, Verdict, int]]
+    """Commands that are not done now, because they were before or may not be: the answer, and the position that must be
+    durable to give it."""
     fresh: list[tuple[str, type[Message] | None]]
     """Agents with staleness rules that are new (None) or got an event that a rule waits for."""
     untaken: list[tuple[Input, StigmergyError]] = []
@@ -35,8 +36,8 @@ class Ready(Struct, frozen=True):
 
     sealed: Sealed
     commit: Commit
-    verdicts: list[tuple[str, str, Verdict]]
-    """Answers to give: agent, command id, verdict."""
+    verdicts: list[tuple[Asked, Verdict]]
+    """Answers to give."""
     owed: list[Pending]
     blocks: list[Block]
     """Actions for batched hands."""

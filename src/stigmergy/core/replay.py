@@ -50,6 +50,7 @@ def apply(state: ShardState, commit: Commit, digest: bytes) -> None:
             state.answers.put(
                 Remembered(answer.agent, answer.command_id, answer.time_ns, commit.position, answer.refused),
                 commit.clients[number] if commit.clients else "",
+                commit.digests[number] if commit.digests else b"",
             )
     state.answers.prune(time_ns)
     state.position = commit.position

@@ -40,6 +40,7 @@ from stigmergy.core.inputs import (
     Accepted,
     ActionsConfirmed,
     Ask,
+    Asked,
     ColumnDelivery,
     Delivery,
     EffectSettled,
@@ -97,7 +98,7 @@ class Shard:
         self._now_ns = state.time_ns
         self.epoch = state.epoch
         """The owner's; that of the state is the last one journaled."""
-        self._repeats: list[tuple[str, str, Verdict, int]] = []
+        self._repeats: list[tuple[Asked, Verdict, int]] = []
         self._untaken: list[tuple[Input, StigmergyError]] = []
         self._broken = False
 
@@ -358,21 +359,27 @@ class Shard:
         return address if there else SHARD_ADDRESS
 
     def _ask(self, ask: Ask, now_ns: int) -> None:
+        asked = (ask.agent, ask.command_id, ask.command)
         if not ask.command_id or ask.command_id != printable(ask.command_id, COMMAND_ID_CHARS_MAX):
             reason = f"a command needs an id of 1 to {COMMAND_ID_CHARS_MAX} characters; nothing was done"
-            self._repeats.append((ask.agent, ask.command_id, Refused(reason), 0))
+            self._repeats.append((asked, Refused(reason), 0))
             return
         agent, client = printable(ask.agent, ADDRESS_CHARS_MAX), printable(ask.client, SOURCE_CHARS_MAX)
         known = self.state.answers.get(agent, ask.command_id)
         if known is not None:
+            if self.state.answers.is_other(agent, ask.command_id, self._handling.digest_of(ask.agent, ask.command)):
+                self._handling.counters.refused += 1
+                reason = f"another command had the id {ask.command_id[:100]!r}; send this one with an id of its own"
+                self._repeats.append((asked, Refused(reason), 0))
+                return
             self._handling.counters.duplicates += 1
             verdict: Verdict = Accepted(known.position) if known.refused is None else Refused(known.refused)
-            self._repeats.append((ask.agent, ask.command_id, verdict, known.position))
+            self._repeats.append((asked, verdict, known.position))
             return
         refusal = self.state.answers.refusal(agent, client, ask.command_id, now_ns)
         if refusal is not None:
             self._handling.counters.refused += 1
-            self._repeats.append((ask.agent, ask.command_id, Refused(refusal), 0))
+            self._repeats.append((asked, Refused(refusal), 0))
             return
         self._draft.begin_run(now_ns, ask.source)
         self._handling.take_command(self._draft, ask.agent, ask.command, ask.command_id, now_ns, client)

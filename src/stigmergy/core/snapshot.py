@@ -71,6 +71,8 @@ class Tables(Struct, array_like=True, frozen=True):
     floors: list[tuple[str, str, int]] = []
     """Agent, client, and up to which time (ms since 1970) ids of that client are forgotten; without names: of all that
     are not listed."""
+    digests: list[bytes] = []
+    """What tells the commands behind `answers` from others, one for each; empty if none is known."""
 
 
 class Kind(Struct, array_like=True, frozen=True):
@@ -128,6 +130,7 @@ def tables_of(state: ShardState) -> Tables:
         unlisted=state.directory.unlisted,
         clients=state.answers.clients(),
         floors=state.answers.floors(),
+        digests=state.answers.digests(),
     )
 
 
@@ -328,7 +331,9 @@ def load_tables(state: ShardState, tables: Tables) -> None:
     state.timers.restore(tables.timers)
     if tables.clients and len(tables.clients) != len(tables.answers):
         raise JournalCorrupt("the clients in a snapshot do not fit its answers; an older snapshot is used")
-    state.answers.restore(tables.answers, tables.clients, tables.floors)
+    if tables.digests and len(tables.digests) != len(tables.answers):
+        raise JournalCorrupt("the digests in a snapshot do not fit its answers; an older snapshot is used")
+    state.answers.restore(tables.answers, tables.clients, tables.floors, tables.digests)
     state.letters.restore(tables.letters)
     state.failures.restore(tables.failures)
     for address in state.stopped:  # by the snapshot that this one adds to

@@ -365,8 +365,8 @@ class Host:
         for address, event in stepped.fresh:
             self._staleness.refresh(address, event, monotonic_ns)
         number = shard.state.shard
-        for address, command_id, verdict, position in stepped.repeats:
-            self._repeats.add(number, position, (address, command_id), verdict)
+        for asked, verdict, position in stepped.repeats:
+            self._repeats.add(number, position, asked, verdict)
         taken = len(letters) - len(stepped.left)
         left = [
             Letter(number, one, letter.tickets, letter.items, letter.size_bytes, letter.first)
@@ -419,8 +419,8 @@ class Host:
         for ready in flight.readies:
             number = ready.sealed.shard
             self._durable[number] = ready.sealed.position
-            for address, command_id, verdict in ready.verdicts:
-                self.intake.answer((address, command_id), verdict)
+            for asked, verdict in ready.verdicts:
+                self.intake.answer(asked, verdict)
             for timer, set_at_ns in ready.timers:
                 self._alarms.set(number, timer, set_at_ns, monotonic_ns)
             for address in ready.stopped:

@@ -14,7 +14,7 @@ from stigmergy.core.assignment import Assignment
 from stigmergy.core.codec import Envelope, encode, printable
 from stigmergy.core.draft import OVERHEAD_BYTES
 from stigmergy.core.errors import Malformed, NotRunning, Overloaded, UnknownKind
-from stigmergy.core.inputs import ELSEWHERE, LOCAL, Ask, Delivery, Input, SequencesSkipped, Verdict
+from stigmergy.core.inputs import ELSEWHERE, LOCAL, Ask, Asked, Delivery, Input, SequencesSkipped, Verdict
 from stigmergy.core.messages import Command, Event
 from stigmergy.runtime.declaration import Declaration
 from stigmergy.runtime.ingress import Accept, Ingress
@@ -79,7 +79,7 @@ class Intake:
         self._ingress = ingress
         self._monotonic_ns = monotonic_ns
         self._wake = wake
-        self._asks: dict[tuple[str, str], list[asyncio.Future[Verdict]]] = {}
+        self._asks: dict[Asked, list[asyncio.Future[Verdict]]] = {}
         self.shard_of = declaration.homes.of
         """Where an agent lives."""
         self._has_key = bool(declaration.homes.key_name)
@@ -178,7 +178,7 @@ class Intake:
         shard = self.home_of(address)
         self._mailbox.put_command(Letter(shard=shard, input=ask))
         future: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
-        self._asks.setdefault((address, command_id), []).append(future)
+        self._asks.setdefault((address, command_id, body), []).append(future)
         self._wake()
         return future
 
@@ -205,9 +205,9 @@ class Intake:
         self._wake()
         return future
 
-    def answer(self, command: tuple[str, str], verdict: Verdict) -> None:
-        """Tells whoever asked this agent with this command id."""
-        for future in self._asks.pop(command, ()):
+    def answer(self, asked: Asked, verdict: Verdict) -> None:
+        """Tells whoever asked this. Who asks something else with the same id gets an answer of its own."""
+        for future in self._asks.pop(asked, ()):
             if not future.done():
                 future.set_result(verdict)
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from stigmergy.core.inputs import Verdict
+from stigmergy.core.inputs import Asked, Verdict
 
 
 class Repeats:
     """Answers to repetitions, by the position that must be durable before they are given."""
 
-    def __init__(self, durable: Callable[[int], int], answer: Callable[[tuple[str, str], Verdict], None]) -> None:
+    def __init__(self, durable: Callable[[int], int], answer: Callable[[Asked, Verdict], None]) -> None:
         self._durable = durable
         self._answer = answer
-        self._waiting: list[tuple[int, int, tuple[str, str], Verdict]] = []
+        self._waiting: list[tuple[int, int, Asked, Verdict]] = []
 
-    def add(self, shard: int, position: int, command: tuple[str, str], verdict: Verdict) -> None:
+    def add(self, shard: int, position: int, command: Asked, verdict: Verdict) -> None:
         """This command of a shard was answered at this position already."""
         self._waiting.append((shard, position, command, verdict))
 

@@ -40,7 +40,7 @@ from stigmergy.core.errors import (
     TooLarge,
     UnknownTag,
 )
-from stigmergy.core.inputs import Refused, Verdict
+from stigmergy.core.inputs import Refused
 from stigmergy.core.messages import Command, Event, Message, spec_of
 from stigmergy.core.plans import AgentPlan
 from stigmergy.ports.bus import Bus, BusMessage, Gate
@@ -74,8 +74,6 @@ from stigmergy.runtime.topics import (
 
 SEEN_COUNT_MAX = 10_000
 """Ids of messages without numbers that are remembered."""
-ASKED_COUNT_MAX = 10_000
-"""Commands whose ids are compared with those of others."""
 HURRY_COUNT = 16
 """When so many messages wait for the disk it waits for no more company, whatever their types allow: brokers stop at a
 window of messages that were not acknowledged, often of 20."""
@@ -138,8 +136,6 @@ class Subscriber:
         self.ordering = Ordering(host, bus, settings.gap_wait_s)
         self._seen: dict[tuple[str, str, str], asyncio.Future[None]] = {}
         """Messages without numbers; each is done when it is durable."""
-        self._asked: dict[tuple[str, str], bytes] = {}
-        """Per agent and id of a command what was asked, as a digest."""
         self._closed = False
         self._under_way = 0
         self._ours: dict[str, bool] = {}
@@ -289,7 +285,6 @@ class Subscriber:
             _check_names(event, address)
             plan = self._plan(address)
             body = self._body(event, plan, Command)
-            self._check_id(address, event.id, plan.decode(body))
         except PeerError as error:
             # Its sender waits for an answer, and there is an id to answer to.
             self.counters.bus_refused += 1
@@ -299,14 +294,6 @@ class Subscriber:
         source, client = _source(message.topic), _source(event.source)
         verdict = await self._host.intake.ask(address, body, event.id, source=source, client=client)
         await self._teller.answer(address, event.id, verdict)
-
-    def _check_id(self, address: str, command_id: str, command: Message) -> None:
-        """Another command with the same id would get the answer of the first, and never be done."""
-        once, asked = (address, command_id), blake3(encode(command)).digest(length=16)
-        if self._asked.setdefault(once, asked) != asked:
-            raise Malformed(f"another command had the id {command_id[:100]!r}; send this one with an id of its own")
-        if len(self._asked) > ASKED_COUNT_MAX:
-            del self._asked[next(iter(self._asked))]
 
     # ------------------------------------------------------------------ queries
 
@@ -425,15 +412,9 @@ class Subscriber:
             to, command_id, command = read_device_command(spec, places, message.payload)
             self._plan(to)
             asked_as = command_id or self._fresh_id()
-            try:
-                self._check_id(to, asked_as, command)
-            except PeerError as error:
-                self.counters.bus_refused += 1
-                verdict: Verdict = Refused(str(error))
-            else:
-                self.counters.bus_commands += 1
-                source = _source(message.topic)
-                verdict = await self._host.intake.ask(to, command, asked_as, source=source, client=source)
+            self.counters.bus_commands += 1
+            source = _source(message.topic)
+            verdict = await self._host.intake.ask(to, command, asked_as, source=source, client=source)
             refused = verdict.reason if isinstance(verdict, Refused) else None
             answer = write_device_answer(spec, places, command_id, refused)
             if answer is not None:

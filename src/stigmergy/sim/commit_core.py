@@ -169,7 +169,7 @@ class Core:
         if taken is None:
             shard = self._open(place)
             stepped = shard.step([self._input(name, place.epoch)], NOW_NS)
-            repeats = tuple((position, _said(verdict)) for _, _, verdict, position in stepped.repeats)
+            repeats = tuple((position, _said(verdict)) for _, verdict, position in stepped.repeats)
             sealed = shard.seal()
             body = b"" if sealed is None else sealed.sealed.body
             # Two ways to the same draft are one: the way that was gone first stands for both.
@@ -192,7 +192,7 @@ class Core:
             replayed = self.replayed((*place.disk, number))
             same = digest_of_state(replayed) == digest_of_state(shard.state)
             fault = "" if same else "what was lived is not what the log folds into"
-            answers = tuple(_said(verdict) for _, _, verdict in ready.verdicts)
+            answers = tuple(_said(verdict) for _, verdict in ready.verdicts)
             orders, tells = orders_of(ready.owed, ACTUATORS), orders_of(ready.owed, shard_sink(0))
             written = self._written[place] = self.written[number] = Written(number, answers, orders, tells, fault)
         return written

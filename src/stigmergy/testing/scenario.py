@@ -336,7 +336,7 @@ class Scenario(Generic[A]):
             self._fail("\n".join(self._watch.findings))
         if ready is not None:
             self._commits.append((ready.commit, ready.sealed.digest))
-            self._answers += [verdict for _, _, verdict in ready.verdicts]
+            self._answers += [verdict for _, verdict in ready.verdicts]
             self._note(ready, as_it_is)
             self._check_state()
 
