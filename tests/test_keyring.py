@@ -53,7 +53,8 @@ def take_away(path: Path, *, renamed: bool) -> None:
     if renamed:
         path.rename(path.with_name("elsewhere"))
     elif path.is_dir():
-        shutil.rmtree(path)
+        while path.exists():  # the journal may make its next segment ready at this very moment
+            shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink()
 
