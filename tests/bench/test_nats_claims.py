@@ -20,7 +20,9 @@ def test_claims_are_measured_from_question_to_verdict(monkeypatch: pytest.Monkey
         forget_ledger("measured")
     assert found.agents == 20
     assert found.claims_per_s > 0
-    assert found.moves_per_s == pytest.approx(2 * found.claims_per_s, rel=0.5), "asked and given back"
+    # What was asked or given back at one end of the measurement may be written or granted beyond it.
+    claims_count, moves_count = found.claims_per_s * found.seconds, found.moves_per_s * found.seconds
+    assert moves_count == pytest.approx(2 * claims_count, rel=0.1, abs=4 * found.agents), "asked and given back"
     assert 1 <= found.moves_per_append <= 256
     assert 0 < found.p50_ms <= found.p99_ms
     assert found.seconds >= 0.3

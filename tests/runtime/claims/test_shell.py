@@ -77,6 +77,24 @@ def test_what_is_given_back_is_offered_to_who_waits() -> None:
     simulate(main)
 
 
+def test_a_busy_node_gives_back_what_its_agent_released() -> None:
+    """A host under load asks what is due at every step, far more often than the desk looks for this."""
+
+    async def main(stage: Stage) -> None:
+        one, other = await stage.node("one"), await stage.node("other")
+        one.ask(for_s=60.0)
+        granted = await one.wait_granted()
+        other.ask(for_s=5.0, wait_s=30.0)
+        await asyncio.sleep(2.0)
+        one.release(granted.token)
+        for _ in range(200):
+            one.wake()
+            await asyncio.sleep(0.001)
+        assert [type(verdict) for verdict in other.verdicts] == [Granted]
+
+    simulate(main)
+
+
 def test_the_ledger_hears_of_it_only_when_the_agent_knows() -> None:
     """The agent believes that it holds until `Released` was stepped; nobody else may hold it before."""
 

@@ -409,10 +409,10 @@ class Desk:
         """Sends what waited until its agent had heard of it, or for the margin behind a lease."""
         for _ in range(len(self._gates)):
             gate = self._gates.popleft()
-            if gate.not_before_ns <= now_ns and not (gate.sequence and self._owes(gate.shard, gate.sequence)):
-                self._writing.put(gate.name, gate.move)
-                continue
-            if gate.sequence:
+            if gate.not_before_ns <= now_ns:
+                if not (gate.sequence and self._owes(gate.shard, gate.sequence)):
+                    self._writing.put(gate.name, gate.move)
+                    continue
                 gate.not_before_ns = now_ns + GATE_LOOK_NS
             self._gates.append(gate)
 
