@@ -5,6 +5,7 @@ import gc
 import socket
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -18,9 +19,14 @@ from stigmergy.adapters.nats.threaded import GRACE_S, BlockingLink
 from stigmergy.core.errors import LinkDown
 from stigmergy.testing.nats_rig import NatsCluster
 
+OurThreads = Callable[[], list[threading.Thread]]
 
-def threads() -> int:
-    return sum(thread.name.startswith("nats ") for thread in threading.enumerate())
+
+@pytest.fixture
+def our_threads() -> OurThreads:
+    """The links' threads that this test has started and that still run; another test's are in the same process."""
+    before = set(threading.enumerate())
+    return lambda: [one for one in threading.enumerate() if one.name.startswith("nats ") and one not in before]
 
 
 def test_results_and_errors_come_back(server: NatsCluster) -> None:
@@ -35,12 +41,11 @@ def test_results_and_errors_come_back(server: NatsCluster) -> None:
     link.close()
 
 
-def test_nobody_there() -> None:
+def test_nobody_there(our_threads: OurThreads) -> None:
     (port,) = free_ports(1)
-    before = threads()
     with pytest.raises(LinkDown):
         BlockingLink(parse_address(f"nats://127.0.0.1:{port}"), name="test", open_s=0.3)
-    assert threads() == before
+    assert our_threads() == []
 
 
 def test_a_call_has_its_limit(server: NatsCluster) -> None:
@@ -75,13 +80,13 @@ def test_several_threads_at_once(server: NatsCluster) -> None:
     assert sorted(sequences) == list(range(1, 81))
 
 
-def test_a_killed_server(own_server: NatsCluster) -> None:
+def test_a_killed_server(own_server: NatsCluster, our_threads: OurThreads) -> None:
     link = BlockingLink(parse_address(own_server.url), name="test")
     own_server.kill(0)
     with pytest.raises(LinkDown):
         link.run(lambda one: one.api("INFO", within_s=1.0), within_s=2.0)
     link.close()
-    assert threads() == 0
+    assert our_threads() == []
 
 
 def test_nothing_runs_on_a_closed_link(server: NatsCluster) -> None:
@@ -115,7 +120,7 @@ def test_closing_waits_for_what_was_given_up(server: NatsCluster, caplog: pytest
 
 
 def test_a_connection_that_is_given_up_leaves_nothing_behind(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, our_threads: OurThreads
 ) -> None:
     """A busy machine: the thread gets no time, and whoever waits gives up before the attempt itself does."""
     monkeypatch.setattr(threaded, "GRACE_S", -0.05)
@@ -124,7 +129,7 @@ def test_a_connection_that_is_given_up_leaves_nothing_behind(
         with pytest.raises(Unanswered):
             BlockingLink(parse_address(url), name="test", open_s=0.3)
     gc.collect()
-    assert threads() == 0
+    assert our_threads() == []
     assert "destroyed" not in caplog.text
 
 
