@@ -18,7 +18,7 @@ def test_fields_are_documented_in_their_order(structure: type[Struct]) -> None:
 
 
 def test_bounds_are_documented() -> None:
-    documented = {row[0].strip("`"): int(row[1].replace(",", "")) for row in tables("shared-state.md")["Where it ends"]}
+    documented = {row[0].strip("`"): int(row[1].replace(",", "")) for row in tables("shared-state.md")["Limits"]}
     in_code = {name: value for name, value in vars(bounds).items() if name.endswith("_MAX") and "HARD" not in name}
     assert documented == in_code
 
