@@ -16,7 +16,7 @@ COMPILE := .venv-lock/bin/uv pip compile --quiet --universal --generate-hashes -
 # Tests start many processes. Each would compile all of src anew if none may keep what it has compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup check format test cover prove demo bench lock clean
+.PHONY: help setup check format test cover prove demo bench drawings lock clean
 
 help: ## Say what each target does (the default).
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -47,6 +47,9 @@ demo: setup ## Fly the edge agent over a real broker, kill it, cut its link, pro
 
 bench: setup .venv/.bench ## Measure (ARGS goes to the benchmarks).
 	$(BIN)/python -m stigmergy.bench $(ARGS)
+
+drawings: setup ## Draw the pictures in docs/images anew from their texts.
+	$(BIN)/python docs/images/draw.py docs/images/*.txt
 
 lock: setup .venv-lock/.lock ## Resolve pyproject.toml anew into requirements/ (ARGS="--upgrade" takes newer versions).
 	$(COMPILE) $(ARGS) --group dev -o requirements/dev.txt
