@@ -1,0 +1,71 @@
+"""Pages about the project keep their shape: sizes, one page for each decision, drawings made from their texts."""
+
+import re
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+DECISIONS = sorted((DOCS / "decisions").glob("[0-9]*.md"))
+DRAWINGS = sorted((DOCS / "images").glob("*.txt"))
+
+ARCHITECTURE_BYTES_MAX = 20_000
+DECISION_BYTES_MAX = 2_560
+GLOSSARY_TERMS_MAX = 40
+
+
+def read(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def headings(text: str) -> list[str]:
+    return re.findall(r"^## (.+)$", text, re.MULTILINE)
+
+
+def test_the_architecture_stays_short() -> None:
+    size = len(read(ROOT / "ARCHITECTURE.md").encode())
+    assert size <= ARCHITECTURE_BYTES_MAX, f"{size} bytes: move the reasons to docs/decisions"
+
+
+@pytest.mark.parametrize("page", DECISIONS, ids=lambda page: page.stem)
+def test_a_decision_is_one_page_of_four_parts(page: Path) -> None:
+    text = read(page)
+    assert re.fullmatch(r"\d{3}(-[a-z0-9]+)+", page.stem)
+    assert text.startswith(f"# {page.stem[:3]} ")
+    assert headings(text) == ["Context", "Decision", "Alternatives", "Consequences"]
+    assert len(text.encode()) <= DECISION_BYTES_MAX, "say it in one page, or make two decisions of it"
+
+
+def test_decisions_are_numbered_without_gaps_and_indexed() -> None:
+    assert [int(page.stem[:3]) for page in DECISIONS] == list(range(1, len(DECISIONS) + 1))
+    rows = re.findall(r"^\| (\d{3}) \| \[(.+)\]\((.+)\) \|$", read(DOCS / "decisions" / "README.md"), re.MULTILINE)
+    titles = {page.name: read(page).splitlines()[0].removeprefix("# ") for page in DECISIONS}
+    assert {target: f"{number} {title}" for number, title, target in rows} == titles
+
+
+def test_the_glossary_has_few_terms_in_two_sentences_each() -> None:
+    entries = re.findall(r"^- \*\*(.+?)\*\*: (.+)$", read(DOCS / "glossary.md"), re.MULTILINE)
+    terms = [term for term, _ in entries]
+    assert 20 <= len(terms) <= GLOSSARY_TERMS_MAX
+    assert terms == sorted(terms)
+    assert len(set(terms)) == len(terms)
+    for term, meaning in entries:
+        assert len(re.findall(r"\.(?= |$)", meaning)) == 2, f"{term}: write two sentences"
+
+
+@pytest.mark.parametrize("text", DRAWINGS, ids=lambda text: text.stem)
+def test_a_drawing_is_made_from_its_text(text: Path) -> None:
+    draw: Callable[[str], str] = runpy.run_path(str(DOCS / "images" / "draw.py"))["draw"]
+    assert read(text.with_suffix(".svg")) == draw(read(text)), "run `make drawings`"
+
+
+def test_a_drawing_refuses_what_it_does_not_know() -> None:
+    draw: Callable[[str], str] = runpy.run_path(str(DOCS / "images" / "draw.py"))["draw"]
+    assert "a &lt; b" in draw('box pure one 0,0 "a < b"\nbox disk two 1,1 "Two"\narrow one two "then"')
+    with pytest.raises(ValueError, match="not a line of a drawing: circle one"):
+        draw("circle one")
+    with pytest.raises(KeyError):
+        draw('box pure one 0,0 "One"\narrow one nowhere')
