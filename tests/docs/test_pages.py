@@ -14,6 +14,7 @@ DRAWINGS = sorted((DOCS / "images").glob("*.txt"))
 
 ARCHITECTURE_BYTES_MAX = 20_000
 DECISION_BYTES_MAX = 2_560
+README_LINES_MAX = 120
 GLOSSARY_TERMS_MAX = 40
 
 
@@ -69,3 +70,8 @@ def test_a_drawing_refuses_what_it_does_not_know() -> None:
         draw("circle one")
     with pytest.raises(KeyError):
         draw('box pure one 0,0 "One"\narrow one nowhere')
+
+
+def test_the_readme_fits_three_screens() -> None:
+    lines = len(read(ROOT / "README.md").splitlines())
+    assert lines <= README_LINES_MAX, f"{lines} lines: move something to the manual"
