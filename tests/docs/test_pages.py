@@ -16,6 +16,7 @@ ARCHITECTURE_BYTES_MAX = 20_000
 DECISION_BYTES_MAX = 2_560
 README_LINES_MAX = 120
 GLOSSARY_TERMS_MAX = 40
+CHANGE_CHARS_MAX = 200
 
 
 def read(path: Path) -> str:
@@ -75,3 +76,9 @@ def test_a_drawing_refuses_what_it_does_not_know() -> None:
 def test_the_readme_fits_three_screens() -> None:
     lines = len(read(ROOT / "README.md").splitlines())
     assert lines <= README_LINES_MAX, f"{lines} lines: move something to the manual"
+
+
+def test_changes_are_one_line_each() -> None:
+    for line in read(ROOT / "CHANGELOG.md").partition("\n## ")[2].splitlines():
+        assert not line.startswith(" "), f"{line.strip()}: one line for each change"
+        assert not line.startswith("- ") or (line.endswith(".") and len(line) <= CHANGE_CHARS_MAX), line
