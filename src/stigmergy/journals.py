@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -55,7 +54,8 @@ def inspect_journal(url: str) -> Journal:
     if url.startswith(SEGMENTS):
         return inspect_segments(url)
     if url.startswith(NATS):
-        return _only(inspect_nats(url), url)
+        _check_one_log(url)
+        return inspect_nats(url)[0]
     if not url.startswith(SQLITE):
         raise ConfigError(
             f"journal {url!r}: only one that outlives its node can be looked at, like sqlite:fleet.db or nats://hub:4222"
@@ -77,15 +77,13 @@ def inspect_all(url: str) -> Journal:
     return JoinedJournal(parts)
 
 
-def _only(logs: Sequence[Journal], url: str) -> Journal:
-    """The one log that there is, or that the URL has chosen."""
-    if len(logs) > 1:
-        chosen = shown_url(f"{url}{'&' if '?' in url else '?'}part={logs[0].identity.owned[0]}")
+def _check_one_log(url: str) -> None:
+    """Refuses a fleet with several logs of which the URL chooses none, before any of them is opened."""
+    if parts := nats_parts(url):
         raise ConfigError(
-            f"{logs[0].identity.fleet!r} has a log for each of {len(logs)} parts of its shards, and this looks at one "
-            f"at a time; name each of them, beginning with --journal '{chosen}'"
+            f"{shown_url(url)} has a log for each of {len(parts)} parts of its shards, and this looks at one "
+            f"at a time; name each of them, beginning with --journal '{shown_url(parts[0])}'"
         )
-    return logs[0]
 
 
 def journals_in(folder: Path) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 
 import msgspec
@@ -162,8 +163,11 @@ async def test_a_log_of_workers_is_not_run_as_a_whole(server: NatsCluster, place
         await open_shard_log(link, whole)
     await link.close()
 
+    before = set(threading.enumerate())
     with pytest.raises(ConfigError, match="part=0"):
         inspect_journal(f"{server.url}/{place}")
+    left = [one.name for one in threading.enumerate() if one not in before and one.name.startswith("nats ")]
+    assert left == [], "what was refused is closed"
     assert find_parts(f"{server.url}/{place}") == [f"{server.url}/{place}?part={shard}" for shard in range(4)]
     assert find_parts(f"{server.url}/{place}?part=1") == []
     third = inspect_journal(f"{server.url}/{place}?part=2")
