@@ -16,7 +16,7 @@ COMPILE := .venv-lock/bin/uv pip compile --quiet --universal --generate-hashes -
 # Tests start many processes. Each would compile all of src anew if none may keep what it has compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup check format test cover prove demo bench drawings lock clean
+.PHONY: help setup check format test cover prove nightly demo bench drawings lock clean
 
 help: ## Say what each target does (the default).
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -34,13 +34,17 @@ format: setup ## Format the code and fix what can be fixed safely.
 	$(BIN)/ruff format .
 
 test: setup ## Run the tests (ARGS="-k name -x" goes to pytest).
-	$(BIN)/python -m pytest $(ARGS)
+	@begin=$$(date +%s); $(BIN)/python -m pytest $(ARGS); code=$$?; \
+	echo "make test: $$(($$(date +%s) - begin)) s"; exit $$code
 
 cover: setup ## Run the tests and fail unless every branch of core and crdt is covered.
 	STIGMERGY_EXAMPLES=100 $(BIN)/python -m pytest --cov --cov-report=term-missing:skip-covered $(ARGS)
 
 prove: setup .venv/.prove ## Run the long proofs (ARGS goes to proofs).
 	$(BIN)/python -m proofs $(ARGS)
+
+nightly: setup .venv/.prove ## Run all long proofs at full counts: about 7 hours on two cores, 11 at most.
+	$(BIN)/python -m proofs
 
 demo: setup ## Fly the edge agent over a real broker, kill it, cut its link, prove what is promised.
 	$(BIN)/python -m apps.edge_agent.demo $(ARGS)

@@ -2,7 +2,8 @@
 
 Each runs in a process of its own: some fork, some fill memory on purpose, and a crash of one is a result, not the end.
 A proof is a module of this package with `prove(*, quick: bool) -> Proof`. One that is not there is skipped, loudly.
-Ends with 1 if a promise does not hold.
+Each has a stated time; one that is not done after TIME_FACTOR times that is ended and has failed. `make nightly` runs
+all of them. Ends with 1 if a promise does not hold.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -32,6 +35,7 @@ class Row(Struct, frozen=True):
     name: str
     row: str
     minutes: float
+    """At full counts, on two cores with nothing else to do."""
 
 
 ROWS = (
@@ -71,6 +75,10 @@ ROWS = (
     Row("long_tests", "", 10),
 )
 BY_NAME = {row.name: row for row in ROWS}
+TIME_FACTOR = 1.5
+"""A proof may take so many times its stated time: a machine may be slower or busy, but a night is short."""
+END_S = 30.0
+"""What a proof that took too long has to stop its servers, before it is killed."""
 
 
 HISTORIES = 10_000
@@ -127,17 +135,36 @@ def run_here(name: str, quick: bool) -> Proof:
     return msgspec.structs.replace(proof, seconds=time.monotonic() - begin_s)
 
 
-def run_apart(name: str, quick: bool) -> Proof:
-    """Runs one proof in a process of its own."""
+def run_apart(name: str, quick: bool, seconds_max: float) -> Proof:
+    """Runs one proof in a process of its own, and ends it with all that it has started if it takes longer than this."""
     begin_s = time.monotonic()
     command = [sys.executable, "-m", "proofs", name, "--here", *(["--quick"] if quick else [])]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=False)
-    last = done.stdout.splitlines()[-1] if done.stdout.splitlines() else b""
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True)
+    try:
+        said, _ = process.communicate(timeout=seconds_max)
+    except subprocess.TimeoutExpired:
+        late = f"not done after {seconds_max / 60:.1f} minutes; look where it hangs, or allow more with --time-factor"
+        return Proof(name=name, promise="to end in time", cases=1, violations=[late], seconds=seconds_max)
+    finally:
+        _end(process)
+    last = said.splitlines()[-1] if said.splitlines() else b""
     try:
         return msgspec.json.decode(last, type=Proof)
     except msgspec.DecodeError:
-        ended = f"ended with {done.returncode} and without a result: {last[-300:].decode(errors='replace')}"
+        ended = f"ended with {process.returncode} and without a result: {last[-300:].decode(errors='replace')}"
         return Proof(name=name, promise="to end", cases=1, violations=[ended], seconds=time.monotonic() - begin_s)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends a proof that still runs: as Ctrl-C would, so that it stops its servers, and then by force."""
+    for number, wait_s in ((signal.SIGINT, END_S), (signal.SIGKILL, None)):
+        if process.poll() is not None:
+            return
+        os.killpg(process.pid, number)
+        try:
+            process.communicate(timeout=wait_s)
+        except subprocess.TimeoutExpired:
+            continue
 
 
 def show(proof: Proof, console: Console) -> None:
@@ -173,6 +200,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="make prove", description=__doc__)
     parser.add_argument("proof", nargs="*", metavar="PROOF", help=f"of {', '.join(BY_NAME)}; all if none is named")
     parser.add_argument("--quick", action="store_true", help="small counts: a minute or two in all")
+    parser.add_argument(
+        "--time-factor",
+        type=float,
+        default=TIME_FACTOR,
+        help="a proof fails if it takes longer than so many times its stated time (default: %(default)s)",
+    )
     parser.add_argument("--json", action="store_true", help="print the outcome for machines")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -182,17 +215,18 @@ def main(arguments: list[str] | None = None) -> int:
     if options.here:
         print(msgspec.json.encode(run_here(options.proof[0], options.quick)).decode(), flush=True)
         return 0
-    return run_all(options.proof or list(BY_NAME), options.quick, options.json)
+    return run_all(options.proof or list(BY_NAME), options.quick, options.json, options.time_factor)
 
 
-def run_all(names: list[str], quick: bool, as_json: bool) -> int:
+def run_all(names: list[str], quick: bool, as_json: bool, time_factor: float = TIME_FACTOR) -> int:
     """Runs these proofs and prints what they have shown."""
     console = Console(stderr=as_json)
     begin_s = time.monotonic()
     proofs: list[Proof] = []
     skipped: dict[str, str] = {}
     if not quick:
-        console.print(f"{len(names)} proofs, about {sum(BY_NAME[name].minutes for name in names):.0f} minutes in all")
+        minutes = sum(BY_NAME[name].minutes for name in names)
+        console.print(f"{len(names)} proofs, about {minutes:.0f} minutes in all, {time_factor * minutes:.0f} at most")
     for name in names:
         try:
             find(name)
@@ -201,7 +235,7 @@ def run_all(names: list[str], quick: bool, as_json: bool) -> int:
             console.print(f"SKIPPED {name}: {why}", style="bold yellow")
             continue
         console.print(f"{name} …", style="dim")
-        proofs.append(run_apart(name, quick))
+        proofs.append(run_apart(name, quick, time_factor * BY_NAME[name].minutes * 60))
         show(proofs[-1], console)
     seconds = time.monotonic() - begin_s
     show_all(proofs, skipped, seconds, console)

@@ -4,12 +4,13 @@ import io
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from proofs.__main__ import BY_NAME, Missing, find, main, run_apart, show, show_all
+from proofs.__main__ import BY_NAME, TIME_FACTOR, Missing, find, main, run_apart, show, show_all
 from proofs.mutation import Survivor, Tally
 from proofs.mutation_tests import digests, pytest_command, what_to_run
 from proofs.report import Proof
@@ -19,6 +20,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_every_row_has_a_stated_time() -> None:
     assert all(row.minutes > 0 for row in BY_NAME.values())
+
+
+@pytest.mark.parametrize("file", ["Makefile", "CONTRIBUTING.md"])
+def test_the_time_of_a_night_is_stated_as_it_is(file: str) -> None:
+    """`make nightly` runs all of them: what it says about hours must follow when a proof is added or takes longer."""
+    hours = sum(row.minutes for row in BY_NAME.values()) / 60
+    said = f"about {hours:.0f} hours on two cores, {TIME_FACTOR * hours:.0f} at most"
+    assert said in (ROOT / file).read_text(), f"{file} must say: {said}"
 
 
 def test_a_proof_that_is_not_there_is_named() -> None:
@@ -46,9 +55,17 @@ def test_one_proof_for_machines() -> None:
 
 
 def test_a_process_that_ends_without_a_result_is_a_violation() -> None:
-    proof = run_apart("nothing", quick=True)
+    proof = run_apart("nothing", quick=True, seconds_max=600.0)
     assert not proof.holds
     assert "without a result" in proof.violations[0]
+
+
+def test_a_proof_that_takes_longer_than_its_time_fails_and_is_ended() -> None:
+    before_s = time.monotonic()
+    proof = run_apart("kill", quick=False, seconds_max=1.0)
+    assert not proof.holds
+    assert "not done after 0.0 minutes" in proof.violations[0]
+    assert time.monotonic() - before_s < 60 * BY_NAME["kill"].minutes, "it was not waited for"
 
 
 def test_nothing_tried_proves_nothing() -> None:
