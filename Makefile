@@ -40,10 +40,10 @@ test: setup ## Run the tests (ARGS="-k name -x" goes to pytest).
 cover: setup ## Run the tests and fail unless every branch of core and crdt is covered.
 	STIGMERGY_EXAMPLES=100 $(BIN)/python -m pytest --cov --cov-report=term-missing:skip-covered $(ARGS)
 
-prove: setup .venv/.prove ## Run the long proofs (ARGS goes to proofs).
+prove: setup .venv/.prove .venv/.bench ## Run the long proofs (ARGS goes to proofs).
 	$(BIN)/python -m proofs $(ARGS)
 
-nightly: setup .venv/.prove ## Run all long proofs at full counts: about 7 hours on two cores, 11 at most.
+nightly: setup .venv/.prove .venv/.bench ## Run all long proofs at full counts: about 7 hours on two cores, 11 at most.
 	$(BIN)/python -m proofs
 
 demo: setup ## Fly the edge agent over a real broker, kill it, cut its link, prove what is promised.

@@ -1,6 +1,5 @@
 """Charts come out on any terminal and as pictures, and say what was measured."""
 
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -80,8 +79,9 @@ def test_every_line_fits(chart: Chart, width: int) -> None:
     assert all(len(line) <= max(40, width) for line in lines_of(chart, width))
 
 
-@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason='needs pip install "stigmergy[bench]"')
+@pytest.mark.prove
 def test_a_picture_is_drawn(tmp_path: Path) -> None:
+    """Needs the extra [bench], which the long proofs install."""
     from stigmergy.bench.picture import draw as draw_picture
 
     def drawn(charts: list[Chart]) -> bytes:
