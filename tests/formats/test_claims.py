@@ -46,7 +46,7 @@ def test_fields_are_documented_in_their_order(structure: type[Struct]) -> None:
 
 
 def test_moves_are_documented_with_their_numbers() -> None:
-    documented = [(int(row[0]), row[1], row[2]) for row in tables("formats.md")["Moves of claimants"]]
+    documented = [(int(row[0]), row[1], row[2]) for row in tables("formats.md")["Claim entries"]]
     known = [
         (move.__struct_config__.tag, move.__name__, ", ".join(move.__struct_fields__))
         for move in get_args(entries.Move)
@@ -55,7 +55,7 @@ def test_moves_are_documented_with_their_numbers() -> None:
 
 
 def test_parts_of_a_state_are_documented() -> None:
-    documented = [(row[0], row[1]) for row in tables("formats.md")["Parts of a state of claims"]]
+    documented = [(row[0], row[1]) for row in tables("formats.md")["Parts of a claims state"]]
     assert documented == [(part.__name__, ", ".join(part.__struct_fields__)) for part in PARTS]
     assert all(part.__struct_config__.array_like for part in PARTS)
 

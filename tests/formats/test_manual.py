@@ -123,7 +123,7 @@ def own_messages() -> dict[str, type[Message]]:
 
 
 def test_messages_of_the_framework_are_documented() -> None:
-    rows = {row[0].strip("`"): row[1] for row in tables("formats.md")["The framework's own"] if row[0].startswith("`")}
+    rows = {row[0].strip("`"): row[1] for row in tables("formats.md")["Framework messages"] if row[0].startswith("`")}
     written = {tag: ", ".join(message.__struct_fields__) for tag, message in own_messages().items()}
     assert rows == written
 
