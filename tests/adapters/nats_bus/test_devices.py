@@ -1,6 +1,8 @@
 """Devices by MQTT and nodes by NATS on one server: both ways, held for who is away, retained, and with wills."""
 
 import asyncio
+import json
+import urllib.request
 
 from stigmergy.adapters.mqtt import MqttBus
 from stigmergy.adapters.nats_bus.bus import NatsBus
@@ -13,6 +15,13 @@ from tests.adapters.nats_bus.opening import Buses, hear
 async def both(server: NatsCluster, buses: Buses, fleet: str) -> tuple[NatsBus, MqttBus]:
     device = await buses.mqtt(server, f"{fleet}-device")
     return await buses.nats(server.url, f"{fleet}:north:node"), device
+
+
+def connections(server: NatsCluster, client_id: str) -> int:
+    """How many connections of a device the server has."""
+    url = f"http://127.0.0.1:{server.servers[0].plan.http_port}/connz?mqtt_client={client_id}"
+    with urllib.request.urlopen(url, timeout=30.0) as answer:
+        return int(json.load(answer)["num_connections"])
 
 
 async def test_what_nodes_say_reaches_devices_and_the_other_way_round_once(server: NatsCluster, buses: Buses) -> None:
@@ -43,7 +52,10 @@ async def test_topics_of_devices_are_heard_though_they_are_not_the_fleets(server
 async def test_device_that_is_away_gets_what_nodes_said_meanwhile(server: NatsCluster, buses: Buses) -> None:
     node, device = await both(server, buses, "away")
     await hear(device, "away/north/agents/Drone/D-1/commands")
+    assert connections(server, "away-device") == 1
     await device.close()
+    # What a server sends to a device that is leaving comes again after `ack_wait`, behind what was said later.
+    await wait_until(lambda: connections(server, "away-device") == 0)
     for number in range(5):
         await node.publish(BusMessage("away/north/agents/Drone/D-1/commands", b"%d" % number))
     heard = Heard()
