@@ -33,7 +33,7 @@ format: setup ## Format the code and fix what can be fixed safely.
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-test: setup ## Run the tests (ARGS="-k name -x" goes to pytest).
+test: setup .venv/.compiled ## Run the tests (ARGS="-k name -x" goes to pytest).
 	@begin=$$(date +%s); $(BIN)/python -m pytest $(ARGS); code=$$?; \
 	echo "make test: $$(($$(date +%s) - begin)) s"; exit $$code
 
@@ -87,9 +87,16 @@ clean: ## Remove the environments, caches and build results; data files stay.
 		echo "setup: making .venv with $$found"; \
 		"$$found" -m venv --clear .venv || exit 1; \
 	fi; \
-	$(PIP) install --use-pep517 --require-hashes -r requirements/dev.txt && \
+	$(PIP) install --no-compile --use-pep517 --require-hashes -r requirements/dev.txt && \
 	$(PIP) install --no-deps --no-build-isolation --editable . && \
 	touch $@
+
+# Tests run in several processes. In a new clone each would compile all of src and tests by itself, at the same moment.
+.venv/.compiled: .venv/.dev
+	@$(BIN)/python -m compileall -q -j 0 src apps examples proofs
+	@for part in "tests/[a-c]*" "tests/[d-z]*"; do \
+		$(BIN)/python -m pytest -n 0 --collect-only -qq -p no:cacheprovider $$part >/dev/null & \
+	done; wait; touch $@
 
 .venv/.prove: requirements/prove.txt .venv/.dev
 	@$(PIP) install --use-pep517 --require-hashes -r requirements/prove.txt && touch $@

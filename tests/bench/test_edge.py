@@ -26,6 +26,7 @@ PROMISED = {
 }
 
 
+@pytest.mark.prove
 @pytest.mark.timeout(1200)
 def test_runs_and_prints_what_is_promised(tmp_path: Path) -> None:
     figures = edge.run(argparse.Namespace(quick=True, directory=tmp_path))

@@ -17,6 +17,7 @@ from stigmergy.bench.engines import ENGINES, Engine
 from stigmergy.bench.showing import show
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.name)
 def test_a_host_grows_over_starts(engine: Engine, tmp_path: Path) -> None:
     module: Any = importlib.import_module(f"stigmergy.bench.engines.{engine.module}")

@@ -241,6 +241,7 @@ class TestLife:
         assert "process" in said
         assert "run it with as many as it was made for" in said
 
+    @pytest.mark.prove
     def test_segments_too(self, relays: Folder) -> None:
         node = start(relays, "--journal", "segments:fleet")
         path = relays.path / "fleet.sock"

@@ -113,12 +113,12 @@ def test_what_fails_is_named_while_others_run(capsys: pytest.CaptureFixture[str]
 
 
 def test_a_seed_that_hangs_is_ended_and_shown_with_its_stack(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("lights_sim:test_hangs", "--seeds", "1..3", "--hang-after", "8")
+    words = ("lights_sim:test_hangs", "--seeds", "1..3", "--hang-after", "4")
     assert main(["sim", *words]) == 1
     out, told = capsys.readouterr()
-    assert "seed 2 hangs, after 8.0 s: hung: ended after 8 s, " in told
+    assert "seed 2 hangs, after 4.0 s: hung: ended after 4 s, " in told
     assert " on no node at 0 virtual seconds" in told
-    assert "failed seed 2: hung: ended after 8 s" in out
+    assert "failed seed 2: hung: ended after 4 s" in out
     assert "in test_hangs" in out
     assert "1 of 3 seeds failed" in out
     code, found = sim_json(capsys, *words[:-4], "--seed", "2", *words[-2:])

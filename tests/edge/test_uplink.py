@@ -120,7 +120,7 @@ UPLINK = """agents = ["Drone/1"]
 uplink = { only = ["Arrived"], sample = { Moved = "1s" }, aggregate = { Measured = { every = "1s" } } }"""
 
 
-@pytest.fixture(params=["nats", "mosquitto"])
+@pytest.fixture(params=[pytest.param("nats", marks=pytest.mark.prove), "mosquitto"])
 def broker(request: pytest.FixtureRequest) -> Broker:
     found: Broker = request.getfixturevalue(request.param)
     return found

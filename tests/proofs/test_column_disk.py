@@ -2,6 +2,8 @@
 
 from functools import cache
 
+import pytest
+
 from proofs.column_agents import ready_fleet
 from proofs.column_disk import Subject, fail_calls, flip_bits, lose_power
 from stigmergy import Fleet
@@ -14,6 +16,7 @@ def fleet() -> Fleet:
     return ready_fleet()
 
 
+@pytest.mark.prove
 def test_power_is_lost_and_nothing_else() -> None:
     figures, violations = lose_power(fleet(), 20, lying=2, seed=1_000)
     assert violations == []
@@ -22,6 +25,7 @@ def test_power_is_lost_and_nothing_else() -> None:
     assert figures["actions"] > 500
 
 
+@pytest.mark.prove
 def test_calls_fail_in_turn() -> None:
     figures, violations = fail_calls(fleet(), every=18)
     assert violations == []
@@ -29,6 +33,7 @@ def test_calls_fail_in_turn() -> None:
     assert figures["after which it was started again"] > 2
 
 
+@pytest.mark.prove
 def test_no_flipped_bit_leads_to_another_state() -> None:
     figures, violations = flip_bits(fleet(), FLIPS, seed=3)
     assert violations == []

@@ -17,6 +17,7 @@ def fleet() -> Fleet:
     return ready_sondes()
 
 
+@pytest.mark.prove
 def test_replay_and_snapshots_end_in_the_tables_that_were_lived() -> None:
     checked = check_column_histories(24, 20_000, fleet())
     assert checked.histories == 24

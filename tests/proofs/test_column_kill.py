@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 KILLS = 40
 
 
+@pytest.mark.prove
 @pytest.mark.timeout(1200)
 def test_killed_again_and_again() -> None:
     command = [sys.executable, "-m", "proofs.column_kill", "--kills", str(KILLS), "--seed", "2"]

@@ -8,6 +8,7 @@ from proofs import engines
 from proofs.engines_both import Difference, Tried
 
 
+@pytest.mark.prove
 def test_it_tells_what_was_tried() -> None:
     proof = engines.prove(seed=7, programs=2, machine_codes=0)
     assert proof.holds

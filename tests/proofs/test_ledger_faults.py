@@ -8,6 +8,7 @@ from proofs import ledger_faults
 from stigmergy.testing.linearizability import Outcome
 
 
+@pytest.mark.prove
 def test_what_killed_processes_saw_of_a_ledger_has_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, seconds in (("CALM_S", 0.5), ("FAULT_S", 2.0), ("HEALED_S", 0.5)):
         monkeypatch.setattr(ledger_faults, name, seconds)

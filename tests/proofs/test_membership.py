@@ -6,6 +6,7 @@ from proofs import membership
 from proofs.membership import Findings, prove_calm, prove_load
 
 
+@pytest.mark.prove
 def test_a_fleet_within_its_bounds_shows_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(membership, "NODES", 52)
     found = Findings()

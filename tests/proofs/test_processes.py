@@ -13,7 +13,9 @@ TO = "Relay/1"
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize(("journal", "processes"), [("sqlite", 2), ("segments", 3)])
+@pytest.mark.parametrize(
+    ("journal", "processes"), [("sqlite", 2), pytest.param("segments", 3, marks=pytest.mark.prove)]
+)
 def test_killed_again_and_again(journal: str, processes: int) -> None:
     proof = kill_on(journal, KILLS, seed=2, processes=processes)
     assert proof.violations == []

@@ -1,11 +1,14 @@
 """The proof of row 11, in small, and that it would notice."""
 
+import pytest
+
 from proofs.returning import History, Tally, run_histories
 from stigmergy.crdt.causality import Context
 from stigmergy.crdt.store import EMPTY, Store
 from tests.crdt.anti_entropy.fleet import Fleet
 
 
+@pytest.mark.prove
 def test_who_returns_revives_nothing_and_loses_nothing() -> None:
     tally, violations = run_histories(12, first=1000)
     assert violations == []

@@ -130,7 +130,7 @@ async def flood(bus: MemoryBus, topics: list[str], count: int) -> None:
     await asyncio.gather(*(bus.publish(message(topics[number % len(topics)], number)) for number in range(count)))
 
 
-@pytest.mark.parametrize("redeliver_after_s", [None, 1.0])
+@pytest.mark.parametrize("redeliver_after_s", [None, pytest.param(1.0, marks=pytest.mark.prove)])
 @pytest.mark.parametrize(
     ("quiet", "flooded"),
     [

@@ -14,7 +14,7 @@ from stigmergy.sim.fleet.fleet import Setup
 from stigmergy.sim.scenario import Scenario
 from stigmergy.sim.world import World
 
-HANG_S = 10.0
+HANG_S = 5.0
 """A run of these takes a tenth of a second on an idle machine."""
 
 
@@ -72,18 +72,18 @@ def test_a_seed_that_hangs_is_ended_with_node_and_stack_and_the_rest_goes_on() -
     result = found([1, 2, 3, 8], notes, jobs=1)
     (hung,) = result.failing
     assert hung.seed == 3
-    where = r"hung: ended after 10 s, [0-9.]+ s of them on a processor, on node-2 at [0-9.]+ virtual seconds"
+    where = r"hung: ended after 5 s, [0-9.]+ s of them on a processor, on node-2 at [0-9.]+ virtual seconds"
     assert re.fullmatch(where, hung.violations[0])
     assert "in grind" in hung.stack
     assert "test_campaign.py" in hung.stack
     assert not result.ended, "it cannot be run again"
-    assert any(note.startswith("seed 3 hangs, after 10.0 s: hung: ended") for note in notes)
+    assert any(note.startswith("seed 3 hangs, after 5.0 s: hung: ended") for note in notes)
 
 
 def test_one_that_never_leaves_a_call_into_c_is_ended_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(campaign, "GRACE_S", 1.0)
     (hung,) = found([1, 5], []).failing
-    assert hung.violations == ["hung: ended after 11 s inside of a call that never returns"]
+    assert hung.violations == ["hung: ended after 6 s inside of a call that never returns"]
     assert "in watch" in hung.stack
 
 

@@ -27,6 +27,7 @@ from apps.edge_agent.demo.field import bytes_written
 ROOT = Path(__file__).resolve().parents[3]
 
 
+@pytest.mark.prove
 @pytest.mark.timeout(1200)
 def test_everything_is_proved(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "apps.edge_agent.demo", "--pace", "3", "--seed", "5"]
