@@ -38,6 +38,8 @@ SOURCES = 3
 ACK_WAIT_S = 0.1
 """NATS repeats after so long what was under way on a broken link; by default after 30 s, which would take all day."""
 BETWEEN_S_MAX = 0.3
+BETWEEN_COUNT_MIN = 25
+"""Messages that must have been answered between two cuts: on a busy machine cuts wait for traffic."""
 DOWN_S_MAX = 0.06
 FINISH_S_MAX = 90.0
 RESTART_SHARE = 0.05
@@ -150,7 +152,9 @@ class Siege:
         running = [asyncio.ensure_future(source.run()) for source in self._sources]
         try:
             for _ in range(cuts):
+                enough = self._answered + BETWEEN_COUNT_MIN
                 await asyncio.sleep(self._chance.random() * BETWEEN_S_MAX)
+                await self._wait_answered(enough)
                 await self._harm()
             await self._finish(running)
         finally:
@@ -163,6 +167,13 @@ class Siege:
             for proxy in self._proxies.values():
                 self.tally.links += proxy.connections
                 await proxy.close()
+
+    @property
+    def _answered(self) -> int:
+        return sum(source.answered for source in self._sources)
+
+    async def _wait_answered(self, count: int) -> None:
+        await wait_until(lambda: self._answered >= count)
 
     async def _bus(self, name: str) -> Bus:
         if name not in self._proxies:

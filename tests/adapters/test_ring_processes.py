@@ -51,14 +51,19 @@ time.sleep(60)
     ],
 )
 def test_every_byte_arrives_at_full_speed(tmp_path: Path, size: int, capacity: int) -> None:
-    options = ["--check", "--json", "--seconds", "0.4", "--size", str(size), "--capacity", str(capacity)]
-    done = subprocess.run(
-        [*BENCH, *options, "--folder", str(tmp_path)], capture_output=True, text=True, cwd=ROOT, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    # Otherwise it was no test: it must have gone around a few times.
-    (speed,) = json.loads(done.stdout)
-    assert speed["messages"] * framed_bytes(size) > 2 * capacity
+    # It is a test only if it has gone around a few times; a busy machine gets more time for that.
+    rounds = 0.0
+    for seconds in (0.4, 2.0, 10.0, 50.0):
+        options = ["--check", "--json", "--seconds", str(seconds), "--size", str(size), "--capacity", str(capacity)]
+        done = subprocess.run(
+            [*BENCH, *options, "--folder", str(tmp_path)], capture_output=True, text=True, cwd=ROOT, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        (speed,) = json.loads(done.stdout)
+        rounds = speed["messages"] * framed_bytes(size) / capacity
+        if rounds > 5:
+            return
+    pytest.fail(f"it went around {rounds:.1f} times at most")
 
 
 def test_sleepers_are_woken_across_processes(tmp_path: Path) -> None:
