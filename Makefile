@@ -9,7 +9,7 @@ ARGS ?=
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-TYPED := $(wildcard src tests examples apps proofs)
+TYPED := $(wildcard src tests examples apps proofs bench rigs)
 COMPILE := .venv-lock/bin/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 \
 	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" pyproject.toml
 
@@ -50,7 +50,7 @@ demo: setup ## Fly the edge agent over a real broker, kill it, cut its link, pro
 	$(BIN)/python -m apps.edge_agent.demo $(ARGS)
 
 bench: setup .venv/.bench ## Measure (ARGS goes to the benchmarks).
-	$(BIN)/python -m stigmergy.bench $(ARGS)
+	$(BIN)/python -m bench $(ARGS)
 
 drawings: setup ## Draw the pictures in docs/images anew from their texts.
 	$(BIN)/python docs/images/draw.py docs/images/*.txt
@@ -67,7 +67,7 @@ lock: setup .venv-lock/.lock ## Resolve pyproject.toml anew into requirements/ (
 clean: ## Remove the environments, caches and build results; data files stay.
 	rm -rf .venv .venv-lock .venv.lock build dist htmlcov .coverage .coverage.* \
 		.mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
-	find src tests examples apps proofs -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	find src tests examples apps proofs bench rigs -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # The stamps. Two makes at once in one checkout take turns, where flock exists.
 .venv/.dev: requirements/dev.txt pyproject.toml

@@ -15,7 +15,7 @@ from typing import Any
 from msgspec import structs
 
 from proofs.report import Proof
-from stigmergy.sim.airspace import Airspace, Flight, fly
+from rigs.airspace import Airspace, Flight, fly
 
 LARGE = Airspace(nodes=20, agents=1_000, cells=300, for_s=60.0, calm_s=20.0, cuts_per_node=6, crashes=12, holdups=40)
 SMALL = Airspace(nodes=6, agents=60, cells=15, for_s=30.0, calm_s=10.0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 from proofs.report import Proof
-from stigmergy.sim.claims_model import ClaimsModel, Faults
+from rigs.claims_model import ClaimsModel, Faults
 from stigmergy.sim.explore import explore
 
 STATES_MAX = 800_000

@@ -27,8 +27,8 @@ from stigmergy import (
     reject,
 )
 from stigmergy.columns import Batcher
-from stigmergy.core.batches import open_batch
-from stigmergy.runtime.columns.roster import Roster
+from stigmergy.node.column_roster import Roster
+from stigmergy.shard.batches import open_batch
 
 KIND = "Gauge"
 SHARDS = 2

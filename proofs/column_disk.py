@@ -22,16 +22,16 @@ from proofs.column_agents import SHARDS, ready_fleet
 from proofs.column_trial import ROUNDS_IO, ColumnTrial, run_column_trial
 from proofs.report import Proof
 from stigmergy import Fleet
-from stigmergy.adapters import segments
-from stigmergy.adapters.ed25519 import Ed25519Verifier
-from stigmergy.adapters.segments.frames import HEADER_BYTES, INDEX_LENGTH_BYTES, Kind, read_frame, size_ahead
-from stigmergy.core.errors import JournalError, RecoveryError, TrustError
-from stigmergy.core.snapshot import digest_of_state
-from stigmergy.core.state import Limits
-from stigmergy.ports.journal import JournalIdentity
-from stigmergy.runtime.recovery import Recovery
+from stigmergy.base.errors import JournalError, RecoveryError, TrustError
+from stigmergy.journal import segments
+from stigmergy.journal.port import JournalIdentity
+from stigmergy.journal.recovery import Recovery
+from stigmergy.journal.segments.frames import HEADER_BYTES, INDEX_LENGTH_BYTES, Kind, read_frame, size_ahead
+from stigmergy.keys.ed25519 import Ed25519Verifier
+from stigmergy.shard.snapshot import digest_of_state
+from stigmergy.shard.state import Limits
 from stigmergy.sim.disk import AfterFailedSync, Fault, SimDisk
-from stigmergy.sim.folder import SimFolder
+from stigmergy.sim.node import SimFolder
 
 LOSSES, LOSSES_QUICK = 400, 20
 LYING, LYING_QUICK = 20, 3

@@ -40,12 +40,12 @@ from stigmergy import (
     transient,
     within,
 )
-from stigmergy.core.codec import encode
-from stigmergy.core.inputs import ActionsConfirmed, Ask, ColumnDelivery, Delivery, EnrollAgents, Input
-from stigmergy.core.messages import Message
-from stigmergy.core.ready import Ready
-from stigmergy.core.state import Limits, ShardState
-from stigmergy.runtime.columns.following import catch_up, follow
+from stigmergy.agents.codec import encode
+from stigmergy.agents.messages import Message
+from stigmergy.node.column_intake import catch_up, follow
+from stigmergy.shard.draft import Ready
+from stigmergy.shard.inputs import ActionsConfirmed, Ask, ColumnDelivery, Delivery, EnrollAgents, Input
+from stigmergy.shard.state import Limits, ShardState
 
 HISTORIES, HISTORIES_QUICK = 4_000, 100
 POOL = tuple(f"p-{number}" for number in range(12))

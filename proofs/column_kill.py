@@ -44,16 +44,16 @@ from proofs.column_node import (
 from proofs.column_receiver import Receiver
 from proofs.kill import ASK_AGAIN_WITHIN, BUILD, command_id_of
 from proofs.report import Proof
+from rigs.node_process import Broken, Channel, Confirm, Deliver, Delivered, Stop, socket_pair
 from stigmergy import Fleet
-from stigmergy.adapters.ed25519 import Ed25519Verifier
-from stigmergy.adapters.segments.spare import LARGE_BYTES
-from stigmergy.core.codec import pack_envelope
-from stigmergy.core.snapshot import digest_of_state
-from stigmergy.core.state import Limits
-from stigmergy.runtime.audit.verification import Verification
-from stigmergy.runtime.recovery import Recovery
-from stigmergy.testing.frames import Broken, Channel, Confirm, Deliver, Delivered, Stop, socket_pair
-from stigmergy.wiring import inspect_journal
+from stigmergy.agents.codec import pack_envelope
+from stigmergy.app.fleet import inspect_journal
+from stigmergy.audit.verification import Verification
+from stigmergy.journal.recovery import Recovery
+from stigmergy.journal.segments.segment import LARGE_BYTES
+from stigmergy.keys.ed25519 import Ed25519Verifier
+from stigmergy.shard.snapshot import digest_of_state
+from stigmergy.shard.state import Limits
 
 KILLS = 1_000
 KILLS_QUICK = 100

@@ -18,12 +18,12 @@ import msgspec
 from msgspec import Struct
 
 from proofs.column_agents import KIND, SETTINGS, Act, Take, Warn, make_fleet
+from rigs.node_process import Broken, Channel, Confirm, Deliver, Delivered, Stop, ToldNode
 from stigmergy import Accepted, Fleet, Live, StigmergyError
-from stigmergy.adapters import segments
-from stigmergy.core.snapshot import digest_of_state
-from stigmergy.runtime.columns.orders import Orders
-from stigmergy.runtime.columns.roster import Roster
-from stigmergy.testing.frames import Broken, Channel, Confirm, Deliver, Delivered, Stop, ToldNode
+from stigmergy.journal import segments
+from stigmergy.node.column_actuators import Orders
+from stigmergy.node.column_roster import Roster
+from stigmergy.shard.snapshot import digest_of_state
 
 SEGMENT_BYTES = 1 << 20
 """Small, so that kills hit the begin of a segment too."""

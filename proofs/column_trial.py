@@ -20,12 +20,12 @@ from proofs.column_agents import KIND, SETTINGS, Model, Noted, Producer, Take, m
 from proofs.column_node import Release
 from proofs.column_receiver import Receiver
 from stigmergy import Fleet, Retention, Settings, Snapshots
-from stigmergy.adapters.segments.spare import LARGE_BYTES
-from stigmergy.core.batches import BATCH_BYTES_MAX
-from stigmergy.core.codec import pack_envelope
-from stigmergy.core.errors import StigmergyError
-from stigmergy.runtime.columns.orders import Orders
-from stigmergy.runtime.live import Live
+from stigmergy.agents.codec import pack_envelope
+from stigmergy.base.errors import StigmergyError
+from stigmergy.control.live import Live
+from stigmergy.journal.segments.segment import LARGE_BYTES
+from stigmergy.node.column_actuators import Orders
+from stigmergy.shard.batches import BATCH_BYTES_MAX
 from stigmergy.sim.disk import AfterFailedSync, Call, Fault, IoCall
 from stigmergy.sim.errors import SimulationError
 from stigmergy.sim.node import SimNode, World

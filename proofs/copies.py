@@ -23,13 +23,14 @@ from msgspec import Struct
 
 from proofs.report import Proof
 from stigmergy import Agent, Event, Fleet, Settings, evolve
-from stigmergy.copies import CopiesAt, restore
-from stigmergy.core.errors import StigmergyError
-from stigmergy.journals import inspect_journal
-from stigmergy.runtime.copies.restoring import CopyFound, find_copies
-from stigmergy.runtime.settings import CopySettings, Retention, Snapshots
-from stigmergy.testing.nats_rig import NatsCluster, start_single
-from stigmergy.wiring import verifier
+from stigmergy.app.copies import CopiesAt, restore
+from stigmergy.app.fleet import verifier
+from stigmergy.app.journals import inspect_journal
+from stigmergy.audit.copy_format import CopySettings
+from stigmergy.audit.restore import CopyFound, find_copies
+from stigmergy.base.errors import StigmergyError
+from stigmergy.node.settings import Retention, Snapshots
+from stigmergy.testing.nats import NatsCluster, start_single
 
 ROUNDS = 100
 ROUNDS_QUICK = 4

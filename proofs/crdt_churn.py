@@ -16,9 +16,8 @@ from random import Random
 from typing import NamedTuple, cast
 
 from proofs.report import Proof
-from stigmergy.crdt.delta import mint
 from stigmergy.crdt.orset import ORSet
-from stigmergy.crdt.store import EMPTY, Store, read_store
+from stigmergy.crdt.store import EMPTY, Store, mint, read_store
 from stigmergy.crdt.tree import entries_of
 from stigmergy.crdt.value import SharedValue
 

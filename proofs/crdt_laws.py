@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 
 from proofs.crdt_specifications import SPECIFICATIONS, Operation, Specification
 from proofs.report import Proof
-from stigmergy.crdt.delta import Delta, join_deltas, mint, read_delta
+from stigmergy.crdt.delta import Delta, join_deltas, read_delta
 from stigmergy.crdt.errors import NotContiguous
-from stigmergy.crdt.store import EMPTY, Store, read_store
+from stigmergy.crdt.store import EMPTY, Store, mint, read_store
 from stigmergy.crdt.value import SharedValue
 
 CASES, CASES_QUICK = 1_000_000, 2_000

@@ -14,8 +14,7 @@ from collections.abc import Callable
 from msgspec import structs
 
 from proofs.report import Proof
-from stigmergy.adapters.ed25519 import SEED_BYTES, Ed25519Signer, Ed25519Verifier
-from stigmergy.core.sharing import replica_id, replica_seed
+from stigmergy.agents.shared import replica_id, replica_seed
 from stigmergy.crdt.anti_entropy.authorship import Node, Trust, delta_statement, gossip_statement, object_id
 from stigmergy.crdt.anti_entropy.machine import Machine
 from stigmergy.crdt.anti_entropy.messages import (
@@ -30,10 +29,11 @@ from stigmergy.crdt.anti_entropy.messages import (
     write_message,
 )
 from stigmergy.crdt.anti_entropy.rules import Moment
-from stigmergy.crdt.delta import Delta, mint, read_delta
+from stigmergy.crdt.delta import Delta, read_delta
 from stigmergy.crdt.orset import ORSet
-from stigmergy.crdt.store import EMPTY, Store, read_store
+from stigmergy.crdt.store import EMPTY, Store, mint, read_store
 from stigmergy.crdt.value import SharedValue
+from stigmergy.keys.ed25519 import SEED_BYTES, Ed25519Signer, Ed25519Verifier
 
 MUTATIONS = 100_000
 MUTATIONS_QUICK = 3_000

@@ -17,11 +17,10 @@ from blake3 import blake3
 from msgspec import structs
 
 from proofs.report import Proof
-from stigmergy.core.codec import encode
-from stigmergy.sim.airspace import Airspace, fly
-from stigmergy.sim.scenario import GROUP, find_scenario
-from stigmergy.sim.simulating import run_seed
-from stigmergy.sim.trial import run_trial
+from rigs.airspace import Airspace, fly
+from rigs.trial import run_trial
+from stigmergy.agents.codec import encode
+from stigmergy.sim.simulation import GROUP, find_scenario, run_seed
 
 SEEDS = 40
 SEEDS_QUICK = 5

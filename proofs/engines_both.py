@@ -18,28 +18,26 @@ import msgspec
 import numpy as np
 from msgspec import Struct, structs
 
-from stigmergy.compiled.building import Built, build
-from stigmergy.compiled.carrying import Carrying
+from stigmergy.agents.agent import Agent, Rejection
+from stigmergy.agents.codec import REASON_CHARS_MAX, canonical_bytes, describe, encode, printable, tag_of
+from stigmergy.agents.columns import Halt, read_actions, read_records
+from stigmergy.agents.effects import ACTUATORS
+from stigmergy.agents.messages import SECOND_NS, Command, Message, Work, spec_of
+from stigmergy.agents.plans import AgentPlan
+from stigmergy.agents.supervision import InputFailed
+from stigmergy.compiled.builder import Built, build
 from stigmergy.compiled.checked import checked
-from stigmergy.compiled.engine import CompiledEngine
 from stigmergy.compiled.program import Program
-from stigmergy.compiled.reading import read_agent
-from stigmergy.compiled.table import CompiledTable
-from stigmergy.core.agent import Agent, Rejection
-from stigmergy.core.codec import REASON_CHARS_MAX, canonical_bytes, describe, encode, printable, tag_of
-from stigmergy.core.columnar import column_cause
-from stigmergy.core.columns import read_actions, read_records
-from stigmergy.core.commit import Commit
-from stigmergy.core.effects import ACTUATORS
-from stigmergy.core.homes import Homes
-from stigmergy.core.inputs import Ask, Delivery, Refused
-from stigmergy.core.messages import SECOND_NS, Command, Message, Work, spec_of
-from stigmergy.core.outcome import NO_CAUSE, pack_effect
-from stigmergy.core.plans import AgentPlan
-from stigmergy.core.shard import Shard
-from stigmergy.core.state import ShardState, plan_agents
-from stigmergy.core.supervision import InputFailed
-from stigmergy.core.tables import Halt
+from stigmergy.compiled.reader import read_agent
+from stigmergy.compiled.storage import Carrying
+from stigmergy.compiled.table import CompiledEngine, CompiledTable
+from stigmergy.shard.column_dispatch import column_cause
+from stigmergy.shard.commit import Commit
+from stigmergy.shard.draft import NO_CAUSE, pack_effect
+from stigmergy.shard.homes import Homes
+from stigmergy.shard.inputs import Ask, Delivery, Refused
+from stigmergy.shard.shard import Shard
+from stigmergy.shard.state import ShardState, plan_agents
 
 OTHER_NAN = struct.unpack("<d", bytes.fromhex("010000000000f8ff"))[0]
 """A NaN with a sign and other bits than the canonical one."""

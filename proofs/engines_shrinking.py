@@ -14,7 +14,7 @@ from typing import Any, TypeGuard
 
 from proofs.engines_both import Difference, Input, Tried, compare
 from proofs.engines_programs import load
-from stigmergy.compiled.building import Built
+from stigmergy.compiled.builder import Built
 from stigmergy.compiled.program import Program
 
 SECONDS_MAX = 60.0

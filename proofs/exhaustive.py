@@ -15,9 +15,8 @@ import time
 from typing import Any
 
 from proofs.report import Proof
-from stigmergy.sim.commit_model import Bounds, CommitModel, Mistake, World
-from stigmergy.sim.explore import Exploration
-from stigmergy.sim.liveness import explore_to_the_end
+from rigs.commit_model import Bounds, CommitModel, Mistake, World
+from stigmergy.sim.explore import Exploration, explore_to_the_end
 
 BOUNDS = (
     Bounds(items=2, crashes=2),

@@ -26,17 +26,17 @@ from msgspec import Struct, structs
 from proofs.kill_node import COUNTERS, Counted, Take, make_fleet
 from proofs.kill_node import SETTINGS as KILLED
 from proofs.report import Proof
-from stigmergy.adapters import segments, sqlite
-from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
-from stigmergy.adapters.keyfile import new_private_key, read_private_key, write_private_key
-from stigmergy.adapters.system import SystemClock, SystemEntropy
-from stigmergy.core.codec import pack_envelope
-from stigmergy.core.errors import DataLost, JournalError, RecoveryError, TrustError
-from stigmergy.core.snapshot import digest_of_state
-from stigmergy.core.state import Limits
-from stigmergy.ports.journal import Journal, JournalIdentity
-from stigmergy.runtime.host import Host
-from stigmergy.runtime.recovery import Recovery
+from stigmergy.agents.codec import pack_envelope
+from stigmergy.base.errors import DataLost, JournalError, RecoveryError, TrustError
+from stigmergy.base.system import SystemClock, SystemEntropy
+from stigmergy.journal import segments, sqlite
+from stigmergy.journal.port import Journal, JournalIdentity
+from stigmergy.journal.recovery import Recovery
+from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
+from stigmergy.keys.keyfile import new_private_key, read_private_key, write_private_key
+from stigmergy.node.host import Host
+from stigmergy.shard.snapshot import digest_of_state
+from stigmergy.shard.state import Limits
 
 SAMPLES = 5_000
 SAMPLES_QUICK = 300

@@ -7,7 +7,12 @@ import zlib
 
 from proofs.column_agents import KIND, Gauge, Gauged, ready_fleet
 from stigmergy import Fleet
-from stigmergy.adapters.segments.frames import (
+from stigmergy.agents.codec import encode
+from stigmergy.agents.columns import NO_CHECK, read_layout, read_templates, roster_check, write_record
+from stigmergy.agents.messages import spec_of
+from stigmergy.base.errors import JournalCorrupt, PeerError
+from stigmergy.compiled.table import CompiledEngine, engine_of
+from stigmergy.journal.segments.frames import (
     Kind,
     decode_group,
     encode_blocks,
@@ -17,20 +22,14 @@ from stigmergy.adapters.segments.frames import (
     frames_anywhere,
     read_frame,
 )
-from stigmergy.compiled.engine import CompiledEngine, engine_of
-from stigmergy.core.batches import BATCH_FORMAT, BatchHeader, open_batch, pack_batch
-from stigmergy.core.codec import encode
-from stigmergy.core.columns import NO_CHECK, read_layout, read_templates, roster_check, write_record
-from stigmergy.core.commit import digest_commit, open_commit
-from stigmergy.core.errors import JournalCorrupt, PeerError
-from stigmergy.core.inputs import ColumnDelivery, EnrollAgents
-from stigmergy.core.messages import spec_of
-from stigmergy.core.replay import apply
-from stigmergy.core.rosters import names_in
-from stigmergy.core.shard import Shard
-from stigmergy.core.snapshot import TABLE_PART, digest_of_state
-from stigmergy.core.state import ShardState
-from stigmergy.testing.commits import CommitChain
+from stigmergy.shard.batches import BATCH_FORMAT, BatchHeader, open_batch, pack_batch
+from stigmergy.shard.commit import digest_commit, open_commit
+from stigmergy.shard.inputs import ColumnDelivery, EnrollAgents
+from stigmergy.shard.replay import apply
+from stigmergy.shard.shard import Shard
+from stigmergy.shard.snapshot import TABLE_PART, digest_of_state, names_in
+from stigmergy.shard.state import ShardState
+from stigmergy.testing.journal_contract import CommitChain
 
 KEY = bytes(32)
 NAMES = ["g-1", "g-2", "g-3"]

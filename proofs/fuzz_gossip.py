@@ -29,10 +29,10 @@ from stigmergy.crdt.anti_entropy.messages import (
     write_message,
 )
 from stigmergy.crdt.anti_entropy.rules import Moment
-from stigmergy.crdt.delta import mint, read_delta
+from stigmergy.crdt.delta import read_delta
 from stigmergy.crdt.errors import BadDelta, BadStore, LimitReached, NotContiguous
 from stigmergy.crdt.orset import ORSet
-from stigmergy.crdt.store import EMPTY, Store, read_store
+from stigmergy.crdt.store import EMPTY, Store, mint, read_store
 from stigmergy.crdt.value import SharedValue
 
 REFUSED = (BadDelta, BadStore, NotContiguous, LimitReached)

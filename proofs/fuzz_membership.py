@@ -9,17 +9,19 @@ import random
 
 from blake3 import blake3
 
-from stigmergy.adapters.udp_mesh.datagrams import read_datagram, write_datagram
-from stigmergy.core.swim import Identity, Status, Swim, SwimUpdate
-from stigmergy.core.swim.packets import (
+from stigmergy.membership.packets import (
     CHECK_BYTES,
     DIGESTS_BYTES,
     PACKET_FORMAT,
     PacketKind,
+    Status,
     SwimPacket,
+    SwimUpdate,
     fleet_key,
     write_packet,
 )
+from stigmergy.membership.swim import Identity, Swim
+from stigmergy.membership.udp import read_datagram, write_datagram
 
 KEY = fleet_key("fleet")
 SECOND_NS = 1_000_000_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stigmergy.crdt.delta import Delta, Edit, mint, read_delta
+from stigmergy.crdt.delta import Delta, Edit, read_delta
 from stigmergy.crdt.errors import BadDelta, BadStore, LimitReached, NotContiguous, WrongType
 from stigmergy.crdt.flags import DisableWinsFlag
 from stigmergy.crdt.gcounter import GCounter
@@ -12,7 +12,7 @@ from stigmergy.crdt.lww_register import LWWRegister
 from stigmergy.crdt.mv_register import MVRegister
 from stigmergy.crdt.ormap import ORMap
 from stigmergy.crdt.orset import ORSet
-from stigmergy.crdt.store import Store, read_store
+from stigmergy.crdt.store import Store, mint, read_store
 from stigmergy.crdt.tree import entries_of
 from stigmergy.crdt.value import SharedValue
 

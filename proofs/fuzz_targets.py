@@ -15,25 +15,42 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
+from bench.workload import Drone, Feed, reports
 from proofs import fuzz_columns as columns
 from proofs import fuzz_gossip as gossip
 from proofs import fuzz_membership as membership
 from proofs import fuzz_shared as shared
-from stigmergy.adapters.archive import FlightFile
-from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
-from stigmergy.adapters.filing.mark import Mark, decode_mark, encode_mark
-from stigmergy.adapters.keyfile import (
+from stigmergy.agents.codec import ENVELOPE_FORMAT, Envelope, encode, open_envelope
+from stigmergy.agents.supervision import SignerEnrolled
+from stigmergy.audit.archive import Hold, read_holds, write_holds
+from stigmergy.audit.flight import Cut, FlightVerification, make_flight
+from stigmergy.audit.flight_format import (
+    FlightCommit,
+    FlightDirectory,
+    FlightOpening,
+    FlightRoster,
+    RecordKind,
+    read_flight_commit,
+    read_record,
+    read_record_header,
+    restore_directory,
+)
+from stigmergy.audit.flight_journal import FlightFile
+from stigmergy.base.errors import JournalError, PeerError, RecoveryError, StigmergyError, TrustError
+from stigmergy.control import protocol
+from stigmergy.journal.identity import Mark, decode_mark, encode_mark
+from stigmergy.journal.memory import open_journal as open_memory
+from stigmergy.journal.port import JournalIdentity
+from stigmergy.journal.sqlite.wal import FRAME_HEADER_BYTES, HEADER_BYTES, Wal, checksum
+from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
+from stigmergy.keys.keyfile import (
     PrivateKey,
     decode_private_key,
     decode_public_key,
     encode_private_key,
     encode_public_key,
 )
-from stigmergy.adapters.memory import open_journal as open_memory
-from stigmergy.adapters.sqlite.wal import FRAME_HEADER_BYTES, HEADER_BYTES, Wal, checksum
-from stigmergy.bench.workload import Drone, Feed, reports
-from stigmergy.core.codec import ENVELOPE_FORMAT, Envelope, encode, open_envelope
-from stigmergy.core.commit import (
+from stigmergy.shard.commit import (
     Commit,
     Group,
     Run,
@@ -45,28 +62,11 @@ from stigmergy.core.commit import (
     seal,
     statement,
 )
-from stigmergy.core.errors import JournalError, PeerError, RecoveryError, StigmergyError, TrustError
-from stigmergy.core.flight import (
-    FlightCommit,
-    FlightDirectory,
-    FlightOpening,
-    FlightRoster,
-    RecordKind,
-    read_flight_commit,
-    read_record,
-    read_record_header,
-    restore_directory,
-)
-from stigmergy.core.inputs import Ask, Delivery
-from stigmergy.core.replay import apply
-from stigmergy.core.shard import Shard
-from stigmergy.core.snapshot import SnapshotTaking, digest_of_state, load_agents, load_tables, read_header
-from stigmergy.core.state import ShardState, plan_agents
-from stigmergy.core.supervision import SignerEnrolled
-from stigmergy.ports.journal import JournalIdentity
-from stigmergy.runtime import protocol
-from stigmergy.runtime.audit.flight import Cut, FlightVerification, make_flight
-from stigmergy.runtime.audit.holds import Hold, read_holds, write_holds
+from stigmergy.shard.inputs import Ask, Delivery
+from stigmergy.shard.replay import apply
+from stigmergy.shard.shard import Shard
+from stigmergy.shard.snapshot import SnapshotTaking, digest_of_state, load_agents, load_tables, read_header
+from stigmergy.shard.state import ShardState, plan_agents
 
 MIB = 1024 * 1024
 PLANS = plan_agents([Drone])

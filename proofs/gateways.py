@@ -28,12 +28,12 @@ from msgspec import Struct
 from proofs import gateways_fleet
 from proofs.gateways_fleet import Arrived, Moved
 from proofs.report import Proof
+from rigs.gateways import GatewayProcess
 from stigmergy import Fleet, Settings, UplinkRule, UplinkSettings
-from stigmergy.adapters.nats.server import LOOPBACK, free_ports
-from stigmergy.core.errors import NotRunning
-from stigmergy.runtime.live import Live
-from stigmergy.runtime.protocol import State, Status
-from stigmergy.testing.gateway_rig import GatewayProcess
+from stigmergy.base.errors import NotRunning
+from stigmergy.control.live import Live
+from stigmergy.control.protocol import State, Status
+from stigmergy.nats.servers.server import LOOPBACK, free_ports
 from stigmergy.testing.proxy import LinkProxy
 
 FAULTS = 100

@@ -14,8 +14,8 @@ import sys
 from typing import Any
 
 from proofs.report import Proof
+from rigs.io_trial import run_io_trial
 from stigmergy.sim.disk import AfterFailedSync, Fault
-from stigmergy.sim.io_trial import run_io_trial
 
 FAULTS = (Fault.EIO, Fault.ENOSPC, Fault.POWER_LOSS, Fault.KILL)
 

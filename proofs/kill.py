@@ -41,10 +41,10 @@ from proofs.kill_node import (
     to_node,
 )
 from proofs.report import Proof
-from stigmergy.core.codec import pack_envelope
-from stigmergy.core.command_ids import new_command_id
-from stigmergy.core.memory import SHARE_COUNT_MAX
-from stigmergy.testing.frames import Broken, Channel, Confirm, Deliver, Delivered, Stop, socket_pair
+from rigs.node_process import Broken, Channel, Confirm, Deliver, Delivered, Stop, socket_pair
+from stigmergy.agents.codec import pack_envelope
+from stigmergy.base.command_ids import new_command_id
+from stigmergy.shard.memory import SHARE_COUNT_MAX
 
 BUILD = Path(__file__).resolve().parent.parent / "build"
 """On the disk of the checkout: the folder for temporary files may be memory."""

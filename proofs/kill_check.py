@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, assert_never
 import msgspec
 
 from proofs.kill_node import Act, Counted, Echoed, Stopped, Taken, make_fleet
-from stigmergy.adapters.ed25519 import Ed25519Verifier
-from stigmergy.core.commit import open_commit
-from stigmergy.core.snapshot import digest_of_state
-from stigmergy.core.state import Limits
-from stigmergy.ports.journal import Journal
-from stigmergy.runtime.audit.verification import Verification
-from stigmergy.runtime.recovery import Recovery
-from stigmergy.wiring import inspect_journal
+from stigmergy.app.fleet import inspect_journal
+from stigmergy.audit.verification import Verification
+from stigmergy.journal.port import Journal
+from stigmergy.journal.recovery import Recovery
+from stigmergy.keys.ed25519 import Ed25519Verifier
+from stigmergy.shard.commit import open_commit
+from stigmergy.shard.snapshot import digest_of_state
+from stigmergy.shard.state import Limits
 
 if TYPE_CHECKING:
     from proofs.kill import World

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 import msgspec
 from msgspec import Struct
 
+from rigs.node_process import Broken, Channel, Confirm, Deliver, Delivered, Stop, ToldNode
 from stigmergy import (
     Accepted,
     Action,
@@ -38,8 +39,7 @@ from stigmergy import (
     react,
     reject,
 )
-from stigmergy.core.snapshot import digest_of_state
-from stigmergy.testing.frames import Broken, Channel, Confirm, Deliver, Delivered, Stop, ToldNode
+from stigmergy.shard.snapshot import digest_of_state
 
 COUNTERS = 12
 SETTINGS = Settings(snapshots=Snapshots(every_events=200, every_s=60.0, tail_ratio=1.0))

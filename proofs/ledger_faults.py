@@ -22,12 +22,12 @@ from pathlib import Path
 from msgspec import Struct, field
 
 from proofs.report import Proof
-from stigmergy.adapters.nats.naming import ledger_stream
-from stigmergy.adapters.nats_ledger import open_ledger
-from stigmergy.core.errors import LedgerError
-from stigmergy.testing.ledger_client import LOG, read_history, signer_of
+from rigs.ledger_client import LOG, read_history, signer_of
+from rigs.parted_cluster import PartedCluster
+from stigmergy.base.errors import LedgerError
+from stigmergy.nats.ledger import open_ledger
+from stigmergy.nats.naming import ledger_stream
 from stigmergy.testing.linearizability import Append, Outcome, Read, holding_violations, log_violations
-from stigmergy.testing.parted_cluster import PartedCluster
 
 ROUNDS = 100
 ROUNDS_OF_FIVE = 20
@@ -62,7 +62,7 @@ class Crowd:
         self._lives[name] += 1
         arguments = [self._url, self._place, name, str(self._lives[name]), str(self._folder), ",".join(CLIENTS)]
         with (self._folder / f"{name}.errors").open("ab") as errors:
-            command = [sys.executable, "-m", "stigmergy.testing.ledger_client", *arguments]
+            command = [sys.executable, "-m", "rigs.ledger_client", *arguments]
             self._running[name] = subprocess.Popen(command, stderr=errors)
 
     def kill(self, name: str) -> None:

@@ -22,14 +22,14 @@ from pathlib import Path
 from msgspec import Struct
 
 from proofs.report import Proof
-from stigmergy.adapters.mqtt import open_bus
-from stigmergy.adapters.nats_bus import open_bus as open_nats_bus
-from stigmergy.adapters.system import SystemEntropy
-from stigmergy.core.errors import LinkDown, Overloaded, SequenceGap
-from stigmergy.ports.bus import Bus, BusMessage
+from stigmergy.base.errors import LinkDown, Overloaded, SequenceGap
+from stigmergy.base.system import SystemEntropy
+from stigmergy.bus.mqtt import open_bus
+from stigmergy.bus.port import Bus, BusMessage
+from stigmergy.nats.bus import open_bus as open_nats_bus
 from stigmergy.testing.brokers import Broker, NoBroker, start_mosquitto, start_nats
 from stigmergy.testing.bus_rig import wait_until
-from stigmergy.testing.nats_rig import start_single
+from stigmergy.testing.nats import start_single
 from stigmergy.testing.proxy import LinkProxy
 
 CUTS = 1_000

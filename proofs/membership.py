@@ -16,8 +16,8 @@ from statistics import median
 from typing import Any
 
 from proofs.report import Proof
+from rigs.membership_trial import Load, MembershipFleet
 from stigmergy.sim.loop import run
-from stigmergy.sim.membership_trial import Load, MembershipFleet
 from stigmergy.sim.network import CALM, LinkFaults
 
 NODES = 100

@@ -38,7 +38,7 @@ MUTANTS_TO_JUDGE = 50
 """With fewer results there is a score, and no verdict on it."""
 WORKERS = 2
 TEST_S_MAX = 60.0
-COPIED = ("src", "tests", "proofs", "docs", "pyproject.toml")
+COPIED = ("src", "tests", "proofs", "rigs", "bench", "docs", "pyproject.toml")
 LEFT_OUT = ("%BitOr%", "%_Is_Eq", "%_IsNot_NotEq")
 CONFIG = """
 [cosmic-ray]
@@ -105,7 +105,7 @@ class Copy:
     def passes(self) -> bool:
         """Whether the tests pass as they are."""
         environment = _environment(self.folder)
-        every = pytest_command(*[path for paths in TESTS.values() for path in paths])
+        every = pytest_command(*dict.fromkeys(path for paths in TESTS.values() for path in paths))
         done = subprocess.run(every, cwd=self.folder, env=environment, check=False, capture_output=True)
         return done.returncode == 0
 

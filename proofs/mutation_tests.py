@@ -14,18 +14,32 @@ from pathlib import Path
 
 DIGESTS = "digests.json"
 SOURCE = Path("src/stigmergy")
+CORE = ("tests/core", "tests/testing")
 TESTS = {
-    "core": ("tests/core", "tests/testing"),
+    "agents": CORE,
+    "audit/copy_format.py": CORE,
+    "audit/flight_format.py": CORE,
+    "bus/cloudevents.py": CORE,
+    "claims/entries.py": ("tests/core/claims", *CORE),
+    "claims/rules.py": ("tests/core/claims", *CORE),
+    "claims/state.py": ("tests/core/claims", *CORE),
+    "claims/wish.py": ("tests/core/claims", *CORE),
     "crdt": ("tests/crdt", "tests/core/test_sharing.py"),
+    "membership/packets.py": CORE,
+    "membership/swim.py": CORE,
+    "shard": CORE,
+    "uplink/messages.py": CORE,
+    "uplink/rules.py": CORE,
 }
-"""Per package that is changed, where its tests are. Those of a module are beside them, under its name."""
+"""What is changed, packages and single modules, and where its tests are. Those of a module are there by its name."""
 
 
 def digests(root: Path) -> dict[str, str]:
-    """The modules of these packages, as `core/claims/rules`, and what is in them."""
+    """The modules of these packages, as `shard/marks`, and what is in them."""
     found = {}
     for package in TESTS:
-        for path in sorted((root / SOURCE / package).rglob("*.py")):
+        place = root / SOURCE / package
+        for path in sorted(place.rglob("*.py")) if place.is_dir() else [place] * place.exists():
             name = path.relative_to(root / SOURCE).with_suffix("").as_posix()
             found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
     return found
@@ -33,8 +47,12 @@ def digests(root: Path) -> dict[str, str]:
 
 def own_tests(module: str) -> str:
     """The file with the tests of a module, if it has one of its own."""
-    folder, _, name = module.rpartition("/")
-    return f"tests/{folder}/test_{name}.py"
+    return f"{tests_of(module)[0]}/test_{module.rpartition('/')[2]}.py"
+
+
+def tests_of(module: str) -> tuple[str, ...]:
+    """Where the tests of a module are, its own among them."""
+    return TESTS.get(f"{module}.py") or TESTS[module.partition("/")[0]]
 
 
 def pytest_command(*tests: str) -> list[str]:
@@ -45,8 +63,7 @@ def pytest_command(*tests: str) -> list[str]:
 def what_to_run(changed: Sequence[str], root: Path) -> list[str]:
     """What to run for these modules: their own tests, then those of their packages."""
     own = [path for path in map(own_tests, changed) if (root / path).exists()]
-    packages = dict.fromkeys(module.partition("/")[0] for module in changed)
-    return own + [path for package in packages for path in TESTS[package]]
+    return own + list(dict.fromkeys(path for module in changed for path in tests_of(module)))
 
 
 def main() -> int:

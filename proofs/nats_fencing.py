@@ -23,16 +23,16 @@ import msgspec
 from msgspec import Struct
 
 from proofs.report import Proof
-from stigmergy.adapters.nats.address import parse_address
-from stigmergy.adapters.nats.errors import JetStreamRefused
-from stigmergy.adapters.nats.link import NatsLink
-from stigmergy.adapters.nats_journal.following import NatsShardLog, open_shard_log
-from stigmergy.adapters.nats_journal.stream import LogPlace
-from stigmergy.core.commit import Group
-from stigmergy.core.errors import JournalConflict, JournalUnknown, LinkDown
-from stigmergy.ports.journal import Journal, JournalIdentity, StoredCommit
-from stigmergy.testing.commits import CommitChain
-from stigmergy.testing.nats_rig import NatsCluster
+from stigmergy.base.errors import JournalConflict, JournalUnknown, LinkDown
+from stigmergy.journal.port import Journal, JournalIdentity, StoredCommit
+from stigmergy.nats.address import parse_address
+from stigmergy.nats.errors import JetStreamRefused
+from stigmergy.nats.journal.shard_log import NatsShardLog, open_shard_log
+from stigmergy.nats.journal.stream import LogPlace
+from stigmergy.nats.link import NatsLink
+from stigmergy.shard.commit import Group
+from stigmergy.testing.journal_contract import CommitChain
+from stigmergy.testing.nats import NatsCluster
 
 BUILD = Path(__file__).resolve().parent.parent / "build"
 """On the disk of the checkout: the folder for temporary files may be memory."""

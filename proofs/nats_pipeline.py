@@ -26,19 +26,19 @@ from msgspec import Struct
 
 from proofs.nats_pipeline_node import CONSUMER, EFFECTS, FLEET, INPUTS, SOURCES, Measured, Released
 from proofs.report import Proof
-from stigmergy.adapters.ed25519 import Ed25519Verifier
-from stigmergy.adapters.nats import naming
-from stigmergy.adapters.nats.address import parse_address
-from stigmergy.adapters.nats.errors import JetStreamRefused
-from stigmergy.adapters.nats.link import NatsLink
-from stigmergy.adapters.nats.streams import ensure_stream
-from stigmergy.core.codec import pack_envelope
-from stigmergy.core.commit import open_commit
-from stigmergy.core.errors import LinkDown
-from stigmergy.ports.journal import Journal
-from stigmergy.runtime.audit.verification import Verification
-from stigmergy.testing.nats_rig import NatsCluster
-from stigmergy.wiring import inspect_journal
+from stigmergy.agents.codec import pack_envelope
+from stigmergy.app.fleet import inspect_journal
+from stigmergy.audit.verification import Verification
+from stigmergy.base.errors import LinkDown
+from stigmergy.journal.port import Journal
+from stigmergy.keys.ed25519 import Ed25519Verifier
+from stigmergy.nats import naming
+from stigmergy.nats.address import parse_address
+from stigmergy.nats.errors import JetStreamRefused
+from stigmergy.nats.link import NatsLink
+from stigmergy.nats.streams import ensure_stream
+from stigmergy.shard.commit import open_commit
+from stigmergy.testing.nats import NatsCluster
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build"

@@ -18,11 +18,11 @@ import nats.errors
 from nats.aio.msg import Msg
 
 from stigmergy import Action, Agent, Effects, Event, Fleet, Order, Settings, Snapshots, evolve, react
-from stigmergy.adapters.nats.address import parse_address
-from stigmergy.adapters.nats.errors import JetStreamRefused
-from stigmergy.adapters.nats.link import NatsLink
-from stigmergy.core.errors import LinkDown, StigmergyError
-from stigmergy.runtime.live import Live
+from stigmergy.base.errors import LinkDown, StigmergyError
+from stigmergy.control.live import Live
+from stigmergy.nats.address import parse_address
+from stigmergy.nats.errors import JetStreamRefused
+from stigmergy.nats.link import NatsLink
 
 FLEET = "pipeline"
 SOURCES = 4

@@ -44,6 +44,8 @@ COPIED = (
     "src",
     "tests",
     "proofs",
+    "bench",
+    "rigs",
     "docs",
     "apps",
     "examples",

@@ -14,10 +14,9 @@ import functools
 import sys
 from collections.abc import Callable
 
-from stigmergy.sim.airspace import Airspace, fly
-from stigmergy.sim.scenario import find_scenario
-from stigmergy.sim.simulating import run_seed
-from stigmergy.sim.trial import run_trial
+from rigs.airspace import Airspace, fly
+from rigs.trial import run_trial
+from stigmergy.sim.simulation import find_scenario, run_seed
 
 
 def seeds_between(text: str) -> range:

@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 from proofs.report import Proof
-from stigmergy.sim.trial import run_trial
+from rigs.trial import run_trial
 
 LOSSES = 200
 LOSSES_QUICK = 30

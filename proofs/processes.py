@@ -29,13 +29,13 @@ from msgspec import Struct
 
 from proofs.processes_node import SHARDS, url_of
 from proofs.report import Proof
-from stigmergy.core.command_ids import RANDOM_BYTES, new_command_id
-from stigmergy.core.errors import StigmergyError
-from stigmergy.core.state import shard_of
-from stigmergy.parts import part_url
-from stigmergy.runtime.protocol import Reply, Send, Status, Stop, read_reply, write_request
-from stigmergy.runtime.shares import Share
-from stigmergy.wiring import ControlCall, control_path, make_private_key
+from stigmergy.app.fleet import ControlCall, control_path, make_private_key
+from stigmergy.app.parts import part_url
+from stigmergy.base.command_ids import RANDOM_BYTES, new_command_id
+from stigmergy.base.errors import StigmergyError
+from stigmergy.control.protocol import Reply, Send, Status, Stop, read_reply, write_request
+from stigmergy.network.shares import Share
+from stigmergy.shard.state import shard_of
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build"

@@ -16,9 +16,9 @@ import sys
 from pathlib import Path
 
 from stigmergy import Agent, Command, Effects, Event, Events, Fleet, Settings, Snapshots, Tell, decide, evolve, react
-from stigmergy.config import Config
-from stigmergy.runtime.shares import Share
-from stigmergy.wiring import Running
+from stigmergy.app.config import Config
+from stigmergy.app.fleet import Running
+from stigmergy.network.shares import Share
 
 SHARDS = 6
 

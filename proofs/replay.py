@@ -30,11 +30,14 @@ from proofs.menagerie import (
     unknown_fields,
 )
 from stigmergy import ActionDone, ActionFailed, Woken
-from stigmergy.core.codec import encode, tag_of
-from stigmergy.core.commit import digest_commit, open_commit
-from stigmergy.core.draft import DRAFT_BYTES_MAX
-from stigmergy.core.homes import Homes
-from stigmergy.core.inputs import (
+from stigmergy.agents.codec import encode, tag_of
+from stigmergy.agents.messages import SECOND_NS, Message, spec_of
+from stigmergy.agents.plans import AgentPlan
+from stigmergy.agents.supervision import AgentStopped, InputFailed
+from stigmergy.shard.commit import digest_commit, open_commit
+from stigmergy.shard.draft import DRAFT_BYTES_MAX, Ready
+from stigmergy.shard.homes import Homes
+from stigmergy.shard.inputs import (
     ELSEWHERE,
     Ask,
     Delivery,
@@ -51,13 +54,10 @@ from stigmergy.core.inputs import (
     SnapshotStored,
     TimerDue,
 )
-from stigmergy.core.messages import SECOND_NS, Message, spec_of
-from stigmergy.core.outbox import Pending
-from stigmergy.core.plans import AgentPlan
-from stigmergy.core.ready import Ready
-from stigmergy.core.replay import apply
-from stigmergy.core.shard import Shard
-from stigmergy.core.snapshot import (
+from stigmergy.shard.outbox import Pending
+from stigmergy.shard.replay import apply
+from stigmergy.shard.shard import Shard
+from stigmergy.shard.snapshot import (
     SnapshotTaking,
     digest_of_parts,
     digest_of_state,
@@ -66,8 +66,7 @@ from stigmergy.core.snapshot import (
     read_header,
     tables_of,
 )
-from stigmergy.core.state import Limits, ShardState, plan_agents
-from stigmergy.core.supervision import AgentStopped, InputFailed
+from stigmergy.shard.state import Limits, ShardState, plan_agents
 
 STEPS_PER_HISTORY = 24
 FAILED = spec_of(InputFailed).tag

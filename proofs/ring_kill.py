@@ -26,10 +26,10 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from bench.ring import is_as_put, parts_of
 from proofs.report import Proof
-from stigmergy.adapters.ring import open_blocking_consumer, open_blocking_producer
-from stigmergy.bench.ring import is_as_put, parts_of
-from stigmergy.core.errors import Overloaded
+from stigmergy.base.errors import Overloaded
+from stigmergy.ring import open_blocking_consumer, open_blocking_producer
 
 CAPACITY_BYTES = 64 * 1024
 LARGE_BYTES_MAX = CAPACITY_BYTES // 2 - 16

@@ -18,10 +18,10 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 from proofs.report import Proof
+from rigs.gauges import KIND, Gauge
+from rigs.trial import TrialResult, run_trial
 from stigmergy import Fleet
-from stigmergy.core.plans import AgentPlan
-from stigmergy.sim.gauges import KIND, Gauge
-from stigmergy.sim.trial import TrialResult, run_trial
+from stigmergy.agents.plans import AgentPlan
 
 SEEDS = 10_000
 SEEDS_QUICK = 200

@@ -31,19 +31,19 @@ import msgspec
 from proofs.processes import compare
 from proofs.report import Proof
 from proofs.workers_node import RECEIVER, SHARDS, Rung
-from stigmergy.adapters.nats.address import parse_address
-from stigmergy.adapters.nats.link import NatsLink
-from stigmergy.adapters.nats.naming import cluster_bucket, log_stream
-from stigmergy.adapters.nats_control import NatsRoom
-from stigmergy.adapters.nats_store.store import NatsStore
-from stigmergy.adapters.system import SystemClock
-from stigmergy.core.command_ids import RANDOM_BYTES, new_command_id
-from stigmergy.core.errors import StigmergyError
-from stigmergy.core.state import shard_of
-from stigmergy.runtime.cluster.register import Register
-from stigmergy.runtime.protocol import Reply, Send, Status, read_reply, write_request
-from stigmergy.testing.nats_rig import NatsCluster
-from stigmergy.wiring import make_private_key
+from stigmergy.app.fleet import make_private_key
+from stigmergy.base.command_ids import RANDOM_BYTES, new_command_id
+from stigmergy.base.errors import StigmergyError
+from stigmergy.base.system import SystemClock
+from stigmergy.cluster.register import Register
+from stigmergy.control.protocol import Reply, Send, Status, read_reply, write_request
+from stigmergy.nats.address import parse_address
+from stigmergy.nats.control import NatsRoom
+from stigmergy.nats.link import NatsLink
+from stigmergy.nats.naming import cluster_bucket, log_stream
+from stigmergy.nats.store.store import NatsStore
+from stigmergy.shard.state import shard_of
+from stigmergy.testing.nats import NatsCluster
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build"

@@ -33,19 +33,19 @@ from stigmergy import (
     reject,
     shared,
 )
-from stigmergy import client as client_module
-from stigmergy.adapters.memory_bus import open_bus
-from stigmergy.adapters.system import SystemEntropy
-from stigmergy.clusters import NatsWorker
-from stigmergy.config import Config
-from stigmergy.core.command_ids import time_ms_of
-from stigmergy.core.errors import ConfigError, Malformed, UnknownTag
-from stigmergy.ports.bus import BusMessage
-from stigmergy.runtime.live import Live
-from stigmergy.runtime.settings import BusSettings
+from stigmergy.app import client as client_module
+from stigmergy.app.config import Config
+from stigmergy.app.fleet import Bearings, Running
+from stigmergy.app.workers import NatsWorker
+from stigmergy.base.command_ids import time_ms_of
+from stigmergy.base.errors import ConfigError, Malformed, UnknownTag
+from stigmergy.base.system import SystemEntropy
+from stigmergy.bus.memory import open_bus
+from stigmergy.bus.port import BusMessage
+from stigmergy.control.live import Live
+from stigmergy.node.settings import BusSettings
 from stigmergy.testing.brokers import Broker
-from stigmergy.testing.nats_rig import NatsCluster, start_single
-from stigmergy.wiring import Bearings, Running
+from stigmergy.testing.nats import NatsCluster, start_single
 from tests.adapters.conftest import mosquitto
 
 __all__ = ["mosquitto"]

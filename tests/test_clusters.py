@@ -9,22 +9,21 @@ from typing import Any
 
 import pytest
 
-from stigmergy.adapters.nats import naming
-from stigmergy.adapters.nats.address import parse_address
-from stigmergy.adapters.nats.link import NatsLink
-from stigmergy.adapters.nats_journal import stream
-from stigmergy.cli import exits
-from stigmergy.cli.asking import ask_list
-from stigmergy.cli.output import Output
-from stigmergy.cli.places import ClusterPlace
-from stigmergy.clusters import NatsWorker
-from stigmergy.config import Config
-from stigmergy.core.errors import StigmergyError
-from stigmergy.core.state import shard_of
-from stigmergy.runtime.cluster import roster
-from stigmergy.runtime.cluster.worker import Worker
-from stigmergy.runtime.protocol import Log
-from stigmergy.testing.nats_rig import NatsCluster, start_single
+from stigmergy.app.config import Config
+from stigmergy.app.workers import NatsWorker
+from stigmergy.base.errors import StigmergyError
+from stigmergy.cli.display import exits
+from stigmergy.cli.display.output import Output
+from stigmergy.cli.display.places import ClusterPlace, ask_list
+from stigmergy.cluster import membership as roster
+from stigmergy.cluster.worker import Worker
+from stigmergy.control.protocol import Log
+from stigmergy.nats import naming
+from stigmergy.nats.address import parse_address
+from stigmergy.nats.journal import stream
+from stigmergy.nats.link import NatsLink
+from stigmergy.shard.state import shard_of
+from stigmergy.testing.nats import NatsCluster, start_single
 from tests.runtime.cluster.town import Add, Fleet, Land, Ring
 
 WAIT_S_MAX = 240.0

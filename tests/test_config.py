@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from stigmergy import Agent, Fleet
-from stigmergy.config import CONFIG_FILE, Config, find_config, read_config
-from stigmergy.core.errors import ConfigError
-from stigmergy.core.uplink import Aggregate, UplinkRule
-from stigmergy.runtime.settings import Settings
-from stigmergy.wiring import Bearings, find_bearings
+from stigmergy.app.config import CONFIG_FILE, Config, find_config, read_config
+from stigmergy.app.fleet import Bearings, find_bearings
+from stigmergy.base.errors import ConfigError
+from stigmergy.node.settings import Settings
+from stigmergy.uplink.rules import Aggregate, UplinkRule
 
 
 class Thing(Agent):

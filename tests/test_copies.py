@@ -11,22 +11,21 @@ import pytest
 from msgspec import structs
 
 from stigmergy import Agent, Event, Fleet, Settings, evolve
-from stigmergy.adapters import folder_store
-from stigmergy.adapters.memory_store import MemoryStore
-from stigmergy.adapters.memory_store.shelf import MemoryShelf
-from stigmergy.adapters.nats.naming import copies_bucket
-from stigmergy.adapters.system import SystemClock
-from stigmergy.copies import CopiesAt, restore
-from stigmergy.core.copies import CopiedShard, CopyManifest
-from stigmergy.core.errors import ConfigError, JournalCorrupt, StoreCorrupt
-from stigmergy.keyring import read_key
-from stigmergy.ports.store import Objects
-from stigmergy.runtime.audit.safeguards import Safeguards
-from stigmergy.runtime.copies.copier import Copier
-from stigmergy.runtime.copies.restoring import CopyFound, choose_copy, find_copies
-from stigmergy.runtime.live import Live
-from stigmergy.runtime.settings import CopySettings, Retention, Snapshots
-from stigmergy.wiring import verifier
+from stigmergy.app.copies import CopiesAt, restore
+from stigmergy.app.fleet import verifier
+from stigmergy.app.keyring import read_key
+from stigmergy.audit.archive import Safeguards
+from stigmergy.audit.copier import Copier
+from stigmergy.audit.copy_format import CopiedShard, CopyManifest, CopySettings
+from stigmergy.audit.restore import CopyFound, choose_copy, find_copies
+from stigmergy.base.errors import ConfigError, JournalCorrupt, StoreCorrupt
+from stigmergy.base.system import SystemClock
+from stigmergy.control.live import Live
+from stigmergy.nats.naming import copies_bucket
+from stigmergy.node.settings import Retention, Snapshots
+from stigmergy.store import folder as folder_store
+from stigmergy.store.memory import MemoryShelf, MemoryStore
+from stigmergy.store.port import Objects
 
 KINDS = ("sqlite", "segments")
 AGENTS = 40

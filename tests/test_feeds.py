@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from stigmergy import Agent, Event, Fleet, evolve
-from stigmergy.adapters.ring import open_blocking_producer, open_producer
-from stigmergy.config import read_config
-from stigmergy.core.codec import pack_envelope
-from stigmergy.core.errors import ConfigError, RingForeign, RingLocked
-from stigmergy.feeds import RINGS_COUNT_MAX, checked_rings, open_rings, ring_path
-from stigmergy.runtime.shares import Share
+from stigmergy.agents.codec import pack_envelope
+from stigmergy.app.config import read_config
+from stigmergy.app.feeds import RINGS_COUNT_MAX, checked_rings, open_rings, ring_path
+from stigmergy.base.errors import ConfigError, RingForeign, RingLocked
+from stigmergy.network.shares import Share
+from stigmergy.ring import open_blocking_producer, open_producer
 
 
 class Ticked(Event):

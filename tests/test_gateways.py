@@ -10,16 +10,10 @@ import pytest
 from msgspec import structs
 
 from stigmergy import Fleet
-from stigmergy.adapters.memory_store import open_store
-from stigmergy.adapters.nats.address import parse_address
-from stigmergy.adapters.nats.link import NatsLink
-from stigmergy.adapters.nats.server import LOOPBACK
-from stigmergy.adapters.system import SystemClock
-from stigmergy.clusters import NatsWorker
-from stigmergy.config import Config
-from stigmergy.core.errors import ConfigError, LinkDown, StoreUnavailable
-from stigmergy.doors import ClusterClient
-from stigmergy.gateways import (
+from stigmergy.app.cluster_client import ClusterClient
+from stigmergy.app.config import Config
+from stigmergy.app.fleet import Bearings, Running
+from stigmergy.app.gateway import (
     GatewayPlan,
     HubCollector,
     HubPlan,
@@ -31,11 +25,17 @@ from stigmergy.gateways import (
     make_leaf,
     topic_roots,
 )
-from stigmergy.runtime.live import Live
-from stigmergy.runtime.protocol import State, read_reply, write_request
-from stigmergy.runtime.uplink.distributor import Distributor
-from stigmergy.testing.nats_rig import start_single
-from stigmergy.wiring import Bearings, Running
+from stigmergy.app.workers import NatsWorker
+from stigmergy.base.errors import ConfigError, LinkDown, StoreUnavailable
+from stigmergy.base.system import SystemClock
+from stigmergy.control.live import Live
+from stigmergy.control.protocol import State, read_reply, write_request
+from stigmergy.nats.address import parse_address
+from stigmergy.nats.link import NatsLink
+from stigmergy.nats.servers.server import LOOPBACK
+from stigmergy.store.memory import open_store
+from stigmergy.testing.nats import start_single
+from stigmergy.uplink.distributor import Distributor
 from tests.adapters.nats_gateway.towns import FAST, WAIT_S_MAX, Arrived, Drone, wait_until
 
 

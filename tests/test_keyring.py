@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from stigmergy.adapters.keyfile import SIGNED_JOURNALS_MAX, SignedJournal, add_signed, read_signed, signed_path
-from stigmergy.core.errors import ConfigError, JournalCorrupt, JournalForeign, JournalUnknown, TrustError
-from stigmergy.keyring import SharedKey, make_private_key
-from stigmergy.wiring import Fleet
+from stigmergy.app.fleet import Fleet
+from stigmergy.app.keyring import SharedKey, make_private_key
+from stigmergy.base.errors import ConfigError, JournalCorrupt, JournalForeign, JournalUnknown, TrustError
+from stigmergy.keys.keyfile import SIGNED_JOURNALS_MAX, SignedJournal, add_signed, read_signed, signed_path
 from tests.runtime.counting import Add, Counter, Land
 
 URLS = ["sqlite:{}/fleet.db", "segments:{}/fleet"]

@@ -4,11 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from stigmergy.bearings import Bearings
-from stigmergy.cli.places import url_of
-from stigmergy.cli.run import check_alone
-from stigmergy.core.errors import ConfigError
-from stigmergy.parts import (
+from stigmergy.app.fleet import journals_in
+from stigmergy.app.node_config import Bearings
+from stigmergy.app.parts import (
     check_parts,
     check_single,
     check_whole,
@@ -19,8 +17,10 @@ from stigmergy.parts import (
     processes_of,
     shown_url,
 )
-from stigmergy.runtime.shares import Share
-from stigmergy.wiring import journals_in
+from stigmergy.base.errors import ConfigError
+from stigmergy.cli.display.places import url_of
+from stigmergy.cli.run import check_alone
+from stigmergy.network.shares import Share
 
 
 @pytest.fixture(params=["sqlite", "segments"])

@@ -2,13 +2,10 @@
 
 from msgspec import field
 
-from stigmergy.adapters.fence_file import FenceFile
-from stigmergy.client import Client, Heard, connect
-from stigmergy.core.agent import Agent, decide, evolve, react, reject
-from stigmergy.core.claiming import Claim, Denied, Granted, Lost, Ordered, Pool, Released, ordered, pool
-from stigmergy.core.codec import pack_envelope
-from stigmergy.core.confirmations import Done, Failed
-from stigmergy.core.effects import (
+from stigmergy.agents.agent import Agent, decide, evolve, react, reject
+from stigmergy.agents.codec import pack_envelope
+from stigmergy.agents.confirmations import Done, Failed
+from stigmergy.agents.effects import (
     ActionDone,
     ActionFailed,
     CancelWake,
@@ -26,19 +23,7 @@ from stigmergy.core.effects import (
     Woken,
     WorkFailed,
 )
-from stigmergy.core.errors import (
-    ClaimLapsed,
-    DeviceRefused,
-    NoAnswer,
-    NotAssigned,
-    NotRunning,
-    Overloaded,
-    StaleOrder,
-    StigmergyError,
-)
-from stigmergy.core.fence import Fence
-from stigmergy.core.inputs import Accepted, Refused, Verdict
-from stigmergy.core.messages import (
+from stigmergy.agents.messages import (
     Action,
     Blob,
     Command,
@@ -51,9 +36,9 @@ from stigmergy.core.messages import (
     upcast,
     within,
 )
-from stigmergy.core.pid import Pid
-from stigmergy.core.sharing import Merged, Shared, SharedChanged, shared
-from stigmergy.core.supervision import (
+from stigmergy.agents.ordered import Claim, Denied, Granted, Lost, Ordered, Pool, Released, ordered, pool
+from stigmergy.agents.shared import Merged, Shared, SharedChanged, shared
+from stigmergy.agents.supervision import (
     AgentResumed,
     AgentStopped,
     InputFailed,
@@ -62,8 +47,22 @@ from stigmergy.core.supervision import (
     Supervise,
     WhenStale,
 )
-from stigmergy.core.uplink import Aggregate, FieldSummary, Summary, UplinkRule
-from stigmergy.core.windows import Window
+from stigmergy.agents.windows import Window
+from stigmergy.app.client import Client, Heard, connect
+from stigmergy.app.fleet import Fleet
+from stigmergy.app.moved import install as install_moved
+from stigmergy.base.errors import (
+    ClaimLapsed,
+    DeviceRefused,
+    NoAnswer,
+    NotAssigned,
+    NotRunning,
+    Overloaded,
+    StaleOrder,
+    StigmergyError,
+)
+from stigmergy.bus.presence import Member, MemberJoined, MemberLeft, MembersReset
+from stigmergy.control.live import Live
 from stigmergy.crdt.flags import DisableWinsFlag, EnableWinsFlag
 from stigmergy.crdt.gcounter import GCounter
 from stigmergy.crdt.lww_register import LWWRegister
@@ -71,13 +70,17 @@ from stigmergy.crdt.mv_register import MVRegister
 from stigmergy.crdt.ormap import ORMap
 from stigmergy.crdt.orset import ORSet
 from stigmergy.crdt.pncounter import PNCounter
-from stigmergy.ports.device import Feed
-from stigmergy.runtime.live import Live
-from stigmergy.runtime.loops import SetPoints, Tick
-from stigmergy.runtime.mailbox import BLOCK, DROP_OLDEST, sample
-from stigmergy.runtime.presence import Member, MemberJoined, MemberLeft, MembersReset
-from stigmergy.runtime.settings import BusSettings, Retention, Settings, SharedSettings, Snapshots, UplinkSettings
-from stigmergy.wiring import Fleet
+from stigmergy.devices.fence import Fence
+from stigmergy.devices.fence_file import FenceFile
+from stigmergy.devices.loops import SetPoints, Tick
+from stigmergy.devices.pid import Pid
+from stigmergy.devices.port import Feed
+from stigmergy.node.mailbox import BLOCK, DROP_OLDEST, sample
+from stigmergy.node.settings import BusSettings, Retention, Settings, SharedSettings, Snapshots, UplinkSettings
+from stigmergy.shard.inputs import Accepted, Refused, Verdict
+from stigmergy.uplink.rules import Aggregate, FieldSummary, Summary, UplinkRule
+
+install_moved()
 
 __all__ = [
     "BLOCK",

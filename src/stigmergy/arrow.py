@@ -16,17 +16,16 @@ from datetime import datetime
 from typing import Any
 
 try:
-    from stigmergy.compiled.arrow import ROWS_PER_BATCH, EventBatches, Wanted, kind_and_type
-    from stigmergy.compiled.arrow_in import add_table
-    from stigmergy.compiled.arrow_orders import OrderBatches
+    from stigmergy.compiled.arrow import ROWS_PER_BATCH, EventBatches, Wanted, add_table, kind_and_type
+    from stigmergy.compiled.arrow_actions import OrderBatches
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         f'stigmergy.arrow needs {error.name}: pip install "stigmergy[parquet]"', name=error.name
     ) from None
-from stigmergy.core.errors import ConfigError
-from stigmergy.runtime.audit.export import Export, Selection
-from stigmergy.runtime.audit.history import read_moment
-from stigmergy.wiring import inspect_all
+from stigmergy.app.fleet import inspect_all
+from stigmergy.audit.export import Export, Selection
+from stigmergy.audit.history import read_moment
+from stigmergy.base.errors import ConfigError
 
 __all__ = ["add_table", "kind_and_type", "read_log"]
 

@@ -9,7 +9,7 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         f'stigmergy.columns needs {error.name}: pip install "stigmergy[compiled]"', name=error.name
     ) from None
-from stigmergy.runtime.columns.orders import Orders
-from stigmergy.runtime.columns.roster import Place, Roster, ShardRoster
+from stigmergy.node.column_actuators import Orders
+from stigmergy.node.column_roster import Place, Roster, ShardRoster
 
 __all__ = ["Batcher", "Orders", "Place", "Roster", "ShardRoster"]

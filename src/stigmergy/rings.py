@@ -23,18 +23,18 @@ from typing import Any, Generic, TypeVar, cast
 import msgspec
 from msgspec import structs
 
-from stigmergy.adapters.control import ControlCall, ControlClient
-from stigmergy.adapters.ring import BlockingProducer, Producer, open_blocking_producer, open_producer
+from stigmergy.agents.messages import Message
+from stigmergy.app.feeds import ring_path
+from stigmergy.base.errors import ConfigError, NotRunning
 from stigmergy.columns import Batcher, Roster
-from stigmergy.core.batches import open_batch
-from stigmergy.core.errors import ConfigError, NotRunning
-from stigmergy.core.messages import Message
-from stigmergy.feeds import ring_path
-from stigmergy.ports.ring import DURABLE_S_MAX, MESSAGE_BYTES_MAX, PUT_S_MAX
-from stigmergy.runtime import protocol
-from stigmergy.runtime.columns.roster import read_roster
-from stigmergy.runtime.protocol import ENROLLED_NAMES_MAX, REQUEST_BYTES_MAX, read_reply, write_request
-from stigmergy.runtime.shares import process_of
+from stigmergy.control import protocol
+from stigmergy.control.protocol import REQUEST_BYTES_MAX, read_reply, write_request
+from stigmergy.control.socket import ControlCall, ControlClient
+from stigmergy.network.shares import process_of
+from stigmergy.node.column_roster import ENROLLED_NAMES_MAX, read_roster
+from stigmergy.ring import BlockingProducer, Producer, open_blocking_producer, open_producer
+from stigmergy.ring.port import DURABLE_S_MAX, MESSAGE_BYTES_MAX, PUT_S_MAX
+from stigmergy.shard.batches import open_batch
 
 BATCH_BYTES = 256 * 1024
 """How large batches are made: small enough for any ring but the smallest, large enough to cost little each."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from stigmergy.sim.simulating import Simulation
+    from stigmergy.sim.simulation import Simulation
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -36,6 +36,6 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture
 def simulation(request: pytest.FixtureRequest) -> Simulation:
     """Runs a function that takes a World in a simulated fleet: `simulation(fleet, watch, agents=16, seeds=20)`."""
-    from stigmergy.sim.simulating import Simulation
+    from stigmergy.sim.simulation import Simulation
 
     return Simulation(request.node.nodeid)

@@ -8,7 +8,7 @@ from typing import NoReturn
 import pytest
 
 from stigmergy.testing.brokers import Broker, NoBroker, start_mosquitto, start_nats
-from stigmergy.testing.nats_rig import NatsCluster, start_single
+from stigmergy.testing.nats import NatsCluster, start_single
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from stigmergy.adapters.archive import FolderArchive, HoldsFile, NewFile
-from stigmergy.core.errors import JournalError, JournalFull
-from stigmergy.ports.archive import Archive, HoldStore
-from stigmergy.sim.archive import SimArchive, SimHolds
+from rigs.archive import SimArchive, SimHolds
+from stigmergy.audit.archive_folder import FolderArchive, HoldsFile, NewFile
+from stigmergy.audit.archive_port import Archive, HoldStore
+from stigmergy.base.errors import JournalError, JournalFull
 from stigmergy.sim.disk import Call, Fault, SimDisk
 
 

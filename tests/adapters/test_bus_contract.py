@@ -2,15 +2,15 @@
 
 import pytest
 
-from stigmergy.adapters.memory_bus import MemoryBroker, MemoryBus
-from stigmergy.adapters.mqtt import open_bus
-from stigmergy.adapters.nats_bus import open_bus as open_nats_bus
-from stigmergy.adapters.system import SystemEntropy
-from stigmergy.ports.bus import Bus
+from stigmergy.base.system import SystemEntropy
+from stigmergy.bus.memory import MemoryBroker, MemoryBus
+from stigmergy.bus.mqtt import open_bus
+from stigmergy.bus.port import Bus
+from stigmergy.nats.bus import open_bus as open_nats_bus
 from stigmergy.testing.brokers import Broker
 from stigmergy.testing.bus_contract import BusContract
 from stigmergy.testing.bus_rig import BusRig
-from stigmergy.testing.nats_rig import NatsCluster
+from stigmergy.testing.nats import NatsCluster
 from stigmergy.testing.proxy import LinkProxy
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from stigmergy.adapters.control import ControlClient, ControlServer, answers_at
-from stigmergy.core.errors import ConfigError, JournalLocked, NotRunning, StigmergyError
+from stigmergy.base.errors import ConfigError, JournalLocked, NotRunning, StigmergyError
+from stigmergy.control.socket import ControlClient, ControlServer, answers_at
 
 
 class Echo:

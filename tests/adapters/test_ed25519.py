@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
-from stigmergy.core.commit import SignatureAlgorithm
-from stigmergy.core.errors import TrustError
-from stigmergy.ports.trust import Signer, Verifier
+from stigmergy.base.errors import TrustError
+from stigmergy.base.trust import Signer, Verifier
+from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
+from stigmergy.shard.commit import SignatureAlgorithm
 
 ED25519 = SignatureAlgorithm.ED25519
 

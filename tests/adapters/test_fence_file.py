@@ -12,12 +12,12 @@ import apsw
 import pytest
 from msgspec import structs
 
-from stigmergy.adapters.fence_file import FenceFile
-from stigmergy.core.agent import Agent, react
-from stigmergy.core.effects import Effects, Order, OrderClaim
-from stigmergy.core.errors import ConfigError, StaleOrder
-from stigmergy.core.messages import Action, Event
-from stigmergy.wiring import Fleet
+from stigmergy.agents.agent import Agent, react
+from stigmergy.agents.effects import Effects, Order, OrderClaim
+from stigmergy.agents.messages import Action, Event
+from stigmergy.app.fleet import Fleet
+from stigmergy.base.errors import ConfigError, StaleOrder
+from stigmergy.devices.fence_file import FenceFile
 
 
 class Land(Action):
@@ -50,7 +50,7 @@ async def test_tokens_survive_the_node(tmp_path: Path) -> None:
 
 CHILD = """
 import asyncio, sys, os, signal
-from stigmergy.adapters.fence_file import FenceFile
+from stigmergy.devices.fence_file import FenceFile
 from stigmergy import Action, Order
 
 class Land(Action):

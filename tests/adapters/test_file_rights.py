@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from stigmergy.adapters import segments, sqlite, sqlite_ledger
-from stigmergy.adapters.archive import HoldsFile
-from stigmergy.core.errors import ConfigError, JournalError, LedgerCorrupt, StigmergyError
-from stigmergy.ports.journal import Journal, JournalIdentity, SnapshotPart
-from stigmergy.testing.commits import CommitChain
+from stigmergy.audit.archive_folder import HoldsFile
+from stigmergy.base.errors import ConfigError, JournalError, LedgerCorrupt, StigmergyError
+from stigmergy.claims import sqlite_ledger
+from stigmergy.journal import segments, sqlite
+from stigmergy.journal.port import Journal, JournalIdentity, SnapshotPart
+from stigmergy.testing.journal_contract import CommitChain
 
 IDENTITY = JournalIdentity(fleet="own", shards=2, incarnation=7)
 URLS = ["sqlite:{}/fleet.db", "segments:{}/fleet"]

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from stigmergy.adapters.folder_store import open_store
-from stigmergy.adapters.system import SystemClock
-from stigmergy.core.errors import Bug, ConfigError, StoreConflict, StoreCorrupt, StoreUnavailable
+from stigmergy.base.errors import Bug, ConfigError, StoreConflict, StoreCorrupt, StoreUnavailable
+from stigmergy.base.system import SystemClock
+from stigmergy.store.folder import open_store
 
 CLOCK = SystemClock()
 

@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from stigmergy.adapters import segments, sqlite
-from stigmergy.adapters.filing.reserve import Reserve
-from stigmergy.core.agent import Agent, decide, evolve
-from stigmergy.core.effects import Events
-from stigmergy.core.errors import JournalFull
-from stigmergy.core.messages import Command, Event
-from stigmergy.ports.journal import Journal, JournalIdentity, keep_within
-from stigmergy.runtime.settings import Retention, Settings, Snapshots
+from stigmergy.agents.agent import Agent, decide, evolve
+from stigmergy.agents.effects import Events
+from stigmergy.agents.messages import Command, Event
+from stigmergy.app.fleet import Fleet
+from stigmergy.base.errors import JournalFull
+from stigmergy.journal import segments, sqlite
+from stigmergy.journal.files import Reserve
+from stigmergy.journal.port import Journal, JournalIdentity, keep_within
+from stigmergy.node.settings import Retention, Settings, Snapshots
 from stigmergy.sim.disk import SimDisk
-from stigmergy.sim.folder import SimFolder
-from stigmergy.testing.commits import CommitChain
-from stigmergy.wiring import Fleet
+from stigmergy.sim.node import SimFolder
+from stigmergy.testing.journal_contract import CommitChain
 
 IDENTITY = JournalIdentity(fleet="full", shards=2, incarnation=7)
 SEGMENT_BYTES = 1 << 17

@@ -6,15 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from stigmergy.adapters.segments import SegmentJournal
-from stigmergy.adapters.sqlite import SqliteJournal
-from stigmergy.core.commit import head_of
-from stigmergy.core.errors import Bug, JournalConflict
-from stigmergy.journals import inspect_journal, open_journal
-from stigmergy.ports.journal import SnapshotPart
-from stigmergy.runtime.copies.restoring import Beginning
-from stigmergy.testing.commits import CommitChain
-from stigmergy.testing.journal_contract import stored
+from stigmergy.app.journals import inspect_journal, open_journal
+from stigmergy.audit.restore import Beginning
+from stigmergy.base.errors import Bug, JournalConflict
+from stigmergy.journal.port import SnapshotPart
+from stigmergy.journal.segments import SegmentJournal
+from stigmergy.journal.sqlite import SqliteJournal
+from stigmergy.shard.commit import head_of
+from stigmergy.testing.journal_contract import CommitChain, stored
 
 
 def open_new(kind: str, folder: Path) -> Beginning:

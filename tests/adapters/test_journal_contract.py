@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from stigmergy.adapters import memory, segments, sqlite
-from stigmergy.ports.journal import JournalIdentity
+from stigmergy.journal import memory, segments, sqlite
+from stigmergy.journal.port import JournalIdentity
 from stigmergy.sim.disk import SimDisk
-from stigmergy.sim.folder import SimFolder
+from stigmergy.sim.node import SimFolder
 from stigmergy.testing.journal_contract import FileJournalContract, JournalContract, OpenJournal, Place
 
 

@@ -16,9 +16,10 @@ from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stigmergy.adapters import keyfile
-from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
-from stigmergy.adapters.keyfile import (
+from stigmergy.base.errors import ConfigError, TrustError, WrongKey
+from stigmergy.keys import keyfile
+from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
+from stigmergy.keys.keyfile import (
     KEY_FILE_BYTES_MAX,
     PrivateKey,
     PublicKey,
@@ -33,9 +34,8 @@ from stigmergy.adapters.keyfile import (
     write_private_key,
     write_public_key,
 )
-from stigmergy.core.commit import SignatureAlgorithm
-from stigmergy.core.errors import ConfigError, TrustError, WrongKey
-from stigmergy.sim.clock import SimEntropy
+from stigmergy.shard.commit import SignatureAlgorithm
+from stigmergy.sim.loop import SimEntropy
 
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURES = ROOT / "tests" / "fixtures" / "formats"

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from stigmergy.adapters import memory_ledger, sqlite_ledger
-from stigmergy.core.errors import LedgerForeign
-from stigmergy.ports.ledger import check_name
-from stigmergy.sim.ledger import SimLedger
+from rigs.ledger import SimLedger
+from stigmergy.base.errors import LedgerForeign
+from stigmergy.claims import memory_ledger, sqlite_ledger
+from stigmergy.claims.port import check_name
 from stigmergy.testing.ledger_contract import LedgerContract, OpenLedger
 
 

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from stigmergy.adapters.lifeline import keep_to_one_core, make_lifeline
+from stigmergy.app.parts import keep_to_one_core, make_lifeline
 
 END_S_MAX = 240.0
 
@@ -18,7 +18,7 @@ END_S_MAX = 240.0
 def start(body: str) -> tuple[subprocess.Popen[str], socket.socket]:
     ours, theirs = make_lifeline()
     ours.setblocking(True)
-    program = "import sys, signal, time\nfrom stigmergy.adapters.lifeline import Lifeline\n" + textwrap.dedent(body)
+    program = "import sys, signal, time\nfrom stigmergy.app.parts import Lifeline\n" + textwrap.dedent(body)
     process = subprocess.Popen(
         [sys.executable, "-c", program, str(theirs.fileno())],
         pass_fds=(theirs.fileno(),),

@@ -21,7 +21,8 @@ from stigmergy import (
     evolve,
     react,
 )
-from stigmergy.adapters.mavlink import (
+from stigmergy.base.errors import DefinitionError
+from stigmergy.devices.mavlink import (
     BatteryRead,
     GoTo,
     Land,
@@ -32,7 +33,6 @@ from stigmergy.adapters.mavlink import (
     Vehicle,
     fit,
 )
-from stigmergy.core.errors import DefinitionError
 from stigmergy.testing.vehicle import SimulatedVehicle
 
 PLACE = (47.3981, 8.5460)

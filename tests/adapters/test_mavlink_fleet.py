@@ -25,8 +25,8 @@ from stigmergy import (
     react,
     within,
 )
-from stigmergy.adapters.mavlink import Result, Vehicle
-from stigmergy.adapters.mavlink.messages import Order as MavOrder
+from stigmergy.devices.mavlink import Result, Vehicle
+from stigmergy.devices.mavlink.messages import Order as MavOrder
 from stigmergy.testing.vehicle import SimulatedVehicle
 
 

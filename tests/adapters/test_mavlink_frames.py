@@ -12,8 +12,8 @@ from msgspec import structs
 from pymavlink.dialects.v10 import common as common_1  # type: ignore[import-untyped]
 from pymavlink.dialects.v20 import common  # type: ignore[import-untyped]
 
-from stigmergy.adapters.mavlink.frames import FRAME_BYTES_MAX, Parser, Writer
-from stigmergy.adapters.mavlink.messages import (
+from stigmergy.devices.mavlink.messages import (
+    FRAME_BYTES_MAX,
     LAYOUTS,
     MESSAGES,
     BatteryStatus,
@@ -22,7 +22,9 @@ from stigmergy.adapters.mavlink.messages import (
     GlobalPosition,
     Heartbeat,
     MavMessage,
+    Parser,
     StatusText,
+    Writer,
     checksum,
 )
 

@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 from pymavlink import mavutil  # type: ignore[import-untyped]
 
-from stigmergy.adapters.mavlink import Autopilot, Landed, Result, Vehicle
-from stigmergy.adapters.mavlink import link as link_module
-from stigmergy.adapters.mavlink import vehicle as vehicle_module
-from stigmergy.adapters.mavlink.frames import Parser, Writer
-from stigmergy.adapters.mavlink.messages import CommandAck, CommandLong, Heartbeat, Order, SysStatus
-from stigmergy.core.errors import ConfigError, DeviceRefused, LinkDown, Overloaded
+from stigmergy.base.errors import ConfigError, DeviceRefused, LinkDown, Overloaded
+from stigmergy.devices.mavlink import Autopilot, Landed, Result, Vehicle
+from stigmergy.devices.mavlink import vehicle as link_module
+from stigmergy.devices.mavlink import vehicle as vehicle_module
+from stigmergy.devices.mavlink.messages import CommandAck, CommandLong, Heartbeat, Order, Parser, SysStatus, Writer
 from stigmergy.testing.vehicle import SimulatedVehicle
 
 HOME = (47.3977, 8.5456)

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from stigmergy.adapters.memory import MemoryJournal, MemoryStore, open_journal
-from stigmergy.core.errors import ConfigError, JournalFull, JournalLocked, JournalUnknown
-from stigmergy.ports.journal import JournalIdentity, SnapshotPart
-from stigmergy.testing.commits import CommitChain
+from stigmergy.base.errors import ConfigError, JournalFull, JournalLocked, JournalUnknown
+from stigmergy.journal.memory import MemoryJournal, MemoryStore, open_journal
+from stigmergy.journal.port import JournalIdentity, SnapshotPart
+from stigmergy.testing.journal_contract import CommitChain
 
 IDENTITY = JournalIdentity(fleet="here", shards=2, incarnation=1)
 

@@ -4,18 +4,11 @@ import asyncio
 
 import pytest
 
-from stigmergy.adapters.memory_bus import (
-    MemoryBroker,
-    MemoryBus,
-    forget_broker,
-    memory_broker,
-    open_bus,
-)
-from stigmergy.core.errors import Bug, ConfigError, LinkDown, Overloaded
-from stigmergy.ports.bus import BusMessage
-from stigmergy.ports.receiving import TRIES_MAX, UNHEARD_S_MAX
-from stigmergy.sim.clock import SimEntropy
-from stigmergy.sim.loop import run
+from stigmergy.base.errors import Bug, ConfigError, LinkDown, Overloaded
+from stigmergy.bus.inbox import TRIES_MAX, UNHEARD_S_MAX
+from stigmergy.bus.memory import MemoryBroker, MemoryBus, forget_broker, memory_broker, open_bus
+from stigmergy.bus.port import BusMessage
+from stigmergy.sim.loop import SimEntropy, run
 from stigmergy.testing.bus_rig import Heard, Marking, publish_surely, wait_until
 
 HOUR_S = 3600.0
@@ -170,7 +163,7 @@ async def test_listener_that_fails_harms_neither_the_link_nor_other_listeners() 
     assert told == ["node: a listener for the link failed"] * 2
 
 
-# What every bus does with what it has received: ports/receiving.py.
+# What every bus does with what it has received: bus/inbox.py.
 
 
 def test_handler_that_cannot_stand_a_message_gives_it_up_after_so_many_tries() -> None:

@@ -6,12 +6,10 @@ import asyncio
 
 import pytest
 
-from stigmergy.adapters.memory_store import MemoryStore, open_store
-from stigmergy.adapters.memory_store.shelf import MemoryShelf
-from stigmergy.core.errors import ConfigError, StoreConflict, StoreUnavailable
-from stigmergy.ports.store import LEASE_DRIFT_SHARE, Anew, Complete, Entry, Gone
-from stigmergy.sim.clock import SimClock
-from stigmergy.sim.loop import VirtualLoop, run
+from stigmergy.base.errors import ConfigError, StoreConflict, StoreUnavailable
+from stigmergy.sim.loop import SimClock, VirtualLoop, run
+from stigmergy.store.memory import MemoryShelf, MemoryStore, open_store
+from stigmergy.store.port import LEASE_DRIFT_SHARE, Anew, Complete, Entry, Gone
 from stigmergy.testing.store_contract import Listener
 
 

@@ -6,15 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from stigmergy.adapters.memory_bus import MemoryBroker, MemoryBus
-from stigmergy.adapters.mqtt import open_bus
-from stigmergy.adapters.system import SystemClock, SystemEntropy
-from stigmergy.adapters.udp_mesh import open_mesh
-from stigmergy.ports.bus import Bus
-from stigmergy.ports.mesh import Mesh
-from stigmergy.runtime.bus_mesh import BusMesh
-from stigmergy.runtime.mesh_channels import MEMBERSHIP, MeshChannels
-from stigmergy.runtime.topics import Topics
+from stigmergy.base.system import SystemClock, SystemEntropy
+from stigmergy.bus.memory import MemoryBroker, MemoryBus
+from stigmergy.bus.mqtt import open_bus
+from stigmergy.bus.port import Bus
+from stigmergy.bus.topics import Topics
+from stigmergy.membership.bus_mesh import BusMesh
+from stigmergy.membership.mesh import MEMBERSHIP, Mesh, MeshChannels
+from stigmergy.membership.udp import open_mesh
 from stigmergy.sim.network import Network
 from stigmergy.testing.brokers import Broker
 from stigmergy.testing.bus_rig import wait_until

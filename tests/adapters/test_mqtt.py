@@ -12,12 +12,12 @@ import pytest
 import trustme
 from paho.mqtt.enums import CallbackAPIVersion
 
-from stigmergy.adapters.mqtt import MqttBus, open_bus
-from stigmergy.adapters.mqtt import bus as bus_module
-from stigmergy.adapters.mqtt import link as link_module
-from stigmergy.adapters.system import SystemEntropy
-from stigmergy.core.errors import ConfigError, LinkDown, Overloaded
-from stigmergy.ports.bus import PAYLOAD_BYTES_MAX, BusMessage
+from stigmergy.base.errors import ConfigError, LinkDown, Overloaded
+from stigmergy.base.system import SystemEntropy
+from stigmergy.bus.mqtt import MqttBus, open_bus
+from stigmergy.bus.mqtt import bus as bus_module
+from stigmergy.bus.mqtt import link as link_module
+from stigmergy.bus.port import PAYLOAD_BYTES_MAX, BusMessage
 from stigmergy.testing.brokers import Broker, NoBroker, TlsFiles, start_mosquitto, start_nats
 from stigmergy.testing.bus_rig import Heard, Marking, publish_surely, wait_until
 from stigmergy.testing.proxy import LinkProxy

@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from stigmergy.adapters.mqtt import MqttBus, open_bus
-from stigmergy.adapters.system import SystemEntropy
-from stigmergy.ports.bus import BusMessage
+from stigmergy.base.system import SystemEntropy
+from stigmergy.bus.mqtt import MqttBus, open_bus
+from stigmergy.bus.port import BusMessage
 from stigmergy.testing.bus_rig import wait_until
 
 TAKEN_S_MAX = 30.0

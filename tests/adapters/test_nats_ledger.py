@@ -10,15 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stigmergy.adapters.ed25519 import Ed25519Signer
-from stigmergy.adapters.nats.address import parse_address
-from stigmergy.adapters.nats.link import NatsLink
-from stigmergy.adapters.nats_ledger import NatsLedger, open_ledger, reading, writing
-from stigmergy.adapters.nats_ledger import ledger as opening
-from stigmergy.adapters.nats_ledger.fold import base_of
-from stigmergy.adapters.nats_ledger.places import find_place
-from stigmergy.adapters.nats_ledger.records import Cut
-from stigmergy.core.errors import (
+from stigmergy.base.errors import (
     Bug,
     ConfigError,
     LedgerCorrupt,
@@ -27,10 +19,19 @@ from stigmergy.core.errors import (
     LedgerUnavailable,
     LedgerUnknown,
 )
-from stigmergy.ports.ledger import ENTRIES_COUNT_MAX, ENTRY_BYTES_MAX, LedgerCheckpoint, LedgerEntry
+from stigmergy.claims.port import ENTRIES_COUNT_MAX, ENTRY_BYTES_MAX, LedgerCheckpoint, LedgerEntry
+from stigmergy.keys.ed25519 import Ed25519Signer
+from stigmergy.nats.address import parse_address
+from stigmergy.nats.ledger import NatsLedger, open_ledger
+from stigmergy.nats.ledger import ledger as opening
+from stigmergy.nats.ledger import reader as reading
+from stigmergy.nats.ledger import writer as writing
+from stigmergy.nats.ledger.records import Cut, base_of
+from stigmergy.nats.ledger.streams import find_place
+from stigmergy.nats.link import NatsLink
 from stigmergy.testing.journal_contract import in_a_loop
 from stigmergy.testing.ledger_contract import NAME, LedgerContract, OpenLedger, read_all
-from stigmergy.testing.nats_rig import NatsCluster, start_single
+from stigmergy.testing.nats import NatsCluster, start_single
 from stigmergy.testing.proxy import LinkProxy
 
 SIGNER = Ed25519Signer(b"\x01" * 32)

@@ -10,17 +10,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stigmergy.adapters.ed25519 import Ed25519Signer
-from stigmergy.adapters.nats.address import parse_address
-from stigmergy.adapters.nats.link import NatsLink
-from stigmergy.adapters.nats.members import replace_member
-from stigmergy.adapters.nats.naming import ledger_stream
-from stigmergy.adapters.nats_ledger import NatsLedger, open_ledger, reading
-from stigmergy.core.errors import ConfigError, LedgerUnavailable, LedgerUnknown
-from stigmergy.ports.ledger import LedgerEntry
+from stigmergy.base.errors import ConfigError, LedgerUnavailable, LedgerUnknown
+from stigmergy.claims.port import LedgerEntry
+from stigmergy.keys.ed25519 import Ed25519Signer
+from stigmergy.nats.address import parse_address
+from stigmergy.nats.ledger import NatsLedger, open_ledger
+from stigmergy.nats.ledger import reader as reading
+from stigmergy.nats.link import NatsLink
+from stigmergy.nats.naming import ledger_stream
+from stigmergy.nats.servers.members import replace_member
 from stigmergy.testing.journal_contract import in_a_loop
 from stigmergy.testing.ledger_contract import read_all
-from stigmergy.testing.nats_rig import NatsCluster
+from stigmergy.testing.nats import NatsCluster
 
 NAME = "incidents"
 WITHIN_S = 240.0

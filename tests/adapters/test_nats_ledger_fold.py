@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
-from stigmergy.adapters.nats_ledger import fold as folding
-from stigmergy.adapters.nats_ledger.fold import State, Taken, base_of, state_of, take
-from stigmergy.adapters.nats_ledger.records import (
+from stigmergy.agents.codec import encode
+from stigmergy.base.errors import LedgerCorrupt, LedgerForeign
+from stigmergy.claims.port import ENTRIES_COUNT_MAX, ENTRY_BYTES_MAX
+from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
+from stigmergy.nats.ledger import records as folding
+from stigmergy.nats.ledger.records import (
     FORMAT,
     START,
     Cut,
@@ -22,13 +24,15 @@ from stigmergy.adapters.nats_ledger.records import (
     LedgerBody,
     LedgerRecord,
     Revoke,
+    State,
+    Taken,
+    base_of,
     read_base,
     read_record,
+    state_of,
+    take,
     write_record,
 )
-from stigmergy.core.codec import encode
-from stigmergy.core.errors import LedgerCorrupt, LedgerForeign
-from stigmergy.ports.ledger import ENTRIES_COUNT_MAX, ENTRY_BYTES_MAX
 
 NAME = "fold"
 INCARNATION = b"i" * 16

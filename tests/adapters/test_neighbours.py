@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from stigmergy.adapters.memory_neighbours import MemoryStreet
-from stigmergy.adapters.neighbours import SocketNeighbourhood
-from stigmergy.core.errors import ConfigError, JournalLocked, TooLarge
-from stigmergy.ports.neighbour import Channel, Neighbourhood
-from stigmergy.testing.neighbour_contract import NeighbourContract, echo
+from rigs.neighbour_contract import NeighbourContract, echo
+from stigmergy.base.errors import ConfigError, JournalLocked, TooLarge
+from stigmergy.network.memory_peers import MemoryStreet
+from stigmergy.network.peer_port import Channel, Neighbourhood
+from stigmergy.network.unix_peers import SocketNeighbourhood
 
 
 class SocketRig:

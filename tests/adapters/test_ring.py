@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from stigmergy.adapters.ring import (
+from stigmergy.base.errors import ConfigError, Overloaded, RingDamaged, RingError, RingForeign, RingLocked
+from stigmergy.ring import (
     open_blocking_consumer,
     open_blocking_producer,
     open_consumer,
@@ -20,9 +21,8 @@ from stigmergy.adapters.ring import (
     place,
     remove_ring,
 )
-from stigmergy.adapters.ring.layout import HEADER_BYTES
-from stigmergy.core.errors import ConfigError, Overloaded, RingDamaged, RingError, RingForeign, RingLocked
-from stigmergy.ports.ring import CAPACITY_BYTES, CAPACITY_BYTES_MAX, MESSAGE_BYTES_MAX
+from stigmergy.ring.layout import HEADER_BYTES
+from stigmergy.ring.port import CAPACITY_BYTES, CAPACITY_BYTES_MAX, MESSAGE_BYTES_MAX
 
 SMALL_BYTES = 8192
 

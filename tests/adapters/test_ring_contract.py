@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from stigmergy.adapters import ring as rings
-from stigmergy.testing.ring_contract import CAPACITY_BYTES, Ring, RingContract
+from rigs.ring_contract import CAPACITY_BYTES, Ring, RingContract
+from stigmergy import ring as rings
 
 
 class FileRing:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from stigmergy.adapters.ring import Consumer, MemoryRing
-from stigmergy.adapters.ring.layout import ALIGNMENT, DURABLE, HEADER_BYTES, WRITTEN, Memory
-from stigmergy.core.errors import Overloaded, RingDamaged
-from stigmergy.ports.ring import RingMessage
+from stigmergy.base.errors import Overloaded, RingDamaged
+from stigmergy.ring import Consumer, MemoryRing
+from stigmergy.ring.layout import ALIGNMENT, DURABLE, HEADER_BYTES, WRITTEN, Memory
+from stigmergy.ring.port import RingMessage
 
 CAPACITY_BYTES = 4096
 STORES_MAX = 40

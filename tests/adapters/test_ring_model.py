@@ -9,10 +9,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from stigmergy.adapters.ring import Consumer, MemoryRing, Producer, open_consumer, open_producer, remove_ring
-from stigmergy.adapters.ring.layout import framed_bytes
-from stigmergy.core.errors import Overloaded, TooLarge
-from stigmergy.ports.ring import RingMessage
+from stigmergy.base.errors import Overloaded, TooLarge
+from stigmergy.ring import Consumer, MemoryRing, Producer, open_consumer, open_producer, remove_ring
+from stigmergy.ring.layout import framed_bytes
+from stigmergy.ring.port import RingMessage
 
 CAPACITY_BYTES = 8192
 LIMIT_BYTES = CAPACITY_BYTES // 2 - 16

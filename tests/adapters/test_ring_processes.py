@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from stigmergy.adapters.ring import open_blocking_consumer, open_blocking_producer, open_producer
-from stigmergy.adapters.ring.layout import framed_bytes
-from stigmergy.bench.ring import parts_of
-from stigmergy.core.errors import Overloaded, RingLocked
+from bench.ring import parts_of
+from stigmergy.base.errors import Overloaded, RingLocked
+from stigmergy.ring import open_blocking_consumer, open_blocking_producer, open_producer
+from stigmergy.ring.layout import framed_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
 CAPACITY_BYTES = 64 * 1024
-BENCH = [sys.executable, "-m", "stigmergy.bench.ring"]
+BENCH = [sys.executable, "-m", "bench.ring"]
 
 ECHO = """
 import asyncio, sys
-from stigmergy.adapters.ring import open_consumer, open_producer
+from stigmergy.ring import open_consumer, open_producer
 
 async def main():
     there, back = open_consumer(sys.argv[1]), open_producer(sys.argv[2])
@@ -34,7 +34,7 @@ asyncio.run(main())
 
 HOLDER = """
 import sys, time
-from stigmergy.adapters import ring
+from stigmergy import ring
 held = getattr(ring, "open_blocking_" + sys.argv[2])(sys.argv[1])
 print("held", flush=True)
 time.sleep(60)

@@ -9,15 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from stigmergy.adapters.segments import SegmentJournal, open_journal
-from stigmergy.adapters.segments.frames import Kind, read_frame
-from stigmergy.adapters.segments.segment import LANDMARK_BYTES, Segment
-from stigmergy.adapters.segments.spare import FILL_BYTES, FILL_SYNC_BYTES
-from stigmergy.core.errors import Bug, JournalCorrupt, JournalFull, JournalUnknown
-from stigmergy.ports.journal import JournalIdentity, SnapshotPart
+from stigmergy.base.errors import Bug, JournalCorrupt, JournalFull, JournalUnknown
+from stigmergy.journal.port import JournalIdentity, SnapshotPart
+from stigmergy.journal.segments import SegmentJournal, open_journal
+from stigmergy.journal.segments.frames import Kind, read_frame
+from stigmergy.journal.segments.segment import FILL_BYTES, FILL_SYNC_BYTES, LANDMARK_BYTES, Segment
 from stigmergy.sim.disk import Call, Fault, IoCall, SimDisk
-from stigmergy.sim.folder import SimFolder
-from stigmergy.testing.commits import CommitChain
+from stigmergy.sim.node import SimFolder
+from stigmergy.testing.journal_contract import CommitChain
 
 IDENTITY = JournalIdentity(fleet="here", shards=3, incarnation=7)
 SEGMENT_BYTES = 20_000
@@ -125,7 +124,7 @@ async def test_refusals_leave_no_file_open(path: Path, monkeypatch: pytest.Monke
         raise OSError(28, "No space left on device")
 
     before = len(os.listdir("/proc/self/fd"))
-    monkeypatch.setattr("stigmergy.adapters.segments.folder.os.pwritev", no_room)
+    monkeypatch.setattr("stigmergy.journal.segments.folder.os.pwritev", no_room)
     for _ in range(20):
         again = CommitChain()
         again.continue_from(first.commits[0])
@@ -564,7 +563,7 @@ async def test_a_disk_that_knows_no_direct_writes_is_written_to_the_other_way(
             raise OSError(22, "Invalid argument")
         return opened(name, flags, mode)
 
-    monkeypatch.setattr("stigmergy.adapters.segments.folder.os.open", no_direct)
+    monkeypatch.setattr("stigmergy.journal.segments.folder.os.open", no_direct)
     journal, chain = open_journal(f"segments:{path}", IDENTITY), CommitChain()
     bodies = []
     for _ in range(3):

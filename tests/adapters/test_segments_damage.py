@@ -5,9 +5,9 @@ import random
 
 import pytest
 
-from stigmergy.adapters.segments.frames import HEADER_BYTES, Kind, frames_anywhere, read_frame, size_ahead
-from stigmergy.sim.damage_trial import Image, Outcome, Victim, examine, flip, make_victim
-from stigmergy.sim.journal_trial import open_segments
+from rigs.damage_trial import Image, Outcome, Victim, examine, flip, make_victim
+from rigs.journal_trial import open_segments
+from stigmergy.journal.segments.frames import HEADER_BYTES, Kind, frames_anywhere, read_frame, size_ahead
 
 SAMPLES = 75
 KEY = bytes(32)

@@ -2,8 +2,8 @@
 
 import pytest
 
+from rigs.journal_trial import open_segments, try_fault_at, try_full_disk, try_power_loss
 from stigmergy.sim.disk import Fault, SimFile
-from stigmergy.sim.journal_trial import open_segments, try_fault_at, try_full_disk, try_power_loss
 
 SEEDS = 60
 

@@ -6,16 +6,16 @@ import sys
 import time
 from pathlib import Path
 
-from stigmergy.adapters.segments import inspect_journal
-from stigmergy.core.commit import digest_commit
+from stigmergy.journal.segments import inspect_journal
+from stigmergy.shard.commit import digest_commit
 
 KILLS = 8
 
 WRITER = """
 import asyncio, sys
-from stigmergy.adapters.segments import open_journal
-from stigmergy.ports.journal import JournalIdentity
-from stigmergy.testing.commits import CommitChain
+from stigmergy.journal.segments import open_journal
+from stigmergy.journal.port import JournalIdentity
+from stigmergy.testing.journal_contract import CommitChain
 
 async def main():
     journal = open_journal("segments:" + sys.argv[1], JournalIdentity("here", 3, 1), segment_bytes=20_000)

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from stigmergy.adapters.segments.folder import OsFile
-from stigmergy.adapters.segments.frames import BLOCK_BYTES, HEADER_BYTES, INDEX_LENGTH_BYTES, Frame, Kind, read_frame
-from stigmergy.sim.damage_trial import Outcome, Victim, examine, flip, make_victim
+from rigs.damage_trial import Outcome, Victim, examine, flip, make_victim
+from rigs.journal_trial import LARGE, open_segments, try_fault_at, try_power_loss
+from stigmergy.journal.segments.folder import OsFile
+from stigmergy.journal.segments.frames import BLOCK_BYTES, HEADER_BYTES, INDEX_LENGTH_BYTES, Frame, Kind, read_frame
 from stigmergy.sim.disk import Call, Fault, SimDisk, SimFile
-from stigmergy.sim.journal_trial import LARGE, open_segments, try_fault_at, try_power_loss
 from stigmergy.sim.loop import run
-from stigmergy.testing.commits import CommitChain
+from stigmergy.testing.journal_contract import CommitChain
 
 KEY = bytes(32)
 SEEDS = 12

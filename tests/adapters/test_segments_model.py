@@ -7,13 +7,13 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stigmergy.adapters.memory import MemoryJournal, MemoryStore
-from stigmergy.adapters.segments import open_journal
-from stigmergy.core.errors import StigmergyError
-from stigmergy.ports.journal import Journal, JournalIdentity, SnapshotPart
+from stigmergy.base.errors import StigmergyError
+from stigmergy.journal.memory import MemoryJournal, MemoryStore
+from stigmergy.journal.port import Journal, JournalIdentity, SnapshotPart
+from stigmergy.journal.segments import open_journal
 from stigmergy.sim.disk import SimDisk
-from stigmergy.sim.folder import SimFolder
-from stigmergy.testing.commits import CommitChain
+from stigmergy.sim.node import SimFolder
+from stigmergy.testing.journal_contract import CommitChain
 
 SHARDS = 3
 IDENTITY = JournalIdentity(fleet="model", shards=SHARDS, incarnation=1)

@@ -18,11 +18,7 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from stigmergy.adapters.filing.files import OsClaim
-from stigmergy.adapters.filing.mark import Mark, decode_mark
-from stigmergy.adapters.segments import SegmentJournal, inspect_journal, open_journal, opening, renew_incarnation
-from stigmergy.adapters.segments.frames import Kind, encode_frame
-from stigmergy.core.errors import (
+from stigmergy.base.errors import (
     Bug,
     ConfigError,
     JournalCorrupt,
@@ -31,10 +27,22 @@ from stigmergy.core.errors import (
     JournalLocked,
     StigmergyError,
 )
-from stigmergy.ports.journal import JournalIdentity, SnapshotPart
+from stigmergy.journal.files import OsClaim
+from stigmergy.journal.identity import Mark, decode_mark
+from stigmergy.journal.port import JournalIdentity, SnapshotPart
+from stigmergy.journal.segments import (
+    SegmentJournal,
+    inspect_journal,
+    open_journal,
+    renew_incarnation,
+)
+from stigmergy.journal.segments import (
+    opener as opening,
+)
+from stigmergy.journal.segments.frames import Kind, encode_frame
 from stigmergy.sim.disk import Fault, SimDisk
-from stigmergy.sim.folder import SimFolder
-from stigmergy.testing.commits import CommitChain
+from stigmergy.sim.node import SimFolder
+from stigmergy.testing.journal_contract import CommitChain
 
 IDENTITY = JournalIdentity(fleet="here", shards=3, incarnation=7)
 
@@ -188,9 +196,9 @@ def test_folders_above_are_made(tmp_path: Path) -> None:
 
 NO_RIGHTS = """
 import os, sys
-from stigmergy.adapters.segments import inspect_journal, open_journal
-from stigmergy.core.errors import ConfigError
-from stigmergy.ports.journal import JournalIdentity
+from stigmergy.journal.segments import inspect_journal, open_journal
+from stigmergy.base.errors import ConfigError
+from stigmergy.journal.port import JournalIdentity
 if os.getuid() == 0:
     os.setuid(65534)
 for act in (lambda url: open_journal(url, JournalIdentity("here", 3, 7)), inspect_journal):
@@ -218,8 +226,8 @@ def test_folder_without_rights_is_refused_in_words() -> None:
 
 HOLDER = """
 import sys, time
-from stigmergy.adapters.segments import open_journal
-from stigmergy.ports.journal import JournalIdentity
+from stigmergy.journal.segments import open_journal
+from stigmergy.journal.port import JournalIdentity
 journal = open_journal("segments:" + sys.argv[1], JournalIdentity("here", 3, 7))
 print("open", flush=True)
 time.sleep(60)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from stigmergy.adapters.memory_shard_log import MemoryShard, MemoryShardLog
-from stigmergy.ports.following import ShardLog
-from stigmergy.ports.journal import JournalIdentity
-from stigmergy.testing.shard_log_contract import OpenLog, ShardLogContract
+from rigs.shard_log_contract import OpenLog, ShardLogContract
+from stigmergy.journal.memory import MemoryShard, MemoryShardLog
+from stigmergy.journal.port import JournalIdentity, ShardLog
 
 
 class TestMemoryShardLog(ShardLogContract):

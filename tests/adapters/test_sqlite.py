@@ -10,16 +10,11 @@ from pathlib import Path
 import apsw
 import pytest
 
-from stigmergy.adapters.sqlite import SqliteJournal, open_journal
-from stigmergy.core.errors import (
-    JournalConflict,
-    JournalCorrupt,
-    JournalFull,
-    JournalUnknown,
-)
-from stigmergy.ports.journal import JournalIdentity, SnapshotPart
+from stigmergy.base.errors import JournalConflict, JournalCorrupt, JournalFull, JournalUnknown
+from stigmergy.journal.port import JournalIdentity, SnapshotPart
+from stigmergy.journal.sqlite import SqliteJournal, open_journal
 from stigmergy.sim.disk import Call, Fault, SimDisk
-from stigmergy.testing.commits import CommitChain
+from stigmergy.testing.journal_contract import CommitChain
 
 IDENTITY = JournalIdentity(fleet="here", shards=3, incarnation=7)
 

@@ -5,8 +5,8 @@ import random
 import apsw
 import pytest
 
-from stigmergy.adapters.sqlite.wal import FRAME_HEADER_BYTES, HEADER_BYTES, Wal, checksum, rewind
-from stigmergy.sim.damage_trial import DATABASE, MARK, WAL, Image, Outcome, Victim, examine, flip, make_victim
+from rigs.damage_trial import DATABASE, MARK, WAL, Image, Outcome, Victim, examine, flip, make_victim
+from stigmergy.journal.sqlite.wal import FRAME_HEADER_BYTES, HEADER_BYTES, Wal, checksum, rewind
 from stigmergy.sim.disk import SimDisk
 
 SAMPLES = 75

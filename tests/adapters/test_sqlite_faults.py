@@ -2,8 +2,8 @@
 
 import pytest
 
+from rigs.journal_trial import try_fault_at, try_full_disk, try_power_loss
 from stigmergy.sim.disk import Fault, SimDisk
-from stigmergy.sim.journal_trial import try_fault_at, try_full_disk, try_power_loss
 
 SEEDS = 150
 

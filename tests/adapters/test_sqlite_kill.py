@@ -6,16 +6,16 @@ import sys
 import time
 from pathlib import Path
 
-from stigmergy.adapters.sqlite import inspect_journal
-from stigmergy.core.commit import digest_commit
+from stigmergy.journal.sqlite import inspect_journal
+from stigmergy.shard.commit import digest_commit
 
 KILLS = 12
 
 WRITER = """
 import asyncio, sys
-from stigmergy.adapters.sqlite import open_journal
-from stigmergy.ports.journal import JournalIdentity
-from stigmergy.testing.commits import CommitChain
+from stigmergy.journal.sqlite import open_journal
+from stigmergy.journal.port import JournalIdentity
+from stigmergy.testing.journal_contract import CommitChain
 
 async def main():
     journal = open_journal("sqlite:" + sys.argv[1], JournalIdentity("here", 2, 1), wal_bytes_max=200_000)

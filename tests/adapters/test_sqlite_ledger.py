@@ -13,9 +13,7 @@ from pathlib import Path
 import apsw
 import pytest
 
-from stigmergy.adapters.sqlite_ledger import file as ledger_file
-from stigmergy.adapters.sqlite_ledger import open_ledger
-from stigmergy.core.errors import (
+from stigmergy.base.errors import (
     ConfigError,
     LedgerCorrupt,
     LedgerError,
@@ -24,7 +22,9 @@ from stigmergy.core.errors import (
     LedgerUnavailable,
     LedgerUnknown,
 )
-from stigmergy.ports.ledger import LedgerCheckpoint, LedgerEntry
+from stigmergy.claims import sqlite_file as ledger_file
+from stigmergy.claims.port import LedgerCheckpoint, LedgerEntry
+from stigmergy.claims.sqlite_ledger import open_ledger
 from stigmergy.testing.ledger_contract import read_all
 
 WRITERS = 3
@@ -32,8 +32,8 @@ KILLS = 6
 
 WRITER = """
 import asyncio, sys
-from stigmergy.adapters.sqlite_ledger import open_ledger
-from stigmergy.core.errors import LedgerUnavailable
+from stigmergy.claims.sqlite_ledger import open_ledger
+from stigmergy.base.errors import LedgerUnavailable
 
 async def main():
     ledger = open_ledger("sqlite:" + sys.argv[1], "fleet")

@@ -16,18 +16,11 @@ from pathlib import Path
 import apsw
 import pytest
 
-from stigmergy.adapters.sqlite import SqliteJournal, inspect_journal, open_journal, renew_incarnation
-from stigmergy.core.errors import (
-    Bug,
-    ConfigError,
-    JournalCorrupt,
-    JournalError,
-    JournalForeign,
-    JournalLocked,
-)
-from stigmergy.ports.journal import JournalIdentity
+from stigmergy.base.errors import Bug, ConfigError, JournalCorrupt, JournalError, JournalForeign, JournalLocked
+from stigmergy.journal.port import JournalIdentity
+from stigmergy.journal.sqlite import SqliteJournal, inspect_journal, open_journal, renew_incarnation
 from stigmergy.sim.disk import Fault, SimDisk
-from stigmergy.testing.commits import CommitChain
+from stigmergy.testing.journal_contract import CommitChain
 
 IDENTITY = JournalIdentity(fleet="here", shards=3, incarnation=7)
 
@@ -180,8 +173,8 @@ def test_missing_folder_and_impossible_numbers_are_refused(tmp_path: Path) -> No
 
 HOLDER = """
 import sys, time
-from stigmergy.adapters.sqlite import open_journal
-from stigmergy.ports.journal import JournalIdentity
+from stigmergy.journal.sqlite import open_journal
+from stigmergy.journal.port import JournalIdentity
 journal = open_journal("sqlite:" + sys.argv[1], JournalIdentity("here", 3, 7))
 print("open", flush=True)
 time.sleep(60)

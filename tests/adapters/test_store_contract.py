@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from stigmergy.adapters import folder_store, memory_store
-from stigmergy.adapters.system import SystemClock
+from stigmergy.base.system import SystemClock
+from stigmergy.store import folder as folder_store
+from stigmergy.store import memory as memory_store
 from stigmergy.testing.store_contract import ObjectsContract, OpenStore, StoreContract
 
 

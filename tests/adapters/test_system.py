@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from stigmergy.adapters.system import SystemThreads, place_of
-from stigmergy.core.agent import Agent, evolve
-from stigmergy.core.messages import Event, transient
-from stigmergy.wiring import Fleet
+from stigmergy.agents.agent import Agent, evolve
+from stigmergy.agents.messages import Event, transient
+from stigmergy.app.fleet import Fleet
+from stigmergy.base.system import SystemThreads, place_of
 
 
 async def test_a_call_runs_elsewhere_and_its_result_comes_back() -> None:
@@ -64,7 +64,7 @@ async def test_who_waits_may_go_away_meanwhile() -> None:
 
 HANGS = """
 import asyncio, time
-from stigmergy.adapters.system import SystemThreads
+from stigmergy.base.system import SystemThreads
 
 async def main():
     waiting = asyncio.ensure_future(SystemThreads().run(lambda: time.sleep(600)))

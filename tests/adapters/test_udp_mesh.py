@@ -8,19 +8,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stigmergy.adapters.system import SystemClock
-from stigmergy.adapters.udp_mesh import UdpMesh, UdpOptions, mesh, open_mesh, parse_url
-from stigmergy.adapters.udp_mesh.datagrams import (
+from stigmergy.base.errors import ConfigError, Malformed
+from stigmergy.base.system import SystemClock
+from stigmergy.membership import udp as mesh
+from stigmergy.membership.udp import (
     FORMAT,
     HEADER_BYTES_MAX,
     MAGIC,
     SEAL_BYTES,
+    UdpMesh,
+    UdpOptions,
     body_bytes,
+    open_mesh,
+    parse_url,
     read_datagram,
     seal_key,
     write_datagram,
 )
-from stigmergy.core.errors import ConfigError, Malformed
 from stigmergy.testing.bus_rig import wait_until
 
 KEY = b"k" * 32

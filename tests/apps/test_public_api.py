@@ -30,9 +30,9 @@ def test_only_the_public_api_is_used(path: Path) -> None:
 
 
 def test_other_imports_are_found() -> None:
-    assert private("import stigmergy.core.codec\nfrom stigmergy.runtime import host\n") == [
-        "stigmergy.core.codec",
-        "stigmergy.runtime",
+    assert private("import stigmergy.agents.codec\nfrom stigmergy.node import host\n") == [
+        "stigmergy.agents.codec",
+        "stigmergy.node",
     ]
     assert private("from stigmergy.sim.world import World\n") == ["stigmergy.sim.world"]
     assert (

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from stigmergy.bench import alternatives
-from stigmergy.bench.contest import MODULE as CONTEST
-from stigmergy.bench.contest import SEED, STOCK_EVENTS, Stock, Take, Taken, by_drone, difference, expected
-from stigmergy.bench.contestants import ENTRIES, Entry
-from stigmergy.bench.subjects import Subject
-from stigmergy.bench.workload import Report, reports
+from bench import alternatives
+from bench.contest import MODULE as CONTEST
+from bench.contest import SEED, STOCK_EVENTS, Stock, Take, Taken, by_drone, difference, expected
+from bench.contestants import ENTRIES, Entry
+from bench.subjects import Subject
+from bench.workload import Report, reports
 
 TINY = alternatives.Sizes(windows=1, window_s=0.001, checked_events=1_000, events_max=1_000)
 MISSING = Entry("elsewhere", "elsewhere", "not here", "nothing", needs=("stigmergy_not_installed",))

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from stigmergy.bench import whole
-from stigmergy.bench.catalogue import BENCHMARKS, Measured, benchmark_of, measure
-from stigmergy.bench.showing import figure, is_table, show
-from stigmergy.core.errors import ConfigError
+from bench import whole
+from bench.catalogue import BENCHMARKS, Measured, benchmark_of, measure
+from bench.showing import figure, is_table, show
+from stigmergy.base.errors import ConfigError
 
 NOT_IN_THE_BASE = ("numba", "numpy", "matplotlib", "bytewax", "eventsourcing", "pyarrow")
 
@@ -38,8 +38,8 @@ def test_nothing_of_the_extras_is_imported_before_it_is_used() -> None:
     program = f"""
 import sys
 {blocked}
-from stigmergy.bench import showing, picture
-from stigmergy.bench.catalogue import BENCHMARKS, benchmark_of
+from bench import showing, picture
+from bench.catalogue import BENCHMARKS, benchmark_of
 for name in BENCHMARKS:
     benchmark_of(name)
 """

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from stigmergy.bench.charts import Bar, Bars, Chart, Lines, Series, short
-from stigmergy.bench.terminal import Axis, blocks, draw, shares_of
+from bench.charts import Bar, Bars, Chart, Lines, Series, short
+from bench.terminal import Axis, blocks, draw, shares_of
 
 BARS = Bars("speed", "events/s", [Bar("fast", 4_000_000.0), Bar("slow one", 1_000_000.0, ours=False)])
 LOGARITHMIC = Bars("speed", "events/s", [Bar("fast", 1e6), Bar("slow", 1e3), Bar("never", 0.0)], logarithmic=True)
@@ -82,7 +82,7 @@ def test_every_line_fits(chart: Chart, width: int) -> None:
 @pytest.mark.prove
 def test_a_picture_is_drawn(tmp_path: Path) -> None:
     """Needs the extra [bench], which the long proofs install."""
-    from stigmergy.bench.picture import draw as draw_picture
+    from bench.picture import draw as draw_picture
 
     def drawn(charts: list[Chart]) -> bytes:
         draw_picture(charts, tmp_path / "charts.png")

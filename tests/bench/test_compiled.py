@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from stigmergy.bench import compiled
-from stigmergy.bench.catalogue import Measured, benchmark_of
-from stigmergy.bench.columns import throughput
-from stigmergy.bench.columns.rig import BATCH_RECORDS, ColumnFeed
-from stigmergy.bench.columns.sender import Plan, due_times
-from stigmergy.bench.records import RECORD_BYTES, acting, records
-from stigmergy.bench.showing import show
-from stigmergy.core.batches import open_batch
-from stigmergy.core.errors import ConfigError
-from stigmergy.runtime.columns.roster import ShardRoster
+from bench import compiled
+from bench.catalogue import Measured, benchmark_of
+from bench.columns import throughput
+from bench.columns.rig import BATCH_RECORDS, ColumnFeed
+from bench.columns.sender import Plan, due_times
+from bench.records import RECORD_BYTES, acting, records
+from bench.showing import show
+from stigmergy.base.errors import ConfigError
+from stigmergy.node.column_roster import ShardRoster
+from stigmergy.shard.batches import open_batch
 
 ROSTER = ShardRoster(layout=bytes(16), generation=1, check=bytes(8), agents=5_000)
 COUNTED = {
@@ -78,7 +78,7 @@ def test_events_are_due_one_after_the_other() -> None:
 @pytest.mark.prove
 @pytest.mark.timeout(1200)
 def test_a_quick_run_gives_all_figures(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "stigmergy.bench", "compiled", "--quick", "--json", "--directory", str(tmp_path)]
+    command = [sys.executable, "-m", "bench", "compiled", "--quick", "--json", "--directory", str(tmp_path)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     figures = json.loads(done.stdout)
     assert {target.figure for target in compiled.TARGETS} <= COUNTED

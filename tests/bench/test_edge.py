@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from stigmergy.bench import edge
-from stigmergy.bench.flash import write_for
-from stigmergy.bench.targets import Target
+from bench import edge
+from bench.flash import write_for
+from bench.targets import Target
 
 PROMISED = {
     "install_mb",

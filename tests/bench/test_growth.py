@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from stigmergy.bench import engines, growth
-from stigmergy.bench.catalogue import measure
-from stigmergy.bench.charts import Lines
-from stigmergy.bench.engines import ENGINES, Engine
-from stigmergy.bench.showing import show
+from bench import engines, growth
+from bench.catalogue import measure
+from bench.charts import Lines
+from bench.engines import ENGINES, Engine
+from bench.showing import show
 
 
 @pytest.mark.prove
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.name)
 def test_a_host_grows_over_starts(engine: Engine, tmp_path: Path) -> None:
-    module: Any = importlib.import_module(f"stigmergy.bench.engines.{engine.module}")
+    module: Any = importlib.import_module(f"bench.engines.{engine.module}")
     path = tmp_path / "growing.db"
     for agents in (1_000, 1_500):
         growing = module.enter(path, snapshots=False)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from stigmergy.bench import interpreted
-from stigmergy.bench.throughput import Limit, nested
-from stigmergy.bench.workload import (
+from bench import interpreted
+from bench.throughput import Limit, nested
+from bench.workload import (
     BATCH_EVENTS,
     DRONES,
     BatteryMeasured,
@@ -23,7 +23,7 @@ from stigmergy.bench.workload import (
     reports,
     roll_call,
 )
-from stigmergy.core.codec import open_envelope, tag_of
+from stigmergy.agents.codec import open_envelope, tag_of
 from stigmergy.testing import given
 
 PROMISED = {
@@ -103,7 +103,7 @@ def test_targets_compare_in_the_right_direction() -> None:
 @pytest.mark.prove
 @pytest.mark.timeout(1200)
 def test_a_quick_run_gives_all_figures(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "stigmergy.bench", "--quick", "--json", "--directory", str(tmp_path)]
+    command = [sys.executable, "-m", "bench", "--quick", "--json", "--directory", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     figures = json.loads(done.stdout)
     assert figures.keys() >= PROMISED

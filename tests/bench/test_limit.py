@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stigmergy.bench.limit import Limit, best_batch
-from stigmergy.bench.records import (
+from bench.limit import Limit, best_batch
+from bench.records import (
     ACKNOWLEDGED,
     FORMS,
     MEASURED,
@@ -18,9 +18,9 @@ from stigmergy.bench.records import (
     records,
     roll_call,
 )
-from stigmergy.bench.workload import DRONES, Drone, reports
-from stigmergy.compiled.reading import read_agent
-from stigmergy.core.messages import spec_of
+from bench.workload import DRONES, Drone, reports
+from stigmergy.agents.messages import spec_of
+from stigmergy.compiled.reader import read_agent
 
 
 def test_same_seed_same_bytes() -> None:

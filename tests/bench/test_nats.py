@@ -11,12 +11,12 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from stigmergy.bench.catalogue import Measured, benchmark_of
-from stigmergy.bench.nats import latency
-from stigmergy.bench.nats.failover import measure_failover
-from stigmergy.bench.nats.throughput import BATCH_EVENTS, measure_throughput
-from stigmergy.bench.showing import show
-from stigmergy.testing.nats_rig import NatsCluster
+from bench.catalogue import Measured, benchmark_of
+from bench.nats import latency
+from bench.nats.failover import measure_failover
+from bench.nats.throughput import BATCH_EVENTS, measure_throughput
+from bench.showing import show
+from stigmergy.testing.nats import NatsCluster
 
 RUN_S_MAX = 300
 
@@ -61,7 +61,7 @@ def test_gaps_of_real_workers_are_seen(cluster: NatsCluster, tmp_path: Path) -> 
 
 @pytest.mark.prove
 def test_it_runs_as_a_command_and_shows_its_figures(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "stigmergy.bench", "nats", "--quick", "--json", "--directory", str(tmp_path)]
+    command = [sys.executable, "-m", "bench", "nats", "--quick", "--json", "--directory", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, timeout=RUN_S_MAX, check=True)
     figures = msgspec.json.decode(done.stdout)
     benchmark = benchmark_of("nats")

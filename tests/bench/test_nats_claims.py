@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from stigmergy.adapters.memory_ledger import forget_ledger, open_ledger
-from stigmergy.bench.nats import claims
+from bench.nats import claims
+from stigmergy.claims.memory_ledger import forget_ledger, open_ledger
 
 
 def test_claims_are_measured_from_question_to_verdict(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,9 +5,9 @@ import io
 
 from rich.console import Console
 
-from stigmergy.bench.catalogue import measure
-from stigmergy.bench.shared import TARGETS, charts, foreign_delta, information_bytes, set_of
-from stigmergy.bench.showing import show
+from bench.catalogue import measure
+from bench.shared import TARGETS, charts, foreign_delta, information_bytes, set_of
+from bench.showing import show
 from stigmergy.crdt.causality import Dot
 from stigmergy.crdt.delta import Delta
 

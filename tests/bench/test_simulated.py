@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from stigmergy.bench import simulated
+from bench import simulated
 
 
 def test_a_quick_run_gives_all_figures(tmp_path: Path) -> None:

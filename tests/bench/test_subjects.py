@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from msgspec import Struct
 
-from stigmergy.bench.subjects import Subject
+from bench.subjects import Subject
 
 PROGRAM = """
 import os, sys, time
 from msgspec import Struct
-from stigmergy.bench.subjects import serve
+from bench.subjects import serve
 
 class Asked(Struct):
     do: str

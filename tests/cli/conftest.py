@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from stigmergy.adapters.control import ControlClient
+from stigmergy.control.socket import ControlClient
 
 START_S_MAX = 240.0
 RUN_S_MAX = 240.0

@@ -7,20 +7,20 @@ from __future__ import annotations
 
 from functools import partial
 
-from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
-from stigmergy.adapters.memory import MemoryJournal, MemoryStore
-from stigmergy.adapters.nats.address import parse_address
-from stigmergy.adapters.nats.link import NatsLink
-from stigmergy.adapters.nats_control import NatsDoor
-from stigmergy.adapters.nats_neighbours import NatsNeighbourhood
-from stigmergy.adapters.system import SystemClock, SystemEntropy
-from stigmergy.ports.journal import JournalIdentity
-from stigmergy.runtime.control import ControlDesk, Node
-from stigmergy.runtime.declaration import Declaration
-from stigmergy.runtime.host import Host
-from stigmergy.runtime.live import Live
-from stigmergy.runtime.neighbours import Neighbours
-from stigmergy.runtime.shares import Share
+from stigmergy.base.system import SystemClock, SystemEntropy
+from stigmergy.control.live import Live
+from stigmergy.control.server import ControlDesk, Node
+from stigmergy.journal.memory import MemoryJournal, MemoryStore
+from stigmergy.journal.port import JournalIdentity
+from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
+from stigmergy.nats.address import parse_address
+from stigmergy.nats.control import NatsDoor
+from stigmergy.nats.link import NatsLink
+from stigmergy.nats.peers import NatsNeighbourhood
+from stigmergy.network.peers import Neighbours
+from stigmergy.network.shares import Share
+from stigmergy.node.declaration import Declaration
+from stigmergy.node.host import Host
 
 
 class Owner:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from stigmergy.cli import asking
-from stigmergy.core.errors import NotRunning
-from stigmergy.runtime.protocol import Shared, Status
+from stigmergy.base.errors import NotRunning
+from stigmergy.cli.display import places as asking
+from stigmergy.control.protocol import Shared, Status
 
 
 def test_a_node_that_hangs_is_named_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

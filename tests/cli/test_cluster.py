@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import trustme
 
-from stigmergy.adapters.nats.address import parse_address
-from stigmergy.adapters.nats.inspection import ServersSeen
-from stigmergy.adapters.nats.link import NatsLink
-from stigmergy.adapters.nats.server import find_program
-from stigmergy.adapters.nats.streams import ensure_stream
-from stigmergy.cli.standing import described
-from stigmergy.engine.standing import Standing
+from stigmergy.cli.cluster import described
+from stigmergy.nats.address import parse_address
+from stigmergy.nats.link import NatsLink
+from stigmergy.nats.servers.inspection import ServersSeen
+from stigmergy.nats.servers.server import find_program
+from stigmergy.nats.servers.status import Standing
+from stigmergy.nats.streams import ensure_stream
 from tests.cli.conftest import Folder
 from tests.cli.in_process import Here
 from tests.cli.test_documented import documented

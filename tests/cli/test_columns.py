@@ -11,12 +11,12 @@ import pytest
 from msgspec import structs
 from pyarrow import dataset, parquet  # type: ignore[import-untyped,unused-ignore]
 
-from stigmergy.adapters.keyfile import PrivateKey, write_private_key
-from stigmergy.adapters.sqlite import open_journal
+from stigmergy.agents.codec import encode
+from stigmergy.agents.supervision import ColumnsDeclared
 from stigmergy.cli.main import main
-from stigmergy.core.codec import encode
-from stigmergy.core.supervision import ColumnsDeclared
-from stigmergy.ports.journal import JournalIdentity
+from stigmergy.journal.port import JournalIdentity
+from stigmergy.journal.sqlite import open_journal
+from stigmergy.keys.keyfile import PrivateKey, write_private_key
 from tests.formats.golden_columns import LAYOUT, TEMPLATES
 from tests.runtime.audit.column_log import FLEET, ColumnLog, a_log, a_run, measured
 

@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from stigmergy.adapters.control import ControlClient
-from stigmergy.adapters.sqlite import renew_incarnation
-from stigmergy.cli.completing.names import Names
-from stigmergy.cli.completing.words import complete, split_line
+from stigmergy.cli.completion import Names, complete, split_line
 from stigmergy.cli.main import build_parser, main
+from stigmergy.control.socket import ControlClient
+from stigmergy.journal.sqlite import renew_incarnation
 from tests.cli.conftest import Folder, Node
 from tests.cli.in_process import Here
 from tests.cli.terminal import in_terminal

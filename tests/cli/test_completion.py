@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from stigmergy.cli.completing.names import Names
-from stigmergy.cli.completing.words import complete, split_line
+from stigmergy.cli.completion import Names, complete, split_line
 from stigmergy.cli.main import build_parser
 from tests.cli.conftest import DRONE, Folder
 from tests.cli.terminal import Terminal, in_terminal

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from stigmergy.adapters.control import CONNECTIONS_MAX, REQUEST_BYTES_MAX
+from stigmergy.cli.display.output import Output
 from stigmergy.cli.node import status
-from stigmergy.cli.output import Output
+from stigmergy.control.socket import CONNECTIONS_MAX, REQUEST_BYTES_MAX
 from tests.cli.conftest import Folder
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from stigmergy.adapters.segments.frames import HEADER_BYTES, Frame, Kind, read_frame
-from stigmergy.adapters.segments.opening import inspect_journal
 from stigmergy.columns import Batcher
+from stigmergy.journal.segments.frames import HEADER_BYTES, Frame, Kind, read_frame
+from stigmergy.journal.segments.opener import inspect_journal
 from tests.cli.conftest import Folder
 from tests.cli.in_process import Here
 from tests.cli.test_compile import COUNTER

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from stigmergy.config import Place
-from stigmergy.runtime import protocol
-from stigmergy.runtime.claims import ClaimsStanding
-from stigmergy.runtime.replicas.replicator import SharedStanding
+from stigmergy.app.config import Place
+from stigmergy.claims.service import ClaimsStanding
+from stigmergy.control import protocol
+from stigmergy.network.replicator import SharedStanding
 from tests.cli.conftest import DRONE, Folder
 from tests.cli.in_process import Here
 from tests.formats.manual import tables

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from pyarrow import parquet  # type: ignore[import-untyped,unused-ignore]
 
+from stigmergy.audit.listing import Cause, Entry
 from stigmergy.cli import export
-from stigmergy.cli import parquet as tables
-from stigmergy.runtime.audit.listing import Cause, Entry
+from stigmergy.cli import export as tables
 from tests.cli.conftest import DRONE, Folder
 from tests.cli.in_process import Here
 

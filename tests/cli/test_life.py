@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 
-from stigmergy.core.errors import NotRunning
+from stigmergy.base.errors import NotRunning
 from tests.cli.conftest import Folder
 
 

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from stigmergy.cli import exits
+from stigmergy.app.cluster_client import ClusterClient
+from stigmergy.base.errors import NotRunning
+from stigmergy.cli.display import exits
+from stigmergy.cli.display.places import load_fleet
 from stigmergy.cli.main import main
-from stigmergy.cli.places import load_fleet
-from stigmergy.core.errors import NotRunning
-from stigmergy.core.state import shard_of
-from stigmergy.doors import ClusterClient
-from stigmergy.runtime.protocol import Send, Status, read_reply, write_request
-from stigmergy.testing.nats_rig import NatsCluster, start_single
+from stigmergy.control.protocol import Send, Status, read_reply, write_request
+from stigmergy.shard.state import shard_of
+from stigmergy.testing.nats import NatsCluster, start_single
 from tests.cli.hamlet import Hamlet
 
 TOWN = """

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from stigmergy.adapters.nats.configuration import User
-from stigmergy.testing.nats_rig import NatsCluster, start_single
+from stigmergy.nats.servers.configuration import User
+from stigmergy.testing.nats import NatsCluster, start_single
 from tests.cli.conftest import Folder
 
 

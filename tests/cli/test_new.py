@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from stigmergy.cli.scaffold.project import NAME_CHARS_MAX, name_project, render
-from stigmergy.core.errors import ConfigError
+from stigmergy.base.errors import ConfigError
+from stigmergy.cli.scaffold import NAME_CHARS_MAX, name_project, render
 from tests.cli.conftest import Folder
 from tests.cli.in_process import Here
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from stigmergy.cli.output import json_line, printable, printable_json
+from stigmergy.cli.display.output import json_line, printable, printable_json
 
 NASTY = [
     "\x9b2J",

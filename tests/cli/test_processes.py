@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from stigmergy.cli.supervising import PAUSE_S, PAUSE_S_MAX, RESTARTS_MAX, RESTARTS_WITHIN_S, Restarts
-from stigmergy.core.errors import StigmergyError
-from stigmergy.core.state import shard_of
-from stigmergy.runtime.shares import process_of
+from stigmergy.base.errors import StigmergyError
+from stigmergy.cli.processes import PAUSE_S, PAUSE_S_MAX, RESTARTS_MAX, RESTARTS_WITHIN_S, Restarts
+from stigmergy.network.shares import process_of
+from stigmergy.shard.state import shard_of
 from tests.cli.conftest import START_S_MAX, Folder, Node
 from tests.cli.in_process import Here
 

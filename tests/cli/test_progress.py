@@ -12,8 +12,8 @@ from tests.cli.terminal import in_terminal
 
 JOB = """
 import sys, time
-from stigmergy.cli.output import Output
-from stigmergy.cli.progress import Progress
+from stigmergy.cli.display.output import Output
+from stigmergy.cli.display.output import Progress
 json, quiet_s, rounds = sys.argv[1] == "json", float(sys.argv[2]), int(sys.argv[3])
 with Progress(Output(json=json), "sorting", "stones", quiet_s=quiet_s) as progress:
     for done in range(rounds):
@@ -66,7 +66,7 @@ def test_silence_where_nobody_looks(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("running", [True, False], ids=["a running node", "a stopped one"])
 def test_verify_shows_it(folder: Folder, running: bool) -> None:
-    often = "\nimport stigmergy.runtime.control as control\ncontrol.VERIFY_TOLD_COMMITS = 10\n"
+    often = "\nimport stigmergy.control.server as control\ncontrol.VERIFY_TOLD_COMMITS = 10\n"
     (folder.path / "drone.py").write_text(DRONE + often)
     node = folder.start()
     for number in range(40):
@@ -75,8 +75,8 @@ def test_verify_shows_it(folder: Folder, running: bool) -> None:
         node.end()
     # As if every job were a long one.
     program = (
-        "import sys; from stigmergy.cli import main, progress;"
-        "progress.Progress.__init__.__kwdefaults__['quiet_s'] = 0.0; sys.exit(main.main(['log', 'verify']))"
+        "import sys; from stigmergy.cli import main; from stigmergy.cli.display import output;"
+        "output.Progress.__init__.__kwdefaults__['quiet_s'] = 0.0; sys.exit(main.main(['log', 'verify']))"
     )
     with in_terminal([sys.executable, "-c", program], folder.path) as terminal:
         assert terminal.wait_end() == 0

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from stigmergy.app.copies import CopiesAt
+from stigmergy.audit.copy_format import CopiedShard, CopyManifest
+from stigmergy.audit.restore import CopyFound, find_copies
 from stigmergy.cli.main import main
 from stigmergy.cli.restore import Listed, by_age
-from stigmergy.copies import CopiesAt
-from stigmergy.core.commit import Head
-from stigmergy.core.copies import CopiedShard, CopyManifest
-from stigmergy.runtime.copies.restoring import CopyFound, find_copies
-from stigmergy.testing.nats_rig import NatsCluster, start_single
+from stigmergy.shard.commit import Head
+from stigmergy.testing.nats import NatsCluster, start_single
 from tests.cli.conftest import Folder
 from tests.formats.manual import DOCS, tables
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from stigmergy.adapters.ring import open_blocking_consumer
-from stigmergy.core.errors import ConfigError, NotRunning, RingLocked, StigmergyError, UnknownKind
-from stigmergy.runtime.shares import process_of
+from stigmergy.base.errors import ConfigError, NotRunning, RingLocked, StigmergyError, UnknownKind
+from stigmergy.network.shares import process_of
+from stigmergy.ring import open_blocking_consumer
 from tests.cli.conftest import START_S_MAX, Folder
 from tests.cli.in_process import Here
 

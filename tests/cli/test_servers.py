@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from stigmergy.cli import servers
-from stigmergy.cli.children import Child
-from stigmergy.cli.servers import ServerWatch
-from stigmergy.engine import ServerPlan, last_error_in, needs_restart
+from stigmergy.cli import children as servers
+from stigmergy.cli.children import Child, ServerWatch
+from stigmergy.nats.servers import ServerPlan, last_error_in, needs_restart
 
 OFF = "JetStream not enabled (10076)"
 WAIT_S = 60.0

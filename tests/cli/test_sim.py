@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from stigmergy.base.errors import ConfigError
 from stigmergy.cli.main import main
 from stigmergy.cli.sim import read_seeds
-from stigmergy.core.errors import ConfigError
 
 LIGHTS = """
 from stigmergy import Agent, Event, Fleet, evolve

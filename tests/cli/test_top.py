@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from stigmergy.cli.output import Cell
-from stigmergy.cli.screen.frame import COLUMNS_MIN, Page, View, draw, fit
-from stigmergy.cli.screen.sampling import Sampler, Seen
-from stigmergy.core.errors import NotRunning
+from stigmergy.base.errors import NotRunning
+from stigmergy.cli.display.frames import COLUMNS_MIN, Page, Sampler, Seen, View, draw, fit
+from stigmergy.cli.display.output import Cell
 from tests.cli.conftest import Folder
 from tests.cli.terminal import Terminal, in_terminal
 

@@ -16,17 +16,17 @@ from typing import Any
 
 import pytest
 
-from stigmergy.adapters.mqtt import open_bus as open_mqtt
-from stigmergy.adapters.nats.address import parse_address
-from stigmergy.adapters.nats.errors import JetStreamRefused
-from stigmergy.adapters.nats.link import NatsLink
-from stigmergy.adapters.nats.streams import ensure_stream
-from stigmergy.adapters.nats_bus import open_bus as open_nats
-from stigmergy.adapters.system import SystemEntropy
-from stigmergy.cli.screen.cluster import ranges
-from stigmergy.core.errors import LinkDown
-from stigmergy.core.state import shard_of
-from stigmergy.ports.bus import Bus, BusMessage
+from stigmergy.base.errors import LinkDown
+from stigmergy.base.system import SystemEntropy
+from stigmergy.bus.mqtt import open_bus as open_mqtt
+from stigmergy.bus.port import Bus, BusMessage
+from stigmergy.cli.display.frames import ranges
+from stigmergy.nats.address import parse_address
+from stigmergy.nats.bus import open_bus as open_nats
+from stigmergy.nats.errors import JetStreamRefused
+from stigmergy.nats.link import NatsLink
+from stigmergy.nats.streams import ensure_stream
+from stigmergy.shard.state import shard_of
 from tests.cli.conftest import DRONE, Folder
 from tests.cli.in_process import Here
 from tests.cli.terminal import in_terminal
@@ -395,7 +395,7 @@ class TestRefusals:
         assert not (here_in.path / "stigmergy-cluster").exists()
 
     def test_every_server_keeps_every_stream(self, here_in: Here) -> None:
-        from stigmergy.engine.folder import ClusterFolder
+        from stigmergy.nats.servers.folder import ClusterFolder
 
         path = here_in.path / "five"
         made = ClusterFolder(path, 5)
@@ -413,7 +413,7 @@ class TestRefusals:
     def test_a_folder_of_another_cluster(self, here_in: Here) -> None:
         import socket
 
-        from stigmergy.engine.folder import ClusterFolder
+        from stigmergy.nats.servers.folder import ClusterFolder
 
         made = ClusterFolder(here_in.path / "stigmergy-cluster", 1)
         port = made.notes.ports[0]["client"]

@@ -14,14 +14,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from stigmergy.adapters.nats_bus import open_bus
-from stigmergy.adapters.system import SystemEntropy
+from stigmergy.app.cluster_client import ClusterClient
+from stigmergy.base.system import SystemEntropy
+from stigmergy.bus.port import BusMessage
+from stigmergy.cli.display.places import load_fleet
 from stigmergy.cli.main import main
-from stigmergy.cli.places import load_fleet
-from stigmergy.doors import ClusterClient
-from stigmergy.ports.bus import BusMessage
-from stigmergy.runtime.protocol import Send, State, read_reply, write_request
-from stigmergy.testing.nats_rig import NatsCluster, start_single
+from stigmergy.control.protocol import Send, State, read_reply, write_request
+from stigmergy.nats.bus import open_bus
+from stigmergy.testing.nats import NatsCluster, start_single
 from tests.formats.manual import tables
 
 WAIT_S_MAX = 240.0

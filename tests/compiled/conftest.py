@@ -4,7 +4,7 @@ from functools import cache
 
 import pytest
 
-from stigmergy.compiled.engine import CompiledEngine
+from stigmergy.compiled.table import CompiledEngine
 from tests.compiled.handwritten import drone_program
 from tests.compiled.meter import meter_program
 

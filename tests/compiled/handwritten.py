@@ -11,12 +11,12 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 
-from stigmergy.bench.workload import BatteryMeasured, Descend, Drone, Land, OrderAcknowledged, Positioned
+from bench.workload import BatteryMeasured, Descend, Drone, Land, OrderAcknowledged, Positioned
+from stigmergy.agents.codec import encode
+from stigmergy.agents.columns import LAYOUT_FORMAT, Column, Constant, Form, Layout, Template, Templates
+from stigmergy.agents.messages import Effect, spec_of
+from stigmergy.base.errors import Malformed
 from stigmergy.compiled.program import Making, Program, Site
-from stigmergy.core.codec import encode
-from stigmergy.core.columns import LAYOUT_FORMAT, Column, Constant, Form, Layout, Template, Templates
-from stigmergy.core.errors import Malformed
-from stigmergy.core.messages import Effect, spec_of
 
 NameOf = Callable[[int], str]
 

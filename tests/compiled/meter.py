@@ -9,10 +9,9 @@ import enum
 import struct
 from collections.abc import Callable
 
-from stigmergy.compiled.program import Making, Program, Site
-from stigmergy.core.agent import Agent, Rejection, decide, evolve, react, reject
-from stigmergy.core.codec import encode
-from stigmergy.core.columns import (
+from stigmergy.agents.agent import Agent, Rejection, decide, evolve, react, reject
+from stigmergy.agents.codec import encode
+from stigmergy.agents.columns import (
     LAYOUT_FORMAT,
     Column,
     Form,
@@ -24,9 +23,10 @@ from stigmergy.core.columns import (
     Templates,
     Text,
 )
-from stigmergy.core.effects import Effects, Events
-from stigmergy.core.errors import Malformed
-from stigmergy.core.messages import Action, Command, Effect, Event, spec_of, transient
+from stigmergy.agents.effects import Effects, Events
+from stigmergy.agents.messages import Action, Command, Effect, Event, spec_of, transient
+from stigmergy.base.errors import Malformed
+from stigmergy.compiled.program import Making, Program, Site
 
 NameOf = Callable[[int], str]
 

@@ -9,8 +9,8 @@ from typing import Annotated
 from msgspec import Meta
 
 from stigmergy import Event
-from stigmergy.core.columns import NO_CHECK, roster_check
-from stigmergy.runtime.columns.roster import Place, Roster, ShardRoster
+from stigmergy.agents.columns import NO_CHECK, roster_check
+from stigmergy.node.column_roster import Place, Roster, ShardRoster
 from tests.formats.golden_columns import LAYOUT
 
 

@@ -18,13 +18,12 @@ from typing import Any
 
 import numpy as np
 
+from stigmergy.agents.columns import ACTION_HEAD_BYTES, Halt, read_records, write_record
+from stigmergy.agents.messages import SECOND_NS, Effect, Message, spec_of
+from stigmergy.agents.windows import read_row
 from stigmergy.compiled import arithmetic
 from stigmergy.compiled import program as places
 from stigmergy.compiled.program import Program
-from stigmergy.core.columns import ACTION_HEAD_BYTES, read_records, write_record
-from stigmergy.core.messages import SECOND_NS, Effect, Message, spec_of
-from stigmergy.core.tables import Halt
-from stigmergy.core.window_columns import read_row
 
 IMPORTS = """\
 from __future__ import annotations

@@ -15,26 +15,18 @@ import pyarrow as arrow  # type: ignore[import-untyped,unused-ignore]
 import pytest
 from msgspec import msgpack, structs
 
-from stigmergy.adapters.sqlite import open_journal
+from stigmergy.agents.codec import encode
+from stigmergy.agents.columns import NOT_KEPT, Constant, Slot, Template, Templates, Text, read_records
 from stigmergy.arrow import add_table, kind_and_type, read_log
+from stigmergy.base.errors import ConfigError, JournalCorrupt, Malformed
 from stigmergy.columns import Batcher
 from stigmergy.compiled.arrow import EventBatches, Wanted
-from stigmergy.compiled.arrow_orders import OrderBatches
-from stigmergy.core.batches import open_batch
-from stigmergy.core.codec import encode
-from stigmergy.core.columns import (
-    NOT_KEPT,
-    Constant,
-    Slot,
-    Template,
-    Templates,
-    Text,
-    read_records,
-)
-from stigmergy.core.directory import Directory
-from stigmergy.core.errors import ConfigError, JournalCorrupt, Malformed
-from stigmergy.core.walking import learn, walk
-from stigmergy.ports.journal import JournalIdentity
+from stigmergy.compiled.arrow_actions import OrderBatches
+from stigmergy.journal.port import JournalIdentity
+from stigmergy.journal.sqlite import open_journal
+from stigmergy.shard.batches import open_batch
+from stigmergy.shard.commit_reader import learn, walk
+from stigmergy.shard.directory import Directory
 from tests.compiled.metering import Measured, a_roster
 from tests.formats.golden_columns import ACTIONS, COMMIT, LAYOUT, NAMES, RECORDS, RUN
 from tests.runtime.audit.column_log import FLEET, SECOND_NS, a_log, a_run, measured
@@ -350,6 +342,6 @@ def test_without_its_packages_it_says_which_extra_has_them(module: str, missing:
 
 
 def test_nothing_of_numba_is_needed_to_read() -> None:
-    for name in ("arrow", "arrow_in", "arrow_orders", "arrays", "batcher"):
+    for name in ("arrow", "arrow_actions", "arrays", "batcher"):
         source = Path(str(importlib.import_module(f"stigmergy.compiled.{name}").__file__)).read_text(encoding="utf-8")
         assert "import numba" not in source

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import msgpack, structs
 
+from stigmergy.agents.columns import read_records, write_record
+from stigmergy.base.errors import ConfigError, Malformed, Overloaded
 from stigmergy.columns import Batcher
 from stigmergy.compiled import batcher as module
-from stigmergy.core.batches import BATCH_BYTES_MAX, HEADER_BYTES_MAX, open_batch
-from stigmergy.core.columns import read_records, write_record
-from stigmergy.core.errors import ConfigError, Malformed, Overloaded
+from stigmergy.shard.batches import BATCH_BYTES_MAX, HEADER_BYTES_MAX, open_batch
 from tests.compiled.metering import Elsewhere, Measured, Mode, a_roster
 from tests.formats.golden_columns import LAYOUT, NAMES
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from stigmergy.compiled import building, store
-from stigmergy.compiled.building import build, processor
-from stigmergy.compiled.store import Store, cache_folder
-from stigmergy.core.errors import Bug, ConfigError
+from stigmergy.base.errors import Bug, ConfigError
+from stigmergy.compiled import builder as building
+from stigmergy.compiled import builder as store
+from stigmergy.compiled.builder import Store, build, cache_folder, processor
 from tests.compiled.tiny import SOURCE, run, tiny_program
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -106,8 +106,8 @@ def test_other_source_is_other_code(cache: Path) -> None:
 
 
 def test_code_of_ours_that_the_source_imports_counts_as_source() -> None:
-    source = "import stigmergy.core.codec\nfrom stigmergy.core import columns, errors\nimport numpy\n"
-    assert building._imported(source) == ["stigmergy.core", "stigmergy.core.codec"]
+    source = "import stigmergy.agents.codec\nfrom stigmergy.agents import columns, messages\nimport numpy\n"
+    assert building._imported(source) == ["stigmergy.agents", "stigmergy.agents.codec"]
 
 
 def test_two_at_once_do_each_other_no_harm(tmp_path: Path) -> None:

@@ -8,18 +8,17 @@ from msgspec import structs
 
 from proofs.engines_both import plain_python
 from stigmergy import Action, ActionDone, ActionFailed, Agent, Effects, Event, WorkFailed, evolve, react
-from stigmergy.compiled.carrying import Carrying
-from stigmergy.compiled.engine import CompiledEngine
-from stigmergy.compiled.reading import read_agent
-from stigmergy.compiled.table import CompiledTable
-from stigmergy.core.codec import canonical_bytes, encode
-from stigmergy.core.columns import read_records
-from stigmergy.core.inputs import Delivery, EffectSettled
-from stigmergy.core.messages import SECOND_NS
-from stigmergy.core.ready import Ready
-from stigmergy.core.replay import apply
-from stigmergy.core.shard import Shard
-from stigmergy.core.state import ShardState, plan_agents
+from stigmergy.agents.codec import canonical_bytes, encode
+from stigmergy.agents.columns import read_records
+from stigmergy.agents.messages import SECOND_NS
+from stigmergy.compiled.reader import read_agent
+from stigmergy.compiled.storage import Carrying
+from stigmergy.compiled.table import CompiledEngine, CompiledTable
+from stigmergy.shard.draft import Ready
+from stigmergy.shard.inputs import Delivery, EffectSettled
+from stigmergy.shard.replay import apply
+from stigmergy.shard.shard import Shard
+from stigmergy.shard.state import ShardState, plan_agents
 
 NOW_NS = 1_000 * SECOND_NS
 ROUTE = "Route"

@@ -15,7 +15,7 @@ import pytest
 from proofs.engines import try_seed
 from proofs.engines_both import Difference, compare, machine_code, plain_python
 from proofs.engines_shrinking import try_source
-from stigmergy.compiled.building import Built
+from stigmergy.compiled.builder import Built
 from stigmergy.compiled.program import Program
 from tests.compiled.agents import Located, Telemetry
 

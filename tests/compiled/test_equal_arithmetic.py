@@ -16,7 +16,7 @@ from msgspec import Meta
 from proofs.engines_both import Input, compare, machine_code, plain_python
 from proofs.engines_expressions import FLOATS, INTS
 from stigmergy import Agent, Event, evolve
-from stigmergy.core.messages import SECOND_NS
+from stigmergy.agents.messages import SECOND_NS
 
 Operation = Annotated[int, Meta(ge=0, le=31)]
 INT_TABLE = (5, -(2**63), 2**63 - 1, 0)

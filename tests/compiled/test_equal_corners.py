@@ -14,9 +14,9 @@ import pytest
 
 from proofs.engines_both import Input, plain_python
 from proofs.engines_shrinking import try_source
-from stigmergy.compiled.reading import read_agent
-from stigmergy.core.errors import DefinitionError
-from stigmergy.core.messages import SECOND_NS
+from stigmergy.agents.messages import SECOND_NS
+from stigmergy.base.errors import DefinitionError
+from stigmergy.compiled.reader import read_agent
 from tests.compiled.running import module_of
 
 HEAD = """\

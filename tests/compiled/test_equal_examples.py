@@ -17,13 +17,12 @@ import pytest
 from proofs.engines_both import NAMES, Outcome, machine_code, outcomes_of, plain_python, times
 from proofs.engines_expressions import FLOATS, INTS
 from stigmergy import Agent, Command, Effect, Event, Publish, Tell, WakeMe, Woken
-from stigmergy.compiled.engine import engine_of
-from stigmergy.core.annotations import resolve_hints
-from stigmergy.core.codec import encode
-from stigmergy.core.effects import ACTUATORS, PUBLISH, TIMERS, WORK, CancelWake, shard_sink
-from stigmergy.core.errors import Malformed
-from stigmergy.core.messages import SECOND_NS, Message
-from stigmergy.core.timers import timer_body
+from stigmergy.agents.codec import encode
+from stigmergy.agents.effects import ACTUATORS, PUBLISH, TIMERS, WORK, CancelWake, shard_sink
+from stigmergy.agents.messages import SECOND_NS, Message, resolve_hints
+from stigmergy.base.errors import Malformed
+from stigmergy.compiled.table import engine_of
+from stigmergy.shard.timers import timer_body
 from tests.compiled.agents import (
     Counter,
     Descend,

@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from stigmergy.compiled.engine import engine_of
-from stigmergy.core.agent import Agent, evolve
-from stigmergy.core.codec import encode
-from stigmergy.core.errors import FoldMismatch
-from stigmergy.core.inputs import Delivery
-from stigmergy.core.messages import Event
-from stigmergy.core.plans import plan_agent
-from stigmergy.core.shard import Shard
-from stigmergy.core.snapshot import SnapshotTaking, load_agents, load_tables, read_header
-from stigmergy.core.state import ShardState
+from stigmergy.agents.agent import Agent, evolve
+from stigmergy.agents.codec import encode
+from stigmergy.agents.messages import Event
+from stigmergy.agents.plans import plan_agent
+from stigmergy.base.errors import FoldMismatch
+from stigmergy.compiled.table import engine_of
+from stigmergy.shard.inputs import Delivery
+from stigmergy.shard.shard import Shard
+from stigmergy.shard.snapshot import SnapshotTaking, load_agents, load_tables, read_header
+from stigmergy.shard.state import ShardState
 
 
 class Weighed(Event):

@@ -6,22 +6,22 @@ import numpy as np
 import pytest
 from msgspec import structs
 
+from bench.workload import BatteryMeasured, Descend, Drone, Land, Positioned
 from stigmergy import Fleet, Settings, Snapshots
-from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
-from stigmergy.adapters.memory import MemoryJournal, MemoryStore
-from stigmergy.adapters.system import SystemClock, SystemEntropy
-from stigmergy.bench.workload import BatteryMeasured, Descend, Drone, Land, Positioned
+from stigmergy.audit.directories import begin_directory
+from stigmergy.audit.history import History, Moment
+from stigmergy.audit.listing import Wanted, list_log
+from stigmergy.audit.verification import Verification
+from stigmergy.base.system import SystemClock, SystemEntropy
 from stigmergy.columns import Batcher, Orders
 from stigmergy.compiled.arrow import EventBatches
-from stigmergy.compiled.engine import CompiledEngine
-from stigmergy.core.commit import open_commit
-from stigmergy.ports.journal import JournalIdentity
-from stigmergy.runtime.audit.directories import begin_directory
-from stigmergy.runtime.audit.history import History, Moment
-from stigmergy.runtime.audit.listing import Wanted, list_log
-from stigmergy.runtime.audit.verification import Verification
-from stigmergy.runtime.host import Host
-from stigmergy.runtime.live import Live
+from stigmergy.compiled.table import CompiledEngine
+from stigmergy.control.live import Live
+from stigmergy.journal.memory import MemoryJournal, MemoryStore
+from stigmergy.journal.port import JournalIdentity
+from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
+from stigmergy.node.host import Host
+from stigmergy.shard.commit import open_commit
 
 NAMES = [f"D-{number}" for number in range(300)]
 

@@ -5,11 +5,11 @@ from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stigmergy.agents.codec import encode
+from stigmergy.agents.columns import NO_CHECK
+from stigmergy.base.errors import Bug
 from stigmergy.compiled import names as names_module
 from stigmergy.compiled.names import REBUILD_SHARE, Roster
-from stigmergy.core.codec import encode
-from stigmergy.core.columns import NO_CHECK
-from stigmergy.core.errors import Bug
 
 NAMES = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=12)
 ENROLMENTS = st.lists(st.lists(NAMES, max_size=30), max_size=12)

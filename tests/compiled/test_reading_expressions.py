@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from stigmergy.compiled.reading import read_agent
-from stigmergy.core.tables import Halt
+from stigmergy.agents.columns import Halt
+from stigmergy.compiled.reader import read_agent
 from tests.compiled.running import module_of, run
 
 FLOATS = (0.0, -0.0, 1.5, -2.5, 1e308, -1e308, 5e-324, 9.3e18, -9223372036854775808.0, math.inf, -math.inf, math.nan)

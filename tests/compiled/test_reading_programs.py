@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import pytest
 from msgspec import Meta
 
+from bench.workload import Drone
 from stigmergy import (
     Action,
     Agent,
@@ -35,14 +36,12 @@ from stigmergy import (
     upcast,
     within,
 )
-from stigmergy.bench.workload import Drone
+from stigmergy.agents.agent import Rejection
+from stigmergy.agents.columns import Column, Halt
+from stigmergy.agents.messages import SECOND_NS
+from stigmergy.base.errors import Malformed
 from stigmergy.compiled.program import ALONE, NEWCOMER, NO_CAUSE
-from stigmergy.compiled.reading import read_agent
-from stigmergy.core.agent import Rejection
-from stigmergy.core.columns import Column
-from stigmergy.core.errors import Malformed
-from stigmergy.core.messages import SECOND_NS
-from stigmergy.core.tables import Halt
+from stigmergy.compiled.reader import read_agent
 from tests.compiled.handwritten import LAYOUT, TEMPLATES, drone_program
 from tests.compiled.running import fold, module_of, record, run
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from stigmergy.compiled.reading import read_agent
-from stigmergy.core.agent import Agent
-from stigmergy.core.errors import DefinitionError
+from stigmergy.agents.agent import Agent
+from stigmergy.base.errors import DefinitionError
+from stigmergy.compiled.reader import read_agent
 from tests.compiled.running import IMPORTS, module_of
 
 SOURCE = """

@@ -8,17 +8,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stigmergy.bench.workload import BatteryMeasured, Descend, Drone, Land, OrderAcknowledged, Positioned
-from stigmergy.compiled.carrying import Carrying
-from stigmergy.compiled.engine import CompiledEngine
+from bench.workload import BatteryMeasured, Descend, Drone, Land, OrderAcknowledged, Positioned
+from stigmergy.agents.agent import Rejection
+from stigmergy.agents.codec import encode
+from stigmergy.agents.columns import (
+    INPUT_BYTES_MAX,
+    OTHER_BYTES,
+    Column,
+    Engine,
+    Form,
+    Halt,
+    Layout,
+    Stretch,
+    Table,
+    read_actions,
+)
+from stigmergy.agents.messages import Action, Event, Message, spec_of
+from stigmergy.base.errors import Bug, FoldMismatch, JournalCorrupt, Malformed, TooLarge
 from stigmergy.compiled.program import Making
-from stigmergy.compiled.table import CompiledTable
-from stigmergy.core.agent import Rejection
-from stigmergy.core.codec import encode
-from stigmergy.core.columns import Column, Form, Layout, read_actions
-from stigmergy.core.errors import Bug, FoldMismatch, JournalCorrupt, Malformed, TooLarge
-from stigmergy.core.messages import Action, Event, Message, spec_of
-from stigmergy.core.tables import INPUT_BYTES_MAX, OTHER_BYTES, Engine, Halt, Stretch, Table
+from stigmergy.compiled.storage import Carrying
+from stigmergy.compiled.table import CompiledEngine, CompiledTable
 from tests.compiled import meter
 from tests.compiled.meter import Alarm, Answer, Counted, Meter, Mode, Pinged, Reset, WasReset
 

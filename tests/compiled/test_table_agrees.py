@@ -26,10 +26,19 @@ from stigmergy import (
     reject,
     transient,
 )
-from stigmergy.compiled.engine import CompiledEngine, engine_of
-from stigmergy.core.columns import Formatted, OwnName, Text, read_actions, read_records
-from stigmergy.core.messages import Message
-from stigmergy.core.tables import INPUT_BYTES_MAX, Halt, Stretch, Table
+from stigmergy.agents.columns import (
+    INPUT_BYTES_MAX,
+    Formatted,
+    Halt,
+    OwnName,
+    Stretch,
+    Table,
+    Text,
+    read_actions,
+    read_records,
+)
+from stigmergy.agents.messages import Message
+from stigmergy.compiled.table import CompiledEngine, engine_of
 from tests.core.plain_table import PlainEngine
 
 

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stigmergy.bench.workload import BatteryMeasured, OrderAcknowledged
-from stigmergy.compiled import holding, parts
-from stigmergy.compiled.engine import CompiledEngine
-from stigmergy.compiled.parts import NamesPart, RowsPart, read_part
-from stigmergy.compiled.table import CompiledTable
-from stigmergy.core.codec import encode
-from stigmergy.core.columns import Column, Layout
-from stigmergy.core.errors import FoldMismatch, JournalCorrupt
+from bench.workload import BatteryMeasured, OrderAcknowledged
+from stigmergy.agents.codec import encode
+from stigmergy.agents.columns import Column, Layout
+from stigmergy.base.errors import FoldMismatch, JournalCorrupt
+from stigmergy.compiled import storage as holding
+from stigmergy.compiled import storage as parts
+from stigmergy.compiled.storage import NamesPart, RowsPart, read_part
+from stigmergy.compiled.table import CompiledEngine, CompiledTable
 from tests.compiled.conftest import _engine
 from tests.compiled.meter import Meter, WasReset
 
@@ -51,7 +51,7 @@ def check_same(table: CompiledTable, other: CompiledTable) -> None:
 
 def many(engine: CompiledEngine, count: int, seed: int = 1) -> CompiledTable:
     """A table with much in it, by way of records."""
-    from stigmergy.bench.records import records
+    from bench.records import records
 
     table = engine.table()
     table.enroll([f"D-{number}" for number in range(count)])

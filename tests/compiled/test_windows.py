@@ -15,17 +15,15 @@ import pytest
 
 from proofs.engines_both import NAMES, Compiled, Input, compare, machine_code, outcomes_of, plain_python
 from stigmergy import Agent, Command, Event
-from stigmergy.compiled.carrying import Carrying
-from stigmergy.compiled.parts import Columns, RowsPart, read_part
+from stigmergy.agents.codec import canonical_bytes, encode
+from stigmergy.agents.columns import Halt
+from stigmergy.agents.messages import SECOND_NS
+from stigmergy.agents.windows import Window, window_of
+from stigmergy.base.errors import DefinitionError, FoldMismatch, JournalCorrupt
 from stigmergy.compiled.program import Program
-from stigmergy.compiled.reading import read_agent
+from stigmergy.compiled.reader import read_agent
+from stigmergy.compiled.storage import Carrying, Columns, RowsPart, read_part
 from stigmergy.compiled.table import CompiledTable
-from stigmergy.core.codec import canonical_bytes, encode
-from stigmergy.core.errors import DefinitionError, FoldMismatch, JournalCorrupt
-from stigmergy.core.messages import SECOND_NS
-from stigmergy.core.tables import Halt
-from stigmergy.core.window_columns import window_of
-from stigmergy.core.windows import Window
 from tests.compiled.running import module_of, run
 from tests.compiled.window_agents import Calibrate, Gauge, Heard, Sampled, Sensor, Weather
 

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from stigmergy.compiled.building import Built, build, processor
+from stigmergy.compiled.builder import Built, build, processor
 from stigmergy.compiled.program import Program
 from tests.compiled.handwritten import drone_program
 

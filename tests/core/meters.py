@@ -8,18 +8,17 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from stigmergy.core.agent import Agent, decide, evolve, react, reject
-from stigmergy.core.columns import Formatted, OwnName, Text, read_actions
-from stigmergy.core.commit import Commit, digest_commit, open_commit
-from stigmergy.core.effects import Effects, Events, Publish, Tell, WakeMe, Woken
-from stigmergy.core.inputs import ColumnDelivery, EnrollAgents
-from stigmergy.core.messages import Action, Command, Event, Message, transient, within
-from stigmergy.core.plans import AgentPlan
-from stigmergy.core.replay import apply
-from stigmergy.core.shard import Shard
-from stigmergy.core.state import Limits, ShardState
-from stigmergy.core.supervision import Supervise, WhenStale
-from stigmergy.core.tables import Table
+from stigmergy.agents.agent import Agent, decide, evolve, react, reject
+from stigmergy.agents.columns import Formatted, OwnName, Table, Text, read_actions
+from stigmergy.agents.effects import Effects, Events, Publish, Tell, WakeMe, Woken
+from stigmergy.agents.messages import Action, Command, Event, Message, transient, within
+from stigmergy.agents.plans import AgentPlan
+from stigmergy.agents.supervision import Supervise, WhenStale
+from stigmergy.shard.commit import Commit, digest_commit, open_commit
+from stigmergy.shard.inputs import ColumnDelivery, EnrollAgents
+from stigmergy.shard.replay import apply
+from stigmergy.shard.shard import Shard
+from stigmergy.shard.state import Limits, ShardState
 from tests.core.plain_table import PlainEngine, compiled
 from tests.core.shards import Probe
 

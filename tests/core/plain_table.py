@@ -15,19 +15,25 @@ import msgspec
 from blake3 import blake3
 from msgspec import Struct, structs
 
-from stigmergy.core.agent import Agent, Rejection
-from stigmergy.core.codec import UNDECODABLE, canonical_bytes, encode
-from stigmergy.core.columns import (
+from stigmergy.agents.agent import Agent, Rejection
+from stigmergy.agents.codec import UNDECODABLE, canonical_bytes, encode
+from stigmergy.agents.columns import (
     ACTION_HEAD_BYTES,
+    INPUT_BYTES_MAX,
     LAYOUT_FORMAT,
     NO_CHECK,
     NOT_KEPT,
+    OTHER_BYTES,
     RECORD_HEAD_BYTES,
     SLOT_BYTES,
     Column,
     Form,
+    Halt,
     Layout,
+    Say,
     Slot,
+    Stretch,
+    Table,
     Template,
     Templates,
     Text,
@@ -40,14 +46,13 @@ from stigmergy.core.columns import (
     write_columns,
     write_record,
 )
-from stigmergy.core.effects import Publish, Tell, Woken
-from stigmergy.core.errors import FoldMismatch, JournalCorrupt, Malformed, TooLarge
-from stigmergy.core.messages import Action, Effect, Event, Keeping, Message, own_fields, spec_of
-from stigmergy.core.now import step_time_ns
-from stigmergy.core.plans import AgentPlan, plan_agent
-from stigmergy.core.supervision import FRAMEWORK_EVENTS
-from stigmergy.core.tables import INPUT_BYTES_MAX, OTHER_BYTES, Halt, Say, Stretch, Table
-from stigmergy.core.timers import timer_body
+from stigmergy.agents.effects import Publish, Tell, Woken
+from stigmergy.agents.messages import Action, Effect, Event, Keeping, Message, own_fields, spec_of
+from stigmergy.agents.now import step_time_ns
+from stigmergy.agents.plans import AgentPlan, plan_agent
+from stigmergy.agents.supervision import FRAMEWORK_EVENTS
+from stigmergy.base.errors import FoldMismatch, JournalCorrupt, Malformed, TooLarge
+from stigmergy.shard.timers import timer_body
 
 _parts = msgspec.msgpack.Decoder(tuple[bool, int, list[str], list[tuple[int, bytes]], list[tuple[int, bytes]]])
 _SLOTS = {float: "f8", int: "i8", bool: "b1"}

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from msgspec import field
 
-from stigmergy.core.agent import Agent, decide, evolve, react
-from stigmergy.core.effects import ActionDone, Effects, Events, Tell
-from stigmergy.core.messages import Action, Command, Event, transient
-from stigmergy.core.supervision import (
-    AgentStopped,
-    InputFailed,
-    Supervise,
-)
+from stigmergy.agents.agent import Agent, decide, evolve, react
+from stigmergy.agents.effects import ActionDone, Effects, Events, Tell
+from stigmergy.agents.messages import Action, Command, Event, transient
+from stigmergy.agents.supervision import AgentStopped, InputFailed, Supervise
 
 
 class Do(Command):

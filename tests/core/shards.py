@@ -7,19 +7,19 @@ from typing import Any
 
 from msgspec import msgpack
 
-from stigmergy.core.agent import Agent
-from stigmergy.core.codec import encode
-from stigmergy.core.commit import Commit, digest_commit, open_commit
-from stigmergy.core.homes import Homes
-from stigmergy.core.inputs import Ask, Delivery, Input
-from stigmergy.core.messages import SECOND_NS, Message
-from stigmergy.core.plans import AgentPlan
-from stigmergy.core.ready import Ready, Stepped
-from stigmergy.core.replay import apply
-from stigmergy.core.shard import Shard
-from stigmergy.core.snapshot import digest_of_state
-from stigmergy.core.state import Limits, ShardState, plan_agents
-from stigmergy.core.supervision import FRAMEWORK_EVENTS
+from stigmergy.agents.agent import Agent
+from stigmergy.agents.codec import encode
+from stigmergy.agents.messages import SECOND_NS, Message
+from stigmergy.agents.plans import AgentPlan
+from stigmergy.agents.supervision import FRAMEWORK_EVENTS
+from stigmergy.shard.commit import Commit, digest_commit, open_commit
+from stigmergy.shard.draft import Ready, Stepped
+from stigmergy.shard.homes import Homes
+from stigmergy.shard.inputs import Ask, Delivery, Input
+from stigmergy.shard.replay import apply
+from stigmergy.shard.shard import Shard
+from stigmergy.shard.snapshot import digest_of_state
+from stigmergy.shard.state import Limits, ShardState, plan_agents
 
 
 class Probe:

@@ -7,22 +7,13 @@ from typing import Any, ClassVar
 import pytest
 from msgspec import field
 
-from stigmergy.core.agent import (
-    Agent,
-    AgentMeta,
-    Rejection,
-    decide,
-    evolve,
-    has_mutable_fields,
-    react,
-    reject,
-)
-from stigmergy.core.effects import Effects, Events, WindowClosed
-from stigmergy.core.errors import DefinitionError
-from stigmergy.core.messages import Action, Command, Event, transient
-from stigmergy.core.now import step_time_ns
-from stigmergy.core.plans import plan_agent
-from stigmergy.core.supervision import InputFailed
+from stigmergy.agents.agent import Agent, AgentMeta, Rejection, decide, evolve, has_mutable_fields, react, reject
+from stigmergy.agents.effects import Effects, Events, WindowClosed
+from stigmergy.agents.messages import Action, Command, Event, transient
+from stigmergy.agents.now import step_time_ns
+from stigmergy.agents.plans import plan_agent
+from stigmergy.agents.supervision import InputFailed
+from stigmergy.base.errors import DefinitionError
 
 
 class Start(Command):

@@ -12,8 +12,8 @@ from typing import Annotated, Any, ClassVar
 import pytest
 from msgspec import Struct
 
-from stigmergy.core.annotations import first_mutable, parameters_of, plain_name, resolve_hints, union_members
-from stigmergy.core.errors import DefinitionError
+from stigmergy.agents.messages import first_mutable, parameters_of, plain_name, resolve_hints, union_members
+from stigmergy.base.errors import DefinitionError
 
 
 class Loose(Struct):

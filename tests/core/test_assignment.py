@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stigmergy.core.assignment import KNOWN_MAX, Assignment
-from stigmergy.core.errors import ConfigError, NotAssigned, UnknownKind
+from stigmergy.agents.assignment import KNOWN_MAX, Assignment
+from stigmergy.base.errors import ConfigError, NotAssigned, UnknownKind
 
 KINDS = ("Cart", "Dock")
 

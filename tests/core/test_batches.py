@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from stigmergy.core.batches import BATCH_BYTES_MAX, BatchHeader, is_batch, open_batch, pack_batch
-from stigmergy.core.codec import NUMBERS_END, Envelope, encode
-from stigmergy.core.errors import Malformed, TooLarge
-from stigmergy.core.inputs import Delivery
+from stigmergy.agents.codec import NUMBERS_END, Envelope, encode
+from stigmergy.base.errors import Malformed, TooLarge
+from stigmergy.shard.batches import BATCH_BYTES_MAX, BatchHeader, is_batch, open_batch, pack_batch
+from stigmergy.shard.inputs import Delivery
 
 HEADER = BatchHeader(1, "radio/7", 3, 2, 1_000, 4, 1, "Meter", b"l" * 16, 5, b"c" * 8, 2)
 

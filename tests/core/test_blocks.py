@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from stigmergy.core.blocks import BLOCK_INDEX, Block, Blocks
-from stigmergy.core.columns import ACTION_HEAD_BYTES, ColumnRun
-from stigmergy.core.draft import COLUMNS_REST_BYTES, OVERHEAD_BYTES
-from stigmergy.core.state import COLUMNS_BYTES_BOUNDS
+from stigmergy.agents.columns import ACTION_HEAD_BYTES, ColumnRun
+from stigmergy.shard.draft import COLUMNS_REST_BYTES, OVERHEAD_BYTES
+from stigmergy.shard.outbox import BLOCK_INDEX, Block, Blocks
+from stigmergy.shard.state import COLUMNS_BYTES_BOUNDS
 
 
 def run(kind: str, first: int, count: int) -> ColumnRun:

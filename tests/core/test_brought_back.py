@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 
 from stigmergy import Agent, Event, Events, GCounter, ORSet, Shared, SharedChanged, decide, shared
-from stigmergy.core.codec import encode
-from stigmergy.core.commit import open_commit
-from stigmergy.core.errors import FoldMismatch
-from stigmergy.core.inputs import Delivery
-from stigmergy.core.ready import Ready
-from stigmergy.core.replay import apply
-from stigmergy.core.shard import Shard
-from stigmergy.core.sharing import replica_seed
-from stigmergy.core.snapshot import SnapshotTaking, load_agents, load_tables, read_header
-from stigmergy.core.state import ShardState, plan_agents
+from stigmergy.agents.codec import encode
+from stigmergy.agents.shared import replica_seed
+from stigmergy.base.errors import FoldMismatch
 from stigmergy.crdt.delta import Delta, read_delta
+from stigmergy.shard.commit import open_commit
+from stigmergy.shard.draft import Ready
+from stigmergy.shard.inputs import Delivery
+from stigmergy.shard.replay import apply
+from stigmergy.shard.shard import Shard
+from stigmergy.shard.snapshot import SnapshotTaking, load_agents, load_tables, read_header
+from stigmergy.shard.state import ShardState, plan_agents
 
 NOW_NS = 1_000_000_000_000
 GATE = "Gate/1"

@@ -26,18 +26,18 @@ from stigmergy import (
     pool,
     react,
 )
-from stigmergy.core.claiming import LEDGER, ClaimAnyAsked, ClaimAsked, ClaimReleased, OrderedField, read_verdict
-from stigmergy.core.codec import canonical_bytes, encode, tag_of
-from stigmergy.core.commit import open_commit
-from stigmergy.core.errors import DefinitionError
-from stigmergy.core.inputs import Delivery, EffectSettled, VerdictCame
-from stigmergy.core.messages import SECOND_NS
-from stigmergy.core.now import step_time_ns
-from stigmergy.core.ready import Ready
-from stigmergy.core.replay import apply
-from stigmergy.core.shard import Shard
-from stigmergy.core.snapshot import digest_of_state
-from stigmergy.core.state import ShardState, plan_agents
+from stigmergy.agents.codec import canonical_bytes, encode, tag_of
+from stigmergy.agents.messages import SECOND_NS
+from stigmergy.agents.now import step_time_ns
+from stigmergy.agents.ordered import LEDGER, ClaimAnyAsked, ClaimAsked, ClaimReleased, OrderedField, read_verdict
+from stigmergy.base.errors import DefinitionError
+from stigmergy.shard.commit import open_commit
+from stigmergy.shard.draft import Ready
+from stigmergy.shard.inputs import Delivery, EffectSettled, VerdictCame
+from stigmergy.shard.replay import apply
+from stigmergy.shard.shard import Shard
+from stigmergy.shard.snapshot import digest_of_state
+from stigmergy.shard.state import ShardState, plan_agents
 
 NOW_NS = 1_000 * SECOND_NS
 

@@ -11,12 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stigmergy.core.cloudevents import (
+from stigmergy.agents.codec import encode
+from stigmergy.agents.messages import Event
+from stigmergy.base.errors import Malformed, StigmergyError, TooLarge
+from stigmergy.bus.cloudevents import (
     ATTRIBUTE_CHARS_MAX,
     ATTRIBUTES_COUNT_MAX,
     EVENT_BYTES_MAX,
     JSON,
     MSGPACK,
+    NESTING_MAX,
     STRUCTURED,
     CloudEvent,
     Value,
@@ -29,10 +33,6 @@ from stigmergy.core.cloudevents import (
     write_binary,
     write_structured,
 )
-from stigmergy.core.codec import encode
-from stigmergy.core.errors import Malformed, StigmergyError, TooLarge
-from stigmergy.core.messages import Event
-from stigmergy.core.strict_json import NESTING_MAX
 
 texts = st.text(st.characters(codec="utf-8", categories=["L", "N", "P"]), min_size=1, max_size=30)
 values = st.booleans() | st.integers(-(2**31), 2**31 - 1) | texts

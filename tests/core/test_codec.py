@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from stigmergy.core.codec import (
+from stigmergy.agents.codec import (
     ENVELOPE_BYTES_MAX,
     ENVELOPE_FORMAT,
     ENVELOPE_ITEMS_MAX,
@@ -29,8 +29,8 @@ from stigmergy.core.codec import (
     printable,
     tag_of,
 )
-from stigmergy.core.errors import Malformed, TooLarge, UnknownTag
-from stigmergy.core.messages import Event
+from stigmergy.agents.messages import Event
+from stigmergy.base.errors import Malformed, TooLarge, UnknownTag
 
 
 class Went(Event):

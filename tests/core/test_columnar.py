@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from msgspec import msgpack
 
-from stigmergy.core.codec import encode
-from stigmergy.core.columnar import column_cause
-from stigmergy.core.columns import NOT_KEPT
-from stigmergy.core.commit import COMMIT_BYTES_MAX
-from stigmergy.core.errors import Malformed, Overloaded, SequenceGap, StaleEpoch, StaleMapping, UnknownKind
-from stigmergy.core.inputs import ActionsConfirmed, EnrollAgents, LetterRetried, ResumeAgent
-from stigmergy.core.messages import SECOND_NS, Message
-from stigmergy.core.snapshot import digest_of_state
-from stigmergy.core.state import Limits
-from stigmergy.core.supervision import AgentsEnrolled, ColumnsDeclared, InputFailed
+from stigmergy.agents.codec import encode
+from stigmergy.agents.columns import NOT_KEPT
+from stigmergy.agents.messages import SECOND_NS, Message
+from stigmergy.agents.supervision import AgentsEnrolled, ColumnsDeclared, InputFailed
+from stigmergy.base.errors import Malformed, Overloaded, SequenceGap, StaleEpoch, StaleMapping, UnknownKind
+from stigmergy.shard.column_dispatch import column_cause
+from stigmergy.shard.commit import COMMIT_BYTES_MAX
+from stigmergy.shard.inputs import ActionsConfirmed, EnrollAgents, LetterRetried, ResumeAgent
+from stigmergy.shard.snapshot import digest_of_state
+from stigmergy.shard.state import Limits
 from tests.core.meters import (
     ABROAD,
     FAIL,

@@ -11,23 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from stigmergy.core.codec import encode
-from stigmergy.core.commit import digest_commit, open_commit
-from stigmergy.core.errors import FoldMismatch, JournalCorrupt
-from stigmergy.core.inputs import (
-    ActionsConfirmed,
-    Ask,
-    Delivery,
-    EnrollAgents,
-    Input,
-    LetterRetried,
-    ResumeAgent,
-)
-from stigmergy.core.messages import Message
-from stigmergy.core.plans import AgentPlan
-from stigmergy.core.replay import apply
-from stigmergy.core.shard import Shard
-from stigmergy.core.snapshot import (
+from stigmergy.agents.codec import encode
+from stigmergy.agents.messages import Message
+from stigmergy.agents.plans import AgentPlan
+from stigmergy.agents.supervision import AgentsEnrolled
+from stigmergy.base.errors import FoldMismatch, JournalCorrupt
+from stigmergy.shard.commit import digest_commit, open_commit
+from stigmergy.shard.inputs import ActionsConfirmed, Ask, Delivery, EnrollAgents, Input, LetterRetried, ResumeAgent
+from stigmergy.shard.replay import apply
+from stigmergy.shard.shard import Shard
+from stigmergy.shard.snapshot import (
     TABLE_PART,
     SnapshotTaking,
     digest_of_state,
@@ -35,8 +28,7 @@ from stigmergy.core.snapshot import (
     load_tables,
     read_header,
 )
-from stigmergy.core.state import ShardState
-from stigmergy.core.supervision import AgentsEnrolled
+from stigmergy.shard.state import ShardState
 from tests.core.meters import (
     ABROAD,
     FAIL,
@@ -295,8 +287,8 @@ def test_agents_from_before_are_listed_first() -> None:
 def test_nothing_is_taken_before_all_names_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     names = [f"{number:0120}" for number in range(30)]
     probe = from_before(*names)
-    monkeypatch.setattr("stigmergy.core.columnar.ENROLLED_BYTES_MAX", 1_000)
-    monkeypatch.setattr("stigmergy.core.columnar.DRAFT_BYTES_MAX", 1_500)
+    monkeypatch.setattr("stigmergy.shard.column_dispatch.ENROLLED_BYTES_MAX", 1_000)
+    monkeypatch.setattr("stigmergy.shard.column_dispatch.DRAFT_BYTES_MAX", 1_500)
     one = observed("Meter/new", Counted(by=1))
     listed = 0
     left: list[Input] = [one]

@@ -8,22 +8,20 @@ from typing import Any
 import pytest
 from msgspec import msgpack, structs
 
-from stigmergy.core.agent import Agent, decide, evolve, react
-from stigmergy.core.codec import MESSAGE_BYTES_MAX, encode
-from stigmergy.core.columnar import DECLARED_BYTES_MAX
-from stigmergy.core.columns import Formatted, Slot, Template, Text
-from stigmergy.core.commit import COMMIT_BYTES_MAX
-from stigmergy.core.draft import COLUMNS_REST_BYTES, DRAFT_BYTES_MAX, OVERHEAD_BYTES
-from stigmergy.core.effects import CancelWake, Effects, Events, Publish, Tell, WakeMe, WakeMeAt
-from stigmergy.core.errors import Bug, DefinitionError
-from stigmergy.core.homes import Homes
-from stigmergy.core.inputs import Ask, ColumnDelivery, Delivery
-from stigmergy.core.messages import Command, Effect, Event
-from stigmergy.core.outcome import pack_effect
-from stigmergy.core.shard import Shard
-from stigmergy.core.state import DECISION_BYTES_MAX, Limits, ShardState
-from stigmergy.core.supervision import Supervise
-from stigmergy.core.tables import INPUT_BYTES_MAX, OTHER_BYTES, Halt, Stretch
+from stigmergy.agents.agent import Agent, decide, evolve, react
+from stigmergy.agents.codec import MESSAGE_BYTES_MAX, encode
+from stigmergy.agents.columns import INPUT_BYTES_MAX, OTHER_BYTES, Formatted, Halt, Slot, Stretch, Template, Text
+from stigmergy.agents.effects import CancelWake, Effects, Events, Publish, Tell, WakeMe, WakeMeAt
+from stigmergy.agents.messages import Command, Effect, Event
+from stigmergy.agents.supervision import Supervise
+from stigmergy.base.errors import Bug, DefinitionError
+from stigmergy.shard.column_dispatch import DECLARED_BYTES_MAX
+from stigmergy.shard.commit import COMMIT_BYTES_MAX
+from stigmergy.shard.draft import COLUMNS_REST_BYTES, DRAFT_BYTES_MAX, OVERHEAD_BYTES, pack_effect
+from stigmergy.shard.homes import Homes
+from stigmergy.shard.inputs import Ask, ColumnDelivery, Delivery
+from stigmergy.shard.shard import Shard
+from stigmergy.shard.state import DECISION_BYTES_MAX, Limits, ShardState
 from tests.core.meters import Alarm, Hush, Meters, Mode, Seen
 from tests.core.plain_table import PlainEngine, compiled
 from tests.core.shards import Probe

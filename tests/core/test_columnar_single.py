@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from msgspec import msgpack
 
-from stigmergy.core.codec import encode
-from stigmergy.core.effects import ActionDone
-from stigmergy.core.inputs import (
+from stigmergy.agents.codec import encode
+from stigmergy.agents.effects import ActionDone
+from stigmergy.agents.messages import SECOND_NS
+from stigmergy.shard.inputs import (
     Accepted,
     Ask,
     Delivery,
@@ -21,8 +22,7 @@ from stigmergy.core.inputs import (
     SafeActionOut,
     TimerDue,
 )
-from stigmergy.core.messages import SECOND_NS
-from stigmergy.core.state import Limits
+from stigmergy.shard.state import Limits
 from tests.core.meters import (
     ABROAD,
     FAIL,

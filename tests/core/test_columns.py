@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import msgpack, structs
 
-from stigmergy.core.codec import encode
-from stigmergy.core.columns import (
+from stigmergy.agents.codec import encode
+from stigmergy.agents.columns import (
     ENUM,
     NO_CHECK,
     Column,
@@ -41,7 +41,7 @@ from stigmergy.core.columns import (
     write_columns,
     write_record,
 )
-from stigmergy.core.errors import JournalCorrupt, Malformed
+from stigmergy.base.errors import JournalCorrupt, Malformed
 
 MODES = [("CALM", encode("calm")), ("WILD", encode(7)), ("NONE", encode(None))]
 RANGES = {

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stigmergy.core.command_ids import PLAUSIBLE_MS_MIN, RANDOM_BYTES, new_command_id, time_ms_of
+from stigmergy.base.command_ids import PLAUSIBLE_MS_MIN, RANDOM_BYTES, new_command_id, time_ms_of
 
 
 @given(st.integers(0, 2**48 * 1_000_000 - 1), st.binary(min_size=RANDOM_BYTES, max_size=RANDOM_BYTES))

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
-from stigmergy.core.codec import encode
-from stigmergy.core.commit import (
+from stigmergy.agents.codec import encode
+from stigmergy.base.errors import JournalCorrupt, JournalForeign
+from stigmergy.shard.commit import (
     COMMIT_FORMAT,
     GENESIS,
     SHARED_HASH_BYTES,
@@ -23,7 +24,6 @@ from stigmergy.core.commit import (
     seal,
     statement,
 )
-from stigmergy.core.errors import JournalCorrupt, JournalForeign
 
 
 def commit(**changed: Any) -> Commit:

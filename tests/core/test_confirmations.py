@@ -27,14 +27,14 @@ from stigmergy import (
     evolve,
     react,
 )
-from stigmergy.core.agent import AgentMeta
-from stigmergy.core.codec import encode
-from stigmergy.core.confirmations import confirmation, woken_body
-from stigmergy.core.effects import ACTUATORS
-from stigmergy.core.errors import DefinitionError
-from stigmergy.core.inputs import EffectSettled, TimerDue
-from stigmergy.core.messages import spec_of
-from stigmergy.core.plans import plan_agent
+from stigmergy.agents.agent import AgentMeta
+from stigmergy.agents.codec import encode
+from stigmergy.agents.confirmations import woken_body
+from stigmergy.agents.effects import ACTUATORS
+from stigmergy.agents.messages import spec_of
+from stigmergy.agents.plans import confirmation, plan_agent
+from stigmergy.base.errors import DefinitionError
+from stigmergy.shard.inputs import EffectSettled, TimerDue
 from stigmergy.testing import given
 from tests.core.shards import Probe
 

@@ -2,10 +2,9 @@
 
 import pytest
 
-from stigmergy.core.commit import head_of
-from stigmergy.core.continuity import advance, check_drop
-from stigmergy.core.errors import Bug, JournalConflict
-from stigmergy.testing.commits import CommitChain, make_commit, make_group
+from stigmergy.base.errors import Bug, JournalConflict
+from stigmergy.shard.commit import advance, check_drop, head_of
+from stigmergy.testing.journal_contract import CommitChain, make_commit, make_group
 
 HEAD = head_of(make_commit(1, 4))
 

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from stigmergy.core.codec import encode
-from stigmergy.core.commit import Group, HashAlgorithm, Head, Signature, head_of
-from stigmergy.core.copies import (
+from stigmergy.agents.codec import encode
+from stigmergy.audit.copy_format import (
     COPY_FORMAT,
     CopiedCommit,
     CopiedLog,
@@ -24,8 +23,9 @@ from stigmergy.core.copies import (
     read_parts,
     write_commits,
 )
-from stigmergy.core.errors import JournalCorrupt, JournalForeign
-from stigmergy.testing.commits import CommitChain
+from stigmergy.base.errors import JournalCorrupt, JournalForeign
+from stigmergy.shard.commit import Group, HashAlgorithm, Head, Signature, head_of
+from stigmergy.testing.journal_contract import CommitChain
 
 HEAD = Head(0, 7, 1, b"h" * 32)
 MANIFEST = CopyManifest(

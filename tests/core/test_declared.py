@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from stigmergy.core.agent import Agent
-from stigmergy.core.errors import DefinitionError
-from stigmergy.core.messages import Action, Event, within
-from stigmergy.core.supervision import SafeAction, Supervise, WhenStale
-from stigmergy.core.windows import Window
+from stigmergy.agents.agent import Agent
+from stigmergy.agents.messages import Action, Event, within
+from stigmergy.agents.supervision import SafeAction, Supervise, WhenStale
+from stigmergy.agents.windows import Window
+from stigmergy.base.errors import DefinitionError
 
 
 class Went(Event):

@@ -8,14 +8,14 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from stigmergy.core.agent import Agent, decide, evolve, react
-from stigmergy.core.codec import encode
-from stigmergy.core.commit import Answer, MarkMoved, Owed
-from stigmergy.core.draft import OVERHEAD_BYTES, Draft
-from stigmergy.core.effects import Effects, Events
-from stigmergy.core.inputs import Ask
-from stigmergy.core.messages import SECOND_NS, Action, Command, Event, latest
-from stigmergy.core.state import ShardState
+from stigmergy.agents.agent import Agent, decide, evolve, react
+from stigmergy.agents.codec import encode
+from stigmergy.agents.effects import Effects, Events
+from stigmergy.agents.messages import SECOND_NS, Action, Command, Event, latest
+from stigmergy.shard.commit import Answer, MarkMoved, Owed
+from stigmergy.shard.draft import OVERHEAD_BYTES, Draft
+from stigmergy.shard.inputs import Ask
+from stigmergy.shard.state import ShardState
 from tests.core.shards import Probe, events_of, observed
 
 

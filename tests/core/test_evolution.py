@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import msgspec
 
-from stigmergy.core.agent import Agent, decide, evolve
-from stigmergy.core.codec import encode
-from stigmergy.core.commit import Commit, digest_commit, open_commit
-from stigmergy.core.effects import Events
-from stigmergy.core.inputs import Ask, Delivery
-from stigmergy.core.messages import Command, Event, upcast
-from stigmergy.core.replay import apply
-from stigmergy.core.state import ShardState, plan_agents
+from stigmergy.agents.agent import Agent, decide, evolve
+from stigmergy.agents.codec import encode
+from stigmergy.agents.effects import Events
+from stigmergy.agents.messages import Command, Event, upcast
+from stigmergy.shard.commit import Commit, digest_commit, open_commit
+from stigmergy.shard.inputs import Ask, Delivery
+from stigmergy.shard.replay import apply
+from stigmergy.shard.state import ShardState, plan_agents
 from tests.core.shards import Probe, observed
 
 

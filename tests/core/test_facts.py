@@ -26,15 +26,15 @@ from stigmergy import (
     ordered,
     react,
 )
-from stigmergy.core.codec import encode, tag_of
-from stigmergy.core.commit import open_commit
-from stigmergy.core.inputs import Delivery, LetterRetried, ResumeAgent, SharedReceived, VerdictCame
-from stigmergy.core.ready import Ready
-from stigmergy.core.replay import apply
-from stigmergy.core.shard import Shard
-from stigmergy.core.sharing import SharedChanged, replica_seed
-from stigmergy.core.snapshot import digest_of_state
-from stigmergy.core.state import ShardState, plan_agents
+from stigmergy.agents.codec import encode, tag_of
+from stigmergy.agents.shared import SharedChanged, replica_seed
+from stigmergy.shard.commit import open_commit
+from stigmergy.shard.draft import Ready
+from stigmergy.shard.inputs import Delivery, LetterRetried, ResumeAgent, SharedReceived, VerdictCame
+from stigmergy.shard.replay import apply
+from stigmergy.shard.shard import Shard
+from stigmergy.shard.snapshot import digest_of_state
+from stigmergy.shard.state import ShardState, plan_agents
 
 NOW_NS = 1_000_000_000_000
 broken: list[str] = []

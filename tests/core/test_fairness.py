@@ -5,7 +5,7 @@ from collections import deque
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stigmergy.core.fairness import QUANTUM, FairQueue
+from stigmergy.base.fair_queue import QUANTUM, FairQueue
 
 SOURCES = "abc"
 Put = tuple[str, int]

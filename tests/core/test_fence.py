@@ -2,11 +2,11 @@
 
 import pytest
 
-from stigmergy.core import fence as fence_module
-from stigmergy.core.effects import Order
-from stigmergy.core.errors import Overloaded, StaleOrder
-from stigmergy.core.fence import Fence
-from stigmergy.core.messages import Action
+from stigmergy.agents.effects import Order
+from stigmergy.agents.messages import Action
+from stigmergy.base.errors import Overloaded, StaleOrder
+from stigmergy.devices import fence as fence_module
+from stigmergy.devices.fence import Fence
 
 
 class Land(Action):

@@ -9,11 +9,24 @@ import msgspec
 import pytest
 
 import stigmergy as framework
-from stigmergy import Agent, Claim, Event, GCounter, LWWRegister, Ordered, ORMap, ORSet, Shared, evolve, ordered, shared
+from stigmergy import (
+    Agent,
+    Claim,
+    Event,
+    GCounter,
+    LWWRegister,
+    Ordered,
+    ORMap,
+    ORSet,
+    Shared,
+    evolve,
+    ordered,
+    shared,
+)
 from stigmergy import Shared as Common
-from stigmergy.core.annotations import plain_name, resolve_hints
-from stigmergy.core.errors import DefinitionError
-from stigmergy.core.plans import plan_agent
+from stigmergy.agents.messages import plain_name, resolve_hints
+from stigmergy.agents.plans import plan_agent
+from stigmergy.base.errors import DefinitionError
 
 Names = Shared[ORSet[str]]
 

@@ -3,12 +3,9 @@
 import pytest
 from msgspec import msgpack
 
-from stigmergy.core import flight
-from stigmergy.core.codec import encode
-from stigmergy.core.commit import COMMIT_FORMAT, Commit, HashAlgorithm, Head, Run, Sealed, Signature, seal
-from stigmergy.core.draft import COLUMNS_REST_BYTES
-from stigmergy.core.errors import Bug, JournalCorrupt, JournalForeign
-from stigmergy.core.flight import (
+from stigmergy.agents.codec import encode
+from stigmergy.audit import flight_format as flight
+from stigmergy.audit.flight_format import (
     AGENTS_MAX,
     FLIGHT_FORMAT,
     FLIGHT_MAGIC,
@@ -34,7 +31,10 @@ from stigmergy.core.flight import (
     read_record_header,
     restore_directory,
 )
-from stigmergy.core.state import COLUMNS_BYTES_BOUNDS, Signer
+from stigmergy.base.errors import Bug, JournalCorrupt, JournalForeign
+from stigmergy.shard.commit import COMMIT_FORMAT, Commit, HashAlgorithm, Head, Run, Sealed, Signature, seal
+from stigmergy.shard.draft import COLUMNS_REST_BYTES
+from stigmergy.shard.state import COLUMNS_BYTES_BOUNDS, Signer
 from tests.formats.golden_columns import COMMIT, LAYOUT, RUN, TEMPLATES
 
 OPENING = FlightOpening(FLIGHT_FORMAT, 1, "golden", 2, 7, 99, "", "", [Signer(1, b"k" * 32)])

@@ -16,15 +16,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from proofs.menagerie import MENAGERIE, Counted, Do, Sampled, SampledV1
-from stigmergy.core.codec import UNDECODABLE, Envelope, encode, is_sound, open_envelope, tag_of
-from stigmergy.core.commit import digest_commit, open_commit
-from stigmergy.core.errors import FoldMismatch, JournalCorrupt, JournalForeign, Malformed, TooLarge
-from stigmergy.core.inputs import Ask, Delivery, EffectSettled
-from stigmergy.core.plans import plan_agent
-from stigmergy.core.replay import apply
-from stigmergy.core.snapshot import SnapshotTaking, load_agents, read_header
-from stigmergy.core.state import ShardState, plan_agents
-from stigmergy.core.timers import TimerSet, read_timer
+from stigmergy.agents.codec import UNDECODABLE, Envelope, encode, is_sound, open_envelope, tag_of
+from stigmergy.agents.plans import plan_agent
+from stigmergy.base.errors import FoldMismatch, JournalCorrupt, JournalForeign, Malformed, TooLarge
+from stigmergy.shard.commit import digest_commit, open_commit
+from stigmergy.shard.inputs import Ask, Delivery, EffectSettled
+from stigmergy.shard.replay import apply
+from stigmergy.shard.snapshot import SnapshotTaking, load_agents, read_header
+from stigmergy.shard.state import ShardState, plan_agents
+from stigmergy.shard.timers import TimerSet, read_timer
 from tests.core.shards import Probe, observed
 
 PLANS = plan_agents(MENAGERIE)

@@ -5,16 +5,15 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from stigmergy.core.agent import Agent, decide, evolve, react, reject
-from stigmergy.core.codec import encode
-from stigmergy.core.counters import Counters
-from stigmergy.core.draft import DRAFT_BYTES_MAX
-from stigmergy.core.effects import Effects, Events, Publish, Tell, WindowClosed
-from stigmergy.core.errors import Malformed, Overloaded, SequenceGap, StaleEpoch, StaleMapping
-from stigmergy.core.inputs import Delivery
-from stigmergy.core.messages import Action, Event, transient
-from stigmergy.core.supervision import WhenStale
-from stigmergy.core.windows import Window
+from stigmergy.agents.agent import Agent, decide, evolve, react, reject
+from stigmergy.agents.codec import encode
+from stigmergy.agents.effects import Effects, Events, Publish, Tell, WindowClosed
+from stigmergy.agents.messages import Action, Event, transient
+from stigmergy.agents.supervision import WhenStale
+from stigmergy.agents.windows import Window
+from stigmergy.base.errors import Malformed, Overloaded, SequenceGap, StaleEpoch, StaleMapping
+from stigmergy.shard.draft import DRAFT_BYTES_MAX, Counters
+from stigmergy.shard.inputs import Delivery
 from tests.core.robots import R, Robot, Saw
 from tests.core.shards import Probe, events_of, observed
 
@@ -153,7 +152,7 @@ class Buckets(Agent):
 
 
 def test_one_input_closes_so_many_buckets_and_the_next_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stigmergy.core.handling.WINDOW_CLOSINGS_MAX", 2)
+    monkeypatch.setattr("stigmergy.shard.dispatch.WINDOW_CLOSINGS_MAX", 2)
     probe = Probe(Buckets)
     probe.observe("Buckets/b", *[Beat(n=n) for n in (1, 2, 3, 4, 5)])
     commit = probe.observe("Buckets/b", Beat(n=300))

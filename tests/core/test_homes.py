@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from stigmergy.core import homes as module
-from stigmergy.core.agent import Agent, decide, react
-from stigmergy.core.effects import Effects, Events, Tell
-from stigmergy.core.errors import DefinitionError, JournalForeign, UnknownKind
-from stigmergy.core.homes import KEY_CHARS_MAX, Homes
-from stigmergy.core.messages import Command, Event
-from stigmergy.core.shard import Shard
-from stigmergy.core.state import ShardState, plan_agents, shard_of
+from stigmergy.agents.agent import Agent, decide, react
+from stigmergy.agents.effects import Effects, Events, Tell
+from stigmergy.agents.messages import Command, Event
+from stigmergy.base.errors import DefinitionError, JournalForeign, UnknownKind
+from stigmergy.shard import homes as module
+from stigmergy.shard.homes import KEY_CHARS_MAX, Homes
+from stigmergy.shard.shard import Shard
+from stigmergy.shard.state import ShardState, plan_agents, shard_of
 from tests.core.meters import meter_plans
 from tests.core.shards import Probe
 

@@ -10,45 +10,48 @@ import msgspec
 import pytest
 from msgspec import Struct
 
-from stigmergy.core import (
+from stigmergy.agents import codec, columns, effects, messages, supervision, windows
+from stigmergy.agents import columns as tables
+from stigmergy.audit import flight_format as flight
+from stigmergy.bus import cloudevents
+from stigmergy.bus import cloudevents as strict_json
+from stigmergy.devices import fence
+from stigmergy.shard import (
     batches,
-    blocks,
-    cloudevents,
-    codec,
-    columnar,
-    columns,
     commit,
     draft,
-    effects,
-    fence,
-    flight,
-    handling,
     homes,
     marks,
     memory,
-    messages,
     outbox,
-    outcome,
     shard,
     snapshot,
     state,
-    strict_json,
-    supervision,
-    tables,
     timers,
-    uplink,
-    uplink_messages,
-    windows,
 )
-from stigmergy.core.counters import Counters
-from stigmergy.core.inputs import Delivery
-from stigmergy.core.state import Limits
+from stigmergy.shard import (
+    column_dispatch as columnar,
+)
+from stigmergy.shard import (
+    dispatch as handling,
+)
+from stigmergy.shard import (
+    draft as outcome,
+)
+from stigmergy.shard import (
+    outbox as blocks,
+)
+from stigmergy.shard.draft import Counters
+from stigmergy.shard.inputs import Delivery
+from stigmergy.shard.state import Limits
+from stigmergy.uplink import messages as uplink_messages
+from stigmergy.uplink import rules as uplink
 
 DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
 KIB, MIB = 1024, 1024 * 1024
 DAY_NS = 86_400 * 10**9
 MODULES = {
-    module.__name__.rpartition(".")[2]: module
+    module.__name__.removeprefix("stigmergy."): module
     for module in (
         batches,
         blocks,
@@ -79,119 +82,122 @@ MODULES = {
     )
 }
 PROMISED = {
-    "batches.BATCH_FORMAT": 1,
-    "batches.BATCH_BYTES_MAX": MIB,
-    "batches.HEADER_BYTES_MAX": KIB,
-    "blocks.BLOCK_INDEX": 524_288,
-    "cloudevents.EVENT_BYTES_MAX": 256 * KIB,
-    "cloudevents.ATTRIBUTES_COUNT_MAX": 40,
-    "cloudevents.ATTRIBUTE_CHARS_MAX": 1_024,
-    "cloudevents.INTEGER_END": 2_147_483_648,
-    "codec.MESSAGE_BYTES_MAX": 64 * KIB,
-    "codec.ENVELOPE_FORMAT": 1,
-    "codec.ENVELOPE_BYTES_MAX": MIB,
-    "codec.ENVELOPE_ITEMS_MAX": 10_000,
-    "codec.NUMBERS_END": 9_223_372_036_854_775_808,
-    "codec.SOURCE_CHARS_MAX": 256,
-    "codec.REASON_CHARS_MAX": 500,
-    "codec.NESTING_RESERVE": 100,
-    "codec.SURELY_FLAT_BYTES": 256,
-    "columnar.DECLARED_BYTES_MAX": 64 * KIB,
-    "columnar.ENROLLED_BYTES_MAX": 32 * KIB,
-    "columnar.NAME_BYTES": 2,
-    "columnar.COLUMN_CAUSES": -2,
-    "columns.LAYOUT_FORMAT": 1,
-    "columns.ALIGNMENT": 8,
-    "columns.RECORD_HEAD_BYTES": 8,
-    "columns.ACTION_HEAD_BYTES": 16,
-    "columns.SLOT_BYTES": 8,
-    "columns.RECORD_BYTES_MAX": KIB,
-    "columns.ROW_BYTES_MAX": 16 * KIB,
-    "columns.FORMS_COUNT_MAX": 1_000,
-    "columns.FORMAT_WIDTH_MAX": 250,
-    "columns.DIGEST_BYTES": 16,
-    "columns.CHECK_BYTES": 8,
-    "columns.NOT_KEPT": 4_294_967_295,
-    "columns.NO_FORM": 65_535,
-    "commit.COMMIT_FORMAT": 1,
-    "commit.COLUMNS_FORMAT": 2,
-    "commit.COMMIT_BYTES_MAX": 512 * KIB,
-    "commit.SHARED_HASH_BYTES": 1024 * KIB,
-    "draft.NEVER_NS": 4_611_686_018_427_387_904,
-    "draft.DRAFT_BYTES_MAX": 240 * KIB,
-    "draft.COLUMNS_REST_BYTES": 80 * KIB,
-    "draft.JOINED_BYTES_MAX": 16 * KIB,
-    "draft.OVERHEAD_BYTES": 64,
-    "fence.FENCED_COUNT_MAX": 1_000_000,
-    "flight.FLIGHT_FORMAT": 1,
-    "flight.KEYED_FLIGHT_FORMAT": 2,
-    "flight.AGENTS_MAX": 10_000_000,
-    "flight.RECORD_BYTES_MAX": 18 * MIB,
-    "flight.FLIGHT_SHARDS_MAX": 4_096,
-    "flight.RECORD_HEADER_BYTES": 5,
-    "flight.RECORD_CHECKSUM_BYTES": 4,
-    "handling.ADDRESS_CHARS_MAX": 200,
-    "handling.REACTIONS_BYTES_MAX": 16 * KIB,
-    "handling.WINDOW_CLOSINGS_MAX": 1_000,
-    "homes.KEY_CHARS_MAX": 256,
-    "homes.ADDRESSES_KNOWN_MAX": 1_000_000,
-    "homes.AGENTS_CHECKED_MAX": 10_000,
-    "marks.SOURCES_COUNT_MAX": 100_000,
-    "memory.ANSWERS_COUNT_MAX": 10_000,
-    "memory.ANSWERS_COUNT_MIN": 1_000,
-    "memory.ANSWERS_AGE_NS_MAX": DAY_NS,
-    "memory.SHARE_COUNT_MAX": 1_000,
-    "memory.OPAQUE_COUNT_MAX": 5_000,
-    "memory.OPAQUE_PER_CLIENT_MAX": 2_500,
-    "memory.FLOORS_COUNT_MAX": 10_000,
-    "memory.AHEAD_NS_MAX": 300 * 10**9,
-    "memory.LETTERS_COUNT_MAX": 1_000,
-    "memory.LETTERS_BYTES_MAX": 8 * MIB,
-    "memory.PASTS_COUNT_MAX": 8,
-    "messages.SECOND_NS": 10**9,
-    "outcome.NO_CAUSE": -1,
-    "shard.COMMAND_ID_CHARS_MAX": 200,
-    "shard.COMMIT_NOTE_BYTES": 96,
-    "shard.MARKS_WAIT_NS": 10**9,
-    "snapshot.SNAPSHOT_FORMAT": 1,
-    "snapshot.AGENTS_PER_PART": 200,
-    "snapshot.PART_BYTES": 4 * MIB,
-    "snapshot.PART_BYTES_MAX": 64 * MIB,
-    "state.COLUMNS_BYTES_MAX": 4096 * KIB,
-    "state.AGENTS_COUNT_MAX": 1_000_000,
-    "state.DECISION_BYTES_MAX": 80 * KIB,
-    "strict_json.NESTING_MAX": 32,
-    "strict_json.INTEGER_MAX": 9_223_372_036_854_775_808,
-    "supervision.NEVER": 2_147_483_648,
-    "supervision.FAILURES_COUNT_MAX": 1_000,
-    "tables.INPUT_BYTES_MAX": 80 * KIB,
-    "tables.OTHER_BYTES": 257,
-    "timers.MOMENT_S_END": 8_589_934_592,
-    "uplink.SLOT_BITS": 22,
-    "uplink.FIRST_EVENT": 2_097_152,
-    "uplink.WHOLE": 4_194_303,
-    "uplink.BUCKETS_COUNT_MAX": 100_000,
-    "uplink.SAMPLES_COUNT_MAX": 100_000,
-    "uplink.NAMES_COUNT_MAX": 1_000,
-    "uplink.EVERY_MS_MAX": 86_400_000,
-    "uplink_messages.SHARDS_MAX": 4_096,
-    "uplink_messages.ITEMS_COUNT_MAX": 10_000,
-    "uplink_messages.MARKS_COUNT_MAX": 10_000,
-    "uplink_messages.NAME_CHARS_MAX": 200,
-    "uplink_messages.OPENED_BYTES_MAX": MIB,
-    "uplink_messages.ITEM_OVERHEAD_BYTES": 20,
-    "uplink_messages.DIGEST_BYTES": 8,
-    "uplink_messages.PACK_FROM_BYTES": 200,
-    "uplink_messages.PACK_LEVEL": 1,
-    "windows.ENTRIES_COUNT_MAX": 4_096,
-    "windows.TIME_NS_MAX": 4_611_686_018_427_387_904,
-    "windows.AHEAD_S": 300.0,
+    "shard.batches.BATCH_FORMAT": 1,
+    "shard.batches.BATCH_BYTES_MAX": MIB,
+    "shard.batches.HEADER_BYTES_MAX": KIB,
+    "shard.outbox.BLOCK_INDEX": 524_288,
+    "bus.cloudevents.EVENT_BYTES_MAX": 256 * KIB,
+    "bus.cloudevents.ATTRIBUTES_COUNT_MAX": 40,
+    "bus.cloudevents.ATTRIBUTE_CHARS_MAX": 1_024,
+    "bus.cloudevents.INTEGER_END": 2_147_483_648,
+    "agents.codec.MESSAGE_BYTES_MAX": 64 * KIB,
+    "agents.codec.ENVELOPE_FORMAT": 1,
+    "agents.codec.ENVELOPE_BYTES_MAX": MIB,
+    "agents.codec.ENVELOPE_ITEMS_MAX": 10_000,
+    "agents.codec.NUMBERS_END": 9_223_372_036_854_775_808,
+    "agents.codec.SOURCE_CHARS_MAX": 256,
+    "agents.codec.REASON_CHARS_MAX": 500,
+    "agents.codec.NESTING_RESERVE": 100,
+    "agents.codec.SURELY_FLAT_BYTES": 256,
+    "shard.column_dispatch.DECLARED_BYTES_MAX": 64 * KIB,
+    "shard.column_dispatch.ENROLLED_BYTES_MAX": 32 * KIB,
+    "shard.column_dispatch.NAME_BYTES": 2,
+    "shard.column_dispatch.COLUMN_CAUSES": -2,
+    "agents.columns.LAYOUT_FORMAT": 1,
+    "agents.columns.ALIGNMENT": 8,
+    "agents.columns.RECORD_HEAD_BYTES": 8,
+    "agents.columns.ACTION_HEAD_BYTES": 16,
+    "agents.columns.SLOT_BYTES": 8,
+    "agents.columns.RECORD_BYTES_MAX": KIB,
+    "agents.columns.ROW_BYTES_MAX": 16 * KIB,
+    "agents.columns.FORMS_COUNT_MAX": 1_000,
+    "agents.columns.FORMAT_WIDTH_MAX": 250,
+    "agents.columns.DIGEST_BYTES": 16,
+    "agents.columns.CHECK_BYTES": 8,
+    "agents.columns.NOT_KEPT": 4_294_967_295,
+    "agents.columns.NO_FORM": 65_535,
+    "shard.commit.COMMIT_FORMAT": 1,
+    "shard.commit.COLUMNS_FORMAT": 2,
+    "shard.commit.COMMIT_BYTES_MAX": 512 * KIB,
+    "shard.commit.SHARED_HASH_BYTES": 1024 * KIB,
+    "shard.draft.NEVER_NS": 4_611_686_018_427_387_904,
+    "shard.draft.DRAFT_BYTES_MAX": 240 * KIB,
+    "shard.draft.COLUMNS_REST_BYTES": 80 * KIB,
+    "shard.draft.JOINED_BYTES_MAX": 16 * KIB,
+    "shard.draft.OVERHEAD_BYTES": 64,
+    "devices.fence.FENCED_COUNT_MAX": 1_000_000,
+    "audit.flight_format.FLIGHT_FORMAT": 1,
+    "audit.flight_format.KEYED_FLIGHT_FORMAT": 2,
+    "audit.flight_format.AGENTS_MAX": 10_000_000,
+    "audit.flight_format.RECORD_BYTES_MAX": 18 * MIB,
+    "audit.flight_format.FLIGHT_SHARDS_MAX": 4_096,
+    "audit.flight_format.RECORD_HEADER_BYTES": 5,
+    "audit.flight_format.RECORD_CHECKSUM_BYTES": 4,
+    "shard.dispatch.ADDRESS_CHARS_MAX": 200,
+    "shard.dispatch.REACTIONS_BYTES_MAX": 16 * KIB,
+    "shard.dispatch.WINDOW_CLOSINGS_MAX": 1_000,
+    "shard.homes.KEY_CHARS_MAX": 256,
+    "shard.homes.ADDRESSES_KNOWN_MAX": 1_000_000,
+    "shard.homes.AGENTS_CHECKED_MAX": 10_000,
+    "shard.marks.SOURCES_COUNT_MAX": 100_000,
+    "shard.memory.ANSWERS_COUNT_MAX": 10_000,
+    "shard.memory.ANSWERS_COUNT_MIN": 1_000,
+    "shard.memory.ANSWERS_AGE_NS_MAX": DAY_NS,
+    "shard.memory.SHARE_COUNT_MAX": 1_000,
+    "shard.memory.OPAQUE_COUNT_MAX": 5_000,
+    "shard.memory.OPAQUE_PER_CLIENT_MAX": 2_500,
+    "shard.memory.FLOORS_COUNT_MAX": 10_000,
+    "shard.memory.AHEAD_NS_MAX": 300 * 10**9,
+    "shard.memory.LETTERS_COUNT_MAX": 1_000,
+    "shard.memory.LETTERS_BYTES_MAX": 8 * MIB,
+    "shard.memory.PASTS_COUNT_MAX": 8,
+    "agents.messages.SECOND_NS": 10**9,
+    "shard.draft.NO_CAUSE": -1,
+    "shard.shard.COMMAND_ID_CHARS_MAX": 200,
+    "shard.shard.COMMIT_NOTE_BYTES": 96,
+    "shard.shard.MARKS_WAIT_NS": 10**9,
+    "shard.snapshot.SNAPSHOT_FORMAT": 1,
+    "shard.snapshot.AGENTS_PER_PART": 200,
+    "shard.snapshot.PART_BYTES": 4 * MIB,
+    "shard.snapshot.PART_BYTES_MAX": 64 * MIB,
+    "shard.state.COLUMNS_BYTES_MAX": 4096 * KIB,
+    "shard.state.AGENTS_COUNT_MAX": 1_000_000,
+    "shard.state.DECISION_BYTES_MAX": 80 * KIB,
+    "bus.cloudevents.NESTING_MAX": 32,
+    "bus.cloudevents.INTEGER_MAX": 9_223_372_036_854_775_808,
+    "agents.supervision.NEVER": 2_147_483_648,
+    "agents.supervision.FAILURES_COUNT_MAX": 1_000,
+    "agents.columns.INPUT_BYTES_MAX": 80 * KIB,
+    "agents.columns.OTHER_BYTES": 257,
+    "shard.timers.MOMENT_S_END": 8_589_934_592,
+    "uplink.rules.SLOT_BITS": 22,
+    "uplink.rules.FIRST_EVENT": 2_097_152,
+    "uplink.rules.WHOLE": 4_194_303,
+    "uplink.rules.BUCKETS_COUNT_MAX": 100_000,
+    "uplink.rules.SAMPLES_COUNT_MAX": 100_000,
+    "uplink.rules.NAMES_COUNT_MAX": 1_000,
+    "uplink.rules.EVERY_MS_MAX": 86_400_000,
+    "uplink.messages.SHARDS_MAX": 4_096,
+    "uplink.messages.ITEMS_COUNT_MAX": 10_000,
+    "uplink.messages.MARKS_COUNT_MAX": 10_000,
+    "uplink.messages.NAME_CHARS_MAX": 200,
+    "uplink.messages.OPENED_BYTES_MAX": MIB,
+    "uplink.messages.ITEM_OVERHEAD_BYTES": 20,
+    "uplink.messages.DIGEST_BYTES": 8,
+    "uplink.messages.PACK_FROM_BYTES": 200,
+    "uplink.messages.PACK_LEVEL": 1,
+    "agents.windows.ENTRIES_COUNT_MAX": 4_096,
+    "agents.windows.HEAD_BYTES": 32,
+    "agents.windows.TIME_BYTES": 8,
+    "shard.snapshot.PART_FORMAT": 1,
+    "agents.windows.TIME_NS_MAX": 4_611_686_018_427_387_904,
+    "agents.windows.AHEAD_S": 300.0,
 }
 
 
 @pytest.mark.parametrize("name", PROMISED)
 def test_a_limit_is_changed_on_purpose_only(name: str) -> None:
-    module, _, constant = name.partition(".")
+    module, _, constant = name.rpartition(".")
     assert getattr(MODULES[module], constant) == PROMISED[name]
 
 
@@ -214,8 +220,11 @@ def table(page: str, heading: str) -> list[list[str]]:
 
 
 def test_the_limits_of_the_formats_are_those_of_the_manual() -> None:
-    inside = ("columns.RECORD_BYTES_MAX", "uplink_messages.DIGEST_BYTES")  # of the same name, and not in that table
-    named = {name.partition(".")[2]: value for name, value in PROMISED.items() if name not in inside}
+    inside = (
+        "agents.columns.RECORD_BYTES_MAX",
+        "uplink.messages.DIGEST_BYTES",
+    )  # of the same name, and not in that table
+    named = {name.rpartition(".")[2]: value for name, value in PROMISED.items() if name not in inside}
     rows = table("formats.md", "Limits")
     assert rows
     assert {row[0]: int(row[1]) for row in rows} == {row[0]: named[row[0]] for row in rows}

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stigmergy.core.commit import MarkMoved
-from stigmergy.core.effects import shard_sink
-from stigmergy.core.errors import Overloaded, SequenceGap, StaleEpoch
-from stigmergy.core.marks import Marks
+from stigmergy.agents.effects import shard_sink
+from stigmergy.base.errors import Overloaded, SequenceGap, StaleEpoch
+from stigmergy.shard.commit import MarkMoved
+from stigmergy.shard.marks import Marks
 
 
 def at(sequence: int, epoch: int = 0, incarnation: int = 0) -> Marks:

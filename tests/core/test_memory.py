@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stigmergy.core.command_ids import new_command_id
-from stigmergy.core.memory import PASTS_COUNT_MAX, Answers, Failures, Letter, Letters, Pasts, Remembered
-from stigmergy.core.messages import SECOND_NS
+from stigmergy.agents.messages import SECOND_NS
+from stigmergy.base.command_ids import new_command_id
+from stigmergy.shard.memory import PASTS_COUNT_MAX, Answers, Failures, Letter, Letters, Pasts, Remembered
 
 NOON_NS = 1_800_000_000 * SECOND_NS
 

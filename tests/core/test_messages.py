@@ -7,8 +7,7 @@ from collections.abc import Mapping
 import pytest
 from msgspec import Struct, field
 
-from stigmergy.core.errors import DefinitionError
-from stigmergy.core.messages import (
+from stigmergy.agents.messages import (
     SECOND_NS,
     Blob,
     Command,
@@ -27,6 +26,7 @@ from stigmergy.core.messages import (
     upcast,
     within,
 )
+from stigmergy.base.errors import DefinitionError
 
 
 class Started(Event):

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from stigmergy.core.agent import Agent
-from stigmergy.core.codec import encode
-from stigmergy.core.messages import Event
-from stigmergy.core.numbers import keep_types, plain_fields
-from stigmergy.core.plans import plan_agent
+from stigmergy.agents.agent import Agent
+from stigmergy.agents.codec import encode
+from stigmergy.agents.messages import Event
+from stigmergy.agents.plans import keep_types, plain_fields, plan_agent
 
 
 class Measured(Event):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from stigmergy.core.commit import Owed, Settled
-from stigmergy.core.outbox import Outbox, Pending
+from stigmergy.shard.commit import Owed, Settled
+from stigmergy.shard.outbox import Outbox, Pending
 
 
 def owing(*sinks: str) -> Outbox:

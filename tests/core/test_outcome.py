@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from stigmergy.core.agent import Agent, decide, evolve, react
-from stigmergy.core.effects import Effects, Events, Publish, Tell, WakeMeAt
-from stigmergy.core.messages import SECOND_NS, Action, Event, Work, latest, within
+from stigmergy.agents.agent import Agent, decide, evolve, react
+from stigmergy.agents.effects import Effects, Events, Publish, Tell, WakeMeAt
+from stigmergy.agents.messages import SECOND_NS, Action, Event, Work, latest, within
 from tests.core.shards import Probe, events_of, observed
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stigmergy.core.errors import DefinitionError
-from stigmergy.core.pid import Pid
+from stigmergy.base.errors import DefinitionError
+from stigmergy.devices.pid import Pid
 
 DT_S = 0.01
 

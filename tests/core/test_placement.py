@@ -5,7 +5,7 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stigmergy.core.placement import NOBODY, moves, place
+from stigmergy.cluster.records import NOBODY, moves, place
 
 NAMES = st.lists(st.sampled_from([f"w{n}" for n in range(7)]), unique=True)
 CURRENT = st.dictionaries(st.integers(0, 20), st.sampled_from([*(f"w{n}" for n in range(7)), "gone", NOBODY]))

@@ -12,15 +12,15 @@ import msgspec
 import pytest
 from msgspec import Struct, field
 
-from stigmergy.core.agent import Agent, decide, evolve, react
-from stigmergy.core.codec import encode
-from stigmergy.core.effects import ActionDone, Effects, Events, WindowClosed, Woken
-from stigmergy.core.errors import DefinitionError, Malformed, UnknownTag
-from stigmergy.core.messages import Action, Command, Event, Keeping, latest, spec_of, transient, upcast, within
-from stigmergy.core.plans import plan_agent
-from stigmergy.core.state import plan_agents
-from stigmergy.core.supervision import FRAMEWORK_EVENTS, GO_ON, InputFailed, SafeAction, Supervise, WhenStale
-from stigmergy.core.windows import Window
+from stigmergy.agents.agent import Agent, decide, evolve, react
+from stigmergy.agents.codec import encode
+from stigmergy.agents.effects import ActionDone, Effects, Events, WindowClosed, Woken
+from stigmergy.agents.messages import Action, Command, Event, Keeping, latest, spec_of, transient, upcast, within
+from stigmergy.agents.plans import plan_agent
+from stigmergy.agents.supervision import FRAMEWORK_EVENTS, GO_ON, InputFailed, SafeAction, Supervise, WhenStale
+from stigmergy.agents.windows import Window
+from stigmergy.base.errors import DefinitionError, Malformed, UnknownTag
+from stigmergy.shard.state import plan_agents
 
 
 class Go(Command):
@@ -249,7 +249,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Optional, Union
 from msgspec import Struct
 from stigmergy import Agent, Event, Window
-from stigmergy.core.plans import plan_agent
+from stigmergy.agents.plans import plan_agent
 
 class Felt(Event):
     why: str

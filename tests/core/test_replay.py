@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from stigmergy.core.agent import Agent, decide, evolve, react
-from stigmergy.core.codec import encode
-from stigmergy.core.commit import Commit, digest_commit, open_commit
-from stigmergy.core.effects import CancelWake, Effects, Events, WakeMe, WindowClosed, Woken
-from stigmergy.core.errors import FoldMismatch, JournalCorrupt
-from stigmergy.core.inputs import Ask, TimerDue
-from stigmergy.core.messages import SECOND_NS, Action, Command, Event
-from stigmergy.core.replay import apply
-from stigmergy.core.state import ShardState, plan_agents
-from stigmergy.core.windows import Window
+from stigmergy.agents.agent import Agent, decide, evolve, react
+from stigmergy.agents.codec import encode
+from stigmergy.agents.effects import CancelWake, Effects, Events, WakeMe, WindowClosed, Woken
+from stigmergy.agents.messages import SECOND_NS, Action, Command, Event
+from stigmergy.agents.windows import Window
+from stigmergy.base.errors import FoldMismatch, JournalCorrupt
+from stigmergy.shard.commit import Commit, digest_commit, open_commit
+from stigmergy.shard.inputs import Ask, TimerDue
+from stigmergy.shard.replay import apply
+from stigmergy.shard.state import ShardState, plan_agents
 from tests.core.shards import Probe, observed
 
 

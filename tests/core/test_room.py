@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stigmergy.core.agent import Agent, decide, evolve, react
-from stigmergy.core.codec import MESSAGE_BYTES_MAX, encode
-from stigmergy.core.commit import MarkMoved, SnapshotNote
-from stigmergy.core.draft import DRAFT_BYTES_MAX, NEVER_NS, OVERHEAD_BYTES, Draft
-from stigmergy.core.effects import Effects, Events, WindowClosed
-from stigmergy.core.errors import Bug
-from stigmergy.core.handling import REACTIONS_BYTES_MAX
-from stigmergy.core.inputs import Accepted, Ask, Delivery, Refused, SnapshotStored
-from stigmergy.core.messages import SECOND_NS, Action, Command, Event
-from stigmergy.core.state import DECISION_BYTES_MAX, Limits
-from stigmergy.core.supervision import InputFailed
-from stigmergy.core.windows import Window
+from stigmergy.agents.agent import Agent, decide, evolve, react
+from stigmergy.agents.codec import MESSAGE_BYTES_MAX, encode
+from stigmergy.agents.effects import Effects, Events, WindowClosed
+from stigmergy.agents.messages import SECOND_NS, Action, Command, Event
+from stigmergy.agents.supervision import InputFailed
+from stigmergy.agents.windows import Window
+from stigmergy.base.errors import Bug
+from stigmergy.shard.commit import MarkMoved, SnapshotNote
+from stigmergy.shard.dispatch import REACTIONS_BYTES_MAX
+from stigmergy.shard.draft import DRAFT_BYTES_MAX, NEVER_NS, OVERHEAD_BYTES, Draft
+from stigmergy.shard.inputs import Accepted, Ask, Delivery, Refused, SnapshotStored
+from stigmergy.shard.state import DECISION_BYTES_MAX, Limits
 from tests.core.shards import Probe, events_of, observed
 
 EACH = OVERHEAD_BYTES
@@ -306,9 +306,9 @@ def test_a_sealed_commit_may_have_exactly_its_limit(monkeypatch: pytest.MonkeyPa
     probe = walking()
     probe.observe(W, Saw())
     again = len(probe.log[-1])
-    monkeypatch.setattr("stigmergy.core.shard.COMMIT_BYTES_MAX", again)
+    monkeypatch.setattr("stigmergy.shard.shard.COMMIT_BYTES_MAX", again)
     assert len(probe.take(observed(W, Saw())).events) == 1
-    monkeypatch.setattr("stigmergy.core.shard.COMMIT_BYTES_MAX", again - 1)
+    monkeypatch.setattr("stigmergy.shard.shard.COMMIT_BYTES_MAX", again - 1)
     probe.step(observed(W, Saw()))
     with pytest.raises(Bug, match=f"shard 0: a commit of {again} bytes, {again - 1} at most"):
         probe.shard.seal()

@@ -2,9 +2,8 @@
 
 import msgspec
 
-from stigmergy.core.commit import Sealed
-from stigmergy.core.rows import CommitRow, row_of, sealed_of
-from stigmergy.testing.commits import make_commit
+from stigmergy.shard.commit import CommitRow, Sealed, row_of, sealed_of
+from stigmergy.testing.journal_contract import make_commit
 
 
 def test_a_commit_comes_back_from_its_row_as_it_was() -> None:

@@ -12,12 +12,14 @@ import msgspec
 import pytest
 from msgspec import Struct, field
 
-from stigmergy.core.agent import Agent, decide, evolve, react, reject
-from stigmergy.core.codec import canonical_bytes, encode
-from stigmergy.core.commit import digest_commit, open_commit
-from stigmergy.core.effects import Effects, Events, Publish, Tell, WakeMe, Woken
-from stigmergy.core.errors import FoldMismatch
-from stigmergy.core.inputs import (
+from stigmergy.agents.agent import Agent, decide, evolve, react, reject
+from stigmergy.agents.codec import canonical_bytes, encode
+from stigmergy.agents.effects import Effects, Events, Publish, Tell, WakeMe, Woken
+from stigmergy.agents.messages import SECOND_NS, Action, Command, Event, latest, transient, within
+from stigmergy.agents.supervision import AgentStopped, InputFailed, InputsSkipped, Supervise
+from stigmergy.base.errors import FoldMismatch
+from stigmergy.shard.commit import digest_commit, open_commit
+from stigmergy.shard.inputs import (
     Accepted,
     Ask,
     Delivery,
@@ -28,12 +30,10 @@ from stigmergy.core.inputs import (
     SequencesSkipped,
     TimerDue,
 )
-from stigmergy.core.messages import SECOND_NS, Action, Command, Event, latest, transient, within
-from stigmergy.core.replay import apply
-from stigmergy.core.shard import MARKS_WAIT_NS
-from stigmergy.core.snapshot import SnapshotTaking, digest_of_state, load_agents, load_tables, read_header
-from stigmergy.core.state import ShardState, plan_agents, shard_of
-from stigmergy.core.supervision import AgentStopped, InputFailed, InputsSkipped, Supervise
+from stigmergy.shard.replay import apply
+from stigmergy.shard.shard import MARKS_WAIT_NS
+from stigmergy.shard.snapshot import SnapshotTaking, digest_of_state, load_agents, load_tables, read_header
+from stigmergy.shard.state import ShardState, plan_agents, shard_of
 from tests.core.shards import Probe, events_of, observed
 
 

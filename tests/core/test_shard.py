@@ -7,12 +7,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from stigmergy.core.agent import Agent, decide, react
-from stigmergy.core.codec import MESSAGE_BYTES_MAX, encode
-from stigmergy.core.commit import SnapshotNote, open_commit
-from stigmergy.core.effects import ActionDone, ActionFailed, Effects, Events, Tell, WindowClosed
-from stigmergy.core.errors import Bug
-from stigmergy.core.inputs import (
+from stigmergy.agents.agent import Agent, decide, react
+from stigmergy.agents.codec import MESSAGE_BYTES_MAX, encode
+from stigmergy.agents.effects import ActionDone, ActionFailed, Effects, Events, Tell, WindowClosed
+from stigmergy.agents.messages import SECOND_NS
+from stigmergy.agents.supervision import AgentResumed, AgentStopped, InputFailed, LetterTaken, SafeActionTaken
+from stigmergy.base.errors import Bug
+from stigmergy.shard.commit import SnapshotNote, open_commit
+from stigmergy.shard.inputs import (
     ELSEWHERE,
     Accepted,
     Ask,
@@ -28,15 +30,7 @@ from stigmergy.core.inputs import (
     SnapshotStored,
     TimerDue,
 )
-from stigmergy.core.messages import SECOND_NS
-from stigmergy.core.state import Signer
-from stigmergy.core.supervision import (
-    AgentResumed,
-    AgentStopped,
-    InputFailed,
-    LetterTaken,
-    SafeActionTaken,
-)
+from stigmergy.shard.state import Signer
 from tests.core.robots import Do, Glimpsed, R, Robot, Saw
 from tests.core.shards import Probe, events_of, observed
 
@@ -304,7 +298,7 @@ def test_a_timer_of_an_agent_without_a_handler_is_told_in_a_letter() -> None:
     class Sets(Agent):
         @react
         def saw(self, event: Saw) -> Effects:
-            from stigmergy.core.effects import WakeMe
+            from stigmergy.agents.effects import WakeMe
 
             yield WakeMe(name="w", after_s=1)
 

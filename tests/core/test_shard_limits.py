@@ -8,32 +8,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stigmergy.core.agent import Agent, decide, evolve, react, reject
-from stigmergy.core.codec import encode
-from stigmergy.core.commit import COMMIT_BYTES_MAX
-from stigmergy.core.draft import DRAFT_BYTES_MAX
-from stigmergy.core.effects import Effects, Events, Publish, WindowClosed
-from stigmergy.core.errors import Bug
-from stigmergy.core.inputs import (
-    Accepted,
-    Ask,
-    Delivery,
-    Refused,
-    ResumeAgent,
-    SequencesSkipped,
-)
-from stigmergy.core.marks import Marks
-from stigmergy.core.memory import Answers
-from stigmergy.core.messages import SECOND_NS
-from stigmergy.core.replay import apply
-from stigmergy.core.snapshot import digest_of_state
-from stigmergy.core.state import Limits, ShardState
-from stigmergy.core.supervision import (
-    AgentStopped,
-    InputFailed,
-    Supervise,
-)
-from stigmergy.core.windows import Window
+from stigmergy.agents.agent import Agent, decide, evolve, react, reject
+from stigmergy.agents.codec import encode
+from stigmergy.agents.effects import Effects, Events, Publish, WindowClosed
+from stigmergy.agents.messages import SECOND_NS
+from stigmergy.agents.supervision import AgentStopped, InputFailed, Supervise
+from stigmergy.agents.windows import Window
+from stigmergy.base.errors import Bug
+from stigmergy.shard.commit import COMMIT_BYTES_MAX
+from stigmergy.shard.draft import DRAFT_BYTES_MAX
+from stigmergy.shard.inputs import Accepted, Ask, Delivery, Refused, ResumeAgent, SequencesSkipped
+from stigmergy.shard.marks import Marks
+from stigmergy.shard.memory import Answers
+from stigmergy.shard.replay import apply
+from stigmergy.shard.snapshot import digest_of_state
+from stigmergy.shard.state import Limits, ShardState
 from tests.core.robots import Did, Do, Move, R, Robot, Saw
 from tests.core.shards import Probe, observed
 
@@ -194,7 +183,7 @@ def test_the_room_of_one_input_at_worst_fits_beside_a_full_draft() -> None:
 
 
 def test_a_commit_that_came_out_too_large_is_our_own_bug(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stigmergy.core.shard.COMMIT_BYTES_MAX", 10)
+    monkeypatch.setattr("stigmergy.shard.shard.COMMIT_BYTES_MAX", 10)
     probe = Probe(Robot)
     probe.step(observed(R, Saw(how="well")))
     with pytest.raises(Bug, match="shard 0: a commit of"):

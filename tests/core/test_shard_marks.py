@@ -5,13 +5,16 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from stigmergy.core.agent import Agent, decide, evolve, react
-from stigmergy.core.codec import encode
-from stigmergy.core.commit import open_commit, seal
-from stigmergy.core.effects import Effects, Events, Tell
-from stigmergy.core.errors import JournalCorrupt
-from stigmergy.core.homes import Homes
-from stigmergy.core.inputs import (
+from stigmergy.agents.agent import Agent, decide, evolve, react
+from stigmergy.agents.codec import encode
+from stigmergy.agents.effects import Effects, Events, Tell
+from stigmergy.agents.messages import SECOND_NS, Action, Command, Event, within
+from stigmergy.agents.supervision import InputsSkipped, Supervise
+from stigmergy.agents.windows import Window
+from stigmergy.base.errors import JournalCorrupt
+from stigmergy.shard.commit import open_commit, seal
+from stigmergy.shard.homes import Homes
+from stigmergy.shard.inputs import (
     Accepted,
     Ask,
     Delivery,
@@ -23,13 +26,10 @@ from stigmergy.core.inputs import (
     TimerDue,
     Verdict,
 )
-from stigmergy.core.messages import SECOND_NS, Action, Command, Event, within
-from stigmergy.core.replay import apply
-from stigmergy.core.shard import Shard
-from stigmergy.core.snapshot import Tables, load_tables, tables_of
-from stigmergy.core.state import ShardState
-from stigmergy.core.supervision import InputsSkipped, Supervise
-from stigmergy.core.windows import Window
+from stigmergy.shard.replay import apply
+from stigmergy.shard.shard import Shard
+from stigmergy.shard.snapshot import Tables, load_tables, tables_of
+from stigmergy.shard.state import ShardState
 from tests.core.shards import Probe, events_of, observed
 
 

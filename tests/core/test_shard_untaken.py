@@ -1,13 +1,13 @@
 """What a step could not take is named, and what is not kept does not fill the draft for good."""
 
-from stigmergy.core.agent import Agent, decide, evolve
-from stigmergy.core.codec import encode
-from stigmergy.core.effects import Events
-from stigmergy.core.errors import SequenceGap, StaleEpoch
-from stigmergy.core.inputs import Delivery, SequencesSkipped
-from stigmergy.core.messages import Event, transient
-from stigmergy.core.shard import Shard
-from stigmergy.core.state import ShardState, plan_agents
+from stigmergy.agents.agent import Agent, decide, evolve
+from stigmergy.agents.codec import encode
+from stigmergy.agents.effects import Events
+from stigmergy.agents.messages import Event, transient
+from stigmergy.base.errors import SequenceGap, StaleEpoch
+from stigmergy.shard.inputs import Delivery, SequencesSkipped
+from stigmergy.shard.shard import Shard
+from stigmergy.shard.state import ShardState, plan_agents
 
 
 class Counted(Event):

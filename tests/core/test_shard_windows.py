@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
-from stigmergy.core.agent import Agent, decide, evolve, react
-from stigmergy.core.commit import open_commit
-from stigmergy.core.effects import Effects, Events, WindowClosed, Woken
-from stigmergy.core.inputs import (
-    Accepted,
-    LetterRetried,
-    ResumeAgent,
-    TimerDue,
-)
-from stigmergy.core.messages import SECOND_NS, Event
-from stigmergy.core.supervision import (
-    Supervise,
-)
-from stigmergy.core.windows import Window
+from stigmergy.agents.agent import Agent, decide, evolve, react
+from stigmergy.agents.effects import Effects, Events, WindowClosed, Woken
+from stigmergy.agents.messages import SECOND_NS, Event
+from stigmergy.agents.supervision import Supervise
+from stigmergy.agents.windows import Window
+from stigmergy.shard.commit import open_commit
+from stigmergy.shard.inputs import Accepted, LetterRetried, ResumeAgent, TimerDue
 from tests.core.robots import Do, Glimpsed, Move
 from tests.core.shards import Probe, events_of, observed
 

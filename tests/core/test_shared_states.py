@@ -33,19 +33,19 @@ from stigmergy import (
     reject,
     shared,
 )
-from stigmergy.core.codec import canonical_bytes, encode, state_decoder
-from stigmergy.core.commit import open_commit
-from stigmergy.core.errors import DefinitionError, FoldMismatch
-from stigmergy.core.inputs import Ask, Delivery, SharedReceived, VerdictCame
-from stigmergy.core.plans import plan_agent
-from stigmergy.core.ready import Ready
-from stigmergy.core.replay import apply
-from stigmergy.core.shard import Shard
-from stigmergy.core.sharing import SharedChanged, replica_seed
-from stigmergy.core.snapshot import SnapshotTaking, digest_of_state, load_agents, load_tables, read_header
-from stigmergy.core.state import ShardState, plan_agents
+from stigmergy.agents.codec import canonical_bytes, encode, state_decoder
+from stigmergy.agents.plans import plan_agent
+from stigmergy.agents.shared import SharedChanged, replica_seed
+from stigmergy.base.errors import DefinitionError, FoldMismatch
 from stigmergy.crdt.delta import read_delta
 from stigmergy.crdt.value import SharedValue
+from stigmergy.shard.commit import open_commit
+from stigmergy.shard.draft import Ready
+from stigmergy.shard.inputs import Ask, Delivery, SharedReceived, VerdictCame
+from stigmergy.shard.replay import apply
+from stigmergy.shard.shard import Shard
+from stigmergy.shard.snapshot import SnapshotTaking, digest_of_state, load_agents, load_tables, read_header
+from stigmergy.shard.state import ShardState, plan_agents
 
 NOW_NS = 1_000_000_000_000
 

@@ -27,14 +27,8 @@ from stigmergy import (
     reject,
     shared,
 )
-from stigmergy.core.codec import canonical_bytes, encode, tag_of
-from stigmergy.core.commit import open_commit
-from stigmergy.core.errors import DefinitionError
-from stigmergy.core.inputs import Accepted, Ask, Delivery, Refused, SharedReceived
-from stigmergy.core.ready import Ready
-from stigmergy.core.replay import apply
-from stigmergy.core.shard import Shard
-from stigmergy.core.sharing import (
+from stigmergy.agents.codec import canonical_bytes, encode, tag_of
+from stigmergy.agents.shared import (
     DELTAS_BYTES_MAX,
     OBJECT_BYTES_MAX,
     STATE_BYTES_MAX,
@@ -43,9 +37,15 @@ from stigmergy.core.sharing import (
     replica_incarnation,
     replica_seed,
 )
-from stigmergy.core.snapshot import digest_of_state
-from stigmergy.core.state import ShardState, plan_agents
+from stigmergy.base.errors import DefinitionError
 from stigmergy.crdt.delta import read_delta
+from stigmergy.shard.commit import open_commit
+from stigmergy.shard.draft import Ready
+from stigmergy.shard.inputs import Accepted, Ask, Delivery, Refused, SharedReceived
+from stigmergy.shard.replay import apply
+from stigmergy.shard.shard import Shard
+from stigmergy.shard.snapshot import digest_of_state
+from stigmergy.shard.state import ShardState, plan_agents
 
 NOW_NS = 1_000_000_000_000
 

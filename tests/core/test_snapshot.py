@@ -13,14 +13,14 @@ from blake3 import blake3
 from msgspec import field, msgpack
 from msgspec.structs import replace
 
-from stigmergy.core.agent import Agent, evolve
-from stigmergy.core.codec import encode
-from stigmergy.core.commit import digest_commit, open_commit
-from stigmergy.core.errors import DefinitionError, FoldMismatch, JournalCorrupt, JournalForeign, StaleEpoch
-from stigmergy.core.messages import Event
-from stigmergy.core.replay import apply
-from stigmergy.core.shard import Shard
-from stigmergy.core.snapshot import (
+from stigmergy.agents.agent import Agent, evolve
+from stigmergy.agents.codec import encode
+from stigmergy.agents.messages import Event
+from stigmergy.base.errors import DefinitionError, FoldMismatch, JournalCorrupt, JournalForeign, StaleEpoch
+from stigmergy.shard.commit import digest_commit, open_commit
+from stigmergy.shard.replay import apply
+from stigmergy.shard.shard import Shard
+from stigmergy.shard.snapshot import (
     AGENTS_PER_PART,
     Header,
     SnapshotTaking,
@@ -31,7 +31,7 @@ from stigmergy.core.snapshot import (
     load_tables,
     read_header,
 )
-from stigmergy.core.state import ShardState, plan_agents
+from stigmergy.shard.state import ShardState, plan_agents
 from tests.core.shards import Probe, observed
 
 
@@ -81,7 +81,7 @@ def test_agents_come_in_portions() -> None:
 
 
 def test_large_agents_make_smaller_portions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stigmergy.core.snapshot.PART_BYTES", 2_000)
+    monkeypatch.setattr("stigmergy.shard.snapshot.PART_BYTES", 2_000)
     probe = many(100)
     parts = parts_of(probe)
     assert len(parts) > 3
@@ -93,7 +93,7 @@ def test_a_part_ends_with_the_agent_that_makes_it_too_large(monkeypatch: pytest.
     header, whole = parts_of(probe)
     (each_bytes,) = {len(body) for _, body in _agents_of(whole)}
     for limit, sizes in ((each_bytes - 1, [1] * 6), (each_bytes, [2] * 3), (3 * each_bytes - 1, [3] * 2)):
-        monkeypatch.setattr("stigmergy.core.snapshot.PART_BYTES", limit)
+        monkeypatch.setattr("stigmergy.shard.snapshot.PART_BYTES", limit)
         assert [len(_agents_of(part)) for part in parts_of(probe)[1:]] == sizes
     assert read_header(header).agents_count == 6
 
@@ -154,9 +154,9 @@ def test_a_part_may_unpack_to_its_limit_and_no_further(monkeypatch: pytest.Monke
     probe = many(1)
     good = parts_of(probe)[0]
     size = len(zlib.decompress(good))
-    monkeypatch.setattr("stigmergy.core.snapshot.PART_BYTES_MAX", size)
+    monkeypatch.setattr("stigmergy.shard.snapshot.PART_BYTES_MAX", size)
     assert read_header(good).agents_count == 1
-    monkeypatch.setattr("stigmergy.core.snapshot.PART_BYTES_MAX", size - 1)
+    monkeypatch.setattr("stigmergy.shard.snapshot.PART_BYTES_MAX", size - 1)
     with pytest.raises(JournalCorrupt, match="larger than it may be"):
         read_header(good)
 

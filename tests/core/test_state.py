@@ -6,14 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stigmergy.core.agent import Agent
-from stigmergy.core.commit import GENESIS, Head
-from stigmergy.core.effects import ACTUATORS, PUBLISH, TIMERS, WORK, Publish, WakeMe, sink_of
-from stigmergy.core.errors import ConfigError, UnknownKind
-from stigmergy.core.inputs import Accepted, Refused
-from stigmergy.core.messages import Action, Event, Work
-from stigmergy.core.state import DECISION_BYTES_MAX, Limits, ShardState, Signer, plan_agents, shard_of
-from stigmergy.core.supervision import (
+from stigmergy.agents.agent import Agent
+from stigmergy.agents.effects import ACTUATORS, PUBLISH, TIMERS, WORK, Publish, WakeMe, sink_of
+from stigmergy.agents.messages import Action, Event, Work
+from stigmergy.agents.supervision import (
     AgentResumed,
     AgentStopped,
     InputFailed,
@@ -21,6 +17,10 @@ from stigmergy.core.supervision import (
     SignerEnrolled,
     SignerRevoked,
 )
+from stigmergy.base.errors import ConfigError, UnknownKind
+from stigmergy.shard.commit import GENESIS, Head
+from stigmergy.shard.inputs import Accepted, Refused
+from stigmergy.shard.state import DECISION_BYTES_MAX, Limits, ShardState, Signer, plan_agents, shard_of
 
 
 class Rover(Agent):

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stigmergy.core.errors import Malformed, StigmergyError, TooLarge
-from stigmergy.core.strict_json import NESTING_MAX, read_json
+from stigmergy.base.errors import Malformed, StigmergyError, TooLarge
+from stigmergy.bus.cloudevents import NESTING_MAX, read_json
 
 BYTES_MAX = 10_000
 

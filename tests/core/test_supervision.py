@@ -2,9 +2,9 @@
 
 import pytest
 
-from stigmergy.core.errors import DefinitionError
-from stigmergy.core.messages import Action, Event
-from stigmergy.core.supervision import FACTS, FRAMEWORK_EVENTS, GO_ON, Supervise, WhenStale
+from stigmergy.agents.messages import Action, Event
+from stigmergy.agents.supervision import FACTS, FRAMEWORK_EVENTS, GO_ON, Supervise, WhenStale
+from stigmergy.base.errors import DefinitionError
 
 
 class Beat(Event):

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from stigmergy.core.codec import encode
-from stigmergy.core.effects import CancelWake, WakeMe, WakeMeAt
-from stigmergy.core.errors import JournalCorrupt
-from stigmergy.core.messages import SECOND_NS, Effect
-from stigmergy.core.timers import Timer, Timers, TimerSet, read_timer, timer_body
+from stigmergy.agents.codec import encode
+from stigmergy.agents.effects import CancelWake, WakeMe, WakeMeAt
+from stigmergy.agents.messages import SECOND_NS, Effect
+from stigmergy.base.errors import JournalCorrupt
+from stigmergy.shard.timers import Timer, Timers, TimerSet, read_timer, timer_body
 
 
 def test_durations_become_due_times() -> None:

@@ -11,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import msgpack, structs
 
-from stigmergy.core.codec import encode
-from stigmergy.core.commit import COMMIT_FORMAT, Commit, HashAlgorithm, Run
-from stigmergy.core.directory import Directory
-from stigmergy.core.errors import ConfigError, JournalCorrupt
-from stigmergy.core.messages import SECOND_NS, Event
-from stigmergy.core.uplink import (
+from stigmergy.agents.codec import encode
+from stigmergy.agents.messages import SECOND_NS, Event
+from stigmergy.base.errors import ConfigError, JournalCorrupt
+from stigmergy.shard.commit import COMMIT_FORMAT, Commit, HashAlgorithm, Run
+from stigmergy.shard.commit_reader import learn, walk
+from stigmergy.shard.directory import Directory
+from stigmergy.uplink.rules import (
     FIRST_EVENT,
     SLOT_BITS,
     WHOLE,
@@ -31,7 +32,6 @@ from stigmergy.core.uplink import (
     number_of,
     position_of,
 )
-from stigmergy.core.walking import learn, walk
 from tests.formats.golden_columns import COMMIT, RECORDS, RUN
 
 
@@ -191,7 +191,7 @@ def test_of_the_frameworks_own_only_summaries_go_up() -> None:
 
 
 def test_names_are_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stigmergy.core.uplink.NAMES_COUNT_MAX", 1)
+    monkeypatch.setattr("stigmergy.uplink.rules.NAMES_COUNT_MAX", 1)
     sieve = Sieve(UplinkRule(only=("Arrived",)))
     for position in (1, 2):
         assert took(sieve, position, (1, A, Moved()), (1, A, Arrived())) == [(FIRST_EVENT + 1, "Arrived")]
@@ -222,7 +222,7 @@ def test_a_sampled_type_goes_up_beside_what_only_names() -> None:
 
 
 def test_samples_whose_time_is_over_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stigmergy.core.uplink.SAMPLES_COUNT_MAX", 2)
+    monkeypatch.setattr("stigmergy.uplink.rules.SAMPLES_COUNT_MAX", 2)
     sieve = Sieve(UplinkRule(sample={"Moved": "10s"}))
     took(sieve, 1, (1, "Drone/1", Moved()), (12, "Drone/2", Moved()))
     assert len(sieve._sampled) == 2
@@ -318,7 +318,7 @@ def test_an_aggregated_type_may_go_up_besides() -> None:
 
 
 def test_summaries_under_way_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stigmergy.core.uplink.BUCKETS_COUNT_MAX", 2)
+    monkeypatch.setattr("stigmergy.uplink.rules.BUCKETS_COUNT_MAX", 2)
     sieve = Sieve(UplinkRule(aggregate={"Moved": Aggregate(every="10s")}))
     took(sieve, 1, *((1, f"Drone/{n}", Moved()) for n in (1, 2, 3, 3, 2)))
     assert sieve.counters.uplink_buckets_refused == 2

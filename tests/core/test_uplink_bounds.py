@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from stigmergy.core.codec import MESSAGE_BYTES_MAX, REASON_CHARS_MAX
-from stigmergy.core.errors import Malformed, TooLarge
-from stigmergy.core.uplink_messages import (
+from stigmergy.agents.codec import MESSAGE_BYTES_MAX, REASON_CHARS_MAX
+from stigmergy.base.errors import Malformed, TooLarge
+from stigmergy.uplink.messages import (
     DIGEST_BYTES,
     ITEMS_COUNT_MAX,
     MARKS_COUNT_MAX,

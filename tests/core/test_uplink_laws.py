@@ -6,10 +6,10 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stigmergy.core.codec import encode, tag_of
-from stigmergy.core.commit import COMMIT_FORMAT, GENESIS, Commit, HashAlgorithm, Run
-from stigmergy.core.messages import SECOND_NS, Event
-from stigmergy.core.uplink import FIRST_EVENT, WHOLE, Aggregate, Item, Sieve, Summary, UplinkRule, duration_ns
+from stigmergy.agents.codec import encode, tag_of
+from stigmergy.agents.messages import SECOND_NS, Event
+from stigmergy.shard.commit import COMMIT_FORMAT, GENESIS, Commit, HashAlgorithm, Run
+from stigmergy.uplink.rules import FIRST_EVENT, WHOLE, Aggregate, Item, Sieve, Summary, UplinkRule, duration_ns
 
 
 class Moved(Event):

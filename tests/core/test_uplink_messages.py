@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stigmergy.core import uplink_messages
-from stigmergy.core.codec import MESSAGE_BYTES_MAX
-from stigmergy.core.errors import Malformed, PeerError, TooLarge
-from stigmergy.core.uplink_messages import Batch, Inquiry, Mark, Told, read_told, read_up, write_message
+from stigmergy.agents.codec import MESSAGE_BYTES_MAX
+from stigmergy.base.errors import Malformed, PeerError, TooLarge
+from stigmergy.uplink import messages as uplink_messages
+from stigmergy.uplink.messages import Batch, Inquiry, Mark, Told, read_told, read_up, write_message
 
 NUMBERS = st.integers(0, 2**62 - 1)
 BODIES = st.binary(max_size=300)

@@ -5,15 +5,14 @@ import zlib
 import pytest
 from msgspec import msgpack, structs
 
-from stigmergy.core.codec import encode, tag_of
-from stigmergy.core.columns import NOT_KEPT, ColumnRun
-from stigmergy.core.commit import Commit, Owed, Run
-from stigmergy.core.directory import Directory
-from stigmergy.core.errors import JournalCorrupt
-from stigmergy.core.rosters import kind_of_part, names_in
-from stigmergy.core.snapshot import TABLE_PART
-from stigmergy.core.supervision import AgentsEnrolled
-from stigmergy.core.walking import BATCHED, Records, effects_of, index_of_cause, learn, said_in, walk
+from stigmergy.agents.codec import encode, tag_of
+from stigmergy.agents.columns import NOT_KEPT, ColumnRun
+from stigmergy.agents.supervision import AgentsEnrolled
+from stigmergy.base.errors import JournalCorrupt
+from stigmergy.shard.commit import Commit, Owed, Run
+from stigmergy.shard.commit_reader import BATCHED, Records, effects_of, index_of_cause, learn, said_in, walk
+from stigmergy.shard.directory import Directory
+from stigmergy.shard.snapshot import TABLE_PART, kind_of_part, names_in
 from tests.formats.golden_columns import ACTIONS, COMMIT, LAYOUT, MEASURED, NAMES, RECORDS, RUN
 
 

@@ -10,12 +10,11 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from stigmergy.core.codec import canonical_bytes, encode
-from stigmergy.core.columns import LAYOUT_FORMAT, ROW_BYTES_MAX, Column, Form, Layout, read_layout
-from stigmergy.core.errors import JournalCorrupt, Malformed
-from stigmergy.core.messages import SECOND_NS, Event, spec_of
-from stigmergy.core.window_columns import HEAD_BYTES, WindowColumns, is_window, read_row, window_of, write_row
-from stigmergy.core.windows import Shape, Window
+from stigmergy.agents.codec import canonical_bytes, encode
+from stigmergy.agents.columns import LAYOUT_FORMAT, ROW_BYTES_MAX, Column, Form, Layout, read_layout
+from stigmergy.agents.messages import SECOND_NS, Event, spec_of
+from stigmergy.agents.windows import HEAD_BYTES, Shape, Window, WindowColumns, is_window, read_row, window_of, write_row
+from stigmergy.base.errors import JournalCorrupt, Malformed
 
 
 class Mode(enum.Enum):

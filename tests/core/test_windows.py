@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stigmergy.core.errors import DefinitionError
-from stigmergy.core.messages import SECOND_NS, Event
-from stigmergy.core.windows import Shape, Window
+from stigmergy.agents.messages import SECOND_NS, Event
+from stigmergy.agents.windows import Shape, Window
+from stigmergy.base.errors import DefinitionError
 
 
 class Sampled(Event):

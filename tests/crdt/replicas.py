@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar, cast
 
-from stigmergy.crdt.delta import Delta, Edit, mint, read_delta
-from stigmergy.crdt.store import EMPTY, Store
+from stigmergy.crdt.delta import Delta, Edit, read_delta
+from stigmergy.crdt.store import EMPTY, Store, mint
 from stigmergy.crdt.value import SharedValue
 
 A, B, C = b"A" * 8, b"B" * 8, b"C" * 8

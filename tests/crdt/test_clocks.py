@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stigmergy.crdt.bounds import COUNTER_MAX
-from stigmergy.crdt.clocks import SKEW_NS_MAX, next_stamp_ns, too_far_ahead
+from stigmergy.crdt.delta import SKEW_NS_MAX, next_stamp_ns, too_far_ahead
 from stigmergy.crdt.errors import LimitReached
 
 

@@ -10,15 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stigmergy.crdt import delta as delta_module
+from stigmergy.crdt import store as store_module
 from stigmergy.crdt.bounds import COUNTER_MAX, DELTA_BYTES_MAX, ELEMENT_BYTES_MAX, PATH_DEPTH_MAX, PAYLOAD_BYTES_MAX
 from stigmergy.crdt.causality import Context, Dot
-from stigmergy.crdt.delta import Delta, Edit, check_replica, join_deltas, mint, read_delta
+from stigmergy.crdt.delta import Delta, Edit, check_replica, join_deltas, read_delta
 from stigmergy.crdt.errors import BadDelta, LimitReached, NotContiguous
 from stigmergy.crdt.lww_register import LWWRegister
 from stigmergy.crdt.orset import ORSet
 from stigmergy.crdt.payloads import total_payload, value_payload
 from stigmergy.crdt.pncounter import PNCounter
-from stigmergy.crdt.store import EMPTY, Store
+from stigmergy.crdt.store import EMPTY, Store, mint
 from stigmergy.crdt.tree import BARE
 from tests.crdt.replicas import A, B, C, Replica, exchange, hand_made, pair
 
@@ -94,15 +95,15 @@ def test_a_writer_is_held_to_its_bounds(monkeypatch: pytest.MonkeyPatch) -> None
     one, other = pair(ORSet[str])
     for name in "abc":
         one.keep(one.value.add(name))
-    monkeypatch.setattr(delta_module, "LIVE_COUNT_MAX", 3)
+    monkeypatch.setattr(store_module, "LIVE_COUNT_MAX", 3)
     with pytest.raises(LimitReached, match="3 live entries"):
         one.write(lambda names: names.add("d"))
     one.write(lambda names: names.clear())
-    monkeypatch.setattr(delta_module, "CHANGE_BYTES_MAX", 30)
+    monkeypatch.setattr(store_module, "CHANGE_BYTES_MAX", 30)
     with pytest.raises(LimitReached, match="make several changes"):
         mint(Edit("field", (((X,), b""), ((Y,), b""))), one.store, A, 0)
     monkeypatch.undo()
-    monkeypatch.setattr(delta_module, "REPLICAS_COUNT_MAX", 1)
+    monkeypatch.setattr(store_module, "REPLICAS_COUNT_MAX", 1)
     exchange(one, other)
     with pytest.raises(LimitReached, match="in its whole life; divide it into groups"):
         other.write(lambda names: names.add("x"))
@@ -113,7 +114,7 @@ def test_concurrent_writes_in_one_place_are_bounded(monkeypatch: pytest.MonkeyPa
     for replica in (one, other):
         replica.write(lambda names: names.add("x"))
     exchange(one, other)
-    monkeypatch.setattr(delta_module, "PLACE_DOTS_COUNT_MAX", 1)
+    monkeypatch.setattr(store_module, "PLACE_DOTS_COUNT_MAX", 1)
     with pytest.raises(LimitReached, match="concurrent writes"):
         one.write(lambda names: names.add("x"))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stigmergy.adapters.nats.server import free_ports
+from stigmergy.nats.servers.server import free_ports
 from tests.cli.in_process import Here
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "gateways.md"

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from stigmergy import BusSettings, Fleet, Settings, StigmergyError
-from stigmergy.adapters.memory_bus import MemoryBroker, MemoryBus, memory_broker
-from stigmergy.adapters.mqtt import open_bus
-from stigmergy.adapters.system import SystemEntropy
-from stigmergy.config import Config, Place, find_config
-from stigmergy.ports.bus import BusMessage
+from stigmergy.app.config import Config, Place, find_config
+from stigmergy.app.fleet import Bearings, find_bearings
+from stigmergy.app.fleet import open_bus as find_bus
+from stigmergy.base.system import SystemEntropy
+from stigmergy.bus.memory import MemoryBroker, MemoryBus, memory_broker
+from stigmergy.bus.mqtt import open_bus
+from stigmergy.bus.port import BusMessage
 from stigmergy.testing.brokers import Broker
-from stigmergy.wiring import Bearings, find_bearings
-from stigmergy.wiring import open_bus as find_bus
 from tests.edge.test_nodes import wait_until
 from tests.runtime.fleets import Drone, Measured, Monitor
 
@@ -113,7 +113,7 @@ def test_nodes_of_different_names_have_different_ids_at_the_broker(monkeypatch: 
     """With one id they would throw each other out, and take each other's messages."""
     ids: list[str] = []
     monkeypatch.setattr(
-        "stigmergy.adapters.memory_bus.open_bus", lambda url, client_id, entropy: ids.append(client_id), raising=True
+        "stigmergy.bus.memory.open_bus", lambda url, client_id, entropy: ids.append(client_id), raising=True
     )
     for fleet, site, node in (("a", "b", "c-d"), ("a", "b-c", "d"), ("a-b", "c", "d")):
         find_bus(Bearings("memory:x", site, node), fleet, SystemEntropy())

@@ -29,8 +29,8 @@ from stigmergy import (
     react,
     shared,
 )
-from stigmergy.core.errors import ConfigError
-from stigmergy.wiring import Running, make_private_key, read_private_key
+from stigmergy.app.fleet import Running, make_private_key, read_private_key
+from stigmergy.base.errors import ConfigError
 
 WITHIN_S = 240.0
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stigmergy.runtime import protocol
-from stigmergy.runtime.company_desk import CompanyDesk
+from stigmergy.app.fleet import Running
+from stigmergy.control import protocol
+from stigmergy.control.replication_service import CompanyDesk
 from stigmergy.testing.brokers import Broker
-from stigmergy.wiring import Running
 from tests.edge.test_company import ONE, TWO, Arrived, fleet, vehicles, wait_until
 
 

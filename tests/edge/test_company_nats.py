@@ -8,11 +8,25 @@ from pathlib import Path
 
 import pytest
 
-from stigmergy import Agent, Claim, Denied, Effects, Event, Fleet, Granted, Live, Lost, Ordered, evolve, ordered, react
-from stigmergy.core.errors import ConfigError
-from stigmergy.keyring import make_private_key
-from stigmergy.testing.nats_rig import NatsCluster, start_single
-from stigmergy.wiring import Running
+from stigmergy import (
+    Agent,
+    Claim,
+    Denied,
+    Effects,
+    Event,
+    Fleet,
+    Granted,
+    Live,
+    Lost,
+    Ordered,
+    evolve,
+    ordered,
+    react,
+)
+from stigmergy.app.fleet import Running
+from stigmergy.app.keyring import make_private_key
+from stigmergy.base.errors import ConfigError
+from stigmergy.testing.nats import NatsCluster, start_single
 
 WITHIN_S = 240.0
 ONE, TWO = "Crane/one", "Crane/two"

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from stigmergy import Fleet
-from stigmergy.adapters.control import ControlClient
-from stigmergy.adapters.mqtt import open_bus
-from stigmergy.adapters.system import SystemEntropy
-from stigmergy.core.cloudevents import CloudEvent, read_event
-from stigmergy.ports.bus import BusMessage
-from stigmergy.runtime.live import Live
+from stigmergy.base.system import SystemEntropy
+from stigmergy.bus.cloudevents import CloudEvent, read_event
+from stigmergy.bus.mqtt import open_bus
+from stigmergy.bus.port import BusMessage
+from stigmergy.control.live import Live
+from stigmergy.control.socket import ControlClient
 from stigmergy.testing.brokers import Broker
 from stigmergy.testing.proxy import LinkProxy
 from tests.runtime.fleets import Drone, Measured, Monitor, cloud

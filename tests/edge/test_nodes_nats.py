@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from stigmergy import Fleet, UplinkRule
-from stigmergy.adapters.mqtt import link, open_bus
-from stigmergy.adapters.system import SystemEntropy
-from stigmergy.core.cloudevents import CloudEvent, read_event
-from stigmergy.core.errors import ConfigError
-from stigmergy.ports.bus import BusMessage
-from stigmergy.runtime.live import Live
+from stigmergy.base.errors import ConfigError
+from stigmergy.base.system import SystemEntropy
+from stigmergy.bus.cloudevents import CloudEvent, read_event
+from stigmergy.bus.mqtt import link, open_bus
+from stigmergy.bus.port import BusMessage
+from stigmergy.control.live import Live
 from stigmergy.testing.bus_rig import wait_until
-from stigmergy.testing.nats_rig import NatsCluster, start_single
+from stigmergy.testing.nats import NatsCluster, start_single
 from tests.runtime.fleets import Drone, Measured, Monitor, cloud
 
 

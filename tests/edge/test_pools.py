@@ -29,7 +29,7 @@ from stigmergy import (
 )
 from stigmergy.sim import ALL, World, simulate
 from stigmergy.testing import given
-from stigmergy.testing.nats_rig import start_single
+from stigmergy.testing.nats import start_single
 
 WITHIN_S = 240.0
 DOCKS = ("dock-1", "dock-2", "dock-3")

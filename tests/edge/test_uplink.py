@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from stigmergy.adapters.control import ControlClient
+from stigmergy.control.socket import ControlClient
 from stigmergy.testing.brokers import Broker
 
 WAIT_S_MAX = 240.0

@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from stigmergy.adapters.nats.inspection import ReplicaSeen, ServerSeen, ServersSeen, StreamSeen
-from stigmergy.engine.checking import Finding, Level, check
-from stigmergy.engine.standing import NO_MAJORITY, FleetSeen, ShardSeen, Standing, WorkerSeen
+from stigmergy.nats.servers.inspection import ReplicaSeen, ServerSeen, ServersSeen, StreamSeen
+from stigmergy.nats.servers.status import NO_MAJORITY, Finding, FleetSeen, Level, ShardSeen, Standing, WorkerSeen, check
 
 
 def server(name: str, **changed: Any) -> ServerSeen:

@@ -8,20 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from stigmergy.adapters.nats.address import parse_address
-from stigmergy.adapters.nats.configuration import User
-from stigmergy.adapters.nats.errors import JetStreamRefused
-from stigmergy.adapters.nats.link import NatsLink
-from stigmergy.adapters.nats.server import NatsServer
-from stigmergy.adapters.nats.streams import ensure_stream
-from stigmergy.cli.health.network import check_clusters
-from stigmergy.cli.output import printable
-from stigmergy.cli.screen.cluster import draw_standing
-from stigmergy.core.errors import LinkDown
-from stigmergy.engine import on_cluster
-from stigmergy.engine.checking import Finding, Level, check
-from stigmergy.engine.standing import Standing, look
-from stigmergy.testing.nats_rig import NatsCluster, start_single
+from stigmergy.base.errors import LinkDown
+from stigmergy.cli.display.frames import draw_standing
+from stigmergy.cli.display.output import printable
+from stigmergy.cli.fleet_checks import check_clusters
+from stigmergy.nats.address import parse_address
+from stigmergy.nats.errors import JetStreamRefused
+from stigmergy.nats.link import NatsLink
+from stigmergy.nats.servers import on_cluster
+from stigmergy.nats.servers.configuration import User
+from stigmergy.nats.servers.server import NatsServer
+from stigmergy.nats.servers.status import Finding, Level, Standing, check, look
+from stigmergy.nats.streams import ensure_stream
+from stigmergy.testing.nats import NatsCluster, start_single
 from tests.disks import SmallDisk, small_disk
 
 WAIT_S = 90.0

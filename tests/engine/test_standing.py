@@ -9,11 +9,17 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from stigmergy.adapters.nats import link as links
-from stigmergy.adapters.nats import naming
-from stigmergy.adapters.nats.address import parse_address
-from stigmergy.adapters.nats.configuration import User
-from stigmergy.adapters.nats.inspection import (
+from stigmergy.base.errors import ConfigError
+from stigmergy.cli.display.frames import draw_standing
+from stigmergy.cli.display.output import printable
+from stigmergy.cluster.records import Coordinator, FleetShape, Member, Owner, Plan, write_record
+from stigmergy.nats import link as links
+from stigmergy.nats import naming
+from stigmergy.nats.address import parse_address
+from stigmergy.nats.link import NatsLink
+from stigmergy.nats.servers import on_cluster
+from stigmergy.nats.servers.configuration import User
+from stigmergy.nats.servers.inspection import (
     ConsumerSeen,
     ReplicaSeen,
     ServerSeen,
@@ -24,16 +30,10 @@ from stigmergy.adapters.nats.inspection import (
     look_at_servers,
     look_at_streams,
 )
-from stigmergy.adapters.nats.link import NatsLink
-from stigmergy.adapters.nats.streams import ensure_stream
-from stigmergy.adapters.nats_store.buckets import ensure_keys
-from stigmergy.cli.output import printable
-from stigmergy.cli.screen.cluster import draw_standing
-from stigmergy.core.errors import ConfigError
-from stigmergy.engine import on_cluster
-from stigmergy.engine.standing import KEYS_COUNT, Standing, _belongs, look
-from stigmergy.runtime.cluster.records import Coordinator, FleetShape, Member, Owner, Plan, write_record
-from stigmergy.testing.nats_rig import NatsCluster, start_single
+from stigmergy.nats.servers.status import KEYS_COUNT, Standing, _belongs, look
+from stigmergy.nats.store.buckets import ensure_keys
+from stigmergy.nats.streams import ensure_stream
+from stigmergy.testing.nats import NatsCluster, start_single
 from tests.engine.test_checking import cluster, stream
 
 SHARDS = 4

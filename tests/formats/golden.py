@@ -27,10 +27,23 @@ from stigmergy import (
     upcast,
     within,
 )
-from stigmergy.adapters.ed25519 import Ed25519Signer
-from stigmergy.adapters.filing.mark import Mark
-from stigmergy.core.codec import Envelope, encode
-from stigmergy.core.commit import (
+from stigmergy.agents.codec import Envelope, encode
+from stigmergy.agents.effects import ActionDone, ActionFailed, Publish, Tell, WakeMe, WindowClosed, Woken, WorkFailed
+from stigmergy.agents.messages import Message
+from stigmergy.agents.supervision import (
+    AgentResumed,
+    AgentStopped,
+    InputFailed,
+    InputsSkipped,
+    LetterTaken,
+    SafeActionTaken,
+    SignerEnrolled,
+    SignerRevoked,
+)
+from stigmergy.journal.identity import Mark
+from stigmergy.journal.port import JournalIdentity
+from stigmergy.keys.ed25519 import Ed25519Signer
+from stigmergy.shard.commit import (
     GENESIS,
     Answer,
     Commit,
@@ -44,33 +57,11 @@ from stigmergy.core.commit import (
     genesis_of,
     statement,
 )
-from stigmergy.core.effects import (
-    ActionDone,
-    ActionFailed,
-    Publish,
-    Tell,
-    WakeMe,
-    WindowClosed,
-    Woken,
-    WorkFailed,
-)
-from stigmergy.core.memory import Letter, Remembered
-from stigmergy.core.messages import Message
-from stigmergy.core.outbox import Pending
-from stigmergy.core.snapshot import Header, Kind, Tables
-from stigmergy.core.state import Signer
-from stigmergy.core.supervision import (
-    AgentResumed,
-    AgentStopped,
-    InputFailed,
-    InputsSkipped,
-    LetterTaken,
-    SafeActionTaken,
-    SignerEnrolled,
-    SignerRevoked,
-)
-from stigmergy.core.timers import Timer, TimerSet
-from stigmergy.ports.journal import JournalIdentity
+from stigmergy.shard.memory import Letter, Remembered
+from stigmergy.shard.outbox import Pending
+from stigmergy.shard.snapshot import Header, Kind, Tables
+from stigmergy.shard.state import Signer
+from stigmergy.shard.timers import Timer, TimerSet
 
 FOLDER = Path(__file__).resolve().parents[1] / "fixtures" / "formats"
 SIGNER = Ed25519Signer(bytes(range(32)))

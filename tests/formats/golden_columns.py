@@ -6,10 +6,8 @@ from collections.abc import Sequence
 
 from msgspec import structs
 
-from stigmergy.core.batches import BatchHeader, pack_batch
-from stigmergy.core.blocks import Block
-from stigmergy.core.codec import encode
-from stigmergy.core.columns import (
+from stigmergy.agents.codec import encode
+from stigmergy.agents.columns import (
     NO_CHECK,
     Column,
     ColumnRun,
@@ -25,11 +23,13 @@ from stigmergy.core.columns import (
     roster_check,
     write_record,
 )
-from stigmergy.core.commit import Commit, Owed, Run
-from stigmergy.core.messages import Message
-from stigmergy.core.snapshot import TABLE_PART, Header, Kind
-from stigmergy.core.supervision import AgentsEnrolled, ColumnsDeclared
-from stigmergy.core.timers import TimerSet
+from stigmergy.agents.messages import Message
+from stigmergy.agents.supervision import AgentsEnrolled, ColumnsDeclared
+from stigmergy.shard.batches import BatchHeader, pack_batch
+from stigmergy.shard.commit import Commit, Owed, Run
+from stigmergy.shard.outbox import Block
+from stigmergy.shard.snapshot import TABLE_PART, Header, Kind
+from stigmergy.shard.timers import TimerSet
 from tests.formats import golden
 
 MODES = [("CALM", encode("calm")), ("WILD", encode(7))]

@@ -17,16 +17,22 @@ from pathlib import Path
 import msgspec
 
 from stigmergy import Agent
-from stigmergy.adapters import nats_journal, segments, sqlite
-from stigmergy.adapters.filing.mark import encode_mark
-from stigmergy.adapters.nats import naming
-from stigmergy.adapters.nats_journal import messages as nats_messages
-from stigmergy.adapters.nats_journal import shelf
-from stigmergy.core.codec import canonical_bytes, encode, without_empty_end
-from stigmergy.core.commit import Group, Signature, head_of, seal, statement
-from stigmergy.core.effects import ACTUATORS, WORK, ActionDone, shard_sink
-from stigmergy.core.homes import Homes
-from stigmergy.core.inputs import (
+from stigmergy.agents.codec import canonical_bytes, encode, without_empty_end
+from stigmergy.agents.effects import ACTUATORS, WORK, ActionDone, shard_sink
+from stigmergy.agents.messages import SECOND_NS, Message, spec_of
+from stigmergy.audit.flight import Cut, make_flight
+from stigmergy.journal import segments, sqlite
+from stigmergy.journal.identity import encode_mark
+from stigmergy.journal.port import Journal, SnapshotPart
+from stigmergy.journal.recovery import new_state
+from stigmergy.nats import journal as nats_journal
+from stigmergy.nats import naming
+from stigmergy.nats.journal import messages as nats_messages
+from stigmergy.nats.journal import snapshots as shelf
+from stigmergy.shard.commit import Group, Signature, head_of, seal, statement
+from stigmergy.shard.draft import Ready
+from stigmergy.shard.homes import Homes
+from stigmergy.shard.inputs import (
     Ask,
     Delivery,
     EffectSettled,
@@ -38,15 +44,10 @@ from stigmergy.core.inputs import (
     SnapshotStored,
     TimerDue,
 )
-from stigmergy.core.messages import SECOND_NS, Message, spec_of
-from stigmergy.core.ready import Ready
-from stigmergy.core.shard import Shard
-from stigmergy.core.snapshot import Header, SnapshotTaking, Tables, digest_of_parts, digest_of_state, encode_header
-from stigmergy.core.state import ShardState, plan_agents, shard_of
-from stigmergy.ports.journal import Journal, SnapshotPart
-from stigmergy.runtime.audit.flight import Cut, make_flight
-from stigmergy.runtime.recovery import new_state
-from stigmergy.testing.nats_rig import start_single
+from stigmergy.shard.shard import Shard
+from stigmergy.shard.snapshot import Header, SnapshotTaking, Tables, digest_of_parts, digest_of_state, encode_header
+from stigmergy.shard.state import ShardState, plan_agents, shard_of
+from stigmergy.testing.nats import start_single
 from tests.formats import golden, golden_columns
 
 NOON_NS = 1_700_000_000 * SECOND_NS

@@ -1,6 +1,8 @@
 """The manual's page on channels says what the code does: tags, fields, kinds, bounds and times."""
 
-from stigmergy.adapters.nats import channel, channels, pieces
+from stigmergy.nats import channels
+from stigmergy.nats import channels as channel
+from stigmergy.nats import channels as pieces
 from tests.formats.test_manual import MANUAL
 
 SECTION = MANUAL.partition("## Channels on NATS\n")[2].partition("\n## ")[0]

@@ -10,15 +10,16 @@ from typing import get_args
 import pytest
 from msgspec import Struct
 
-from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
-from stigmergy.adapters.sqlite_ledger import file
-from stigmergy.core.claims import entries, fold, lease, state
-from stigmergy.core.claims.entries import Ask, ClaimBody, Written, claimant_id, read_record, write_record, writer_id
-from stigmergy.core.claims.fold import digest, read_checkpoint, state_bytes, write_checkpoint
-from stigmergy.core.claims.rules import apply
-from stigmergy.core.claims.state import Claims
-from stigmergy.ports import ledger
-from stigmergy.runtime.claims import writing
+from stigmergy.claims import entries, state
+from stigmergy.claims import port as ledger
+from stigmergy.claims import rules as fold
+from stigmergy.claims import sqlite_file as file
+from stigmergy.claims import state as lease
+from stigmergy.claims import writer as writing
+from stigmergy.claims.entries import Ask, ClaimBody, Written, claimant_id, read_record, write_record, writer_id
+from stigmergy.claims.rules import apply, digest, read_checkpoint, state_bytes, write_checkpoint
+from stigmergy.claims.state import Claims
+from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
 from tests.formats.manual import DOCS, fields_of, tables
 
 MANUAL = (DOCS / "formats.md").read_text(encoding="utf-8")
@@ -61,7 +62,7 @@ def test_parts_of_a_state_are_documented() -> None:
 
 
 def test_contexts_domains_and_numbers_are_documented() -> None:
-    for name in ("core.claims.entries", "core.claims.sealing", "core.claims.fold", "adapters.sqlite_ledger.file"):
+    for name in ("claims.entries", "claims.rules", "claims.sqlite_file"):
         source = inspect.getsource(importlib.import_module(f"stigmergy.{name}"))
         contexts = re.findall(r'"(stigmergy 2026 [^"]+)"', source)
         assert contexts

@@ -10,12 +10,12 @@ import msgspec
 import pytest
 from blake3 import blake3
 
-from stigmergy.core.batches import open_batch
-from stigmergy.core.codec import encode
-from stigmergy.core.columns import read_actions, read_layout, read_records, read_templates, roster_check
-from stigmergy.core.commit import Commit, open_commit, seal
-from stigmergy.core.messages import Message, own_fields, spec_of
-from stigmergy.core.snapshot import Tables, digest_of_parts, encode_header, read_header
+from stigmergy.agents.codec import encode
+from stigmergy.agents.columns import read_actions, read_layout, read_records, read_templates, roster_check
+from stigmergy.agents.messages import Message, own_fields, spec_of
+from stigmergy.shard.batches import open_batch
+from stigmergy.shard.commit import Commit, open_commit, seal
+from stigmergy.shard.snapshot import Tables, digest_of_parts, encode_header, read_header
 from tests.formats import golden_columns as golden
 from tests.formats import messagepack
 from tests.formats.golden import read_hex, read_lines

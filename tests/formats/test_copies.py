@@ -8,10 +8,9 @@ import pytest
 from blake3 import blake3
 from msgspec import Struct
 
-from stigmergy.core import copies
-from stigmergy.core.codec import encode
-from stigmergy.core.commit import Head, Signature
-from stigmergy.core.copies import (
+from stigmergy.agents.codec import encode
+from stigmergy.audit import copy_format as copies
+from stigmergy.audit.copy_format import (
     CopiedCommit,
     CopiedLog,
     CopiedParts,
@@ -23,7 +22,8 @@ from stigmergy.core.copies import (
     read_manifest,
     write_commits,
 )
-from stigmergy.testing.commits import CommitChain
+from stigmergy.shard.commit import Head, Signature
+from stigmergy.testing.journal_contract import CommitChain
 from tests.formats import messagepack
 from tests.formats.golden import read_hex
 from tests.formats.manual import DOCS, fields_of

@@ -10,11 +10,11 @@ from typing import Any
 
 from blake3 import blake3
 
-from stigmergy.adapters.archive import open_flight
-from stigmergy.adapters.ed25519 import Ed25519Verifier
-from stigmergy.core.codec import encode
-from stigmergy.core.commit import digest_commit
-from stigmergy.runtime.audit.flight import Cut, FlightVerification, make_flight
+from stigmergy.agents.codec import encode
+from stigmergy.audit.flight import Cut, FlightVerification, make_flight
+from stigmergy.audit.flight_journal import open_flight
+from stigmergy.keys.ed25519 import Ed25519Verifier
+from stigmergy.shard.commit import digest_commit
 from tests.formats import golden, messagepack
 from tests.formats.golden import read_hex
 from tests.formats.golden_columns import LAYOUT, TEMPLATES

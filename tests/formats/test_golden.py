@@ -20,17 +20,19 @@ import pytest
 from blake3 import blake3
 from msgspec import Struct, structs
 
-from stigmergy.adapters import sqlite
-from stigmergy.adapters.ed25519 import Ed25519Verifier
-from stigmergy.adapters.filing.mark import decode_mark, encode_mark
-from stigmergy.adapters.keyfile import decode_private_key
-from stigmergy.core.codec import canonical_bytes, encode, open_envelope, pack_envelope, without_empty_end
-from stigmergy.core.commit import Commit, Signature, digest_commit, open_commit, seal, statement
-from stigmergy.core.effects import Publish
-from stigmergy.core.errors import JournalCorrupt
-from stigmergy.core.messages import Message, spec_of, to_newest
-from stigmergy.core.replay import apply
-from stigmergy.core.snapshot import (
+from stigmergy.agents.codec import canonical_bytes, encode, open_envelope, pack_envelope, without_empty_end
+from stigmergy.agents.effects import Publish
+from stigmergy.agents.messages import Message, spec_of, to_newest
+from stigmergy.agents.supervision import FRAMEWORK_EVENTS
+from stigmergy.base.errors import JournalCorrupt
+from stigmergy.journal import sqlite
+from stigmergy.journal.identity import decode_mark, encode_mark
+from stigmergy.journal.recovery import Recovery
+from stigmergy.keys.ed25519 import Ed25519Verifier
+from stigmergy.keys.keyfile import decode_private_key
+from stigmergy.shard.commit import Commit, Signature, digest_commit, open_commit, seal, statement
+from stigmergy.shard.replay import apply
+from stigmergy.shard.snapshot import (
     Header,
     Tables,
     digest_of_parts,
@@ -41,9 +43,7 @@ from stigmergy.core.snapshot import (
     read_header,
     tables_of,
 )
-from stigmergy.core.state import Limits, ShardState, plan_agents
-from stigmergy.core.supervision import FRAMEWORK_EVENTS
-from stigmergy.runtime.recovery import Recovery
+from stigmergy.shard.state import Limits, ShardState, plan_agents
 from tests.formats import golden, messagepack
 from tests.formats.golden import read_hex, read_lines
 from tests.formats.manual import fields_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec import Struct
 
-from stigmergy.core.sharing import replica_id, replica_seed
+from stigmergy.agents.shared import replica_id, replica_seed
 from stigmergy.crdt.anti_entropy import messages
 from stigmergy.crdt.anti_entropy.authorship import (
     DELTA_DOMAIN,
@@ -14,8 +14,8 @@ from stigmergy.crdt.anti_entropy.authorship import (
     gossip_statement,
     object_id,
 )
+from stigmergy.crdt.anti_entropy.held import epoch_of
 from stigmergy.crdt.anti_entropy.messages import read_frame, read_message, write_frame, write_message
-from stigmergy.crdt.anti_entropy.vectors import epoch_of
 from stigmergy.crdt.delta import Delta
 from tests.formats.manual import DOCS, fields_of
 

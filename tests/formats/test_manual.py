@@ -11,27 +11,13 @@ import pytest
 from msgspec import NODEFAULT, Struct
 from msgspec.structs import fields
 
-from stigmergy.adapters.segments import frames, opening, snapshots
-from stigmergy.adapters.sqlite import schema
-from stigmergy.compiled import parts
-from stigmergy.core import (
-    batches,
-    claiming,
-    codec,
-    columnar,
-    columns,
-    commit,
-    draft,
-    effects,
-    flight,
-    sharing,
-    snapshot,
-    state,
-    supervision,
-)
-from stigmergy.core.blocks import Block
-from stigmergy.core.commit import Answer, Commit, Head, MarkMoved, Owed, Run, Settled, Signature, SnapshotNote
-from stigmergy.core.flight import (
+from stigmergy.agents import codec, columns, effects, supervision
+from stigmergy.agents import ordered as claiming
+from stigmergy.agents import shared as sharing
+from stigmergy.agents.messages import Effect, Event, Message, spec_of
+from stigmergy.audit import flight_format as flight
+from stigmergy.audit.copy_format import CopySettings
+from stigmergy.audit.flight_format import (
     FlightCommit,
     FlightDirectory,
     FlightManifest,
@@ -40,14 +26,21 @@ from stigmergy.core.flight import (
     FlightSeal,
     FlightSection,
 )
-from stigmergy.core.memory import Letter, Remembered
-from stigmergy.core.messages import Effect, Event, Message, spec_of
-from stigmergy.core.outbox import Pending
-from stigmergy.core.snapshot import Header, Kind, Tables
-from stigmergy.core.state import Limits, Signer
-from stigmergy.core.timers import Timer, TimerSet
-from stigmergy.runtime import presence
-from stigmergy.runtime.settings import BusSettings, CopySettings, Retention, Settings, SharedSettings, Snapshots
+from stigmergy.bus import presence
+from stigmergy.compiled import storage as parts
+from stigmergy.journal.segments import frames
+from stigmergy.journal.segments import journal as snapshots
+from stigmergy.journal.segments import opener as opening
+from stigmergy.journal.sqlite import schema
+from stigmergy.node.settings import BusSettings, Retention, Settings, SharedSettings, Snapshots
+from stigmergy.shard import batches, commit, draft, snapshot, state
+from stigmergy.shard import column_dispatch as columnar
+from stigmergy.shard.commit import Answer, Commit, Head, MarkMoved, Owed, Run, Settled, Signature, SnapshotNote
+from stigmergy.shard.memory import Letter, Remembered
+from stigmergy.shard.outbox import Block, Pending
+from stigmergy.shard.snapshot import Header, Kind, Tables
+from stigmergy.shard.state import Limits, Signer
+from stigmergy.shard.timers import Timer, TimerSet
 from tests.formats.manual import DOCS, fields_of, tables
 
 STRUCTURES: tuple[type[Struct], ...] = (
@@ -136,9 +129,15 @@ def test_limits_are_documented() -> None:
 
 
 def test_contexts_and_numbers_are_documented() -> None:
-    modules: tuple[str, ...] = ("core.columns", "core.commit", "core.snapshot", "core.flight", "adapters.keyfile")
-    modules += ("core.swim.packets", "adapters.udp_mesh.datagrams")
-    for module in (*modules, "compiled.parts", "compiled.holding"):
+    modules: tuple[str, ...] = (
+        "agents.columns",
+        "shard.commit",
+        "shard.snapshot",
+        "audit.flight_format",
+        "keys.keyfile",
+    )
+    modules += ("membership.packets", "membership.udp")
+    for module in (*modules, "compiled.storage"):
         source = inspect.getsource(importlib.import_module(f"stigmergy.{module}"))
         contexts = re.findall(r'"(stigmergy 2026 [^"]+)"', source)
         assert contexts

@@ -4,22 +4,22 @@ import msgspec
 import pytest
 from blake3 import blake3
 
-from stigmergy.adapters.udp_mesh.datagrams import FORMAT, read_datagram, write_datagram
-from stigmergy.core.swim import SwimSettings
-from stigmergy.core.swim.packets import (
+from stigmergy.membership.mesh import MEMBERSHIP, REPLICAS
+from stigmergy.membership.packets import (
     BUCKETS_COUNT,
     PACKET_FORMAT,
     PacketKind,
     Status,
     SwimPacket,
     SwimUpdate,
+    Table,
     fleet_key,
     read_packet,
     write_packet,
 )
-from stigmergy.core.swim.table import Table
-from stigmergy.runtime.membership import About
-from stigmergy.runtime.mesh_channels import MEMBERSHIP, REPLICAS
+from stigmergy.membership.service import About
+from stigmergy.membership.settings import SwimSettings
+from stigmergy.membership.udp import FORMAT, read_datagram, write_datagram
 from tests.formats.manual import fields_of, tables
 
 UPDATE = SwimUpdate("drone-7", 1_800_000_000_000, Status.SUSPECT, b"\x01" * 8, "10.0.0.7:7946", b"\x91\xa31.0")

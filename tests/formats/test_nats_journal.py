@@ -9,16 +9,17 @@ import pytest
 from blake3 import blake3
 from msgspec import Struct
 
-from stigmergy.adapters.ed25519 import Ed25519Verifier
-from stigmergy.adapters.nats import naming
-from stigmergy.adapters.nats.address import parse_address
-from stigmergy.adapters.nats.link import NatsLink
-from stigmergy.adapters.nats_journal import inspect_journals, messages, open_journal, shelf
-from stigmergy.core.commit import digest_commit
-from stigmergy.core.snapshot import digest_of_state
-from stigmergy.core.state import Limits, plan_agents
-from stigmergy.runtime.recovery import Recovery
-from stigmergy.testing.nats_rig import start_single
+from stigmergy.journal.recovery import Recovery
+from stigmergy.keys.ed25519 import Ed25519Verifier
+from stigmergy.nats import naming
+from stigmergy.nats.address import parse_address
+from stigmergy.nats.journal import inspect_journals, messages, open_journal
+from stigmergy.nats.journal import snapshots as shelf
+from stigmergy.nats.link import NatsLink
+from stigmergy.shard.commit import digest_commit
+from stigmergy.shard.snapshot import digest_of_state
+from stigmergy.shard.state import Limits, plan_agents
+from stigmergy.testing.nats import start_single
 from tests.formats import golden, messagepack
 from tests.formats.golden import read_lines
 from tests.formats.manual import DOCS, fields_of, tables

@@ -10,11 +10,10 @@ from typing import get_args
 import pytest
 from msgspec import Struct
 
-from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
-from stigmergy.adapters.nats_ledger import checkpoints, records
-from stigmergy.adapters.nats_ledger.fold import State, base_of, take
-from stigmergy.adapters.nats_ledger.places import find_place
-from stigmergy.adapters.nats_ledger.records import START, Entries, Genesis, LedgerBody, write_record
+from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
+from stigmergy.nats.ledger import checkpoints, records
+from stigmergy.nats.ledger.records import START, Entries, Genesis, LedgerBody, State, base_of, take, write_record
+from stigmergy.nats.ledger.streams import find_place
 from tests.formats.manual import DOCS, fields_of, tables
 
 MANUAL = (DOCS / "formats.md").read_text(encoding="utf-8")

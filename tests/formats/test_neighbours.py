@@ -2,7 +2,7 @@
 
 import msgspec
 
-from stigmergy.runtime.neighbours import frames
+from stigmergy.network import tell_sender as frames
 from tests.formats.manual import tables
 
 STRUCTURES = (

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
-from stigmergy.adapters import segments
-from stigmergy.adapters.ed25519 import Ed25519Verifier
-from stigmergy.core.snapshot import digest_of_state
-from stigmergy.core.state import Limits, plan_agents
-from stigmergy.runtime.recovery import Recovery
+from stigmergy.journal import segments
+from stigmergy.journal.recovery import Recovery
+from stigmergy.keys.ed25519 import Ed25519Verifier
+from stigmergy.shard.snapshot import digest_of_state
+from stigmergy.shard.state import Limits, plan_agents
 from tests.formats import golden, messagepack
 from tests.formats.golden import read_lines
 from tests.formats.manual import fields_of

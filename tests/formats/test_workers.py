@@ -5,9 +5,9 @@ import re
 import pytest
 from msgspec import NODEFAULT, Struct, structs
 
+from stigmergy.base.errors import Malformed
 from stigmergy.cli.main import build_parser
-from stigmergy.core.errors import Malformed
-from stigmergy.runtime.cluster.records import (
+from stigmergy.cluster.records import (
     Coordinator,
     FleetShape,
     KindFold,

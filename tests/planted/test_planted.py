@@ -22,8 +22,8 @@ PATCH = """# Broken: nothing.
 # Hurts: nobody,
 #   at all.
 # Caught by: python -m pytest tests/core/test_marks.py
---- a/src/stigmergy/core/marks.py
-+++ b/src/stigmergy/core/marks.py
+--- a/src/stigmergy/shard/marks.py
++++ b/src/stigmergy/shard/marks.py
 @@ -1 +1 @@
 -a
 +b
@@ -110,7 +110,7 @@ def test_a_header_may_take_several_lines(tmp_path: Path) -> None:
     plant = read_plant(tmp_path / "07-x.patch")
     assert (plant.name, plant.broken, plant.hurts) == ("07-x", "nothing.", "nobody, at all.")
     assert plant.command == ("python", "-m", "pytest", "tests/core/test_marks.py")
-    assert plant.touched == ("src/stigmergy/core/marks.py",)
+    assert plant.touched == ("src/stigmergy/shard/marks.py",)
 
 
 def test_an_unknown_name_is_refused() -> None:

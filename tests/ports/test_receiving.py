@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import Callable
 
-from stigmergy.core.errors import SequenceGap
-from stigmergy.ports.bus import BusMessage
-from stigmergy.ports.receiving import Arrival, Reception
+from stigmergy.base.errors import SequenceGap
+from stigmergy.bus.inbox import Arrival, Reception
+from stigmergy.bus.port import BusMessage
 
 COUNT = 20
 

@@ -69,13 +69,13 @@ class TestTheWorldNotices:
 
 
 TOO_EARLY = """
-from stigmergy.testing import frames
+from rigs import node_process
 
 async def deliver(self, live, frame):
-    self._channel.send(frames.Delivered(frame.last))
+    self._channel.send(node_process.Delivered(frame.last))
     await live.deliver(frame.envelope)
 
-frames.ToldNode._deliver = deliver
+node_process.ToldNode._deliver = deliver
 """
 RUN = """
 from proofs.column_kill import kill_often

@@ -5,17 +5,17 @@ import time
 
 import pytest
 
+from bench.workload import Drone, Positioned
 from proofs.fuzz import CPU_S_MAX, Mutator, fuzz, try_once
 from proofs.fuzz_targets import MIB, Target, targets
-from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
-from stigmergy.adapters.memory import open_journal
-from stigmergy.adapters.system import SystemClock
-from stigmergy.bench.workload import Drone, Positioned
-from stigmergy.core.codec import ENVELOPE_FORMAT, Envelope, encode
-from stigmergy.core.errors import JournalCorrupt, Malformed
-from stigmergy.ports.journal import JournalIdentity
-from stigmergy.runtime.declaration import Declaration
-from stigmergy.runtime.host import Host
+from stigmergy.agents.codec import ENVELOPE_FORMAT, Envelope, encode
+from stigmergy.base.errors import JournalCorrupt, Malformed
+from stigmergy.base.system import SystemClock
+from stigmergy.journal.memory import open_journal
+from stigmergy.journal.port import JournalIdentity
+from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
+from stigmergy.node.declaration import Declaration
+from stigmergy.node.host import Host
 
 TARGETS = {target.name: target for target in targets()}
 SECONDS = 0.3

@@ -95,17 +95,17 @@ def test_the_score_counts_what_was_tried() -> None:
 
 def test_the_own_tests_a_changed_module_come_first_and_then_those_of_its_package(tmp_path: Path) -> None:
     source = tmp_path / "src" / "stigmergy"
-    for module in ("core/marks", "core/claims/rules", "crdt/store"):
+    for module in ("agents/windows", "shard/marks", "crdt/store"):
         path = source / f"{module}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("one")
     before = digests(tmp_path)
-    assert list(before) == ["core/claims/rules", "core/marks", "crdt/store"]
-    (source / "core" / "claims" / "rules.py").write_text("two")
+    assert list(before) == ["agents/windows", "crdt/store", "shard/marks"]
+    (source / "shard" / "marks.py").write_text("two")
     after = digests(tmp_path)
-    assert [module for module in after if after[module] != before[module]] == ["core/claims/rules"]
+    assert [module for module in after if after[module] != before[module]] == ["shard/marks"]
     core, crdt = ["tests/core", "tests/testing"], ["tests/crdt", "tests/core/test_sharing.py"]
-    assert what_to_run(["core/claims/rules"], ROOT) == ["tests/core/claims/test_rules.py", *core]
+    assert what_to_run(["shard/marks"], ROOT) == ["tests/core/test_marks.py", *core]
     assert what_to_run(["crdt/store"], ROOT) == ["tests/crdt/test_store.py", *crdt]
-    assert what_to_run(["core/ready"], ROOT) == core, "it has no file of its own"
+    assert what_to_run(["agents/now"], ROOT) == core, "it has no file of its own"
     assert pytest_command("tests/crdt")[-1] == "tests/crdt"

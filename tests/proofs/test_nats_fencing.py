@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from proofs.nats_fencing import Books, compare
-from stigmergy.ports.journal import StoredCommit
-from stigmergy.testing.commits import CommitChain
+from stigmergy.journal.port import StoredCommit
+from stigmergy.testing.journal_contract import CommitChain
 
 
 def test_what_owners_were_told_is_held_against_the_log() -> None:

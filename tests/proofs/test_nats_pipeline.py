@@ -9,7 +9,7 @@ import pytest
 from proofs import nats_pipeline
 from proofs.nats_pipeline import Pipeline, kill_leaders
 from proofs.nats_pipeline_node import Released
-from stigmergy.testing.nats_rig import NatsCluster
+from stigmergy.testing.nats import NatsCluster
 
 
 @pytest.mark.prove

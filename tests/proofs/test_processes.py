@@ -6,7 +6,7 @@ import pytest
 
 from proofs.processes import compare, kill_on
 from proofs.processes_node import SHARDS
-from stigmergy.core.state import shard_of
+from stigmergy.shard.state import shard_of
 
 KILLS = 8
 TO = "Relay/1"

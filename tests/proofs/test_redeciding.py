@@ -12,14 +12,14 @@ import pytest
 
 from proofs.menagerie import MENAGERIE, Move
 from proofs.replay import LIMITS, PLANS, History
-from stigmergy.adapters.ed25519 import Ed25519Verifier
-from stigmergy.core.commit import Group, Head, open_commit, seal
-from stigmergy.core.effects import Effects
-from stigmergy.core.state import ShardState, plan_agents
-from stigmergy.ports.journal import JournalIdentity, JournalSize, SnapshotPart, StoredCommit
-from stigmergy.runtime.audit import replaying
-from stigmergy.runtime.audit.differences import ABSENT, Compared
-from stigmergy.runtime.audit.replaying import Replaying
+from stigmergy.agents.effects import Effects
+from stigmergy.audit import replay as replaying
+from stigmergy.audit.differences import ABSENT, Compared
+from stigmergy.audit.replay import Replaying
+from stigmergy.journal.port import JournalIdentity, JournalSize, SnapshotPart, StoredCommit
+from stigmergy.keys.ed25519 import Ed25519Verifier
+from stigmergy.shard.commit import Group, Head, open_commit, seal
+from stigmergy.shard.state import ShardState, plan_agents
 
 
 class HistoryJournal:

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from proofs.replay import HistoriesChecked, check_histories
-from stigmergy.core import handling, outcome, snapshot
-from stigmergy.core.codec import encode
+from stigmergy.agents.codec import encode
+from stigmergy.shard import dispatch as handling
+from stigmergy.shard import draft as outcome
+from stigmergy.shard import snapshot
 
 
 def test_replay_and_snapshots_end_in_the_state_that_was_lived() -> None:

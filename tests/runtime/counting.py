@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from stigmergy.core.agent import Agent, decide, evolve, react, reject
-from stigmergy.core.codec import pack_envelope
-from stigmergy.core.effects import Effects, Events, Tell, WakeMe, WakeMeAt, Woken
-from stigmergy.core.messages import Action, Command, Event, transient, within
-from stigmergy.core.supervision import SafeAction, Supervise
-from stigmergy.runtime.declaration import Declaration
+from stigmergy.agents.agent import Agent, decide, evolve, react, reject
+from stigmergy.agents.codec import pack_envelope
+from stigmergy.agents.effects import Effects, Events, Tell, WakeMe, WakeMeAt, Woken
+from stigmergy.agents.messages import Action, Command, Event, transient, within
+from stigmergy.agents.supervision import SafeAction, Supervise
+from stigmergy.node.declaration import Declaration
 
 
 class Counted(Event):

@@ -7,15 +7,15 @@ from typing import Any
 
 import msgspec
 
-from stigmergy.adapters.memory_bus import MemoryBroker, MemoryBus
-from stigmergy.core.agent import Agent, decide, evolve, react, reject
-from stigmergy.core.cloudevents import CloudEvent, read_event
-from stigmergy.core.effects import Effects, Events, Publish
-from stigmergy.core.messages import Command, Event, within
-from stigmergy.ports.bus import BusMessage
-from stigmergy.runtime.declaration import Declaration
-from stigmergy.runtime.presence import MemberJoined, MemberLeft, MembersReset
-from stigmergy.runtime.settings import Settings
+from stigmergy.agents.agent import Agent, decide, evolve, react, reject
+from stigmergy.agents.effects import Effects, Events, Publish
+from stigmergy.agents.messages import Command, Event, within
+from stigmergy.bus.cloudevents import CloudEvent, read_event
+from stigmergy.bus.memory import MemoryBroker, MemoryBus
+from stigmergy.bus.port import BusMessage
+from stigmergy.bus.presence import MemberJoined, MemberLeft, MembersReset
+from stigmergy.node.declaration import Declaration
+from stigmergy.node.settings import Settings
 from stigmergy.sim.node import SimNode, World
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from stigmergy.runtime.declaration import Declaration
-from stigmergy.runtime.settings import Settings
+from stigmergy.node.declaration import Declaration
+from stigmergy.node.settings import Settings
 from stigmergy.sim.node import SimNode, World
 
 T = TypeVar("T")

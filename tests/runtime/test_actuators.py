@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from stigmergy.core.agent import Agent, evolve, react
-from stigmergy.core.effects import ActionDone, ActionFailed, Effects, Order, OrderClaim, WorkFailed
-from stigmergy.core.errors import ClaimLapsed, ConfigError, DefinitionError, DeviceRefused
-from stigmergy.core.messages import Action, Event, Work
-from stigmergy.core.supervision import SafeAction, WhenStale
-from stigmergy.runtime.actuators import confirmed
-from stigmergy.runtime.declaration import Declaration
-from stigmergy.runtime.settings import Settings
+from stigmergy.agents.agent import Agent, evolve, react
+from stigmergy.agents.effects import ActionDone, ActionFailed, Effects, Order, OrderClaim, WorkFailed
+from stigmergy.agents.messages import Action, Event, Work
+from stigmergy.agents.supervision import SafeAction, WhenStale
+from stigmergy.app.fleet import Fleet
+from stigmergy.base.errors import ClaimLapsed, ConfigError, DefinitionError, DeviceRefused
+from stigmergy.devices.actuators import confirmed
+from stigmergy.node.declaration import Declaration
+from stigmergy.node.settings import Settings
 from stigmergy.sim.node import SimNode
-from stigmergy.wiring import Fleet
 from tests.runtime.rig import play
 
 

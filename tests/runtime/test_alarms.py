@@ -1,7 +1,7 @@
 """The watch over timers: durations by the monotonic clock, moments by the wall clock, whatever either does."""
 
-from stigmergy.core.timers import Timer
-from stigmergy.runtime.alarms import SWEEP_COUNT_MIN, Alarms
+from stigmergy.node.wakeups import SWEEP_COUNT_MIN, Alarms
+from stigmergy.shard.timers import Timer
 
 SECOND_NS = 1_000_000_000
 T0 = 1_767_225_600 * SECOND_NS

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from stigmergy import Action, Agent, Command, Event, Events, decide, evolve, pack_envelope
-from stigmergy.core.errors import ConfigError, DefinitionError, Malformed, StigmergyError, TrustError, UnknownKind
-from stigmergy.core.inputs import Accepted
-from stigmergy.core.memory import Letter
-from stigmergy.runtime.live import Live
-from stigmergy.wiring import Fleet
+from stigmergy.app.fleet import Fleet
+from stigmergy.base.errors import ConfigError, DefinitionError, Malformed, StigmergyError, TrustError, UnknownKind
+from stigmergy.control.live import Live
+from stigmergy.shard.inputs import Accepted
+from stigmergy.shard.memory import Letter
 
 
 class Go(Command):

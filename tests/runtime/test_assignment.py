@@ -5,20 +5,20 @@ import logging
 
 import pytest
 
-from stigmergy.adapters.memory_bus import MemoryBroker
-from stigmergy.core.agent import Agent, decide, evolve, react
-from stigmergy.core.codec import encode, pack_envelope
-from stigmergy.core.effects import Effects, Events, Publish, Tell, TellFailed, WakeMe, Woken
-from stigmergy.core.errors import ConfigError, NotAssigned, UnknownKind
-from stigmergy.core.inputs import Ask, Delivery
-from stigmergy.core.messages import Action, Command, Event
-from stigmergy.core.supervision import WhenStale
-from stigmergy.runtime.control import ControlDesk, Node
-from stigmergy.runtime.declaration import Declaration
-from stigmergy.runtime.live import Live
-from stigmergy.runtime.settings import Settings
+from stigmergy.agents.agent import Agent, decide, evolve, react
+from stigmergy.agents.codec import encode, pack_envelope
+from stigmergy.agents.effects import Effects, Events, Publish, Tell, TellFailed, WakeMe, Woken
+from stigmergy.agents.messages import Action, Command, Event
+from stigmergy.agents.supervision import WhenStale
+from stigmergy.app.fleet import verifier
+from stigmergy.base.errors import ConfigError, NotAssigned, UnknownKind
+from stigmergy.bus.memory import MemoryBroker
+from stigmergy.control.live import Live
+from stigmergy.control.server import ControlDesk, Node
+from stigmergy.node.declaration import Declaration
+from stigmergy.node.settings import Settings
+from stigmergy.shard.inputs import Ask, Delivery
 from stigmergy.sim.node import SimNode, World
-from stigmergy.wiring import verifier
 from tests.runtime.columns.stage import Hand
 from tests.runtime.columns.stage import declare as declare_meters
 from tests.runtime.fleets import Outsider, cloud

@@ -19,7 +19,10 @@ from hypothesis import strategies as st
 from msgspec import Meta, structs
 
 from stigmergy import Agent, Event, Fleet, Settings, evolve
-from stigmergy.core.batches import (
+from stigmergy.base.errors import Malformed, NotOwned, Overloaded, PeerError, StaleMapping, TooLarge
+from stigmergy.control.live import Live
+from stigmergy.node.column_roster import Roster
+from stigmergy.shard.batches import (
     BATCH_BYTES_MAX,
     BATCH_FORMAT,
     HEADER_BYTES_MAX,
@@ -28,10 +31,7 @@ from stigmergy.core.batches import (
     open_batch,
     pack_batch,
 )
-from stigmergy.core.errors import Malformed, NotOwned, Overloaded, PeerError, StaleMapping, TooLarge
-from stigmergy.core.state import shard_of
-from stigmergy.runtime.columns.roster import Roster
-from stigmergy.runtime.live import Live
+from stigmergy.shard.state import shard_of
 from stigmergy.sim.node import SimNode, World
 from tests.core.plain_table import PlainEngine, compiled
 
@@ -248,7 +248,7 @@ def test_what_comes_early_waits_and_a_gap_is_declared_in_the_log() -> None:
 
 
 def test_what_waits_for_a_gap_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stigmergy.runtime.ingress.EARLY_BYTES_MAX", 1_000)
+    monkeypatch.setattr("stigmergy.node.ingress.EARLY_BYTES_MAX", 1_000)
 
     async def main(live: Live, sender: Sender) -> None:
         early = [sender.batch(*[sender.record(1)] * 10, sequence=100 * place) for place in range(1, 20)]

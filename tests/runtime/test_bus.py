@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from stigmergy.adapters.memory_bus import MemoryBroker
+from stigmergy.bus.memory import MemoryBroker
 from tests.runtime.fleets import Drone, Measured, Stage, Warned
 
 

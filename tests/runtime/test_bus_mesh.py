@@ -4,11 +4,18 @@ import asyncio
 
 import pytest
 
-from stigmergy.adapters.memory_bus import MemoryBroker, MemoryBus
-from stigmergy.core.errors import ConfigError, LinkDown
-from stigmergy.ports.bus import BusMessage
-from stigmergy.runtime.bus_mesh import BYTES_MAX, FLIGHTS_COUNT_MAX, WAITING_COUNT_MAX, BusMesh, pattern_of, topic_of
-from stigmergy.runtime.topics import Topics
+from stigmergy.base.errors import ConfigError, LinkDown
+from stigmergy.bus.memory import MemoryBroker, MemoryBus
+from stigmergy.bus.port import BusMessage
+from stigmergy.bus.topics import Topics
+from stigmergy.membership.bus_mesh import (
+    BYTES_MAX,
+    FLIGHTS_COUNT_MAX,
+    WAITING_COUNT_MAX,
+    BusMesh,
+    pattern_of,
+    topic_of,
+)
 from stigmergy.sim.loop import run
 
 TOPICS = Topics("delivery", "north")

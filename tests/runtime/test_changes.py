@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stigmergy.runtime.changes import Changes
+from stigmergy.node.housekeeping import Changes
 
 names = st.lists(st.integers(0, 30).map(str), max_size=8)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from stigmergy.runtime.company import Companions
-from stigmergy.runtime.declaration import Declaration
-from stigmergy.runtime.host import Host
-from stigmergy.runtime.link import describe_this_node, tell_interested
-from stigmergy.runtime.presence import MemberLeft
-from stigmergy.runtime.replicas.replicator import TICK_S_MAX
+from stigmergy.bus.presence import MemberLeft
+from stigmergy.network.bus_link import describe_this_node, tell_interested
+from stigmergy.network.replication import Companions
+from stigmergy.network.replicator import TICK_S_MAX
+from stigmergy.node.declaration import Declaration
+from stigmergy.node.host import Host
 from stigmergy.sim.network import Network
 from stigmergy.sim.node import SimNode, World
 from tests.runtime.replicas.town import QUICK, Count, Light

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from stigmergy import Agent, Event, Events, Fleet, Live, ORSet, Shared, decide, shared
-from stigmergy.core.errors import ConfigError
-from stigmergy.crdt.anti_entropy.quarantine import Quarantined
-from stigmergy.runtime import company_desk, protocol
-from stigmergy.runtime.company import Companions
-from stigmergy.runtime.company_desk import CompanyDesk
+from stigmergy.base.errors import ConfigError
+from stigmergy.control import protocol
+from stigmergy.control import replication_service as company_desk
+from stigmergy.control.replication_service import CompanyDesk
+from stigmergy.crdt.anti_entropy.authorship import Quarantined
+from stigmergy.network.replication import Companions
 
 AGENTS = 17
 """So many replicas that two of them begin with the same digit."""

@@ -5,16 +5,16 @@ import logging
 
 import pytest
 
-from stigmergy.core.agent import Agent, evolve, react
-from stigmergy.core.effects import Effects, Order
-from stigmergy.core.errors import ConfigError, NotRunning
-from stigmergy.core.messages import Action, Event
-from stigmergy.core.supervision import Supervise
-from stigmergy.ports.device import Feed
-from stigmergy.runtime.declaration import Declaration
-from stigmergy.runtime.settings import Settings
+from stigmergy.agents.agent import Agent, evolve, react
+from stigmergy.agents.effects import Effects, Order
+from stigmergy.agents.messages import Action, Event
+from stigmergy.agents.supervision import Supervise
+from stigmergy.app.fleet import Fleet
+from stigmergy.base.errors import ConfigError, NotRunning
+from stigmergy.devices.port import Feed
+from stigmergy.node.declaration import Declaration
+from stigmergy.node.settings import Settings
 from stigmergy.sim.node import SimNode
-from stigmergy.wiring import Fleet
 from tests.runtime.rig import play
 
 

@@ -26,11 +26,11 @@ from stigmergy import (
     pack_envelope,
     react,
 )
-from stigmergy.core.codec import open_envelope
-from stigmergy.core.errors import Bug, ConfigError, DefinitionError, Malformed, TrustError, UnknownKind, WrongKey
-from stigmergy.core.inputs import Refused
+from stigmergy.agents.codec import open_envelope
+from stigmergy.app.fleet import Fleet
+from stigmergy.base.errors import Bug, ConfigError, DefinitionError, Malformed, TrustError, UnknownKind, WrongKey
+from stigmergy.shard.inputs import Refused
 from stigmergy.testing import given
-from stigmergy.wiring import Fleet
 
 
 class Cancel(Command):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from stigmergy import Fleet, Settings
-from stigmergy.core.codec import Envelope, encode
-from stigmergy.runtime.live import Live
+from stigmergy.agents.codec import Envelope, encode
+from stigmergy.control.live import Live
 from stigmergy.sim.node import SimNode, World
 from tests.core.meters import Board, Counted, Meter, meter_engine
 from tests.core.plain_table import compiled

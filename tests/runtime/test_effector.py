@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from stigmergy.core.agent import Agent, decide, evolve, react
-from stigmergy.core.confirmations import Done, Failed
-from stigmergy.core.effects import ActionDone, ActionFailed, Effects, Events, Order, Publish, WorkFailed
-from stigmergy.core.errors import DeviceRefused
-from stigmergy.core.messages import Action, Command, Event, Work
-from stigmergy.runtime.declaration import Declaration
-from stigmergy.runtime.settings import Settings
+from stigmergy.agents.agent import Agent, decide, evolve, react
+from stigmergy.agents.confirmations import Done, Failed
+from stigmergy.agents.effects import ActionDone, ActionFailed, Effects, Events, Order, Publish, WorkFailed
+from stigmergy.agents.messages import Action, Command, Event, Work
+from stigmergy.base.errors import DeviceRefused
+from stigmergy.node.declaration import Declaration
+from stigmergy.node.settings import Settings
 from stigmergy.sim.disk import Fault
 from stigmergy.sim.node import SimNode
 from tests.runtime.rig import play

@@ -6,14 +6,14 @@ from collections.abc import Awaitable, Callable
 import msgspec
 import pytest
 
-from stigmergy.adapters.memory_bus import MemoryBroker, MemoryBus
-from stigmergy.core.agent import Agent, decide, evolve, react
-from stigmergy.core.effects import Effects, Events, Order
-from stigmergy.core.messages import Action, Command, Event
-from stigmergy.core.supervision import WhenStale
-from stigmergy.ports.bus import BusMessage
-from stigmergy.runtime.declaration import Declaration
-from stigmergy.runtime.live import Live
+from stigmergy.agents.agent import Agent, decide, evolve, react
+from stigmergy.agents.effects import Effects, Events, Order
+from stigmergy.agents.messages import Action, Command, Event
+from stigmergy.agents.supervision import WhenStale
+from stigmergy.bus.memory import MemoryBroker, MemoryBus
+from stigmergy.bus.port import BusMessage
+from stigmergy.control.live import Live
+from stigmergy.node.declaration import Declaration
 from stigmergy.sim.node import SimNode, World
 from tests.runtime.fleets import Measured, Stage, cloud
 

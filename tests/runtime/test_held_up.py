@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
-from stigmergy.adapters.memory import open_journal as open_in_memory
-from stigmergy.adapters.sqlite import open_journal
-from stigmergy.adapters.system import SystemClock
-from stigmergy.bench.workload import BATCH_EVENTS, Drone, Feed, reports
-from stigmergy.core.commit import Group
-from stigmergy.core.errors import JournalUnknown
-from stigmergy.ports.journal import Journal, JournalIdentity
-from stigmergy.runtime.declaration import Declaration
-from stigmergy.runtime.host import Host
-from stigmergy.runtime.settings import Settings
+from bench.workload import BATCH_EVENTS, Drone, Feed, reports
+from stigmergy.base.errors import JournalUnknown
+from stigmergy.base.system import SystemClock
+from stigmergy.journal.memory import open_journal as open_in_memory
+from stigmergy.journal.port import Journal, JournalIdentity
+from stigmergy.journal.sqlite import open_journal
+from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
+from stigmergy.node.declaration import Declaration
+from stigmergy.node.host import Host
+from stigmergy.node.settings import Settings
+from stigmergy.shard.commit import Group
 
 IDENTITY = JournalIdentity(fleet="held-up", shards=1, incarnation=1)
 SETTINGS = Settings(write_within_s=0.3)

@@ -5,20 +5,15 @@ from typing import Any
 
 import pytest
 
-from stigmergy.core.agent import Agent, decide, evolve, react
-from stigmergy.core.codec import pack_envelope
-from stigmergy.core.effects import Effects, Events, Order
-from stigmergy.core.errors import (
-    Bug,
-    JournalUnknown,
-    NotRunning,
-    StigmergyError,
-)
-from stigmergy.core.messages import Action
-from stigmergy.core.supervision import SafeAction
-from stigmergy.runtime.declaration import Declaration
-from stigmergy.runtime.live import Live
-from stigmergy.runtime.settings import Settings
+from stigmergy.agents.agent import Agent, decide, evolve, react
+from stigmergy.agents.codec import pack_envelope
+from stigmergy.agents.effects import Effects, Events, Order
+from stigmergy.agents.messages import Action
+from stigmergy.agents.supervision import SafeAction
+from stigmergy.base.errors import Bug, JournalUnknown, NotRunning, StigmergyError
+from stigmergy.control.live import Live
+from stigmergy.node.declaration import Declaration
+from stigmergy.node.settings import Settings
 from stigmergy.sim.disk import Fault
 from stigmergy.sim.node import SimNode
 from tests.runtime.counting import (

@@ -4,10 +4,8 @@ import asyncio
 
 import pytest
 
-from stigmergy.core.errors import (
-    UnknownKind,
-)
-from stigmergy.core.inputs import Refused
+from stigmergy.base.errors import UnknownKind
+from stigmergy.shard.inputs import Refused
 from stigmergy.sim.node import SimNode
 from tests.runtime.counting import (
     Add,

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from stigmergy.core.effects import Order
-from stigmergy.core.inputs import Accepted, Refused
+from stigmergy.agents.effects import Order
+from stigmergy.shard.inputs import Accepted, Refused
 from stigmergy.sim.node import SimNode
 from tests.runtime.counting import (
     Add,

@@ -4,17 +4,13 @@ import asyncio
 
 import pytest
 
-from stigmergy.core.codec import pack_envelope
-from stigmergy.core.command_ids import time_ms_of
-from stigmergy.core.effects import Order
-from stigmergy.core.errors import (
-    Overloaded,
-    SequenceGap,
-    StaleEpoch,
-)
-from stigmergy.core.inputs import Accepted, Refused
-from stigmergy.runtime.mailbox import DROP_OLDEST
-from stigmergy.runtime.settings import Settings
+from stigmergy.agents.codec import pack_envelope
+from stigmergy.agents.effects import Order
+from stigmergy.base.command_ids import time_ms_of
+from stigmergy.base.errors import Overloaded, SequenceGap, StaleEpoch
+from stigmergy.node.mailbox import DROP_OLDEST
+from stigmergy.node.settings import Settings
+from stigmergy.shard.inputs import Accepted, Refused
 from stigmergy.sim.node import SimNode
 from tests.runtime.counting import (
     Add,

@@ -4,10 +4,8 @@ import asyncio
 
 import pytest
 
-from stigmergy.core.errors import (
-    StigmergyError,
-)
-from stigmergy.runtime.settings import Settings
+from stigmergy.base.errors import StigmergyError
+from stigmergy.node.settings import Settings
 from stigmergy.sim.disk import Fault
 from stigmergy.sim.node import SimNode
 from tests.runtime.counting import (

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from stigmergy.core.agent import Agent, evolve, react
-from stigmergy.core.effects import Effects, Order
-from stigmergy.core.errors import JournalFull
-from stigmergy.core.messages import Action, Event
-from stigmergy.runtime.declaration import Declaration
-from stigmergy.runtime.live import Live
-from stigmergy.runtime.settings import Retention, Settings, Snapshots
+from stigmergy.agents.agent import Agent, evolve, react
+from stigmergy.agents.effects import Effects, Order
+from stigmergy.agents.messages import Action, Event
+from stigmergy.base.errors import JournalFull
+from stigmergy.control.live import Live
+from stigmergy.node.declaration import Declaration
+from stigmergy.node.settings import Retention, Settings, Snapshots
 from stigmergy.sim.disk import Call, Fault
 from stigmergy.sim.node import SimNode
 from tests.runtime.rig import play

@@ -8,26 +8,26 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
-from stigmergy.adapters.memory import MemoryJournal
-from stigmergy.adapters.sqlite import inspect_journal, open_journal
-from stigmergy.adapters.sqlite.schema import identity_row
-from stigmergy.adapters.system import SystemClock
-from stigmergy.core.agent import Agent, evolve, react
-from stigmergy.core.codec import encode
-from stigmergy.core.commit import genesis_of
-from stigmergy.core.effects import Effects, Order, Tell
-from stigmergy.core.errors import JournalError, StaleEpoch
-from stigmergy.core.inputs import Delivery
-from stigmergy.core.messages import Action, Event
-from stigmergy.core.state import Limits, shard_of
-from stigmergy.ports.journal import Journal, JournalIdentity
-from stigmergy.runtime.audit.history import History, Moment
-from stigmergy.runtime.audit.verification import Verification
-from stigmergy.runtime.declaration import Declaration
-from stigmergy.runtime.host import Host
-from stigmergy.runtime.recovery import Recovery
-from stigmergy.runtime.settings import Retention, Settings, Snapshots
+from stigmergy.agents.agent import Agent, evolve, react
+from stigmergy.agents.codec import encode
+from stigmergy.agents.effects import Effects, Order, Tell
+from stigmergy.agents.messages import Action, Event
+from stigmergy.audit.history import History, Moment
+from stigmergy.audit.verification import Verification
+from stigmergy.base.errors import JournalError, StaleEpoch
+from stigmergy.base.system import SystemClock
+from stigmergy.journal.memory import MemoryJournal
+from stigmergy.journal.port import Journal, JournalIdentity
+from stigmergy.journal.recovery import Recovery
+from stigmergy.journal.sqlite import inspect_journal, open_journal
+from stigmergy.journal.sqlite.schema import identity_row
+from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
+from stigmergy.node.declaration import Declaration
+from stigmergy.node.host import Host
+from stigmergy.node.settings import Retention, Settings, Snapshots
+from stigmergy.shard.commit import genesis_of
+from stigmergy.shard.inputs import Delivery
+from stigmergy.shard.state import Limits, shard_of
 from stigmergy.sim.node import SimNode
 from tests.runtime.rig import play
 

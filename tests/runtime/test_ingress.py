@@ -2,10 +2,10 @@
 
 import pytest
 
-from stigmergy.core.codec import Envelope, encode, open_envelope, pack_envelope
-from stigmergy.core.errors import Malformed, Overloaded, StaleEpoch, TooLarge
-from stigmergy.core.messages import Event
-from stigmergy.runtime.ingress import Accept, Ingress
+from stigmergy.agents.codec import Envelope, encode, open_envelope, pack_envelope
+from stigmergy.agents.messages import Event
+from stigmergy.base.errors import Malformed, Overloaded, StaleEpoch, TooLarge
+from stigmergy.node.ingress import Accept, Ingress
 
 SECOND_NS = 1_000_000_000
 
@@ -219,7 +219,7 @@ def test_an_envelope_keeps_the_bytes_of_its_messages() -> None:
 
 
 def test_what_waits_is_bounded_in_bytes_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stigmergy.runtime.ingress.EARLY_BYTES_MAX", 1_000)
+    monkeypatch.setattr("stigmergy.node.ingress.EARLY_BYTES_MAX", 1_000)
     ingress = make(early_max=100)
     assert ingress.admit(envelope(5), 600, (), 0) == []
     with pytest.raises(Overloaded, match="1 such envelopes of 600 bytes wait already"):

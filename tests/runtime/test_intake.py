@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from stigmergy.core.agent import Agent, evolve
-from stigmergy.core.codec import pack_envelope
-from stigmergy.core.messages import Event, Message, within
-from stigmergy.core.state import shard_of
-from stigmergy.runtime.declaration import Declaration
+from stigmergy.agents.agent import Agent, evolve
+from stigmergy.agents.codec import pack_envelope
+from stigmergy.agents.messages import Event, Message, within
+from stigmergy.node.declaration import Declaration
+from stigmergy.shard.state import shard_of
 from stigmergy.sim.node import SimNode
 from tests.runtime.rig import play
 

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from stigmergy import Agent, Event, Events, Fleet, Merged, ORSet, Shared, decide, evolve
+from stigmergy.agents.shared import STATE_BYTES_MAX
 from stigmergy.cli.main import main as command_line
-from stigmergy.core.inputs import SharedReceived
-from stigmergy.core.sharing import STATE_BYTES_MAX
-from stigmergy.crdt.delta import mint
-from stigmergy.crdt.store import EMPTY, Store
+from stigmergy.crdt.store import EMPTY, Store, mint
+from stigmergy.shard.inputs import SharedReceived
 
 CAR = "Car/1"
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from stigmergy.core.agent import Agent, decide, evolve
-from stigmergy.core.effects import Events
-from stigmergy.core.messages import Command, Event
-from stigmergy.core.ready import Stepped
-from stigmergy.core.shard import Shard
-from stigmergy.runtime.committer import LINGER_NS
-from stigmergy.runtime.declaration import Declaration
+from stigmergy.agents.agent import Agent, decide, evolve
+from stigmergy.agents.effects import Events
+from stigmergy.agents.messages import Command, Event
+from stigmergy.node.committer import LINGER_NS
+from stigmergy.node.declaration import Declaration
+from stigmergy.shard.draft import Stepped
+from stigmergy.shard.shard import Shard
 from stigmergy.sim.node import SimNode, World
 
 LINGER_S = LINGER_NS / 1_000_000_000

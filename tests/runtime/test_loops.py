@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from stigmergy.core.agent import Agent, evolve, react
-from stigmergy.core.effects import ActionDone, ActionFailed, Effects, Order
-from stigmergy.core.errors import DefinitionError, JournalUnknown, StaleOrder
-from stigmergy.core.messages import Action, Event
-from stigmergy.core.pid import Pid
-from stigmergy.core.supervision import Supervise
-from stigmergy.runtime.declaration import Declaration
-from stigmergy.runtime.loops import SetPoints, Tick
-from stigmergy.runtime.settings import Settings
+from stigmergy.agents.agent import Agent, evolve, react
+from stigmergy.agents.effects import ActionDone, ActionFailed, Effects, Order
+from stigmergy.agents.messages import Action, Event
+from stigmergy.agents.supervision import Supervise
+from stigmergy.base.errors import DefinitionError, JournalUnknown, StaleOrder
+from stigmergy.devices.loops import SetPoints, Tick
+from stigmergy.devices.pid import Pid
+from stigmergy.node.declaration import Declaration
+from stigmergy.node.settings import Settings
 from stigmergy.sim.disk import Fault
 from stigmergy.sim.node import SimNode
 from tests.runtime.rig import play

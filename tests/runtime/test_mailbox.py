@@ -4,9 +4,8 @@ import random
 
 import pytest
 
-from stigmergy.core.errors import Overloaded
-from stigmergy.core.inputs import Ask, Delivery, SequencesSkipped, TimerDue
-from stigmergy.runtime.mailbox import (
+from stigmergy.base.errors import Overloaded
+from stigmergy.node.mailbox import (
     BLOCK,
     BLOCKED_COUNT_MAX,
     DROP_OLDEST,
@@ -16,6 +15,7 @@ from stigmergy.runtime.mailbox import (
     StreamPolicy,
     sample,
 )
+from stigmergy.shard.inputs import Ask, Delivery, SequencesSkipped, TimerDue
 
 ITEM = ("Drone/a", b"x")
 

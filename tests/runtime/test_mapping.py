@@ -5,18 +5,13 @@ from typing import Any
 
 import pytest
 
-from stigmergy.core.agent import Agent, decide, evolve
-from stigmergy.core.codec import encode
-from stigmergy.core.effects import Events
-from stigmergy.core.errors import DefinitionError, Malformed, PeerError, TooLarge, UnknownTag
-from stigmergy.core.messages import Command, Event
-from stigmergy.runtime.declaration import Declaration
-from stigmergy.runtime.mapping import (
-    read_device_command,
-    read_device_event,
-    write_device_answer,
-    write_device_order,
-)
+from stigmergy.agents.agent import Agent, decide, evolve
+from stigmergy.agents.codec import encode
+from stigmergy.agents.effects import Events
+from stigmergy.agents.messages import Command, Event
+from stigmergy.base.errors import DefinitionError, Malformed, PeerError, TooLarge, UnknownTag
+from stigmergy.bus.mapping import read_device_command, read_device_event, write_device_answer, write_device_order
+from stigmergy.node.declaration import Declaration
 
 
 class BatteryMeasured(Event):

@@ -4,17 +4,15 @@ import asyncio
 
 import pytest
 
-from stigmergy.adapters.system import SystemClock, SystemEntropy
-from stigmergy.adapters.udp_mesh import UdpMesh, UdpOptions
-from stigmergy.core.messages import Event
-from stigmergy.core.swim import Status, SwimSettings, SwimUpdate
-from stigmergy.core.swim.packets import ABOUT_BYTES_MAX
-from stigmergy.ports.mesh import Mesh
-from stigmergy.runtime.membership import Membership, Roster, _member, write_about
-from stigmergy.runtime.mesh_channels import MEMBERSHIP, MeshChannels
-from stigmergy.runtime.presence import Member, MemberJoined, MemberLeft, MembersReset, Presence
-from stigmergy.sim.clock import SimEntropy
-from stigmergy.sim.loop import run
+from stigmergy.agents.messages import Event
+from stigmergy.base.system import SystemClock, SystemEntropy
+from stigmergy.bus.presence import Member, MemberJoined, MemberLeft, MembersReset, Presence
+from stigmergy.membership.mesh import MEMBERSHIP, Mesh, MeshChannels
+from stigmergy.membership.packets import ABOUT_BYTES_MAX, Status, SwimUpdate
+from stigmergy.membership.service import Membership, Roster, _member, write_about
+from stigmergy.membership.settings import SwimSettings
+from stigmergy.membership.udp import UdpMesh, UdpOptions
+from stigmergy.sim.loop import SimEntropy, run
 from stigmergy.sim.network import Network
 from stigmergy.testing.bus_rig import wait_until
 

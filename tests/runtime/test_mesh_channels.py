@@ -4,9 +4,8 @@ import asyncio
 
 import pytest
 
-from stigmergy.core.errors import Bug
-from stigmergy.ports.mesh import BYTES_MIN
-from stigmergy.runtime.mesh_channels import MEMBERSHIP, REPLICAS, MeshChannels
+from stigmergy.base.errors import Bug
+from stigmergy.membership.mesh import BYTES_MIN, MEMBERSHIP, REPLICAS, MeshChannels
 from stigmergy.sim.loop import run
 from stigmergy.sim.network import Network
 

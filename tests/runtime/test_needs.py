@@ -6,9 +6,9 @@ import pytest
 
 import stigmergy as st
 from stigmergy import Agent, Claim, Effects, Event, Ordered, ORSet, Publish, Shared, ordered, react, shared
-from stigmergy.core.errors import ConfigError
-from stigmergy.runtime.declaration import Declaration
-from stigmergy.runtime.needs import Needs, check_needs, needs_of
+from stigmergy.base.errors import ConfigError
+from stigmergy.node.declaration import Declaration
+from stigmergy.node.needs import Needs, check_needs, needs_of
 
 
 class Seen(Event):

@@ -6,24 +6,19 @@ from functools import partial
 
 import pytest
 
-from stigmergy.adapters.memory_neighbours import MemoryStreet
-from stigmergy.core.codec import encode
-from stigmergy.core.errors import (
-    ConfigError,
-    DataLost,
-    LinkDown,
-    NotOwned,
-    StaleEpoch,
-    StigmergyError,
-)
-from stigmergy.core.outbox import Pending
-from stigmergy.core.state import shard_of
-from stigmergy.ports.neighbour import Channel
-from stigmergy.runtime.host import Host
-from stigmergy.runtime.live import Live
-from stigmergy.runtime.neighbours import Neighbours, frames, sending
-from stigmergy.runtime.neighbours.frames import Goodbye, Opening, Parcel, Reached, Welcome
-from stigmergy.runtime.shares import Share, check_processes, owned_by, process_of
+from stigmergy.agents.codec import encode
+from stigmergy.base.errors import ConfigError, DataLost, LinkDown, NotOwned, StaleEpoch, StigmergyError
+from stigmergy.control.live import Live
+from stigmergy.network import tell_sender as frames
+from stigmergy.network import tell_sender as sending
+from stigmergy.network.memory_peers import MemoryStreet
+from stigmergy.network.peer_port import Channel
+from stigmergy.network.peers import Neighbours
+from stigmergy.network.shares import Share, check_processes, owned_by, process_of
+from stigmergy.network.tell_sender import Goodbye, Opening, Parcel, Reached, Welcome
+from stigmergy.node.host import Host
+from stigmergy.shard.outbox import Pending
+from stigmergy.shard.state import shard_of
 from stigmergy.sim.disk import Fault
 from stigmergy.sim.node import SimNode, World
 from tests.runtime.counting import Add, Counted, Hello, declare, envelope

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from stigmergy.core.errors import JournalUnknown, LinkDown, NotOwned, NotRunning, StigmergyError
-from stigmergy.runtime.patience import PatientBranch
-from stigmergy.runtime.protocol import (
+from stigmergy.base.errors import JournalUnknown, LinkDown, NotOwned, NotRunning, StigmergyError
+from stigmergy.control.protocol import (
     VERSION,
     AnyRequest,
     Enrol,
@@ -23,6 +22,7 @@ from stigmergy.runtime.protocol import (
     write_reply,
     write_request,
 )
+from stigmergy.control.retry import PatientBranch
 from stigmergy.sim.node import World
 
 ANSWER = write_reply(Reply(v=VERSION, ok={"accepted": True}))

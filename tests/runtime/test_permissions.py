@@ -27,10 +27,10 @@ from stigmergy import (
     ordered,
     react,
 )
-from stigmergy.core.codec import encode, tag_of
-from stigmergy.core.inputs import VerdictCame
-from stigmergy.core.sharing import Merged, SharedChanged
-from stigmergy.runtime.permissions import NO_LEDGER, RESTARTED
+from stigmergy.agents.codec import encode, tag_of
+from stigmergy.agents.shared import Merged, SharedChanged
+from stigmergy.claims.permissions import NO_LEDGER, RESTARTED
+from stigmergy.shard.inputs import VerdictCame
 from stigmergy.sim.node import SimNode
 from tests.runtime.rig import play
 

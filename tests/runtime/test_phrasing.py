@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from stigmergy import Agent, Command, Event, Events, decide, evolve
-from stigmergy.core.errors import Malformed, UnknownTag
-from stigmergy.core.plans import plan_agent
-from stigmergy.runtime.phrasing import phrase, signature_of
+from stigmergy.agents.plans import plan_agent
+from stigmergy.agents.text import phrase, signature_of
+from stigmergy.base.errors import Malformed, UnknownTag
 
 
 class Colour(enum.Enum):

@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from stigmergy.adapters.memory_bus import MemoryBroker
-from stigmergy.core.errors import TooLarge
-from stigmergy.core.messages import Action
-from stigmergy.ports.bus import BusMessage
-from stigmergy.runtime.declaration import Declaration
-from stigmergy.runtime.presence import NAMES_COUNT_MAX, PRESENT
+from stigmergy.agents.messages import Action
+from stigmergy.base.errors import TooLarge
+from stigmergy.bus.memory import MemoryBroker
+from stigmergy.bus.port import BusMessage
+from stigmergy.bus.presence import NAMES_COUNT_MAX, PRESENT
+from stigmergy.node.declaration import Declaration
 from stigmergy.sim.node import SimNode, World
 from tests.runtime.fleets import Dispatcher, Drone, Monitor, Outsider, cloud
 

@@ -10,16 +10,16 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from stigmergy.core.cloudevents import CloudEvent, read_event
-from stigmergy.core.codec import encode
-from stigmergy.core.effects import PUBLISH
-from stigmergy.core.errors import LinkDown, StigmergyError, TooLarge
-from stigmergy.core.inputs import EffectsSettled
-from stigmergy.core.outbox import Pending
-from stigmergy.ports.bus import BusMessage, Handler, LinkHeard
-from stigmergy.runtime.publisher import Publisher, category_attributes
-from stigmergy.runtime.settings import BusSettings, Settings
-from stigmergy.runtime.topics import Topics
+from stigmergy.agents.codec import encode
+from stigmergy.agents.effects import PUBLISH
+from stigmergy.base.errors import LinkDown, StigmergyError, TooLarge
+from stigmergy.bus.cloudevents import CloudEvent, read_event
+from stigmergy.bus.port import BusMessage, Handler, LinkHeard
+from stigmergy.bus.publisher import Publisher, category_attributes
+from stigmergy.bus.topics import Topics
+from stigmergy.node.settings import BusSettings, Settings
+from stigmergy.shard.inputs import EffectsSettled
+from stigmergy.shard.outbox import Pending
 from stigmergy.sim.loop import VirtualLoop
 from tests.runtime.fleets import Measured, Outsider, Stage, Warned
 

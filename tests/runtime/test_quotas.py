@@ -1,6 +1,6 @@
 """Quotas: a flood takes from its own bucket only, and the buckets are bounded."""
 
-from stigmergy.runtime.quotas import Quotas, pace
+from stigmergy.bus.quotas import Quotas, pace
 
 SECOND = 1_000_000_000
 

@@ -7,22 +7,22 @@ from typing import Any
 import pytest
 from msgspec import msgpack, structs
 
-from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
-from stigmergy.adapters.memory import MemoryJournal, MemoryStore
-from stigmergy.core.agent import Agent, evolve, react
-from stigmergy.core.codec import canonical_bytes, encode
-from stigmergy.core.commit import head_of, open_commit, seal
-from stigmergy.core.effects import ACTUATORS, Effects, Order
-from stigmergy.core.errors import BadSignature, ConfigError, DataLost, FoldMismatch, WrongKey
-from stigmergy.core.messages import Action, Event
-from stigmergy.core.snapshot import SnapshotTaking, read_header
-from stigmergy.ports.journal import Journal, JournalIdentity, SnapshotPart, StoredCommit
-from stigmergy.runtime.audit.history import History, Moment
-from stigmergy.runtime.declaration import Declaration
-from stigmergy.runtime.host import Host
-from stigmergy.runtime.recovery import sum_up_passed_over
-from stigmergy.runtime.settings import Retention, Settings, Snapshots
-from stigmergy.sim.clock import SimClock
+from stigmergy.agents.agent import Agent, evolve, react
+from stigmergy.agents.codec import canonical_bytes, encode
+from stigmergy.agents.effects import ACTUATORS, Effects, Order
+from stigmergy.agents.messages import Action, Event
+from stigmergy.audit.history import History, Moment
+from stigmergy.base.errors import BadSignature, ConfigError, DataLost, FoldMismatch, WrongKey
+from stigmergy.journal.memory import MemoryJournal, MemoryStore
+from stigmergy.journal.port import Journal, JournalIdentity, SnapshotPart, StoredCommit
+from stigmergy.journal.recovery import sum_up_passed_over
+from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
+from stigmergy.node.declaration import Declaration
+from stigmergy.node.host import Host
+from stigmergy.node.settings import Retention, Settings, Snapshots
+from stigmergy.shard.commit import head_of, open_commit, seal
+from stigmergy.shard.snapshot import SnapshotTaking, read_header
+from stigmergy.sim.loop import SimClock
 from stigmergy.sim.node import SimNode, World
 from tests.runtime.rig import play
 

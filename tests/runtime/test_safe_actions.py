@@ -6,9 +6,9 @@ import asyncio
 import time
 
 from stigmergy import Action, Agent, Event, Order, SafeAction, evolve
-from stigmergy.core.errors import JournalUnknown
-from stigmergy.runtime.effector import SAFE_SLICE_S
-from stigmergy.wiring import Fleet
+from stigmergy.app.fleet import Fleet
+from stigmergy.base.errors import JournalUnknown
+from stigmergy.node.effector import SAFE_SLICE_S
 
 
 class Seen(Event):

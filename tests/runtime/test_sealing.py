@@ -8,21 +8,21 @@ from typing import Any
 
 import pytest
 
-from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
-from stigmergy.adapters.memory import MemoryJournal, MemoryStore
-from stigmergy.core.agent import Agent, decide, evolve
-from stigmergy.core.codec import pack_envelope
-from stigmergy.core.commit import Group
-from stigmergy.core.effects import Events
-from stigmergy.core.errors import JournalFull, JournalUnknown, NotRunning
-from stigmergy.core.inputs import Accepted
-from stigmergy.core.messages import Command, Event
-from stigmergy.ports.journal import JournalIdentity
-from stigmergy.runtime.declaration import Declaration
-from stigmergy.runtime.host import Host
-from stigmergy.runtime.live import Live
-from stigmergy.runtime.settings import Settings, Snapshots
-from stigmergy.sim.clock import SimClock, SimEntropy
+from stigmergy.agents.agent import Agent, decide, evolve
+from stigmergy.agents.codec import pack_envelope
+from stigmergy.agents.effects import Events
+from stigmergy.agents.messages import Command, Event
+from stigmergy.base.errors import JournalFull, JournalUnknown, NotRunning
+from stigmergy.control.live import Live
+from stigmergy.journal.memory import MemoryJournal, MemoryStore
+from stigmergy.journal.port import JournalIdentity
+from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
+from stigmergy.node.declaration import Declaration
+from stigmergy.node.host import Host
+from stigmergy.node.settings import Settings, Snapshots
+from stigmergy.shard.commit import Group
+from stigmergy.shard.inputs import Accepted
+from stigmergy.sim.loop import SimClock, SimEntropy
 from stigmergy.sim.node import World
 
 BATCH = 4

@@ -5,17 +5,17 @@ import asyncio
 import msgspec
 import pytest
 
-from stigmergy.core.agent import Agent, decide, evolve, react, reject
-from stigmergy.core.codec import encode, pack_envelope
-from stigmergy.core.effects import PUBLISH, Effects, Events, Publish, Tell
-from stigmergy.core.errors import StaleEpoch
-from stigmergy.core.inputs import Accepted, Refused
-from stigmergy.core.messages import Command, Event, spec_of
-from stigmergy.core.state import shard_of
-from stigmergy.core.supervision import InputsSkipped
-from stigmergy.runtime.declaration import Declaration
-from stigmergy.runtime.live import Live
-from stigmergy.runtime.settings import Settings, Snapshots
+from stigmergy.agents.agent import Agent, decide, evolve, react, reject
+from stigmergy.agents.codec import encode, pack_envelope
+from stigmergy.agents.effects import PUBLISH, Effects, Events, Publish, Tell
+from stigmergy.agents.messages import Command, Event, spec_of
+from stigmergy.agents.supervision import InputsSkipped
+from stigmergy.base.errors import StaleEpoch
+from stigmergy.control.live import Live
+from stigmergy.node.declaration import Declaration
+from stigmergy.node.settings import Settings, Snapshots
+from stigmergy.shard.inputs import Accepted, Refused
+from stigmergy.shard.state import shard_of
 from stigmergy.sim.node import SimNode
 from tests.runtime.rig import play
 

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from stigmergy.core.agent import Agent, decide, evolve
-from stigmergy.core.effects import Events, Order
-from stigmergy.core.errors import ConfigError, DefinitionError, NotAssigned, NotRunning, Overloaded
-from stigmergy.core.messages import Action, Command, Event, transient, within
-from stigmergy.core.supervision import InputFailed, Supervise, WhenStale
-from stigmergy.ports.device import Feed
-from stigmergy.runtime import devices as devices_module
-from stigmergy.runtime import mailbox as mailbox_module
-from stigmergy.runtime.declaration import Declaration
-from stigmergy.runtime.settings import Settings
+from stigmergy.agents.agent import Agent, decide, evolve
+from stigmergy.agents.effects import Events, Order
+from stigmergy.agents.messages import Action, Command, Event, transient, within
+from stigmergy.agents.supervision import InputFailed, Supervise, WhenStale
+from stigmergy.base.errors import ConfigError, DefinitionError, NotAssigned, NotRunning, Overloaded
+from stigmergy.devices.port import Feed
+from stigmergy.node import device_tasks as devices_module
+from stigmergy.node import mailbox as mailbox_module
+from stigmergy.node.declaration import Declaration
+from stigmergy.node.settings import Settings
 from stigmergy.sim.node import SimNode
 from tests.runtime.rig import play
 

@@ -22,10 +22,11 @@ from stigmergy import (
     Shared,
     SharedChanged,
 )
-from stigmergy.core.codec import encode
-from stigmergy.crdt.delta import Edit, mint
-from stigmergy.runtime.audit.listing import readable_fields
-from stigmergy.runtime.showing import CHANGED, MERGED, plain_state, shared_fields
+from stigmergy.agents.codec import encode
+from stigmergy.agents.display import CHANGED, MERGED, plain_state, shared_fields
+from stigmergy.audit.listing import readable_fields
+from stigmergy.crdt.delta import Edit
+from stigmergy.crdt.store import mint
 
 WRITER = b"writer-1"
 

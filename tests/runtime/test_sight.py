@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from stigmergy.core.agent import Agent, react
-from stigmergy.core.effects import Effects
-from stigmergy.core.messages import Action, Event
-from stigmergy.core.supervision import Supervise
-from stigmergy.runtime.declaration import Declaration
-from stigmergy.runtime.live import Live
+from stigmergy.agents.agent import Agent, react
+from stigmergy.agents.effects import Effects
+from stigmergy.agents.messages import Action, Event
+from stigmergy.agents.supervision import Supervise
+from stigmergy.control.live import Live
+from stigmergy.node.declaration import Declaration
 from stigmergy.sim.node import SimNode
 from tests.runtime.rig import play
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from rigs.ledger import LedgerFaults, SimLedger
 from stigmergy import (
     Action,
     Agent,
@@ -33,15 +34,14 @@ from stigmergy import (
     ordered,
     react,
 )
-from stigmergy.adapters.memory_ledger import MemoryLedgerStore
-from stigmergy.core.codec import open_envelope, pack_envelope
-from stigmergy.core.ready import Stepped
-from stigmergy.core.shard import Shard
-from stigmergy.runtime.company import Companions
-from stigmergy.runtime.host import Host
-from stigmergy.runtime.ingress import Ingress
-from stigmergy.runtime.waking import Waker
-from stigmergy.sim.ledger import LedgerFaults, SimLedger
+from stigmergy.agents.codec import open_envelope, pack_envelope
+from stigmergy.claims.memory_ledger import MemoryLedgerStore
+from stigmergy.network.replication import Companions
+from stigmergy.node.host import Host
+from stigmergy.node.ingress import Ingress
+from stigmergy.node.wakeups import Waker
+from stigmergy.shard.draft import Stepped
+from stigmergy.shard.shard import Shard
 from stigmergy.sim.node import Part, SimNode, World
 from tests.runtime.rig import play
 

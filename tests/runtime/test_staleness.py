@@ -1,10 +1,10 @@
 """The watch over silences, by itself."""
 
-from stigmergy.core.agent import Agent
-from stigmergy.core.messages import Action, Event
-from stigmergy.core.state import plan_agents
-from stigmergy.core.supervision import SafeAction, WhenStale
-from stigmergy.runtime.staleness import Staleness, safe_actions_of
+from stigmergy.agents.agent import Agent
+from stigmergy.agents.messages import Action, Event
+from stigmergy.agents.supervision import SafeAction, WhenStale
+from stigmergy.devices.staleness import Staleness, safe_actions_of
+from stigmergy.shard.state import plan_agents
 
 SECOND_NS = 1_000_000_000
 

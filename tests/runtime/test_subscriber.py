@@ -10,17 +10,17 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from stigmergy.adapters.memory_bus import MemoryBroker
-from stigmergy.core.agent import Agent, decide, evolve, react
-from stigmergy.core.cloudevents import MSGPACK, STRUCTURED
-from stigmergy.core.effects import Effects, Events, Publish
-from stigmergy.core.errors import LinkDown
-from stigmergy.core.messages import Event
-from stigmergy.ports.bus import BusMessage
-from stigmergy.runtime import ordering
-from stigmergy.runtime.declaration import Declaration
-from stigmergy.runtime.live import Live
-from stigmergy.runtime.settings import BusSettings, Settings
+from stigmergy.agents.agent import Agent, decide, evolve, react
+from stigmergy.agents.effects import Effects, Events, Publish
+from stigmergy.agents.messages import Event
+from stigmergy.base.errors import LinkDown
+from stigmergy.bus.cloudevents import MSGPACK, STRUCTURED
+from stigmergy.bus.memory import MemoryBroker
+from stigmergy.bus.port import BusMessage
+from stigmergy.control.live import Live
+from stigmergy.network import ordering
+from stigmergy.node.declaration import Declaration
+from stigmergy.node.settings import BusSettings, Settings
 from stigmergy.sim.node import SimNode, World
 from tests.runtime.fleets import (
     Dispatcher,

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from stigmergy.core.errors import ConfigError, NotRunning, StigmergyError
-from stigmergy.core.homes import Homes
-from stigmergy.core.state import shard_of
-from stigmergy.runtime.merging import MergedEntries, added_status
-from stigmergy.runtime.protocol import VERSION, Reply, write_error, write_reply
-from stigmergy.runtime.shares import process_of
-from stigmergy.runtime.switchboard import Switchboard
+from stigmergy.base.errors import ConfigError, NotRunning, StigmergyError
+from stigmergy.control.protocol import VERSION, Reply, write_error, write_reply
+from stigmergy.control.router import MergedEntries, Switchboard, added_status
+from stigmergy.network.shares import process_of
+from stigmergy.shard.homes import Homes
+from stigmergy.shard.state import shard_of
 
 SHARDS = 4
 Answer = Callable[[dict[str, Any]], list[bytes]]

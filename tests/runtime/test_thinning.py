@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stigmergy.core.errors import DefinitionError
-from stigmergy.core.messages import SECOND_NS, Event
-from stigmergy.runtime.thinning import Thinner, Thinning
+from stigmergy.agents.messages import SECOND_NS, Event
+from stigmergy.base.errors import DefinitionError
+from stigmergy.devices.filters import Thinner, Thinning
 
 
 class Mode(enum.IntEnum):

@@ -4,10 +4,9 @@ import asyncio
 
 import pytest
 
-from stigmergy.core.errors import DefinitionError
-from stigmergy.runtime.ticker import Ticker, check_every
-from stigmergy.sim.clock import SimClock
-from stigmergy.sim.loop import VirtualLoop
+from stigmergy.base.errors import DefinitionError
+from stigmergy.devices.sensors import Ticker, check_every
+from stigmergy.sim.loop import SimClock, VirtualLoop
 
 
 def beat(every_s: float, busy_s: list[float], *, drift_ppm: int = 0) -> tuple[list[float], list[float], int]:

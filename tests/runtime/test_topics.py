@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stigmergy.core.errors import ConfigError, DefinitionError, Malformed, StigmergyError
-from stigmergy.ports.bus import check_pattern, check_topic
-from stigmergy.runtime.topics import (
+from stigmergy.base.errors import ConfigError, DefinitionError, Malformed, StigmergyError
+from stigmergy.bus.port import check_pattern, check_topic
+from stigmergy.bus.topics import (
     Channel,
     Topic,
     Topics,

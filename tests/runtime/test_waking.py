@@ -5,9 +5,8 @@ import asyncio
 import pytest
 from msgspec import Struct
 
-from stigmergy.runtime.waking import Waker
-from stigmergy.sim.clock import SimClock
-from stigmergy.sim.loop import VirtualLoop
+from stigmergy.node.wakeups import Waker
+from stigmergy.sim.loop import SimClock, VirtualLoop
 
 SECOND_NS = 1_000_000_000
 

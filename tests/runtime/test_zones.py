@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 
 from stigmergy import Fleet
-from stigmergy.adapters.ed25519 import Ed25519Verifier
-from stigmergy.core.codec import pack_envelope
-from stigmergy.core.errors import JournalForeign, UnknownKind
-from stigmergy.core.state import shard_of
-from stigmergy.journals import inspect_journal
-from stigmergy.keyring import load_signer
-from stigmergy.runtime.audit.export import Export, Selection
-from stigmergy.runtime.audit.flight import Cut, make_flight
-from stigmergy.runtime.audit.history import History, Moment
-from stigmergy.runtime.audit.listing import Wanted, list_log
-from stigmergy.runtime.audit.replaying import Replaying
-from stigmergy.runtime.declaration import Declaration
+from stigmergy.agents.codec import pack_envelope
+from stigmergy.app.journals import inspect_journal
+from stigmergy.app.keyring import load_signer
+from stigmergy.audit.export import Export, Selection
+from stigmergy.audit.flight import Cut, make_flight
+from stigmergy.audit.history import History, Moment
+from stigmergy.audit.listing import Wanted, list_log
+from stigmergy.audit.replay import Replaying
+from stigmergy.base.errors import JournalForeign, UnknownKind
+from stigmergy.keys.ed25519 import Ed25519Verifier
+from stigmergy.node.declaration import Declaration
+from stigmergy.shard.state import shard_of
 from stigmergy.sim.node import SimNode
 from tests.runtime.counting import Add, Counted, Counter, Land
 from tests.runtime.rig import play

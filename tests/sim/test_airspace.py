@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from stigmergy.sim.airspace import Airspace, fly
+from rigs.airspace import Airspace, fly
 
 SMALL = Airspace(nodes=4, agents=32, cells=10, for_s=20.0, calm_s=8.0)
 

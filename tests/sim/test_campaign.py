@@ -10,8 +10,8 @@ import pytest
 from stigmergy import Agent, Event, Fleet, evolve
 from stigmergy.sim import campaign
 from stigmergy.sim.campaign import Campaign, Options, run_campaign
-from stigmergy.sim.fleet.fleet import Setup
-from stigmergy.sim.scenario import Scenario
+from stigmergy.sim.fleet import Setup
+from stigmergy.sim.simulation import Scenario
 from stigmergy.sim.world import World
 
 HANG_S = 5.0

@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from stigmergy.core.claims import wish as wishes
-from stigmergy.core.claims.entries import Ask, AskAny, Expire, Written
-from stigmergy.core.claims.lease import MILLISECOND_NS, lease_end_ns
-from stigmergy.core.claims.rules import Step, apply
-from stigmergy.core.claims.state import FREE, Claims
-from stigmergy.core.claims.wish import Turn, Wish
-from stigmergy.sim.claims_model import CELL, FOR_MS, ClaimsModel, Faults
+from rigs.claims_model import CELL, FOR_MS, ClaimsModel, Faults
+from stigmergy.claims import wish as wishes
+from stigmergy.claims.entries import Ask, AskAny, Expire, Written
+from stigmergy.claims.rules import Step, apply
+from stigmergy.claims.state import FREE, MILLISECOND_NS, Claims, lease_end_ns
+from stigmergy.claims.wish import Turn, Wish
 from stigmergy.sim.explore import explore
 
 STATES_MAX = 400_000

@@ -6,11 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stigmergy.adapters.system import SystemClock, SystemEntropy
-from stigmergy.ports.clock import Clock, Entropy
-from stigmergy.sim.clock import SimClock, SimEntropy
-from stigmergy.sim.loop import WALL_START_NS, VirtualLoop, run
-from stigmergy.sim.timers import NS
+from stigmergy.base.clock import Clock, Entropy
+from stigmergy.base.system import SystemClock, SystemEntropy
+from stigmergy.sim.loop import NS, WALL_START_NS, SimClock, SimEntropy, VirtualLoop, run
 
 
 def clock_on_a_loop(**options: int) -> tuple[VirtualLoop, SimClock]:

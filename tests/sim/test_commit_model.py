@@ -3,12 +3,12 @@
 import pytest
 
 from proofs import exhaustive
-from stigmergy.core import replay
-from stigmergy.core.marks import Marks
-from stigmergy.core.outbox import Outbox
-from stigmergy.core.shard import Shard
-from stigmergy.sim.commit_model import Bounds, CommitModel, Mistake
-from stigmergy.sim.liveness import explore_to_the_end
+from rigs.commit_model import Bounds, CommitModel, Mistake
+from stigmergy.shard import replay
+from stigmergy.shard.marks import Marks
+from stigmergy.shard.outbox import Outbox
+from stigmergy.shard.shard import Shard
+from stigmergy.sim.explore import explore_to_the_end
 
 SMALL = Bounds(items=1, crashes=1)
 TWO = Bounds(items=2, crashes=1, asks=False)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from stigmergy.core.plans import AgentPlan
-from stigmergy.sim.gauges import Gauge, Sound
-from stigmergy.sim.trial import run_trial
+from rigs.gauges import Gauge, Sound
+from rigs.trial import run_trial
+from stigmergy.agents.plans import AgentPlan
 from tests.core.plain_table import PlainEngine, compiled
 
 SEEDS = 6

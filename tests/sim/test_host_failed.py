@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from stigmergy.core.agent import Agent, evolve
-from stigmergy.core.effects import Order
-from stigmergy.core.errors import JournalCorrupt, JournalUnknown
-from stigmergy.core.messages import Action, Event
-from stigmergy.core.supervision import SafeAction
-from stigmergy.runtime.committer import Committer
-from stigmergy.runtime.declaration import Declaration
+from stigmergy.agents.agent import Agent, evolve
+from stigmergy.agents.effects import Order
+from stigmergy.agents.messages import Action, Event
+from stigmergy.agents.supervision import SafeAction
+from stigmergy.base.errors import JournalCorrupt, JournalUnknown
+from stigmergy.node.committer import Committer
+from stigmergy.node.declaration import Declaration
 from stigmergy.sim.node import SimNode, World
 
 

@@ -5,12 +5,12 @@ import asyncio
 
 import pytest
 
-from stigmergy.core.errors import JournalFull, JournalUnknown
-from stigmergy.core.inputs import Accepted
-from stigmergy.runtime.declaration import Declaration
+from rigs.drones import EndMission, Spotted, StartMission, declare_drones
+from rigs.io_trial import run_io_trial
+from stigmergy.base.errors import JournalFull, JournalUnknown
+from stigmergy.node.declaration import Declaration
+from stigmergy.shard.inputs import Accepted
 from stigmergy.sim.disk import AfterFailedSync, Call, Fault
-from stigmergy.sim.drones import EndMission, Spotted, StartMission, declare_drones
-from stigmergy.sim.io_trial import run_io_trial
 from stigmergy.sim.node import SimNode, World
 from stigmergy.sim.peers import Receiver
 

@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 
+from rigs.io_trial import run_io_trial
+from rigs.trial import run_trial
 from stigmergy.sim.disk import AfterFailedSync, Fault
-from stigmergy.sim.io_trial import run_io_trial
-from stigmergy.sim.trial import run_trial
 
 SEEDS = 12
 CHUNK = 6

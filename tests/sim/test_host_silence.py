@@ -5,12 +5,12 @@ import random
 
 import pytest
 
-from stigmergy.core.agent import Agent, evolve
-from stigmergy.core.effects import Order
-from stigmergy.core.errors import JournalUnknown
-from stigmergy.core.messages import Action, Event, within
-from stigmergy.core.supervision import WhenStale
-from stigmergy.runtime.declaration import Declaration
+from stigmergy.agents.agent import Agent, evolve
+from stigmergy.agents.effects import Order
+from stigmergy.agents.messages import Action, Event, within
+from stigmergy.agents.supervision import WhenStale
+from stigmergy.base.errors import JournalUnknown
+from stigmergy.node.declaration import Declaration
 from stigmergy.sim.disk import Fault
 from stigmergy.sim.node import SimNode, World
 

@@ -11,16 +11,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from stigmergy.core import snapshot
-from stigmergy.core.marks import Marks
-from stigmergy.core.memory import Answers
-from stigmergy.core.outbox import Outbox
-from stigmergy.runtime import recovery
-from stigmergy.runtime.committer import Committer
-from stigmergy.runtime.effector import Effector
-from stigmergy.runtime.host import Host
-from stigmergy.runtime.staleness import Staleness
-from stigmergy.sim.trial import run_trial
+from rigs.trial import run_trial
+from stigmergy.devices.staleness import Staleness
+from stigmergy.journal import recovery
+from stigmergy.node.committer import Committer
+from stigmergy.node.effector import Effector
+from stigmergy.node.host import Host
+from stigmergy.shard import snapshot
+from stigmergy.shard.marks import Marks
+from stigmergy.shard.memory import Answers
+from stigmergy.shard.outbox import Outbox
 
 SEEDS = 18
 """`make prove` tries ten thousand (proofs/simulation.py)."""
@@ -70,7 +70,7 @@ def test_the_same_seed_has_the_same_trace_in_another_process_with_another_hash_s
     here = run_trial(seed)
     again = run_trial(seed)
     assert here.trace_hash == again.trace_hash
-    program = f"from stigmergy.sim.trial import run_trial; print(run_trial({seed}).trace_hash)"
+    program = f"from rigs.trial import run_trial; print(run_trial({seed}).trace_hash)"
     source = Path(__file__).resolve().parents[2] / "src"
     environment = {**os.environ, "PYTHONHASHSEED": "4711", "PYTHONPATH": str(source)}
     there = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)

@@ -7,9 +7,9 @@ import random
 
 import pytest
 
-from stigmergy.adapters.memory_ledger import MemoryLedgerStore
-from stigmergy.core.errors import LedgerUnavailable, LedgerUnknown
-from stigmergy.sim.ledger import LedgerFaults, SimLedger
+from rigs.ledger import LedgerFaults, SimLedger
+from stigmergy.base.errors import LedgerUnavailable, LedgerUnknown
+from stigmergy.claims.memory_ledger import MemoryLedgerStore
 from stigmergy.sim.loop import run
 
 

@@ -20,8 +20,7 @@ from stigmergy.sim.errors import (
     SimulationError,
     StepsExceeded,
 )
-from stigmergy.sim.loop import _REFUSED, ACTOR, VirtualLoop, run
-from stigmergy.sim.timers import NEVER_NS, NS, nanoseconds
+from stigmergy.sim.loop import _REFUSED, ACTOR, NEVER_NS, NS, VirtualLoop, nanoseconds, run
 
 
 def virtual() -> VirtualLoop:

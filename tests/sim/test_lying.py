@@ -3,8 +3,8 @@
 import asyncio
 from typing import Any
 
-from stigmergy.runtime.replicas.replicator import Replicator
-from stigmergy.sim.lying import LyingMesh
+from rigs.liar import LyingMesh
+from stigmergy.network.replicator import Replicator
 from tests.runtime.replicas.town import Count, See, Town
 
 

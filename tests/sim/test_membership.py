@@ -6,9 +6,9 @@ from typing import Any, TypeVar
 
 import pytest
 
-from stigmergy.runtime.presence import MemberJoined, MemberLeft
+from rigs.membership_trial import MembershipFleet
+from stigmergy.bus.presence import MemberJoined, MemberLeft
 from stigmergy.sim.loop import run
-from stigmergy.sim.membership_trial import MembershipFleet
 from stigmergy.sim.network import LinkFaults
 
 T = TypeVar("T")

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from stigmergy.core.errors import Bug
+from stigmergy.base.errors import Bug
 from stigmergy.sim.loop import run
 from stigmergy.sim.network import CALM, LinkFaults, Network, SimMesh, draw_faults
-from stigmergy.sim.trace import Trace
+from stigmergy.sim.run import Trace
 
 Heard = list[tuple[str, bytes]]
 

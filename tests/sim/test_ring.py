@@ -5,9 +5,9 @@ import random
 
 import pytest
 
-from stigmergy.adapters.ring import MemoryRing
-from stigmergy.core.errors import Overloaded
-from stigmergy.ports.ring import PUT_S_MAX
+from stigmergy.base.errors import Overloaded
+from stigmergy.ring import MemoryRing
+from stigmergy.ring.port import PUT_S_MAX
 from stigmergy.sim.errors import Deadlock
 from stigmergy.sim.loop import run
 

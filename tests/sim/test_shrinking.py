@@ -1,10 +1,8 @@
 """A failing run is made smaller while it fails in the same way, and what is left fails by itself."""
 
-from stigmergy.sim.campaign import Options
-from stigmergy.sim.fleet.fleet import Setup
-from stigmergy.sim.scenario import Scenario
-from stigmergy.sim.shrinking import Shrinking, kind_of
-from stigmergy.sim.simulating import run_seed
+from stigmergy.sim.campaign import Options, Shrinking, kind_of
+from stigmergy.sim.fleet import Setup
+from stigmergy.sim.simulation import Scenario, run_seed
 from stigmergy.sim.world import World
 from tests.sim.fleet.lights import Lamp, Seen, fleet
 

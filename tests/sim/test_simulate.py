@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from stigmergy import Accepted, Fleet, Refused
-from stigmergy.core.errors import ConfigError, UnknownKind
-from stigmergy.core.marks import Marks
-from stigmergy.runtime.committer import Committer
-from stigmergy.runtime.staleness import Staleness
+from stigmergy.base.errors import ConfigError, UnknownKind
+from stigmergy.devices.staleness import Staleness
+from stigmergy.node.committer import Committer
+from stigmergy.shard.marks import Marks
 from stigmergy.sim import ALL, CRASH, DELAY, NETWORK, NONE, POWER, SimulationFailed, World, simulate
-from stigmergy.sim.fleet.fleet import Setup
+from stigmergy.sim.fleet import Setup
 from stigmergy.sim.scenarios import drones
-from stigmergy.sim.simulating import Simulation, run_seed
+from stigmergy.sim.simulation import Simulation, run_seed
 from tests.sim.fleet.lights import Blink, Dim, Lamp, Seen, Station, Switch, Switched, declare, fleet
 
 
@@ -275,7 +275,7 @@ def test_the_same_seed_has_the_same_trace_with_and_without_a_chronicle() -> None
 def test_the_same_seed_has_the_same_trace_under_another_hash_seed(hash_seed: str) -> None:
     program = (
         "from tests.sim.test_simulate import SETUP, work\n"
-        "from stigmergy.sim.simulating import run_seed\n"
+        "from stigmergy.sim.simulation import run_seed\n"
         "print(run_seed(SETUP, 5, work).trace)"
     )
     root = Path(__file__).resolve().parents[2]

@@ -17,9 +17,9 @@ from stigmergy import (
     ordered,
     react,
 )
-from stigmergy.runtime.claims.desk import Desk
+from stigmergy.claims.claimant import Desk
 from stigmergy.sim import NONE, World, simulate
-from stigmergy.sim.simulating import SimulationFailed
+from stigmergy.sim.simulation import SimulationFailed
 
 
 class Stay(Command):

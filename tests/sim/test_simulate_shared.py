@@ -6,20 +6,20 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+from stigmergy.claims import observer as observing
+from stigmergy.crdt.anti_entropy.admission import Proving
+from stigmergy.crdt.anti_entropy.authorship import Quarantined
 from stigmergy.crdt.anti_entropy.held import Held
 from stigmergy.crdt.anti_entropy.peers import Peer
-from stigmergy.crdt.anti_entropy.proving import Proving
-from stigmergy.crdt.anti_entropy.quarantine import Quarantined
 from stigmergy.crdt.anti_entropy.rules import Moment
 from stigmergy.crdt.delta import Delta
 from stigmergy.crdt.store import Store
-from stigmergy.runtime.claims import observing
-from stigmergy.runtime.replicas.replicator import Replicator, SharedStanding
+from stigmergy.network.replicator import Replicator, SharedStanding
 from stigmergy.sim import ALL, LIAR, LOSS, NETWORK, NONE, World, simulate
-from stigmergy.sim.fleet.fleet import Setup
+from stigmergy.sim.fleet import Setup
 from stigmergy.sim.scenarios.garage import Arrived, Door, Left, Pass, fleet
 from stigmergy.sim.scenarios.garage import drive as work
-from stigmergy.sim.simulating import run_seed
+from stigmergy.sim.simulation import run_seed
 
 
 @simulate(fleet, agents=4, nodes=4, seeds=4, faults=ALL, for_s=15.0)

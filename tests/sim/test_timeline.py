@@ -3,10 +3,10 @@
 import json
 import re
 
-from stigmergy.sim.fleet.fleet import Setup
+from stigmergy.sim.fleet import Setup
 from stigmergy.sim.page import write_page
 from stigmergy.sim.scenarios import garage
-from stigmergy.sim.simulating import run_seed
+from stigmergy.sim.simulation import run_seed
 from stigmergy.sim.timeline import Chronicle, Entry, render
 from stigmergy.sim.world import World
 from tests.sim.fleet.lights import Seen, Switch, fleet

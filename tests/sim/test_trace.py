@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec import Struct
 
 from stigmergy.sim.loop import VirtualLoop, run
-from stigmergy.sim.trace import CHECKPOINTS_MAX, DETAIL_BYTES_KEPT_MAX, Trace, first_difference
+from stigmergy.sim.run import CHECKPOINTS_MAX, DETAIL_BYTES_KEPT_MAX, Trace, first_difference
 
 
 class Landed(Struct, frozen=True, tag="landed@1"):
@@ -83,9 +83,9 @@ def test_an_object_without_canonical_bytes_is_refused() -> None:
 
 SIMULATION = """
 import asyncio, locale, sys
-from stigmergy.sim.clock import SimClock, SimEntropy
+from stigmergy.sim.loop import SimClock, SimEntropy
 from stigmergy.sim.loop import VirtualLoop
-from stigmergy.sim.trace import Trace
+from stigmergy.sim.run import Trace
 
 loop = VirtualLoop(seed=11, shuffle=True)
 clock, entropy, trace = SimClock(loop), SimEntropy(11, "a"), Trace()

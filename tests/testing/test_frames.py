@@ -7,9 +7,7 @@ import signal
 import msgspec
 import pytest
 
-from stigmergy.core.errors import TooLarge
-from stigmergy.runtime.live import Live
-from stigmergy.testing.frames import (
+from rigs.node_process import (
     FRAME_BYTES_MAX,
     Broken,
     Channel,
@@ -20,6 +18,8 @@ from stigmergy.testing.frames import (
     ToldNode,
     socket_pair,
 )
+from stigmergy.base.errors import TooLarge
+from stigmergy.control.live import Live
 
 ToNode = Deliver | Confirm | Stop
 FromNode = Delivered | Broken

@@ -30,7 +30,7 @@ from stigmergy import (
     ordered,
     react,
 )
-from stigmergy.core.claiming import ClaimAsked
+from stigmergy.agents.ordered import ClaimAsked
 from stigmergy.testing import given
 
 

@@ -1,14 +1,17 @@
-"""`stigmergy bench`: measures. The benchmarks are imported only when one is asked for."""
+"""`stigmergy bench`: runs the benchmarks of a checkout. They are not part of the installed package.
+
+They live in the folder `bench` beside `src`, and are imported only when one is asked for.
+"""
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
-from stigmergy.cli import exits
-from stigmergy.cli.output import Output
-from stigmergy.cli.parsing import Parser
-from stigmergy.core.errors import ConfigError
+from stigmergy.base.errors import ConfigError
+from stigmergy.cli.display import exits
+from stigmergy.cli.display.output import Output, Parser
 
 
 def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -31,11 +34,15 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Runs a benchmark."""
+    if not benchmarks():
+        raise ConfigError(
+            "the benchmarks are not part of the installed package; clone the repository and run `make bench` there"
+        )
     if arguments.benchmark not in benchmarks():
         given = f"{arguments.benchmark!r} is no benchmark" if arguments.benchmark else "which benchmark?"
-        raise ConfigError(f"{given}; there are: {', '.join(benchmarks()) or 'none in this installation'}")
-    from stigmergy.bench.catalogue import measure
-    from stigmergy.bench.showing import show
+        raise ConfigError(f"{given}; there are: {', '.join(benchmarks())}")
+    from bench.catalogue import measure
+    from bench.showing import show
 
     words = [one for one in arguments.rest if one not in {"--json", "--debug"}]
     if not {"--quick", "-h", "--help"} & set(words):
@@ -48,9 +55,10 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 
 
 def benchmarks() -> dict[str, str]:
-    """The names of the benchmarks, and what each is about; none of them is imported for that."""
-    try:
-        from stigmergy.bench.catalogue import BENCHMARKS
-    except ModuleNotFoundError:
+    """The names of the benchmarks, and what each is about; none if this is no checkout. Imports none of them."""
+    checkout = Path(__file__).resolve().parents[3]
+    if not (checkout / "bench" / "catalogue.py").is_file():
         return {}
+    from bench.catalogue import BENCHMARKS
+
     return {name: listed.about for name, listed in BENCHMARKS.items()}

@@ -9,14 +9,14 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stigmergy.cli import exits
-from stigmergy.cli.output import GOOD, NAME, Output, counted, printable
-from stigmergy.cli.places import config_of, folder_of, load_fleet
-from stigmergy.core.errors import ConfigError
-from stigmergy.wiring import Fleet
+from stigmergy.app.fleet import Fleet
+from stigmergy.base.errors import ConfigError
+from stigmergy.cli.display import exits
+from stigmergy.cli.display.output import GOOD, NAME, Output, counted, printable
+from stigmergy.cli.display.places import config_of, folder_of, load_fleet
 
 if TYPE_CHECKING:
-    from stigmergy.compiled.engine import CompiledEngine
+    from stigmergy.compiled.table import CompiledEngine
 
 HOST, GENERIC = "host", "generic"
 CACHE_VARIABLE = "STIGMERGY_CACHE"
@@ -72,8 +72,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     engines = _engines(load_fleet(spec, folder_of(arguments)))
     if not engines:
         raise ConfigError(f"{spec} has no compiled agents: declare it with compiled=True, or with a list of classes")
-    from stigmergy.compiled.building import processor
-    from stigmergy.compiled.store import cache_folder
+    from stigmergy.compiled.builder import cache_folder, processor
 
     made = [_made(engine, output) for engine in engines]
     system, name, _ = processor()
@@ -121,7 +120,7 @@ def _choose_processor(which: str) -> None:
 def _engines(fleet: Fleet) -> list[CompiledEngine]:
     if all(plan.engine is None for plan in fleet.plans.values()):
         return []
-    from stigmergy.compiled.engine import CompiledEngine
+    from stigmergy.compiled.table import CompiledEngine
 
     return [plan.engine for plan in fleet.plans.values() if isinstance(plan.engine, CompiledEngine)]
 

@@ -13,15 +13,15 @@ from typing import Any
 
 import msgspec
 
-from stigmergy.cli import exits
-from stigmergy.cli.health.finding import FAIL, LEVELS, OK, WARN, Finding, ill
-from stigmergy.cli.output import BAD, GOOD, HEADING, Cell, Output
-from stigmergy.cli.output import WARN as YELLOW
-from stigmergy.cli.places import add_place, config_of, find_journal, folder_of
-from stigmergy.config import Config
-from stigmergy.core.errors import ConfigError
-from stigmergy.runtime.settings import Settings
-from stigmergy.wiring import Bearings, default_key_path, find_bearings, journal_path
+from stigmergy.app.config import Config
+from stigmergy.app.fleet import Bearings, default_key_path, find_bearings, journal_path
+from stigmergy.base.errors import ConfigError
+from stigmergy.cli.display import exits
+from stigmergy.cli.display.output import BAD, GOOD, HEADING, Cell, Output
+from stigmergy.cli.display.output import WARN as YELLOW
+from stigmergy.cli.display.places import add_place, config_of, find_journal, folder_of
+from stigmergy.cli.machine_checks import FAIL, LEVELS, OK, WARN, Finding, ill
+from stigmergy.node.settings import Settings
 
 STYLES = {OK: GOOD, WARN: YELLOW, FAIL: BAD}
 EXAMPLES = """examples:
@@ -72,14 +72,17 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 
 def _findings(arguments: argparse.Namespace) -> Iterator[Finding]:
     """All checks, in order; imported here, because no other command should wait for what they need."""
-    from stigmergy.cli.health.clocks import check_clocks
-    from stigmergy.cli.health.company import check_company, check_needs, fleet_of
-    from stigmergy.cli.health.copies import check_copies
-    from stigmergy.cli.health.disk import check_disk
-    from stigmergy.cli.health.journals import check_archive, check_journal
-    from stigmergy.cli.health.limits import check_limits
-    from stigmergy.cli.health.network import check_bus, check_clusters
-    from stigmergy.cli.health.versions import check_versions
+    from stigmergy.cli.fleet_checks import (
+        check_archive,
+        check_bus,
+        check_clusters,
+        check_company,
+        check_copies,
+        check_journal,
+        check_needs,
+        fleet_of,
+    )
+    from stigmergy.cli.machine_checks import check_clocks, check_disk, check_limits, check_versions
 
     try:
         config = config_of(arguments)

@@ -12,14 +12,9 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from stigmergy.cli import exits
-from stigmergy.cli.output import GOOD, NAME, WARN, Output
-from stigmergy.cli.places import config_of, folder_of, load_fleet, url_of
-from stigmergy.cli.run import NodeRun, run_to_the_end
-from stigmergy.config import Config
-from stigmergy.core.errors import ConfigError
-from stigmergy.core.uplink import UplinkRule
-from stigmergy.gateways import (
+from stigmergy.app.config import Config
+from stigmergy.app.fleet import Fleet, Running, make_process_ours
+from stigmergy.app.gateway import (
     NODE,
     GatewayPlan,
     HubCollector,
@@ -31,9 +26,14 @@ from stigmergy.gateways import (
     make_leaf,
     read_hubs,
 )
-from stigmergy.runtime.link import UP
-from stigmergy.runtime.live import Live
-from stigmergy.wiring import Fleet, Running, make_process_ours
+from stigmergy.base.errors import ConfigError
+from stigmergy.cli.display import exits
+from stigmergy.cli.display.output import GOOD, NAME, WARN, Output
+from stigmergy.cli.display.places import config_of, folder_of, load_fleet, url_of
+from stigmergy.cli.run import NodeRun, run_to_the_end
+from stigmergy.control.live import Live
+from stigmergy.network.bus_link import UP
+from stigmergy.uplink.rules import UplinkRule
 
 LOOK_S = 0.25
 STEADY_S = 1.0

@@ -10,14 +10,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from stigmergy.cli import exits
-from stigmergy.cli.asking import ask
-from stigmergy.cli.output import GOOD, NAME, Output
-from stigmergy.cli.places import add_place, config_of, find_journal, find_running
-from stigmergy.core.errors import ConfigError
-from stigmergy.ports.trust import Signer
-from stigmergy.runtime.protocol import Enrol, Revoke
-from stigmergy.wiring import (
+from stigmergy.app.fleet import (
     PublicKey,
     default_key_path,
     encode_public_key,
@@ -28,6 +21,12 @@ from stigmergy.wiring import (
     open_rotation,
     read_key,
 )
+from stigmergy.base.errors import ConfigError
+from stigmergy.base.trust import Signer
+from stigmergy.cli.display import exits
+from stigmergy.cli.display.output import GOOD, NAME, Output
+from stigmergy.cli.display.places import add_place, ask, config_of, find_journal, find_running
+from stigmergy.control.protocol import Enrol, Revoke
 
 EXAMPLES = """examples:
   stigmergy keys new north.key --comment "drone 7, north field"

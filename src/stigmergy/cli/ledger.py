@@ -9,12 +9,12 @@ from typing import Any
 
 import msgspec
 
-from stigmergy.cli import exits
-from stigmergy.cli.output import BAD, GOOD, NAME, Output, counted
-from stigmergy.cli.places import config_of, folder_of, load_fleet
-from stigmergy.core.errors import ConfigError
-from stigmergy.ledgers import LedgerLook, change_writers, look_at_ledger
-from stigmergy.wiring import Bearings, find_bearings, fingerprint, load_signer, read_key
+from stigmergy.app.fleet import Bearings, find_bearings, fingerprint, load_signer, read_key
+from stigmergy.app.ledgers import LedgerLook, change_writers, look_at_ledger
+from stigmergy.base.errors import ConfigError
+from stigmergy.cli.display import exits
+from stigmergy.cli.display.output import BAD, GOOD, NAME, Output, counted
+from stigmergy.cli.display.places import config_of, folder_of, load_fleet
 
 EXAMPLES = """examples:
   stigmergy ledger show --name delivery --ledger nats://hub:4222

@@ -1,31 +1,252 @@
 """`stigmergy log`: what the log says, whether it is what was written, and what is made of it for others.
 
-Nothing here needs the user's classes. `log export` is in export.py, `log hold` in holding.py.
+Nothing here needs the user's classes. `log export` is in export.py, `log hold` in py.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import getpass
+import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from stigmergy.cli import exits, export, flights, holding
-from stigmergy.cli.asking import Listing, ask_list, ask_stream
-from stigmergy.cli.output import BAD, GOOD, HEADING, NAME, WARN, Cell, Output, shown_fields
-from stigmergy.cli.places import add_place, find_journal, find_running
-from stigmergy.cli.progress import Progress
-from stigmergy.journals import find_parts
-from stigmergy.parts import shown_url
-from stigmergy.runtime.audit.listing import Wanted, list_log
-from stigmergy.runtime.audit.verification import Verification
-from stigmergy.runtime.describing import described_verification
-from stigmergy.runtime.merging import added_verifications
-from stigmergy.runtime.protocol import Log, Verify
-from stigmergy.wiring import PublicKey, fingerprint, inspect_all, inspect_journal, read_key, verifier
+from stigmergy.app.fleet import (
+    PublicKey,
+    find_holds,
+    fingerprint,
+    inspect_all,
+    inspect_journal,
+    open_flight,
+    read_key,
+    verifier,
+)
+from stigmergy.app.journals import find_parts
+from stigmergy.app.parts import shown_url
+from stigmergy.audit.flight import FlightVerification, FlightVerified
+from stigmergy.audit.flight_format import FlightSection
+from stigmergy.audit.history import read_moment
+from stigmergy.audit.listing import Wanted, list_log, readable_time
+from stigmergy.audit.verification import Verification
+from stigmergy.base.errors import ConfigError, JournalCorrupt
+from stigmergy.cli import export
+from stigmergy.cli.display import exits
+from stigmergy.cli.display.output import BAD, GOOD, HEADING, NAME, WARN, Cell, Output, Progress, counted, shown_fields
+from stigmergy.cli.display.places import Listing, add_place, ask, ask_list, ask_stream, find_journal, find_running
+from stigmergy.control.description import described_verification
+from stigmergy.control.log_service import answer_hold
+from stigmergy.control.protocol import Hold, Holds, Log, Unhold, Verify
+from stigmergy.control.router import added_verifications
+
+# `stigmergy log verify FILE …`: flight logs, each for itself, and of several that they follow each other.
+#
+# Needs neither the journal nor the fleet's classes: a file, and for whose log it is a public key from elsewhere.
+
+AGENTS_SHOWN_MAX = 10
+
+
+def verify_flights(files: list[Path], trusted: PublicKey | None, output: Output) -> int:
+    """Verifies each file, then the seams between them."""
+    key = None if trusted is None else (trusted.algorithm, trusted.key)
+    sections: list[tuple[Path, str, FlightSection]] = []
+    sound = True
+    for path in files:
+        found = _verified_flight(path, key, sections, output)
+        sound = sound and found["sound"]
+        output.document(found)
+        _show(found, output)
+    seams = _seams(sections)
+    for seam in seams:
+        output.line(("wrong", BAD), f"  {seam}")
+    if len(files) > 1:
+        output.document({"files": len(files), "sound": sound and not seams, "seams": seams})
+    if not (sound and not seams):
+        output.note("this is not what was exported; get it once more, and keep this one for whoever looks into it")
+        return exits.REFUSED
+    return exits.OK
+
+
+def _verified_flight(
+    path: Path, key: tuple[int, bytes] | None, sections: list[tuple[Path, str, FlightSection]], output: Output
+) -> dict[str, Any]:
+    flight = open_flight(path)
+    try:
+        if not flight.readable:
+            problems = [{"shard": one.shard, "position": one.position, "what": one.what} for one in flight.flaws]
+            raise JournalCorrupt(f"{path}: {problems[0]['what'] if problems else 'it has no opening'}")
+        verification = FlightVerification(flight, verifier(), trusted_key=key)
+        with Progress(output, "verifying", "commits") as progress:
+            for commits in verification.run_slowly():
+                progress.show(commits, verification.commits_expected)
+        if flight.manifest is not None:
+            sections += [(path, flight.opening.fleet, section) for section in flight.manifest.sections]
+        return described(path, verification.result)
+    finally:
+        asyncio.run(flight.close())
+
+
+def described(path: Path, found: FlightVerified) -> dict[str, Any]:
+    """What was found in one file."""
+    said = described_verification(str(path), found.verified)
+    for signer in said["signers"]:
+        signer["fingerprint"] = fingerprint(PublicKey(signer["algorithm"], bytes.fromhex(signer["public_key"])))
+    del said["journal"], said["snapshots"], said["snapshots_unfinished"]
+    return {
+        "file": str(path),
+        "fleet": found.fleet,
+        "agent": found.agent,
+        "reason": found.reason,
+        "made": readable_time(found.made_ns),
+        "first": readable_time(found.first_ns),
+        "last": readable_time(found.last_ns),
+        "sealed_by": fingerprint(PublicKey(1, found.sealed_by)) if found.sealed_by else None,
+        "agents": found.agents,
+        **said,
+    }
+
+
+def _seams(sections: list[tuple[Path, str, FlightSection]]) -> list[str]:
+    """Where one file ends and the next of the same shard begins: nothing may be missing, and the chain must hold."""
+    wrong: list[str] = []
+    ordered = sorted(sections, key=lambda one: (one[1], one[2].shard, one[2].first, one[2].last))
+    for (path, fleet, before), (other, other_fleet, after) in pairwise(ordered):
+        if (fleet, before.shard) != (other_fleet, after.shard):
+            continue
+        where = f"shard {after.shard}, between {path} and {other}: "
+        if after.first > before.last + 1:
+            wrong.append(f"{where}positions {before.last + 1} to {after.first - 1} are missing")
+        elif after.first == before.last + 1 and after.previous != before.digest:
+            wrong.append(f"{where}the chain is broken, they are not of one log")
+    return wrong
+
+
+def _show(found: dict[str, Any], output: Output) -> None:
+    output.line((found["file"], NAME), "  ", ("sound", GOOD) if found["sound"] else ("not sound", BAD))
+    agents = sorted(found["agents"].items())
+    names = ", ".join(f"{name} ({count:,})" for name, count in agents[:AGENTS_SHOWN_MAX])
+    more = f" and {len(agents) - AGENTS_SHOWN_MAX} more" if len(agents) > AGENTS_SHOWN_MAX else ""
+    output.fields(
+        [
+            ("fleet", found["fleet"]),
+            *([("made for", found["agent"])] if found["agent"] else []),
+            *([("reason", found["reason"])] if found["reason"] else []),
+            ("time", f"{found['first']} to {found['last']}"),
+            ("sealed by", found["sealed_by"] or "nobody"),
+            ("holds", f"{counted(found['commits'], 'commit')}, {counted(found['events'], 'event')}"),
+            *(
+                ("shard", f"{head['shard']}: positions {head['first']} to {head['position']}, {head['digest']}")
+                for head in found["heads"]
+            ),
+            ("agents", (names + more) or "none"),
+        ]
+    )
+    for problem in found["problems"]:
+        where = f"shard {problem['shard']}, position {problem['position']}: " if problem["position"] else ""
+        output.line(("wrong", BAD), f"  {where}{problem['what']}")
+
+
+# `stigmergy log hold`: keeps a log from being dropped, whatever the rules of retention say, until it is cleared.
+#
+# A running node is asked; for a stopped one the record beside the journal is changed, while the journal is claimed.
+
+
+def add_action(actions: Any, common: argparse.ArgumentParser) -> None:
+    """Adds `log hold`."""
+    group = actions.add_parser("hold", help="keep the log from being dropped")
+    kinds = group.add_subparsers(metavar="ACTION", required=True)
+    parser = kinds.add_parser("set", parents=[common], help="hold the log of an agent, or all of it")
+    parser.add_argument("agent", metavar="KIND/NAME", nargs="?", default="", help="the log of its shard; else all")
+    parser.add_argument("--since", metavar="TIME", help="from this time on, such as 2026-11-15T08:00:00Z; else all")
+    _add_reason(parser, "why it is held, for whoever finds it in a year")
+    parser.set_defaults(run=set_hold)
+    parser = kinds.add_parser("clear", parents=[common], help="let it go again; the record keeps who and why")
+    parser.add_argument("hold", metavar="NUMBER", type=int, help="which; see list")
+    _add_reason(parser, "why it may go")
+    parser.set_defaults(run=clear)
+    parser = kinds.add_parser("list", parents=[common], help="holds that are open, and those that were cleared")
+    add_place(parser, fleet=False, nats=True)
+    parser.set_defaults(run=list_holds)
+
+
+def _add_reason(parser: argparse.ArgumentParser, help_text: str) -> None:
+    parser.add_argument("--reason", metavar="TEXT", required=True, help=help_text)
+    parser.add_argument("--by", metavar="NAME", help="who says so; else the user of this machine")
+    add_place(parser, fleet=False, nats=True)
+
+
+def set_hold(arguments: argparse.Namespace, output: Output) -> int:
+    """Sets a hold."""
+    since = None if arguments.since is None else read_moment(arguments.since).time_ns
+    if arguments.since is not None and since is None:
+        raise ConfigError(f"--since {arguments.since}: give a time, such as 2026-11-15T08:00:00Z")
+    request = Hold(reason=arguments.reason, by=_by(arguments), agent=arguments.agent, since_ns=since or 0)
+    held = _do(arguments, request)
+    output.document(held)
+    what = held["agent"] or "everything"
+    output.line(("held", GOOD), "  ", (what, NAME), f" by hold {held['hold']}; nothing of it is dropped")
+    output.note("with a full disk the node stops rather than drop it: watch the disk")
+    return exits.OK
+
+
+def clear(arguments: argparse.Namespace, output: Output) -> int:
+    """Clears a hold."""
+    cleared = _do(arguments, Unhold(hold=arguments.hold, reason=arguments.reason, by=_by(arguments)))
+    output.document(cleared)
+    output.line(("cleared", GOOD), f"  hold {cleared['hold']}; retention may drop from the next check on")
+    return exits.OK
+
+
+def list_holds(arguments: argparse.Namespace, output: Output) -> int:
+    """Lists the holds."""
+    holds = _do(arguments, Holds())["holds"]
+    output.document({"holds": holds})
+    rows: list[list[Cell]] = []
+    for hold in holds:
+        state = ("open", WARN) if hold["open"] else ("cleared", HEADING)
+        ended = "" if hold["open"] else f" · cleared by {hold['cleared_by']}: {hold['cleared_why']}"
+        since = f" since {hold['since']}" if hold["since"] else ""
+        what = (hold["agent"] or "everything") + since
+        rows.append(
+            [str(hold["hold"]), state, hold["set"][:19], (what, NAME), f"{hold['by']}: {hold['reason']}{ended}"]
+        )
+    if rows:
+        output.table(("HOLD", "STATE", "SET", "WHAT", "WHO AND WHY"), rows)
+    elif not output.json:
+        output.note("nothing is held")
+    return exits.OK
+
+
+def _do(arguments: argparse.Namespace, request: Hold | Unhold | Holds) -> Any:
+    if arguments.nats is not None:
+        raise ConfigError(
+            "a hold is kept beside a journal on disk, and the logs of a fleet on workers have none: nothing there is "
+            "dropped but what retention in its settings allows; export what must stay with log export --nats"
+        )
+    path = find_running(arguments)
+    if path is not None:
+        return ask(path, request)
+    url = find_journal(arguments)
+    # Opening it claims it: nobody can start a node while the record changes.
+    journal = inspect_journal(url)
+    try:
+        return answer_hold(find_holds(url), request, time.time_ns())
+    finally:
+        asyncio.run(journal.close())
+
+
+def _by(arguments: argparse.Namespace) -> str:
+    if arguments.by:
+        return str(arguments.by)
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        raise ConfigError("who sets or clears it? This machine does not say; give --by NAME") from None
+
 
 EXAMPLES = """examples:
   stigmergy log show                                  the last 100 entries
@@ -69,7 +290,7 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     add_place(parser, fleet=False, nats=True)
     parser.set_defaults(run=verify)
     export.add_action(actions, common)
-    holding.add_action(actions, common)
+    add_action(actions, common)
 
 
 # ---------------------------------------------------------------------- show
@@ -145,7 +366,7 @@ def verify(arguments: argparse.Namespace, output: Output) -> int:
     """Verifies the log."""
     trusted = None if arguments.key is None else read_key(arguments.key)
     if arguments.files:
-        return flights.verify(arguments.files, trusted, output)
+        return verify_flights(arguments.files, trusted, output)
     path = find_running(arguments)
     with Progress(output, "verifying", "commits") as progress:
         if path is None:

@@ -13,14 +13,13 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
+from stigmergy.base.errors import StigmergyError
 from stigmergy.cli import (
     bench,
     cluster,
-    company,
     compile,
     completion,
     doctor,
-    exits,
     gateway,
     keys,
     ledger,
@@ -37,10 +36,11 @@ from stigmergy.cli import (
     up,
     worker,
 )
-from stigmergy.cli.output import Output
-from stigmergy.cli.parsing import Parser
-from stigmergy.cli.version import version
-from stigmergy.core.errors import StigmergyError
+from stigmergy.cli import (
+    peers as company,
+)
+from stigmergy.cli.display import exits
+from stigmergy.cli.display.output import Output, Parser, version
 
 GROUPS = (
     new,
@@ -139,6 +139,7 @@ def _let_go_of_stdout() -> None:
 def _run(given: list[str], output: Output) -> int:
     parser = build_parser()
     parsed = parser.parse_args(given)
+    parsed.parser = parser  # completion reads it
     if not hasattr(parsed, "run"):
         parser.print_help(sys.stderr if output.json else sys.stdout)
         return exits.OK if not output.json else exits.USAGE

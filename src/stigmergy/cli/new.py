@@ -8,10 +8,10 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
-from stigmergy.cli import exits
-from stigmergy.cli.output import GOOD, NAME, Output
-from stigmergy.cli.scaffold.project import name_project, render
-from stigmergy.core.errors import ConfigError
+from stigmergy.base.errors import ConfigError
+from stigmergy.cli.display import exits
+from stigmergy.cli.display.output import GOOD, NAME, Output
+from stigmergy.cli.scaffold import name_project, render
 
 EXAMPLES = """examples:
   stigmergy new water_pump             in the new folder water_pump

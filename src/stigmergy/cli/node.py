@@ -8,18 +8,27 @@ import os
 import select
 from typing import Any
 
-from stigmergy.cli import exits
-from stigmergy.cli.asking import ask, ask_list
-from stigmergy.cli.company import company_fields
-from stigmergy.cli.output import BAD, GOOD, HEADING, NAME, WARN, Cell, Output, counted, shown_bytes, shown_fields
-from stigmergy.cli.places import add_place, find_place, find_socket
-from stigmergy.cli.screen.cluster import ranges
-from stigmergy.cli.standing import add_cluster, status_of_cluster
-from stigmergy.core.assignment import shown
-from stigmergy.core.errors import ConfigError, NotRunning
-from stigmergy.runtime.link import NO_BUS, UP
-from stigmergy.runtime.protocol import Drop, Letters, Resume, Retry, Roster, Status, Stop
-from stigmergy.wiring import PublicKey, fingerprint
+from stigmergy.agents.assignment import shown
+from stigmergy.app.fleet import PublicKey, fingerprint
+from stigmergy.base.errors import ConfigError, NotRunning
+from stigmergy.cli.cluster import add_cluster, status_of_cluster
+from stigmergy.cli.display import exits
+from stigmergy.cli.display.frames import company_fields, ranges
+from stigmergy.cli.display.output import (
+    BAD,
+    GOOD,
+    HEADING,
+    NAME,
+    WARN,
+    Cell,
+    Output,
+    counted,
+    shown_bytes,
+    shown_fields,
+)
+from stigmergy.cli.display.places import add_place, ask, ask_list, find_place, find_socket
+from stigmergy.control.protocol import Drop, Letters, Resume, Retry, Roster, Status, Stop
+from stigmergy.network.bus_link import NO_BUS, UP
 
 STOP_WAIT_S = 30.0
 WORKER_HINT = "start one: stigmergy worker MODULE:FLEET --nats URL"

@@ -8,15 +8,14 @@ from typing import Any
 
 import msgspec
 
-from stigmergy.cli import exits
-from stigmergy.cli.output import BAD, GOOD, HEADING, NAME, WARN, Cell, Output, counted, shown
-from stigmergy.cli.places import add_place, config_of, find_fleet, find_journal
-from stigmergy.cli.progress import Progress
-from stigmergy.core.errors import ConfigError, JournalForeign
-from stigmergy.parts import shown_url
-from stigmergy.runtime.audit.differences import Compared
-from stigmergy.runtime.audit.replaying import Replaying
-from stigmergy.wiring import inspect_journal, verifier
+from stigmergy.app.fleet import inspect_journal, verifier
+from stigmergy.app.parts import shown_url
+from stigmergy.audit.differences import Compared
+from stigmergy.audit.replay import Replaying
+from stigmergy.base.errors import ConfigError, JournalForeign
+from stigmergy.cli.display import exits
+from stigmergy.cli.display.output import BAD, GOOD, HEADING, NAME, WARN, Cell, Output, Progress, counted, shown
+from stigmergy.cli.display.places import add_place, config_of, find_fleet, find_journal
 
 SHOWN_MAX = 50
 EXAMPLES = """examples:

@@ -13,16 +13,16 @@ from typing import Any
 
 from msgspec import Struct
 
-from stigmergy.bearings import shown
-from stigmergy.cli import exits
-from stigmergy.cli.output import BAD, GOOD, NAME, Cell, Output, counted, shown_bytes
-from stigmergy.cli.places import config_of, folder_of, load_fleet, url_of
-from stigmergy.config import Config
-from stigmergy.copies import CopiesAt, Restored, restore
-from stigmergy.core.errors import ConfigError, JournalCorrupt, StoreError
-from stigmergy.runtime.audit.listing import readable_time
-from stigmergy.runtime.copies.restoring import CopyFound, choose_copy, find_copies
-from stigmergy.wiring import Bearings, PublicKey, find_bearings, fingerprint, read_key, verifier
+from stigmergy.app.config import Config
+from stigmergy.app.copies import CopiesAt, Restored, restore
+from stigmergy.app.fleet import Bearings, PublicKey, find_bearings, fingerprint, read_key, verifier
+from stigmergy.app.node_config import shown
+from stigmergy.audit.listing import readable_time
+from stigmergy.audit.restore import CopyFound, choose_copy, find_copies
+from stigmergy.base.errors import ConfigError, JournalCorrupt, StoreError
+from stigmergy.cli.display import exits
+from stigmergy.cli.display.output import BAD, GOOD, NAME, Cell, Output, counted, shown_bytes
+from stigmergy.cli.display.places import config_of, folder_of, load_fleet, url_of
 
 EXAMPLES = """examples:
   stigmergy restore drone:fleet --copies nats://hub:4222                     what there is

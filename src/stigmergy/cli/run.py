@@ -16,21 +16,21 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from stigmergy.bearings import shown
-from stigmergy.cli import exits, working
-from stigmergy.cli.output import GOOD, NAME, Output, counted, shown_bytes
-from stigmergy.cli.places import config_of, folder_of, load_fleet, url_of
-from stigmergy.cli.supervising import Supervisor, command_of
-from stigmergy.cli.version import version
-from stigmergy.config import Config
-from stigmergy.core.errors import ConfigError, NotRunning, StigmergyError, TrustError
-from stigmergy.parts import check_parts, make_folder, processes_of, shown_url
-from stigmergy.runtime.describing import described_recovery
-from stigmergy.runtime.live import Live
-from stigmergy.runtime.needs import needs_of
-from stigmergy.runtime.recovery import sum_up_passed_over
-from stigmergy.runtime.shares import Share, check_processes
-from stigmergy.wiring import Bearings, Fleet, Running, load_signer, make_process_ours
+from stigmergy.app.config import Config
+from stigmergy.app.fleet import Bearings, Fleet, Running, load_signer, make_process_ours
+from stigmergy.app.node_config import shown
+from stigmergy.app.parts import check_parts, make_folder, processes_of, shown_url
+from stigmergy.base.errors import ConfigError, NotRunning, StigmergyError, TrustError
+from stigmergy.cli import processes as working
+from stigmergy.cli.display import exits
+from stigmergy.cli.display.output import GOOD, NAME, Output, counted, shown_bytes, version
+from stigmergy.cli.display.places import config_of, folder_of, load_fleet, url_of
+from stigmergy.cli.processes import Supervisor, command_of
+from stigmergy.control.description import described_recovery
+from stigmergy.control.live import Live
+from stigmergy.journal.recovery import sum_up_passed_over
+from stigmergy.network.shares import Share, check_processes
+from stigmergy.node.needs import needs_of
 
 STATUS_EVERY_S = 1.0
 LEFT_BEHIND_S = 1.0

@@ -13,13 +13,12 @@ from typing import Any
 
 import msgspec
 
-from stigmergy.cli import exits
-from stigmergy.cli.asking import ask
-from stigmergy.cli.output import BAD, GOOD, Output
-from stigmergy.cli.places import add_place, find_place
-from stigmergy.core.command_ids import RANDOM_BYTES, new_command_id
-from stigmergy.core.errors import ConfigError
-from stigmergy.runtime.protocol import Observe, Send
+from stigmergy.base.command_ids import RANDOM_BYTES, new_command_id
+from stigmergy.base.errors import ConfigError
+from stigmergy.cli.display import exits
+from stigmergy.cli.display.output import BAD, GOOD, Output
+from stigmergy.cli.display.places import add_place, ask, find_place
+from stigmergy.control.protocol import Observe, Send
 
 _FIELD = re.compile(r"(?P<name>[^\W\d]\w*)(?P<sign>:?=)(?P<value>.*)", re.DOTALL)
 SEND_EXAMPLES = """examples:

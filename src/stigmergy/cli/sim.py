@@ -12,16 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stigmergy.cli import exits
-from stigmergy.cli.output import BAD, GOOD, NAME, WARN, Output, counted
-from stigmergy.cli.progress import Progress
-from stigmergy.core.errors import ConfigError
+from stigmergy.base.errors import ConfigError
+from stigmergy.cli.display import exits
+from stigmergy.cli.display.output import BAD, GOOD, NAME, WARN, Output, Progress, counted
 
 if TYPE_CHECKING:
-    from stigmergy.sim.campaign import Campaign, Options, Result
-    from stigmergy.sim.scenario import Scenario
-    from stigmergy.sim.shrinking import Shrunk
-    from stigmergy.sim.simulating import Outcome
+    from stigmergy.sim.campaign import Campaign, Options, Result, Shrunk
+    from stigmergy.sim.simulation import Outcome, Scenario
 
 SEEDS = "1..20"
 SEEDS_MAX = 10_000_000
@@ -80,7 +77,7 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Runs the seeds, shows what was found."""
     from stigmergy.sim.campaign import run_campaign
-    from stigmergy.sim.scenario import find_scenario
+    from stigmergy.sim.simulation import find_scenario
 
     options = _options(arguments)
     scenario = find_scenario(arguments.scenario)
@@ -176,8 +173,8 @@ def _ended_after(hang_s: float) -> Iterator[None]:
 
 
 def _shrink(scenario: Scenario, options: Options, failing: Result, hang_s: float, output: Output) -> Shrunk:
-    from stigmergy.sim.shrinking import RUNS_MAX, Shrinking
-    from stigmergy.sim.simulating import run_seed
+    from stigmergy.sim.campaign import RUNS_MAX, Shrinking
+    from stigmergy.sim.simulation import run_seed
 
     changed = options.apply(scenario)
     with (
@@ -197,7 +194,7 @@ def _run_told(
     scenario: Scenario, options: Options, campaign: Campaign, shrunk: Shrunk | None
 ) -> tuple[Outcome, Options]:
     """One run once more, with its timeline: what was shrunk, else the first that failed, else the first."""
-    from stigmergy.sim.simulating import run_seed
+    from stigmergy.sim.simulation import run_seed
 
     used = options if shrunk is None else shrunk.options
     first = campaign.ended[0] if campaign.ended else campaign.results[0]

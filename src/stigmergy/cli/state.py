@@ -9,16 +9,15 @@ import argparse
 import asyncio
 from typing import Any
 
-from stigmergy.cli import exits
-from stigmergy.cli.asking import ask
-from stigmergy.cli.output import BAD, HEADING, NAME, Output, shown
-from stigmergy.cli.places import add_place, find_fleet, find_journal, find_running_place
-from stigmergy.core.errors import JournalForeign
-from stigmergy.parts import shown_url
-from stigmergy.runtime.audit.history import History, Moment, read_moment
-from stigmergy.runtime.describing import described_sight
-from stigmergy.runtime.protocol import State
-from stigmergy.wiring import inspect_all
+from stigmergy.app.fleet import inspect_all
+from stigmergy.app.parts import shown_url
+from stigmergy.audit.history import History, Moment, read_moment
+from stigmergy.base.errors import JournalForeign
+from stigmergy.cli.display import exits
+from stigmergy.cli.display.output import BAD, HEADING, NAME, Output, shown
+from stigmergy.cli.display.places import add_place, ask, find_fleet, find_journal, find_running_place
+from stigmergy.control.description import described_sight
+from stigmergy.control.protocol import State
 
 EXAMPLES = """examples:
   stigmergy state Drone/D-17

@@ -15,13 +15,12 @@ from typing import Any
 
 import msgspec
 
-from stigmergy.cli import exits
-from stigmergy.cli.output import Output
-from stigmergy.cli.places import add_place, find_place
-from stigmergy.cli.screen.frame import HISTORY_COUNT_MAX, Page, View, draw, list_lines
-from stigmergy.cli.screen.sampling import ANSWER_S_MAX, Sampler, Seen
-from stigmergy.cli.screen.terminal import Terminal
-from stigmergy.core.errors import ConfigError, NotRunning
+from stigmergy.base.errors import ConfigError, NotRunning
+from stigmergy.cli.display import exits
+from stigmergy.cli.display.frames import ANSWER_S_MAX, HISTORY_COUNT_MAX, Page, Sampler, Seen, View, draw, list_lines
+from stigmergy.cli.display.output import Output
+from stigmergy.cli.display.places import add_place, find_place
+from stigmergy.cli.display.terminal import Terminal
 
 EVERY_S = 1.0
 EVERY_S_MIN, EVERY_S_MAX = 0.1, 3600.0

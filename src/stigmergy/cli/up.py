@@ -15,24 +15,22 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stigmergy.cli import exits
-from stigmergy.cli.children import FAILED, UP, Child, how_it_ended
-from stigmergy.cli.output import BAD, GOOD, HEADING, NAME, WARN, Cell, Output, counted
-from stigmergy.cli.places import config_of, folder_of, load_fleet
-from stigmergy.cli.screen.cluster import Line, aligned, draw_standing, duration
-from stigmergy.cli.screen.frame import fit
-from stigmergy.cli.servers import ServerWatch
-from stigmergy.core.errors import ConfigError, NotRunning, StigmergyError
-from stigmergy.engine import find_program, on_cluster, parse_address, write_configuration
-from stigmergy.ledgers import admit_writers
-from stigmergy.runtime.needs import BUS, LEDGER, needs_of
-from stigmergy.wiring import Fleet, load_signer
+from stigmergy.app.fleet import Fleet, load_signer
+from stigmergy.app.ledgers import admit_writers
+from stigmergy.base.errors import ConfigError, NotRunning, StigmergyError
+from stigmergy.cli.children import FAILED, UP, Child, ServerWatch, how_it_ended
+from stigmergy.cli.display import exits
+from stigmergy.cli.display.frames import Line, aligned, draw_standing, duration, fit
+from stigmergy.cli.display.output import BAD, GOOD, HEADING, NAME, WARN, Cell, Output, counted
+from stigmergy.cli.display.places import config_of, folder_of, load_fleet
+from stigmergy.nats.servers import find_program, on_cluster, parse_address, write_configuration
+from stigmergy.node.needs import BUS, LEDGER, needs_of
 
 if TYPE_CHECKING:
     from rich.live import Live
 
-    from stigmergy.engine.folder import ClusterFolder
-    from stigmergy.engine.standing import Standing
+    from stigmergy.nats.servers.folder import ClusterFolder
+    from stigmergy.nats.servers.status import Standing
 
 DATA = Path("stigmergy-cluster")
 KEY = "fleet.key"
@@ -82,7 +80,7 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Brings the cluster up, and stays until it is told to end."""
-    from stigmergy.engine.folder import ClusterFolder
+    from stigmergy.nats.servers.folder import ClusterFolder
 
     if not arguments.fleet and (arguments.workers or arguments.gateway):
         arguments.fleet = config_of(arguments).fleet.module
@@ -372,7 +370,7 @@ class _Cluster:
             self._since_s, self._told_owned = 0.0, True
 
     def _tell_begun(self) -> None:
-        from stigmergy.engine.folder import told_urls
+        from stigmergy.nats.servers.folder import told_urls
 
         told = told_urls(self._folder)
         brings = dict.fromkeys(self._unmet, self._folder.kept_url)
@@ -464,7 +462,7 @@ class _Cluster:
             await asyncio.sleep(LOOK_S)
 
     async def _look_on(self, link: Any) -> None:
-        from stigmergy.engine.standing import look
+        from stigmergy.nats.servers.status import look
 
         while True:
             self._standing, self._trouble = await look(link), ""

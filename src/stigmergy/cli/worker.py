@@ -13,14 +13,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from stigmergy.bearings import Bearings, find_bearings
-from stigmergy.cli import exits
-from stigmergy.cli.output import BAD, GOOD, NAME, WARN, Output, counted
-from stigmergy.cli.places import config_of, folder_of, load_fleet
+from stigmergy.app.fleet import Fleet, make_process_ours
+from stigmergy.app.node_config import Bearings, find_bearings
+from stigmergy.app.workers import NatsWorker
+from stigmergy.base.errors import ConfigError
+from stigmergy.cli.display import exits
+from stigmergy.cli.display.output import BAD, GOOD, NAME, WARN, Output, counted
+from stigmergy.cli.display.places import config_of, folder_of, load_fleet
 from stigmergy.cli.run import run_to_the_end
-from stigmergy.clusters import NatsWorker
-from stigmergy.core.errors import ConfigError
-from stigmergy.wiring import Fleet, make_process_ours
 
 EXAMPLES = """examples:
   stigmergy worker drone:fleet --nats nats://hub:4222          a worker of the fleet in drone.py; start more of them

@@ -11,11 +11,11 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from stigmergy.agents.codec import UNDECODABLE, encode
+from stigmergy.agents.columns import ENUM, Column, Form, Layout
+from stigmergy.agents.messages import Message
+from stigmergy.base.errors import Malformed
 from stigmergy.compiled.fields import Field, Refusal, field_of
-from stigmergy.core.codec import UNDECODABLE, encode
-from stigmergy.core.columns import ENUM, Column, Form, Layout
-from stigmergy.core.errors import Malformed
-from stigmergy.core.messages import Message
 
 EXACT_MAX = 2**53
 """Whole numbers up to here are floats without a loss."""

@@ -16,12 +16,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from stigmergy.agents.codec import SOURCE_CHARS_MAX
+from stigmergy.agents.columns import Form, Layout
+from stigmergy.agents.messages import Message, spec_of
+from stigmergy.base.errors import ConfigError, Malformed, Overloaded
 from stigmergy.compiled.arrays import AGENT, FORM, Coded, Values, bounds_of, coded_of, fill, record_dtype
-from stigmergy.core.batches import BATCH_BYTES_MAX, BATCH_FORMAT, HEADER_BYTES_MAX, BatchHeader, pack_batch
-from stigmergy.core.codec import SOURCE_CHARS_MAX
-from stigmergy.core.columns import Form, Layout
-from stigmergy.core.errors import ConfigError, Malformed, Overloaded
-from stigmergy.core.messages import Message, spec_of
+from stigmergy.shard.batches import BATCH_BYTES_MAX, BATCH_FORMAT, HEADER_BYTES_MAX, BatchHeader, pack_batch
 
 WAITING_BYTES_MAX = 64 * 1024 * 1024
 """Records that are added and not taken; with more `add` raises Overloaded."""

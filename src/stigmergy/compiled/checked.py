@@ -26,11 +26,10 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 from msgspec import Meta, Struct
 
-from stigmergy.core.agent import Agent, reject
-from stigmergy.core.annotations import resolve_hints
-from stigmergy.core.columns import canonical_nan
-from stigmergy.core.errors import DefinitionError
-from stigmergy.core.messages import Message
+from stigmergy.agents.agent import Agent, reject
+from stigmergy.agents.columns import canonical_nan
+from stigmergy.agents.messages import Message, resolve_hints
+from stigmergy.base.errors import DefinitionError
 
 INT_MIN = -(2**63)
 INT_MAX = 2**63 - 1

@@ -11,14 +11,13 @@ from typing import Any
 import msgspec
 from msgspec import Meta, Struct
 
+from stigmergy.agents.codec import UNDECODABLE, encode
+from stigmergy.agents.columns import ALIGNMENT, ENUM, Column, size_of
+from stigmergy.agents.effects import ActionDone, ActionFailed, WorkFailed
+from stigmergy.agents.messages import Message, union_members
+from stigmergy.agents.ordered import Claim
 from stigmergy.compiled.faults import INT_MAX, INT_MIN
 from stigmergy.compiled.values import BOOL, FLOAT, INT, Kind
-from stigmergy.core.annotations import union_members
-from stigmergy.core.claiming import Claim
-from stigmergy.core.codec import UNDECODABLE, encode
-from stigmergy.core.columns import ALIGNMENT, ENUM, Column, size_of
-from stigmergy.core.effects import ActionDone, ActionFailed, WorkFailed
-from stigmergy.core.messages import Message
 from stigmergy.crdt.value import SharedValue
 
 CONFIRMATIONS: dict[type[Message], str] = {ActionDone: "action", ActionFailed: "action", WorkFailed: "work"}

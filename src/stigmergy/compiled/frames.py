@@ -9,15 +9,13 @@ from typing import Any
 
 from msgspec import Struct
 
-from stigmergy.compiled.faults import Make, always
+from stigmergy.agents.columns import Column, Halt, Template
+from stigmergy.agents.messages import Message
+from stigmergy.compiled.faults import Findings, Make, always, shown
 from stigmergy.compiled.fields import Field, width_of
 from stigmergy.compiled.program import Making, Site
-from stigmergy.compiled.refusals import Findings, shown
 from stigmergy.compiled.sources import Source
 from stigmergy.compiled.values import BOOL, FLOAT, INT, REFUSED, Kind, Value, is_atom, word_count
-from stigmergy.core.columns import Column, Template
-from stigmergy.core.messages import Message
-from stigmergy.core.tables import Halt
 
 SLOTS_AT = 8
 SLOTS_COUNT_MAX = 48

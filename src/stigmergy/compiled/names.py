@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stigmergy.core.columns import CHECK_BYTES, NO_CHECK, roster_check
-from stigmergy.core.errors import Bug
+from stigmergy.agents.columns import CHECK_BYTES, NO_CHECK, roster_check
+from stigmergy.base.errors import Bug
 
 NAMES_COUNT_MAX = 2**32 - 2
 NAMES_BYTES_MAX = 2**32 - 1

@@ -14,7 +14,7 @@ people, with two functions over flat arrays of bytes.
 - `dirty`: u1[:], set to 1 at agent >> DIRTY_SHIFT for every row that is written.
 - `kept`: u1[:]: where records that are kept are written. Where no form has a `decide` handler and none is transient
   (`Program.plain`), nothing is written: what is kept is what came, from `start` on.
-- `actions`, `others`: u1[:]: action records (see core/columns.py) of templates whose place in `batched` (u1[:]) is 1,
+- `actions`, `others`: u1[:]: action records (see agents/columns.py) of templates whose place in `batched` (u1[:]) is 1,
   and of all the others. Causes count the kept records of this call; a cause of an event that is not kept is NO_CAUSE.
 - `now`: f8, the step's time in seconds.
 - `result`: i8[RESULT_LENGTH]: see the places below; NOW_NS is given, the others are told. On a halt at a record nothing
@@ -36,8 +36,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from stigmergy.core.columns import Layout, Templates
-from stigmergy.core.messages import Effect
+from stigmergy.agents.columns import Layout, Templates
+from stigmergy.agents.messages import Effect
 
 NEWCOMER = 1
 ALONE = 2

@@ -10,7 +10,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from stigmergy.core.annotations import parameters_of
+from stigmergy.agents.messages import parameters_of
 
 MISSING = object()
 

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import ast
 
-from stigmergy.compiled.deciding import Deciding
+from stigmergy.agents.agent import reject
+from stigmergy.agents.messages import Message
+from stigmergy.compiled.faults import shown
 from stigmergy.compiled.frames import Body, Lines, Record, Unit, field_value, name_words
-from stigmergy.compiled.messages import outside
-from stigmergy.compiled.refusals import shown
 from stigmergy.compiled.sources import Source
 from stigmergy.compiled.values import FLOAT, INT, REFUSED, TEXT, Value, fits
 from stigmergy.compiled.windows import WindowInfo
-from stigmergy.core.agent import reject
-from stigmergy.core.messages import Message
+from stigmergy.compiled.yields import Deciding, outside
 
 ROUNDS_COUNT_MAX = 256
 YIELDS_COUNT_MAX = 256

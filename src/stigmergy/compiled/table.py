@@ -13,17 +13,64 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stigmergy.compiled.building import Built
-from stigmergy.compiled.carrying import Carrying
-from stigmergy.compiled.holding import Holding, Image
+from stigmergy.agents.agent import Agent
+from stigmergy.agents.codec import encode
+from stigmergy.agents.columns import (
+    ACTION_HEAD_BYTES,
+    INPUT_BYTES_MAX,
+    OTHER_BYTES,
+    Halt,
+    Layout,
+    Say,
+    Stretch,
+    Templates,
+)
+from stigmergy.agents.messages import SECOND_NS, Effect, Message
+from stigmergy.base.errors import Bug, DefinitionError, FoldMismatch, JournalCorrupt, TooLarge
+from stigmergy.compiled.builder import Built, build
 from stigmergy.compiled.program import ALONE, NEWCOMER, NO_CAUSE, NOW_NS, RESULT_LENGTH, SITE, SLOTS, Program
+from stigmergy.compiled.reader import read_agent
 from stigmergy.compiled.rows import Bytes, Rows
-from stigmergy.compiled.taking import Taking
-from stigmergy.core.codec import encode
-from stigmergy.core.columns import ACTION_HEAD_BYTES, Layout, Templates
-from stigmergy.core.errors import Bug, FoldMismatch, JournalCorrupt, TooLarge
-from stigmergy.core.messages import SECOND_NS, Effect, Message
-from stigmergy.core.tables import INPUT_BYTES_MAX, OTHER_BYTES, Halt, Stretch
+from stigmergy.compiled.storage import Carrying, Holding, Image
+
+# One step of a table while it is under way: which records are next, what has come of those before. No numba.
+
+
+class Taking:
+    """What becomes of the records of one step."""
+
+    __slots__ = (
+        *("actions", "count", "data", "error", "flags", "halt", "kept"),
+        *("known", "left", "now", "now_ns", "number", "others", "start"),
+    )
+
+    def __init__(
+        self, data: Bytes, count: int, known: int, flags: int, now_ns: int, start: int, room_bytes: int
+    ) -> None:
+        self.data = data
+        self.count = count
+        self.known = known
+        self.flags = flags
+        self.now = now_ns / SECOND_NS
+        self.now_ns = now_ns
+        self.start = self.number = start
+        """The record that is next."""
+        self.left = room_bytes
+        self.kept = 0
+        self.actions = 0
+        self.others: list[tuple[int, int, Effect]] = []
+        self.halt = 0
+        self.error: Exception | None = None
+
+    def mark(self) -> tuple[int, int, int, int]:
+        """Where it stands, to go back to."""
+        return self.number, self.kept, self.actions, self.left
+
+    def go_back(self, mark: tuple[int, int, int, int]) -> None:
+        """As if nothing had been taken since."""
+        self.number, self.kept, self.actions, self.left = mark
+        self.halt = 0
+
 
 SHARE = 16
 """Of the room, actions may take one part in so many in one call of the compiled code."""
@@ -422,3 +469,44 @@ def _read_only(records: bytes | memoryview) -> Bytes:
     if not isinstance(records, bytes):
         data.flags.writeable = False
     return data
+
+
+# The engine of a compiled agent class: reads it, compiles it or loads what was compiled, and makes its tables.
+
+
+def engine_of(cls: type[Agent]) -> CompiledEngine:
+    """Reads a class. Raises DefinitionError, naming lines, reasons and remedies, if it cannot be compiled."""
+    program = read_agent(cls)
+    most = program.record_max * program.layout.record_bytes + program.action_max * program.templates.action_bytes
+    if most > INPUT_BYTES_MAX:
+        raise DefinitionError(
+            f"{cls.__qualname__}: one input may cause {program.record_max} events and {program.action_max} effects, "
+            f"which is {most} bytes, {INPUT_BYTES_MAX} at most; yield fewer, or leave it out of compiled="
+        )
+    return CompiledEngine(program)
+
+
+class CompiledEngine:
+    """A program, made ready once, and used by as many tables as there are shards. Implements core.tables.Engine."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.built: Built | None = None
+        """The machine code, once `prepare` was called."""
+        self._carrying = Carrying(program)
+
+    @property
+    def layout(self) -> Layout:
+        """How records and rows lie in bytes."""
+        return self.program.layout
+
+    def prepare(self, say: Say) -> None:
+        """Loads what was compiled before, or compiles and says so. Raises ConfigError for a cache that is not ours."""
+        if self.built is None:
+            self.built = build(self.program, say)
+
+    def table(self) -> CompiledTable:
+        """A new table without agents."""
+        if self.built is None:
+            raise Bug(f"{self.program.kind} is not prepared")
+        return CompiledTable(self.program, self.built, self._carrying)

@@ -7,9 +7,9 @@ import re
 
 from msgspec import Struct
 
+from stigmergy.agents.columns import FORMAT_WIDTH_MAX, Formatted, OwnName, Slot, Text
 from stigmergy.compiled.calls import Calls
 from stigmergy.compiled.values import BOOL, FLOAT, INT, TEXT, Kind, Value
-from stigmergy.core.columns import FORMAT_WIDTH_MAX, Formatted, OwnName, Slot, Text
 
 _digits = re.compile(r"\d+")
 _CODES = {"int": "i8", "float": "f8", "bool": "b1"}

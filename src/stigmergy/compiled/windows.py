@@ -11,15 +11,13 @@ from typing import Any
 
 from msgspec import Struct
 
+from stigmergy.agents.columns import ROW_BYTES_MAX, Column, Halt
+from stigmergy.agents.messages import SECOND_NS, Message, spec_of
+from stigmergy.agents.windows import HEAD_BYTES, TIME_BYTES, TIME_NS_MAX, Shape, Window, WindowColumns
 from stigmergy.compiled.faults import int_of_infinity, int_of_nan, number_at
 from stigmergy.compiled.frames import SLOTS_AT, Body, FormInfo, Lines, Record, Unit, load, store
 from stigmergy.compiled.program import Site
 from stigmergy.compiled.values import FLOAT, INT, Value
-from stigmergy.core.columns import ROW_BYTES_MAX, Column
-from stigmergy.core.messages import SECOND_NS, Message, spec_of
-from stigmergy.core.tables import Halt
-from stigmergy.core.window_columns import HEAD_BYTES, TIME_BYTES, WindowColumns
-from stigmergy.core.windows import TIME_NS_MAX, Shape, Window
 
 _HEAD = (("count", "u4", 0), ("first", "u4", 4), ("seen", "i8", 8), ("dropped", "i8", 16), ("ahead", "i8", 24))
 
@@ -88,7 +86,7 @@ def lay_out_window(
     made_so = type(window.shape) is Shape and window == plain and window.count_max >= 1
     if not made_so or (window.shape is Shape.LAST and window.by):
         says = "a window of your own making; write Window.last(…) or Window.sliding(…)"
-    if form.message.__module__.startswith("stigmergy.core"):
+    if form.message.__module__.startswith(("stigmergy.agents", "stigmergy.shard", "stigmergy.devices")):
         says = f"{form.message.__name__} is of the framework, and has texts; take a window of an event of your own"
     if window.by and field is not None and field.kind not in (INT, FLOAT):
         says = f"by={window.by!r} is {field.kind} and no time; take a field with seconds since 1970, float or int"

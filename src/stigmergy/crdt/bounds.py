@@ -25,7 +25,7 @@ LIVE_COUNT_HARD_MAX = 2 * LIVE_COUNT_MAX
 REPLICAS_COUNT_MAX = 16_384
 """Replicas that write to an object in its whole life: none is ever forgotten, see `anti_entropy/vectors.py`.
 In a state so many take 197 KB, and 458 KB where each of them has added to one counter: the largest power of two that
-the 768 KiB of an object's state (`STATE_BYTES_MAX` of core/sharing.py) hold with room for what is in it."""
+the 768 KiB of an object's state (`STATE_BYTES_MAX` of agents/shared.py) hold with room for what is in it."""
 REPLICAS_COUNT_HARD_MAX = 2 * REPLICAS_COUNT_MAX
 RANGES_COUNT_MAX = 1_024
 """Ranges of changes of one replica that a context remembers beyond a gap."""

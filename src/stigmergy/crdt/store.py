@@ -21,20 +21,24 @@ from immutables import Map
 from msgspec import Meta, Struct
 
 from stigmergy.crdt.bounds import (
+    CHANGE_BYTES_MAX,
     COUNTER_MAX,
     ELEMENT_BYTES_MAX,
     LIVE_COUNT_HARD_MAX,
+    LIVE_COUNT_MAX,
     PATH_DEPTH_MAX,
     PAYLOAD_BYTES_MAX,
     PLACE_DOTS_COUNT_HARD_MAX,
+    PLACE_DOTS_COUNT_MAX,
     REPLICAS_COUNT_HARD_MAX,
+    REPLICAS_COUNT_MAX,
     SEEN_COUNT_MAX,
     STORE_BYTES_MAX,
 )
 from stigmergy.crdt.causality import NOTHING, Context, Counter, Dot
-from stigmergy.crdt.delta import Delta, Path
+from stigmergy.crdt.delta import Delta, Edit, Path, check_replica, next_stamp_ns, one_each
 from stigmergy.crdt.errors import BadStore, LimitReached, NotContiguous
-from stigmergy.crdt.payloads import fault_of
+from stigmergy.crdt.payloads import PRESENCE, STAMPED, TOTAL, fault_of, stamped, total_of, total_payload
 from stigmergy.crdt.tree import BARE, Dots, Node, differing, node_at, places_of, tree_of, with_dots
 
 DIGEST_BYTES: Final = 16
@@ -345,3 +349,92 @@ def _entry_bytes(path: Path, payload: bytes) -> int:
 def _entry_sum(path: Path, replica: bytes, counter: int, payload: bytes) -> int:
     """What one live dot adds to the sum."""
     return int.from_bytes(blake3(_encode((path, replica, counter, payload))).digest(DIGEST_BYTES))
+
+
+def mint(edit: Edit, store: Store, replica: bytes, now_ns: int) -> Delta:
+    """Makes an edit the next change of this replica. Raises LimitReached if it would pass a writer's bound.
+
+    The edit may have been made against an older store than this one, by the same replica: of the dots to be removed
+    those count that are still there, and what it adds replaces what the replica has written in that place since.
+    """
+    counter = store.context.counter(replica) + 1
+    if counter == 1:
+        _check_new_replica(store, replica)
+    elif counter > COUNTER_MAX:
+        raise LimitReached(f"replica {replica.hex()} has made all changes it can; give it a new id")
+    added: tuple[tuple[Path, int, bytes], ...] = tuple(
+        [
+            (path, counter, _minted(edit, store, replica, path, payload, now_ns) if payload else PRESENCE)
+            for path, payload in edit.added
+        ]
+    )
+    removed = tuple(_still_there(edit, store, replica)) if edit.removed else ()
+    if len(added) > 1:
+        added = one_each(added)
+    if len(removed) > 1:
+        removed = one_each(removed)
+    if added:
+        _check_room(store, added)
+    delta = Delta(replica, counter, counter, store.seen_by(replica), added, removed)
+    size_bytes = len(_encode(delta))
+    if size_bytes > CHANGE_BYTES_MAX:
+        raise LimitReached(
+            f"field '{edit.field}': one change of {size_bytes} bytes, at most {CHANGE_BYTES_MAX}; make several changes"
+        )
+    return delta
+
+
+def _check_new_replica(store: Store, replica: bytes) -> None:
+    check_replica(replica)
+    if len(store.context) >= REPLICAS_COUNT_MAX:
+        raise LimitReached(
+            f"{len(store.context)} replicas have written to this object, at most {REPLICAS_COUNT_MAX} in its whole "
+            "life; divide it into groups with shared(by=…)"
+        )
+
+
+def _minted(edit: Edit, store: Store, replica: bytes, path: Path, payload: bytes, now_ns: int) -> bytes:
+    """The payload as it is kept: with its stamp, or as a total."""
+    kind = payload[0]
+    if kind == STAMPED and edit.after_ns is not None:
+        payload = stamped(payload, next_stamp_ns(now_ns, edit.after_ns))
+    elif kind == TOTAL:
+        own = store.dots_at(path).get(replica)
+        total = total_of(payload) + (total_of(own[1]) if own is not None else 0)
+        if not -COUNTER_MAX <= total <= COUNTER_MAX:
+            raise LimitReached(f"field '{edit.field}': the counter would pass 63 bits")
+        payload = total_payload(total)
+    if len(payload) > PAYLOAD_BYTES_MAX:
+        raise LimitReached(f"field '{edit.field}': a value of {len(payload)} bytes, at most {PAYLOAD_BYTES_MAX}")
+    return payload
+
+
+def _still_there(edit: Edit, store: Store, replica: bytes) -> list[tuple[Path, tuple[Dot, ...]]]:
+    """What is to be removed and is alive; without the author's own where something is added instead."""
+    added = dict(edit.added)
+    found = []
+    for path, dots in edit.removed:
+        live = store.dots_at(path)
+        left = []
+        for dot in dots:
+            alive = live.get(dot[0])
+            if alive is not None and alive[0] == dot[1] and (dot[0] != replica or path not in added):
+                left.append(dot)
+        if left:
+            left.sort()
+            found.append((path, tuple(left)))
+    return found
+
+
+def _check_room(store: Store, added: tuple[tuple[Path, int, bytes], ...]) -> None:
+    if store.live_count + len(added) > LIVE_COUNT_MAX:
+        raise LimitReached(
+            f"the object has {store.live_count} live entries and would get {len(added)} more, at most "
+            f"{LIVE_COUNT_MAX}; remove some, or divide it into groups"
+        )
+    for path, _, _ in added:
+        if len(store.dots_at(path)) > PLACE_DOTS_COUNT_MAX:
+            raise LimitReached(
+                f"one place has more than {PLACE_DOTS_COUNT_MAX} concurrent writes, or totals of a counter; divide the "
+                "object into groups with shared(by=…)"
+            )

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stigmergy.sim.fleet.faults import (
+    from stigmergy.sim.faults import (
         ALL,
         BIT_FLIP,
         CLOCK_DRIFT,
@@ -35,17 +35,17 @@ if TYPE_CHECKING:
         VERSIONS,
         Fault,
     )
-    from stigmergy.sim.fleet.machine import Replaced
-    from stigmergy.sim.simulating import Outcome, SimulationFailed, simulate
+    from stigmergy.sim.machine import Replaced
+    from stigmergy.sim.simulation import Outcome, SimulationFailed, simulate
     from stigmergy.sim.world import Node, World
 
 _PLACES = {
     "Node": "stigmergy.sim.world",
-    "Outcome": "stigmergy.sim.simulating",
-    "Replaced": "stigmergy.sim.fleet.machine",
-    "SimulationFailed": "stigmergy.sim.simulating",
+    "Outcome": "stigmergy.sim.simulation",
+    "Replaced": "stigmergy.sim.machine",
+    "SimulationFailed": "stigmergy.sim.simulation",
     "World": "stigmergy.sim.world",
-    "simulate": "stigmergy.sim.simulating",
+    "simulate": "stigmergy.sim.simulation",
 }
 """Where what is not a fault comes from. Loaded when asked for: the parts of this package know each other."""
 
@@ -86,4 +86,4 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    return getattr(importlib.import_module(_PLACES.get(name, "stigmergy.sim.fleet.faults")), name)
+    return getattr(importlib.import_module(_PLACES.get(name, "stigmergy.sim.faults")), name)

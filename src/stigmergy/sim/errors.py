@@ -11,7 +11,7 @@
 A message names the seed, which leads to the same error again.
 """
 
-from stigmergy.core.errors import StigmergyError
+from stigmergy.base.errors import StigmergyError
 
 
 class SimulationError(StigmergyError):

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import msgspec
 
-from stigmergy.adapters.ed25519 import Ed25519Verifier
-from stigmergy.core.codec import tag_of
-from stigmergy.core.messages import Event, Keeping, spec_of
-from stigmergy.core.plans import AgentPlan
-from stigmergy.core.supervision import SHARD_ADDRESS, InputFailed, InputsSkipped
-from stigmergy.core.walking import Kept, walk
-from stigmergy.runtime.audit.directories import ShardReading
+from stigmergy.agents.codec import tag_of
+from stigmergy.agents.messages import Event, Keeping, spec_of
+from stigmergy.agents.plans import AgentPlan
+from stigmergy.agents.supervision import SHARD_ADDRESS, InputFailed, InputsSkipped
+from stigmergy.audit.directories import ShardReading
+from stigmergy.keys.ed25519 import Ed25519Verifier
+from stigmergy.shard.commit_reader import Kept, walk
 from stigmergy.sim.checkers import (
     Acknowledged,
     Signed,
@@ -24,8 +24,8 @@ from stigmergy.sim.checkers import (
     one_holder_at_a_time,
     safe_action_in_time,
 )
-from stigmergy.sim.fleet.fleet import SimFleet
-from stigmergy.sim.fleet.machine import Machine
+from stigmergy.sim.fleet import SimFleet
+from stigmergy.sim.machine import Machine
 from stigmergy.sim.node import SimNode
 
 SECOND_NS = 1_000_000_000

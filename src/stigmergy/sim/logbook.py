@@ -16,13 +16,9 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
-from stigmergy.core.commit import Commit, Group, Head, Sealed, Signature, digest_commit, open_commit
-from stigmergy.core.errors import JournalFull, JournalUnknown, StigmergyError
-from stigmergy.core.plans import AgentPlan
-from stigmergy.core.replay import apply
-from stigmergy.core.snapshot import digest_of_state
-from stigmergy.core.state import Limits, ShardState
-from stigmergy.ports.journal import (
+from stigmergy.agents.plans import AgentPlan
+from stigmergy.base.errors import JournalFull, JournalUnknown, StigmergyError
+from stigmergy.journal.port import (
     Journal,
     JournalIdentity,
     JournalSize,
@@ -31,7 +27,11 @@ from stigmergy.ports.journal import (
     file_check,
     keep_within,
 )
-from stigmergy.runtime.recovery import new_state
+from stigmergy.journal.recovery import new_state
+from stigmergy.shard.commit import Commit, Group, Head, Sealed, Signature, digest_commit, open_commit
+from stigmergy.shard.replay import apply
+from stigmergy.shard.snapshot import digest_of_state
+from stigmergy.shard.state import Limits, ShardState
 
 
 class Logbook:

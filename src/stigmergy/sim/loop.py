@@ -24,6 +24,8 @@ wait, as_completed, TaskGroup, all_tasks.
 from __future__ import annotations
 
 import asyncio
+import heapq
+import math
 import random
 import sys
 import threading
@@ -42,7 +44,99 @@ from stigmergy.sim.errors import (
     SimulationError,
     StepsExceeded,
 )
-from stigmergy.sim.timers import NEVER_NS, NS, Timers, nanoseconds, permute_wakeups
+
+# The timers of a virtual loop, by (due time, order of scheduling), and the permutations that asyncio leaves open.
+#
+# Never moves time and never runs a callback: the loop does. Times are integer nanoseconds of virtual time.
+
+NS = 1_000_000_000
+NEVER_NS = 2**63 - 1
+"""Later than every deadline: 292 years."""
+CANCELLED_COUNT_MAX = 1_000
+"""So many cancellations, and more than half of the heap, before cancelled timers are swept out."""
+
+
+def nanoseconds(seconds: float) -> int:
+    """The first nanosecond that reads as at least these seconds.
+
+    A timer must not fire before its time even by a rounding error: a program that sleeps the tiny rest again would not
+    get on in virtual time.
+    """
+    if math.isnan(seconds):
+        raise ValueError("a time that is not a number (nan) never comes")
+    if seconds >= NEVER_NS / NS:
+        return NEVER_NS
+    instant = math.ceil(seconds * NS)
+    while instant / NS < seconds:
+        instant += 1
+    return instant
+
+
+class Timers:
+    """The timers that are set. Cancelled ones are skipped; they never hold time up."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, asyncio.TimerHandle]] = []
+        self._count = 0
+        self._cancelled_count = 0
+
+    def add(self, due_ns: int, handle: asyncio.TimerHandle) -> None:
+        """Sets a timer. The running number breaks ties, so that no two handles are ever compared."""
+        self._count += 1
+        heapq.heappush(self._heap, (due_ns, self._count, handle))
+
+    def note_cancelled(self) -> None:
+        """Asyncio says that a timer was cancelled, perhaps one that has fired. A flood of them must not fill memory."""
+        self._cancelled_count += 1
+        if self._cancelled_count > max(CANCELLED_COUNT_MAX, len(self._heap) // 2):
+            self._heap = [entry for entry in self._heap if not entry[2].cancelled()]
+            heapq.heapify(self._heap)
+            self._cancelled_count = 0
+
+    def next_ns(self) -> int | None:
+        """When the next timer is due; None if none is set."""
+        while self._heap and self._heap[0][2].cancelled():
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
+    def take_due(self, now_ns: int, chance: random.Random | None) -> list[asyncio.TimerHandle]:
+        """Takes out what is due, in order. With `chance`, timers of the very same instant come in a drawn order."""
+        taken: list[asyncio.TimerHandle] = []
+        while (instant := self.next_ns()) is not None and instant <= now_ns:
+            together = [heapq.heappop(self._heap)[2]]
+            while self.next_ns() == instant:
+                together.append(heapq.heappop(self._heap)[2])
+            if chance is not None:
+                chance.shuffle(together)
+            taken += together
+        return taken
+
+    def clear(self) -> None:
+        """Forgets all timers."""
+        self._heap.clear()
+
+
+def permute_wakeups(handles: list[asyncio.Handle], chance: random.Random) -> list[asyncio.Handle]:
+    """Permutes each unbroken row of task wake-ups; everything else stays where it is and is crossed by none."""
+    permuted: list[asyncio.Handle] = []
+    row: list[asyncio.Handle] = []
+    for handle in handles:
+        if _wakes_a_task(handle):
+            row.append(handle)
+            continue
+        chance.shuffle(row)
+        permuted += [*row, handle]
+        row = []
+    chance.shuffle(row)
+    return permuted + row
+
+
+def _wakes_a_task(handle: asyncio.Handle) -> bool:
+    """True for a step of a task. A callback like `task.cancel` is bound to a task too, but it is a plain callback."""
+    callback = getattr(handle, "_callback", None)
+    name = getattr(callback, "__name__", "__step")  # the C wrapper of a task's step has no name
+    return name in {"__step", "__wakeup", "task_wakeup"} and asyncio.isfuture(getattr(callback, "__self__", None))
+
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -457,3 +551,101 @@ def _refusal(name: str) -> Callable[..., NoReturn]:
 
 for _name in _REFUSED.split():
     setattr(VirtualLoop, _name, _refusal(_name))
+
+
+# Simulated clocks and chance: the Clock and Entropy ports over a VirtualLoop and a seed.
+#
+# A SimClock reads virtual time; it never moves it. Its faults change what one device believes: a wall clock that
+# jumps, drifts, stands still or starts in 1970; an oscillator that makes the monotonic clock run fast or slow. The
+# monotonic clock never goes back, whatever is done here. Give each simulated device its own clock and its own entropy.
+
+PARTS_PER_MILLION = 1_000_000
+DRIFT_PPM_MAX = 500_000
+"""Far beyond any oscillator; kept under a million so that the monotonic clock cannot run backwards."""
+
+
+class _Line:
+    """A clock hand: integer nanoseconds that grow from an anchor at a rate close to, or exactly, that of true time."""
+
+    def __init__(self, true_ns: int, value_ns: int) -> None:
+        self._true_ns = true_ns
+        self._value_ns = value_ns
+        self._rate_ppm = PARTS_PER_MILLION
+
+    def read(self, true_ns: int) -> int:
+        return self._value_ns + (true_ns - self._true_ns) * self._rate_ppm // PARTS_PER_MILLION
+
+    def set(self, true_ns: int, value_ns: int) -> None:
+        self._true_ns, self._value_ns = true_ns, value_ns
+
+    def set_rate(self, true_ns: int, rate_ppm: int) -> None:
+        self.set(true_ns, self.read(true_ns))
+        self._rate_ppm = rate_ppm
+
+
+class SimClock:
+    """One device's clocks (the Clock port). Without faults: wall = the loop's wall start + virtual time."""
+
+    def __init__(self, loop: VirtualLoop, *, wall_start_ns: int | None = None) -> None:
+        self._loop = loop
+        now_ns = loop.time_ns()
+        start_ns = loop.wall_start_ns + now_ns if wall_start_ns is None else wall_start_ns
+        self._wall = _Line(now_ns, start_ns)
+        self._monotonic = _Line(now_ns, now_ns)
+        self._drift_ppm = 0
+
+    def wall_ns(self) -> int:
+        """What the device believes the time to be; never before 1970, as Linux has it."""
+        return max(0, self._wall.read(self._loop.time_ns()))
+
+    def monotonic_ns(self) -> int:
+        """The loop's virtual time, or what a drifting oscillator makes of it."""
+        return self._monotonic.read(self._loop.time_ns())
+
+    def jump(self, seconds: float) -> None:
+        """Sets the wall clock forward or, with a negative number, back."""
+        now_ns = self._loop.time_ns()
+        self._wall.set(now_ns, max(0, self._wall.read(now_ns) + round(seconds * NS)))
+
+    def set_wall_ns(self, wall_ns: int) -> None:
+        """Sets the wall clock to a time: what NTP or a person with a wrist watch does."""
+        self._wall.set(self._loop.time_ns(), wall_ns)
+
+    def boot_in_1970(self) -> None:
+        """What a device without a battery for its clock believes after it starts. The monotonic clock goes on."""
+        self.set_wall_ns(0)
+
+    def set_drift(self, ppm: int) -> None:
+        """From now on the wall clock gains so many microseconds each second; negative: it loses them. Also thaws."""
+        self._drift_ppm = _checked_drift(ppm)
+        self._wall.set_rate(self._loop.time_ns(), PARTS_PER_MILLION + ppm)
+
+    def set_monotonic_drift(self, ppm: int) -> None:
+        """From now on the monotonic clock runs fast or slow against the loop's timers: leases need a margin for it."""
+        self._monotonic.set_rate(self._loop.time_ns(), PARTS_PER_MILLION + _checked_drift(ppm))
+
+    def freeze(self) -> None:
+        """The wall clock stands still until `thaw`; the monotonic one goes on."""
+        self._wall.set_rate(self._loop.time_ns(), 0)
+
+    def thaw(self) -> None:
+        """The wall clock goes on from where it stood, at its former drift."""
+        self.set_drift(self._drift_ppm)
+
+
+class SimEntropy:
+    """Bytes from a seed (the Entropy port). `stream` tells apart the devices of one seed: "drone/7"."""
+
+    def __init__(self, seed: int, stream: str = "") -> None:
+        # A string is seeded through SHA-512, so that neighbouring seeds and streams have nothing in common.
+        self._random = random.Random(f"stigmergy.sim.entropy/{seed}/{stream}")
+
+    def token(self, size_bytes: int) -> bytes:
+        """So many bytes; the same sequence for the same seed and stream."""
+        return self._random.randbytes(size_bytes)
+
+
+def _checked_drift(ppm: int) -> int:
+    if not -DRIFT_PPM_MAX <= ppm <= DRIFT_PPM_MAX:
+        raise ValueError(f"drift of {ppm} ppm: at most {DRIFT_PPM_MAX} either way")
+    return ppm

@@ -22,8 +22,8 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-from stigmergy.core.errors import Bug
-from stigmergy.ports.mesh import PACKET_BYTES, Hear, MeshCounters, check_datagram, is_node_name
+from stigmergy.base.errors import Bug
+from stigmergy.membership.mesh import PACKET_BYTES, Hear, MeshCounters, check_datagram, is_node_name
 
 LOSS_MAX = 0.3
 DUPLICATION_MAX = 0.1

@@ -16,28 +16,79 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from stigmergy.adapters import segments, sqlite
-from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
-from stigmergy.adapters.memory import MemoryJournal, MemoryStore
-from stigmergy.adapters.memory_bus import MemoryBroker, MemoryBus
-from stigmergy.core.commit import Group
-from stigmergy.core.errors import StigmergyError
-from stigmergy.core.uplink import UplinkRule
-from stigmergy.ports.journal import Journal, JournalIdentity
-from stigmergy.runtime.company import Companions
-from stigmergy.runtime.declaration import Declaration
-from stigmergy.runtime.devices import Devices, Inline, start_attached
-from stigmergy.runtime.host import Host
-from stigmergy.runtime.link import BusLink
-from stigmergy.runtime.live import Live
-from stigmergy.runtime.neighbours import Neighbours
-from stigmergy.runtime.settings import Settings
-from stigmergy.sim.clock import SimClock, SimEntropy
-from stigmergy.sim.disk import AfterFailedSync, IoCall
+from stigmergy.base.errors import StigmergyError
+from stigmergy.bus.memory import MemoryBroker, MemoryBus
+from stigmergy.control.live import Live
+from stigmergy.journal import segments, sqlite
+from stigmergy.journal.files import Files
+from stigmergy.journal.memory import MemoryJournal, MemoryStore
+from stigmergy.journal.port import Journal, JournalIdentity
+from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
+from stigmergy.network.bus_link import BusLink
+from stigmergy.network.peers import Neighbours
+from stigmergy.network.replication import Companions
+from stigmergy.node.declaration import Declaration
+from stigmergy.node.device_tasks import Devices, Inline, start_attached
+from stigmergy.node.host import Host
+from stigmergy.node.settings import Settings
+from stigmergy.shard.commit import Group
+from stigmergy.sim.disk import AfterFailedSync, IoCall, SimDisk, SimFile
 from stigmergy.sim.errors import NoProgress
-from stigmergy.sim.folder import SimFolder
 from stigmergy.sim.logbook import Latency, Logbook, WatchedJournal
+from stigmergy.sim.loop import SimClock, SimEntropy
 from stigmergy.sim.run import Run
+from stigmergy.uplink.rules import UplinkRule
+
+# A folder of a simulated disk, as the journal in segments needs it.
+
+
+class SimFolder:
+    """The files of a disk whose names begin with the folder's."""
+
+    def __init__(self, disk: SimDisk, path: str) -> None:
+        self._disk = disk
+        self.files: Files = disk
+        self.path = path
+
+    def make(self) -> None:
+        """A folder of a simulated disk is there once a file is in it."""
+
+    def names(self) -> list[str]:
+        """What is there, sorted."""
+        prefix = f"{self.path}/"
+        return [path.removeprefix(prefix) for path in self._disk.paths() if path.startswith(prefix)]
+
+    def size(self, name: str) -> int | None:
+        """How many bytes a file has, or None if there is no such file."""
+        return self._disk.size(self._of(name))
+
+    def claim(self, name: str) -> SimFile:
+        """Claims the file."""
+        return self._disk.claim(self._of(name))
+
+    def open(self, name: str, *, create: bool = False) -> SimFile:
+        """Opens a file."""
+        return self._disk.open(self._of(name), create=create)
+
+    def replace(self, source: str, target: str) -> None:
+        """Syncs the source and gives it the target's name, durably."""
+        self._disk.replace(self._of(source), self._of(target))
+
+    def remove(self, name: str) -> None:
+        """Removes the file."""
+        self._disk.remove(self._of(name))
+
+    def sync(self) -> None:
+        """Makes names durable."""
+        self._disk.sync_folder(self.path)
+
+    def free_bytes(self) -> int:
+        """How much room is left."""
+        return self._disk.free_bytes(self.path)
+
+    def _of(self, name: str) -> str:
+        return f"{self.path}/{name}"
+
 
 World = Run
 """What tests of the runtime call a run. Users' World is in sim/world.py."""

@@ -14,11 +14,11 @@ from typing import Any
 
 from msgspec import Struct
 
-from stigmergy.core.codec import encode, pack_envelope
-from stigmergy.core.effects import Order
-from stigmergy.core.errors import StigmergyError
-from stigmergy.core.inputs import Accepted, Verdict
-from stigmergy.core.messages import Command, Event, spec_of
+from stigmergy.agents.codec import encode, pack_envelope
+from stigmergy.agents.effects import Order
+from stigmergy.agents.messages import Command, Event, spec_of
+from stigmergy.base.errors import StigmergyError
+from stigmergy.shard.inputs import Accepted, Verdict
 from stigmergy.sim.node import SimNode
 
 SAFE = ".safe."

@@ -9,12 +9,165 @@ Everything that happens in the run is told to `record`; two runs of one seed hav
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+import msgspec
+from blake3 import blake3
+from msgspec import Struct
+
+from stigmergy.shard.commit import HashAlgorithm
 from stigmergy.sim.disk import SimDisk
 from stigmergy.sim.loop import STEPS_MAX, VirtualLoop
-from stigmergy.sim.trace import Trace
+
+# What happened in a simulation, folded into one hash: two runs are the same if their hashes are.
+#
+# The hash covers the bytes of every record: when, where, what, with which details. Details are encoded by msgspec with
+# sorted maps and sets, so neither PYTHONHASHSEED nor addresses, insertion order or locale reach it; what has no such
+# encoding (an arbitrary object, whose representation would hold an address) raises TypeError.
+#
+# Memory is bounded: kept are the last records, cut to a length, for people, and some checkpoints of the hash. When two
+# runs differ, `first_difference` names the record, or the range to record again with `keep_from`. The program under
+# simulation never reads a trace.
+
+RECORDS_KEPT_MAX = 1_000
+DETAIL_BYTES_KEPT_MAX = 512
+CHECKPOINTS_MAX = 1_024
+
+_CONTEXT = "stigmergy 2026 simulation trace"
+_encoder = msgspec.msgpack.Encoder(order="deterministic")
+
+
+class Record(Struct, frozen=True):
+    """One thing that happened. Two records are equal if their bytes are."""
+
+    number: int
+    """From 1 upward."""
+    time_ns: int
+    node: str
+    what: str
+    detail: bytes
+    """The detail's encoding, at most DETAIL_BYTES_KEPT_MAX of it."""
+    detail_bytes: int
+    digest: bytes
+    """Of the whole encoding where `detail` is cut, else empty."""
+
+    def __str__(self) -> str:
+        seconds, rest = divmod(self.time_ns, 1_000_000_000)
+        return f"#{self.number} {seconds}.{rest:09d} {self.node} {self.what} {self._detail_text()}"
+
+    def _detail_text(self) -> str:
+        if self.digest:
+            return f"{self.detail_bytes} bytes, BLAKE3 {self.digest.hex()[:16]}, from {self.detail[:64].hex()}"
+        detail = msgspec.msgpack.decode(self.detail)
+        return "" if detail is None else repr(detail)
+
+
+class Difference(Struct, frozen=True):
+    """Where two traces part. If `left` and `right` are both None, all that is known is the range of numbers."""
+
+    after: int
+    """Up to this number the traces are the same."""
+    upto: int
+    """The first different record has at most this number."""
+    left: Record | None = None
+    right: Record | None = None
+
+    def __str__(self) -> str:
+        if self.left is None and self.right is None:
+            return (
+                f"the traces part between records {self.after + 1} and {self.upto}, which are not kept; "
+                f"run both again with Trace(keep_from={self.after + 1})"
+            )
+        return f"the traces part at record {self.upto}:\n  left:  {self.left}\n  right: {self.right}"
+
+
+class Trace:
+    """Takes records, keeps their hash. `keep_from` keeps the records from a number on instead of the last ones."""
+
+    def __init__(self, *, records_max: int = RECORDS_KEPT_MAX, keep_from: int | None = None) -> None:
+        self._hasher = blake3(derive_key_context=_CONTEXT)
+        self._hasher.update(bytes([HashAlgorithm.BLAKE3_256]))
+        self._count = 0
+        self._records_max = records_max
+        self._keep_from = keep_from
+        self._kept: deque[Record] = deque(maxlen=records_max)
+        self._checkpoints: list[bytes] = []
+        self._stride = 1
+
+    @property
+    def count(self) -> int:
+        """How many records were taken."""
+        return self._count
+
+    def record(self, time_ns: int, node: str, what: str, detail: Any = None) -> None:
+        """Takes one record. `detail` is bytes, a number, text, a Struct, or a list, dict or set of such."""
+        body = _encoder.encode(detail)
+        self._hasher.update(_encoder.encode((time_ns, node, what, len(body))))
+        self._hasher.update(body)
+        self._count += 1
+        if self._keep_from is None or self._keep_from <= self._count < self._keep_from + self._records_max:
+            cut = len(body) > DETAIL_BYTES_KEPT_MAX
+            digest = blake3(body).digest() if cut else b""
+            self._kept.append(Record(self._count, time_ns, node, what, body[:DETAIL_BYTES_KEPT_MAX], len(body), digest))
+        if self._count % self._stride == 0:
+            self._add_checkpoint()
+
+    def records(self) -> list[Record]:
+        """The records that are kept, oldest first."""
+        return list(self._kept)
+
+    def hexdigest(self) -> str:
+        """The hash over all records so far."""
+        return self._hasher.hexdigest()
+
+    def checkpoints(self) -> dict[int, bytes]:
+        """The hash after some of the records, by the record's number."""
+        return {(index + 1) * self._stride: digest for index, digest in enumerate(self._checkpoints)}
+
+    def __str__(self) -> str:
+        lines = [f"{self._count} records, BLAKE3 {self.hexdigest()}", *map(str, self._kept)]
+        return "\n".join(lines)
+
+    def _add_checkpoint(self) -> None:
+        """When there are too many, every second one goes: their number stays bounded, and they cover the whole run."""
+        self._checkpoints.append(self._hasher.digest())
+        if len(self._checkpoints) > CHECKPOINTS_MAX:
+            self._checkpoints = self._checkpoints[1::2]
+            self._stride *= 2
+
+
+def first_difference(left: Trace, right: Trace) -> Difference | None:
+    """Where two traces part, as exactly as what they kept allows; None if they are the same."""
+    if left.count == right.count and left.hexdigest() == right.hexdigest():
+        return None
+    after, upto = _range_of_difference(left, right)
+    left_kept = {record.number: record for record in left.records()}
+    right_kept = {record.number: record for record in right.records()}
+    for number in range(after + 1, upto + 1):
+        in_left = left_kept.get(number)
+        in_right = right_kept.get(number)
+        if (in_left is None and number <= left.count) or (in_right is None and number <= right.count):
+            break
+        if in_left != in_right:
+            return Difference(number - 1, number, in_left, in_right)
+        after = number
+    return Difference(after, upto)
+
+
+def _range_of_difference(left: Trace, right: Trace) -> tuple[int, int]:
+    """Narrowed by the checkpoints that both have: the longer trace has fewer, at multiples of the other's."""
+    theirs = right.checkpoints()
+    after, upto = 0, min(left.count, right.count) + 1
+    for number, digest in left.checkpoints().items():
+        if number not in theirs:
+            continue
+        if theirs[number] != digest:
+            return after, number
+        after = number
+    return after, upto
+
 
 T = TypeVar("T")
 

@@ -19,18 +19,18 @@ from typing import Any, Literal, TypeVar, overload
 
 from msgspec import Struct
 
-from stigmergy.core.agent import Agent
-from stigmergy.core.claiming import LEDGER
-from stigmergy.core.effects import Order
-from stigmergy.core.errors import ConfigError, UnknownKind
-from stigmergy.core.inputs import Verdict
-from stigmergy.core.messages import Action, Command, Event, spec_of
-from stigmergy.runtime.intake import check_address, written
-from stigmergy.runtime.live import Live
-from stigmergy.runtime.permissions import read_asked
-from stigmergy.sim.checkers.progress import Settling
-from stigmergy.sim.fleet.fleet import SimFleet
-from stigmergy.sim.fleet.machine import Machine, Replaced
+from stigmergy.agents.agent import Agent
+from stigmergy.agents.effects import Order
+from stigmergy.agents.messages import Action, Command, Event, spec_of
+from stigmergy.agents.ordered import LEDGER
+from stigmergy.base.errors import ConfigError, UnknownKind
+from stigmergy.claims.permissions import read_asked
+from stigmergy.control.live import Live
+from stigmergy.node.intake import check_address, written
+from stigmergy.shard.inputs import Verdict
+from stigmergy.sim.checkers import Settling
+from stigmergy.sim.fleet import SimFleet
+from stigmergy.sim.machine import Machine, Replaced
 
 NS = 1_000_000_000
 LOOK_S = 0.37

@@ -15,8 +15,8 @@ import asyncio
 
 import pytest
 
-from stigmergy.core.errors import Bug, LinkDown, Malformed, Overloaded, StigmergyError, TooLarge
-from stigmergy.ports.bus import HANDLED_COUNT_MAX, PAYLOAD_BYTES_MAX, PROPERTIES_BYTES_MAX, BusMessage
+from stigmergy.base.errors import Bug, LinkDown, Malformed, Overloaded, StigmergyError, TooLarge
+from stigmergy.bus.port import HANDLED_COUNT_MAX, PAYLOAD_BYTES_MAX, PROPERTIES_BYTES_MAX, BusMessage
 from stigmergy.testing.bus_rig import (
     WAIT_S,
     BusRig,

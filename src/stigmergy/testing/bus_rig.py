@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 import pytest
 
-from stigmergy.core.errors import LinkDown, SequenceGap
-from stigmergy.ports.bus import Bus, BusMessage
+from stigmergy.base.errors import LinkDown, SequenceGap
+from stigmergy.bus.port import Bus, BusMessage
 
 WAIT_S = 240.0
 """How long is waited for what must happen; only a broken adapter uses it up."""

@@ -16,8 +16,8 @@ from collections.abc import Callable
 
 import pytest
 
-from stigmergy.core.errors import Bug, ConfigError, LedgerCorrupt, LedgerCut, LedgerForeign, TooLarge
-from stigmergy.ports.ledger import (
+from stigmergy.base.errors import Bug, ConfigError, LedgerCorrupt, LedgerCut, LedgerForeign, TooLarge
+from stigmergy.claims.port import (
     CHECKPOINT_BYTES_MAX,
     ENTRIES_COUNT_MAX,
     ENTRY_BYTES_MAX,

@@ -19,8 +19,8 @@ from typing import Any, Protocol
 
 import pytest
 
-from stigmergy.core.errors import Bug, Malformed, TooLarge
-from stigmergy.ports.mesh import BYTES_MIN, CONTACT_BYTES_MAX, Mesh
+from stigmergy.base.errors import Bug, Malformed, TooLarge
+from stigmergy.membership.mesh import BYTES_MIN, CONTACT_BYTES_MAX, Mesh
 from stigmergy.testing.bus_rig import wait_until
 
 NODES = ("alpha", "beta-2", "Gamma_3.x")

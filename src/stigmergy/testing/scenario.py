@@ -9,19 +9,50 @@ the same, and a replay of the commits ends in the same state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import islice
 from typing import Any, Generic, Literal, NoReturn, TypeVar
 
+import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
-from stigmergy.core.agent import Agent
-from stigmergy.core.claiming import CLAIM_EVENTS
-from stigmergy.core.codec import canonical_bytes, encode
-from stigmergy.core.commit import Commit, seal
-from stigmergy.core.confirmations import Done, Failed, confirmation, typed, woken_body
-from stigmergy.core.draft import Draft
-from stigmergy.core.effects import TIMERS, ActionDone, ActionFailed, Woken, WorkFailed
-from stigmergy.core.inputs import (
+from stigmergy.agents.agent import Agent
+from stigmergy.agents.codec import canonical_bytes, encode
+from stigmergy.agents.confirmations import Done, Failed, typed, woken_body
+from stigmergy.agents.display import shared_fields
+from stigmergy.agents.effects import (
+    TIMERS,
+    ActionDone,
+    ActionFailed,
+    CancelWake,
+    Publish,
+    Tell,
+    WakeMe,
+    WakeMeAt,
+    Woken,
+    WorkFailed,
+)
+from stigmergy.agents.messages import SECOND_NS, Command, Effect, Event, Keeping, Message, Work, spec_of
+from stigmergy.agents.now import step_time_ns
+from stigmergy.agents.ordered import CLAIM_EVENTS, Claim
+from stigmergy.agents.plans import AgentPlan, Plan, confirmation, plan_agent
+from stigmergy.agents.shared import SharedChanged
+from stigmergy.agents.supervision import FACTS, InputFailed, SafeActionTaken
+from stigmergy.crdt.delta import Edit
+from stigmergy.crdt.flags import DisableWinsFlag, EnableWinsFlag
+from stigmergy.crdt.gcounter import GCounter
+from stigmergy.crdt.lww_register import LWWRegister
+from stigmergy.crdt.mv_register import MVRegister
+from stigmergy.crdt.ormap import ORMap
+from stigmergy.crdt.orset import ORSet
+from stigmergy.crdt.pncounter import PNCounter
+from stigmergy.crdt.store import mint
+from stigmergy.crdt.value import SharedValue
+from stigmergy.devices.staleness import Staleness
+from stigmergy.shard.commit import Commit, seal
+from stigmergy.shard.draft import NO_CAUSE, Draft, Ready
+from stigmergy.shard.inputs import (
     Ask,
     Delivery,
     Input,
@@ -32,22 +63,192 @@ from stigmergy.core.inputs import (
     Verdict,
     VerdictCame,
 )
-from stigmergy.core.messages import SECOND_NS, Command, Effect, Event, Keeping, Message, Work, spec_of
-from stigmergy.core.outcome import NO_CAUSE
-from stigmergy.core.plans import AgentPlan, plan_agent
-from stigmergy.core.ready import Ready
-from stigmergy.core.replay import apply
-from stigmergy.core.shard import Shard
-from stigmergy.core.sharing import SharedChanged
-from stigmergy.core.snapshot import digest_of_state
-from stigmergy.core.state import ShardState, plan_agents
-from stigmergy.core.supervision import FACTS, InputFailed, SafeActionTaken
-from stigmergy.core.timers import WINDOW_PREFIX, read_timer
-from stigmergy.crdt.delta import Edit, mint
-from stigmergy.runtime.showing import shared_fields
-from stigmergy.runtime.staleness import Staleness
-from stigmergy.testing.comparing import has_value
-from stigmergy.testing.purity import Watch, identity_of, lost_in_encoding
+from stigmergy.shard.replay import apply
+from stigmergy.shard.shard import Shard
+from stigmergy.shard.snapshot import digest_of_state
+from stigmergy.shard.state import ShardState, plan_agents
+from stigmergy.shard.timers import WINDOW_PREFIX, read_timer, timer_body
+
+# Compares a field of an agent with a plain value: a shared set with a set, a claim with whether it is held.
+
+
+def has_value(field: Any, expected: object, now_ns: int) -> bool:
+    """Whether the field is what is expected. Of a claim `True` and `False` say whether it is held at this time."""
+    if isinstance(expected, SharedValue | Claim):
+        return bool(field == expected)
+    match field:
+        case Claim():
+            return isinstance(expected, bool) and (now_ns < field.until_ns) == expected
+        case ORSet():
+            return _has_all(field, len(field), expected)
+        case MVRegister():
+            return _has_all(field.values, len(field.values), expected)
+        case ORMap():
+            return (
+                isinstance(expected, Mapping)
+                and len(field) == len(expected)
+                and all(key in field and has_value(field[key], value, now_ns) for key, value in expected.items())
+            )
+        case EnableWinsFlag() | DisableWinsFlag():
+            return isinstance(expected, bool) and bool(field) == expected
+        case GCounter() | PNCounter() | LWWRegister():
+            return bool(field.value == expected)
+        case _:
+            return bool(field == expected)
+
+
+def _has_all(field: Any, count: int, expected: object) -> bool:
+    """In which order they are named does not matter: a shared set has none."""
+    if isinstance(expected, str) or not isinstance(expected, Collection):
+        return False
+    return count == len(expected) and all(one in field for one in expected)
+
+
+# Watches an agent's handlers while a shard runs them: what do they change, and do they give the same twice.
+#
+# It wraps the handlers of a plan, so that they are watched at their real moment, with their real state and time. What
+# it
+# finds is collected, not raised: the shard would take it for a fault of the handler.
+
+YIELDED_COUNT_MAX = 10_000
+"""A handler that yields more is cut off here; the shard refuses it long before."""
+
+Handler = Callable[[Any, Any], Any]
+
+
+def identity_of(message: Message, now_ns: int) -> bytes:
+    """Equal for equal messages, whatever kind of number they were made with. Timers are equal by their due time."""
+    match message:
+        case Tell(to=to, message=told):
+            return b"tell " + encode(to) + identity_of(told, now_ns)
+        case Publish(topic=topic, event=event):
+            return b"publish " + encode(topic) + identity_of(event, now_ns)
+        case WakeMe() | WakeMeAt() | CancelWake():
+            return b"timer " + bytes(timer_body(message, now_ns))
+        case _:
+            again = msgspec.msgpack.decode(encode(message), type=type(message))
+            return canonical_bytes(again)
+
+
+def lost_in_encoding(message: Message, now_ns: int) -> str | None:
+    """What is wrong with the bytes of this message, or None."""
+    try:
+        identity_of(message, now_ns)
+    except Exception as error:
+        return f"{message!r} does not survive its encoding: {error}"
+    return None
+
+
+class Watch:
+    """What the handlers of one agent class did."""
+
+    def __init__(self) -> None:
+        self.findings: list[str] = []
+        self.errors: list[Exception] = []
+        self.paused = False
+        self._yielded: dict[bytes, Message] = {}
+
+    def over(self, agent_plan: AgentPlan) -> AgentPlan:
+        """The plan with each handler watched."""
+        name = agent_plan.cls.__name__
+        for message, plan in list(agent_plan.plans.items()):
+            watched = self._watched(f"{name}, {message.__name__}", agent_plan, plan)
+            agent_plan.plans[message] = watched
+            if message in agent_plan.shorts:
+                agent_plan.shorts[message] = (
+                    watched.evolve,
+                    watched.react,
+                    watched.yields,
+                    watched.wait_ns,
+                    watched.watched,
+                )
+        return agent_plan
+
+    def yielded(self, body: bytes) -> Message | None:
+        """The message that a handler yielded and that has these bytes."""
+        return self._yielded.get(bytes(body))
+
+    def _watched(self, where: str, agent_plan: AgentPlan, plan: Plan) -> Plan:
+        return replace(
+            plan,
+            decide=plan.decide and self._twice(f"@decide of {where}", plan.decide),
+            react=plan.react and self._twice(f"@react of {where}", plan.react),
+            yields=False,
+            evolve=plan.evolve and self._evolve(f"@evolve of {where}", agent_plan, plan.evolve),
+        )
+
+    def _twice(self, where: str, handler: Handler) -> Handler:
+        """Calls a handler that may change nothing, twice."""
+
+        def watched(agent: Any, message: Any) -> Any:
+            before = self._bytes(agent)
+            results = [self._call(handler, agent, message) for _ in range(2)]
+            (first, error), (second, other_error) = results
+            if self._bytes(agent) != before:
+                self._find(f"{where} changed the state; yield an event and change it in its @evolve handler")
+            elif self._shown(first, error) != self._shown(second, other_error):
+                self._find(
+                    f"{where} gave two results for the same input: take time from self.now, chance from an input\n"
+                    f"    first  {first or error!r}\n    second {second or other_error!r}"
+                )
+            if error is not None:
+                raise error
+            self._remember(first)
+            return first
+
+        return watched
+
+    def _evolve(self, where: str, agent_plan: AgentPlan, evolve: Handler) -> Handler:
+        def watched(agent: Any, event: Any) -> None:
+            if not self.paused:
+                images = [agent_plan.copy(agent), agent_plan.copy(agent)]
+                errors = [self._call(evolve, image, event)[1] for image in images]
+                if errors == [None, None] and self._bytes(images[0]) != self._bytes(images[1]):
+                    self._find(f"{where} gave two states for the same event: it may use only the state and the event")
+            evolve(agent, event)
+
+        return watched
+
+    def _call(self, handler: Handler, agent: Any, message: Any) -> tuple[list[Any], Exception | None]:
+        try:
+            return list(islice(handler(agent, message) or (), YIELDED_COUNT_MAX)), None
+        except Exception as error:
+            self.errors.append(error)
+            return [], error
+
+    def _remember(self, messages: list[Any]) -> None:
+        now_ns = step_time_ns.get()
+        for message in messages:
+            if not isinstance(message, Message):
+                continue
+            lost = lost_in_encoding(message, now_ns)
+            if lost is not None:
+                self._find(lost)
+                continue
+            match message:
+                case Tell(to=to, message=told):
+                    self._yielded[encode((to, encode(told)))] = message
+                case Publish(topic=topic, event=event):
+                    self._yielded[encode((topic, encode(event)))] = message
+                case WakeMe() | WakeMeAt() | CancelWake():
+                    self._yielded[bytes(timer_body(message, now_ns))] = message
+                case _:
+                    self._yielded[encode(message)] = message
+
+    def _shown(self, messages: list[Any], error: Exception | None) -> tuple[list[str], str]:
+        return [repr(message) for message in messages], repr(error)
+
+    def _bytes(self, agent: Any) -> bytes:
+        try:
+            return canonical_bytes(agent)
+        except Exception as error:
+            self._find(f"the state {agent!r} cannot be written: {error}")
+            return b""
+
+    def _find(self, finding: str) -> None:
+        if finding not in self.findings:
+            self.findings.append(finding)
+
 
 A = TypeVar("A", bound=Agent)
 

@@ -18,8 +18,7 @@ from types import TracebackType
 
 from msgspec import Struct
 
-from stigmergy.adapters.mavlink.frames import Frame, Parser, Writer
-from stigmergy.adapters.mavlink.messages import (
+from stigmergy.devices.mavlink.messages import (
     ACTIVE,
     ARMED_FLAG,
     Autopilot,
@@ -28,14 +27,17 @@ from stigmergy.adapters.mavlink.messages import (
     CommandInt,
     CommandLong,
     ExtendedSysState,
+    Frame,
     GlobalPosition,
     Heartbeat,
     Landed,
     MavMessage,
     Order,
+    Parser,
     Result,
     StatusText,
     SysStatus,
+    Writer,
 )
 
 TICK_S = 0.02

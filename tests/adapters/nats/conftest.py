@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from stigmergy.adapters.nats.address import parse_address
-from stigmergy.adapters.nats.link import NatsLink
-from stigmergy.testing.nats_rig import NatsCluster, start_single
+from stigmergy.nats.address import parse_address
+from stigmergy.nats.link import NatsLink
+from stigmergy.testing.nats import NatsCluster, start_single
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stigmergy.adapters.nats.address import NatsAddress, parse_address
-from stigmergy.core.errors import ConfigError
+from stigmergy.base.errors import ConfigError
+from stigmergy.nats.address import NatsAddress, parse_address
 
 
 def test_a_host_is_enough() -> None:

@@ -11,28 +11,26 @@ import pytest
 import trustme
 from paho.mqtt.enums import CallbackAPIVersion
 
-from stigmergy.adapters.nats.address import parse_address
-from stigmergy.adapters.nats.configuration import (
+from stigmergy.base.errors import ConfigError
+from stigmergy.nats.address import parse_address
+from stigmergy.nats.link import NatsLink
+from stigmergy.nats.servers.configuration import (
     DURABLE_LINES,
     LOOK_SUBJECT,
+    Passwords,
+    Place,
     ServerPlan,
     TlsFiles,
     User,
-    write_configuration,
-)
-from stigmergy.adapters.nats.link import NatsLink
-from stigmergy.adapters.nats.planning import (
-    Passwords,
-    Place,
     parse_hosts,
     plan_hosts,
     plan_local,
     server_names,
     urls_of,
+    write_configuration,
 )
-from stigmergy.adapters.nats.server import NatsServer, find_program, free_ports
-from stigmergy.adapters.nats.streams import ensure_stream, find_stream
-from stigmergy.core.errors import ConfigError
+from stigmergy.nats.servers.server import NatsServer, find_program, free_ports
+from stigmergy.nats.streams import ensure_stream, find_stream
 
 WAIT_S = 240.0
 PASSWORDS = Passwords(fleet='f"\\ @/:', gateway="g", device="d", system="s", routes="r")

@@ -7,9 +7,9 @@ import socket
 import pytest
 from nats import errors as nats_errors
 
-from stigmergy.adapters.nats.address import parse_address
-from stigmergy.adapters.nats.connecting import explain
-from stigmergy.core.errors import ConfigError, LinkDown
+from stigmergy.base.errors import ConfigError, LinkDown
+from stigmergy.nats.address import parse_address
+from stigmergy.nats.client import explain
 
 ADDRESS = parse_address("nats://worker:wrong@hub:4222")
 

@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 import pytest
 from nats.aio.msg import Msg
 
-from stigmergy.adapters.nats.address import parse_address
-from stigmergy.adapters.nats.link import NatsLink
-from stigmergy.testing.nats_rig import NatsCluster
+from stigmergy.nats.address import parse_address
+from stigmergy.nats.link import NatsLink
+from stigmergy.testing.nats import NatsCluster
 
 ROUNDS = 150
 """One in fifty went wrong where the machine was busy."""

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 from nats.aio.msg import Msg
 
-from stigmergy.adapters.nats import link as link_module
-from stigmergy.adapters.nats.address import parse_address
-from stigmergy.adapters.nats.client import HEADERS_KNOWN_MAX, Connection
-from stigmergy.adapters.nats.configuration import User
-from stigmergy.adapters.nats.errors import STREAM_NOT_FOUND, JetStreamRefused, NoResponders, Unanswered
-from stigmergy.adapters.nats.link import NatsLink
-from stigmergy.adapters.nats.server import free_ports
-from stigmergy.adapters.nats.streams import ensure_stream, find_stream
-from stigmergy.core.errors import ConfigError, LinkDown, TooLarge
-from stigmergy.testing.nats_rig import NatsCluster, start_single
+from stigmergy.base.errors import ConfigError, LinkDown, TooLarge
+from stigmergy.nats import link as link_module
+from stigmergy.nats.address import parse_address
+from stigmergy.nats.client import HEADERS_KNOWN_MAX, Connection
+from stigmergy.nats.errors import STREAM_NOT_FOUND, JetStreamRefused, NoResponders, Unanswered
+from stigmergy.nats.link import NatsLink
+from stigmergy.nats.servers.configuration import User
+from stigmergy.nats.servers.server import free_ports
+from stigmergy.nats.streams import ensure_stream, find_stream
+from stigmergy.testing.nats import NatsCluster, start_single
 from stigmergy.testing.proxy import LinkProxy
 
 WAIT_S = 240.0

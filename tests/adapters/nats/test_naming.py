@@ -5,7 +5,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stigmergy.adapters.nats import naming
+from stigmergy.nats import naming
 
 TOKEN = re.compile(r"[A-Za-z0-9_-]*")
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from stigmergy.adapters.nats.link import NatsLink
+from stigmergy.nats.link import NatsLink
 
 
 async def test_a_flush_that_was_given_up_does_not_make_the_connection_deaf(

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from stigmergy.adapters.nats.configuration import ServerPlan
-from stigmergy.adapters.nats.server import NatsServer, find_program, free_ports, greeting_at, look_at
-from stigmergy.core.errors import ConfigError, LinkDown
-from stigmergy.testing.nats_rig import NatsCluster, start_single
+from stigmergy.base.errors import ConfigError, LinkDown
+from stigmergy.nats.servers.configuration import ServerPlan
+from stigmergy.nats.servers.server import NatsServer, find_program, free_ports, greeting_at, look_at
+from stigmergy.testing.nats import NatsCluster, start_single
 
 WAIT_S = 240.0
 
@@ -111,7 +111,7 @@ def test_it_dies_with_whoever_started_it(tmp_path: Path) -> None:
     program = f"""
 import os, signal
 from pathlib import Path
-from stigmergy.testing.nats_rig import start_single
+from stigmergy.testing.nats import start_single
 single = start_single(Path({str(tmp_path)!r}))
 print(single.servers[0].pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
@@ -134,9 +134,9 @@ def test_no_program_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 def test_data_outlives_a_kill(tmp_path: Path) -> None:
     import asyncio
 
-    from stigmergy.adapters.nats.address import parse_address
-    from stigmergy.adapters.nats.link import NatsLink
-    from stigmergy.adapters.nats.streams import ensure_stream, find_stream
+    from stigmergy.nats.address import parse_address
+    from stigmergy.nats.link import NatsLink
+    from stigmergy.nats.streams import ensure_stream, find_stream
 
     async def write(cluster: NatsCluster) -> None:
         link = await NatsLink.open(parse_address(cluster.url), name="test")

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from stigmergy.adapters.nats.address import parse_address
-from stigmergy.adapters.nats.link import NatsLink
-from stigmergy.adapters.nats.streams import ensure_stream, find_stream
-from stigmergy.core.errors import ConfigError, LinkDown
-from stigmergy.testing.nats_rig import NatsCluster, start_single
+from stigmergy.base.errors import ConfigError, LinkDown
+from stigmergy.nats.address import parse_address
+from stigmergy.nats.link import NatsLink
+from stigmergy.nats.streams import ensure_stream, find_stream
+from stigmergy.testing.nats import NatsCluster, start_single
 
 MINUTE_NS = 60_000_000_000
 

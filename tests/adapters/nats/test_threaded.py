@@ -9,15 +9,15 @@ from collections.abc import Callable
 
 import pytest
 
-from stigmergy.adapters.nats import threaded
-from stigmergy.adapters.nats.address import parse_address
-from stigmergy.adapters.nats.errors import JetStreamRefused, Unanswered
-from stigmergy.adapters.nats.link import NatsLink
-from stigmergy.adapters.nats.server import free_ports
-from stigmergy.adapters.nats.streams import ensure_stream
-from stigmergy.adapters.nats.threaded import GRACE_S, BlockingLink
-from stigmergy.core.errors import LinkDown
-from stigmergy.testing.nats_rig import NatsCluster
+from stigmergy.base.errors import LinkDown
+from stigmergy.nats import threaded
+from stigmergy.nats.address import parse_address
+from stigmergy.nats.errors import JetStreamRefused, Unanswered
+from stigmergy.nats.link import NatsLink
+from stigmergy.nats.servers.server import free_ports
+from stigmergy.nats.streams import ensure_stream
+from stigmergy.nats.threaded import GRACE_S, BlockingLink
+from stigmergy.testing.nats import NatsCluster
 
 OurThreads = Callable[[], list[threading.Thread]]
 

@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from stigmergy.adapters.mqtt import MqttBus
-from stigmergy.adapters.mqtt import open_bus as open_mqtt_bus
-from stigmergy.adapters.nats_bus.bus import NatsBus
-from stigmergy.adapters.nats_bus.options import read_options
-from stigmergy.adapters.system import SystemEntropy
-from stigmergy.ports.bus import Bus, BusMessage
+from stigmergy.base.system import SystemEntropy
+from stigmergy.bus.mqtt import MqttBus
+from stigmergy.bus.mqtt import open_bus as open_mqtt_bus
+from stigmergy.bus.port import Bus, BusMessage
+from stigmergy.nats.bus.bus import NatsBus
+from stigmergy.nats.bus.options import read_options
 from stigmergy.testing.bus_rig import Heard, wait_until
-from stigmergy.testing.nats_rig import NatsCluster
+from stigmergy.testing.nats import NatsCluster
 
 
 class Buses:

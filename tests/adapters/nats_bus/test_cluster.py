@@ -5,12 +5,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from stigmergy.adapters.nats.naming import bus_stream
-from stigmergy.adapters.nats_bus.partition import Partition
-from stigmergy.core.state import shard_of
-from stigmergy.ports.bus import BusMessage
+from stigmergy.bus.port import BusMessage
+from stigmergy.nats.bus.partition import Partition
+from stigmergy.nats.naming import bus_stream
+from stigmergy.shard.state import shard_of
 from stigmergy.testing.bus_rig import Marking, publish_surely, wait_until
-from stigmergy.testing.nats_rig import NatsCluster
+from stigmergy.testing.nats import NatsCluster
 from tests.adapters.nats_bus.opening import Buses, hear
 
 TOPIC = "f/north/agents/Drone/D-1/commands"

@@ -4,11 +4,11 @@ import asyncio
 import json
 import urllib.request
 
-from stigmergy.adapters.mqtt import MqttBus
-from stigmergy.adapters.nats_bus.bus import NatsBus
-from stigmergy.ports.bus import Bus, BusMessage
+from stigmergy.bus.mqtt import MqttBus
+from stigmergy.bus.port import Bus, BusMessage
+from stigmergy.nats.bus.bus import NatsBus
 from stigmergy.testing.bus_rig import Heard, wait_until
-from stigmergy.testing.nats_rig import NatsCluster
+from stigmergy.testing.nats import NatsCluster
 from tests.adapters.nats_bus.opening import Buses, hear
 
 

@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from stigmergy.adapters.nats.address import parse_address
-from stigmergy.adapters.nats.configuration import User
-from stigmergy.adapters.nats.link import NatsLink
-from stigmergy.adapters.nats.naming import bus_stream
-from stigmergy.adapters.nats_bus import open_bus
-from stigmergy.adapters.nats_bus.options import read_options
-from stigmergy.adapters.system import SystemEntropy
-from stigmergy.core.errors import ConfigError, LinkDown, Malformed, TooLarge
-from stigmergy.ports.bus import Bus, BusMessage
+from stigmergy.base.errors import ConfigError, LinkDown, Malformed, TooLarge
+from stigmergy.base.system import SystemEntropy
+from stigmergy.bus.port import Bus, BusMessage
+from stigmergy.nats.address import parse_address
+from stigmergy.nats.bus import open_bus
+from stigmergy.nats.bus.options import read_options
+from stigmergy.nats.link import NatsLink
+from stigmergy.nats.naming import bus_stream
+from stigmergy.nats.servers.configuration import User
 from stigmergy.testing.bus_rig import Marking, publish_surely, wait_until
-from stigmergy.testing.nats_rig import NatsCluster, start_single
+from stigmergy.testing.nats import NatsCluster, start_single
 from stigmergy.testing.proxy import LinkProxy
 from tests.adapters.nats_bus.opening import Buses, hear
 
@@ -44,7 +44,7 @@ async def test_killed_server_loses_nothing_and_keeps_the_order(own_server: NatsC
 @pytest.fixture
 def quick_pings(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that says nothing is noticed sooner."""
-    monkeypatch.setattr("stigmergy.adapters.nats.link.PING_EVERY_S", 1)
+    monkeypatch.setattr("stigmergy.nats.link.PING_EVERY_S", 1)
 
 
 @pytest.mark.usefixtures("quick_pings")
@@ -204,7 +204,7 @@ async def test_stream_that_was_deleted_begins_anew_and_loses_nothing_new(server:
 async def test_second_process_with_our_id_takes_the_session(
     server: NatsCluster, buses: Buses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stigmergy.adapters.nats_bus.bus.LOOK_S", 0.5)
+    monkeypatch.setattr("stigmergy.nats.bus.bus.LOOK_S", 0.5)
     first = await buses.nats(server.url, "twin:x:node")
     before = await hear(first, "twin/a")
     await first.publish(BusMessage("twin/a", b"0"))

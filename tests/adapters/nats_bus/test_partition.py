@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from stigmergy.adapters.nats.address import parse_address
-from stigmergy.adapters.nats.link import NatsLink
-from stigmergy.adapters.nats.naming import parted_stream
-from stigmergy.adapters.nats_bus.partition import Partition
-from stigmergy.core.errors import ConfigError, NotOwned
-from stigmergy.core.state import shard_of
-from stigmergy.ports.bus import Bus, BusMessage
-from stigmergy.runtime.topics import Channel, Topics
+from stigmergy.base.errors import ConfigError, NotOwned
+from stigmergy.bus.port import Bus, BusMessage
+from stigmergy.bus.topics import Channel, Topics
+from stigmergy.nats.address import parse_address
+from stigmergy.nats.bus.partition import Partition
+from stigmergy.nats.link import NatsLink
+from stigmergy.nats.naming import parted_stream
+from stigmergy.shard.state import shard_of
 from stigmergy.testing.bus_rig import Heard, Marking, publish_surely, wait_until
-from stigmergy.testing.nats_rig import NatsCluster, start_single
+from stigmergy.testing.nats import NatsCluster, start_single
 from tests.adapters.nats_bus.opening import Buses, hear
 
 SHARDS = 4

@@ -5,11 +5,11 @@ import asyncio
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from stigmergy.adapters.nats.address import parse_address
-from stigmergy.adapters.nats.link import NatsLink
-from stigmergy.adapters.nats_bus.session import READ_COUNT_MAX, Session
-from stigmergy.core.errors import StigmergyError
-from stigmergy.ports.receiving import Reception
+from stigmergy.base.errors import StigmergyError
+from stigmergy.bus.inbox import Reception
+from stigmergy.nats.address import parse_address
+from stigmergy.nats.bus.session import READ_COUNT_MAX, Session
+from stigmergy.nats.link import NatsLink
 
 COUNT = 20 * READ_COUNT_MAX
 

@@ -4,11 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from stigmergy.adapters.nats_bus.envelope import size_of
-from stigmergy.adapters.nats_bus.session import place_of
-from stigmergy.adapters.nats_bus.subjects import covers, filters_of, prune, subject_of, topic_of
-from stigmergy.core.errors import Malformed
-from stigmergy.ports.bus import matches
+from stigmergy.base.errors import Malformed
+from stigmergy.bus.port import matches
+from stigmergy.nats.bus.session import place_of
+from stigmergy.nats.bus.subjects import covers, filters_of, prune, size_of, subject_of, topic_of
 
 LEVELS = some.sampled_from(["a", "b", "a.b", ".", "", "..", "é", "x%2E"])
 TOPICS = some.lists(LEVELS, min_size=1, max_size=4).map("/".join).filter(bool)

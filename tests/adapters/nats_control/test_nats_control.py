@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from stigmergy.adapters.nats.address import parse_address
-from stigmergy.adapters.nats.link import NatsLink
-from stigmergy.adapters.nats_control import ASKING_MAX, REQUEST_BYTES_MAX, NatsDoor, NatsRoom
-from stigmergy.core.errors import LinkDown, NotRunning, StigmergyError
+from stigmergy.base.errors import LinkDown, NotRunning, StigmergyError
+from stigmergy.nats.address import parse_address
+from stigmergy.nats.control import ASKING_MAX, REQUEST_BYTES_MAX, NatsDoor, NatsRoom
+from stigmergy.nats.link import NatsLink
 from stigmergy.testing.bus_rig import wait_until
-from stigmergy.testing.nats_rig import NatsCluster, start_single
+from stigmergy.testing.nats import NatsCluster, start_single
 
 Answers = Callable[[bytes], Iterator[bytes] | AsyncIterator[bytes]]
 WAIT_S = 240.0

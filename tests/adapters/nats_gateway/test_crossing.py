@@ -7,21 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from stigmergy.adapters.ed25519 import Ed25519Signer
-from stigmergy.adapters.nats.address import parse_address
-from stigmergy.adapters.nats.configuration import User
-from stigmergy.adapters.nats.link import NatsLink
-from stigmergy.adapters.nats.server import LOOPBACK, free_ports
-from stigmergy.adapters.nats.streams import find_stream
-from stigmergy.adapters.nats_gateway.crossing import Crossing, CrossingPlan
-from stigmergy.adapters.nats_gateway.hub import Claim
-from stigmergy.adapters.nats_gateway.uplink_bus import UplinkBus
-from stigmergy.adapters.nats_ledger import open_ledger
-from stigmergy.adapters.nats_store import open_store
-from stigmergy.adapters.system import SystemClock
-from stigmergy.gateways import config_bucket
-from stigmergy.runtime.live import Live
-from stigmergy.testing.nats_rig import NatsCluster, start_single
+from stigmergy.app.gateway import config_bucket
+from stigmergy.base.system import SystemClock
+from stigmergy.control.live import Live
+from stigmergy.keys.ed25519 import Ed25519Signer
+from stigmergy.nats.address import parse_address
+from stigmergy.nats.gateway.crossing import Crossing, CrossingPlan
+from stigmergy.nats.gateway.hub import Claim
+from stigmergy.nats.gateway.uplink_bus import UplinkBus
+from stigmergy.nats.ledger import open_ledger
+from stigmergy.nats.link import NatsLink
+from stigmergy.nats.servers.configuration import User
+from stigmergy.nats.servers.server import LOOPBACK, free_ports
+from stigmergy.nats.store import open_store
+from stigmergy.nats.streams import find_stream
+from stigmergy.testing.nats import NatsCluster, start_single
 from tests.adapters.nats_gateway.towns import WAIT_S_MAX, Arrived, Moved, numbers, region, sites, wait_until
 
 SIGNER = Ed25519Signer(b"\x01" * 32)

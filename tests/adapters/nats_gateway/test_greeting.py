@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from stigmergy.adapters.nats.server import free_ports
-from stigmergy.adapters.nats_gateway.greeting import GREETING_BYTES_MAX, greet, read_greeting, split_hub
-from stigmergy.core.errors import ConfigError, LinkDown
-from stigmergy.testing.nats_rig import start_single
+from stigmergy.base.errors import ConfigError, LinkDown
+from stigmergy.nats.gateway.hub import GREETING_BYTES_MAX, greet, read_greeting, split_hub
+from stigmergy.nats.servers.server import free_ports
+from stigmergy.testing.nats import start_single
 
 
 @pytest.mark.parametrize(

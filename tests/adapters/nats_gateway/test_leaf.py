@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from stigmergy.adapters.nats.address import parse_address
-from stigmergy.adapters.nats.link import NatsLink
-from stigmergy.adapters.nats.server import LOOPBACK, free_ports
-from stigmergy.adapters.nats_gateway import leaf as leaf_module
-from stigmergy.adapters.nats_gateway.leaf import Leaf, LeafPlan
-from stigmergy.core.errors import ConfigError, LinkDown
-from stigmergy.testing.nats_rig import start_single
+from stigmergy.base.errors import ConfigError, LinkDown
+from stigmergy.nats.address import parse_address
+from stigmergy.nats.gateway import leaf as leaf_module
+from stigmergy.nats.gateway.leaf import Leaf, LeafPlan
+from stigmergy.nats.link import NatsLink
+from stigmergy.nats.servers.server import LOOPBACK, free_ports
+from stigmergy.testing.nats import start_single
 
 WAIT_S_MAX = 240.0
 

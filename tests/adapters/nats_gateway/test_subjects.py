@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stigmergy.adapters.nats import naming
-from stigmergy.adapters.nats_bus.subjects import is_covered
-from stigmergy.adapters.nats_gateway.subjects import check_site, kept_subjects, site_subjects, subject_of, topic_of
-from stigmergy.core.errors import ConfigError, Malformed
-from stigmergy.runtime.topics import escape
-from stigmergy.runtime.uplink.names import Sender
+from stigmergy.base.errors import ConfigError, Malformed
+from stigmergy.bus.topics import escape
+from stigmergy.nats import naming
+from stigmergy.nats.bus.subjects import is_covered
+from stigmergy.nats.gateway.subjects import check_site, kept_subjects, site_subjects, subject_of, topic_of
+from stigmergy.uplink.names import Sender
 
 
 def test_topics_have_subjects_outside_of_the_fleet() -> None:

@@ -2,7 +2,7 @@
 
 import itertools
 
-from stigmergy.adapters.nats_gateway.watch import AGAIN_S_MAX, AGAIN_S_MIN, STALL_S, SourceWatch, Verdict
+from stigmergy.nats.gateway.crossing import AGAIN_S_MAX, AGAIN_S_MIN, STALL_S, SourceWatch, Verdict
 
 
 def test_a_source_that_has_everything_is_left_alone() -> None:

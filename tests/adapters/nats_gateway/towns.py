@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from stigmergy import Agent, Event, Fleet, Settings, UplinkRule, UplinkSettings, evolve
-from stigmergy.adapters.nats.configuration import ServerPlan
-from stigmergy.adapters.nats.server import LOOPBACK, NatsServer, free_ports
-from stigmergy.adapters.nats_gateway.subjects import kept_subjects
-from stigmergy.runtime.live import Live
-from stigmergy.testing.nats_rig import NatsCluster
+from stigmergy.control.live import Live
+from stigmergy.nats.gateway.subjects import kept_subjects
+from stigmergy.nats.servers.configuration import ServerPlan
+from stigmergy.nats.servers.server import LOOPBACK, NatsServer, free_ports
+from stigmergy.testing.nats import NatsCluster
 from stigmergy.testing.proxy import LinkProxy
 
 WAIT_S_MAX = 240.0

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from stigmergy.adapters.nats_journal import journal
-from stigmergy.adapters.nats_journal.recent import Recent
-from stigmergy.testing.nats_rig import NatsCluster, start_single
+from stigmergy.nats.journal import journal
+from stigmergy.nats.journal.journal import Recent
+from stigmergy.testing.nats import NatsCluster, start_single
 
 
 @pytest.fixture(scope="module")

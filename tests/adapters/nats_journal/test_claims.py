@@ -7,17 +7,16 @@ import time
 
 import pytest
 
-from stigmergy.adapters.nats.address import parse_address
-from stigmergy.adapters.nats.link import NatsLink
-from stigmergy.adapters.nats_journal.following import NatsShardLog, open_shard_log
-from stigmergy.adapters.nats_journal.stream import READ_BYTES_MAX, READ_COUNT_MAX
-from stigmergy.core.commit import Group
-from stigmergy.core.errors import JournalConflict, JournalLocked, StigmergyError
-from stigmergy.journals import open_journal
-from stigmergy.ports.journal import Journal, JournalIdentity, StoredCommit
-from stigmergy.testing.commits import CommitChain
-from stigmergy.testing.journal_contract import stored
-from stigmergy.testing.nats_rig import NatsCluster
+from stigmergy.app.journals import open_journal
+from stigmergy.base.errors import JournalConflict, JournalLocked, StigmergyError
+from stigmergy.journal.port import Journal, JournalIdentity, StoredCommit
+from stigmergy.nats.address import parse_address
+from stigmergy.nats.journal.shard_log import NatsShardLog, open_shard_log
+from stigmergy.nats.journal.stream import READ_BYTES_MAX, READ_COUNT_MAX
+from stigmergy.nats.link import NatsLink
+from stigmergy.shard.commit import Group
+from stigmergy.testing.journal_contract import CommitChain, stored
+from stigmergy.testing.nats import NatsCluster
 from tests.adapters.nats_journal.writing import outcome_of, until
 
 IDENTITY = JournalIdentity(fleet="delivery", shards=1, incarnation=7, part=(0, 0))

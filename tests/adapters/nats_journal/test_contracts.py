@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from stigmergy.adapters.nats.address import parse_address
-from stigmergy.adapters.nats.link import NatsLink
-from stigmergy.adapters.nats_journal import open_journal as open_nats
-from stigmergy.adapters.nats_journal.following import open_shard_log
-from stigmergy.ports.following import ShardLog
-from stigmergy.ports.journal import JournalIdentity
+from rigs.shard_log_contract import OpenLog, ShardLogContract
+from stigmergy.journal.port import JournalIdentity, ShardLog
+from stigmergy.nats.address import parse_address
+from stigmergy.nats.journal import open_journal as open_nats
+from stigmergy.nats.journal.shard_log import open_shard_log
+from stigmergy.nats.link import NatsLink
 from stigmergy.testing.journal_contract import JournalContract, OpenJournal
-from stigmergy.testing.nats_rig import NatsCluster
-from stigmergy.testing.shard_log_contract import OpenLog, ShardLogContract
+from stigmergy.testing.nats import NatsCluster
 
 
 class TestJournal(JournalContract):

@@ -10,21 +10,20 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from stigmergy.adapters.nats.address import parse_address
-from stigmergy.adapters.nats.link import NatsLink
-from stigmergy.adapters.nats.naming import snapshots_bucket
-from stigmergy.adapters.nats.threaded import BlockingLink
-from stigmergy.adapters.nats_journal import inspect_journals, open_journal
-from stigmergy.adapters.nats_journal.following import open_shard_log
-from stigmergy.adapters.nats_journal.messages import END, PIECE, describe
-from stigmergy.adapters.nats_journal.opening import replicated
-from stigmergy.adapters.nats_journal.stream import LogPlace
-from stigmergy.core.errors import ConfigError, JournalForeign, JournalFull, LinkDown
-from stigmergy.journals import find_parts, inspect_all, inspect_journal
-from stigmergy.ports.journal import JournalIdentity, SnapshotPart
-from stigmergy.testing.commits import CommitChain
-from stigmergy.testing.journal_contract import stored
-from stigmergy.testing.nats_rig import NatsCluster, start_single
+from stigmergy.app.journals import find_parts, inspect_all, inspect_journal
+from stigmergy.base.errors import ConfigError, JournalForeign, JournalFull, LinkDown
+from stigmergy.journal.port import JournalIdentity, SnapshotPart
+from stigmergy.nats.address import parse_address
+from stigmergy.nats.journal import inspect_journals, open_journal
+from stigmergy.nats.journal.messages import END, PIECE, describe
+from stigmergy.nats.journal.opener import replicated
+from stigmergy.nats.journal.shard_log import open_shard_log
+from stigmergy.nats.journal.stream import LogPlace
+from stigmergy.nats.link import NatsLink
+from stigmergy.nats.naming import snapshots_bucket
+from stigmergy.nats.threaded import BlockingLink
+from stigmergy.testing.journal_contract import CommitChain, stored
+from stigmergy.testing.nats import NatsCluster, start_single
 from tests.adapters.nats_journal.writing import IDENTITY, outcome_of
 
 LARGE = b"x" * 50_000
@@ -243,8 +242,8 @@ def test_server_without_jetstream_or_with_tiny_messages(tmp_path_factory: pytest
 def test_the_package_that_is_missing_is_named() -> None:
     program = (
         "import sys; sys.modules['nats'] = None\n"
-        "from stigmergy.journals import inspect_journal, open_journal\n"
-        "from stigmergy.core.errors import ConfigError\n"
+        "from stigmergy.app.journals import inspect_journal, open_journal\n"
+        "from stigmergy.base.errors import ConfigError\n"
         "for work in (lambda: open_journal('nats://hub', 'f', 1), lambda: inspect_journal('tls://hub')):\n"
         "    try: work()\n"
         "    except ConfigError as error: print(error)\n"

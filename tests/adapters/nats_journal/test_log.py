@@ -8,18 +8,27 @@ import random
 import msgspec
 import pytest
 
-from stigmergy.adapters.nats_journal import inspect_journals, journal, open_journal, opening, shelf, stream
-from stigmergy.adapters.nats_journal.fold import LogState
-from stigmergy.adapters.nats_journal.journal import NatsJournal
-from stigmergy.adapters.nats_journal.messages import GROUP, NOTE, PIECE, Assembler, Entry, decode_note, encode_group
-from stigmergy.adapters.nats_journal.shelf import Shelf
-from stigmergy.adapters.nats_journal.stream import LogStream
-from stigmergy.core.commit import Group
-from stigmergy.core.errors import Bug, JournalCorrupt, JournalForeign, JournalFull
-from stigmergy.ports.journal import JournalIdentity, SnapshotPart, StoredCommit
-from stigmergy.testing.commits import CommitChain, make_commit, make_group
-from stigmergy.testing.journal_contract import stored
-from stigmergy.testing.nats_rig import NatsCluster
+from stigmergy.base.errors import Bug, JournalCorrupt, JournalForeign, JournalFull
+from stigmergy.journal.port import JournalIdentity, SnapshotPart, StoredCommit
+from stigmergy.nats.journal import (
+    inspect_journals,
+    journal,
+    open_journal,
+    stream,
+)
+from stigmergy.nats.journal import (
+    opener as opening,
+)
+from stigmergy.nats.journal import (
+    snapshots as shelf,
+)
+from stigmergy.nats.journal.journal import NatsJournal
+from stigmergy.nats.journal.messages import GROUP, NOTE, PIECE, Assembler, Entry, LogState, decode_note, encode_group
+from stigmergy.nats.journal.snapshots import Shelf
+from stigmergy.nats.journal.stream import LogStream
+from stigmergy.shard.commit import Group
+from stigmergy.testing.journal_contract import CommitChain, make_commit, make_group, stored
+from stigmergy.testing.nats import NatsCluster
 from tests.adapters.nats_journal.writing import IDENTITY, outcome_of
 
 FOUR = JournalIdentity(fleet="delivery", shards=4, incarnation=7)

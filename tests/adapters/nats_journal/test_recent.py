@@ -8,16 +8,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from stigmergy.adapters.nats.link import NatsLink
-from stigmergy.adapters.nats_journal import journal as module
-from stigmergy.adapters.nats_journal import open_journal
-from stigmergy.adapters.nats_journal.messages import Entry
-from stigmergy.adapters.nats_journal.recent import Ahead, Recent
-from stigmergy.core.errors import LinkDown
-from stigmergy.ports.journal import JournalIdentity
-from stigmergy.testing.commits import CommitChain
-from stigmergy.testing.journal_contract import stored
-from stigmergy.testing.nats_rig import NatsCluster, start_single
+from stigmergy.base.errors import LinkDown
+from stigmergy.journal.port import JournalIdentity
+from stigmergy.nats.journal import journal as module
+from stigmergy.nats.journal import open_journal
+from stigmergy.nats.journal.journal import Ahead, Recent
+from stigmergy.nats.journal.messages import Entry
+from stigmergy.nats.link import NatsLink
+from stigmergy.testing.journal_contract import CommitChain, stored
+from stigmergy.testing.nats import NatsCluster, start_single
 from tests.adapters.nats_journal.writing import IDENTITY
 
 LOOSE_S = 60.0

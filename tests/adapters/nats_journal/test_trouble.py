@@ -6,18 +6,18 @@ import asyncio
 
 import pytest
 
-from stigmergy.adapters.nats.address import parse_address
-from stigmergy.adapters.nats.link import NatsLink
-from stigmergy.adapters.nats_journal import inspect_journals, open_journal, opening, stream
-from stigmergy.adapters.nats_journal.following import open_shard_log
-from stigmergy.adapters.nats_journal.journal import NatsJournal
-from stigmergy.adapters.nats_journal.messages import GROUP, NOTE, PIECE, Entry
-from stigmergy.adapters.nats_journal.stream import LogPlace, LogStream
-from stigmergy.core.errors import JournalConflict, JournalLocked, JournalUnknown
-from stigmergy.ports.journal import JournalIdentity
-from stigmergy.testing.commits import CommitChain
-from stigmergy.testing.journal_contract import stored
-from stigmergy.testing.nats_rig import NatsCluster
+from stigmergy.base.errors import JournalConflict, JournalLocked, JournalUnknown
+from stigmergy.journal.port import JournalIdentity
+from stigmergy.nats.address import parse_address
+from stigmergy.nats.journal import inspect_journals, open_journal, stream
+from stigmergy.nats.journal import opener as opening
+from stigmergy.nats.journal.journal import NatsJournal
+from stigmergy.nats.journal.messages import GROUP, NOTE, PIECE, Entry
+from stigmergy.nats.journal.shard_log import open_shard_log
+from stigmergy.nats.journal.stream import LogPlace, LogStream
+from stigmergy.nats.link import NatsLink
+from stigmergy.testing.journal_contract import CommitChain, stored
+from stigmergy.testing.nats import NatsCluster
 from stigmergy.testing.proxy import LinkProxy
 from tests.adapters.nats_journal.writing import IDENTITY, Owner, outcome_of
 
@@ -27,7 +27,7 @@ PATIENCE_S = 1.5
 def usurped(url: str, monkeypatch: pytest.MonkeyPatch) -> NatsJournal:
     """Opens a log although its owner lives, as if that did not answer in time."""
     with monkeypatch.context() as patched:
-        patched.setattr("stigmergy.adapters.nats_journal.opening._check_free", _free)
+        patched.setattr("stigmergy.nats.journal.opener._check_free", _free)
         return open_journal(url, IDENTITY)
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from stigmergy.core.commit import Group
-from stigmergy.core.errors import StigmergyError
-from stigmergy.ports.journal import Journal, JournalIdentity
-from stigmergy.testing.commits import CommitChain
+from stigmergy.base.errors import StigmergyError
+from stigmergy.journal.port import Journal, JournalIdentity
+from stigmergy.shard.commit import Group
+from stigmergy.testing.journal_contract import CommitChain
 
 IDENTITY = JournalIdentity(fleet="delivery", shards=1, incarnation=7)
 WAIT_S = 240.0

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from stigmergy.adapters.nats import channel as module
-from stigmergy.adapters.nats.channel import NatsChannel
-from stigmergy.adapters.nats.pieces import (
+from stigmergy.base.errors import LinkDown, Malformed, TooLarge
+from stigmergy.nats import channels as module
+from stigmergy.nats.channels import (
     ALIVE,
     HEAD,
     LAST,
@@ -16,11 +16,11 @@ from stigmergy.adapters.nats.pieces import (
     Answered,
     Call,
     Declined,
+    NatsChannel,
     Owned,
     read_said,
     write_said,
 )
-from stigmergy.core.errors import LinkDown, Malformed, TooLarge
 
 FRAME_BYTES_MAX = 4 * 1024 * 1024
 

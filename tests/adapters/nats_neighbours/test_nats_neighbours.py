@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from stigmergy.adapters.nats import channels
-from stigmergy.adapters.nats.address import parse_address
-from stigmergy.adapters.nats.link import NatsLink
-from stigmergy.adapters.nats_neighbours import NatsNeighbourhood
-from stigmergy.core.errors import LinkDown
-from stigmergy.ports.neighbour import Channel, Neighbourhood
-from stigmergy.testing.nats_rig import NatsCluster, start_single
-from stigmergy.testing.neighbour_contract import NeighbourContract, echo, ends
+from rigs.neighbour_contract import NeighbourContract, echo, ends
+from stigmergy.base.errors import LinkDown
+from stigmergy.nats import channels
+from stigmergy.nats.address import parse_address
+from stigmergy.nats.link import NatsLink
+from stigmergy.nats.peers import NatsNeighbourhood
+from stigmergy.network.peer_port import Channel, Neighbourhood
+from stigmergy.testing.nats import NatsCluster, start_single
 from stigmergy.testing.proxy import LinkProxy
 
 WAIT_S = 240.0
@@ -212,11 +212,11 @@ async def test_a_link_that_says_nothing_any_more_is_noticed_within_bounds(
 
 NEIGHBOUR = """
 import asyncio, sys
-from stigmergy.adapters.nats import channels
-from stigmergy.adapters.nats.address import parse_address
-from stigmergy.adapters.nats.link import NatsLink
-from stigmergy.adapters.nats_neighbours import NatsNeighbourhood
-from stigmergy.testing.neighbour_contract import echo
+from stigmergy.nats import channels
+from stigmergy.nats.address import parse_address
+from stigmergy.nats.link import NatsLink
+from stigmergy.nats.peers import NatsNeighbourhood
+from rigs.neighbour_contract import echo
 
 async def main():
     link = await NatsLink.open(parse_address(sys.argv[1]), name="other")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stigmergy.testing.nats_rig import NatsCluster, start_single
+from stigmergy.testing.nats import NatsCluster, start_single
 
 
 @pytest.fixture(scope="module")

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from stigmergy.adapters.nats.address import parse_address
-from stigmergy.adapters.nats.link import NatsLink
-from stigmergy.adapters.nats_store import open_store
-from stigmergy.adapters.system import SystemClock
-from stigmergy.core.errors import StoreConflict, StoreForeign, StoreUnavailable, StoreUnknown
-from stigmergy.ports.store import Entry, Gone, KeyValue, Lease, Store
-from stigmergy.testing.nats_rig import NatsCluster, start_single
+from stigmergy.base.errors import StoreConflict, StoreForeign, StoreUnavailable, StoreUnknown
+from stigmergy.base.system import SystemClock
+from stigmergy.nats.address import parse_address
+from stigmergy.nats.link import NatsLink
+from stigmergy.nats.store import open_store
+from stigmergy.store.port import Entry, Gone, KeyValue, Lease, Store
+from stigmergy.testing.nats import NatsCluster, start_single
 from stigmergy.testing.store_contract import Listener, OpenStore, StoreContract
 
 CLOCK = SystemClock()

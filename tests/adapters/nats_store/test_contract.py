@@ -5,11 +5,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from stigmergy.adapters.nats.address import parse_address
-from stigmergy.adapters.nats.link import NatsLink
-from stigmergy.adapters.nats_store import open_store
-from stigmergy.adapters.system import SystemClock
-from stigmergy.testing.nats_rig import NatsCluster
+from stigmergy.base.system import SystemClock
+from stigmergy.nats.address import parse_address
+from stigmergy.nats.link import NatsLink
+from stigmergy.nats.store import open_store
+from stigmergy.testing.nats import NatsCluster
 from stigmergy.testing.store_contract import OpenStore, StoreContract
 
 

@@ -12,13 +12,7 @@ import pytest
 from nats.aio.client import Client
 from nats.js.api import KeyValueConfig, StreamConfig
 
-from stigmergy.adapters.nats.address import parse_address
-from stigmergy.adapters.nats.link import NatsLink
-from stigmergy.adapters.nats_store import open_store
-from stigmergy.adapters.nats_store.objects import NatsObjects
-from stigmergy.adapters.nats_store.store import NatsStore
-from stigmergy.adapters.system import SystemClock
-from stigmergy.core.errors import (
+from stigmergy.base.errors import (
     ConfigError,
     StoreConflict,
     StoreCorrupt,
@@ -27,8 +21,14 @@ from stigmergy.core.errors import (
     StoreUnknown,
     TooLarge,
 )
-from stigmergy.ports.store import NS, VALUE_BYTES_MAX, Entry, KeyValue, Lease
-from stigmergy.testing.nats_rig import NatsCluster, start_single
+from stigmergy.base.system import SystemClock
+from stigmergy.nats.address import parse_address
+from stigmergy.nats.link import NatsLink
+from stigmergy.nats.store import open_store
+from stigmergy.nats.store.objects import NatsObjects
+from stigmergy.nats.store.store import NatsStore
+from stigmergy.store.port import NS, VALUE_BYTES_MAX, Entry, KeyValue, Lease
+from stigmergy.testing.nats import NatsCluster, start_single
 from stigmergy.testing.proxy import LinkProxy
 from stigmergy.testing.store_contract import Listener
 

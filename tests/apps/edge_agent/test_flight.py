@@ -13,7 +13,7 @@ from apps.edge_agent.drone import SILENCE_S, Drone, make_fleet
 from apps.edge_agent.ground import Launch, Pilot, Recall, RepeatOrder, Watch
 from apps.edge_agent.messages import StartMission
 from stigmergy import Command, Refused
-from stigmergy.adapters.memory_bus import MemoryBroker
+from stigmergy.bus.memory import MemoryBroker
 from stigmergy.sim.node import SimNode, World
 
 

@@ -12,8 +12,8 @@ from apps.traffic.monitor import Limits, Monitor
 from apps.traffic.phases import LAMPS, Geometry, Lamps, Phase
 from apps.traffic.scenario import Witness, addresses, scenario
 from stigmergy import Order
-from stigmergy.sim.fleet.faults import read_faults
-from stigmergy.sim.simulating import Outcome, run_seed
+from stigmergy.sim.faults import read_faults
+from stigmergy.sim.simulation import Outcome, run_seed
 
 SIZE = Geometry()
 

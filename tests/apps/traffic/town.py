@@ -18,12 +18,12 @@ from apps.traffic.messages import ClearMonitor, ShowPhase
 from apps.traffic.phases import Geometry
 from apps.traffic.traffic import Rates, Traffic
 from stigmergy import ActionFailed, Command, DeviceRefused, Event, Order, SharedChanged, StaleOrder
-from stigmergy.core.codec import encode
-from stigmergy.core.effects import ACTUATORS
-from stigmergy.core.inputs import Ask, Delivery, EffectSettled, Input, SafeActionOut, SharedReceived, TimerDue
-from stigmergy.core.shard import Shard
-from stigmergy.core.sharing import replica_seed
-from stigmergy.core.state import ShardState, plan_agents
+from stigmergy.agents.codec import encode
+from stigmergy.agents.effects import ACTUATORS
+from stigmergy.agents.shared import replica_seed
+from stigmergy.shard.inputs import Ask, Delivery, EffectSettled, Input, SafeActionOut, SharedReceived, TimerDue
+from stigmergy.shard.shard import Shard
+from stigmergy.shard.state import ShardState, plan_agents
 
 STEP_S = 0.1
 HEARTBEAT_STEPS = 5

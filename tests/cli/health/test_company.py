@@ -8,10 +8,16 @@ from pathlib import Path
 import apsw
 import pytest
 
-from stigmergy.adapters.sqlite_ledger import inspect_ledger, is_ledger, open_ledger
-from stigmergy.adapters.sqlite_ledger import inspecting as looking
-from stigmergy.cli.health import company
-from stigmergy.cli.health.company import (
+from stigmergy.app.config import Place
+from stigmergy.app.fleet import make_private_key
+from stigmergy.app.journals import journals_in
+from stigmergy.base.errors import ConfigError, LedgerCorrupt
+from stigmergy.claims import sqlite_file as looking
+from stigmergy.claims.port import LedgerCheckpoint
+from stigmergy.claims.sqlite_file import inspect_ledger, is_ledger
+from stigmergy.claims.sqlite_ledger import open_ledger
+from stigmergy.cli import fleet_checks as company
+from stigmergy.cli.fleet_checks import (
     check_binding,
     check_company,
     check_hosts,
@@ -19,13 +25,7 @@ from stigmergy.cli.health.company import (
     check_mesh,
     check_peers,
 )
-from stigmergy.cli.health.disk import Mount
-from stigmergy.cli.health.finding import Finding
-from stigmergy.config import Place
-from stigmergy.core.errors import ConfigError, LedgerCorrupt
-from stigmergy.journals import journals_in
-from stigmergy.ports.ledger import LedgerCheckpoint
-from stigmergy.wiring import make_private_key
+from stigmergy.cli.machine_checks import Finding, Mount
 
 
 def levels(findings: list[Finding]) -> dict[str, str]:

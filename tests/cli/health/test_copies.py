@@ -6,12 +6,12 @@ import asyncio
 import time
 from pathlib import Path
 
-from stigmergy.adapters.folder_store import open_store
-from stigmergy.adapters.nats.naming import copies_bucket
-from stigmergy.adapters.system import SystemClock
-from stigmergy.cli.health.copies import check_copies
-from stigmergy.core.codec import encode
-from stigmergy.core.copies import CopyManifest
+from stigmergy.agents.codec import encode
+from stigmergy.audit.copy_format import CopyManifest
+from stigmergy.base.system import SystemClock
+from stigmergy.cli.fleet_checks import check_copies
+from stigmergy.nats.naming import copies_bucket
+from stigmergy.store.folder import open_store
 
 MANIFEST = CopyManifest(1, 1, "town", 1, 7, None, "", "north/n1", 1, [])
 

@@ -7,15 +7,24 @@ from pathlib import Path
 
 import pytest
 
-from stigmergy.cli.health import disk, limits
-from stigmergy.cli.health.clocks import check_clocks, is_synchronised
-from stigmergy.cli.health.disk import Mount, check_file_system, check_room, check_syncs, check_writing, mount_of
-from stigmergy.cli.health.finding import Finding
-from stigmergy.cli.health.journals import check_archive, check_key
-from stigmergy.cli.health.limits import check_files
-from stigmergy.cli.health.network import check_bus
-from stigmergy.cli.health.versions import check_libraries, check_versions
-from stigmergy.wiring import make_private_key, read_private_key
+from stigmergy.app.fleet import make_private_key, read_private_key
+from stigmergy.cli import machine_checks as disk
+from stigmergy.cli import machine_checks as limits
+from stigmergy.cli.fleet_checks import check_archive, check_bus, check_key
+from stigmergy.cli.machine_checks import (
+    Finding,
+    Mount,
+    check_clocks,
+    check_file_system,
+    check_files,
+    check_libraries,
+    check_room,
+    check_syncs,
+    check_versions,
+    check_writing,
+    is_synchronised,
+    mount_of,
+)
 
 LINE = "36 35 98:0 /mnt1 /mnt/with\\040blank rw,noatime master:1 - ext4 /dev/root rw,errors=continue,nobarrier"
 

@@ -2,7 +2,7 @@
 
 import socket
 
-from stigmergy.cli.health.network import check_bus
+from stigmergy.cli.fleet_checks import check_bus
 
 
 def free_port() -> int:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from blake3 import blake3
 
-from stigmergy.core.claims.entries import ClaimBody, Move, Written, claimant_id, write_record, writer_id
-from stigmergy.core.claims.rules import Step, apply
-from stigmergy.core.claims.state import Claims
+from stigmergy.claims.entries import ClaimBody, Move, Written, claimant_id, write_record, writer_id
+from stigmergy.claims.rules import Step, apply
+from stigmergy.claims.state import Claims
 
 LEDGER = "airspace"
 CELL = "cell/1"

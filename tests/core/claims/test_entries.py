@@ -5,12 +5,15 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from stigmergy.core.claims.entries import (
+from stigmergy.agents.codec import encode
+from stigmergy.base.errors import Malformed
+from stigmergy.claims.entries import (
     CLAIMANT_CHARS_MAX,
     FOR_MS_MAX,
     FOR_MS_MIN,
     RESOURCE_CHARS_MAX,
     ROSTER_COUNT_MAX,
+    SEALED_COUNT_MAX,
     Ask,
     Checkpointed,
     ClaimBody,
@@ -32,9 +35,6 @@ from stigmergy.core.claims.entries import (
     write_records,
     writer_id,
 )
-from stigmergy.core.claims.sealing import SEALED_COUNT_MAX
-from stigmergy.core.codec import encode
-from stigmergy.core.errors import Malformed
 from tests.core.claims.moves import CELL, LEDGER, Node, sign_with, verify
 
 MOVES: tuple[Move, ...] = (

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from stigmergy.core.claims import fold as folding
-from stigmergy.core.claims.entries import Ask, Expire, Release, Renew, Roster, Withdraw
-from stigmergy.core.claims.fold import (
+from stigmergy.agents.codec import encode
+from stigmergy.base.errors import Malformed
+from stigmergy.claims import rules as folding
+from stigmergy.claims.entries import Ask, Expire, Release, Renew, Roster, Withdraw
+from stigmergy.claims.rules import (
     ClaimsCheckpoint,
+    Fate,
     digest,
     fold,
     is_milestone,
@@ -16,10 +19,7 @@ from stigmergy.core.claims.fold import (
     state_bytes,
     write_checkpoint,
 )
-from stigmergy.core.claims.rules import Fate
-from stigmergy.core.claims.state import Claims, Counts
-from stigmergy.core.codec import encode
-from stigmergy.core.errors import Malformed
+from stigmergy.claims.state import Claims, Counts
 from tests.core.claims.moves import CELL, LEDGER, Node, sign_with, verify
 
 

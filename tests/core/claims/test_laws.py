@@ -7,11 +7,10 @@ import contextlib
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stigmergy.core.claims.entries import Ask, Expire, Move, Release, Renew, Roster, Take, Withdraw, Written
-from stigmergy.core.claims.fold import fold, read_checkpoint, read_state, state_bytes
-from stigmergy.core.claims.rules import Fate, apply
-from stigmergy.core.claims.state import QUEUE_COUNT_MAX, Claims
-from stigmergy.core.errors import Malformed
+from stigmergy.base.errors import Malformed
+from stigmergy.claims.entries import Ask, Expire, Move, Release, Renew, Roster, Take, Withdraw, Written
+from stigmergy.claims.rules import Fate, apply, fold, read_checkpoint, read_state, state_bytes
+from stigmergy.claims.state import QUEUE_COUNT_MAX, Claims
 from tests.core.claims.moves import LEDGER, Node, verify
 
 CELLS = st.sampled_from(["cell/1", "cell/2"])

@@ -6,15 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stigmergy.core.claims.entries import FOR_MS_MAX, FOR_MS_MIN
-from stigmergy.core.claims.lease import (
-    DRIFT_PPM_MAX,
-    MARGIN_MS,
-    MILLISECOND_NS,
-    expiry_ns,
-    lease_end_ns,
-    renewal_ns,
-)
+from stigmergy.claims.entries import FOR_MS_MAX, FOR_MS_MIN
+from stigmergy.claims.state import DRIFT_PPM_MAX, MARGIN_MS, MILLISECOND_NS, expiry_ns, lease_end_ns, renewal_ns
 
 MILLION = 1_000_000
 

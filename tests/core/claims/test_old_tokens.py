@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from stigmergy.core.claims.entries import Ask, Expire, Release, Renew, Take
-from stigmergy.core.claims.rules import Fate
+from stigmergy.claims.entries import Ask, Expire, Release, Renew, Take
+from stigmergy.claims.rules import Fate
 from tests.core.claims.moves import CELL, Log, Node
 
 

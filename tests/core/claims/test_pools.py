@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given as property_given
 from hypothesis import strategies as st
 
-from stigmergy.core.claims import wish as wishes
-from stigmergy.core.claims.entries import (
+from stigmergy.base.errors import Malformed
+from stigmergy.claims import wish as wishes
+from stigmergy.claims.entries import (
     POOL_COUNT_MAX,
     Ask,
     AskAny,
@@ -21,11 +22,9 @@ from stigmergy.core.claims.entries import (
     read_record,
     write_record,
 )
-from stigmergy.core.claims.fold import read_state, state_bytes
-from stigmergy.core.claims.rules import Fate
-from stigmergy.core.claims.state import QUEUE_COUNT_MAX, Claims
-from stigmergy.core.claims.wish import Denied, Granted, Lost, Standing, Wish
-from stigmergy.core.errors import Malformed
+from stigmergy.claims.rules import Fate, read_state, state_bytes
+from stigmergy.claims.state import QUEUE_COUNT_MAX, Claims
+from stigmergy.claims.wish import Denied, Granted, Lost, Standing, Wish
 from tests.core.claims.moves import LEDGER, Log, Node, sign_with, verify
 
 DOCKS = ("dock-1", "dock-2", "dock-3")

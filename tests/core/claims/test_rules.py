@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from stigmergy.core.claims import rules, state
-from stigmergy.core.claims.entries import Ask, Checkpointed, Expire, Release, Renew, Roster, Take, Withdraw
-from stigmergy.core.claims.rules import Fate
-from stigmergy.core.claims.state import FREE, Grant, Mark, Offer, Waiter
+from stigmergy.claims import rules, state
+from stigmergy.claims.entries import Ask, Checkpointed, Expire, Release, Renew, Roster, Take, Withdraw
+from stigmergy.claims.rules import Fate
+from stigmergy.claims.state import FREE, Grant, Mark, Offer, Waiter
 from tests.core.claims.moves import CELL, Log, Node
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from stigmergy.core.claims import wish as wishes
-from stigmergy.core.claims.entries import Ask, Expire, Move, Release, Renew, Take, Withdraw
-from stigmergy.core.claims.lease import MILLISECOND_NS
-from stigmergy.core.claims.state import QUEUE_COUNT_MAX
-from stigmergy.core.claims.wish import (
+from stigmergy.claims import wish as wishes
+from stigmergy.claims.entries import Ask, Expire, Move, Release, Renew, Take, Withdraw
+from stigmergy.claims.state import MILLISECOND_NS, QUEUE_COUNT_MAX
+from stigmergy.claims.wish import (
     Denied,
     Granted,
     Held,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 
-from stigmergy.core.swim import Appeared, Identity, Swim, SwimSettings, Vanished
-from stigmergy.core.swim.packets import (
+from stigmergy.membership.packets import (
     PACKET_FORMAT,
     PacketKind,
     SwimPacket,
@@ -14,6 +13,8 @@ from stigmergy.core.swim.packets import (
     read_packet,
     write_packet,
 )
+from stigmergy.membership.settings import SwimSettings
+from stigmergy.membership.swim import Appeared, Identity, Swim, Vanished
 
 KEY = fleet_key("fleet")
 SECOND_NS = 1_000_000_000

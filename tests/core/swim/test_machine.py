@@ -4,12 +4,27 @@ import random
 
 import pytest
 
-from stigmergy.core.errors import Bug, ConfigError
-from stigmergy.core.swim import Identity, Status, Swim, SwimSettings, SwimUpdate
-from stigmergy.core.swim.identity import TWINS_COUNT_MAX
-from stigmergy.core.swim.machine import AGAIN_TIMES_MAX, ASKED_COUNT_MAX, PAGES_COUNT_MAX, RELAYS_COUNT_MAX
-from stigmergy.core.swim.packets import DIGESTS_BYTES, INCARNATION_MAX, PacketKind, SwimPacket, write_packet
-from stigmergy.core.swim.rumours import Rumours
+from stigmergy.base.errors import Bug, ConfigError
+from stigmergy.membership.packets import (
+    DIGESTS_BYTES,
+    INCARNATION_MAX,
+    PacketKind,
+    Status,
+    SwimPacket,
+    SwimUpdate,
+    write_packet,
+)
+from stigmergy.membership.settings import SwimSettings
+from stigmergy.membership.swim import (
+    AGAIN_TIMES_MAX,
+    ASKED_COUNT_MAX,
+    PAGES_COUNT_MAX,
+    RELAYS_COUNT_MAX,
+    TWINS_COUNT_MAX,
+    Identity,
+    Rumours,
+    Swim,
+)
 from tests.core.swim.scene import KEY, SECOND_NS, Scene, run_of
 
 

@@ -6,8 +6,8 @@ from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stigmergy.core.errors import Malformed
-from stigmergy.core.swim.packets import (
+from stigmergy.base.errors import Malformed
+from stigmergy.membership.packets import (
     ABOUT_BYTES_MAX,
     CONTACT_CHARS_MAX,
     DIGESTS_BYTES,

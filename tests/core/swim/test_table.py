@@ -5,10 +5,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stigmergy.core.swim.packets import Status, SwimUpdate
-from stigmergy.core.swim.probing import NAMES_COUNT_MAX, Probe, Round
-from stigmergy.core.swim.rumours import Rumours
-from stigmergy.core.swim.table import Table
+from stigmergy.membership.packets import Status, SwimUpdate, Table
+from stigmergy.membership.swim import NAMES_COUNT_MAX, Probe, Round, Rumours
 
 A, B = b"run-aaaa", b"run-bbbb"
 

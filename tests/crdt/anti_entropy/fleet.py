@@ -9,16 +9,16 @@ from typing import Any
 
 from blake3 import blake3
 
-from stigmergy.core.sharing import replica_id, replica_seed
+from stigmergy.agents.shared import replica_id, replica_seed
 from stigmergy.crdt.anti_entropy.authorship import Node, Trust
 from stigmergy.crdt.anti_entropy.held import Hand
 from stigmergy.crdt.anti_entropy.machine import Machine
 from stigmergy.crdt.anti_entropy.rules import MILLISECOND_NS, SECOND_NS, Moment, Rules
-from stigmergy.crdt.delta import Delta, Edit, mint, read_delta
+from stigmergy.crdt.delta import Delta, Edit, read_delta
 from stigmergy.crdt.lww_register import LWWRegister
 from stigmergy.crdt.orset import ORSet
 from stigmergy.crdt.pncounter import PNCounter
-from stigmergy.crdt.store import EMPTY, Store, read_store
+from stigmergy.crdt.store import EMPTY, Store, mint, read_store
 from stigmergy.crdt.value import SharedValue
 
 FLEET = "tests"

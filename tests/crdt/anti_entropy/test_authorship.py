@@ -7,8 +7,8 @@ from msgspec import structs
 
 from stigmergy.crdt.anti_entropy.authorship import delta_statement, object_id
 from stigmergy.crdt.anti_entropy.messages import Change, write_frame
-from stigmergy.crdt.delta import Delta, mint
-from stigmergy.crdt.store import EMPTY
+from stigmergy.crdt.delta import Delta
+from stigmergy.crdt.store import EMPTY, mint
 from tests.crdt.anti_entropy.fleet import FLEET, OBJECT, Fleet, Member, ORSet, id_of, toy_signature
 
 OTHER = "Thing.other/all"

@@ -8,8 +8,8 @@ from stigmergy.crdt.anti_entropy.authorship import delta_statement, object_id
 from stigmergy.crdt.anti_entropy.messages import Change, Digests, State, Vectors, read_frame, write_frame
 from stigmergy.crdt.anti_entropy.rules import SECOND_NS, Rules
 from stigmergy.crdt.causality import Dot
-from stigmergy.crdt.delta import Delta, mint
-from stigmergy.crdt.store import EMPTY, Store
+from stigmergy.crdt.delta import Delta
+from stigmergy.crdt.store import EMPTY, Store, mint
 from tests.crdt.anti_entropy.fleet import (
     FLEET,
     OBJECT,

@@ -3,9 +3,9 @@
 import pytest
 from msgspec import structs
 
-from stigmergy.crdt.anti_entropy.authorship import Keys, object_id
-from stigmergy.crdt.anti_entropy.desk import TROUBLES_COUNT_MAX
-from stigmergy.crdt.anti_entropy.held import joined
+from stigmergy.crdt.anti_entropy.authorship import QUARANTINED_COUNT_MAX, Keys, Quarantine, Quarantined, object_id
+from stigmergy.crdt.anti_entropy.context import TROUBLES_COUNT_MAX
+from stigmergy.crdt.anti_entropy.held import Epoch, Silence, epoch_of, joined, understood
 from stigmergy.crdt.anti_entropy.messages import (
     Acknowledged,
     Ask,
@@ -26,10 +26,8 @@ from stigmergy.crdt.anti_entropy.messages import (
 )
 from stigmergy.crdt.anti_entropy.peers import Outstanding, Peers
 from stigmergy.crdt.anti_entropy.pool import Kept, Pool, ripe
-from stigmergy.crdt.anti_entropy.quarantine import QUARANTINED_COUNT_MAX, Quarantine, Quarantined
 from stigmergy.crdt.anti_entropy.rules import KEYS_COUNT_MAX, SECOND_NS, Rules
 from stigmergy.crdt.anti_entropy.transfers import FETCHED_COUNT_MAX, Arrived, Incoming, Outgoing
-from stigmergy.crdt.anti_entropy.vectors import Epoch, Silence, epoch_of, understood
 from stigmergy.crdt.causality import Context, Dot
 from stigmergy.crdt.delta import Delta
 from stigmergy.crdt.errors import LimitReached

@@ -5,7 +5,7 @@ import random
 import pytest
 from msgspec import structs
 
-from stigmergy.crdt.anti_entropy import proving
+from stigmergy.crdt.anti_entropy import admission as proving
 from stigmergy.crdt.anti_entropy.authorship import object_id
 from stigmergy.crdt.anti_entropy.messages import (
     CHANGE,

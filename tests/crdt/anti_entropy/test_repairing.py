@@ -2,9 +2,9 @@
 
 import pytest
 
+from stigmergy.crdt.anti_entropy.held import NO_EPOCH
 from stigmergy.crdt.anti_entropy.messages import PART, Signed, Vectors, read_frame, read_message
 from stigmergy.crdt.anti_entropy.rules import SECOND_NS, Rules
-from stigmergy.crdt.anti_entropy.vectors import NO_EPOCH
 from tests.crdt.anti_entropy.fleet import OBJECT, Fleet, LWWRegister
 
 

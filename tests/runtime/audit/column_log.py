@@ -7,11 +7,13 @@ from typing import Any
 
 from msgspec import structs
 
-from stigmergy.adapters.ed25519 import Ed25519Signer
-from stigmergy.adapters.memory import MemoryJournal, MemoryStore
-from stigmergy.core.codec import encode
-from stigmergy.core.columns import ColumnRun, write_record
-from stigmergy.core.commit import (
+from stigmergy.agents.codec import encode
+from stigmergy.agents.columns import ColumnRun, write_record
+from stigmergy.agents.supervision import AgentsEnrolled, ColumnsDeclared, SignerEnrolled
+from stigmergy.journal.memory import MemoryJournal, MemoryStore
+from stigmergy.journal.port import JournalIdentity
+from stigmergy.keys.ed25519 import Ed25519Signer
+from stigmergy.shard.commit import (
     COLUMNS_FORMAT,
     Commit,
     Group,
@@ -25,8 +27,6 @@ from stigmergy.core.commit import (
     seal,
     statement,
 )
-from stigmergy.core.supervision import AgentsEnrolled, ColumnsDeclared, SignerEnrolled
-from stigmergy.ports.journal import JournalIdentity
 from tests.formats.golden_columns import ACTIONS, LAYOUT, MEASURED, TEMPLATES
 
 FLEET = "columns"

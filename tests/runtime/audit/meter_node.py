@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from msgspec import structs
 
 from stigmergy import Fleet, Settings, Snapshots
-from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
-from stigmergy.adapters.memory import MemoryJournal, MemoryStore
-from stigmergy.adapters.system import SystemClock, SystemEntropy
-from stigmergy.core.plans import AgentPlan
-from stigmergy.ports.journal import JournalIdentity
-from stigmergy.runtime.columns.orders import Orders
-from stigmergy.runtime.host import Host
-from stigmergy.runtime.live import Live
+from stigmergy.agents.plans import AgentPlan
+from stigmergy.base.system import SystemClock, SystemEntropy
+from stigmergy.control.live import Live
+from stigmergy.journal.memory import MemoryJournal, MemoryStore
+from stigmergy.journal.port import JournalIdentity
+from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
+from stigmergy.node.column_actuators import Orders
+from stigmergy.node.host import Host
 from tests.core.meters import Alarm, Beep, Board, Counted, Glimpsed, Hush, Measured, Meter, Poked, SetLimit, meter_plans
 
 SIGNER = Ed25519Signer(b"m" * 32)

@@ -9,25 +9,23 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from stigmergy.adapters.archive import FlightFile, open_flight, open_whole_flight
-from stigmergy.adapters.ed25519 import Ed25519Verifier
-from stigmergy.adapters.sqlite import open_journal
-from stigmergy.core.codec import encode
-from stigmergy.core.commit import Commit, SnapshotNote, genesis_of, open_commit
-from stigmergy.core.errors import JournalCorrupt
-from stigmergy.core.flight import FLIGHT_MAGIC, FlightDirectory, RecordKind, frame
-from stigmergy.core.snapshot import TABLE_PART, Header, PartsDigest, Tables, encode_header
-from stigmergy.core.state import Signer
-from stigmergy.core.supervision import AgentsEnrolled
-from stigmergy.core.walking import Kept, Records
-from stigmergy.ports.journal import JournalIdentity, SnapshotPart
-from stigmergy.runtime.audit.column_check import _distinct, distinct_plain
-from stigmergy.runtime.audit.directories import Directories, directory_at
-from stigmergy.runtime.audit.export import Export, Selection
-from stigmergy.runtime.audit.flight import Cut, FlightVerification, make_flight
-from stigmergy.runtime.audit.listing import Entry, Wanted, list_log
-from stigmergy.runtime.audit.needs import NAMES_PER_RECORD, Needs
-from stigmergy.runtime.audit.verification import Verification
+from stigmergy.agents.codec import encode
+from stigmergy.agents.supervision import AgentsEnrolled
+from stigmergy.audit.directories import Directories, directory_at
+from stigmergy.audit.export import Export, Selection
+from stigmergy.audit.flight import NAMES_PER_RECORD, Cut, FlightVerification, Needs, make_flight
+from stigmergy.audit.flight_format import FLIGHT_MAGIC, FlightDirectory, RecordKind, frame
+from stigmergy.audit.flight_journal import FlightFile, open_flight, open_whole_flight
+from stigmergy.audit.listing import Entry, Wanted, list_log
+from stigmergy.audit.verification import Verification, _distinct, distinct_plain
+from stigmergy.base.errors import JournalCorrupt
+from stigmergy.journal.port import JournalIdentity, SnapshotPart
+from stigmergy.journal.sqlite import open_journal
+from stigmergy.keys.ed25519 import Ed25519Verifier
+from stigmergy.shard.commit import Commit, SnapshotNote, genesis_of, open_commit
+from stigmergy.shard.commit_reader import Kept, Records
+from stigmergy.shard.snapshot import TABLE_PART, Header, PartsDigest, Tables, encode_header
+from stigmergy.shard.state import Signer
 from tests.formats.golden_columns import LAYOUT, TEMPLATES
 from tests.runtime.audit.column_log import FLEET, SECOND_NS, SIGNER, ColumnLog, a_log, a_run, alarm, measured
 

@@ -2,15 +2,15 @@
 
 import pytest
 
-from stigmergy.adapters.ed25519 import Ed25519Verifier
-from stigmergy.adapters.memory import MemoryJournal
-from stigmergy.core.codec import canonical_bytes
-from stigmergy.core.columns import ColumnRun, Layout
-from stigmergy.core.commit import open_commit
-from stigmergy.core.state import ShardState
-from stigmergy.runtime.audit.history import History, Moment
-from stigmergy.runtime.audit.verification import Verification
-from stigmergy.runtime.recovery import Recovery
+from stigmergy.agents.codec import canonical_bytes
+from stigmergy.agents.columns import ColumnRun, Layout
+from stigmergy.audit.history import History, Moment
+from stigmergy.audit.verification import Verification
+from stigmergy.journal.memory import MemoryJournal
+from stigmergy.journal.recovery import Recovery
+from stigmergy.keys.ed25519 import Ed25519Verifier
+from stigmergy.shard.commit import open_commit
+from stigmergy.shard.state import ShardState
 from tests.core.meters import Meter
 from tests.core.plain_table import PlainTable
 from tests.runtime.audit.meter_node import NAMES, a_fleet, a_store, interpreted, run

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from stigmergy.adapters.ed25519 import Ed25519Verifier
-from stigmergy.adapters.memory import MemoryJournal, MemoryStore
-from stigmergy.core.effects import Effects
-from stigmergy.core.errors import FoldMismatch
-from stigmergy.core.plans import AgentPlan
-from stigmergy.runtime.audit.differences import Compared
-from stigmergy.runtime.audit.replaying import Replaying
-from stigmergy.runtime.audit.restepping import DECIDED, NO_TABLE
+from stigmergy.agents.effects import Effects
+from stigmergy.agents.plans import AgentPlan
+from stigmergy.audit.column_redecision import DECIDED, NO_TABLE
+from stigmergy.audit.differences import Compared
+from stigmergy.audit.replay import Replaying
+from stigmergy.base.errors import FoldMismatch
+from stigmergy.journal.memory import MemoryJournal, MemoryStore
+from stigmergy.keys.ed25519 import Ed25519Verifier
 from tests.core.meters import Beep, Counted, LimitSet, Measured, Meter, SetLimit, meter_engine
 from tests.core.plain_table import PlainTable, compiled
 from tests.runtime.audit.meter_node import a_fleet, a_store, interpreted, run

@@ -7,12 +7,19 @@ import pytest
 from msgspec import structs
 
 from stigmergy import Agent, Command, Event, Events, Fleet, decide, evolve
-from stigmergy.adapters.archive import FlightFile, NewFile, open_flight
-from stigmergy.adapters.archive.flight import INDEX_EVERY
-from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
-from stigmergy.adapters.memory import MemoryJournal, MemoryStore
-from stigmergy.adapters.system import SystemClock, SystemEntropy
-from stigmergy.core.commit import (
+from stigmergy.audit.archive_folder import NewFile
+from stigmergy.audit.flight import Cut, FlightVerification, FlightVerified, commits_in, make_flight
+from stigmergy.audit.flight_format import FLIGHT_MAGIC, FlightCommit, RecordKind, frame
+from stigmergy.audit.flight_journal import INDEX_EVERY, FlightFile, open_flight
+from stigmergy.audit.rotation import Rotation
+from stigmergy.base.errors import Bug, ConfigError, JournalCorrupt, JournalError, JournalForeign
+from stigmergy.base.system import SystemClock, SystemEntropy
+from stigmergy.control.live import Live
+from stigmergy.journal.memory import MemoryJournal, MemoryStore
+from stigmergy.journal.port import JournalIdentity
+from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
+from stigmergy.node.host import Host
+from stigmergy.shard.commit import (
     Commit,
     Group,
     HashAlgorithm,
@@ -25,14 +32,7 @@ from stigmergy.core.commit import (
     seal,
     statement,
 )
-from stigmergy.core.errors import Bug, ConfigError, JournalCorrupt, JournalError, JournalForeign
-from stigmergy.core.flight import FLIGHT_MAGIC, FlightCommit, RecordKind, frame
-from stigmergy.core.state import shard_of
-from stigmergy.ports.journal import JournalIdentity
-from stigmergy.runtime.audit.flight import Cut, FlightVerification, FlightVerified, commits_in, make_flight
-from stigmergy.runtime.audit.rotation import Rotation
-from stigmergy.runtime.host import Host
-from stigmergy.runtime.live import Live
+from stigmergy.shard.state import shard_of
 
 SIGNER = Ed25519Signer(bytes(range(32)))
 STRANGER = Ed25519Signer(bytes(range(1, 33)))

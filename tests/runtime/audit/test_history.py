@@ -4,16 +4,16 @@ import pytest
 from msgspec import structs
 
 from stigmergy import Agent, Command, Event, Events, Fleet, Settings, Snapshots, decide, evolve
-from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
-from stigmergy.adapters.memory import MemoryJournal, MemoryStore
-from stigmergy.adapters.system import SystemClock, SystemEntropy
-from stigmergy.core.errors import ConfigError, JournalCorrupt, UnknownKind
-from stigmergy.core.state import shard_of
-from stigmergy.ports.journal import JournalIdentity, SnapshotPart, StoredCommit
-from stigmergy.runtime.audit.history import History, Moment, read_moment
-from stigmergy.runtime.host import Host
-from stigmergy.runtime.live import Live
-from stigmergy.runtime.recovery import Recovery
+from stigmergy.audit.history import History, Moment, read_moment
+from stigmergy.base.errors import ConfigError, JournalCorrupt, UnknownKind
+from stigmergy.base.system import SystemClock, SystemEntropy
+from stigmergy.control.live import Live
+from stigmergy.journal.memory import MemoryJournal, MemoryStore
+from stigmergy.journal.port import JournalIdentity, SnapshotPart, StoredCommit
+from stigmergy.journal.recovery import Recovery
+from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
+from stigmergy.node.host import Host
+from stigmergy.shard.state import shard_of
 
 SIGNER = Ed25519Signer(b"h" * 32)
 

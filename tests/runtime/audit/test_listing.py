@@ -3,20 +3,23 @@
 import pytest
 from msgspec import msgpack
 
-from stigmergy.adapters.memory import MemoryJournal, MemoryStore
-from stigmergy.core.commit import COMMIT_FORMAT, GENESIS, Answer, Commit, Group, HashAlgorithm, Owed, Run, head_of, seal
-from stigmergy.core.errors import ConfigError
-from stigmergy.ports.journal import JournalIdentity
-from stigmergy.runtime.audit.listing import (
-    Entry,
-    Wanted,
-    list_commit,
-    list_log,
-    owing,
-    readable_fields,
-    readable_time,
+from stigmergy.audit.listing import Entry, Wanted, list_commit, list_log, owing, readable_fields, readable_time
+from stigmergy.base.errors import ConfigError
+from stigmergy.journal.memory import MemoryJournal, MemoryStore
+from stigmergy.journal.port import JournalIdentity
+from stigmergy.shard.commit import (
+    COMMIT_FORMAT,
+    GENESIS,
+    Answer,
+    Commit,
+    Group,
+    HashAlgorithm,
+    Owed,
+    Run,
+    head_of,
+    seal,
 )
-from stigmergy.testing.commits import make_group
+from stigmergy.testing.journal_contract import make_group
 
 
 def a_commit(**changes: object) -> Commit:

@@ -30,16 +30,16 @@ from stigmergy import (
     transient,
     upcast,
 )
-from stigmergy.adapters import sqlite
-from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
-from stigmergy.adapters.memory import MemoryJournal, MemoryStore
-from stigmergy.adapters.system import SystemClock, SystemEntropy
-from stigmergy.core.state import Limits, plan_agents
-from stigmergy.ports.journal import JournalIdentity
-from stigmergy.runtime.audit.differences import Compared, Difference
-from stigmergy.runtime.audit.replaying import Replaying
-from stigmergy.runtime.host import Host
-from stigmergy.runtime.live import Live
+from stigmergy.audit.differences import Compared, Difference
+from stigmergy.audit.replay import Replaying
+from stigmergy.base.system import SystemClock, SystemEntropy
+from stigmergy.control.live import Live
+from stigmergy.journal import sqlite
+from stigmergy.journal.memory import MemoryJournal, MemoryStore
+from stigmergy.journal.port import JournalIdentity
+from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
+from stigmergy.node.host import Host
+from stigmergy.shard.state import Limits, plan_agents
 from tests.formats import golden
 
 SIGNER = Ed25519Signer(bytes(range(32)))

@@ -4,19 +4,19 @@ import asyncio
 
 import pytest
 
-from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
-from stigmergy.adapters.memory import MemoryJournal, MemoryStore
-from stigmergy.core.agent import Agent, evolve
-from stigmergy.core.errors import WrongKey
-from stigmergy.core.messages import Event
-from stigmergy.ports.journal import JournalIdentity
-from stigmergy.runtime.audit.rotation import Rotation
-from stigmergy.runtime.audit.verification import Verification
-from stigmergy.runtime.declaration import Declaration
-from stigmergy.runtime.host import Host
-from stigmergy.runtime.live import Live
-from stigmergy.runtime.settings import Settings, Snapshots
-from stigmergy.sim.clock import SimClock, SimEntropy
+from stigmergy.agents.agent import Agent, evolve
+from stigmergy.agents.messages import Event
+from stigmergy.audit.rotation import Rotation
+from stigmergy.audit.verification import Verification
+from stigmergy.base.errors import WrongKey
+from stigmergy.control.live import Live
+from stigmergy.journal.memory import MemoryJournal, MemoryStore
+from stigmergy.journal.port import JournalIdentity
+from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
+from stigmergy.node.declaration import Declaration
+from stigmergy.node.host import Host
+from stigmergy.node.settings import Settings, Snapshots
+from stigmergy.sim.loop import SimClock, SimEntropy
 from stigmergy.sim.node import World
 
 OURS, OTHERS, THIRD = (Ed25519Signer(bytes([number]) * 32) for number in (1, 2, 3))

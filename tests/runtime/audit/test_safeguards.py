@@ -6,20 +6,19 @@ from typing import Any
 
 import pytest
 
-from stigmergy.adapters.archive import HoldsFile, open_flight
-from stigmergy.adapters.ed25519 import Ed25519Verifier
-from stigmergy.core.agent import Agent, evolve
-from stigmergy.core.commit import open_commit
-from stigmergy.core.errors import ConfigError, JournalCorrupt, JournalError, JournalFull
-from stigmergy.core.messages import Event
-from stigmergy.runtime.audit.archiving import Archivist
-from stigmergy.runtime.audit.flight import FlightVerification
-from stigmergy.runtime.audit.holds import HOLDS_MAX, Holds, read_holds, write_holds
-from stigmergy.runtime.audit.safeguards import Safeguards
-from stigmergy.runtime.declaration import Declaration
-from stigmergy.runtime.live import Live
-from stigmergy.runtime.settings import Retention, Settings, Snapshots
-from stigmergy.sim.archive import SimArchive, SimHolds
+from rigs.archive import SimArchive, SimHolds
+from stigmergy.agents.agent import Agent, evolve
+from stigmergy.agents.messages import Event
+from stigmergy.audit.archive import HOLDS_MAX, Archivist, Holds, Safeguards, read_holds, write_holds
+from stigmergy.audit.archive_folder import HoldsFile
+from stigmergy.audit.flight import FlightVerification
+from stigmergy.audit.flight_journal import open_flight
+from stigmergy.base.errors import ConfigError, JournalCorrupt, JournalError, JournalFull
+from stigmergy.control.live import Live
+from stigmergy.keys.ed25519 import Ed25519Verifier
+from stigmergy.node.declaration import Declaration
+from stigmergy.node.settings import Retention, Settings, Snapshots
+from stigmergy.shard.commit import open_commit
 from stigmergy.sim.disk import Call, Fault, SimDisk
 from stigmergy.sim.node import SimNode
 from tests.runtime.rig import play

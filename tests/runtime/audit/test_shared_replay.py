@@ -31,19 +31,18 @@ from stigmergy import (
     reject,
     shared,
 )
-from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
-from stigmergy.adapters.memory import MemoryJournal, MemoryStore
-from stigmergy.adapters.system import SystemClock, SystemEntropy
-from stigmergy.core.codec import encode
-from stigmergy.core.inputs import LetterRetried, SharedReceived, VerdictCame
-from stigmergy.core.state import Limits, plan_agents
-from stigmergy.crdt.delta import mint
-from stigmergy.crdt.store import EMPTY
-from stigmergy.ports.journal import JournalIdentity
-from stigmergy.runtime.audit.differences import Compared
-from stigmergy.runtime.audit.replaying import Replaying
-from stigmergy.runtime.host import Host
-from stigmergy.runtime.live import Live
+from stigmergy.agents.codec import encode
+from stigmergy.audit.differences import Compared
+from stigmergy.audit.replay import Replaying
+from stigmergy.base.system import SystemClock, SystemEntropy
+from stigmergy.control.live import Live
+from stigmergy.crdt.store import EMPTY, mint
+from stigmergy.journal.memory import MemoryJournal, MemoryStore
+from stigmergy.journal.port import JournalIdentity
+from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
+from stigmergy.node.host import Host
+from stigmergy.shard.inputs import LetterRetried, SharedReceived, VerdictCame
+from stigmergy.shard.state import Limits, plan_agents
 
 SIGNER = Ed25519Signer(bytes(range(32)))
 CAR = "Car/1"

@@ -7,17 +7,17 @@ import pytest
 from msgspec import structs
 
 from stigmergy import Agent, Command, Event, Events, Fleet, Settings, Snapshots, decide, evolve
-from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
-from stigmergy.adapters.memory import MemoryJournal, MemoryStore
-from stigmergy.adapters.system import SystemClock, SystemEntropy
-from stigmergy.core.commit import Commit, Signature, digest_commit, head_of, open_commit, seal, statement
-from stigmergy.core.errors import BadSignature, JournalCorrupt, StigmergyError, WrongKey
-from stigmergy.ports.journal import JournalIdentity, StoredCommit
-from stigmergy.runtime.audit.rotation import Rotation
-from stigmergy.runtime.audit.verification import PROBLEMS_MAX, Verification, Verified
-from stigmergy.runtime.host import Host
-from stigmergy.runtime.live import Live
-from stigmergy.runtime.recovery import Recovery
+from stigmergy.audit.rotation import Rotation
+from stigmergy.audit.verification import PROBLEMS_MAX, Verification, Verified
+from stigmergy.base.errors import BadSignature, JournalCorrupt, StigmergyError, WrongKey
+from stigmergy.base.system import SystemClock, SystemEntropy
+from stigmergy.control.live import Live
+from stigmergy.journal.memory import MemoryJournal, MemoryStore
+from stigmergy.journal.port import JournalIdentity, StoredCommit
+from stigmergy.journal.recovery import Recovery
+from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
+from stigmergy.node.host import Host
+from stigmergy.shard.commit import Commit, Signature, digest_commit, head_of, open_commit, seal, statement
 
 OLD, NEW, THIEF = (Ed25519Signer(bytes([number]) * 32) for number in (1, 2, 3))
 

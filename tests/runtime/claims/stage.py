@@ -7,16 +7,15 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
-from stigmergy.adapters.memory_ledger import MemoryLedgerStore
-from stigmergy.core.claiming import LEDGER, ClaimAsked, ClaimReleased, Denied, Granted, Verdict, read_verdict
-from stigmergy.core.codec import encode
-from stigmergy.core.inputs import VerdictCame
-from stigmergy.core.outbox import Pending
-from stigmergy.runtime.claims import Claims
-from stigmergy.sim.clock import SimClock, SimEntropy
-from stigmergy.sim.ledger import LedgerFaults, SimLedger
-from stigmergy.sim.loop import VirtualLoop
+from rigs.ledger import LedgerFaults, SimLedger
+from stigmergy.agents.codec import encode
+from stigmergy.agents.ordered import LEDGER, ClaimAsked, ClaimReleased, Denied, Granted, Verdict, read_verdict
+from stigmergy.claims.memory_ledger import MemoryLedgerStore
+from stigmergy.claims.service import Claims
+from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
+from stigmergy.shard.inputs import VerdictCame
+from stigmergy.shard.outbox import Pending
+from stigmergy.sim.loop import SimClock, SimEntropy, VirtualLoop
 
 CELL = "cell/1"
 CALM = LedgerFaults(delay_s_max=0.002)

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from stigmergy.runtime.claims import following
+from stigmergy.claims import reader as following
 from tests.runtime.claims.stage import CELL, Stage, simulate
 
 

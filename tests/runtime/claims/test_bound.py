@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from rigs.ledger import LedgerFaults, SimLedger
 from stigmergy import (
     Action,
     ActionDone,
@@ -39,12 +40,11 @@ from stigmergy import (
     ordered,
     react,
 )
-from stigmergy.adapters.memory_ledger import MemoryLedgerStore
-from stigmergy.core.effects import LAPSED
-from stigmergy.core.errors import DefinitionError
-from stigmergy.runtime.company import Companions
-from stigmergy.runtime.host import Host
-from stigmergy.sim.ledger import LedgerFaults, SimLedger
+from stigmergy.agents.effects import LAPSED
+from stigmergy.base.errors import DefinitionError
+from stigmergy.claims.memory_ledger import MemoryLedgerStore
+from stigmergy.network.replication import Companions
+from stigmergy.node.host import Host
 from stigmergy.sim.node import Part, SimNode, World
 from stigmergy.testing import given
 

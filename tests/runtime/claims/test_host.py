@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
+from rigs.ledger import LedgerFaults, SimLedger
 from stigmergy import (
     Agent,
     Claim,
@@ -23,11 +24,10 @@ from stigmergy import (
     ordered,
     react,
 )
-from stigmergy.adapters.memory_ledger import MemoryLedgerStore
-from stigmergy.core.claims.lease import DRIFT_PPM_MAX
-from stigmergy.runtime.company import Companions
-from stigmergy.runtime.host import Host
-from stigmergy.sim.ledger import LedgerFaults, SimLedger
+from stigmergy.claims.memory_ledger import MemoryLedgerStore
+from stigmergy.claims.state import DRIFT_PPM_MAX
+from stigmergy.network.replication import Companions
+from stigmergy.node.host import Host
 from stigmergy.sim.node import Part, SimNode, World
 
 SLOT = "slot-1"

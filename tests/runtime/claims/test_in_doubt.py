@@ -3,13 +3,13 @@
 import asyncio
 import random
 
-from stigmergy.adapters.ed25519 import Ed25519Signer
-from stigmergy.adapters.memory_ledger import MemoryLedgerStore
-from stigmergy.core.claiming import Granted
-from stigmergy.core.claims.entries import Ask
-from stigmergy.core.claims.lease import MARGIN_MS, OFFER_MS
-from stigmergy.runtime.claims.writing import Writing
-from stigmergy.sim.ledger import LedgerFaults, SimLedger
+from rigs.ledger import LedgerFaults, SimLedger
+from stigmergy.agents.ordered import Granted
+from stigmergy.claims.entries import Ask
+from stigmergy.claims.memory_ledger import MemoryLedgerStore
+from stigmergy.claims.state import MARGIN_MS, OFFER_MS
+from stigmergy.claims.writer import Writing
+from stigmergy.keys.ed25519 import Ed25519Signer
 from stigmergy.sim.loop import VirtualLoop
 from tests.runtime.claims.stage import CELL, Stage, simulate
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from stigmergy.core.claiming import LEDGER, ClaimAnyAsked, ClaimReleased, Denied, Lost, Released
-from stigmergy.core.claims import wish as wishes
-from stigmergy.core.codec import encode
-from stigmergy.core.messages import Claimed
-from stigmergy.core.outbox import Pending
-from stigmergy.runtime.company_desk import described_resource
+from stigmergy.agents.codec import encode
+from stigmergy.agents.messages import Claimed
+from stigmergy.agents.ordered import LEDGER, ClaimAnyAsked, ClaimReleased, Denied, Lost, Released
+from stigmergy.claims import wish as wishes
+from stigmergy.control.replication_service import described_resource
+from stigmergy.shard.outbox import Pending
 from tests.runtime.claims.stage import Node, Stage, simulate
 
 DOCKS = ("dock-1", "dock-2")

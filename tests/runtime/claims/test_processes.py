@@ -21,14 +21,14 @@ WITHIN_S = 240.0
 
 CLAIMANT = """
 import asyncio, sys, time
-from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
-from stigmergy.adapters.sqlite_ledger import open_ledger
-from stigmergy.core.claiming import LEDGER, ClaimAsked, ClaimReleased, Granted, Lost, Released, read_verdict
-from stigmergy.core.codec import encode
-from stigmergy.core.inputs import VerdictCame
-from stigmergy.core.outbox import Pending
-from stigmergy.runtime.claims import Claims
-from stigmergy.runtime.claims.shell import life_of
+from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
+from stigmergy.claims.sqlite_ledger import open_ledger
+from stigmergy.agents.ordered import LEDGER, ClaimAsked, ClaimReleased, Granted, Lost, Released, read_verdict
+from stigmergy.agents.codec import encode
+from stigmergy.shard.inputs import VerdictCame
+from stigmergy.shard.outbox import Pending
+from stigmergy.claims.service import Claims
+from stigmergy.claims.service import life_of
 
 path, name, life = sys.argv[1:4]
 owed = {}

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from stigmergy.core.claiming import Denied, Granted, Lost, Released
-from stigmergy.core.claims import wish as wishes
-from stigmergy.core.claims.lease import MARGIN_MS
-from stigmergy.core.errors import LedgerFailed
-from stigmergy.runtime.claims import desk, writing
-from stigmergy.runtime.claims.shell import CLOSED, CONTACT, NO_CONTACT
-from stigmergy.sim.ledger import LedgerFaults
+from rigs.ledger import LedgerFaults
+from stigmergy.agents.ordered import Denied, Granted, Lost, Released
+from stigmergy.base.errors import LedgerFailed
+from stigmergy.claims import claimant as desk
+from stigmergy.claims import wish as wishes
+from stigmergy.claims import writer as writing
+from stigmergy.claims.service import CLOSED, CONTACT, NO_CONTACT
+from stigmergy.claims.state import MARGIN_MS
 from tests.runtime.claims.stage import CALM, CELL, Stage, simulate
 
 

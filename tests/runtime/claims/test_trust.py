@@ -6,14 +6,14 @@ import asyncio
 
 import pytest
 
-from stigmergy.adapters.ed25519 import Ed25519Signer
-from stigmergy.core.claiming import Denied, Granted, Lost
-from stigmergy.core.claims import fold
-from stigmergy.core.claims.entries import Checkpointed
-from stigmergy.ports.ledger import LedgerCheckpoint
-from stigmergy.runtime.claims import following
-from stigmergy.runtime.claims.shell import CLOSED, life_of, outlive
-from stigmergy.sim.clock import SimEntropy
+from stigmergy.agents.ordered import Denied, Granted, Lost
+from stigmergy.claims import reader as following
+from stigmergy.claims import rules as fold
+from stigmergy.claims.entries import Checkpointed
+from stigmergy.claims.port import LedgerCheckpoint
+from stigmergy.claims.service import CLOSED, life_of, outlive
+from stigmergy.keys.ed25519 import Ed25519Signer
+from stigmergy.sim.loop import SimEntropy
 from tests.runtime.claims.stage import CELL, Stage, simulate
 
 

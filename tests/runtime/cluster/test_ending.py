@@ -2,7 +2,7 @@
 
 import asyncio
 
-from stigmergy.runtime.cluster.ending import end_task
+from stigmergy.cluster.membership import end_task
 from stigmergy.sim.loop import run
 
 

@@ -5,20 +5,19 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
-from stigmergy.adapters.memory_shard_log import MemoryShard, MemoryShardLog
-from stigmergy.core.effects import Order
-from stigmergy.core.errors import JournalConflict, JournalUnknown, NotOwned, NotRunning, StigmergyError
-from stigmergy.core.inputs import Accepted
-from stigmergy.ports.journal import JournalIdentity
-from stigmergy.runtime import protocol
-from stigmergy.runtime.cluster.leased_desk import LeasedDesk
-from stigmergy.runtime.cluster.leased_host import LeasedHost, guarded
-from stigmergy.runtime.cluster.standby import Standby
-from stigmergy.runtime.control import ControlDesk, Node
-from stigmergy.runtime.live import Live
-from stigmergy.runtime.protocol import read_reply, write_request
-from stigmergy.sim.clock import SimClock, SimEntropy
+from stigmergy.agents.effects import Order
+from stigmergy.base.errors import JournalConflict, JournalUnknown, NotOwned, NotRunning, StigmergyError
+from stigmergy.cluster.fencing import LeasedDesk, LeasedHost, guarded
+from stigmergy.cluster.standby import Standby
+from stigmergy.control import protocol
+from stigmergy.control.live import Live
+from stigmergy.control.protocol import read_reply, write_request
+from stigmergy.control.server import ControlDesk, Node
+from stigmergy.journal.memory import MemoryShard, MemoryShardLog
+from stigmergy.journal.port import JournalIdentity
+from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
+from stigmergy.shard.inputs import Accepted
+from stigmergy.sim.loop import SimClock, SimEntropy
 from stigmergy.sim.run import Run
 from tests.runtime.cluster.town import KEY, Add, Fleet, Land, Ring
 

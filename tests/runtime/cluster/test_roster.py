@@ -8,15 +8,12 @@ from contextvars import copy_context
 import pytest
 from msgspec import structs
 
-from stigmergy.adapters.memory_store import MemoryStore
-from stigmergy.adapters.memory_store.shelf import MemoryShelf
-from stigmergy.core.assignment import shown
-from stigmergy.core.errors import ConfigError, StaleEpoch, StoreForeign, StoreUnavailable
-from stigmergy.core.placement import NOBODY
-from stigmergy.ports.store import NS, KeyValue
-from stigmergy.runtime.cluster.coordinating import LEASE_S
-from stigmergy.runtime.cluster.records import (
+from stigmergy.agents.assignment import shown
+from stigmergy.base.errors import ConfigError, StaleEpoch, StoreForeign, StoreUnavailable
+from stigmergy.cluster.membership import LEASE_S, Roster
+from stigmergy.cluster.records import (
     FLEET,
+    NOBODY,
     PLAN,
     FleetShape,
     KindFold,
@@ -26,10 +23,10 @@ from stigmergy.runtime.cluster.records import (
     worker_key,
     write_record,
 )
-from stigmergy.runtime.cluster.roster import Roster
-from stigmergy.sim.clock import SimClock
-from stigmergy.sim.loop import ACTOR
+from stigmergy.sim.loop import ACTOR, SimClock
 from stigmergy.sim.run import Run
+from stigmergy.store.memory import MemoryShelf, MemoryStore
+from stigmergy.store.port import NS, KeyValue
 
 SHARDS = 6
 SHAPE = FleetShape("town", SHARDS)

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from stigmergy.core.errors import DataLost, JournalForeign, JournalFull
-from stigmergy.core.state import shard_of
-from stigmergy.runtime.cluster.seen import SeenLogs
+from stigmergy.base.errors import DataLost, JournalForeign, JournalFull
+from stigmergy.cluster.supervisor import SeenLogs
+from stigmergy.shard.state import shard_of
 from tests.runtime.cluster.town import SHARDS, Town, play
 
 

@@ -7,19 +7,19 @@ import asyncio
 import pytest
 from msgspec import structs
 
-from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
-from stigmergy.adapters.memory_shard_log import MemoryShard, MemoryShardLog
-from stigmergy.core.agent import Agent, evolve
-from stigmergy.core.errors import DataLost, FoldMismatch, JournalConflict, JournalCorrupt, LinkDown, NotRunning
-from stigmergy.core.messages import Event
-from stigmergy.ports.journal import Journal, JournalIdentity
-from stigmergy.runtime.cluster import standby as module
-from stigmergy.runtime.cluster.ending import end_task
-from stigmergy.runtime.cluster.standby import Claimed, Standby
-from stigmergy.runtime.declaration import Declaration
-from stigmergy.runtime.host import Host
-from stigmergy.runtime.settings import Retention, Settings, Snapshots
-from stigmergy.sim.clock import SimClock
+from stigmergy.agents.agent import Agent, evolve
+from stigmergy.agents.messages import Event
+from stigmergy.base.errors import DataLost, FoldMismatch, JournalConflict, JournalCorrupt, LinkDown, NotRunning
+from stigmergy.cluster import standby as module
+from stigmergy.cluster.membership import end_task
+from stigmergy.cluster.standby import Claimed, Standby
+from stigmergy.journal.memory import MemoryShard, MemoryShardLog
+from stigmergy.journal.port import Journal, JournalIdentity
+from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
+from stigmergy.node.declaration import Declaration
+from stigmergy.node.host import Host
+from stigmergy.node.settings import Retention, Settings, Snapshots
+from stigmergy.sim.loop import SimClock
 from stigmergy.sim.node import World
 
 SIGNER = Ed25519Signer(bytes(range(32)))

@@ -2,8 +2,8 @@
 
 import pytest
 
-from stigmergy.core.errors import Bug
-from stigmergy.runtime.cluster.tenancy import TRANSITIONS, Signal, State, Step, Tenancy
+from stigmergy.base.errors import Bug
+from stigmergy.cluster.lifecycle import TRANSITIONS, Signal, State, Step, Tenancy
 
 
 def lived(*signals: Signal) -> Tenancy:

@@ -5,20 +5,21 @@ from typing import Any
 
 import pytest
 
-from stigmergy.adapters.ed25519 import Ed25519Signer
-from stigmergy.core.agent import Agent, react
-from stigmergy.core.claiming import Claim, Ordered, ordered
-from stigmergy.core.effects import Effects, Publish
-from stigmergy.core.errors import ConfigError, JournalFull, NotOwned, StoreUnavailable
-from stigmergy.core.sharing import Shared, shared
-from stigmergy.core.state import shard_of
+from stigmergy.agents.agent import Agent, react
+from stigmergy.agents.effects import Effects, Publish
+from stigmergy.agents.ordered import Claim, Ordered, ordered
+from stigmergy.agents.shared import Shared, shared
+from stigmergy.base.errors import ConfigError, JournalFull, NotOwned, StoreUnavailable
+from stigmergy.cluster import membership as coordinating
+from stigmergy.cluster import worker
+from stigmergy.cluster.membership import Roster
+from stigmergy.cluster.owned_shard import House
+from stigmergy.cluster.supervisor import FAILURES_MAX
+from stigmergy.cluster.worker import UNHEARD
 from stigmergy.crdt.orset import ORSet
-from stigmergy.runtime.cluster import coordinating, worker
-from stigmergy.runtime.cluster.house import House
-from stigmergy.runtime.cluster.roster import Roster
-from stigmergy.runtime.cluster.tenant import FAILURES_MAX
-from stigmergy.runtime.cluster.worker import UNHEARD
-from stigmergy.runtime.declaration import Declaration
+from stigmergy.keys.ed25519 import Ed25519Signer
+from stigmergy.node.declaration import Declaration
+from stigmergy.shard.state import shard_of
 from tests.runtime.cluster.town import KEY, SHARDS, Added, Land, Meter, Person, Ring, Town, play
 
 SEEDS = (0, pytest.param(1, marks=pytest.mark.prove))

@@ -11,33 +11,29 @@ from collections.abc import Awaitable, Callable
 from contextvars import copy_context
 from typing import Any
 
-from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
-from stigmergy.adapters.memory_neighbours import MemoryNeighbourhood, MemoryStreet
-from stigmergy.adapters.memory_shard_log import MemoryShard, MemoryShardLog
-from stigmergy.adapters.memory_store import MemoryStore
-from stigmergy.adapters.memory_store.shelf import MemoryShelf
-from stigmergy.core.agent import Agent, decide, evolve, react
-from stigmergy.core.effects import Effects, Events, Order, Tell
-from stigmergy.core.errors import ConfigError, JournalError, LinkDown, NotOwned, NotRunning
-from stigmergy.core.messages import Action, Command, Event
-from stigmergy.core.state import shard_of
-from stigmergy.core.supervision import SafeAction
-from stigmergy.ports.following import ShardLog
-from stigmergy.ports.journal import JournalIdentity
-from stigmergy.ports.neighbour import Answer
-from stigmergy.runtime.cluster.house import House
-from stigmergy.runtime.cluster.leased_host import LeasedHost
-from stigmergy.runtime.cluster.records import Member
-from stigmergy.runtime.cluster.standby import Standby
-from stigmergy.runtime.cluster.tenure import Means
-from stigmergy.runtime.cluster.worker import Worker
-from stigmergy.runtime.declaration import Declaration
-from stigmergy.runtime.neighbours import Neighbours
-from stigmergy.runtime.settings import Settings
-from stigmergy.runtime.shares import Share
-from stigmergy.sim.clock import SimClock, SimEntropy
-from stigmergy.sim.loop import ACTOR
+from stigmergy.agents.agent import Agent, decide, evolve, react
+from stigmergy.agents.effects import Effects, Events, Order, Tell
+from stigmergy.agents.messages import Action, Command, Event
+from stigmergy.agents.supervision import SafeAction
+from stigmergy.base.errors import ConfigError, JournalError, LinkDown, NotOwned, NotRunning
+from stigmergy.cluster.fencing import LeasedHost
+from stigmergy.cluster.owned_shard import House, Means
+from stigmergy.cluster.records import Member
+from stigmergy.cluster.standby import Standby
+from stigmergy.cluster.worker import Worker
+from stigmergy.journal.memory import MemoryShard, MemoryShardLog
+from stigmergy.journal.port import JournalIdentity, ShardLog
+from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
+from stigmergy.network.memory_peers import MemoryNeighbourhood, MemoryStreet
+from stigmergy.network.peer_port import Answer
+from stigmergy.network.peers import Neighbours
+from stigmergy.network.shares import Share
+from stigmergy.node.declaration import Declaration
+from stigmergy.node.settings import Settings
+from stigmergy.shard.state import shard_of
+from stigmergy.sim.loop import ACTOR, SimClock, SimEntropy
 from stigmergy.sim.run import Run
+from stigmergy.store.memory import MemoryShelf, MemoryStore
 
 SHARDS = 6
 KEY = bytes(range(32))

@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from stigmergy import Agent, Effects, Event, Fleet, Settings, evolve, react
-from stigmergy.core.batches import BATCH_FORMAT, BatchHeader, pack_batch
-from stigmergy.core.messages import Message
-from stigmergy.runtime.columns.orders import Orders
-from stigmergy.runtime.live import Live
-from stigmergy.runtime.mailbox import Letter
+from stigmergy.agents.messages import Message
+from stigmergy.control.live import Live
+from stigmergy.node.column_actuators import Orders
+from stigmergy.node.mailbox import Letter
+from stigmergy.shard.batches import BATCH_FORMAT, BatchHeader, pack_batch
 from stigmergy.sim.node import SimNode, World
 from tests.core.meters import Alarm, Beep, Board, Hush, Meter, meter_engine
 from tests.core.plain_table import PlainEngine, compiled

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from stigmergy.adapters.ring import MemoryRing
-from stigmergy.core.codec import pack_envelope
-from stigmergy.core.errors import Overloaded, RingDamaged
-from stigmergy.runtime.columns import feeding
-from stigmergy.runtime.columns.feeding import FeedCounters, Feeding, Feedings
-from stigmergy.runtime.live import Live
+from stigmergy.agents.codec import pack_envelope
+from stigmergy.base.errors import Overloaded, RingDamaged
+from stigmergy.control.live import Live
+from stigmergy.node import column_feeds as feeding
+from stigmergy.node.column_feeds import FeedCounters, Feeding, Feedings
+from stigmergy.ring import MemoryRing
 from stigmergy.sim.node import SimNode
 from tests.core.meters import Counted, Glimpsed, Seen
 from tests.runtime.columns.stage import Hand, Radio, declare, play

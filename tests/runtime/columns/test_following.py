@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from stigmergy.core.commit import open_commit
-from stigmergy.core.errors import NotRunning, StigmergyError
+from stigmergy.base.errors import NotRunning, StigmergyError
+from stigmergy.shard.commit import open_commit
 from stigmergy.sim.disk import Fault
 from stigmergy.sim.node import SimNode
 from tests.core.meters import Counted

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from stigmergy import DeviceRefused
-from stigmergy.core.blocks import BLOCK_INDEX
-from stigmergy.core.inputs import ActionsConfirmed
-from stigmergy.runtime.columns.orders import Orders
-from stigmergy.runtime.effector import INDEX_BITS
-from stigmergy.runtime.live import Live
+from stigmergy.control.live import Live
+from stigmergy.node.column_actuators import Orders
+from stigmergy.node.effector import INDEX_BITS
+from stigmergy.shard.inputs import ActionsConfirmed
+from stigmergy.shard.outbox import BLOCK_INDEX
 from stigmergy.sim.node import SimNode
 from tests.core.meters import Alarm, Beep, Glimpsed, Measured
 from tests.runtime.columns.stage import Hand, Honked, Radio, declare, play

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from stigmergy.core.inputs import ColumnDelivery, EnrollAgents, SequencesSkipped
-from stigmergy.core.state import Limits
-from stigmergy.runtime.columns.joining import JOINED_BYTES_MAX, SMALL_BYTES, join_letters
-from stigmergy.runtime.mailbox import Letter
+from stigmergy.node.column_intake import JOINED_BYTES_MAX, SMALL_BYTES, join_letters
+from stigmergy.node.mailbox import Letter
+from stigmergy.shard.inputs import ColumnDelivery, EnrollAgents, SequencesSkipped
+from stigmergy.shard.state import Limits
 from stigmergy.sim.node import SimNode
 from tests.core.meters import Counted
 from tests.runtime.columns.stage import Hand, Radio, Told, declare, play

@@ -10,9 +10,8 @@ import pytest
 from msgspec import Meta
 
 from stigmergy import Action
-from stigmergy.core.blocks import BLOCK_INDEX, Block
-from stigmergy.core.codec import encode
-from stigmergy.core.columns import (
+from stigmergy.agents.codec import encode
+from stigmergy.agents.columns import (
     ACTION_HEAD_BYTES,
     LAYOUT_FORMAT,
     NOT_KEPT,
@@ -25,8 +24,9 @@ from stigmergy.core.columns import (
     Templates,
     Text,
 )
-from stigmergy.runtime.columns.orders import Orders, counts_in
-from stigmergy.runtime.effector import INDEX_BITS
+from stigmergy.node.column_actuators import Orders, counts_in
+from stigmergy.node.effector import INDEX_BITS
+from stigmergy.shard.outbox import BLOCK_INDEX, Block
 
 np = pytest.importorskip("numpy")
 

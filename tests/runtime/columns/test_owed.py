@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from stigmergy import Snapshots
-from stigmergy.core.errors import JournalUnknown
-from stigmergy.runtime.columns.orders import Orders
+from stigmergy.base.errors import JournalUnknown
+from stigmergy.node.column_actuators import Orders
 from stigmergy.sim.disk import Fault
 from stigmergy.sim.node import SimNode
 from tests.core.meters import Counted, Glimpsed

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from stigmergy.adapters.ed25519 import Ed25519Verifier
-from stigmergy.core.errors import Malformed, NotOwned, StigmergyError, TooLarge, UnknownKind
-from stigmergy.core.homes import Homes
-from stigmergy.runtime.columns.roster import Roster, read_roster
-from stigmergy.runtime.control import ControlDesk, Node
-from stigmergy.runtime.live import Live
-from stigmergy.runtime.protocol import ENROLLED_NAMES_MAX, read_reply
-from stigmergy.runtime.shares import owned_by
-from stigmergy.runtime.switchboard import Switchboard
+from stigmergy.base.errors import Malformed, NotOwned, StigmergyError, TooLarge, UnknownKind
+from stigmergy.control.live import Live
+from stigmergy.control.protocol import read_reply
+from stigmergy.control.router import Switchboard
+from stigmergy.control.server import ControlDesk, Node
+from stigmergy.keys.ed25519 import Ed25519Verifier
+from stigmergy.network.shares import owned_by
+from stigmergy.node.column_roster import ENROLLED_NAMES_MAX, Roster, read_roster
+from stigmergy.shard.homes import Homes
 from stigmergy.sim.node import SimNode, World
 from tests.core.meters import Counted
 from tests.runtime.columns.stage import Hand, Radio, declare, play

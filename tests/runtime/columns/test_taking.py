@@ -9,22 +9,24 @@ import pytest
 from msgspec import structs
 
 from stigmergy import DROP_OLDEST, sample
-from stigmergy.core.batches import open_batch, pack_batch
-from stigmergy.core.codec import pack_envelope
-from stigmergy.core.columns import NO_CHECK
-from stigmergy.core.errors import Malformed, NotRunning, Overloaded, SequenceGap, StaleEpoch, StaleMapping, UnknownKind
-from stigmergy.core.inputs import EnrollAgents, SequencesSkipped
-from stigmergy.core.messages import spec_of
-from stigmergy.core.supervision import InputsSkipped
-from stigmergy.runtime.audit.listing import Wanted, list_log
-from stigmergy.runtime.columns.intake import (
-    ENROLLED_BYTES,
-    GIVE_WAY_NAMES,
-    GIVE_WAY_S,
-    _durable_generation,
-    _parts,
+from stigmergy.agents.codec import pack_envelope
+from stigmergy.agents.columns import NO_CHECK
+from stigmergy.agents.messages import spec_of
+from stigmergy.agents.supervision import InputsSkipped
+from stigmergy.audit.listing import Wanted, list_log
+from stigmergy.base.errors import (
+    Malformed,
+    NotRunning,
+    Overloaded,
+    SequenceGap,
+    StaleEpoch,
+    StaleMapping,
+    UnknownKind,
 )
-from stigmergy.runtime.live import Live
+from stigmergy.control.live import Live
+from stigmergy.node.column_intake import ENROLLED_BYTES, GIVE_WAY_NAMES, GIVE_WAY_S, _durable_generation, _parts
+from stigmergy.shard.batches import open_batch, pack_batch
+from stigmergy.shard.inputs import EnrollAgents, SequencesSkipped
 from stigmergy.sim.node import SimNode
 from tests.core.meters import Counted, Meter, Seen
 from tests.runtime.columns.stage import Hand, Radio, declare, play, shards_of

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from stigmergy.core.errors import FoldMismatch
-from stigmergy.runtime.declaration import Declaration
-from stigmergy.runtime.settings import Retention, Settings, Snapshots
+from stigmergy.base.errors import FoldMismatch
+from stigmergy.node.declaration import Declaration
+from stigmergy.node.settings import Retention, Settings, Snapshots
 from stigmergy.sim.node import SimNode, World
 from tests.core.test_brought_back import GATE, Arrived, First, Without, back
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from stigmergy.core.agent import Agent, decide
-from stigmergy.core.effects import Events
-from stigmergy.core.sharing import Shared, shared
+from stigmergy.agents.agent import Agent, decide
+from stigmergy.agents.effects import Events
+from stigmergy.agents.shared import Shared, shared
 from stigmergy.crdt.orset import ORSet
 from stigmergy.crdt.pncounter import PNCounter
-from stigmergy.runtime.declaration import Declaration
+from stigmergy.node.declaration import Declaration
 from tests.runtime.replicas.town import QUICK, Count, See, Town
 
 

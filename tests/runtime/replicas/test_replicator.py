@@ -5,12 +5,12 @@ import random
 
 import pytest
 
-from stigmergy.core.errors import ConfigError, Overloaded
-from stigmergy.core.inputs import SharedReceived
-from stigmergy.core.sharing import Merged, SharedChanged
+from stigmergy.agents.shared import Merged, SharedChanged
+from stigmergy.base.errors import ConfigError, Overloaded
 from stigmergy.crdt.anti_entropy.messages import ACKNOWLEDGEMENT
-from stigmergy.runtime.replicas.replicator import SharedStanding, rules_of
-from stigmergy.runtime.settings import Settings, SharedSettings
+from stigmergy.network.replicator import SharedStanding, rules_of
+from stigmergy.node.settings import Settings, SharedSettings
+from stigmergy.shard.inputs import SharedReceived
 from stigmergy.sim.network import LinkFaults
 from tests.runtime.replicas.town import FAILS, Count, Miss, See, Show, Town
 

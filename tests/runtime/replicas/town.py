@@ -6,17 +6,17 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from stigmergy.core.agent import Agent, decide, evolve
-from stigmergy.core.effects import Events
-from stigmergy.core.messages import Command
-from stigmergy.core.sharing import Merged, Shared, shared
+from stigmergy.agents.agent import Agent, decide, evolve
+from stigmergy.agents.effects import Events
+from stigmergy.agents.messages import Command
+from stigmergy.agents.shared import Merged, Shared, shared
 from stigmergy.crdt.lww_register import LWWRegister
 from stigmergy.crdt.orset import ORSet
 from stigmergy.crdt.pncounter import PNCounter
-from stigmergy.runtime.declaration import Declaration
-from stigmergy.runtime.host import Host
-from stigmergy.runtime.replicas.replicator import Replicator
-from stigmergy.runtime.settings import Settings, SharedSettings
+from stigmergy.network.replicator import Replicator
+from stigmergy.node.declaration import Declaration
+from stigmergy.node.host import Host
+from stigmergy.node.settings import Settings, SharedSettings
 from stigmergy.sim.network import Network
 from stigmergy.sim.node import SimNode, World
 

@@ -7,18 +7,18 @@ from collections.abc import Callable
 
 import msgspec
 
-from stigmergy.adapters.memory import MemoryStore
-from stigmergy.adapters.memory_bus import MemoryBroker
-from stigmergy.core.agent import Agent, evolve
-from stigmergy.core.commit import Commit, Group, Signature, open_commit
-from stigmergy.core.messages import Event, within
-from stigmergy.core.uplink import Aggregate, Sieve, Summary, UplinkRule
-from stigmergy.ports.journal import StoredCommit
-from stigmergy.runtime.declaration import Declaration
-from stigmergy.runtime.settings import Settings
-from stigmergy.runtime.uplink.sender import UplinkStanding
+from stigmergy.agents.agent import Agent, evolve
+from stigmergy.agents.messages import Event, within
+from stigmergy.bus.memory import MemoryBroker
+from stigmergy.journal.memory import MemoryStore
+from stigmergy.journal.port import StoredCommit
+from stigmergy.node.declaration import Declaration
+from stigmergy.node.settings import Settings
+from stigmergy.shard.commit import Commit, Group, Signature, open_commit
 from stigmergy.sim.logbook import Logbook
 from stigmergy.sim.node import SimNode, World
+from stigmergy.uplink.rules import Aggregate, Sieve, Summary, UplinkRule
+from stigmergy.uplink.sender import UplinkStanding
 
 
 class Moved(Event, keep=within(seconds=0.2)):

@@ -5,21 +5,21 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from stigmergy.adapters.memory_bus import MemoryBroker, MemoryBus
-from stigmergy.core.agent import Agent, decide, evolve
-from stigmergy.core.codec import encode, pack_envelope
-from stigmergy.core.effects import Events
-from stigmergy.core.errors import DefinitionError, Malformed, StaleEpoch
-from stigmergy.core.messages import Command, Event
-from stigmergy.core.uplink import number_of
-from stigmergy.core.uplink_messages import Batch, Inquiry, Mark, Told, read_told, write_message
-from stigmergy.ports.bus import BusMessage
-from stigmergy.runtime.declaration import Declaration
-from stigmergy.runtime.live import Live
-from stigmergy.runtime.presence import MemberLeft
-from stigmergy.runtime.uplink.collector import HOLE_MAX
-from stigmergy.runtime.uplink.names import Sender, sender_of, uplinks_pattern
+from stigmergy.agents.agent import Agent, decide, evolve
+from stigmergy.agents.codec import encode, pack_envelope
+from stigmergy.agents.effects import Events
+from stigmergy.agents.messages import Command, Event
+from stigmergy.base.errors import DefinitionError, Malformed, StaleEpoch
+from stigmergy.bus.memory import MemoryBroker, MemoryBus
+from stigmergy.bus.port import BusMessage
+from stigmergy.bus.presence import MemberLeft
+from stigmergy.control.live import Live
+from stigmergy.node.declaration import Declaration
 from stigmergy.sim.node import SimNode, World
+from stigmergy.uplink.collector import HOLE_MAX
+from stigmergy.uplink.messages import Batch, Inquiry, Mark, Told, read_told, write_message
+from stigmergy.uplink.names import Sender, sender_of, uplinks_pattern
+from stigmergy.uplink.rules import number_of
 
 ME = Sender("delivery", "local", "drone-1")
 SOURCE = "uplink/delivery/local/drone-1/0"

@@ -1,9 +1,9 @@
 """What a device sends up of compiled agents: messages with numbers, from any place in its log, as any others."""
 
-from stigmergy.core.codec import tag_of
-from stigmergy.core.uplink import Aggregate, SieveCounters, UplinkRule, number_of
-from stigmergy.core.uplink_messages import Mark
-from stigmergy.runtime.uplink.lane import Lane
+from stigmergy.agents.codec import tag_of
+from stigmergy.uplink.lane import Lane
+from stigmergy.uplink.messages import Mark
+from stigmergy.uplink.rules import Aggregate, SieveCounters, UplinkRule, number_of
 from tests.runtime.audit.column_log import ColumnLog, a_log, a_run, measured
 
 

@@ -7,16 +7,16 @@ import random
 from collections.abc import AsyncIterator
 
 from stigmergy import Fleet, Settings, UplinkRule, UplinkSettings
-from stigmergy.adapters.memory_bus import MemoryBus, memory_broker
-from stigmergy.adapters.memory_store import open_store
-from stigmergy.adapters.system import SystemClock
-from stigmergy.core.codec import encode
-from stigmergy.core.uplink_messages import Batch, Inquiry, Told, read_told, write_message
-from stigmergy.ports.bus import BusMessage
-from stigmergy.runtime.live import Live
-from stigmergy.runtime.uplink.distributor import Distributor
-from stigmergy.runtime.uplink.names import Sender
+from stigmergy.agents.codec import encode
+from stigmergy.base.system import SystemClock
+from stigmergy.bus.memory import MemoryBus, memory_broker
+from stigmergy.bus.port import BusMessage
+from stigmergy.control.live import Live
+from stigmergy.store.memory import open_store
 from stigmergy.testing.bus_rig import wait_until
+from stigmergy.uplink.distributor import Distributor
+from stigmergy.uplink.messages import Batch, Inquiry, Told, read_told, write_message
+from stigmergy.uplink.names import Sender
 from tests.runtime.uplink.stage import Arrived, Drone, Twin
 
 QUICK = Settings(

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from stigmergy import Fleet, UplinkRule
-from stigmergy.adapters.memory_bus import memory_broker
-from stigmergy.config import Config, Place
-from stigmergy.core.errors import ConfigError
+from stigmergy.app.config import Config, Place
+from stigmergy.app.fleet import Bearings, find_bearings
+from stigmergy.base.errors import ConfigError
+from stigmergy.bus.memory import memory_broker
 from stigmergy.testing.bus_rig import wait_until
-from stigmergy.wiring import Bearings, find_bearings
 from tests.runtime.uplink.stage import Arrived, Drone, Moved, Twin
 
 SITE_BUS, UP_BUS = "memory:levels-site", "memory:levels-up"

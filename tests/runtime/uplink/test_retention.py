@@ -5,9 +5,9 @@ import asyncio
 import msgspec
 import pytest
 
-from stigmergy.core.supervision import InputsSkipped
-from stigmergy.core.uplink import Aggregate, UplinkRule
-from stigmergy.runtime.settings import Retention, Settings, Snapshots
+from stigmergy.agents.supervision import InputsSkipped
+from stigmergy.node.settings import Retention, Settings, Snapshots
+from stigmergy.uplink.rules import Aggregate, UplinkRule
 from tests.runtime.uplink.stage import RULE, Arrived, Stage, copy_of, restore
 
 SNAPSHOTS = Snapshots(every_events=20, every_s=1e9, tail_ratio=0.0, share_max=1.0)

@@ -5,13 +5,13 @@ import random
 
 import pytest
 
-from stigmergy.adapters.memory_bus import MemoryBroker, MemoryBus
-from stigmergy.core.uplink import UplinkRule
-from stigmergy.core.uplink_messages import Batch, Inquiry, Mark, Told, read_up, write_message
-from stigmergy.ports.bus import BusMessage
-from stigmergy.runtime.settings import Settings, UplinkSettings
-from stigmergy.runtime.uplink.names import Sender
+from stigmergy.bus.memory import MemoryBroker, MemoryBus
+from stigmergy.bus.port import BusMessage
+from stigmergy.node.settings import Settings, UplinkSettings
 from stigmergy.sim.node import SimNode
+from stigmergy.uplink.messages import Batch, Inquiry, Mark, Told, read_up, write_message
+from stigmergy.uplink.names import Sender
+from stigmergy.uplink.rules import UplinkRule
 from tests.runtime.uplink.stage import ALL, RULE, Moved, Stage, copy_of, restore, twins
 
 ME = Sender("delivery", "local", "device")

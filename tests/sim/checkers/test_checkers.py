@@ -2,9 +2,9 @@
 
 import msgspec
 
-from stigmergy.adapters.ed25519 import Ed25519Signer, Ed25519Verifier
-from stigmergy.core.commit import Commit, Head, Signature, genesis_of, seal, statement
-from stigmergy.core.commit import Run as TimeRun
+from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
+from stigmergy.shard.commit import Commit, Head, Signature, genesis_of, seal, statement
+from stigmergy.shard.commit import Run as TimeRun
 from stigmergy.sim.checkers import (
     Acknowledged,
     Hold,

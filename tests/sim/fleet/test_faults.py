@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from stigmergy.core.errors import ConfigError
+from stigmergy.base.errors import ConfigError
 from stigmergy.sim import ALL, LOSS, NETWORK, NONE, PARTITION
-from stigmergy.sim.fleet.faults import BY_NAME, CLOCK_JUMP, EVERY, SKEW_MS_MAX, draw_plan, name_faults, read_faults
+from stigmergy.sim.faults import BY_NAME, CLOCK_JUMP, EVERY, SKEW_MS_MAX, draw_plan, name_faults, read_faults
 
 NODES = ["node-1", "node-2", "node-3"]
 HAS = ["disk", "versions", "replicas", "liar"]

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from stigmergy.crdt.anti_entropy.authorship import Node, Trust, delta_statement, gossip_statement
-from stigmergy.crdt.anti_entropy.desk import Counters, Desk, Ready
+from stigmergy.crdt.anti_entropy.admission import Judging, Proving, Repairing
+from stigmergy.crdt.anti_entropy.authorship import Node, Quarantined, Trust, delta_statement, gossip_statement
+from stigmergy.crdt.anti_entropy.context import Counters, Desk, Ready
 from stigmergy.crdt.anti_entropy.held import Held, Local
-from stigmergy.crdt.anti_entropy.judging import Judging
 from stigmergy.crdt.anti_entropy.messages import (
     Acknowledged,
     Ask,
@@ -41,9 +41,6 @@ from stigmergy.crdt.anti_entropy.messages import (
 )
 from stigmergy.crdt.anti_entropy.peers import Choose, Peer, Way
 from stigmergy.crdt.anti_entropy.pool import Kept
-from stigmergy.crdt.anti_entropy.proving import Proving
-from stigmergy.crdt.anti_entropy.quarantine import Quarantined
-from stigmergy.crdt.anti_entropy.repairing import Repairing
 from stigmergy.crdt.anti_entropy.rules import OBJECTS_COUNT_MAX, Moment, Rules
 from stigmergy.crdt.anti_entropy.transfers import Arrived
 from stigmergy.crdt.delta import Delta, join_deltas

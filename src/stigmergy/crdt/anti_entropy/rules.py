@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from stigmergy.crdt.clocks import SKEW_NS_MAX
+from stigmergy.crdt.delta import SKEW_NS_MAX
 
 MILLISECOND_NS = 1_000_000
 SECOND_NS = 1_000 * MILLISECOND_NS

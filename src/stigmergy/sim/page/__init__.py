@@ -9,7 +9,7 @@ from importlib import resources
 
 import msgspec
 
-from stigmergy.sim.simulating import Outcome
+from stigmergy.sim.simulation import Outcome
 
 _PLACE = "@data@"
 

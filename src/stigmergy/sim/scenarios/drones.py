@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 
-from stigmergy.core.agent import Agent, decide, evolve, react, reject
-from stigmergy.core.effects import Effects, Events, Order, Publish, WakeMe, Woken
-from stigmergy.core.messages import Action, Command, Event, within
-from stigmergy.core.supervision import WhenStale
-from stigmergy.runtime.declaration import Declaration
-from stigmergy.sim.fleet.fleet import Setup
-from stigmergy.sim.scenario import Scenario
+from stigmergy.agents.agent import Agent, decide, evolve, react, reject
+from stigmergy.agents.effects import Effects, Events, Order, Publish, WakeMe, Woken
+from stigmergy.agents.messages import Action, Command, Event, within
+from stigmergy.agents.supervision import WhenStale
+from stigmergy.node.declaration import Declaration
+from stigmergy.sim.fleet import Setup
+from stigmergy.sim.simulation import Scenario
 from stigmergy.sim.world import World
 
 SILENT_S = 2.0

@@ -6,16 +6,16 @@ claimed, held for a moment and given back.
 
 from __future__ import annotations
 
-from stigmergy.core.agent import Agent, decide, evolve, react
-from stigmergy.core.claiming import Claim, Granted, Ordered, ordered
-from stigmergy.core.effects import Effects, Events, WakeMe, Woken
-from stigmergy.core.messages import Command, Event
-from stigmergy.core.sharing import Shared, shared
+from stigmergy.agents.agent import Agent, decide, evolve, react
+from stigmergy.agents.effects import Effects, Events, WakeMe, Woken
+from stigmergy.agents.messages import Command, Event
+from stigmergy.agents.ordered import Claim, Granted, Ordered, ordered
+from stigmergy.agents.shared import Shared, shared
 from stigmergy.crdt.gcounter import GCounter
 from stigmergy.crdt.orset import ORSet
-from stigmergy.runtime.declaration import Declaration
-from stigmergy.sim.fleet.fleet import Setup
-from stigmergy.sim.scenario import Scenario
+from stigmergy.node.declaration import Declaration
+from stigmergy.sim.fleet import Setup
+from stigmergy.sim.simulation import Scenario
 from stigmergy.sim.world import World
 
 

@@ -13,13 +13,11 @@ from __future__ import annotations
 
 import pytest
 
-from stigmergy.core.errors import Bug, StoreError
+from stigmergy.base.errors import Bug, StoreError
 from stigmergy.testing.journal_contract import in_a_loop
-from stigmergy.testing.store_contract.keys import KeysContract
-from stigmergy.testing.store_contract.leases import LeaseContract
+from stigmergy.testing.store_contract.keys import KeysContract, LeaseContract, WatchingContract
 from stigmergy.testing.store_contract.objects import ObjectsContract
 from stigmergy.testing.store_contract.rig import BUCKET, LEASE_S, Listener, OpenStore
-from stigmergy.testing.store_contract.watching import WatchingContract
 
 __all__ = ["Listener", "ObjectsContract", "OpenStore", "StoreContract"]
 

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
-from stigmergy.core.errors import ConfigError, StoreConflict, TooLarge
-from stigmergy.ports.store import (
+from stigmergy.base.errors import Bug, ConfigError, StoreConflict, TooLarge
+from stigmergy.store.port import (
     BUCKET_CHARS_MAX,
+    EXPIRY_HEARD_S_MAX,
     KEY_CHARS_MAX,
+    LEASE_S_MAX,
+    NS,
     VALUE_BYTES_MAX,
+    Anew,
+    Change,
+    Complete,
     Entry,
+    Gone,
     KeyValue,
 )
 from stigmergy.testing.journal_contract import in_a_loop
-from stigmergy.testing.store_contract.rig import BUCKET, NeedsStore, OpenStore
+from stigmergy.testing.store_contract.rig import BUCKET, LEASE_S, Listener, NeedsStore, OpenStore, wait_until_gone
 
 
 class KeysContract(NeedsStore):
@@ -193,3 +201,238 @@ class KeysContract(NeedsStore):
         assert found.value == b"32"
         for store in stores:
             await store.close()
+
+
+# Watchers: what is there first, then every change, in order. Tests of the store port.
+
+
+class WatchingContract(NeedsStore):
+    """Watchers: what is there first, then every change, in order."""
+
+    @in_a_loop
+    async def test_watchers_are_told_what_is_there_and_then_every_change(self, open_store: OpenStore) -> None:
+        one, other = await open_store(), await open_store()
+        keys, others = await one.key_value(BUCKET), await other.key_value(BUCKET)
+        first = await others.put("a.x", b"1")
+        await others.put("gone", b"1")
+        await others.delete("gone")
+        all_of_it, some = Listener(), Listener()
+        keys.watch("", all_of_it.hear)
+        keys.watch("a.", some.hear)
+        await all_of_it.wait_there({"a.x": b"1"})
+        await some.wait_there({"a.x": b"1"})
+        assert all_of_it.changes == [Anew(), Entry("a.x", b"1", first), Complete()]
+        second = await others.put("b", b"2")
+        third = await keys.put("a.x", b"3", first)
+        await others.delete("b")
+        fourth = await others.create("a.y", b"4")
+        await all_of_it.wait_there({"a.x": b"3", "a.y": b"4"})
+        await some.wait_there({"a.x": b"3", "a.y": b"4"})
+        changes = [Entry("b", b"2", second), Entry("a.x", b"3", third), Gone("b"), Entry("a.y", b"4", fourth)]
+        told = [change for change in all_of_it.changes[3:] if change != changes[0]]
+        assert told == changes[1:], "all in order; what was overtaken may be left out"
+        assert some.changes[3:] == [changes[1], changes[3]]
+        await one.close()
+        await other.close()
+
+    @in_a_loop
+    async def test_watching_one_key_and_an_empty_bucket(self, open_store: OpenStore) -> None:
+        store = await open_store()
+        keys = await store.key_value(BUCKET)
+        plan, nothing = Listener(), Listener()
+        keys.watch("plan", plan.hear)
+        keys.watch("none.", nothing.hear)
+        await plan.wait_there({})
+        await nothing.wait_there({})
+        await keys.put("plan.b", b"other")
+        await keys.put("plan", b"this")
+        await plan.wait_there({"plan": b"this"})
+        assert nothing.changes == [Anew(), Complete()]
+        await store.close()
+
+    @in_a_loop
+    async def test_who_stopped_is_told_nothing_and_who_fails_is_told_on(self, open_store: OpenStore) -> None:
+        store = await open_store()
+        keys = await store.key_value(BUCKET)
+        stopped, failing = Listener(), Listener()
+
+        def fail(change: Change) -> None:
+            failing.hear(change)
+            raise ValueError("a watcher that fails")
+
+        watch = keys.watch("", stopped.hear)
+        keys.watch("", fail)
+        await stopped.wait_there({})
+        watch.stop()
+        watch.stop()
+        await keys.put("a", b"1")
+        await failing.wait_there({"a": b"1"})
+        await keys.put("a", b"2")
+        await failing.wait_there({"a": b"2"})
+        assert stopped.there == {}
+        await store.close()
+        told = len(failing.changes)
+        other = await open_store()
+        await (await other.key_value(BUCKET)).put("a", b"3")
+        await asyncio.sleep(0.05)
+        assert len(failing.changes) == told
+        await other.close()
+
+    @in_a_loop
+    async def test_a_watch_of_many_changes_ends_with_the_truth(self, open_store: OpenStore) -> None:
+        one, other = await open_store(), await open_store()
+        keys, others = await one.key_value(BUCKET), await other.key_value(BUCKET)
+        listener = Listener()
+        truth: dict[str, bytes] = {}
+        for turn in range(60):
+            key, value = f"k.{turn * 7 % 5}", b"%d" % turn
+            if turn == 20:
+                keys.watch("k.", listener.hear)
+            if turn % 4 == 3:
+                await others.delete(key)
+                truth.pop(key, None)
+            else:
+                await others.put(key, value)
+                truth[key] = value
+        await listener.wait_there(truth)
+        revisions = [change.revision for change in listener.changes if isinstance(change, Entry)]
+        assert revisions == sorted(revisions)
+        await one.close()
+        await other.close()
+
+
+# Leases: one holder, who knows first that its time is over. Tests of the store port.
+
+
+class LeaseContract(NeedsStore):
+    """Leases: one holder, who knows first that its time is over."""
+
+    @in_a_loop
+    async def test_a_lease_is_held_by_one_and_renewed(self, open_store: OpenStore) -> None:
+        one, other = await open_store(), await open_store()
+        keys, others = await one.key_value(BUCKET), await other.key_value(BUCKET)
+        before_ns = time.monotonic_ns()
+        lease = await keys.acquire("lead", b"one", LEASE_S)
+        assert lease is not None
+        assert (lease.key, lease.value) == ("lead", b"one")
+        assert before_ns < lease.ends_ns < time.monotonic_ns() + LEASE_S * NS
+        assert lease.held(before_ns)
+        assert not lease.held(lease.ends_ns)
+        assert await others.acquire("lead", b"other", LEASE_S) is None
+        first = lease.revision
+        for turn in range(8):
+            await asyncio.sleep(0.25)
+            asked_ns = time.monotonic_ns()
+            await lease.renew(b"turn %d" % turn if turn % 2 else None)
+            assert asked_ns < lease.ends_ns < time.monotonic_ns() + LEASE_S * NS
+            assert lease.held(time.monotonic_ns())
+        assert lease.revision > first
+        assert await others.get("lead") == Entry("lead", b"turn 7", lease.revision)
+        assert await others.acquire("lead", b"other", LEASE_S) is None
+        await lease.release()
+        assert not lease.held(time.monotonic_ns())
+        assert lease.ends_ns == 0
+        assert await others.get("lead") is None
+        later = await others.acquire("lead", b"other", LEASE_S)
+        assert later is not None
+        assert later.revision > lease.revision
+        await lease.release()
+        with pytest.raises(StoreConflict):
+            await lease.renew()
+        assert await keys.get("lead") == Entry("lead", b"other", later.revision)
+        await one.close()
+        await other.close()
+
+    @in_a_loop
+    async def test_a_lease_runs_out_and_its_holder_knows_first(self, open_store: OpenStore) -> None:
+        one, other = await open_store(), await open_store()
+        keys, others = await one.key_value(BUCKET), await other.key_value(BUCKET)
+        listener = Listener()
+        others.watch("", listener.hear)
+        await others.put("stays", b"")
+        leases = {name: await keys.acquire(name, b"one", LEASE_S) for name in ("dies", "watched", "kept")}
+        kept, dies, watched = leases["kept"], leases["dies"], leases["watched"]
+        assert kept is not None
+        assert dies is not None
+        assert watched is not None
+        for _ in range(4):
+            await asyncio.sleep(0.2)
+            await kept.renew()
+        while await others.get("dies") is not None:
+            if kept.ends_ns - time.monotonic_ns() < NS // 2:
+                await kept.renew()
+            await asyncio.sleep(0.001)
+        assert not dies.held(time.monotonic_ns()), "the holder gives up before the store does"
+        await kept.renew()
+        taken = await others.acquire("dies", b"other", 60)
+        assert taken is not None
+        assert taken.revision > dies.revision
+        for _ in range(3):
+            with pytest.raises(StoreConflict):
+                await dies.renew()
+        assert await others.get("dies") == Entry("dies", b"other", taken.revision)
+        told_s = asyncio.get_running_loop().time() + EXPIRY_HEARD_S_MAX
+        while "watched" not in listener.gone:
+            assert asyncio.get_running_loop().time() < told_s, listener.changes
+            await asyncio.sleep(0.02)
+            await kept.renew()
+        assert await others.acquire("watched", b"next", 60) is not None, "who hears that it is free may have it"
+        await listener.wait_there({"stays": b"", "kept": b"one", "dies": b"other", "watched": b"next"})
+        assert "kept" not in listener.gone
+        assert "stays" not in listener.gone
+        with pytest.raises(StoreConflict):
+            await watched.renew()
+        await one.close()
+        await other.close()
+
+    @in_a_loop
+    async def test_who_writes_over_a_lease_takes_it_away(self, open_store: OpenStore) -> None:
+        store = await open_store()
+        keys = await store.key_value(BUCKET)
+        lease = await keys.acquire("lead", b"one", LEASE_S)
+        assert lease is not None
+        taken = await keys.put("lead", b"other")
+        with pytest.raises(StoreConflict):
+            await lease.renew()
+        assert not lease.held(time.monotonic_ns())
+        await lease.release()
+        await asyncio.sleep(LEASE_S + 0.3)
+        assert await keys.get("lead") == Entry("lead", b"other", taken), "a plain write stays"
+        await store.close()
+
+    @in_a_loop
+    async def test_who_closes_lets_leases_run_out(self, open_store: OpenStore) -> None:
+        one, other = await open_store(), await open_store()
+        keys, others = await one.key_value(BUCKET), await other.key_value(BUCKET)
+        assert await keys.acquire("lead", b"one", LEASE_S) is not None
+        await one.close()
+        assert await others.acquire("lead", b"other", LEASE_S) is None
+        await wait_until_gone(others, "lead")
+        assert await others.acquire("lead", b"other", LEASE_S) is not None
+        await other.close()
+
+    @pytest.mark.parametrize("ttl_s", [0, -1, LEASE_S_MAX + 1, 1.5])
+    @in_a_loop
+    async def test_the_time_of_a_lease_is_whole_seconds(self, open_store: OpenStore, ttl_s: float) -> None:
+        store = await open_store()
+        keys = await store.key_value(BUCKET)
+        with pytest.raises(ConfigError):
+            await keys.acquire("lead", b"", ttl_s)  # type: ignore[arg-type]
+        assert await keys.keys() == []
+        await store.close()
+
+    @in_a_loop
+    async def test_one_renewal_at_a_time(self, open_store: OpenStore) -> None:
+        store = await open_store()
+        keys = await store.key_value(BUCKET)
+        lease = await keys.acquire("lead", b"", 60)
+        assert lease is not None
+        first = asyncio.ensure_future(lease.renew(b"first"))
+        await asyncio.sleep(0)
+        if not first.done():
+            with pytest.raises(Bug):
+                await lease.renew(b"second")
+        await first
+        await lease.renew(b"third")
+        assert await keys.get("lead") == Entry("lead", b"third", lease.revision)
+        await store.close()

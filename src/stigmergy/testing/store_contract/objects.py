@@ -7,12 +7,8 @@ import asyncio
 import pytest
 from blake3 import blake3
 
-from stigmergy.core.errors import Bug, ConfigError, TooLarge
-from stigmergy.ports.store import (
-    LABEL_CHARS_MAX,
-    OBJECT_BYTES_MAX,
-    VERSIONS_COUNT_MAX,
-)
+from stigmergy.base.errors import Bug, ConfigError, TooLarge
+from stigmergy.store.port import LABEL_CHARS_MAX, OBJECT_BYTES_MAX, VERSIONS_COUNT_MAX
 from stigmergy.testing.journal_contract import in_a_loop
 from stigmergy.testing.store_contract.rig import BUCKET, NeedsStore, OpenStore
 

@@ -7,15 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from stigmergy.ports.store import (
-    Anew,
-    Change,
-    Complete,
-    Entry,
-    Gone,
-    KeyValue,
-    Store,
-)
+from stigmergy.store.port import Anew, Change, Complete, Entry, Gone, KeyValue, Store
 
 BUCKET = "contract"
 HEARD_S_MAX = 10.0

@@ -1,0 +1,120 @@
+"""Which agents a node runs: every agent of its fleet, or those that `agents` in its configuration names. Pure.
+
+    agents = ["Cart/c01", "Cart/c1*", "Dock/*"]        # addresses; `*` stands for any characters of a name
+
+Every way in asks here: calls of the embedding program, the control socket, the bus, sensors, uplinks, envelopes, and
+the step itself, for what agents tell each other. Whoever is not run here is refused with one sentence, which says where
+it runs if that is known: otherwise a command at the wrong node would make a second agent that acts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+
+from stigmergy.base.errors import ConfigError, NotAssigned, UnknownKind
+
+ANY = "*"
+KNOWN_MAX = 100_000
+"""So many answers are remembered; then they are found anew."""
+SHOWN_MAX = 3
+_ENTRY = re.compile(r"[A-Za-z0-9_.-]{1,64}/[A-Za-z0-9_.:@=~*-]{1,128}", re.ASCII)
+
+
+class Assignment:
+    """The agents of one node. Without any named, it runs all of them."""
+
+    __slots__ = ("_kinds", "_known", "_names", "_patterns", "agents", "locate")
+
+    def __init__(self, agents: Sequence[str] = (), kinds: Iterable[str] | None = None) -> None:
+        """`kinds` are those of the fleet. Raises ConfigError for what names no agent of them."""
+        self.agents = tuple(dict.fromkeys(agents))
+        self._names = dict.fromkeys(entry for entry in self.agents if ANY not in entry)
+        self._patterns = tuple((entry, _compiled(entry)) for entry in self.agents if ANY in entry)
+        self._known: dict[str, bool] = {}
+        self.locate: Callable[[str], str] = lambda _: ""
+        """Says which other node runs an agent, such as "node 'b' runs it"; empty if nobody knows. Set by the node."""
+        known = self._kinds = None if kinds is None else tuple(kinds)
+        for entry in self.agents:
+            kind = entry.partition("/")[0]
+            if _ENTRY.fullmatch(entry) is None or ANY in kind or (known is not None and kind not in known):
+                raise ConfigError(
+                    f"agents has {entry!r}; give addresses like 'Drone/D-17', or 'Drone/D-1*' and 'Drone/*' for "
+                    f"several, of the kinds {', '.join(known) if known else 'of this fleet'}"
+                )
+
+    @property
+    def is_everything(self) -> bool:
+        """Whether it runs every agent of its fleet."""
+        return not self.agents
+
+    def runs(self, address: str) -> bool:
+        """Whether the agent runs here."""
+        if not self.agents or address in self._names:
+            return True
+        if not self._patterns:
+            return False
+        found = self._known.get(address)
+        if found is None:
+            if len(self._known) >= KNOWN_MAX:
+                self._known.clear()
+            found = self._known[address] = any(fits.fullmatch(address) for _, fits in self._patterns)
+        return found
+
+    def check(self, address: str) -> None:
+        """Raises NotAssigned, with where it runs, unless the agent runs here; UnknownKind if the fleet has no such."""
+        if not self.runs(address):
+            why, is_known = self._refused(address)
+            raise NotAssigned(why) if is_known else UnknownKind(why)
+
+    def refusal(self, address: str) -> str:
+        """Why an agent is refused, and what to do."""
+        return self._refused(address)[0]
+
+    def _refused(self, address: str) -> tuple[str, bool]:
+        """The sentence, and whether there can be such an agent: of a kind of this fleet, or of one that another node
+        says it runs, whose version of the fleet may have more kinds."""
+        where = self.locate(address)
+        kind = address.partition("/")[0]
+        if not where and self._kinds is not None and kind not in self._kinds:
+            what = f"{address[:200]}: this fleet has no agent kind {kind[:200]!r}"
+            return f"{what}; there are {', '.join(self._kinds)}: mend the address", False
+        remedy = f"{where}: send it there" if where else "no node says that it does: add it to agents of one"
+        return f"{address[:200]} does not run on this node, which runs {shown(self.agents)}; {remedy}", True
+
+    def names_of(self, kind: str) -> list[str]:
+        """The names of agents of this kind that are spelt out: they run here also before their first input."""
+        return [entry.partition("/")[2] for entry in self._names if entry.startswith(f"{kind}/")]
+
+    def shared_with(self, other: Assignment) -> list[str]:
+        """Entries of ours that the other one runs as well, or that have entries of the other's in them. Two patterns
+        are compared up to their first `*`."""
+        found: list[str] = []
+        for entry in self.agents:
+            if ANY not in entry:
+                met = other.runs(entry) and not other.is_everything
+            else:
+                fits = _compiled(entry)
+                met = any(fits.fullmatch(name) for name in other._names) or any(
+                    _may_meet(entry, pattern) for pattern, _ in other._patterns
+                )
+            if met:
+                found.append(entry)
+        return found
+
+
+def shown(agents: Sequence[str]) -> str:
+    """A few of them, for a sentence."""
+    more = len(agents) - SHOWN_MAX
+    few = ", ".join(agents[:SHOWN_MAX])
+    return f"{few} and {more} more" if more > 0 else few or "every agent of its fleet"
+
+
+def _compiled(entry: str) -> re.Pattern[str]:
+    return re.compile(".*".join(re.escape(part) for part in entry.split(ANY)), re.ASCII | re.DOTALL)
+
+
+def _may_meet(one: str, other: str) -> bool:
+    """Whether the texts before the first `*` go together."""
+    one, other = one.partition(ANY)[0], other.partition(ANY)[0]
+    return one.startswith(other) or other.startswith(one)

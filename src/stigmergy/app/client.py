@@ -1,0 +1,630 @@
+"""A client of a fleet: sends commands, tells what was observed, asks for states and hears what agents publish.
+
+    async with stigmergy.connect("mqtt://gateway:1883", fleet="warehouse", site="north") as far:
+        answer = await far.send("Cart/c01", Drive(to="dock-1"))        # Accepted | Refused
+        cart = await far.query("Cart/c01", Cart)
+        async for heard in far.watch("Cart/+/place"):
+            print(heard.agent, heard.event)
+
+It runs no agents and keeps nothing. Over a bus it speaks as docs/topics.md says; a fleet on NATS workers is asked
+through the owners of its shards. Commands carry an id and are sent again until they are answered: each is done once.
+Every wait ends, with a sentence that says who is known to be there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from types import TracebackType
+from typing import Any, Self, TypeVar, overload
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Struct
+
+from stigmergy.agents.agent import Agent
+from stigmergy.agents.assignment import shown as few
+from stigmergy.agents.messages import Command, Event, is_number, spec_of
+from stigmergy.app.cluster_client import Workers, find_workers
+from stigmergy.app.node_config import Bearings, open_bus, shown
+from stigmergy.base.command_ids import RANDOM_BYTES, new_command_id
+from stigmergy.base.errors import (
+    ConfigError,
+    JournalConflict,
+    JournalUnknown,
+    LinkDown,
+    Malformed,
+    NoAnswer,
+    NotOwned,
+    NotRunning,
+    Overloaded,
+    StigmergyError,
+    TooLarge,
+    UnknownKind,
+    UnknownTag,
+)
+from stigmergy.base.system import SystemClock, SystemEntropy
+from stigmergy.bus.cloudevents import JSON, STRUCTURED, CloudEvent, body_of, data_of, read_event, write_structured
+from stigmergy.bus.port import Bus, BusMessage
+from stigmergy.bus.presence import MEMBERS_COUNT_MAX, Member, locate, may_run, read_presence
+from stigmergy.bus.replies import ANSWER, QUERY, REFUSAL, STATE
+from stigmergy.bus.topics import AGENTS, Channel, Topics, check_level_name, parse_topic, read_template
+from stigmergy.control import protocol
+from stigmergy.control.protocol import UnreadableReply, error_named
+from stigmergy.node.declaration import Declaration
+from stigmergy.node.intake import check_address, written
+from stigmergy.shard.inputs import Accepted, Refused, Verdict
+
+WITHIN_S = 10.0
+"""So long a call waits unless it is told otherwise."""
+WITHIN_S_MAX = 3600.0
+AGAIN_S = 1.0
+AGAIN_S_MAX = 5.0
+"""An unanswered request is sent again after so long; the wait doubles up to the larger."""
+PAUSE_S = 0.1
+WAITING_MAX = 1_000
+"""Requests of one client that wait for their answers at once."""
+LISTENED_MAX = 256
+"""So many agents are listened to for answers one by one; for more, those of all are heard, and most passed over."""
+HELD_MAX = 1_000
+"""Events that wait in one `watch`; of more the oldest are dropped and counted."""
+REFUSED_S_MAX = 0.25
+"""So long the refusal of what was observed is waited for: no message says that a node has taken it."""
+KNOWN_MAX = 10_000
+"""Events, and agents on NATS, that a client remembers to have been taken; of more it forgets the oldest."""
+NAME_BYTES = 6
+NATS = ("nats", "tls")
+REFUSED = (Malformed, UnknownTag, UnknownKind, TooLarge)
+"""What a worker says of a command that no agent can take, instead of a verdict."""
+ELSEWHERE = (NotRunning, NotOwned, JournalConflict, JournalUnknown)
+"""What a worker says that owns the shard no more, or is about to."""
+AgentT = TypeVar("AgentT", bound=Agent)
+
+
+class Heard(Struct, frozen=True):
+    """What an agent has published."""
+
+    agent: str
+    topic: str
+    """What the agent calls it: the topic of its `Publish`."""
+    type: str
+    """The tag of the event, such as "Driven@1"."""
+    event: Any
+    """The event, made from its class, if `watch` was given that; else its fields."""
+    time: str = ""
+    """When it became durable, in ISO 8601; empty if the sender did not say."""
+
+
+class Client:
+    """A connection to a fleet; made by `connect`, and opened by `async with`."""
+
+    def __init__(self, url: str, fleet: str | Declaration, site: str, name: str, within_s: float) -> None:
+        self._url = url
+        self._declared = fleet if isinstance(fleet, Declaration) else None
+        self._fleet = check_level_name("fleet", fleet.name if isinstance(fleet, Declaration) else fleet)
+        self._topics = Topics(self._fleet, check_level_name("site", site))
+        self._within_s = _checked_within(within_s)
+        self._clock, self._entropy = SystemClock(), SystemEntropy()
+        self._name = check_level_name("name", name or f"client-{self._entropy.token(NAME_BYTES).hex()}")
+        self._bus: Bus | None = None
+        self._workers: Workers | None = None
+        self._members: dict[str, Member] = {}
+        self._up = asyncio.Event()
+        self._waiting: dict[tuple[str, str], asyncio.Future[Any]] = {}
+        self._listened: dict[str, None] = {}
+        self._watching: list[Watching] = []
+        self._answering: dict[str, None] = {}
+        """Agents on NATS that a node has answered for."""
+        self._unrefused: dict[tuple[str, str], None] = {}
+        """Kinds of agents and tags of events that were not refused."""
+        self._last_error: LinkDown | None = None
+        """Why the broker did not take what was sent last."""
+
+    # ------------------------------------------------------------------ life
+
+    async def __aenter__(self) -> Self:
+        if self._bus is not None or self._workers is not None:
+            raise ConfigError("a client is opened once; make another one with connect(…)")
+        try:
+            async with asyncio.timeout(self._within_s):
+                await self._open()
+        except TimeoutError:
+            why = self._why_down()
+            await self.close()
+            raise NotRunning(f"{shown(self._url)}: no connection within {self._within_s:g} s{why}") from None
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Ends the connection; whoever waits hears NotRunning."""
+        for watching in self._watching:
+            watching._end()
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(NotRunning("the client was closed"))
+        if self._bus is not None:
+            await self._bus.close()
+        if self._workers is not None:
+            await self._workers.close()
+
+    def _why_down(self) -> str:
+        error = None if self._bus is None else self._bus.last_error
+        return "" if error is None else f": {error}"
+
+    async def _open(self) -> None:
+        client_id = f"{self._fleet}:{self._topics.site}:{self._name}"
+        if urlsplit(self._url).scheme in NATS:
+            self._workers, self._bus = await find_workers(self._url, self._declared or self._fleet, self._name)
+        else:
+            self._bus = open_bus(Bearings(bus=_without_session(self._url)), client_id, self._entropy)
+        assert self._bus is not None
+        self._bus.on_link(lambda up: self._up.set() if up else self._up.clear())
+        await self._bus.subscribe(self._topics.nodes_pattern(Channel.PRESENCE), self._hear_presence)
+        await self._bus.open()
+        while not self._bus.is_up:
+            if isinstance(self._bus.last_error, ConfigError):
+                raise self._bus.last_error
+            await asyncio.sleep(PAUSE_S)
+        self._up.set()
+
+    # ------------------------------------------------------------------ calls
+
+    async def send(
+        self,
+        address: str,
+        command: Command | str,
+        fields: Mapping[str, Any] | None = None,
+        *,
+        command_id: str | None = None,
+        within_s: float | None = None,
+    ) -> Verdict:
+        """Gives an agent a command, and waits for its durable answer. It is done once, however often it is sent.
+
+        Without classes at hand name it and give its fields: `send("Cart/c01", "Drive", {"to": "dock-1"})`. Raises
+        NoAnswer, with the id to send it again with, if nobody answers in time: then it may have been done, or be yet.
+        A command that the agent has no handler for, or whose fields are wrong, is Refused, too.
+        """
+        within_s = self._within_s if within_s is None else _checked_within(within_s)
+        check_address(address)
+        command_id = command_id or self._fresh_id()
+        event = self._event(address, command, fields, Command, command_id)
+        doubt = f"whether it is done is not known: send it again with command_id={command_id!r}"
+        if self._workers is not None:
+            said = protocol.Send(
+                agent=address, command=event.type.partition("@")[0], fields=_fields_of(event), command_id=command_id
+            )
+            try:
+                return _verdict(await self._ask_workers(said, within_s, address, doubt, command_id))
+            except UnreadableReply:
+                raise
+            except REFUSED as error:
+                return Refused(str(error))
+        return _verdict(await self._ask(address, Channel.COMMANDS, event, within_s, doubt))
+
+    async def observe(
+        self,
+        address: str,
+        event: Event | str,
+        fields: Mapping[str, Any] | None = None,
+        *,
+        within_s: float | None = None,
+    ) -> None:
+        """Tells an agent what was observed. Workers answer when it is kept as its type promises.
+
+        Over a bus no message says that it was taken: this waits until a node says that it runs the agent, and returns
+        when the broker has it. Raises NoAnswer if that takes too long, and what a node refuses it with: UnknownTag,
+        Malformed. A refusal is waited for a quarter of a second, each time for an event that is named by a text, and
+        once for each kind of agent and event class.
+        """
+        within_s = self._within_s if within_s is None else _checked_within(within_s)
+        check_address(address)
+        said = self._event(address, event, fields, Event, self._fresh_id())
+        if self._workers is not None:
+            observed = protocol.Observe(agent=address, event=said.type.partition("@")[0], fields=_fields_of(said))
+            await self._ask_workers(observed, within_s, address, "whether it was taken is not known")
+            return
+        # An event of a class has the right fields: nodes that know it once know it again.
+        is_known = not isinstance(event, str) and (address.partition("/")[0], said.type) in self._unrefused
+        await self._tell(address, said, within_s, 0.0 if is_known else REFUSED_S_MAX)
+
+    @overload
+    async def query(self, address: str, *, within_s: float | None = None) -> Any: ...
+
+    @overload
+    async def query(self, address: str, kind: type[AgentT], *, within_s: float | None = None) -> AgentT: ...
+
+    async def query(self, address: str, kind: type[Agent] | None = None, *, within_s: float | None = None) -> Any:
+        """An agent's durable state, from the node that runs it: its fields, or, given the class, an agent of it.
+
+        One that has had no input is in its first state. Raises NoAnswer if nobody answers in time, and what the node
+        refuses with.
+        """
+        within_s = self._within_s if within_s is None else _checked_within(within_s)
+        check_address(address)
+        if kind is not None and address.partition("/")[0] != kind.__agent_kind__:
+            raise Malformed(f"{address} is no {kind.__agent_kind__}; ask with its own class, or without one")
+        if self._workers is not None:
+            found = await self._ask_workers(protocol.State(agent=address), within_s, address, "ask again")
+        else:
+            asked = CloudEvent(self._fresh_id(), self._source, QUERY, address, datacontenttype=JSON, data={})
+            found = await self._ask(address, Channel.QUERIES, asked, within_s, "ask again")
+        return found["state"] if kind is None else _typed(address, found["state"], kind)
+
+    def watch(self, topic: str = "+/+/#", *, kind: type[Event] | None = None) -> Watching:
+        """What agents publish from now on: `async for heard in far.watch("Cart/+/place")`.
+
+        A topic is the agent's kind, its name and what it calls the topic, `+` for any of them, `#` for all that
+        follow. With `kind`, an event class, only its events, made from it. At most 1,000 wait to be taken; of more the
+        oldest are dropped, and counted in `dropped`. On workers without a bus nobody could be heard: ConfigError is
+        raised where the first event is waited for.
+        """
+        if self._bus is None:
+            raise NotRunning("the client is not open; use it inside async with")
+        watching = Watching(self._bus, self._pattern(topic), kind, self._check_heard)
+        self._watching.append(watching)
+        return watching
+
+    def members(self) -> list[Member]:
+        """The nodes that say they are there, by name; on NATS those that were heard since this client was opened."""
+        return [self._members[node] for node in sorted(self._members)]
+
+    # ------------------------------------------------------------------ over a bus
+
+    async def _ask(self, address: str, channel: Channel, event: CloudEvent, within_s: float, doubt: str) -> Any:
+        """Sends a request until it is answered."""
+        if len(self._waiting) >= WAITING_MAX:
+            raise Overloaded(f"{WAITING_MAX} requests of this client wait for answers already; wait for some of them")
+        loop = asyncio.get_running_loop()
+        future = self._waiting[(address, event.id)] = loop.create_future()
+        message, again_s = self._message(address, channel, event), AGAIN_S
+        try:
+            async with asyncio.timeout(within_s):
+                await self._listen(address, Channel.STATES if channel is Channel.QUERIES else Channel.ANSWERS)
+                while not future.done():
+                    if not await self._publish(message):
+                        await asyncio.sleep(PAUSE_S)
+                        continue
+                    try:
+                        async with asyncio.timeout(again_s):
+                            await asyncio.shield(future)
+                    except TimeoutError:
+                        again_s = min(AGAIN_S_MAX, 2 * again_s)
+                return future.result()
+        except TimeoutError:
+            said = f"{address}: no answer within {within_s:g} s; {self._whereabouts(address)}; {doubt}"
+            raise NoAnswer(said, command_id=event.id if channel is Channel.COMMANDS else "") from None
+        finally:
+            del self._waiting[(address, event.id)]
+            if future.done() and not future.cancelled():
+                future.exception()
+            else:
+                future.cancel()
+
+    async def _tell(self, address: str, event: CloudEvent, within_s: float, refused_s: float) -> None:
+        """Sends what was observed once somebody runs the agent; a refusal is waited for at most `refused_s`."""
+        if len(self._waiting) >= WAITING_MAX:
+            raise Overloaded(f"{WAITING_MAX} requests of this client wait for answers already; wait for some of them")
+        message = self._message(address, Channel.INPUTS, event)
+        future = self._waiting[(address, event.id)] = asyncio.get_running_loop().create_future()
+        sent = False
+        try:
+            async with asyncio.timeout(within_s):
+                await self._wait_runs(address)
+                await self._subscribe_once(self._topics.nodes_pattern(Channel.REFUSALS), self._hear_refusal)
+                while not (sent := await self._publish(message)):  # noqa: ASYNC110 - it may not take it although up
+                    await asyncio.sleep(PAUSE_S)
+                if refused_s:
+                    async with asyncio.timeout(refused_s):
+                        await asyncio.shield(future)
+        except TimeoutError:
+            if not sent:
+                said = f"{address}: not told within {within_s:g} s; {self._whereabouts(address)}; try again"
+                raise NoAnswer(said) from None
+            _remember(self._unrefused, (address.partition("/")[0], event.type))
+        finally:
+            del self._waiting[(address, event.id)]
+            if future.done() and not future.cancelled():
+                future.exception()
+            else:
+                future.cancel()
+
+    async def _wait_runs(self, address: str) -> None:
+        """Returns when a node says that it runs the agent; what is told to nobody would be lost and nobody know."""
+        while not may_run(address, self.members()):
+            if urlsplit(self._url).scheme not in NATS:
+                await asyncio.sleep(PAUSE_S)  # a broker keeps who is there, and says so at once
+            elif address in self._answering:
+                return
+            else:
+                # On NATS nobody keeps who is there, and nodes say so every 30 s: the agent's node is asked.
+                try:
+                    await self.query(address, within_s=WITHIN_S_MAX)
+                except UnknownKind as error:
+                    raise NoAnswer(f"{address}: {error}") from None
+                except (NoAnswer, NotRunning, Overloaded):
+                    raise
+                except StigmergyError:
+                    pass  # it is there, and does not tell its state
+                _remember(self._answering, address)
+
+    async def _publish(self, message: BusMessage) -> bool:
+        """Whether the broker has it, once there is a link; if not, nobody knows, and it is sent again."""
+        bus = self._bus
+        if bus is None:
+            raise NotRunning("the client is not open; use it inside async with")
+        await self._up.wait()
+        try:
+            await bus.publish(message)
+        except LinkDown as error:
+            self._last_error = error
+            return False
+        self._last_error = None
+        return True
+
+    async def _listen(self, address: str, channel: Channel) -> None:
+        """Hears the answers for an agent, before it is asked for the first time."""
+        pattern = self._topics.agents_pattern(channel, address if len(self._listened) < LISTENED_MAX else "*/*")
+        await self._subscribe_once(pattern, self._hear_answer)
+
+    async def _subscribe_once(self, pattern: str, hear: Callable[[BusMessage], Awaitable[None]]) -> None:
+        if self._bus is None:
+            raise NotRunning("the client is not open; use it inside async with")
+        if pattern not in self._listened:
+            self._listened[pattern] = None
+            await self._bus.subscribe(pattern, hear)
+
+    async def _hear_answer(self, message: BusMessage) -> None:
+        try:
+            event = read_event(message.payload, message.content_type, message.properties)
+            future = self._waiting.get((parse_topic(message.topic).name, event.id))
+            if future is None or future.done() or not isinstance(event.data, dict):
+                return
+            if event.type not in (ANSWER, STATE):
+                return
+            if event.data.get("error"):
+                future.set_exception(error_named(str(event.data.get("kind")), str(event.data["error"])))
+            else:
+                future.set_result(event.data)
+        except StigmergyError:
+            return  # somebody else's words on a topic that is not theirs
+
+    async def _hear_refusal(self, message: BusMessage) -> None:
+        try:
+            event = read_event(message.payload, message.content_type, message.properties)
+            if event.type != REFUSAL or not isinstance(event.data, dict):
+                return
+            said = event.data
+            address = parse_topic(str(said.get("topic"))).name
+            future = self._waiting.get((address, str(said.get("message"))))
+            if future is not None and not future.done():
+                node, why = parse_topic(message.topic).name, said.get("reason")
+                future.set_exception(error_named(str(said.get("kind")), f"{address}: node {node!r} refused it: {why}"))
+        except StigmergyError:
+            return
+
+    async def _hear_presence(self, message: BusMessage) -> None:
+        try:
+            member = read_presence(message)
+        except StigmergyError:
+            return
+        if not member.online:
+            self._members.pop(member.node, None)
+        elif member.node in self._members or len(self._members) < MEMBERS_COUNT_MAX:
+            self._members[member.node] = member
+
+    def _whereabouts(self, address: str) -> str:
+        """Who is known to be there."""
+        if self._last_error is not None:
+            return f"the broker did not take it: {self._last_error}"
+        if where := locate(address, "", self.members()):
+            return f"{where}, as far as is known, and does not answer"
+        named = [f"{one.node} ({few(one.agents) if one.agents else 'any agent'})" for one in self.members()]
+        if not named:
+            return f"no node of {self._fleet!r} at the site {self._topics.site!r} is known: check url, fleet= and site="
+        return f"no node says that it runs it; there are {', '.join(named[:8])}"
+
+    # ------------------------------------------------------------------ through workers
+
+    async def _ask_workers(
+        self, request: protocol.AnyRequest, within_s: float, address: str, doubt: str, command_id: str = ""
+    ) -> Any:
+        assert self._workers is not None
+        try:
+            async with asyncio.timeout(within_s):
+                return await self._workers.ask(request)
+        except TimeoutError:
+            raise NoAnswer(f"{address}: no answer within {within_s:g} s; {doubt}", command_id=command_id) from None
+        except ELSEWHERE as error:
+            raise NoAnswer(f"{address}: {error}; {doubt}", command_id=command_id) from None
+
+    async def _check_heard(self) -> None:
+        """Refuses to listen to workers that have no bus: nothing would ever come. Raises ConfigError."""
+        if self._workers is None:
+            return
+        try:
+            async with asyncio.timeout(self._within_s):
+                while True:
+                    try:
+                        return await self._workers.check_bus()
+                    except LinkDown:
+                        await asyncio.sleep(PAUSE_S)
+        except TimeoutError:
+            raise NoAnswer(
+                f"{shown(self._url)}: no answer within {self._within_s:g} s to whether the workers of "
+                f"{self._fleet!r} have a bus; watch again"
+            ) from None
+
+    # ------------------------------------------------------------------ messages
+
+    @property
+    def _source(self) -> str:
+        return f"/clients/{self._name}"
+
+    def _fresh_id(self) -> str:
+        return new_command_id(self._clock.wall_ns(), self._entropy.token(RANDOM_BYTES))
+
+    def _event(
+        self,
+        address: str,
+        message: Command | Event | str,
+        fields: Mapping[str, Any] | None,
+        wanted: type[Command] | type[Event],
+        event_id: str,
+    ) -> CloudEvent:
+        if isinstance(message, str):
+            kind, content_type, data = message, JSON, msgspec.to_builtins(dict(fields or {}), str_keys=True)
+        else:
+            if fields is not None:
+                raise Malformed("fields=… are for a message that is named by a text; a message has its own")
+            kind, content_type, data = data_of(written(message, wanted))
+        return CloudEvent(event_id, self._source, kind, address, datacontenttype=content_type, data=data)
+
+    def _message(self, address: str, channel: Channel, event: CloudEvent) -> BusMessage:
+        return BusMessage(self._topics.of_agent(address, channel), write_structured(event), content_type=STRUCTURED)
+
+    def _pattern(self, topic: str) -> str:
+        levels = topic.split("/")
+        if len(levels) < 3 or not all(levels):
+            raise Malformed(
+                f"topic {topic!r}: give kind, name and topic of an agent, like 'Cart/+/place' or 'Cart/+/#'"
+            )
+        template = read_template("/".join(level for level in levels if level != "#"))
+        kind, name, *about = [*template.pattern.split("/"), *(["#"] if levels[-1] == "#" else [])]
+        return "/".join((self._topics.root, AGENTS, kind, name, Channel.EVENTS.value, *about))
+
+
+class Watching:
+    """What agents publish, as it comes: an async iterator. `dropped` counts what came faster than it was taken."""
+
+    def __init__(self, bus: Bus, pattern: str, kind: type[Event] | None, check: Callable[[], Awaitable[None]]) -> None:
+        """`check` is waited for first: it raises where nobody could be heard."""
+        self._kind = kind
+        self._tag = None if kind is None else spec_of(kind).tag
+        self._decoder = None if kind is None else msgspec.msgpack.Decoder(kind)
+        self._held: deque[Heard] = deque()
+        self._some = asyncio.Event()
+        self._ended = False
+        self._subscribed = asyncio.ensure_future(self._subscribe(bus, pattern, check))
+        self.dropped = 0
+        self.refused = 0
+        """Messages that are no events, or none of the class, although they say so."""
+
+    async def _subscribe(self, bus: Bus, pattern: str, check: Callable[[], Awaitable[None]]) -> None:
+        await check()
+        await bus.subscribe(pattern, self._hear)
+
+    async def wait_ready(self) -> None:
+        """Returns when the broker has the subscription: what is published from now on is heard. Raises ConfigError
+        where nobody could be."""
+        await asyncio.shield(self._subscribed)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Heard:
+        await self.wait_ready()
+        while not self._held:
+            if self._ended:
+                raise StopAsyncIteration
+            self._some.clear()
+            await self._some.wait()
+        return self._held.popleft()
+
+    async def aclose(self) -> None:
+        """Hears no more."""
+        self._end()
+
+    def _end(self) -> None:
+        self._ended = True
+        self._some.set()
+        if not self._subscribed.done():
+            self._subscribed.cancel()
+
+    async def _hear(self, message: BusMessage) -> None:
+        if self._ended:
+            return
+        try:
+            topic = parse_topic(message.topic)
+            event = read_event(message.payload, message.content_type, message.properties)
+            if self._tag is not None and event.type != self._tag:
+                return
+            data = event.data
+            if self._decoder is not None and self._tag is not None:
+                data = self._decoder.decode(body_of(event, self._tag))
+        except (StigmergyError, msgspec.MsgspecError):
+            self.refused += 1
+            return
+        if len(self._held) >= HELD_MAX:
+            self._held.popleft()
+            self.dropped += 1
+        self._held.append(Heard(topic.name, topic.about, event.type, data, event.time or ""))
+        self._some.set()
+
+
+def connect(
+    url: str, *, fleet: str | Declaration, site: str = "local", name: str = "", within_s: float = WITHIN_S
+) -> Client:
+    """A client of a fleet on a bus ('mqtt://gateway:1883'), or on NATS workers ('nats://hub:4222').
+
+    `fleet` is its name; give the `Fleet` itself where it has a `shard_by`. `site` is the site of the nodes on the bus.
+    `name` says who sends, in the log; else it is a random one. Each call waits `within_s` seconds at most, unless it is
+    told otherwise. Use it with `async with`.
+    """
+    given: object = url
+    if not isinstance(given, str) or ":" not in given:
+        raise ConfigError(f"connect({url!r}): give the URL of a bus, like 'mqtt://gateway:1883', or of NATS servers")
+    named: object = fleet
+    if not isinstance(named, str | Declaration):
+        raise ConfigError(f"connect(fleet={fleet!r}): give the name of the fleet, or the fleet itself")
+    return Client(url, fleet, site, name, within_s)
+
+
+def _checked_within(within_s: float) -> float:
+    if not is_number(within_s) or not 0 < within_s <= WITHIN_S_MAX:
+        raise ConfigError(f"within_s={within_s!r}: give more than 0 and at most {WITHIN_S_MAX:g} seconds")
+    return float(within_s)
+
+
+def _without_session(url: str) -> str:
+    """The same broker, which is to keep nothing for a client that has left."""
+    if urlsplit(url).scheme not in ("mqtt", "mqtts") or "session_s=" in url:
+        return url
+    return f"{url}{'&' if '?' in url else '?'}session_s=0"
+
+
+def _remember(known: dict[Any, None], one: Any) -> None:
+    known[one] = None
+    if len(known) > KNOWN_MAX:
+        del known[next(iter(known))]
+
+
+def _fields_of(event: CloudEvent) -> dict[str, Any]:
+    if event.datacontenttype != JSON:
+        raise Malformed(
+            f"{event.type} has a field that JSON cannot say (bytes, NaN, infinities); workers take such over their bus"
+        )
+    return dict(event.data or {})
+
+
+def _verdict(answer: Any) -> Verdict:
+    if answer["accepted"]:
+        return Accepted(int(answer["position"]))
+    return Refused(str(answer["reason"]))
+
+
+def _typed(address: str, state: Any, kind: type[AgentT]) -> AgentT:
+    try:
+        return msgspec.json.decode(msgspec.json.encode(state), type=kind)
+    except (msgspec.MsgspecError, TypeError) as error:
+        raise Malformed(
+            f"{address}: its state is no {kind.__agent_kind__} of this program ({error}); windows and shared fields "
+            "are told as plain values: ask without the class"
+        ) from None

@@ -1,0 +1,222 @@
+"""Asks a fleet that runs on several workers: `Workers` within an event loop, `ClusterClient` without one.
+
+The link of a `ClusterClient` lives in a thread of its own, so that it goes on while the program does something else.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from collections.abc import AsyncIterator, Generator, Iterator
+from typing import TYPE_CHECKING, Any
+
+from stigmergy.base.errors import ConfigError, LinkDown, Malformed, NotRunning
+from stigmergy.bus.port import Bus
+from stigmergy.cluster.records import FLEET, FleetShape, Member, read_record
+from stigmergy.control.protocol import AnyRequest, read_reply, write_request
+from stigmergy.control.retry import MOVED_S_MAX, PatientBranch
+from stigmergy.control.router import WORKERS, Switchboard
+from stigmergy.node.declaration import Declaration
+from stigmergy.shard.homes import Homes
+
+if TYPE_CHECKING:
+    from stigmergy.nats.link import NatsLink
+
+ASK_S_MAX = 65.0
+"""No line of an answer takes so long, but for what is broken."""
+CLOSE_S_MAX = 5.0
+BUCKET_S_MAX = 1.0
+"""A bucket that has a leader answers sooner."""
+NAMED_MAX = 3
+"""So many workers are named in a sentence."""
+
+
+class Workers:
+    """Asks the owners of all shards of a fleet, over a link that is open. Repeats what may be repeated while shards
+    move."""
+
+    def __init__(self, link: NatsLink, homes: Homes, fleet: str) -> None:
+        from stigmergy.nats.control import NatsRoom
+
+        self._link, self._fleet, self._shards = link, fleet, homes.shards
+        self._room = NatsRoom(link, fleet)
+        about = {"fleet": fleet, "version": "", "pid": None, "up_s": 0.0, "journal": link.address.shown}
+        branches = [PatientBranch(self._room.branch(shard), self._is_anybody_there) for shard in range(homes.shards)]
+        self.board = Switchboard(homes, branches, lambda: about, _cannot_stop, WORKERS)
+
+    async def ask(self, request: AnyRequest) -> Any:
+        """The one answer to a request; raises what the owner refuses with, and NotRunning where nobody answers."""
+        lines = await self.board.answer(write_request(request))
+        try:
+            line = await _next(lines)
+        finally:
+            close = getattr(lines, "aclose", None)
+            if close is not None:
+                await close()
+        if line is None:
+            raise NotRunning("the answer ended before it began; ask again")
+        return read_reply(line).ok
+
+    async def check_bus(self) -> None:
+        """Refuses to listen where agents are not heard: workers without a bus publish nothing. Where no worker is
+        there, or an earlier version runs, nobody knows. Raises ConfigError, and LinkDown without an answer."""
+        members = await self._members()
+        if without := [f"{one.id} on {one.host}" for one in members if one.bus is False]:
+            more = f" and {len(without) - NAMED_MAX} more" if len(without) > NAMED_MAX else ""
+            raise ConfigError(
+                f"what agents of {self._fleet!r} publish cannot be heard: there is no bus at worker "
+                f"{', '.join(without[:NAMED_MAX])}{more}; start all its workers with --bus nats://…, or name it under "
+                "[fleet] in stigmergy.toml"
+            )
+
+    async def close(self) -> None:
+        """Asks nobody any more, and ends the connection."""
+        await self._room.close()
+        await self._link.close()
+
+    async def leave(self) -> None:
+        """Asks nobody any more; the link stays."""
+        await self._room.close()
+
+    async def _members(self) -> list[Member]:
+        """The workers that are there, as each describes itself. Raises LinkDown without an answer."""
+        from stigmergy.nats.errors import JetStreamRefused
+        from stigmergy.nats.naming import cluster_bucket
+
+        bucket = cluster_bucket(self._fleet)
+        members: list[Member] = []
+        try:
+            found = await self._link.api(f"STREAM.INFO.KV_{bucket}", {"subjects_filter": f"$KV.{bucket}.worker.*"})
+        except JetStreamRefused:
+            return members
+        for subject in sorted(found["state"].get("subjects") or {}):
+            try:
+                said = await self._link.api(f"STREAM.MSG.GET.KV_{bucket}", {"last_by_subj": subject})
+                members.append(read_record(Member, subject, b64decode(said["message"].get("data", ""))))
+            except (JetStreamRefused, Malformed):
+                continue  # it has left, or is not ours
+        return members
+
+    async def _is_anybody_there(self) -> bool:
+        for shard in range(self._shards):
+            if await self._room.is_answered(shard):
+                return True
+        return await self._may_come_back()
+
+    async def _may_come_back(self) -> bool:
+        """Whether workers may be about to join again: when the server is killed that leads their bucket, all of them
+        have lost their leases until it has another leader."""
+        from stigmergy.nats.errors import JetStreamRefused
+        from stigmergy.nats.naming import cluster_bucket
+
+        bucket = cluster_bucket(self._fleet)
+        try:
+            asked = {"subjects_filter": f"$KV.{bucket}.worker.*"}
+            found = await self._link.api(f"STREAM.INFO.KV_{bucket}", asked, within_s=BUCKET_S_MAX)
+        except JetStreamRefused:
+            return False
+        except LinkDown:
+            return True
+        return bool(found["state"].get("subjects"))
+
+
+async def find_workers(url: str, fleet: str | Declaration, name: str) -> tuple[Workers | None, Bus]:
+    """Connects to NATS: the workers of a fleet, if it runs on some, and what is said on its bus. Raises ConfigError,
+    also where the client library is missing, and NotRunning without a server."""
+    try:
+        from stigmergy.nats.address import parse_address
+        from stigmergy.nats.bus.options import OPTIONS
+        from stigmergy.nats.bus.plain import PlainNatsBus
+        from stigmergy.nats.link import NatsLink
+    except ModuleNotFoundError as error:
+        raise ConfigError(f'{url!r} needs {error.name}: pip install "stigmergy[nats]"') from None
+    called = fleet if isinstance(fleet, str) else fleet.name
+    try:
+        link = await NatsLink.open(parse_address(url, (*OPTIONS, "max_bytes")), name=f"stigmergy {called} {name}")
+    except LinkDown as error:
+        raise NotRunning(str(error)) from None
+    try:
+        homes = await _homes_of(link, fleet)
+    except BaseException:
+        await link.close()
+        raise
+    return None if homes is None else Workers(link, homes, called), PlainNatsBus(link, owns_link=homes is None)
+
+
+async def _homes_of(link: NatsLink, fleet: str | Declaration) -> Homes | None:
+    """Where the agents of a fleet on workers live, as its bucket says; None for a fleet that has no workers here."""
+    from stigmergy.nats.errors import JetStreamRefused
+    from stigmergy.nats.naming import cluster_bucket
+
+    called = fleet if isinstance(fleet, str) else fleet.name
+    bucket = cluster_bucket(called)
+    try:
+        found = await link.api(f"STREAM.MSG.GET.KV_{bucket}", {"last_by_subj": f"$KV.{bucket}.{FLEET}"})
+    except JetStreamRefused:
+        return None
+    shape = read_record(FleetShape, FLEET, b64decode(found["message"]["data"]))
+    if not isinstance(fleet, str):
+        if (shape.shards, shape.shard_by) != (fleet.shards, fleet.homes.key_name):
+            raise ConfigError(f"the fleet {called!r} runs with other shards than this program has; use its own code")
+        return fleet.homes
+    if shape.shard_by:
+        raise ConfigError(
+            f"agents of {called!r} are put into shards by its function {shape.shard_by}: give connect(fleet=…) the "
+            "Fleet itself, not its name"
+        )
+    return Homes(shape.shards)
+
+
+class ClusterClient:
+    """Asks the owners of all shards of a fleet; used like the client of one node's socket."""
+
+    def __init__(self, url: str, fleet: Declaration, *, timeout_s: float = ASK_S_MAX) -> None:
+        """Connects. Raises ConfigError, also where the client library is missing, and NotRunning without a server."""
+        try:
+            from stigmergy.nats.address import parse_address
+            from stigmergy.nats.threaded import BlockingLink
+        except ModuleNotFoundError as error:
+            raise ConfigError(f'--nats {url!r} needs {error.name}: pip install "stigmergy[nats]"') from None
+        address = parse_address(url, ("replicas", "max_bytes"))
+        self._timeout_s = max(timeout_s, MOVED_S_MAX + 1.0)
+        try:
+            self._link = BlockingLink(address, name=f"stigmergy {fleet.name}")
+        except LinkDown as error:
+            raise NotRunning(str(error)) from None
+        self._workers = Workers(self._link.link, fleet.homes, fleet.name)
+
+    def ask(self, request: bytes) -> Generator[bytes, None, None]:
+        """Sends a line; the lines that come back, for as long as the caller takes them. Raises NotRunning."""
+        lines = self._run(self._workers.board.answer(request))
+        try:
+            while (line := self._run(_next(lines))) is not None:
+                if line:
+                    yield line
+        finally:
+            close = getattr(lines, "aclose", None)
+            if close is not None:
+                self._run(close())
+        raise NotRunning("the answer ended before it was whole; ask again")
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._link.run(lambda _: self._workers.leave(), CLOSE_S_MAX)
+        self._link.close()
+
+    def _run(self, work: Any) -> Any:
+        try:
+            return self._link.run(lambda _: work, self._timeout_s)
+        except LinkDown as error:
+            raise NotRunning(f"{error}; is the fleet stopped or overloaded?") from None
+
+
+async def _next(lines: Iterator[bytes] | AsyncIterator[bytes]) -> bytes | None:
+    if isinstance(lines, AsyncIterator):
+        try:
+            return await anext(lines)
+        except StopAsyncIteration:
+            return None
+    return next(lines, None)
+
+
+def _cannot_stop() -> None:
+    raise ConfigError("workers are stopped where they run, each by Ctrl-C or SIGTERM; the others take its shards over")

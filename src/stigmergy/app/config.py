@@ -1,0 +1,144 @@
+"""Reads `stigmergy.toml`: where a fleet keeps its journal and its key, and its bounds. No file is needed.
+
+    [fleet]
+    module = "drone:fleet"             # MODULE:FLEET, for the command line; imported from the file's folder
+    journal = "sqlite:fleet.db"        # sqlite:path · segments:folder · memory:
+    key = "fleet.key"
+    trust = ["old.key"]                # keys whose end of the log is believed beside our own; after a rotation
+    agents = ["Drone/D-17"]            # whom this node runs, also "Drone/D-1*" or "Drone/*"; else everybody
+    bus = "mqtt://gateway:1883"        # who is told what agents publish, and who may send commands
+    site = "north"                     # where this is; else "local"
+    node = "gateway"                   # what this node is called there; else the name of the machine
+    uplink = { only = ["Alert"] }      # what of this node's log is sent on to whoever collects it there
+    uplink_to = "nats-hub://127.0.0.1:4222"      # by another bus than the one above
+    collect_from = "nats-sites://hub:4222"       # a further bus, which uplinks of whole sites come in by
+    rings = ["telemetry.ring"]         # what producers on this machine put there is taken
+    processes = 2                      # so many processes share the fleet's shards
+    mesh = "udp://0.0.0.0:7946?peers=north@10.0.0.7:7946"    # how shared fields gossip without a bus
+    ledger = "sqlite:ledger.db"        # who orders claims, for all processes of this machine
+    peers = ["north.pub"]              # keys whose changes and claims are taken; else of whoever is heard first
+    copies = ["nats://hub:4222"]       # stores that the journal is copied to: nats://… · folder:path
+    collects = true                    # takes what the uplinks of this fleet's other nodes at this site bring
+
+    [settings]
+    batch_events_max = 1000
+    [settings.retention]
+    keep_s = 604800.0
+
+Relative paths are relative to the file. A key that does not exist here is an error, not a silent default.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct, structs
+
+from stigmergy.base.errors import ConfigError
+from stigmergy.node.settings import Settings
+from stigmergy.uplink.rules import UplinkRule
+
+CONFIG_FILE = "stigmergy.toml"
+CONFIG_BYTES_MAX = 1024 * 1024
+_WRITTEN_KEY = re.compile(r"stigmergy-.*|[0-9a-fA-F]{64}")
+"""A public key itself, where any other text is the path of its file."""
+
+
+class Place(Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a fleet runs. What is not given has a default that depends on the fleet's name."""
+
+    journal: str | None = None
+    key: str | None = None
+    module: str | None = None
+    trust: tuple[str, ...] = ()
+    """Public keys, as files, lines or hex digits, whose end of the log is believed beside our own: after a rotation."""
+    agents: tuple[str, ...] = ()
+    """Addresses of the agents that this node runs, `*` for any characters of a name; without any, it runs all."""
+    bus: str | None = None
+    site: str | None = None
+    node: str | None = None
+    uplink: UplinkRule | None = None
+    """What of the journal is sent on; nothing without it."""
+    processes: int = 1
+    """How many processes share the fleet's shards when it is run by the command line."""
+    rings: tuple[str, ...] = ()
+    """Paths of the rings that it is fed from. Of several processes each has rings of its own."""
+    mesh: str | None = None
+    """How shared fields find their peers; over the bus, if there is one and nothing is said here."""
+    ledger: str | None = None
+    """Who orders what agents claim; without one, claims are denied."""
+    peers: tuple[str, ...] = ()
+    """Public keys, as files, lines or hex digits, of the nodes whose changes and claims are taken."""
+    collects: bool = False
+    """Whether this node takes what the uplinks of others at this site bring, for agents of the same address."""
+    uplink_to: str | None = None
+    """The bus that the uplink leaves by; the node's own without it."""
+    collect_from: str | None = None
+    """A further bus, from which the uplinks of all sites are taken."""
+    copies: tuple[str, ...] | str = ()
+    """Stores that the journal is copied to, to be restored from when its disk is lost."""
+
+
+class Config(Struct, frozen=True, forbid_unknown_fields=True):
+    """A whole configuration file."""
+
+    fleet: Place = Place()
+    settings: Settings | None = None
+
+
+def read_config(path: Path) -> Config:
+    """Reads a configuration file; an error names the file and the place in it."""
+    try:
+        if path.stat().st_size > CONFIG_BYTES_MAX:
+            raise ConfigError(f"{path}: larger than {CONFIG_BYTES_MAX} bytes; this is no configuration of ours")
+        config = msgspec.toml.decode(path.read_bytes(), type=Config)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {error}; see docs/configuration.md for what may be set") from None
+    return Config(fleet=_beside(config.fleet, path.parent), settings=_settings_beside(config.settings, path.parent))
+
+
+def find_config(directory: Path) -> Config:
+    """The configuration in this directory, or the defaults."""
+    path = directory / CONFIG_FILE
+    return read_config(path) if path.exists() else Config()
+
+
+def _beside(place: Place, folder: Path) -> Place:
+    journal, key = place.journal, None if place.key is None else str(folder / place.key)
+    for scheme in ("sqlite:", "segments:"):
+        if journal is not None and journal.startswith(scheme):
+            journal = f"{scheme}{folder / journal.removeprefix(scheme)}"
+    copies = (place.copies,) if isinstance(place.copies, str) else place.copies
+    ledger = place.ledger
+    if ledger is not None and ledger.startswith("sqlite:"):
+        ledger = f"sqlite:{folder / ledger.removeprefix('sqlite:')}"
+    return structs.replace(
+        place,
+        journal=journal,
+        key=key,
+        trust=_keys_beside(place.trust, folder),
+        peers=_keys_beside(place.peers, folder),
+        rings=tuple(str(folder / ring) for ring in place.rings),
+        ledger=ledger,
+        copies=tuple(_store_beside(url, folder) for url in copies),
+    )
+
+
+def _store_beside(url: str, folder: Path) -> str:
+    return f"folder:{folder / url.removeprefix('folder:')}" if url.startswith("folder:") else url
+
+
+def _keys_beside(keys: tuple[str, ...], folder: Path) -> tuple[str, ...]:
+    return tuple(text if _WRITTEN_KEY.fullmatch(text) else str(folder / text) for text in keys)
+
+
+def _settings_beside(settings: Settings | None, folder: Path) -> Settings | None:
+    """The archive is a folder relative to the file as well."""
+    if settings is None or settings.retention.archive is None:
+        return settings
+    retention = structs.replace(settings.retention, archive=str(folder / settings.retention.archive))
+    return structs.replace(settings, retention=retention)

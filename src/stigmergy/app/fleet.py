@@ -1,0 +1,473 @@
+"""The composition root: puts a fleet together with a journal, a key and clocks. The only place that names adapters."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as metadata_version
+from pathlib import Path
+from types import TracebackType
+
+from stigmergy.app.config import Config, find_config
+from stigmergy.app.copies import Copiers, check_copied
+from stigmergy.app.feeds import checked_rings, open_rings
+from stigmergy.app.journals import FLIGHT, JOURNALS, inspect_all, inspect_journal, journals_in, open_journal
+from stigmergy.app.keyring import NodeKey, default_key_path, is_private_key, load_signer, make_private_key, read_key
+from stigmergy.app.node_config import BUSES, Bearings, find_bearings, open_bus, open_ledger, open_levels, open_mesh
+from stigmergy.app.parts import (
+    SEGMENTS,
+    SQLITE,
+    Lifeline,
+    journal_path,
+    keep_to_one_core,
+    make_lifeline,
+    neighbourhood_of,
+    part_url,
+    shown_url,
+)
+from stigmergy.audit.archive import Archivist, Holds, Safeguards
+from stigmergy.audit.archive_folder import FolderArchive, HoldsFile, NewFile
+from stigmergy.audit.directories import live_readings
+from stigmergy.audit.flight_journal import open_flight
+from stigmergy.audit.rotation import Rotation
+from stigmergy.base.clock import Entropy
+from stigmergy.base.errors import ConfigError, NotRunning
+from stigmergy.base.system import SystemClock, SystemEntropy, SystemThreads, make_process_ours, place_of
+from stigmergy.base.trust import Signer, Verifier
+from stigmergy.bus.port import Bus
+from stigmergy.claims.sqlite_file import inspect_ledger
+from stigmergy.control.live import Live
+from stigmergy.control.server import ControlDesk, Node
+from stigmergy.control.socket import ControlCall, ControlClient, ControlServer, answers_at
+from stigmergy.journal.port import Journal
+from stigmergy.keys.ed25519 import Ed25519Verifier
+from stigmergy.keys.keyfile import (
+    PrivateKey,
+    PublicKey,
+    decode_public_key,
+    encode_public_key,
+    fingerprint,
+    read_private_key,
+    read_public_key,
+)
+from stigmergy.membership.bus_mesh import BusMesh
+from stigmergy.membership.udp import parse_url as read_mesh_url
+from stigmergy.network.bus_link import BusLink, describe_this_node
+from stigmergy.network.peers import Neighbours
+from stigmergy.network.replication import Companions
+from stigmergy.network.shares import Share
+from stigmergy.node.column_feeds import Feedings
+from stigmergy.node.declaration import Declaration
+from stigmergy.node.device_tasks import Devices, start_attached
+from stigmergy.node.host import Host
+from stigmergy.node.needs import needs_of
+from stigmergy.node.settings import Settings
+from stigmergy.uplink.collector import Levels
+from stigmergy.uplink.rules import UplinkRule
+
+
+class Fleet(Declaration):
+    """A fleet of agents. Declare it once; run it embedded, from the command line, or in the simulator.
+
+    fleet = Fleet("delivery", agents=[Drone])
+
+    async with fleet.running() as live:
+        await live.send("Drone/D-17", StartMission(mission="M1"))
+    """
+
+    def running(
+        self,
+        *,
+        journal: str | None = None,
+        key: str | Path | None = None,
+        settings: Settings | None = None,
+        trust: Sequence[str] = (),
+        agents: Sequence[str] = (),
+        bus: str | None = None,
+        site: str | None = None,
+        node: str | None = None,
+        uplink: UplinkRule | None = None,
+        uplink_to: str | None = None,
+        collect_from: str | None = None,
+        rings: Sequence[str | Path] = (),
+        mesh: str | None = None,
+        ledger: str | None = None,
+        peers: Sequence[str] = (),
+        copies: Sequence[str] = (),
+    ) -> Running:
+        """Runs the fleet in this program, on a SQLite file and a key beside it unless told otherwise.
+
+        `trust` names public keys (lines or files) whose end of the log is believed beside our own: after a rotation.
+        `agents` names those that this node runs ('Drone/D-17', 'Drone/D-1*', 'Drone/*'): every other is refused,
+        whatever comes for it; without it the node runs all. `bus` connects the node to others ('mqtt://gateway:1883');
+        `uplink` says what of its log it sends on there, or by the bus that `uplink_to` names; `collect_from` names one
+        that the uplinks of whole sites come in by, as gateways have them. `rings` names those that producers on this
+        machine feed it by.
+        Shared fields find their peers over the bus, or over `mesh` ('udp://0.0.0.0:7946?peers=…'); `ledger` orders what
+        agents claim ('sqlite:ledger.db'); `peers` names the public keys of the nodes that are believed in both.
+        `copies` names stores that the journal is copied to ('nats://hub:4222', 'folder:/mnt/peer').
+        The order of precedence: these arguments, `stigmergy.toml` in the current directory, `NAME.db` and `NAME.key`.
+        """
+        _check_arguments(journal, key, settings, trust, agents)
+        _check_texts(bus=bus, site=site, node=node, mesh=mesh, ledger=ledger)
+        _check_texts(uplink_to=uplink_to, collect_from=collect_from)
+        _check_lists(peers=peers, copies=copies)
+        if uplink is not None and not isinstance(uplink, UplinkRule):
+            raise ConfigError(f"uplink={uplink!r}: give UplinkRule(…)")
+        where = Bearings(
+            bus,
+            site,
+            node,
+            uplink,
+            mesh=mesh,
+            ledger=ledger,
+            peers=tuple(peers),
+            uplink_to=uplink_to,
+            collect_from=collect_from,
+            copies=tuple(copies),
+        )
+        config = find_config(Path.cwd())
+        if config.fleet.processes > 1:
+            raise ConfigError(
+                f"processes = {config.fleet.processes} in stigmergy.toml is for stigmergy run; a program that embeds a "
+                "fleet runs it in one process: take it out, or start the fleet on its own"
+            )
+        place = None if key is None else Path(key)
+        return Running(self, config, journal, place, settings, trust, agents, where, rings=rings)
+
+
+class Running:
+    """An async context manager: on entering the fleet recovers and runs, on leaving it drains and closes."""
+
+    def __init__(
+        self,
+        fleet: Declaration,
+        config: Config,
+        journal: str | None,
+        key: Path | None,
+        settings: Settings | None,
+        trust: Sequence[str] = (),
+        agents: Sequence[str] = (),
+        bearings: Bearings | None = None,
+        share: Share | None = None,
+        rings: Sequence[str | Path] = (),
+    ) -> None:
+        """With a `share`, this is one of several processes, and has a part of the journal."""
+        self._fleet = fleet
+        self._all_url = journal or config.fleet.journal or f"sqlite:{fleet.name}.db"
+        self.url = self._all_url if share is None else part_url(self._all_url, share)
+        self._share = share
+        self._key = key or (Path(config.fleet.key) if config.fleet.key else default_key_path(fleet.name, self._all_url))
+        self._settings = settings or config.settings
+        self._trust = [read_key(text).key for text in (*config.fleet.trust, *trust)]
+        self._agents = tuple(agents) or config.fleet.agents
+        self.rings = checked_rings(rings) or config.fleet.rings
+        self.bearings = find_bearings(bearings or Bearings(), config)
+        check_copied(self.url, self.bearings.copies)
+        self.say: Callable[[str], None] = _say_to_the_log
+        """Told what is worth a line at a start: that agents are compiled, or not heard. Set it before entering."""
+        self._link: BusLink | None = None
+        self._host: Host | None = None
+        self._safeguards: Safeguards | None = None
+        self._devices: Devices | None = None
+        self._signer: Signer | None = None
+        self._neighbours: Neighbours | None = None
+        self._feedings: Feedings | None = None
+        self._copiers: Copiers | None = None
+        self._companions: Companions | None = None
+
+    def _check_needs(self) -> None:
+        """Refuses a fleet that claims and has no ledger; says once what nobody will hear for want of a bus."""
+        needs = needs_of(self._fleet, self._agents)
+        if needs.why_ledger and self.bearings.ledger is None:
+            raise ConfigError(
+                f"fleet {self._fleet.name!r} needs a ledger ({needs.why_ledger}), and this node has none: nothing can "
+                'be granted; write ledger = "sqlite:ledger.db" under [fleet] in stigmergy.toml, for the nodes of '
+                'this machine, or "nats://hub:4222?replicas=3" for several machines; or give it with --ledger or '
+                "running(ledger=…)"
+            )
+        if needs.why_heard and self.bearings.bus is None:
+            self.say(
+                f"this node has no bus ({needs.why_heard}): nothing published leaves it, and no message reaches it; "
+                'name one, such as bus = "mqtt://gateway:1883" under [fleet] in stigmergy.toml, if somebody is to hear'
+            )
+
+    async def __aenter__(self) -> Live:
+        if self._share is None:  # the supervisor of several processes has said it for all of them
+            self._check_needs()
+        self._fleet.check_safe_actions()
+        self._fleet.prepare(self.say)
+        entropy = SystemEntropy()
+        bus = open_bus(self.bearings, self._fleet.name, entropy)
+        key = NodeKey(self._key, self.url)
+        part = None if self._share is None else self._share.part
+        journal = open_journal(self.url, self._fleet.name, self._fleet.shards, part, self._fleet.homes.key_name)
+        try:
+            key.check(journal)
+            signer = key.signer
+            path = journal_path(self.url)
+            place = b"" if path is None else place_of(path)
+            host = Host(
+                self._fleet,
+                journal,
+                signer,
+                verifier(),
+                SystemClock(),
+                self._settings,
+                self._trust,
+                place=place,
+                agents=self._agents,
+            )
+            if self._share is not None:
+                self._neighbours = Neighbours(host, neighbourhood_of(self._all_url, self._share), self._share)
+            devices = Devices(host, SystemThreads())
+            levels = open_levels(self.bearings, self._fleet.name, entropy)
+            link = None if bus is None else make_link(host, bus, entropy, self.bearings, levels)
+            self._companions = make_companions(host, signer, entropy, self.bearings, bus, link)
+            key.keep()
+            recovered = await start_attached(host, devices)
+            key.remember(journal, self.say)
+            if self._neighbours is not None:
+                await self._neighbours.start()
+            host.housekeeper.guard(safeguards := make_safeguards(host, self.url, signer))
+            self._copiers = Copiers(host, self.bearings.copies, self._copied_as, safeguards)
+        except BaseException:
+            if self._neighbours is not None:
+                await self._neighbours.stop()
+            await journal.close()
+            raise
+        self._host = host
+        self._safeguards = safeguards
+        self._devices = devices
+        self._signer = signer
+        devices.start()
+        live = Live(host, entropy, recovered, devices)
+        live.neighbours = self._neighbours
+        live.companions = self._companions
+        live.copies = self._copiers.standings
+        self._link = live.link = link
+        try:
+            self._feedings = live.feedings = Feedings(host, open_rings(self.rings, self._share))
+            if link is not None:
+                await link.start()
+            await self._companions.start()
+            self._feedings.start()
+            self._copiers.start()
+        except BaseException:
+            await self.__aexit__(None, None, None)
+            raise
+        return live
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for part in (self._copiers, self._devices, self._feedings, self._companions, self._link, self._neighbours):
+            if part is not None:
+                await part.stop()
+        if self._safeguards is not None:
+            await self._safeguards.close()
+        if self._host is not None:
+            await self._host.stop()
+        if self._feedings is not None:
+            self._feedings.close()
+        if self._devices is not None:
+            await self._devices.close()
+
+    @property
+    def _copied_as(self) -> str:
+        """What this node's journal is called among the copies."""
+        return f"{self.bearings.site}/{self.bearings.node}"
+
+    @property
+    def key(self) -> Path | None:
+        """The file with the key that it signs with; None for one that is made for this run only."""
+        return self._key
+
+    @property
+    def settings(self) -> Settings:
+        """The bounds that it will have."""
+        return self._settings or self._fleet.settings
+
+    @property
+    def socket(self) -> Path:
+        """Where the control endpoint is by default: beside the journal."""
+        return control_path(self.url, self._fleet.name)
+
+    def control(self, live: Live, path: Path, version: str, stop: Callable[[], None]) -> ControlServer:
+        """The control endpoint of the running fleet, not yet listening; `stop` is called when a client asks for it."""
+        if self._signer is None:
+            raise NotRunning("the fleet does not run yet; enter it first")
+        node = Node(version, shown_url(self.url), (self._signer.algorithm, self._signer.public_key), self._signer)
+        return ControlServer(path, ControlDesk(live, verifier(), node, stop))
+
+
+def _say_to_the_log(sentence: str) -> None:
+    logging.getLogger("stigmergy").warning(sentence)
+
+
+def _check_texts(**given: object) -> None:
+    for name, text in given.items():
+        if text is not None and not isinstance(text, str):
+            raise ConfigError(f"{name}={text!r}: give a text, or leave it out")
+
+
+def _check_arguments(journal: object, key: object, settings: object, trust: object, agents: object) -> None:
+    """What a program gives wrongly is said before anything is opened."""
+    if journal is not None and (not isinstance(journal, str) or "\0" in journal):
+        raise ConfigError(f"journal={journal!r}: give a text like 'sqlite:fleet.db'")
+    if key is not None and (not isinstance(key, str | Path) or "\0" in str(key)):
+        raise ConfigError(f"key={key!r}: give the path of the key file")
+    if settings is not None and not isinstance(settings, Settings):
+        raise ConfigError(f"settings={settings!r}: give Settings(…)")
+    _check_lists(trust=trust, agents=agents)
+
+
+def _check_lists(**given: object) -> None:
+    for name, texts in given.items():
+        if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+            raise ConfigError(f"{name}={texts!r}: give a list of texts, also for one alone")
+
+
+def make_link(host: Host, bus: Bus, entropy: Entropy, bearings: Bearings, levels: Levels | None = None) -> BusLink:
+    """The node's side of the bus. Before the host starts, because it releases then what is still owed."""
+    site, node = bearings.site or "", bearings.node or ""
+    return BusLink(
+        host,
+        bus,
+        entropy,
+        site=site,
+        node=node,
+        version=installed_version(),
+        uplink=bearings.uplink,
+        collects=bearings.collects,
+        levels=levels,
+    )
+
+
+def make_companions(
+    host: Host, signer: Signer, entropy: Entropy, bearings: Bearings, bus: Bus | None, link: BusLink | None
+) -> Companions:
+    """The node's side of its peers and of its ledger. Before the host starts, because that releases what is owed."""
+    mesh, ledger = open_mesh(bearings, host.clock), open_ledger(bearings, host.declaration.name)
+    trusted = [read_key(text).key for text in bearings.peers]
+    if mesh is None and bus is not None and link is not None:
+        # A broker says who is there, and reaches everybody: nothing else has to be set up.
+        return Companions(
+            host,
+            signer,
+            entropy,
+            mesh=BusMesh(bus, link.topics, link.node),
+            ledger=ledger,
+            names=lambda: [member.node for member in link.members()],
+            trusted=trusted,
+        )
+    return Companions(
+        host,
+        signer,
+        entropy,
+        mesh=mesh,
+        ledger=ledger,
+        me=describe_this_node(host, bearings.node or "", entropy, installed_version()),
+        seeds=getattr(mesh, "seeds", ()),
+        trusted=trusted,
+    )
+
+
+def installed_version() -> str:
+    """The version of this library."""
+    try:
+        return metadata_version("stigmergy")
+    except PackageNotFoundError:
+        return ""
+
+
+def make_safeguards(host: Host, url: str, signer: Signer) -> Safeguards:
+    """What keeps retention from dropping: the holds beside the journal, and the archive that the settings name."""
+    rule = host.settings.retention
+    archivist = None
+    if rule.archive is not None:
+        archive = FolderArchive(Path(rule.archive))
+        shards, wall_ns = host.shards, host.clock.wall_ns
+        signers, live = lambda: shards.signers.state.signers, live_readings(shards)
+        archivist = Archivist(host.journal, archive, signer, wall_ns, signers, live=live)
+    return Safeguards(find_holds(url), archivist, archive_or_drop=rule.archive_or_drop)
+
+
+def find_holds(url: str) -> Holds | None:
+    """The holds on a journal, in a file beside it; none for a journal that is no file."""
+    path = journal_path(url)
+    return None if path is None else Holds(HoldsFile(Path(f"{path}-holds")))
+
+
+async def open_rotation(url: str, key: Path) -> tuple[Journal, Rotation]:
+    """A journal that nobody runs, opened so that its signers can be changed; the caller closes it."""
+    signer = load_signer(key, create=False)
+    looked_at = inspect_journal(url)
+    identity = looked_at.identity
+    await looked_at.close()
+    journal = open_journal(url, identity.fleet, identity.shards, identity.part, identity.shard_by)
+    try:
+        return journal, Rotation(journal, signer, verifier(), SystemClock())
+    except BaseException:
+        await journal.close()
+        raise
+
+
+def verifier() -> Verifier:
+    """Who checks signatures and keys."""
+    return Ed25519Verifier()
+
+
+def control_path(url: str, fleet: str) -> Path:
+    """Where a node listens for control: beside its journal, `fleet.db` and `fleet.db.sock`."""
+    return Path(f"{journal_path(url) or f'{fleet}.db'}.sock")
+
+
+__all__ = [
+    "BUSES",
+    "FLIGHT",
+    "JOURNALS",
+    "SEGMENTS",
+    "SQLITE",
+    "Bearings",
+    "ControlCall",
+    "ControlClient",
+    "ControlServer",
+    "Fleet",
+    "Lifeline",
+    "NewFile",
+    "PrivateKey",
+    "PublicKey",
+    "Running",
+    "answers_at",
+    "control_path",
+    "decode_public_key",
+    "default_key_path",
+    "encode_public_key",
+    "find_bearings",
+    "find_holds",
+    "fingerprint",
+    "inspect_all",
+    "inspect_journal",
+    "inspect_ledger",
+    "is_private_key",
+    "journal_path",
+    "journals_in",
+    "keep_to_one_core",
+    "load_signer",
+    "make_lifeline",
+    "make_private_key",
+    "make_process_ours",
+    "open_bus",
+    "open_flight",
+    "open_journal",
+    "open_rotation",
+    "part_url",
+    "read_key",
+    "read_mesh_url",
+    "read_private_key",
+    "read_public_key",
+    "verifier",
+]
+"""What the layers above use; the adapters' functions among it are named here, so that nobody else has to name them."""

@@ -1,0 +1,145 @@
+"""Where a node is: its bus, mesh and ledger, its site and its name; and what is opened for it there, by URL."""
+
+from __future__ import annotations
+
+import socket
+from importlib.metadata import entry_points
+from typing import Any
+
+from msgspec import Struct
+
+from stigmergy.app.config import Config
+from stigmergy.base.clock import Clock, Entropy
+from stigmergy.base.errors import ConfigError
+from stigmergy.bus.port import Bus
+from stigmergy.bus.topics import safe_node_name
+from stigmergy.claims.port import Ledger
+from stigmergy.membership.mesh import Mesh
+from stigmergy.store.port import Store
+from stigmergy.uplink.collector import Levels
+from stigmergy.uplink.rules import UplinkRule
+
+BUSES = "stigmergy.buses"
+"""The entry point group of buses: the name is the scheme of the URL, the value opens it."""
+MESHES = "stigmergy.meshes"
+LEDGERS = "stigmergy.ledgers"
+STORES = "stigmergy.stores"
+
+
+class Bearings(Struct, frozen=True):
+    """Where a node is: the bus it is on, its site, its name."""
+
+    bus: str | None = None
+    site: str | None = None
+    node: str | None = None
+    uplink: UplinkRule | None = None
+    collects: bool = False
+    mesh: str | None = None
+    ledger: str | None = None
+    peers: tuple[str, ...] = ()
+    uplink_to: str | None = None
+    """The bus that the uplink leaves by, if it is another one."""
+    collect_from: str | None = None
+    """A further bus, that uplinks of whole sites come in by."""
+    copies: tuple[str, ...] = ()
+    """Stores that the journal is copied to."""
+
+
+def find_bearings(given: Bearings, config: Config) -> Bearings:
+    """What was given, else what the configuration says, else the defaults."""
+    place = config.fleet
+    bus, uplink, collects = given.bus or place.bus, given.uplink or place.uplink, given.collects or place.collects
+    uplink_to, collect_from = given.uplink_to or place.uplink_to, given.collect_from or place.collect_from
+    if bus is None and (uplink is not None or collects or collect_from is not None):
+        raise ConfigError(
+            'uplink, collects and collect_from need a bus; give one, for example bus = "mqtt://gateway:1883"'
+        )
+    if uplink_to is not None and uplink is None:
+        raise ConfigError(
+            "uplink_to says where the uplink goes, and there is none; say what goes up, for example uplink = { only = "
+            '["Alert"] }'
+        )
+    return Bearings(
+        bus,
+        given.site or place.site or "local",
+        given.node or place.node or safe_node_name(socket.gethostname()),
+        uplink,
+        collects,
+        given.mesh or place.mesh,
+        given.ledger or place.ledger,
+        given.peers or place.peers,
+        uplink_to,
+        collect_from,
+        given.copies or ((place.copies,) if isinstance(place.copies, str) else place.copies),
+    )
+
+
+def open_bus(bearings: Bearings, fleet: str, entropy: Entropy) -> Bus | None:
+    """The bus that a URL names, through the adapter registered for its scheme, not yet connected; None without one."""
+    return _open_bus(bearings.bus, bearings, fleet, entropy)
+
+
+def open_levels(bearings: Bearings, fleet: str, entropy: Entropy) -> Levels:
+    """The buses to the levels above and below, where a node has such."""
+    above = _open_bus(bearings.uplink_to, bearings, fleet, entropy)
+    return Levels(above, _open_bus(bearings.collect_from, bearings, fleet, entropy))
+
+
+def _open_bus(url: str | None, bearings: Bearings, fleet: str, entropy: Entropy) -> Bus | None:
+    if url is None:
+        return None
+    adapter = _adapter("bus", BUSES, url, "mqtt://gateway:1883")
+    # No name has a colon, so no two nodes of different names have one id: they would take each other's session.
+    client_id = f"{fleet}:{bearings.site}:{bearings.node}"
+    bus: Bus = adapter(url, client_id, entropy)
+    return bus
+
+
+def open_mesh(bearings: Bearings, clock: Clock) -> Mesh | None:
+    """The mesh that a URL names, not yet listening; None without one."""
+    if bearings.mesh is None:
+        return None
+    adapter = _adapter("mesh", MESHES, bearings.mesh, "udp://0.0.0.0:7946?peers=north@10.0.0.7:7946")
+    mesh: Mesh = adapter(bearings.mesh, bearings.node, clock)
+    return mesh
+
+
+def open_ledger(bearings: Bearings, fleet: str) -> Ledger | None:
+    """The ledger that a URL names; None without one."""
+    if bearings.ledger is None:
+        return None
+    ledger: Ledger = _adapter("ledger", LEDGERS, bearings.ledger, "sqlite:ledger.db")(bearings.ledger, fleet)
+    return ledger
+
+
+def check_store(url: str) -> None:
+    """Refuses a URL that no store has."""
+    _adapter("store", STORES, url, "nats://hub:4222")
+
+
+async def open_store(url: str, clock: Clock) -> Store:
+    """Connects to the store that a URL names."""
+    store: Store = await _adapter("store", STORES, url, "nats://hub:4222")(url, clock)
+    return store
+
+
+def _adapter(what: str, group: str, url: str, example: str) -> Any:
+    """What opens such a URL, by its scheme."""
+    scheme, colon, _ = url.partition(":")
+    found = {entry.name: entry for entry in entry_points(group=group)}
+    if not colon or scheme not in found:
+        known = ", ".join(f"{name}:" for name in sorted(found)) or "none"
+        raise ConfigError(f"{what} {shown(url)!r}: no adapter for {scheme!r}; there are {known}, for example {example}")
+    try:
+        return found[scheme].load()
+    except ModuleNotFoundError as error:
+        extra = "nats" if error.name == "nats" else scheme
+        raise ConfigError(
+            f'{what} {url!r}: the package {error.name!r} is not installed; pip install "stigmergy[{extra}]"'
+        ) from None
+
+
+def shown(url: str) -> str:
+    """A URL for people: what it says before an @ may be a password."""
+    scheme, separator, rest = url.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}" if separator else url

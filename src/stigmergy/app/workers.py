@@ -1,0 +1,340 @@
+"""Workers put together: a fleet's shards on NATS, with the logs, leases, neighbours, bus and control endpoints there.
+
+    async with NatsWorker(fleet, "nats://hub:4222") as worker:
+        await worker.run()
+
+One connection carries all of a worker's logs, leases, tells and control; a bus has another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from msgspec import structs
+
+from stigmergy.app.config import Config
+from stigmergy.app.fleet import installed_version, make_link, verifier
+from stigmergy.app.keyring import SharedKey, read_key
+from stigmergy.app.node_config import Bearings, open_ledger
+from stigmergy.base.errors import ConfigError
+from stigmergy.base.system import SystemClock, SystemEntropy, SystemThreads
+from stigmergy.base.trust import Signer
+from stigmergy.bus.port import Bus
+from stigmergy.bus.topics import safe_node_name
+from stigmergy.cluster.fencing import LeasedDesk, LeasedHost
+from stigmergy.cluster.owned_shard import Door, House, Means
+from stigmergy.cluster.records import Member
+from stigmergy.cluster.worker import JOIN_PAUSE_S, PASSING, Tell, Worker
+from stigmergy.control.live import Live
+from stigmergy.control.server import ControlDesk, Node
+from stigmergy.journal.port import JournalIdentity, ShardLog
+from stigmergy.membership.bus_mesh import BusMesh
+from stigmergy.nats import naming
+from stigmergy.nats.address import NatsAddress, parse_address
+from stigmergy.network.bus_link import BusLink, describe_this_node
+from stigmergy.network.peers import Neighbours
+from stigmergy.network.replication import Companions
+from stigmergy.network.shares import Share
+from stigmergy.node.declaration import Declaration
+from stigmergy.node.device_tasks import Devices
+from stigmergy.node.needs import check_needs
+from stigmergy.store.port import KeyValue
+
+if TYPE_CHECKING:
+    from stigmergy.nats.link import NatsLink
+    from stigmergy.nats.store.store import NatsStore
+
+OPTIONS = ("replicas", "max_bytes")
+REPLICATED_SERVERS = 3
+"""A URL that names so many servers wants its streams on so many of them, if it does not say otherwise."""
+INCARNATION_BYTES = 6
+OF_ONE_MACHINE = ("sqlite:", "memory:")
+"""Ledgers that workers on several machines cannot share."""
+MISSING = 'a worker needs the NATS client: pip install "stigmergy[nats]"'
+
+
+class NatsWorker:
+    """One worker on NATS, from its connection to its end."""
+
+    def __init__(
+        self,
+        fleet: Declaration,
+        url: str,
+        config: Config,
+        *,
+        key: Path | None = None,
+        trust: Sequence[str] = (),
+        agents: Sequence[str] = (),
+        bearings: Bearings | None = None,
+        name: str | None = None,
+        upgrade: bool = False,
+        tell: Tell = lambda *_: None,
+    ) -> None:
+        self._fleet = fleet
+        self.address = cluster_address(url)
+        self._key = key or (Path(config.fleet.key) if config.fleet.key else Path(f"{fleet.name}.key"))
+        self._trusted = [read_key(text).key for text in (*config.fleet.trust, *trust)]
+        self._agents = tuple(agents) or config.fleet.agents
+        self._bearings = bearings or Bearings()
+        self._name = safe_node_name(name or socket.gethostname()).replace(".", "-")
+        self._upgrade = upgrade
+        self._tell = tell
+        self._settings = config.settings or fleet.settings
+        self._links: list[NatsLink] = []
+        self._worker: Worker | None = None
+        check_surroundings(self._bearings, config, self._settings.retention.archive)
+        has_bus, has_ledger = self._bearings.bus is not None, self._bearings.ledger is not None
+        check_needs(fleet, url_beside(self.address), bus=has_bus, ledger=has_ledger)
+
+    async def __aenter__(self) -> Worker:
+        """Connects, and makes the worker; it begins with its `run`."""
+        self._fleet.check_safe_actions()
+        self._fleet.prepare(lambda sentence: self._tell("prepares", {"what": sentence}))
+        signer = SharedKey(self._key)
+        link = await self._connect(self.address, f"worker of {self._fleet.name}")
+        try:
+            return await self._make(link, signer)
+        except BaseException:
+            await self.__aexit__(None, None, None)
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for attachment in reversed(self._fleet.attachments):
+            try:
+                await attachment.close()
+            except Exception as failed:
+                self._tell("troubled", {"reason": f"{type(attachment).__name__} could not be closed: {failed}"})
+        for link in reversed(self._links):
+            await link.close()
+        self._links.clear()
+
+    async def _make(self, link: NatsLink, signer: Signer) -> Worker:
+        from stigmergy.nats.store.store import NatsStore
+
+        clock, entropy = SystemClock(), SystemEntropy()
+        store, bucket = NatsStore(link, clock), naming.cluster_bucket(self._fleet.name)
+        keys = await self._wait_keys(store, bucket)
+        bus_link = None
+        if self._bearings.bus is not None:
+            bus_link = await self._connect(parse_bus(self._bearings.bus), f"bus of {self._fleet.name}")
+        for attachment in self._fleet.attachments:
+            await attachment.open()
+        estate = NatsEstate(self._fleet, link, self._bearings, signer, self.stop, bus_link=bus_link)
+        means = Means(
+            declaration=self._fleet,
+            estate=estate,
+            signer=signer,
+            verifier=verifier(),
+            clock=clock,
+            entropy=entropy,
+            settings=self._settings,
+            trusted=self._trusted,
+            has_bus=self._bearings.bus is not None,
+            has_ledger=self._bearings.ledger is not None,
+            agents=self._agents,
+        )
+        about = Member(
+            id=f"{self._name}-{os.getpid()}", host=socket.gethostname(), pid=os.getpid(), version=installed_version()
+        )
+        self._worker = Worker(
+            keys, means, about, self._tell, upgrade=self._upgrade, reopen=lambda: store.key_value(bucket)
+        )
+        return self._worker
+
+    async def _wait_keys(self, store: NatsStore, bucket: str) -> KeyValue:
+        """The fleet's bucket, once a majority of the servers is there: after a power cut a worker may be up first."""
+        told = ""
+        while True:
+            try:
+                return await store.key_value(bucket)
+            except PASSING as error:
+                if str(error) != told:
+                    told = str(error)
+                    self._tell("waits", {"reason": told})
+                await asyncio.sleep(JOIN_PAUSE_S)
+
+    def stop(self) -> None:
+        """Has the worker hand everything over, and end."""
+        if self._worker is not None:
+            self._worker.stop()
+
+    async def _connect(self, address: NatsAddress, name: str) -> NatsLink:
+        try:
+            from stigmergy.nats.link import NatsLink
+        except ModuleNotFoundError:
+            raise ConfigError(MISSING) from None
+        link = await NatsLink.open(address, name=name)
+        self._links.append(link)
+        return link
+
+
+class NatsEstate:
+    """What a worker needs on NATS for each of its shards."""
+
+    def __init__(
+        self,
+        fleet: Declaration,
+        link: NatsLink,
+        bearings: Bearings,
+        signer: Signer,
+        stop: Callable[[], None],
+        *,
+        bus_link: NatsLink | None = None,
+    ) -> None:
+        self._fleet = fleet
+        self._link = link
+        self._bus_link = bus_link
+        self._bearings = bearings
+        self._signer = signer
+        self._stop = stop
+        self._entropy = SystemEntropy()
+        self._threads = SystemThreads()
+
+    async def open_log(self, shard: int) -> ShardLog:
+        """The log of a shard: a stream of its own."""
+        from stigmergy.nats.journal.shard_log import open_shard_log
+
+        fleet = self._fleet
+        incarnation = int.from_bytes(self._entropy.token(INCARNATION_BYTES), "big") + 1
+        identity = JournalIdentity(fleet.name, fleet.shards, incarnation, (shard, shard), fleet.homes.key_name)
+        return await open_shard_log(self._link, identity)
+
+    def furnish(self, host: LeasedHost, shard: int, claim: int) -> House:
+        """Neighbours, devices, bus, company and control of one shard."""
+        from stigmergy.nats.control import NatsDoor
+        from stigmergy.nats.peers import NatsNeighbourhood
+
+        fleet, link = self._fleet, self._link
+        share = Share(shard + 1, fleet.shards, fleet.shards)
+        neighbours = Neighbours(host, NatsNeighbourhood(link, fleet.name, shard, lambda: claim), share)
+        where = structs.replace(self._bearings, node=shard_node(shard))
+        bus = self._open_bus(where, shard, claim)
+        bus_link = None if bus is None else make_link(host, bus, self._entropy, where)
+        node = Node(
+            installed_version(), link.address.shown, (self._signer.algorithm, self._signer.public_key), self._signer
+        )
+
+        def door(live: Live) -> Door:
+            desk = LeasedDesk(ControlDesk(live, verifier(), node, self._stop), host)
+            return NatsDoor(link, fleet.name, shard, desk, lambda: claim)
+
+        return House(
+            neighbours=neighbours,
+            devices=Devices(host, self._threads),
+            link=bus_link,
+            bus=bus,
+            companions=self._companions(host, where, bus, bus_link),
+            door=door,
+        )
+
+    def _open_bus(self, where: Bearings, shard: int, claim: int) -> Bus | None:
+        if where.bus is None or self._bus_link is None:
+            return None
+        from stigmergy.nats.bus.bus import NatsBus
+        from stigmergy.nats.bus.options import read_options
+        from stigmergy.nats.bus.partition import Partition
+
+        fleet = self._fleet
+        client_id = f"{fleet.name}:{where.site}:{where.node}"
+        return NatsBus(
+            read_options(where.bus, client_id),
+            client_id,
+            self._entropy,
+            link=self._bus_link,
+            partition=Partition(shard, fleet.shards, fleet.homes.of),
+            epoch=claim,
+        )
+
+    def _companions(self, host: LeasedHost, where: Bearings, bus: Bus | None, link: BusLink | None) -> Companions:
+        """Those it shares fields with, over the bus; and the ledger, if agents claim something."""
+        ordered = any(plan.ordered for plan in self._fleet.plans.values())
+        ledger = open_ledger(where, self._fleet.name) if ordered else None
+        trusted = [read_key(text).key for text in where.peers]
+        if bus is None or link is None:
+            me = describe_this_node(host, where.node or "", self._entropy, installed_version())
+            return Companions(host, self._signer, self._entropy, ledger=ledger, me=me, trusted=trusted)
+        return Companions(
+            host,
+            self._signer,
+            self._entropy,
+            mesh=BusMesh(bus, link.topics, link.node),
+            ledger=ledger,
+            names=lambda: [member.node for member in link.members()],
+            trusted=trusted,
+        )
+
+
+def cluster_address(url: str) -> NatsAddress:
+    """Where a fleet's workers meet. Streams are kept three times where three servers are named, or as it says."""
+    address = parse_address(url, OPTIONS)
+    if not address.option("replicas"):
+        copies = REPLICATED_SERVERS if len(address.servers) >= REPLICATED_SERVERS else 1
+        address = structs.replace(address, options=(*address.options, ("replicas", str(copies))))
+    _ = address.replicas
+    return address
+
+
+def parse_bus(url: str) -> NatsAddress:
+    """Where the bus of a worker is, which must be on NATS too: the servers sort messages by shard."""
+    scheme = url.partition(":")[0]
+    if scheme not in ("nats", "tls"):
+        raise ConfigError(
+            f"bus {url!r}: workers share a bus on NATS, which sorts messages by shard; give nats://…, and let devices "
+            "connect to the MQTT listener of its servers"
+        )
+    from stigmergy.nats.bus.options import OPTIONS as BUS_OPTIONS
+
+    return parse_address(url, BUS_OPTIONS)
+
+
+def url_beside(address: NatsAddress) -> str:
+    """A URL for the bus or the ledger of a fleet whose logs are at this address, for people: without the password."""
+    login = f"{address.user}:PASSWORD@" if address.password else f"{address.user}@" if address.user else ""
+    scheme, _, hosts = address.shown.partition("://")
+    named = (("ca", address.ca), ("cert", address.cert), ("key", address.key), ("domain", address.domain))
+    options = "".join(f"&{name}={value}" for name, value in named if value)
+    return f"{scheme}://{login}{hosts}?replicas={address.replicas}{options}"
+
+
+def check_surroundings(bearings: Bearings, config: Config, archive: str | None) -> None:
+    """Refuses what workers cannot do."""
+    if config.fleet.rings:
+        raise ConfigError(
+            "rings feed a node on their own machine, and shards move; let the producer send to the bus, and take rings "
+            "out"
+        )
+    if config.fleet.copies:
+        raise ConfigError(
+            "the logs of workers are on the servers, as often as replicas= says; take copies out, it is for a journal "
+            "on a disk"
+        )
+    if bearings.ledger is not None and bearings.ledger.startswith(OF_ONE_MACHINE):
+        raise ConfigError(
+            f"ledger {bearings.ledger!r} orders the claims of one machine or one process, and shards move: two agents "
+            "could hold the same; give a ledger that all workers reach, such as nats://hub:4222?replicas=3"
+        )
+    if bearings.mesh is not None:
+        raise ConfigError(f"mesh {bearings.mesh!r}: workers share fields over their bus; give --bus nats://… instead")
+    if bearings.uplink is not None or bearings.collects:
+        raise ConfigError("uplink and collects are for nodes at a site and their gateways; leave them out for a worker")
+    if archive is not None:
+        raise ConfigError(
+            f"workers do not archive flight logs ({archive}); take archive out of [settings.retention], the logs are "
+            "on the servers"
+        )
+
+
+def shard_node(shard: int) -> str:
+    """What a shard is called on the bus: the same wherever it is."""
+    return f"shard-{shard}"
+
+
+__all__ = ["NatsEstate", "NatsWorker", "Worker", "cluster_address", "parse_bus", "shard_node"]

@@ -1,1 +1,0 @@
-"""Measures stigmergy against the limits of the machine it runs on. `python -m stigmergy.bench interpreted --json`."""

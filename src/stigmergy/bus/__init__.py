@@ -1,0 +1,1 @@
+"""Messages by topic: the port, MQTT and memory adapters, CloudEvents, topics, quotas, presence, publishing."""

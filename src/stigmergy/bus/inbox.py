@@ -1,0 +1,412 @@
+"""What every bus does with what it has received: hands it over in order, again if it was not taken.
+
+An adapter has one Reception and gives it every arrival; the Reception calls the handlers of the patterns that match
+and tells the arrival when the broker may forget the message. It knows no technology. The adapter bounds how much it
+gives: what waits here has not been acknowledged, so a broker stops by itself at its window, and the adapter stops
+reading.
+
+A broker gives the messages of all sources in one line. They are taken off that line at once and wait by source; the
+sources take turns (deficit round robin), so that one that floods does not delay the others. A handler that is a Gate
+has its say on arrival: what it sheds is acknowledged at once and never waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import heapq
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from stigmergy.base.errors import Bug, PeerError, SequenceGap, StigmergyError
+from stigmergy.base.fair_queue import FairQueue
+from stigmergy.bus.port import HANDLED_COUNT_MAX, HANDLED_PER_SOURCE_MAX, BusMessage, Gate, Handler, matches
+
+PAUSE_S_MIN = 0.05
+PAUSE_S_MAX = 5.0
+"""A message that was not taken comes again after a pause, which doubles from the one to the other."""
+TRIES_MAX = 8
+"""An error that is none of ours may be a handler that cannot stand this message: after so many tries it is given up,
+counted, and acknowledged. Errors of ours that are nobody's fault (Overloaded, LinkDown) are tried for ever."""
+EARLY_PAUSE_S = 0.5
+"""A message that came early is offered again when its topic has moved on, and after so long without anything new."""
+EARLY_S_MAX = 300.0
+"""After so long something before an early message counts as lost for good, and the early one is refused: a receiver
+that would rather take it with a gap must do so sooner."""
+TOPICS_COUNT_MAX = 10_000
+"""So many topics are remembered with who wants them; then it is found out anew."""
+MESSAGE_COST = 1024
+"""What a message costs beside its payload, in bytes: about what it takes in memory, and some work."""
+WAITING_COST_MAX = 16 * 1024 * 1024
+"""What may wait here, of all sources. A source may have as much waiting as is still free, so one alone has half of it,
+nine have a tenth each, and a newcomer always finds room. What is beyond is shed where the handler is a Gate that sheds;
+other messages wait, and the adapter stops reading at its own bound."""
+UNHEARD_S_MAX = 10.0
+"""A broker gives what it has held as soon as the link is up. What no pattern matches waits so long after `open` for its
+subscription to be made; later it is a leftover of an older program, acknowledged and counted."""
+
+
+class Receipts(Struct):
+    """How the messages that came in ended; for people who look whether all is well."""
+
+    taken: int = 0
+    refused: int = 0
+    """By a PeerError, for good."""
+    early: int = 0
+    """Times that a handler raised SequenceGap."""
+    again: int = 0
+    """Times that a message was not taken and waited for the next try."""
+    given_up: int = 0
+    """After TRIES_MAX failures that were no errors of ours."""
+    unheard: int = 0
+    """Acknowledged without a handler: the broker's session has a subscription that this program has not."""
+    repeated: int = 0
+    """Came again while still waiting here, and were put aside."""
+    shed: int = 0
+    """Acknowledged on arrival without being taken: for others, or beyond the share of their source. The gate counts."""
+    last_failure: str = ""
+
+
+class Arrival:
+    """A message that came in, and whom to tell when it is dealt with."""
+
+    __slots__ = ("_settled", "early_since_s", "handlers", "message", "tries")
+
+    def __init__(self, message: BusMessage, settled: Callable[[], None]) -> None:
+        self.message = message
+        self.handlers = 0
+        """So many inboxes hold it."""
+        self.tries = 0
+        self.early_since_s: float | None = None
+        self._settled = settled
+
+    def finish(self) -> None:
+        """One handler is done with it; when all are, the broker may forget it."""
+        self.handlers -= 1
+        if self.handlers == 0:
+            self._settled()
+
+    def finish_all(self) -> None:
+        """Nobody wants it."""
+        self._settled()
+
+
+_Early = tuple[int, int, Arrival]
+"""Its sequence, or 0 if that is not known; a count that keeps the order; the message."""
+
+
+class _Load:
+    """What all inboxes of a bus hold."""
+
+    __slots__ = ("cost", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
+        """Messages that wait for a handler or are with one."""
+        self.cost = 0
+        """Of those that wait."""
+
+
+class Reception:
+    """All subscriptions of one bus, and what has come in for them."""
+
+    def __init__(self) -> None:
+        self.receipts = Receipts()
+        self._load = _Load()
+        self._inboxes: list[Inbox] = []
+        self._wanting: dict[str, list[tuple[Inbox, str]]] = {}
+        """By topic who wants it, and as whose: a node may have many patterns, and most topics come again."""
+        self._unheard: list[Arrival] = []
+        self._patience: asyncio.TimerHandle | None = None
+        self._is_patient = False
+
+    @property
+    def patterns(self) -> list[str]:
+        """What is subscribed to, each pattern once, in the order of subscription."""
+        return list(dict.fromkeys(inbox.pattern for inbox in self._inboxes))
+
+    def begin(self) -> None:
+        """The bus was opened: from now on subscriptions that are still to be made have UNHEARD_S_MAX."""
+        self._is_patient = True
+        self._patience = asyncio.get_running_loop().call_later(UNHEARD_S_MAX, self._lose_patience)
+
+    def subscribe(self, pattern: str, handler: Handler) -> None:
+        """From now on, and for what has come already and nobody wanted."""
+        inbox = Inbox(pattern, handler, self.receipts, self._load)
+        self._inboxes.append(inbox)
+        self._wanting.clear()
+        unheard, self._unheard = self._unheard, []
+        for arrival in unheard:
+            self.take(arrival)
+
+    def take(self, arrival: Arrival) -> None:
+        """Gives an arrival to every inbox that wants it."""
+        wanting = self._who_wants(arrival.message.topic)
+        arrival.handlers = len(wanting)
+        for inbox, source in wanting:
+            inbox.put_nowait(source, arrival)
+        if not wanting and self._is_patient:
+            self._unheard.append(arrival)
+        elif not wanting:
+            self.receipts.unheard += 1
+            arrival.finish_all()
+
+    def _who_wants(self, topic: str) -> list[tuple[Inbox, str]]:
+        wanting = self._wanting.get(topic)
+        if wanting is None:
+            if len(self._wanting) >= TOPICS_COUNT_MAX:
+                self._wanting.clear()
+            wanting = [(inbox, inbox.source_of(topic)) for inbox in self._inboxes if matches(inbox.pattern, topic)]
+            self._wanting[topic] = wanting
+        return wanting
+
+    async def close(self, within_s: float) -> None:
+        """Lets the handlers that are under way finish, within a bound. What waits stays with the broker."""
+        if self._patience is not None:
+            self._patience.cancel()
+        self._unheard.clear()
+        await asyncio.gather(*(inbox.close(within_s) for inbox in self._inboxes))
+
+    def _lose_patience(self) -> None:
+        self._is_patient = False
+        unheard, self._unheard = self._unheard, []
+        for arrival in unheard:
+            self.take(arrival)
+
+
+class Inbox:
+    """The messages of one subscription, on their way to its handler and back to the broker."""
+
+    def __init__(self, pattern: str, handler: Handler, receipts: Receipts, load: _Load) -> None:
+        self.pattern = pattern
+        self._gate = handler if isinstance(handler, Gate) else None
+        self._handler = handler.handle if isinstance(handler, Gate) else handler
+        self._receipts = receipts
+        self._load = load
+        self._waiting: FairQueue[Arrival] = FairQueue()
+        self._early: dict[str, dict[str, list[_Early]]] = {}
+        """By topic and source, as heaps."""
+        self._early_count = 0
+        self._unsettled: dict[Arrival, bool] = {}
+        """In order of arrival, and whether each is dealt with: the broker hears it in this order. Not those that came
+        early: what is dealt with behind them would fill the broker's window for as long as they wait."""
+        self._handling: dict[asyncio.Task[None], str] = {}
+        """The calls under way, and whose message each has."""
+        self._busy: dict[str, int] = {}
+        """How many calls are under way for each source."""
+        self._pausing: dict[str, int] = {}
+        """How many messages of each source wait for their next try."""
+        self._wake = asyncio.Event()
+        self._closing = asyncio.Event()
+        self._task = asyncio.get_running_loop().create_task(self._run(), name=f"inbox {pattern}")
+
+    def source_of(self, topic: str) -> str:
+        """Whose share the messages on this topic take."""
+        return topic if self._gate is None else self._gate.source_of(topic)
+
+    def put_nowait(self, source: str, arrival: Arrival) -> None:
+        """Lines it up behind the others of its source, or sheds it."""
+        cost = _cost(arrival)
+        if self._gate is not None and not self._admits(self._gate, source, arrival, cost):
+            self._receipts.shed += 1
+            arrival.finish()
+            return
+        self._unsettled[arrival] = False
+        self._waiting.put(source, arrival, cost)
+        self._load.count += 1
+        self._load.cost += cost
+        self._wake.set()
+
+    def _admits(self, gate: Gate, source: str, arrival: Arrival, cost: int) -> bool:
+        count = self._waiting.count_of(source) + self._busy.get(source, 0)
+        if not gate.admit(source, arrival.message, count, self._load.count):
+            return False
+        waiting = self._waiting.cost_of(source)
+        if gate.shed is None or not waiting or waiting + cost <= WAITING_COST_MAX - self._load.cost:
+            return True
+        gate.shed(source)
+        return False
+
+    async def close(self, within_s: float) -> None:
+        """Lets the handlers that are under way finish, within a bound, and hands nothing more over."""
+        self._closing.set()
+        for arrival in self._waiting.clear():
+            self._load.count -= 1
+            self._load.cost -= _cost(arrival)
+        self._early.clear()
+        self._wake.set()
+        deadline_s = asyncio.get_running_loop().time() + within_s
+        while self._handling and (left_s := deadline_s - asyncio.get_running_loop().time()) > 0:
+            self._wake.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), left_s)
+        ending = [self._task, *self._handling]
+        for task in ending:
+            task.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while not self._closing.is_set():
+            if not self._waiting.is_ready or len(self._handling) >= HANDLED_COUNT_MAX:
+                await self._wait()
+                continue
+            # The next call begins only once this one has come to its first wait: that is the order promised.
+            began = asyncio.get_running_loop().create_future()
+            source, arrival = self._waiting.pop()
+            self._load.cost -= _cost(arrival)
+            task = asyncio.get_running_loop().create_task(
+                self._deal_with(source, arrival, began), name=f"handler of {self.pattern}"
+            )
+            self._handling[task] = source
+            self._busy[source] = self._busy.get(source, 0) + 1
+            self._hold_or_release(source)
+            task.add_done_callback(self._ended)
+            await began
+            if not task.done():
+                # It has its place and waits for the disk. What came early behind it need not wait for that.
+                self._reoffer(arrival.message.topic)
+
+    async def _wait(self) -> None:
+        self._wake.clear()
+        if not self._early:
+            await self._wake.wait()
+            return
+        try:
+            await asyncio.wait_for(self._wake.wait(), EARLY_PAUSE_S)
+        except TimeoutError:
+            for topic in list(self._early):
+                self._reoffer(topic)
+
+    def _hold_or_release(self, source: str) -> None:
+        """A source has no turn while it has its share of the calls, or one of its messages waits for the next try."""
+        if source in self._pausing or self._busy.get(source, 0) >= HANDLED_PER_SOURCE_MAX:
+            self._waiting.hold(source)
+        else:
+            self._waiting.release(source)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        source = self._handling.pop(task)
+        _count_down(self._busy, source)
+        self._load.count -= 1
+        self._hold_or_release(source)
+        self._wake.set()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": f"{self.pattern}: dealing with a message failed", "exception": error, "task": task}
+            )
+
+    async def _deal_with(self, source: str, arrival: Arrival, began: asyncio.Future[None]) -> None:
+        began.set_result(None)
+        if await self._offer(source, arrival):
+            self._settle(arrival)
+            self._reoffer(arrival.message.topic)
+
+    def _settle(self, arrival: Arrival) -> None:
+        if arrival in self._unsettled:
+            self._unsettled[arrival] = True
+            self._tell_in_order()
+        else:
+            arrival.finish()
+
+    def _tell_in_order(self) -> None:
+        while self._unsettled:
+            first = next(iter(self._unsettled))
+            if not self._unsettled[first]:
+                return
+            del self._unsettled[first]
+            first.finish()
+
+    async def _offer(self, source: str, arrival: Arrival) -> bool:
+        """Calls the handler until the message is dealt with (True), or put aside or left (False)."""
+        pause_s = PAUSE_S_MIN
+        while True:
+            arrival.tries += 1
+            try:
+                await self._handler(arrival.message)
+            except Exception as error:
+                failure = error
+            else:
+                self._receipts.taken += 1
+                return True
+            self._receipts.last_failure = f"{arrival.message.topic}: {type(failure).__name__}: {failure}"
+            if isinstance(failure, SequenceGap) and self._put_aside(arrival, failure):
+                return False
+            if isinstance(failure, PeerError):
+                self._receipts.refused += 1
+                return True
+            foreign = isinstance(failure, Bug) or not isinstance(failure, StigmergyError)
+            if foreign and arrival.tries >= TRIES_MAX:
+                self._receipts.given_up += 1
+                return True
+            self._receipts.again += 1
+            if await self._pause(source, pause_s):
+                return False
+            pause_s = min(PAUSE_S_MAX, 2 * pause_s)
+
+    async def _pause(self, source: str, pause_s: float) -> bool:
+        """Lets nothing newer of this source begin meanwhile; True when the inbox was closed."""
+        self._pausing[source] = self._pausing.get(source, 0) + 1
+        self._hold_or_release(source)
+        try:
+            await asyncio.wait_for(self._closing.wait(), pause_s)
+        except TimeoutError:
+            return False
+        finally:
+            _count_down(self._pausing, source)
+            self._hold_or_release(source)
+            self._wake.set()
+        return True
+
+    def _put_aside(self, arrival: Arrival, gap: SequenceGap) -> bool:
+        """Keeps an early message for later; False when it has waited for too long."""
+        now_s = asyncio.get_running_loop().time()
+        if arrival.early_since_s is None:
+            arrival.early_since_s = now_s
+        if self._closing.is_set():
+            return True
+        if now_s - arrival.early_since_s > EARLY_S_MAX:
+            return False
+        self._receipts.early += 1
+        self._early_count += 1
+        self._unsettled.pop(arrival, None)
+        self._tell_in_order()
+        heap = self._early.setdefault(arrival.message.topic, {}).setdefault(gap.source, [])
+        heapq.heappush(heap, (gap.sequence, self._early_count, arrival))
+        self._wake.set()
+        return True
+
+    def _reoffer(self, topic: str) -> None:
+        """The topic has moved on, or it is time: of each source's early messages the first one may fit now.
+
+        Some brokers repeat in no order at all (NATS is one): the lowest sequence goes first where the handler has told
+        it, else all are tried.
+        """
+        again: list[Arrival] = []
+        left: dict[str, list[_Early]] = {}
+        for source, heap in self._early.pop(topic, {}).items():
+            if heap[0][0]:
+                again.append(heapq.heappop(heap)[2])
+                if heap:
+                    left[source] = heap
+            else:
+                again += [arrival for _, _, arrival in sorted(heap)]
+        if left:
+            self._early[topic] = left
+        if again:
+            source = self.source_of(topic)
+            for arrival in reversed(again):
+                self._waiting.put_first(source, arrival, _cost(arrival))
+                self._load.count += 1
+                self._load.cost += _cost(arrival)
+            self._wake.set()
+
+
+def _cost(arrival: Arrival) -> int:
+    return MESSAGE_COST + len(arrival.message.payload)
+
+
+def _count_down(counts: dict[str, int], source: str) -> None:
+    counts[source] -= 1
+    if not counts[source]:
+        del counts[source]

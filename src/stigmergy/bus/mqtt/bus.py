@@ -1,0 +1,269 @@
+"""The Bus port over MQTT: a session that outlives its links, at QoS 1.
+
+Received messages are acknowledged after their handlers have returned, and only on the link that they came on: a broker
+may give a packet id to another message on the next one (NATS does, although the session goes on), which would then be
+lost. A message that waits here when its link breaks stays, so that a broker that is slow to repeat does not hold up
+what we have; when the broker repeats it, the one that waits takes over the new packet id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import math
+
+from stigmergy.base.clock import Entropy
+from stigmergy.base.errors import Bug, LinkDown, Malformed, StigmergyError
+from stigmergy.bus.inbox import Arrival, Receipts, Reception
+from stigmergy.bus.mqtt.link import Link
+from stigmergy.bus.mqtt.options import MqttOptions, check_client_id, parse_url, tls_context
+from stigmergy.bus.port import PAYLOAD_BYTES_MAX, BusMessage, Handler, LinkHeard, check_message, check_pattern
+
+RECONNECT_S_MIN = 0.1
+"""The first wait before a new try is drawn between 0 and this; it doubles up to the option reconnect_s_max."""
+STEADY_S = 1.0
+"""A link that lasted so long was a good one: the next wait is short again."""
+BACKLOG_COUNT_MAX = 8_192
+BACKLOG_BYTES_MAX = 32 * 1024 * 1024
+"""What has come in and is not dealt with. Above it nothing is read until half of it is: the broker must wait. Keep a
+broker's own window smaller: a message that all others wait for must not be behind it."""
+CLOSE_S_MAX = 5.0
+"""Handlers under way at `close` get so long."""
+
+
+class _Received:
+    """A message that waits here, and the link and packet id under which the broker waits to hear of it."""
+
+    __slots__ = ("link", "message", "mid", "qos")
+
+    def __init__(self, message: BusMessage, link: Link | None, mid: int, qos: int) -> None:
+        self.message = message
+        self.link = link
+        """None once it is gone, until the broker repeats the message on another one."""
+        self.mid = mid
+        self.qos = qos
+
+
+class MqttBus:
+    """The Bus port. `open` starts a task that keeps a link as long as the bus is open."""
+
+    def __init__(self, options: MqttOptions, client_id: str, entropy: Entropy) -> None:
+        check_client_id(client_id)
+        if options.tls:
+            tls_context(options)
+        self.options = options
+        self.client_id = client_id
+        self._entropy = entropy
+        self._will: BusMessage | None = None
+        self._link: Link | None = None
+        self._is_up = False
+        """A link is up once it is there and all subscriptions are made on it."""
+        self._last_error: StigmergyError | None = LinkDown(f"{options.place}: not connected yet")
+        self._listeners: list[LinkHeard] = []
+        self._reception = Reception()
+        self._waiting: dict[int, _Received] = {}
+        """What came on the present link and is not dealt with, by packet id."""
+        self._orphans: dict[BusMessage, dict[_Received, None]] = {}
+        """What came on an earlier link and is not dealt with, by what it says: only that identifies it."""
+        self._backlog_count = 0
+        self._backlog_bytes = 0
+        self._keeping: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    @property
+    def is_up(self) -> bool:
+        return self._is_up
+
+    @property
+    def last_error(self) -> StigmergyError | None:
+        return None if self.is_up else self._last_error
+
+    @property
+    def receipts(self) -> Receipts:
+        """How what came in has ended."""
+        return self._reception.receipts
+
+    def on_link(self, heard: LinkHeard) -> None:
+        self._listeners.append(heard)
+
+    async def open(self, will: BusMessage | None = None) -> None:
+        if self._keeping is not None or self._is_closed:
+            raise Bug("a bus is opened once; make another one")
+        if will is not None:
+            check_message(will)
+        self._will = will
+        self._reception.begin()
+        self._keeping = asyncio.get_running_loop().create_task(self._keep_link(), name=f"link of {self.client_id}")
+
+    async def publish(self, message: BusMessage) -> None:
+        check_message(message)
+        link = self._link
+        if link is None or not self._is_up:
+            raise LinkDown(f"{message.topic}: the link is down, nothing was sent; publish it when the link is up")
+        await link.publish(message)
+
+    async def subscribe(self, pattern: str, handler: Handler) -> None:
+        check_pattern(pattern)
+        if self._is_closed:
+            raise Bug("the bus is closed; open another one")
+        self._reception.subscribe(pattern, handler)
+        if self._link is None or not self._is_up:
+            return
+        try:
+            refused = await self._link.subscribe([pattern])
+        except LinkDown:
+            return  # It is made again with the link.
+        if refused:
+            raise Malformed(f"pattern {pattern!r}: the broker refuses it: {refused[pattern]}; check the rights")
+
+    async def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        await self._reception.close(CLOSE_S_MAX)
+        if self._keeping is not None:
+            self._keeping.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._keeping
+        link = self._link
+        if link is not None:
+            await link.disconnect()
+            self._went_down(LinkDown("the bus was closed"))
+
+    # The link.
+
+    async def _keep_link(self) -> None:
+        loop, tries = asyncio.get_running_loop(), 0
+        while True:
+            lasted_s = await self._use_link(loop)
+            tries = 1 if lasted_s >= STEADY_S else tries + 1
+            await asyncio.sleep(self._wait_s(tries))
+
+    async def _use_link(self, loop: asyncio.AbstractEventLoop) -> float:
+        """One link from its beginning to its end; returns for how long it was up."""
+        link: Link | None = None
+        up_s = math.inf
+        try:
+            link = Link(self.options, self.client_id, self._will, self._arrive)
+            self._orphan_all()
+            await link.connect()
+            await self._came_up(link)
+            up_s = loop.time()
+            reason = await asyncio.shield(link.lost)
+        except StigmergyError as error:
+            reason = error
+        except Exception as error:
+            reason = LinkDown(f"{self.options.place}: {type(error).__name__}: {error}; it is tried again")
+        except asyncio.CancelledError:
+            if link is not None and self._link is not link:
+                link.abort(LinkDown("given up"))
+            raise
+        if link is not None:
+            link.abort(reason)
+        self._went_down(reason)
+        return max(0.0, loop.time() - up_s)
+
+    def _wait_s(self, tries: int) -> float:
+        """Exponential, with full jitter: a fleet whose broker comes back must not come back all at once."""
+        most_s = min(self.options.reconnect_s_max, RECONNECT_S_MIN * 2.0 ** min(tries - 1, 20))
+        return most_s * int.from_bytes(self._entropy.token(4), "big") / 2**32
+
+    async def _came_up(self, link: Link) -> None:
+        self._link = link
+        # All subscriptions, also when the broker says that it has kept them: it may be wrong, and it costs little.
+        made: list[str] = []
+        while missing := [pattern for pattern in self._reception.patterns if pattern not in made]:
+            for pattern, why in (await link.subscribe(missing)).items():
+                self.receipts.last_failure = f"the broker refuses the pattern {pattern!r}: {why}; check the rights"
+            made += missing
+        self._is_up = True
+        self._tell(True)
+        self._weigh_backlog()
+
+    def _went_down(self, reason: StigmergyError) -> None:
+        self._last_error = reason
+        self._link = None
+        if self._is_up:
+            self._is_up = False
+            self._tell(False)
+
+    def _tell(self, up: bool) -> None:
+        for heard in list(self._listeners):
+            try:
+                heard(up)
+            except Exception as error:
+                # A listener's bug is not the link's.
+                asyncio.get_running_loop().call_exception_handler(
+                    {"message": f"{self.client_id}: a listener for the link failed", "exception": error}
+                )
+
+    # What comes in.
+
+    def _arrive(self, link: Link, message: BusMessage, mid: int, qos: int, again: bool) -> None:
+        if qos and again and self._is_here(link, message, mid):
+            self.receipts.repeated += 1
+            return
+        received = _Received(message, link, mid, qos)
+        self._backlog_count += 1
+        self._backlog_bytes += len(message.payload)
+        if qos:
+            self._waiting[mid] = received
+        if not message.topic or len(message.payload) > PAYLOAD_BYTES_MAX:
+            self.receipts.refused += 1
+            self.receipts.last_failure = f"a message of {len(message.payload)} bytes on {message.topic!r} is refused"
+            self._settle(received)
+            return
+        self._reception.take(Arrival(message, functools.partial(self._settle, received)))
+        self._weigh_backlog()
+
+    def _is_here(self, link: Link, message: BusMessage, mid: int) -> bool:
+        """Whether a repeated message waits here: from this link, or from an earlier one and glad of a packet id."""
+        if mid in self._waiting:
+            return self._waiting[mid].message == message
+        orphans = self._orphans.get(message)
+        if not orphans:
+            return False
+        received = next(iter(orphans))
+        self._adopt(received)
+        received.link, received.mid = link, mid
+        self._waiting[mid] = received
+        return True
+
+    def _orphan_all(self) -> None:
+        """The packet ids of the last link mean nothing on the next one."""
+        for received in self._waiting.values():
+            received.link = None
+            self._orphans.setdefault(received.message, {})[received] = None
+        self._waiting.clear()
+
+    def _adopt(self, received: _Received) -> None:
+        orphans = self._orphans.get(received.message, {})
+        orphans.pop(received, None)
+        if not orphans:
+            self._orphans.pop(received.message, None)
+
+    def _settle(self, received: _Received) -> None:
+        """A message is dealt with: the broker is told, if it still waits under the packet id that we know."""
+        self._backlog_count -= 1
+        self._backlog_bytes -= len(received.message.payload)
+        self._weigh_backlog()
+        if received.link is None:
+            self._adopt(received)
+        elif self._waiting.get(received.mid) is received:
+            del self._waiting[received.mid]
+            received.link.acknowledge(received.mid)
+
+    def _weigh_backlog(self) -> None:
+        """Stops and starts reading. Only while the link is up: until then we wait for answers ourselves."""
+        if self._link is None or not self._is_up:
+            return
+        if self._backlog_count > BACKLOG_COUNT_MAX or self._backlog_bytes > BACKLOG_BYTES_MAX:
+            self._link.pause_reading()
+        elif self._backlog_count <= BACKLOG_COUNT_MAX // 2 and self._backlog_bytes <= BACKLOG_BYTES_MAX // 2:
+            self._link.resume_reading()
+
+
+def open_bus(url: str, client_id: str, entropy: Entropy) -> MqttBus:
+    """A bus to the broker that mqtt://host:port or mqtts://host:port names; see `options` for the rest of the URL."""
+    return MqttBus(parse_url(url), client_id, entropy)

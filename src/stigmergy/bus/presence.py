@@ -1,0 +1,401 @@
+"""Presence: who is in the fleet, and what each can do. Joins and leaves reach agents as observed events.
+
+A node says that it is here on a topic of its own, which the broker keeps, again every while; its will says that it is
+gone. Members are known from what nodes say and from nothing else: one that is silent for too long is gone, on our own
+clock, whatever its clock or the broker says. A name that two running nodes use is found and counted, until the other is
+not heard any more.
+
+Nothing here is durable. After a start whoever is here is announced anew; `MembersReset` says so first, so that an agent
+forgets those that left meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from stigmergy.agents.assignment import Assignment, shown
+from stigmergy.agents.messages import Event, spec_of
+from stigmergy.agents.plans import AgentPlan
+from stigmergy.agents.supervision import FrameworkEvent
+from stigmergy.base.errors import ConfigError, Malformed, PeerError, StigmergyError, TooLarge
+from stigmergy.bus.cloudevents import JSON, STRUCTURED, CloudEvent, read_event, write_structured
+from stigmergy.bus.port import Bus, BusMessage
+from stigmergy.bus.quotas import Quotas
+from stigmergy.bus.topics import Channel, Topics, parse_topic
+
+SECOND_NS = 1_000_000_000
+MEMBERS_COUNT_MAX = 10_000
+MEMBERS_BYTES_MAX = 16 * 1024 * 1024
+"""What all members together have said; beyond it no new ones are known."""
+NAMES_COUNT_MAX = 1_000
+"""Kinds, commands, actions or agents that one node may say it has."""
+PRESENCE_BYTES_MAX = 48 * 1024
+"""What one node may say, so that an agent can be told of it. Who has more to say leaves out names."""
+HEARD_BURST = 30
+HEARD_PER_BEAT = 4
+"""How often a node may say that it is here: so often at once, and so often in the time between two heartbeats."""
+TWINS_COUNT_MAX = 16
+PRESENT = "stigmergy.NodePresent@1"
+ASKED_MAX = 1_000
+"""So many members are asked whether an agent runs there: it is looked for at each refusal."""
+log = logging.getLogger("stigmergy.presence")
+
+
+class Member(Struct, frozen=True):
+    """A node of the fleet, as it says itself."""
+
+    node: str
+    run: str
+    """Another one each time that the node starts."""
+    online: bool = True
+    version: str = ""
+    since: str = ""
+    kinds: tuple[str, ...] = ()
+    commands: Mapping[str, tuple[str, ...]] = {}
+    """The commands that each kind of agent takes."""
+    actions: tuple[str, ...] = ()
+    """What it can carry out."""
+    agents: tuple[str, ...] = ()
+    """The agents that it runs, as its configuration names them; none named means any, and so do too many to name."""
+    everything: bool | None = None
+    """Whether it runs every agent of its kinds; None: it does not say, or is of an older version."""
+
+    @property
+    def assignment(self) -> Assignment | None:
+        """Which agents it says it runs; None where it does not say so."""
+        return _assignment(self.agents) if self.agents or self.everything else None
+
+
+class MemberJoined(Event, name="stigmergy.MemberJoined"):
+    """A node has joined the fleet, or was found there."""
+
+    node: str
+    kinds: tuple[str, ...] = ()
+    actions: tuple[str, ...] = ()
+    agents: tuple[str, ...] = ()
+
+
+class MemberLeft(Event, name="stigmergy.MemberLeft"):
+    """A node has left, or was not heard of for too long."""
+
+    node: str
+    because: str = ""
+
+
+class MembersReset(Event, name="stigmergy.MembersReset"):
+    """This node has started: whoever is in the fleet is announced anew. Told to those who have a handler for it."""
+
+
+class PresenceCounters(Struct):
+    """What was seen of other nodes."""
+
+    members_joined: int = 0
+    members_left: int = 0
+    name_conflicts: int = 0
+    presence_refused: int = 0
+
+
+Tell = Callable[[Event], None]
+"""Tells every interested agent."""
+
+
+class Presence:
+    """Says that this node is here, and knows who else is."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        topics: Topics,
+        me: Member,
+        tell: Tell,
+        monotonic_ns: Callable[[], int],
+        *,
+        every_s: float,
+        gone_s: float,
+    ) -> None:
+        self._bus = bus
+        self._topics = topics
+        self._me = me
+        self._tell = tell
+        self._monotonic_ns = monotonic_ns
+        self._every_s = every_s
+        self._gone_ns = int(gone_s * SECOND_NS)
+        self._spoken = _within_bounds(me, self._message)
+        """What is said of ourselves; maybe not all."""
+        self._quotas = Quotas(HEARD_PER_BEAT / every_s, HEARD_BURST)
+        self._members: dict[str, tuple[Member, int, int]] = {}
+        """Each with when it was last heard, and the bytes of what it said."""
+        self._said: dict[str, tuple[bytes, Member]] = {}
+        """Per topic the last words of who is here, and what they mean."""
+        self._members_bytes = 0
+        self._task: asyncio.Task[None] | None = None
+        self._saying: asyncio.Task[None] | None = None
+        self._leaving = False
+        self._twins: dict[str, tuple[int, int]] = {}
+        """Other runs that use our name, and when each was first and last heard."""
+        self.conflict: str = ""
+        """What another node with our name says, if there is one."""
+        self.counters = PresenceCounters()
+
+    @property
+    def will(self) -> BusMessage:
+        """What the broker says when we are gone."""
+        return self._message(msgspec.structs.replace(self._spoken, online=False))
+
+    def members(self) -> list[Member]:
+        """Who is here, ourselves included, by name."""
+        found = {self._me.node: self._me} | {node: member for node, (member, _, _) in self._members.items()}
+        return [found[node] for node in sorted(found)]
+
+    def locate(self, address: str) -> str:
+        """Which other node says that it runs this agent; see `Assignment.locate`."""
+        return locate(address, self._me.node, self.members())
+
+    def overlaps(self) -> list[str]:
+        """Which other nodes run agents that run here, too: each of both would carry out their commands."""
+        return overlaps(self._me, self.members())
+
+    async def start(self) -> None:
+        """Listens for others, and says that we are here whenever the link is up."""
+        self._tell(MembersReset())
+        await self._bus.subscribe(self._topics.nodes_pattern(Channel.PRESENCE), self._heard)
+        self._task = asyncio.ensure_future(self._beat())
+
+    def link(self, up: bool) -> None:
+        """The link came: our will may have been published meanwhile, so we say that we are here."""
+        if up and not self._leaving and (self._saying is None or self._saying.done()):
+            self._saying = asyncio.ensure_future(self._say(self._spoken))
+
+    async def stop(self) -> None:
+        """Says that we leave."""
+        await self.kill()
+        await self._say(msgspec.structs.replace(self._spoken, online=False))
+
+    async def kill(self) -> None:
+        """Ends at once and says nothing, as a crash would."""
+        self._leaving = True
+        tasks = [task for task in (self._task, self._saying) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(self._every_s)
+            # A broker that does not answer must not keep us from seeing who is gone.
+            self._expire()
+            self.link(True)
+
+    async def _say(self, member: Member) -> None:
+        if self._bus.is_up:
+            # If the link breaks now, we say it again when it is back; and in any case after a while.
+            with contextlib.suppress(StigmergyError):
+                await self._bus.publish(self._message(member))
+
+    def _message(self, member: Member) -> BusMessage:
+        event = CloudEvent(
+            id=f"{member.run}.{int(member.online)}",
+            source=self._topics.source_of_node(member.node),
+            type=PRESENT,
+            datacontenttype=JSON,
+            data=msgspec.to_builtins(member),
+        )
+        topic = self._topics.of_node(member.node, Channel.PRESENCE)
+        return BusMessage(topic, write_structured(event), content_type=STRUCTURED, retained=True)
+
+    # ------------------------------------------------------------------ others
+
+    async def _heard(self, message: BusMessage) -> None:
+        if not message.payload:  # it was cleared by somebody
+            return
+        try:
+            if not self._quotas.admit(message.topic, self._monotonic_ns()):
+                raise TooLarge("said too often")
+            member = self._said_before(message) or read_presence(message)
+        except PeerError:
+            self.counters.presence_refused += 1
+            return
+        if member.node == self._me.node:
+            self._heard_our_name(member)
+        elif member.online:
+            self._here(member, message)
+        else:
+            self._gone(member.node, "it said so, or its link was lost", member.run)
+
+    def _said_before(self, message: BusMessage) -> Member | None:
+        """Who says the same as ever is not read again: a node hears each of the others every half a minute."""
+        said = self._said.get(message.topic)
+        return said[1] if said is not None and said[0] == message.payload else None
+
+    def _here(self, member: Member, message: BusMessage) -> None:
+        size_bytes = len(message.payload)
+        known = self._members.get(member.node)
+        total_bytes = self._members_bytes + size_bytes - (known[2] if known else 0)
+        if total_bytes > MEMBERS_BYTES_MAX or (known is None and len(self._members) >= MEMBERS_COUNT_MAX):
+            self.counters.presence_refused += 1
+            return
+        self._members[member.node] = (member, self._monotonic_ns(), size_bytes)
+        self._said[message.topic] = (message.payload, member)
+        self._members_bytes = total_bytes
+        if known is None or known[0] != member:
+            self.counters.members_joined += 1
+            self._tell(MemberJoined(node=member.node, kinds=member.kinds, actions=member.actions, agents=member.agents))
+            for sentence in overlaps(self._me, [member]):
+                log.warning("%s", sentence)
+
+    def _gone(self, node: str, because: str, run: str | None = None) -> None:
+        known = self._members.get(node)
+        # A will of an earlier run may come after the next run has said that it is here.
+        if known is not None and run in (None, known[0].run):
+            del self._members[node]
+            self._said.pop(self._topics.of_node(node, Channel.PRESENCE), None)
+            self._members_bytes -= known[2]
+            self.counters.members_left += 1
+            self._tell(MemberLeft(node=node, because=because))
+
+    def _expire(self) -> None:
+        now_ns = self._monotonic_ns()
+        for node, (_, heard_ns, _) in list(self._members.items()):
+            if now_ns - heard_ns > self._gone_ns:
+                self._gone(node, f"not heard for {self._gone_ns // SECOND_NS} s")
+        self._twins = {run: times for run, times in self._twins.items() if now_ns - times[1] <= self._gone_ns}
+        if not self._twins:
+            self.conflict = ""
+
+    def _heard_our_name(self, member: Member) -> None:
+        """Our own words, or what our last run left behind, or somebody's who has our name and is here now.
+
+        What was left behind comes at once and never again; a twin is heard again and again.
+        """
+        if not member.online:
+            # The will of a link that we have replaced, or of our last run: the broker keeps that one now.
+            self.link(True)
+        if member.run == self._me.run:
+            return
+        now_ns = self._monotonic_ns()
+        first_ns, _ = self._twins.pop(member.run, (now_ns, now_ns))
+        self._twins[member.run] = (first_ns, now_ns)
+        if len(self._twins) > TWINS_COUNT_MAX:
+            del self._twins[next(iter(self._twins))]
+        if member.online and now_ns - first_ns > self._every_s * SECOND_NS / 2:
+            self.counters.name_conflicts += 1
+            self.conflict = f"another node calls itself {member.node!r} too, here since {member.since}; rename one"
+
+
+def read_presence(message: BusMessage) -> Member:
+    """Who says in a message that it is here, or gone. Raises PeerError for what is no presence."""
+    if len(message.payload) > PRESENCE_BYTES_MAX:
+        raise TooLarge(f"a presence of {len(message.payload)} bytes, {PRESENCE_BYTES_MAX} at most")
+    topic = parse_topic(message.topic)
+    event = read_event(message.payload, message.content_type, message.properties)
+    if event.type != PRESENT:
+        raise Malformed(f"{event.type} is no presence")
+    try:
+        member = msgspec.convert(event.data, Member)
+    except msgspec.ValidationError as error:
+        raise Malformed(f"not a presence: {error}") from None
+    if member.node != topic.name:
+        raise Malformed(f"{topic.name} speaks for {member.node}")
+    if _names_count(member) > NAMES_COUNT_MAX:
+        raise Malformed(f"more than {NAMES_COUNT_MAX} names")
+    return member
+
+
+@lru_cache(ASKED_MAX)
+def _assignment(agents: tuple[str, ...]) -> Assignment | None:
+    try:
+        return Assignment(agents)
+    except ConfigError:
+        return None  # of a later version, maybe
+
+
+def locate(address: str, here: str, members: Sequence[Member]) -> str:
+    """Who of these, other than ourselves, runs an agent: those that name it, else those that run everything."""
+    others = [one for one in members[:ASKED_MAX] if one.node != here and one.assignment is not None]
+    named = [one.node for one in others if one.agents and one.assignment and one.assignment.runs(address)]
+    kind = address.partition("/")[0]
+    found = named or [one.node for one in others if one.everything and kind in one.kinds]
+    names = " and ".join(f"node {name!r}" for name in found[:2])
+    return f"{names} {'run' if len(found) > 1 else 'runs'} it" if found else ""
+
+
+def may_run(address: str, members: Sequence[Member]) -> bool:
+    """Whether one of these runs an agent, or may: a node that does not say which agents it runs, or of which kinds."""
+    kind = address.partition("/")[0]
+    return any(
+        (not one.kinds or kind in one.kinds) and (one.assignment is None or one.assignment.runs(address))
+        for one in members
+    )
+
+
+def overlaps(me: Member, members: Sequence[Member]) -> list[str]:
+    """Sentences about nodes that run agents of ours. A node that names its agents may share a bus with one that names
+    none, as a drone with its gateway; that is not told."""
+    found: list[str] = []
+    ours = me.assignment
+    for member in members:
+        theirs = member.assignment
+        if member.node == me.node or ours is None or theirs is None or not set(me.kinds) & set(member.kinds):
+            continue
+        if me.everything and member.everything:
+            found.append(
+                f"node {member.node!r} runs every agent of this fleet, and so does this one: both carry out every "
+                'command; say in each one\'s configuration whom it runs, for example agents = ["Drone/D-17"]'
+            )
+        elif here := ours.shared_with(theirs):
+            there = theirs.shared_with(ours)
+            # Each by what it says itself: one may name agents that a pattern of the other's has in it.
+            both = f"{shown(there)}, {'too' if sorted(here) == sorted(there) else f'and this one {shown(here)}'}"
+            found.append(f"node {member.node!r} runs {both}: take what both run out of agents of one of the nodes")
+    return found
+
+
+def _names_count(member: Member) -> int:
+    return max(len(member.kinds), len(member.commands), len(member.actions), len(member.agents))
+
+
+def _within_bounds(me: Member, message: Callable[[Member], BusMessage]) -> Member:
+    """What others take: without the agents, if those are too many, which means any; and so on."""
+    shorter: tuple[dict[str, Any], ...] = (
+        {"agents": (), "everything": None},
+        {"commands": {}},
+        {"actions": ()},
+        {"kinds": ()},
+    )
+    for less in shorter:
+        if _names_count(me) <= NAMES_COUNT_MAX and len(message(me).payload) <= PRESENCE_BYTES_MAX:
+            break
+        me = msgspec.structs.replace(me, **less)
+    return me
+
+
+def describe_node(
+    node: str, run: str, version: str, since: str, plans: Mapping[str, AgentPlan], actions: Mapping[str, Any]
+) -> Member:
+    """What a node says about itself."""
+    return Member(
+        node=node,
+        run=run,
+        version=version,
+        since=since,
+        kinds=tuple(sorted(plans)),
+        commands={
+            kind: tuple(
+                sorted(
+                    spec_of(message).name
+                    for message, plan in agent.plans.items()
+                    if plan.is_command and not issubclass(message, FrameworkEvent)
+                )
+            )
+            for kind, agent in sorted(plans.items())
+        },
+        actions=tuple(sorted(tag.partition("@")[0] for tag in actions)),
+    )

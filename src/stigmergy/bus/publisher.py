@@ -1,0 +1,466 @@
+"""The publisher: carries out `Publish` effects over a bus. In order per topic, owed until the broker has taken them.
+
+While the link is down nothing is tried and nothing is given up: what is owed lies in the journal, and leaves in order
+when the link is back, also after a restart. Only when more is owed than the bound allows is the oldest shed, settled
+and counted: a long time offline must never stop an agent. Alerts and orders (categories `alert` and `control`) are shed
+when nothing else is left.
+
+An agent sends no faster than receivers take from one source (`messages_per_s`, and half of `burst` at once): what was
+kept for hours leaves within minutes, and nothing of it is shed as a flood.
+
+What one topic owes is settled in order. So after a crash everything that is released again comes after everything that
+the broker had, and a receiver that keeps marks takes each message once. Each carries the number that its shard's outbox
+gave it, and the number of the one before it on its topic (`previous`), as far back as the log was read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+
+import msgspec
+from msgspec import Struct
+
+from stigmergy.agents.codec import tag_of
+from stigmergy.agents.effects import PUBLISH
+from stigmergy.agents.messages import category_of
+from stigmergy.base.errors import LinkDown, Malformed, NotRunning, StigmergyError
+from stigmergy.bus.cloudevents import STRUCTURED, CloudEvent, data_of, write_binary, write_structured
+from stigmergy.bus.port import Bus, BusMessage
+from stigmergy.bus.quotas import PACE_LOOK_S, SECOND_NS, pace
+from stigmergy.bus.topics import Topics, quota_source
+from stigmergy.journal.port import StoredCommit
+from stigmergy.shard.commit import open_commit
+from stigmergy.shard.inputs import EffectsSettled
+from stigmergy.shard.outbox import Pending
+from stigmergy.shard.state import ShardState
+
+SETTLED_COUNT_MAX = 1_000
+"""Effects that are settled together."""
+TOPICS_COUNT_MAX = 100_000
+"""Topics whose last number is remembered."""
+PRECIOUS = ("alert", "control")
+"""Categories of what is shed last."""
+DRAIN_LOOK_S = 0.01
+TOLD_CHARS_MAX = 100
+_published = msgspec.msgpack.Decoder(tuple[str, bytes])
+Settle = Callable[[int, EffectsSettled], None]
+Outlet = Callable[[str, str, bytes], tuple[BusMessage, ...] | None]
+"""Given an agent, the topic it named and the event's bytes: what to send instead of a CloudEvent, if a device is to
+hear it; None for everything else."""
+
+
+class PublisherCounters(Struct):
+    """What became of what agents published."""
+
+    published: int = 0
+    publish_retries: int = 0
+    publish_shed: int = 0
+    unpublishable: int = 0
+
+
+class State(enum.Enum):
+    """How far a message has come."""
+
+    WAITING = 0
+    FLYING = 1
+    OVER = 2
+
+
+class _Item:
+    """An owed effect on its way."""
+
+    __slots__ = ("epoch", "lane", "pending", "precious", "previous", "sent", "shard", "shed", "state", "time_ns")
+
+    def __init__(
+        self, lane: _Lane, shard: int, epoch: int, pending: Pending, time_ns: int, *, precious: bool = False
+    ) -> None:
+        self.lane = lane
+        self.shard = shard
+        self.epoch = epoch
+        self.pending = pending
+        self.time_ns = time_ns
+        self.precious = precious
+        """An alert or an order, shed last."""
+        self.state = State.WAITING
+        self.sent = False
+        self.previous: int | None = None
+        self.shed = 0
+        """So many of its topic were given up since the one that was sent last."""
+
+
+class _Lane:
+    """What is owed to one topic, in order."""
+
+    __slots__ = ("ahead", "failed", "flying", "items", "last", "listed", "sender", "shed", "topic", "waiting")
+
+    def __init__(self, topic: str) -> None:
+        self.topic = topic
+        self.sender = quota_source(topic)
+        """As whom receivers count its messages."""
+        self.items: OrderedDict[_Item, None] = OrderedDict()
+        """What is not settled."""
+        self.waiting: OrderedDict[_Item, None] = OrderedDict()
+        """Those of `items` that may be sent. Not those that failed, as long as others are under way."""
+        self.flying = 0
+        self.ahead = 0
+        """How many are under way, or taken but not settled because one before them is not: the window's measure."""
+        self.failed = False
+        self.listed = False
+        """Whether it is in the line of lanes that may send."""
+        self.last: tuple[int, int] | None = None
+        """Incarnation and sequence of the last message sent on the topic by this run."""
+        self.shed = 0
+
+
+class Publisher:
+    """Sends what is owed. `release` takes an effect, `link` says that the link came or went."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        topics: Topics,
+        settle: Settle,
+        wall_ns: Callable[[], int],
+        *,
+        owed_count_max: int,
+        in_flight_max: int = 256,
+        in_flight_per_topic_max: int = 64,
+        messages_per_s: float = 1_000.0,
+        burst: int = 500,
+        retry_pause_s: float = 1.0,
+        binary: bool = False,
+        outlet: Outlet | None = None,
+    ) -> None:
+        self._bus = bus
+        self._topics = topics
+        self._settle = settle
+        self._wall_ns = wall_ns
+        self._owed_count_max = owed_count_max
+        self._in_flight_max = in_flight_max
+        self._in_flight_per_topic_max = in_flight_per_topic_max
+        self._pace = pace(messages_per_s, burst)
+        self._resting: list[_Lane] = []
+        """Lanes of agents that have sent their share."""
+        self._retry_pause_s = retry_pause_s
+        self._binary = binary
+        self._outlet = outlet
+        self._lanes: dict[str, _Lane] = {}
+        self._ready: deque[_Lane] = deque()
+        self._oldest: tuple[OrderedDict[_Item, None], OrderedDict[_Item, None]] = (OrderedDict(), OrderedDict())
+        """All items that are not over, in the order of their release; alerts and orders apart."""
+        self._settled: dict[int, list[int]] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._task_number = 0
+        self._paused: asyncio.TimerHandle | None = None
+        self._running = False
+        self._flying = 0
+        self.owed = 0
+        self.counters = PublisherCounters()
+
+    def recall(self, state: ShardState, stored: Iterable[StoredCommit]) -> None:
+        """Reads off the log, before the start, what earlier runs have sent last on each topic.
+
+        Without it the first message of this run would not say what it follows, and a receiver whose broker repeats late
+        would take it for the next.
+        """
+        for one in stored:
+            commit = open_commit(one.sealed.body)
+            for owed in commit.owed:
+                if owed.sink == PUBLISH and state.outbox.get(PUBLISH, owed.sequence) is None:
+                    about, _ = _published.decode(owed.body)
+                    self._lane(self._topics.events(owed.agent, about)).last = (commit.incarnation, owed.sequence)
+
+    def start(self) -> None:
+        """May send from now on. What was released before waits until then."""
+        self._running = True
+        self._pump()
+
+    def release(self, shard: int, epoch: int, pending: Pending) -> None:
+        """Takes a durable effect. When it was decided is known of those that come after the start."""
+        about, event = _published.decode(pending.body)
+        lane = self._lane(self._topics.events(pending.agent, about))
+        precious = category_of(tag_of(event)) in PRECIOUS
+        time_ns = self._wall_ns() if self._running else 0
+        item = _Item(lane, shard, epoch, pending, time_ns, precious=precious)
+        lane.items[item] = None
+        lane.waiting[item] = None
+        self._oldest[precious][item] = None
+        self.owed += 1
+        while self.owed > self._owed_count_max and self._shed_oldest():
+            pass
+        self._list(lane)
+        self._pump()
+
+    def link(self, up: bool) -> None:
+        """The link came up or was lost."""
+        if up and self._paused is not None:
+            self._paused.cancel()
+            self._paused = None
+        self._pump()
+
+    async def wait_idle(self, within_s: float) -> bool:
+        """Waits until the broker has taken everything, as long as the link is up and the time lasts."""
+        deadline = asyncio.get_running_loop().time() + within_s
+        while self.owed and self._bus.is_up:
+            if asyncio.get_running_loop().time() >= deadline:
+                return False
+            await asyncio.sleep(DRAIN_LOOK_S)
+        return not self.owed
+
+    async def stop(self) -> None:
+        """Sends nothing more. What the broker has not taken stays owed."""
+        self._running = False
+        if self._paused is not None:
+            self._paused.cancel()
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for shard in list(self._settled):
+            self._tell_settled(shard)
+
+    # ------------------------------------------------------------------ sending
+
+    def _list(self, lane: _Lane) -> None:
+        if not lane.listed and lane.waiting and not lane.failed and lane.ahead < self._in_flight_per_topic_max:
+            lane.listed = True
+            self._ready.append(lane)
+
+    def _pump(self) -> None:
+        """Sends as much as may be under way, one of each topic in turn."""
+        while (
+            self._running
+            and self._paused is None
+            and self._bus.is_up
+            and self._ready
+            and self._flying < self._in_flight_max
+        ):
+            lane = self._ready.popleft()
+            if lane.waiting and not lane.failed and not self._pace.admit(lane.sender, self._now_ns()):
+                self._rest(lane)
+                continue
+            lane.listed = False
+            if lane.waiting and not lane.failed:
+                self._send(lane, lane.waiting.popitem(last=False)[0])
+                self._list(lane)
+
+    def _rest(self, lane: _Lane) -> None:
+        self._resting.append(lane)
+        if len(self._resting) == 1:
+            asyncio.get_running_loop().call_later(PACE_LOOK_S, self._rested)
+
+    def _rested(self) -> None:
+        self._ready.extend(self._resting)
+        self._resting.clear()
+        self._pump()
+
+    def _now_ns(self) -> int:
+        return int(asyncio.get_running_loop().time() * SECOND_NS)
+
+    def _send(self, lane: _Lane, item: _Item) -> None:
+        if not item.sent:
+            item.sent = True
+            incarnation, sequence = item.pending.incarnation, item.pending.sequence
+            if lane.last is not None and lane.last[0] == incarnation:
+                item.previous = lane.last[1]
+            lane.last = (incarnation, sequence)
+        item.shed, lane.shed = item.shed + lane.shed, 0
+        item.state = State.FLYING
+        lane.flying += 1
+        lane.ahead += 1
+        self._flying += 1
+        self._task_number += 1
+        number_of_task = self._task_number
+        self._tasks[number_of_task] = asyncio.ensure_future(self._publish(item))
+        self._tasks[number_of_task].add_done_callback(lambda _: self._tasks.pop(number_of_task, None))
+
+    async def _publish(self, item: _Item) -> None:
+        taken = False
+        try:
+            for message in self._written(item):
+                await self._bus.publish(message)
+            self.counters.published += 1
+            taken = True
+        except (LinkDown, NotRunning):
+            self.counters.publish_retries += 1
+        except StigmergyError:
+            # Too large, or a topic that is none: no repetition would help.
+            self.counters.unpublishable += 1
+            taken = True
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            # Not one of ours: a driver that fails. It is tried again, because nothing is given up.
+            self.counters.publish_retries += 1
+        finally:
+            self._landed(item, taken)
+
+    def _landed(self, item: _Item, taken: bool) -> None:
+        lane = item.lane
+        lane.flying -= 1
+        self._flying -= 1
+        if taken:
+            self._over(item)
+        else:
+            item.state = State.WAITING
+            lane.ahead -= 1
+            lane.failed = True
+        if lane.failed and lane.flying == 0:
+            # All that were under way are back: those that the broker did not take go again, in their order.
+            lane.failed = False
+            lane.waiting = OrderedDict((one, None) for one in lane.items if one.state is State.WAITING)
+            self._pause()
+        self._list(lane)
+        self._pump()
+
+    def _pause(self) -> None:
+        """A link that is up and yet takes nothing is not asked again at once."""
+        if self._paused is None and self._running:
+            self._paused = asyncio.get_running_loop().call_later(self._retry_pause_s, self._resume)
+
+    def _resume(self) -> None:
+        self._paused = None
+        self._pump()
+
+    # ------------------------------------------------------------------ what is over
+
+    def _over(self, item: _Item) -> None:
+        """The broker has it. What one topic owes is settled in order."""
+        self._end(item)
+        lane = item.lane
+        while lane.items and (first := next(iter(lane.items))).state is State.OVER:
+            del lane.items[first]
+            lane.ahead -= 1
+            self._settle_soon(first)
+
+    def _end(self, item: _Item) -> None:
+        item.state = State.OVER
+        self.owed -= 1
+        del self._oldest[item.precious][item]
+
+    def _settle_soon(self, item: _Item) -> None:
+        waiting = self._settled.setdefault(item.shard, [])
+        waiting.append(item.pending.sequence)
+        if len(waiting) == 1:
+            asyncio.get_running_loop().call_soon(self._tell_settled, item.shard)
+
+    def _tell_settled(self, shard: int) -> None:
+        sequences = self._settled.pop(shard, [])
+        for first in range(0, len(sequences), SETTLED_COUNT_MAX):
+            self._settle(shard, EffectsSettled(PUBLISH, sequences[first : first + SETTLED_COUNT_MAX]))
+
+    def _shed_oldest(self) -> bool:
+        """Gives up the oldest message that is not under way, alerts and orders last; False if there is none."""
+        for oldest in self._oldest:
+            for item in oldest:
+                if item.state is State.WAITING:
+                    self._shed(item)
+                    return True
+        return False
+
+    def _shed(self, item: _Item) -> None:
+        """Settles it at once, whatever lies before it on its topic: what is never sent again is in nobody's way."""
+        lane = item.lane
+        self.counters.publish_shed += 1
+        lane.shed += 1 + item.shed
+        if item.sent:
+            self._unchain(item)
+        self._end(item)
+        lane.waiting.pop(item, None)
+        del lane.items[item]
+        self._settle_soon(item)
+
+    def _unchain(self, item: _Item) -> None:
+        """Nobody may wait for it, although what follows it was to say that it goes before: that follows its forerunner.
+
+        What was sent is a beginning of what is not settled, and no longer than the window.
+        """
+        number, before = item.pending.sequence, item.previous
+        for other in item.lane.items:
+            if other.previous == number:
+                other.previous = before
+                return
+            if not other.sent:
+                break
+        item.lane.last = None if before is None else (item.pending.incarnation, before)
+
+    def _lane(self, topic: str) -> _Lane:
+        """Of too many topics those that owe nothing are forgotten; the next message there has no `previous`."""
+        lane = self._lanes.get(topic)
+        if lane is None:
+            if len(self._lanes) >= TOPICS_COUNT_MAX:
+                self._lanes = {name: other for name, other in self._lanes.items() if other.items or other.listed}
+            lane = self._lanes[topic] = _Lane(topic)
+        return lane
+
+    # ------------------------------------------------------------------ messages
+
+    def _written(self, item: _Item) -> tuple[BusMessage, ...]:
+        """Raises Malformed for what cannot be written: no repetition would help, and it must not hold up others."""
+        try:
+            return self._messages(item)
+        except StigmergyError:
+            raise
+        except Exception as error:
+            raise Malformed(f"{item.lane.topic}: {type(error).__name__}: {error}") from None
+
+    def _messages(self, item: _Item) -> tuple[BusMessage, ...]:
+        about, body = _published.decode(item.pending.body)
+        instead = self._outlet(item.pending.agent, about, body) if self._outlet is not None else None
+        if instead is not None:
+            return instead
+        return (self._cloud_message(item, body),)
+
+    def _cloud_message(self, item: _Item, body: bytes) -> BusMessage:
+        pending, topic = item.pending, item.lane.topic
+        tag, content_type, data = data_of(body)
+        numbers: dict[str, int | None] = {
+            "sequence": pending.sequence,
+            "incarnation": pending.incarnation,
+            "epoch": item.epoch,
+            "previous": item.previous,
+            "shed": item.shed or None,
+        }
+        extensions = {name: str(number) for name, number in numbers.items() if number is not None}
+        event = CloudEvent(
+            id=f"{pending.incarnation}.{item.shard}.{pending.position}.{pending.index}",
+            source=self._topics.source_of(pending.agent),
+            type=tag,
+            subject=pending.agent,
+            time=_time(item.time_ns),
+            datacontenttype=content_type,
+            data=data,
+            extensions=extensions | category_attributes(tag, body),
+        )
+        if self._binary:
+            payload, kind, properties = write_binary(event)
+            return BusMessage(topic, payload, content_type=kind, properties=properties)
+        return BusMessage(topic, write_structured(event), content_type=STRUCTURED)
+
+
+def category_attributes(tag: str, body: bytes) -> dict[str, str]:
+    """What routers and rules outside may want to know without opening the data: its category, and how bad it is."""
+    category = category_of(tag)
+    if category is None:
+        return {}
+    fields = msgspec.msgpack.decode(body)
+    found = {name: fields.get(name) for name in ("severity", "confidence", "delta")}
+    texts = {
+        name: str(value)
+        for name, value in found.items()
+        if isinstance(value, str | int | float) and not isinstance(value, bool)
+    }
+    told = {name: text for name, text in texts.items() if text.isprintable() and len(text) <= TOLD_CHARS_MAX}
+    return {"category": str(category), **told}
+
+
+def _time(time_ns: int) -> str:
+    """The moment as CloudEvents write it; empty if it is not known."""
+    if not time_ns:
+        return ""
+    moment = datetime.fromtimestamp(time_ns / 1_000_000_000, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,218 @@
+"""What a fleet takes from a bus and gives to devices on it, as users declare it. A declaration does nothing by itself.
+
+    fleet.listen("Drone/{id}/battery", to="Monitor/{id}")
+    fleet.device("agents/{id}/battery", to="Drone/{id}", event=BatteryMeasured, fields={"percent": "level"})
+    fleet.members(to="Dispatcher/main")
+
+`network/subscriber.py` carries it out when the fleet runs on a bus.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from msgspec import Struct, structs
+
+from stigmergy.agents.messages import Command, Event, Message
+from stigmergy.agents.plans import AgentPlan
+from stigmergy.base.errors import DefinitionError
+from stigmergy.bus.mapping import DeviceCommands, DeviceEvent, DeviceOrder
+from stigmergy.bus.presence import MemberJoined, MemberLeft
+from stigmergy.bus.topics import AGENTS, Channel, Template, escape, places_of, read_template
+
+
+class Listen(Struct, frozen=True):
+    """What agents elsewhere publish is given to agents here."""
+
+    what: Template
+    """Kind, name and topic."""
+    to: str
+    fleet: str | None
+    site: str | None
+
+    def template(self, fleet: str, site: str) -> Template:
+        """The topics on the bus that it means, for a node of this fleet and site."""
+        kind, name, *about = (_written(level) for level in self.what.levels)
+        levels = (_written(self.fleet or fleet), _written(self.site or site), AGENTS, kind, name, Channel.EVENTS.value)
+        return Template(self.what.text, (*levels, *about))
+
+
+class Collect(Struct, frozen=True):
+    """What the uplinks of other nodes bring is given to agents here."""
+
+    what: Template
+    """Kind and name."""
+    to: str
+    fleet: str | None
+    site: str | None
+
+    def match(self, address: str) -> dict[str, str] | None:
+        """The values of its places in an agent's address; None if it means others."""
+        return self.what.match(address)
+
+
+COLLECT_ALL = Collect(Template("{kind}/{id}", ("{kind}", "{id}"), escaped=False), "{kind}/{id}", None, None)
+"""Every agent of the nodes of this fleet and site, under the same address."""
+
+
+class Listening:
+    """The bus's side of a fleet."""
+
+    name: str
+    plans: Mapping[str, AgentPlan]
+
+    def __init__(self) -> None:
+        self.listens: list[Listen] = []
+        self.collects: list[Collect] = []
+        self.device_events: list[DeviceEvent] = []
+        self.device_commands_taken: list[DeviceCommands] = []
+        self.device_orders: list[DeviceOrder] = []
+        self.interested: list[str] = []
+        """Agents that hear who joins and leaves."""
+
+    def listen(self, what: str, *, to: str, fleet: str | None = None, site: str | None = None) -> None:
+        """Gives what agents publish to agents here: `Drone/{id}/battery` is what each Drone publishes as `battery`.
+
+        `{id}` stands for any name and may be used in `to`; `+` stands for anything. Without `fleet` and `site` those of
+        the node are meant; `site="+"` means all sites. Each event arrives once, and in order.
+        """
+        template = read_template(what)
+        if len(template.levels) < 3:
+            raise DefinitionError(f"listen({what!r}): write Kind/name/topic, such as 'Drone/{{id}}/battery'")
+        self._check_to("listen", what, to, template.names)
+        self.listens.append(Listen(template, to, fleet, site))
+
+    def collect(
+        self, what: str = "{kind}/{id}", *, to: str | None = None, fleet: str | None = None, site: str | None = None
+    ) -> None:
+        """Takes what uplinks bring: `fleet.collect("Drone/{id}", to="Twin/{id}")` gives each Drone's events to a Twin.
+
+        Without `to` they go to the same address here. What no declaration names goes to the same address too. Without
+        `fleet` and `site` those of the node are meant; `site="+"` means all sites. Each event arrives once, in order.
+        """
+        template = read_template(what, escaped=False)
+        if len(template.levels) != 2:
+            raise DefinitionError(f"collect({what!r}): write Kind/name, such as 'Drone/{{id}}'")
+        to = what if to is None else to
+        if "+" in to:
+            raise DefinitionError(f"collect({what!r}): + is no address; name the place, such as {{id}}, or give to=…")
+        if not places_of(to.partition("/")[0]):
+            self._check_to("collect", what, to, template.names)
+        elif any(place not in template.names for place in places_of(to)):
+            raise DefinitionError(f"collect({what!r}): to={to!r} has a place that {what!r} has not")
+        self.collects.append(Collect(template, to, fleet, site))
+
+    def device(
+        self,
+        topic: str,
+        *,
+        to: str,
+        event: type[Event],
+        fields: Mapping[str, str] | None = None,
+        same: Mapping[str, str] | None = None,
+    ) -> None:
+        """Takes what a device says in plain JSON on a topic as an event that `to` has observed.
+
+        `fields` says where the JSON has each field of the event; `same` which places of the topic the JSON must agree
+        with. Such a message has no number: if a broker repeats it, it is observed twice.
+        """
+        template = read_template(topic, escaped=False)
+        plan = self._check_to("device", topic, to, template.names)
+        _check_fields("device", event, fields or {})
+        self._check_known("device", plan, event)
+        _check_places("device", topic, same or {}, template.names)
+        self.device_events.append(DeviceEvent(template, to, event, dict(fields or {}), dict(same or {})))
+
+    def device_commands(
+        self,
+        topic: str,
+        *,
+        to: str,
+        commands: Sequence[type[Command]],
+        by: str = "type",
+        id: str = "id",
+        same: Mapping[str, str] | None = None,
+        answers: str | None = None,
+    ) -> None:
+        """Takes orders in plain JSON on a topic: `{"type": "StartMission", "mission": "M1"}`.
+
+        `by` and `id` say where the JSON has the command's name and its id; `answers` on which topic to answer.
+        """
+        template = read_template(topic, escaped=False)
+        plan = self._check_to("device_commands", topic, to, template.names)
+        for command in commands:
+            self._check_known("device_commands", plan, command)
+        _check_places("device_commands", topic, same or {}, template.names)
+        named = {command.__name__: command for command in commands}
+        answer = None if answers is None else read_template(answers, escaped=False)
+        for place in answer.names if answer else ():
+            if place not in template.names:
+                raise DefinitionError(f"device_commands({topic!r}): answers={answers!r} has a place that it has not")
+        self.device_commands_taken.append(DeviceCommands(template, to, named, by, id, dict(same or {}), answer))
+
+    def device_hears(
+        self,
+        what: str,
+        *,
+        topic: str,
+        fields: Mapping[str, str] | None = None,
+        constants: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Sends what an agent publishes to a device, as plain JSON: `Drone/{id}/orders` on `agents/{id}/command`.
+
+        `fields` says where the JSON has each field, `constants` what else it has. It goes there instead of to the
+        agent's own topic.
+        """
+        template = read_template(what)
+        if len(template.levels) < 3:
+            raise DefinitionError(f"device_hears({what!r}): write Kind/name/topic, such as 'Drone/{{id}}/orders'")
+        about = "/".join(template.levels[2:])
+        agent = Template(what, template.levels[:2], escaped=False)
+        target = read_template(topic, escaped=False)
+        if "+" in target.levels or any(place not in agent.names for place in target.names):
+            raise DefinitionError(f"device_hears({what!r}): topic={topic!r} has a place that {what!r} has not")
+        self.device_orders.append(DeviceOrder(target, agent, about, dict(fields or {}), dict(constants or {})))
+
+    def members(self, *, to: str) -> None:
+        """Tells an agent who joins and leaves: it observes `MemberJoined` and `MemberLeft`."""
+        plan = self._check_to("members", to, to, ())
+        for event in (MemberJoined, MemberLeft):
+            self._check_known("members", plan, event)
+        self.interested.append(to)
+
+    def _check_to(self, method: str, what: str, to: str, places: Sequence[str]) -> AgentPlan:
+        kind, slash, _ = to.partition("/")
+        if not slash or kind not in self.plans:
+            raise DefinitionError(
+                f"{method}({what!r}): to={to!r} is no agent of fleet {self.name!r}; "
+                f"write Kind/name with a kind of {', '.join(self.plans)}"
+            )
+        for place in places_of(to):
+            if place not in places:
+                raise DefinitionError(f"{method}({what!r}): to={to!r} has a place that {what!r} has not")
+        return self.plans[kind]
+
+    def _check_known(self, method: str, plan: AgentPlan, message: type[Message]) -> None:
+        if not plan.handles(message):
+            raise DefinitionError(
+                f"{method}: {plan.kind} has no handler for {message.__name__}; give it one, or it would go nowhere"
+            )
+
+
+def _check_fields(method: str, event: type[Message], fields: Mapping[str, str]) -> None:
+    known = [field.name for field in structs.fields(event)]
+    for name in fields:
+        if name not in known:
+            raise DefinitionError(f"{method}: {event.__name__} has no field {name!r}; it has {', '.join(known)}")
+
+
+def _check_places(method: str, topic: str, same: Mapping[str, str], places: Sequence[str]) -> None:
+    for place in same:
+        if place not in places:
+            raise DefinitionError(f"{method}({topic!r}): same names {place!r}, which is no place of the topic")
+
+
+def _written(level: str) -> str:
+    """A level of a pattern: places and + as they are, texts escaped."""
+    return level if level == "+" or level.startswith("{") else escape(level)

@@ -1,0 +1,94 @@
+"""Watches the leases and offers of everybody, and says in the ledger when one is over.
+
+It counts from when this node has seen it, on this node's monotonic clock, for the lease and the drift of both clocks
+(`claims/state.py`). So that not everybody says it at once, each resource has an order of nodes, and the next one
+waits a little longer; whoever reads that it was said before says nothing.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+
+from blake3 import blake3
+
+from stigmergy.claims.entries import Expire
+from stigmergy.claims.state import MILLISECOND_NS, OFFER_MS, Claims, expiry_ns
+
+STAGGER_MS = 250
+RANK_MAX = 7
+"""Nobody waits longer than this many times the stagger, however many nodes there are."""
+RANKED_COUNT_MAX = 64
+"""Among more writers than this a node's rank is drawn from its name, and not counted."""
+AGAIN_MS = 5_000
+"""After so long it is said again, if it did not come through."""
+
+
+class Observing:
+    """What is to expire, by time."""
+
+    def __init__(self, writer: bytes, say: Callable[[Expire], bool]) -> None:
+        self._writer = writer
+        self._say = say
+        self._watched: dict[str, tuple[int, int]] = {}
+        """Per resource the beginning of the lease or offer that is watched, and when it is over at the latest."""
+        self._due: list[tuple[int, str, int]] = []
+        self.expired = 0
+        """How often this node has said that something is over."""
+
+    @property
+    def next_ns(self) -> int | None:
+        """When something is due."""
+        return self._due[0][0] if self._due else None
+
+    def changed(self, name: str, claims: Claims, now_ns: int) -> None:
+        """A resource may have changed: what stands now is watched from now on."""
+        known = claims.resource(name)
+        if known.grant is not None:
+            began, for_ms = known.grant.began, known.grant.for_ms
+        elif known.offer is not None:
+            began, for_ms = known.offer.position, OFFER_MS
+        else:
+            self._watched.pop(name, None)
+            return
+        if self._began(name) == began:
+            return
+        over_ns = expiry_ns(now_ns, for_ms)
+        self._watched[name] = (began, over_ns)
+        stagger_ns = self._rank(name, claims) * STAGGER_MS * MILLISECOND_NS
+        heapq.heappush(self._due, (over_ns + stagger_ns, name, began))
+
+    def over_ns(self, name: str, began: int) -> int | None:
+        """When this lease or offer is over at the latest by our clock; None if it is not watched."""
+        watched = self._watched.get(name)
+        return watched[1] if watched is not None and watched[0] == began else None
+
+    def jumped(self, claims: Claims, now_ns: int) -> None:
+        """Everything may have changed. What was watched and still stands goes on from when it was seen."""
+        for name in sorted(self._watched):
+            self.changed(name, claims, now_ns)
+        for name in sorted(claims.resources):
+            self.changed(name, claims, now_ns)
+
+    def tick(self, now_ns: int) -> None:
+        """Says of what is due that it is over."""
+        while self._due and self._due[0][0] <= now_ns:
+            _, name, began = heapq.heappop(self._due)
+            if self._began(name) == began:
+                self.expired += self._say(Expire(name, began))
+                heapq.heappush(self._due, (now_ns + AGAIN_MS * MILLISECOND_NS, name, began))
+
+    def _began(self, name: str) -> int | None:
+        watched = self._watched.get(name)
+        return None if watched is None else watched[0]
+
+    def _rank(self, name: str, claims: Claims) -> int:
+        """How many come before this node for this resource."""
+        mine = _draw(self._writer, name)
+        if len(claims.writers) > RANKED_COUNT_MAX:
+            return mine[0] % (RANK_MAX + 1)
+        return min(RANK_MAX, sum(_draw(writer, name) < mine for writer in claims.writers if writer != self._writer))
+
+
+def _draw(writer: bytes, name: str) -> bytes:
+    return blake3(writer + name.encode()).digest(8)

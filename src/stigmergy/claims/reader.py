@@ -1,0 +1,266 @@
+"""Follows a ledger: reads what is new, folds it, and says which resources may have changed.
+
+Who begins, or finds that what it needs was cut off, begins with the newest checkpoint. At every milestone it notes the
+digest of its state; one of the nodes stores the state as a checkpoint, says so in the log, and cuts off what is older
+than the milestone before. Whoever has another digest at the same place disagrees, and nothing more is believed here:
+two folds of one log must not differ.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+
+from msgspec import Struct
+
+from stigmergy.base.errors import (
+    LedgerCorrupt,
+    LedgerCut,
+    LedgerError,
+    LedgerFailed,
+    LedgerUnavailable,
+    LedgerUnknown,
+    Malformed,
+)
+from stigmergy.base.trust import Signer
+from stigmergy.claims.entries import Checkpointed, Verify, claimant_of
+from stigmergy.claims.port import Ledger, LedgerCheckpoint
+from stigmergy.claims.rules import (
+    Fate,
+    Step,
+    digest,
+    fold,
+    is_milestone,
+    read_checkpoint,
+    state_bytes,
+    write_checkpoint,
+)
+from stigmergy.claims.state import Claims
+from stigmergy.claims.writer import Pauses
+
+# Remembers the last signatures that were verified: entries that were written together share one.
+
+REMEMBERED_COUNT = 64
+
+
+class Remembering:
+    """A Verify that asks another one, and not twice for the same while it remembers."""
+
+    def __init__(self, verify: Verify) -> None:
+        self._verify = verify
+        self._known: OrderedDict[tuple[int, bytes, bytes, bytes], bool] = OrderedDict()
+
+    def __call__(self, algorithm: int, key: bytes, statement: bytes, signature: bytes) -> bool:
+        asked = (algorithm, key, statement, signature)
+        known = self._known.get(asked)
+        if known is None:
+            known = self._verify(*asked)
+            self._known[asked] = known
+            if len(self._known) > REMEMBERED_COUNT:
+                self._known.popitem(last=False)
+        return known
+
+
+READ_COUNT = 256
+FOLD_COUNT_MAX = 64
+"""So many entries are folded before everybody else has a turn: to verify one signature takes about 55 us."""
+LOOK_S = 0.5
+"""A watch may be lost; so long at most nothing is read."""
+MILESTONES_KEPT = 8
+NAMES_COUNT_MAX = 10_000
+"""Claimants whose names are remembered, for people; the fold does without. Of more, the first are forgotten."""
+CHECKPOINT_STAGGER_S = 2.0
+"""The second node waits so long for the first to store a checkpoint, the third twice as long."""
+
+log = logging.getLogger("stigmergy.claims")
+
+
+class FollowingCounters(Struct):
+    """What was read."""
+
+    entries_read: int = 0
+    reads_failed: int = 0
+    checkpoints_taken: int = 0
+    """So often it began with a checkpoint."""
+    checkpoints_stored: int = 0
+
+
+class Following:
+    """The log as this node knows it. `run` is a task."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        signer: Signer,
+        verify: Verify,
+        heard: Callable[[Sequence[Step]], None],
+        jumped: Callable[[], None],
+        noted: Callable[[Checkpointed], None],
+        trusted: frozenset[bytes],
+    ) -> None:
+        self._ledger = ledger
+        self._signer = signer
+        self._verify = Remembering(verify)
+        self._heard = heard
+        self._jumped = jumped
+        self._noted = noted
+        self._trusted = trusted
+        """Keys whose checkpoints are believed; all, if there is none."""
+        self.claims = Claims()
+        self.caught_up = asyncio.Event()
+        self.trouble = ""
+        """Why nothing of the ledger is believed any more."""
+        self.failed = ""
+        """Why the connection is of no more use, and what to do. Reads tell soon if it was a write that failed."""
+        self.last_error: LedgerError | None = None
+        self._bell = asyncio.Event()
+        self.names: OrderedDict[bytes, tuple[bytes, str]] = OrderedDict()
+        """Key and name of claimants, as their entries said. One that was cut off before we came is not among them."""
+        self._milestones: OrderedDict[int, bytes] = OrderedDict()
+        self._vouched: OrderedDict[int, None] = OrderedDict()
+        """Milestones of which somebody has stored a checkpoint."""
+        self._storing: asyncio.Task[None] | None = None
+        self.rank: Callable[[], int] = lambda: 0
+        """How many nodes come before this one when a checkpoint is to be stored."""
+        self.counters = FollowingCounters()
+
+    async def run(self) -> None:
+        """Reads as long as it is not cancelled. Ends with an error that does not mend itself."""
+        self._ledger.watch(lambda _end: self._bell.set())
+        await self._retried(self._begin)
+        while True:
+            self._bell.clear()
+            read = await self._retried(self._read_on)
+            if read < READ_COUNT:
+                self.caught_up.set()
+            if not read:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_S):
+                        await self._bell.wait()
+
+    async def close(self) -> None:
+        """Ends what is under way beside the task."""
+        if self._storing is not None:
+            self._storing.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._storing
+
+    async def _retried(self, call: Callable[[], Awaitable[int]]) -> int:
+        pauses = Pauses()
+        while True:
+            try:
+                result = await call()
+            except (LedgerUnavailable, LedgerUnknown) as error:
+                self.last_error = error
+                self.counters.reads_failed += 1
+                if isinstance(error, LedgerFailed) and not self.failed:
+                    self.failed = str(error)
+                    log.error("%s", self.failed)
+                await pauses.wait()
+            else:
+                self.last_error = None
+                return result
+
+    async def _begin(self) -> int:
+        """Takes the newest checkpoint, if there is one that is ahead of what is known."""
+        found = await self._ledger.checkpoint()
+        if found is None or found.position <= self.claims.position:
+            return 0
+        try:
+            claims, key = read_checkpoint(self._ledger.name, found.body, self._verify)
+        except Malformed as error:
+            raise LedgerCorrupt(f"ledger {self._ledger.name!r}: {error}") from None
+        if claims.position != found.position or (self._trusted and key not in self._trusted):
+            raise LedgerCorrupt(
+                f"ledger {self._ledger.name!r}: its checkpoint is of another position, or signed by a key that this "
+                "node does not trust; have a trusted node store one, or restore the ledger"
+            )
+        self.claims = claims
+        self.counters.checkpoints_taken += 1
+        self._jumped()
+        return 1
+
+    async def _read_on(self) -> int:
+        """Reads and folds one stretch; says how many entries it had."""
+        try:
+            # Before it writes, a node must know all that is there; afterwards it is told when there is more.
+            is_fresh = not self.caught_up.is_set()
+            entries = await self._ledger.read(self.claims.position, READ_COUNT, fresh=is_fresh)
+        except LedgerCut:
+            if not await self._begin():
+                raise LedgerCorrupt(
+                    f"ledger {self._ledger.name!r}: entries behind {self.claims.position} are gone and no checkpoint "
+                    "covers them; restore it from a copy"
+                ) from None
+            return READ_COUNT
+        self.counters.entries_read += len(entries)
+        for start in range(0, len(entries), FOLD_COUNT_MAX):
+            if start:
+                await asyncio.sleep(0)
+            steps: list[Step] = []
+            for entry in entries[start : start + FOLD_COUNT_MAX]:
+                step = fold(self.claims, entry.position, entry.body, self._ledger.name, self._verify)
+                self.claims = step.claims
+                steps.append(step)
+                if step.fate in (Fate.GRANTED, Fate.QUEUED, Fate.RENEWED) and _moved(step) not in self.names:
+                    self._remember(entry.body)
+                if step.noted is not None:
+                    self._compare(step.noted)
+                if is_milestone(step.claims):
+                    self._reached()
+            self._heard(steps)
+        return len(entries)
+
+    def _remember(self, body: bytes) -> None:
+        claimant, key, name = claimant_of(body)
+        if len(self.names) >= NAMES_COUNT_MAX:
+            self.names.popitem(last=False)
+        self.names[claimant] = (key, name)
+
+    # ------------------------------------------------------------------ milestones
+
+    def _reached(self) -> None:
+        """A milestone: what our fold has come to."""
+        claims, before = self.claims, next(reversed(self._milestones), 0)
+        state = state_bytes(claims)
+        self._milestones[claims.position] = digest(state)
+        if len(self._milestones) > MILESTONES_KEPT:
+            self._milestones.popitem(last=False)
+        if self._storing is None or self._storing.done():
+            self._storing = asyncio.ensure_future(self._store(claims.position, state, before))
+
+    def _compare(self, noted: Checkpointed) -> None:
+        """Another node, or we ourselves, said what the fold came to at an earlier position."""
+        self._vouched[noted.position] = None
+        if len(self._vouched) > MILESTONES_KEPT:
+            self._vouched.popitem(last=False)
+        ours = self._milestones.get(noted.position)
+        if ours is not None and ours != noted.digest:
+            self.trouble = (
+                f"ledger {self._ledger.name!r}: another node came to another state at {noted.position}; two versions "
+                "of the rules must not share a ledger: bring all nodes to one, and start this one again"
+            )
+
+    async def _store(self, position: int, state: bytes, before: int) -> None:
+        """Stores a checkpoint, unless somebody was quicker, and cuts the log at the milestone before. Whatever goes
+        wrong is for the next milestone to mend: nobody depends on it."""
+        await asyncio.sleep(self.rank() * CHECKPOINT_STAGGER_S)
+        if position in self._vouched or self.trouble:
+            return
+        signer = self._signer
+        body = write_checkpoint(self._ledger.name, state, signer.algorithm, signer.public_key, signer.sign)
+        with contextlib.suppress(LedgerError):
+            await self._ledger.put_checkpoint(LedgerCheckpoint(position, body))
+            self.counters.checkpoints_stored += 1
+            self._noted(Checkpointed(position, digest(state)))
+            if before:
+                await self._ledger.cut(before)
+
+
+def _moved(step: Step) -> bytes:
+    """Whose move was granted, renewed or queued."""
+    known = step.claims.resource(step.resource)
+    return known.queue[-1].claimant if known.grant is None or step.fate is Fate.QUEUED else known.grant.claimant

@@ -1,0 +1,297 @@
+"""A node's claims as a whole: its agents' wishes on one side, a ledger on the other, and what a node may believe.
+
+    claims = Claims(ledger, signer, verifier, clock.monotonic_ns, incarnation=…, owes=…, wake=…)
+    host.propose = claims.propose               # before the host starts, which releases what is still owed
+    await claims.start(life)                    # after it: `life` grows with every start
+    for shard, told in claims.due(now_ns): …    # before every step; what it returns is stepped first
+    await claims.stop()                         # before the host stops
+
+Without the ledger everything goes on: leases run out on our own clock, questions are refused when their time is over,
+and whatever is safe needs nobody. Nothing is given back at a stop or a crash: where an agent was when its node went
+down, it may still be, and its lease says for how long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from msgspec import Struct, structs
+
+from stigmergy.agents.messages import Claimed
+from stigmergy.base.errors import LedgerError, StigmergyError
+from stigmergy.base.trust import Signer, Verifier
+from stigmergy.claims.claimant import Belief, Desk, Owes, Told
+from stigmergy.claims.entries import Checkpointed, Expire, Roster
+from stigmergy.claims.observer import Observing
+from stigmergy.claims.port import Ledger
+from stigmergy.claims.reader import Following
+from stigmergy.claims.rules import Step
+from stigmergy.claims.state import Claims as ClaimsState
+from stigmergy.claims.writer import Writing
+from stigmergy.shard.outbox import Pending
+
+LIFE_BITS = 32
+"""The low bits of a life are drawn: two runs that began from the same journal are never taken for one."""
+DRAIN_LOOK_S = 0.005
+CONTACT = "up"
+NO_CONTACT = "no contact"
+CLOSED = "closed"
+
+
+class ClaimsStanding(Struct, frozen=True):
+    """How a node stands with its ledger."""
+
+    ledger: str
+    """`up`, `no contact` while it cannot be reached, `closed` if nothing of it is believed."""
+    why: str
+    position: int
+    """How far the log was read."""
+    held: int
+    asking: int
+    waiting: int
+    """Moves that are not known to be in the log."""
+
+
+def life_of(epoch: int, drawn: bytes) -> int:
+    """The number of a run: from an epoch that grows with the journal, and four bytes that were drawn."""
+    return epoch << LIFE_BITS | int.from_bytes(drawn[: LIFE_BITS // 8], "big")
+
+
+def outlive(life: int, before: int) -> int:
+    """This life, or one that is higher than an earlier one. An epoch does not grow while a node keeps nothing, as one
+    that only observes; what was drawn stays, because entries of the earlier run may still be on their way."""
+    if life > before:
+        return life
+    return ((before >> LIFE_BITS) + 1) << LIFE_BITS | (life & ((1 << LIFE_BITS) - 1))
+
+
+class Claims:
+    """The node's side of a ledger."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        signer: Signer,
+        verifier: Verifier,
+        monotonic_ns: Callable[[], int],
+        *,
+        incarnation: int,
+        owes: Owes,
+        wake: Callable[[], None],
+        trusted: Sequence[bytes] = (),
+    ) -> None:
+        self._ledger = ledger
+        self._key = signer.public_key
+        self._monotonic_ns = monotonic_ns
+        self._wake = wake
+        self._trusted = tuple(sorted({signer.public_key, *trusted})) if trusted else ()
+        """The keys that may write into the ledger, our own among them; empty: whoever the ledger says."""
+        self._writing = Writing(ledger, signer, incarnation, monotonic_ns, self._resent)
+        self._desk = Desk(self._writing, incarnation, (signer.algorithm, signer.public_key), owes, self)
+        self._observing = Observing(self._writing.writer, self._expire)
+        self._following = Following(
+            ledger, signer, verifier.verify, self._heard, self._jumped, self._noted, frozenset(self._trusted)
+        )
+        self._following.rank = self._checkpoint_rank
+        self._early: list[tuple[int, Pending]] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._is_open = False
+        self._writes = False
+        """Whether it has read everything, and may write."""
+
+    async def start(self, life: int) -> None:
+        """Begins to read, and to write once it has read everything. Does not wait for the ledger."""
+        self._writing.life = life
+        self._tasks = [asyncio.ensure_future(self._guarded(run)) for run in (self._following.run, self._write)]
+        self._is_open = True
+        early, self._early = self._early, []
+        for shard, pending in early:
+            self.propose(shard, pending)
+
+    async def stop(self, drain_s: float = 0.0) -> None:
+        """Lets leave what agents have given back, within so many seconds, and lets go of the ledger. The host still
+        has its turns meanwhile."""
+        deadline_s = asyncio.get_running_loop().time() + drain_s
+        while asyncio.get_running_loop().time() < deadline_s:
+            if not self.is_up or not (self._writing.waiting or self._desk.giving_back):
+                break
+            await asyncio.sleep(DRAIN_LOOK_S)
+        await self.kill()
+        with contextlib.suppress(StigmergyError):
+            await self._ledger.close()
+
+    async def kill(self) -> None:
+        """Ends at once, as a crash would. For simulations, which close the ledger themselves."""
+        self._is_open = False
+        for task in self._tasks:
+            task.cancel()
+        for task in self._tasks:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        self._tasks = []
+        await self._following.close()
+
+    # ------------------------------------------------------------------ what the host calls
+
+    def propose(self, shard: int, pending: Pending) -> None:
+        """Takes a durable effect of the sink "ledger"."""
+        if not self._is_open:
+            self._early.append((shard, pending))
+            return
+        self._desk.propose(shard, pending, self._monotonic_ns())
+        self._wake()
+
+    def due(self, monotonic_ns: int) -> list[Told]:
+        """What agents must hear before anything else is stepped, in this order. Call it before every step."""
+        self._observing.tick(monotonic_ns)
+        return self._desk.due(monotonic_ns)
+
+    @property
+    def next_ns(self) -> int | None:
+        """When `due` has to be called although nothing else happens."""
+        times = [time for time in (self._desk.next_ns, self._observing.next_ns) if time is not None]
+        return min(times, default=None)
+
+    def believes(self, resource: str) -> list[tuple[str, int]]:
+        """Which agents of this node may act as holders of a resource right now, and under which tokens."""
+        return self._desk.believes(resource, self._monotonic_ns())
+
+    def lease_end_ns(self, agent: str, claimed: Claimed) -> int | None:
+        """Until when an agent of this node may act under this claim, by our clock; None if it does not hold it."""
+        return self._desk.lease_end_ns(agent, claimed)
+
+    def beliefs(self) -> list[Belief]:
+        """All claims of agents of this node, as it sees them right now."""
+        return self._desk.beliefs(self._monotonic_ns())
+
+    def name_of(self, claimant: bytes) -> tuple[bytes, str] | None:
+        """The key and the name ('Drone/1 cell') of a claimant, if its entry was read since this node started."""
+        return self._following.names.get(claimant)
+
+    def over_ns(self, resource: str, began: int) -> int | None:
+        """When the lease or offer that began at this position is over at the latest, by this node's clock."""
+        return self._observing.over_ns(resource, began)
+
+    @property
+    def folded(self) -> ClaimsState:
+        """What the log has come to, as far as it was read."""
+        return self._following.claims
+
+    def standing(self) -> ClaimsStanding:
+        """How this node stands with its ledger."""
+        error = self._following.last_error or self._writing.last_error
+        return ClaimsStanding(
+            ledger=CLOSED if self._desk.refuses else CONTACT if error is None else NO_CONTACT,
+            why=self._desk.refuses or ("" if error is None else str(error)),
+            position=self._following.claims.position,
+            held=self._desk.held,
+            asking=self._desk.asking,
+            waiting=self._writing.waiting,
+        )
+
+    def troubles(self) -> list[str]:
+        """What does not mend itself."""
+        found = self._desk.refuses or self._following.failed
+        return [found] if found else []
+
+    def counters(self) -> dict[str, int]:
+        """What was asked, granted, refused and lost here, and what every reader has counted in the log."""
+        parts = (self._desk.counters, self._writing.counters, self._following.counters)
+        counted = {name: int(value) for part in parts for name, value in structs.asdict(part).items()}
+        counted["leases_expired"] = self._observing.expired
+        folded = structs.asdict(self._following.claims.counts)
+        return counted | {f"ledger_{name}": int(value) for name, value in folded.items()}
+
+    # ------------------------------------------------------------------ inside
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the ledger answers, and is believed."""
+        return not self._desk.refuses and self._following.last_error is None and self._writing.last_error is None
+
+    async def _guarded(self, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Runs a task; what ends it closes the ledger for this node, and says why."""
+        try:
+            await run()
+        except LedgerError as error:
+            self._close(str(error))
+
+    async def _write(self) -> None:
+        """Writes, once everything was read: under a life that is higher than any of this node in the log."""
+        await self._following.caught_up.wait()
+        mark = self._following.claims.writers.get(self._writing.writer)
+        self._writing.life = outlive(self._writing.life, 0 if mark is None else mark.life)
+        self._writes = True
+        self._check_roster()
+        if self._trusted and not self._following.claims.roster:
+            self._writing.put("", Roster(self._trusted))
+        await self._writing.run()
+
+    def _heard(self, steps: Sequence[Step]) -> None:
+        """The log was read on: who watches, who waits, who is in doubt."""
+        claims, now_ns = self._following.claims, self._monotonic_ns()
+        for name in dict.fromkeys(name for step in steps for name in (step.resource, *step.others) if name):
+            self._observing.changed(name, claims, now_ns)
+        self._look(now_ns)
+        if self._writes:  # before, nothing of ours can be in it
+            self._desk.heard(steps, claims, now_ns)
+        self._wake()
+
+    def _jumped(self) -> None:
+        claims, now_ns = self._following.claims, self._monotonic_ns()
+        self._observing.jumped(claims, now_ns)
+        self._look(now_ns)
+        if self._writes:
+            self._desk.jumped(claims, now_ns)
+        self._wake()
+
+    def _look(self, now_ns: int) -> None:
+        """What of the log concerns the node itself: how far its entries are, and whether it may believe the rest."""
+        mark = self._following.claims.writers.get(self._writing.writer) if self._writes else None
+        if mark is not None and mark.life > self._writing.life:
+            self._close(
+                f"ledger {self._ledger.name!r}: another run of this node writes under the same key and journal; stop "
+                "one of the two, and give a copied journal an incarnation of its own"
+            )
+        elif mark is not None:
+            self._writing.seen(mark.life, mark.sequence)
+        if self._following.trouble:
+            self._close(self._following.trouble)
+        elif self._following.caught_up.is_set():
+            self._check_roster()
+
+    def _check_roster(self) -> None:
+        """Refuses a ledger that does not take our entries, or takes those of keys that we do not trust."""
+        roster = self._following.claims.roster
+        if roster and self._key not in roster:
+            self._close(
+                f"ledger {self._ledger.name!r}: the key of this node is not among the {len(roster)} that may write; "
+                "have a node that may enrol it"
+            )
+        elif roster and self._trusted and not set(roster) <= set(self._trusted):
+            self._close(
+                f"ledger {self._ledger.name!r}: takes entries of keys that this node does not trust; give all nodes "
+                "the same trusted keys"
+            )
+
+    def _close(self, reason: str) -> None:
+        if not self._desk.refuses:
+            self._desk.give_up(reason)
+            self._wake()
+
+    def _resent(self, numbers: range, now_ns: int) -> None:
+        self._desk.resent(numbers, now_ns)
+
+    def _expire(self, expire: Expire) -> bool:
+        return not self._desk.refuses and self._writing.put("", expire)
+
+    def _noted(self, noted: Checkpointed) -> None:
+        self._writing.put("", noted)
+
+    def _checkpoint_rank(self) -> int:
+        """How many writers come before this one, for what one of all has to do; at most a few."""
+        writers = sorted(self._following.claims.writers)
+        return min(writers.index(self._writing.writer) if self._writing.writer in writers else len(writers), 7)

@@ -1,0 +1,284 @@
+"""One claim as its claimant sees it: asking, waiting, holding, giving up. Pure: its caller sends, reads, has a clock.
+
+    turn = ask(None, …)                   a move to send, under the number that was given for it
+    turn = heard(wish, claims, …)         the fold has moved on: what it means for this claim
+    turn = tick(wish, now_ns, number)     time has passed; call it before anything else is done with the claim
+
+The caller sends moves in the order of their numbers, sends the same one again as long as it does not know what became
+of it, and calls `tick` before every step of the agent. A wish that holds believes it up to `end_ns` and no longer,
+whether anybody calls or not. What is given up here is given up before the ledger hears of it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from msgspec import Struct, structs
+
+from stigmergy.claims.entries import Ask, AskAny, Move, Release, Renew, Take, Withdraw, WithdrawAny
+from stigmergy.claims.state import QUEUE_COUNT_MAX, Claims, lease_end_ns, renewal_ns
+
+NO_VERDICT = "no verdict in time; nobody knows who holds it"
+"""Only where the ledger did not answer."""
+NOT_SERVED = "its turn did not come in time"
+NOT_PROLONGED = "no verdict in time; it is held as before, until its lease is over"
+TOO_LATE = "the verdict came after the lease was over"
+HELD_BY_OTHERS = "somebody else holds it"
+QUEUE_FULL = f"somebody else holds it, and {QUEUE_COUNT_MAX} wait already"
+LEASE_OVER = "its time is over"
+NOT_RENEWED = "its time is over, and no renewal came through"
+TAKEN_AWAY = "the ledger says that the lease is over"
+NOT_HEARD = "the ledger takes nothing from this node"
+
+
+class Granted(Struct, frozen=True):
+    """It holds, until `end_ns` of its own clock."""
+
+    token: int
+    end_ns: int
+    resource: str = ""
+    """Which one, of a pool; empty where only one was asked for."""
+
+
+class Standing(Struct, frozen=True):
+    """Who had the resource when a claim on it was denied, by the ledger."""
+
+    resource: str
+    holder: bytes
+    """The claimant that holds it, or is offered it."""
+    began: int
+    """The position of the entry that began its lease, or the offer."""
+    offered: bool = False
+    place: int = 0
+    """Of the denied claim in the line, counted from 1; 0: it was not in line."""
+
+
+class Denied(Struct, frozen=True):
+    """It does not hold, and waits no more."""
+
+    reason: str
+    standings: tuple[Standing, ...] = ()
+    """Of each resource that was asked for; none where the ledger did not say."""
+
+
+class Lost(Struct, frozen=True):
+    """It held, and holds no more."""
+
+    token: int
+    reason: str
+    resource: str = ""
+    """As of a grant."""
+
+
+Verdict = Granted | Denied | Lost
+
+
+class Sent(Struct, frozen=True):
+    """A move on its way, whose effect has not been read yet."""
+
+    move: Ask | AskAny | Take | Renew
+    number: int
+    sent_ns: int
+    """Before it was first sent, or could have been."""
+
+
+class Held(Struct, frozen=True):
+    """What it holds, by its own clock."""
+
+    token: int
+    sent_ns: int
+    """Before the move was sent that began the lease."""
+    for_ms: int
+    end_ns: int
+    """From then on it holds no more."""
+
+
+class Wish(Struct, frozen=True):
+    """One claim on one resource, or on any one of a pool."""
+
+    claimant: bytes
+    resource: str
+    """What it is on. Of a pool the one that it holds or takes; empty before."""
+    for_ms: int
+    renew: bool
+    waits: bool
+    until_ns: int
+    """Without a verdict until then it is refused."""
+    asking: bool = True
+    """Whether somebody waits for a verdict."""
+    sent: Sent | None = None
+    held: Held | None = None
+    pool: tuple[str, ...] = ()
+    """The resources of which it wants any one; empty: only `resource`."""
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """What would do."""
+        return self.pool or (self.resource,)
+
+    @property
+    def next_ns(self) -> int:
+        """When `tick` has something to do, if nothing else happens before."""
+        times = [self.until_ns] if self.asking else []
+        if self.held is not None:
+            times.append(self.held.end_ns)
+            if self.renew and self.sent is None:
+                times.append(renewal_ns(self.held.sent_ns, self.held.for_ms))
+        return min(times)
+
+    def believes(self, now_ns: int) -> bool:
+        """Whether it may act as the holder at this time of its own clock."""
+        return self.held is not None and now_ns < self.held.end_ns
+
+
+class Turn(NamedTuple):
+    """What follows: the wish as it is now (None: forget it), a move to send, and what the agent is to hear."""
+
+    wish: Wish | None
+    move: Move | None = None
+    verdicts: tuple[Verdict, ...] = ()
+
+
+def ask(before: Wish | None, wanted: Wish, now_ns: int, number: int) -> Turn:
+    """Wants a resource, or wants it longer. `wanted` says what and for how long; the rest of it is not looked at."""
+    if before is not None and before.believes(now_ns) and before.held is not None:
+        kept = structs.replace(wanted, held=before.held, resource=before.resource)
+        return _renew(kept, before.held, now_ns, number)
+    return _send(wanted, _question(wanted), now_ns, number)
+
+
+def release(wish: Wish, token: int) -> Turn:
+    """Wants it no more: what was granted under this token, or, with 0, whatever there is. An older token changes
+    nothing."""
+    held = wish.held
+    if held is not None and token in (0, held.token):
+        return Turn(None, Release(wish.resource, held.token))
+    if held is None and token == 0:
+        return Turn(None, _withdrawal(wish))
+    return Turn(wish)
+
+
+def resent(wish: Wish, numbers: range, now_ns: int) -> Wish:
+    """These moves are sent now, and are known never to have been written before: the lease may count from now."""
+    if wish.sent is None or wish.sent.number not in numbers:
+        return wish
+    return structs.replace(wish, sent=structs.replace(wish.sent, sent_ns=now_ns))
+
+
+def tick(wish: Wish, now_ns: int, number: int, claims: Claims | None = None) -> Turn:
+    """What time brings: the end of a lease, the end of patience, or a renewal. `claims` is the fold as far as it was
+    read, for saying why a claim was not served."""
+    held = wish.held
+    if held is not None and now_ns >= held.end_ns:
+        lost = Lost(held.token, NOT_RENEWED if wish.renew else LEASE_OVER, _of_pool(wish))
+        denied = (Denied(NO_VERDICT),) if wish.asking else ()
+        return Turn(None, Release(wish.resource, held.token), (lost, *denied))
+    if wish.asking and now_ns >= wish.until_ns:
+        if held is None:
+            return Turn(None, _withdrawal(wish), (_not_served(wish, claims),))
+        return Turn(structs.replace(wish, asking=False), None, (Denied(NOT_PROLONGED),))
+    if held is not None and wish.renew and wish.sent is None and now_ns >= renewal_ns(held.sent_ns, held.for_ms):
+        return _renew(wish, held, now_ns, number)
+    return Turn(wish)
+
+
+def heard(wish: Wish, claims: Claims, writer: bytes, life: int, now_ns: int, number: int) -> Turn:
+    """The fold has moved on. Call `tick` with the same time first: what is over is not granted."""
+    sent = wish.sent
+    if sent is not None and claims.has_seen(writer, life, sent.number):
+        wish = structs.replace(wish, sent=None)
+        for name in wish.wanted:
+            grant = claims.holds(name, wish.claimant)
+            if grant is not None and (grant.life, grant.sequence) == (life, sent.number):
+                end_ns = lease_end_ns(sent.sent_ns, grant.for_ms)
+                won = structs.replace(wish, resource=name)
+                return _won(won, Held(grant.token, sent.sent_ns, grant.for_ms, end_ns), now_ns)
+    if wish.held is not None:
+        return _still_held(wish, wish.held, claims)
+    if wish.sent is not None:
+        return Turn(wish)
+    for name in wish.wanted:
+        offer = claims.offered(name, wish.claimant)
+        if offer is not None:
+            taking = structs.replace(wish, resource=name)
+            return _send(taking, Take(name, offer.position, wish.for_ms), now_ns, number)
+    if any(claims.waits(name, wish.claimant) for name in wish.wanted):
+        return Turn(wish)
+    if wish.waits and (sent is None or isinstance(sent.move, Take)):
+        # An offer that was passed on before it could be taken: at the end of the queue once more.
+        return _send(wish, _question(wish), now_ns, number)
+    return Turn(None, None, (Denied(_why_refused(wish, claims), standings_of(wish, claims)),))
+
+
+def _question(wish: Wish) -> Ask | AskAny:
+    if wish.pool:
+        return AskAny(wish.pool, wish.for_ms, wish.waits)
+    return Ask(wish.resource, wish.for_ms, wish.waits)
+
+
+def _withdrawal(wish: Wish) -> Withdraw | WithdrawAny:
+    return WithdrawAny(wish.pool) if wish.pool else Withdraw(wish.resource)
+
+
+def _of_pool(wish: Wish) -> str:
+    """Which one it is, where it could be several."""
+    return wish.resource if wish.pool else ""
+
+
+def _won(wish: Wish, held: Held, now_ns: int) -> Turn:
+    """A move was granted: it holds, unless its time is over already."""
+    if now_ns >= held.end_ns:
+        return Turn(None, Release(wish.resource, held.token), _gone(wish, TOO_LATE))
+    verdicts = (Granted(held.token, held.end_ns, _of_pool(wish)),) if wish.asking else ()
+    return Turn(structs.replace(wish, held=held, asking=False), None, verdicts)
+
+
+def _still_held(wish: Wish, held: Held, claims: Claims) -> Turn:
+    grant = claims.holds(wish.resource, wish.claimant)
+    if grant is not None and grant.token == held.token:
+        return Turn(wish)
+    return Turn(None, None, _gone(wish, TAKEN_AWAY))
+
+
+def _gone(wish: Wish, reason: str) -> tuple[Verdict, ...]:
+    """What the agent hears: that it has lost what it held, and that what it asked for is refused."""
+    lost: tuple[Verdict, ...] = () if wish.held is None else (Lost(wish.held.token, reason, _of_pool(wish)),)
+    return (*lost, Denied(reason)) if wish.asking else lost
+
+
+def standings_of(wish: Wish, claims: Claims) -> tuple[Standing, ...]:
+    """Who has what this wish is for, and which place it has in the lines; of what nobody has there is nothing."""
+    found: list[Standing] = []
+    for name in wish.wanted:
+        known, place = claims.resource(name), claims.place(name, wish.claimant)
+        if known.grant is not None:
+            found.append(Standing(name, known.grant.claimant, known.grant.began, place=place))
+        elif known.offer is not None:
+            found.append(Standing(name, known.offer.claimant, known.offer.position, True, place))
+    return tuple(found)
+
+
+def _not_served(wish: Wish, claims: Claims | None) -> Denied:
+    """The end of patience. As long as a move is on its way, the ledger has not answered the last question."""
+    if wish.sent is not None or claims is None:
+        return Denied(NO_VERDICT)
+    return Denied(NOT_SERVED, standings_of(wish, claims))
+
+
+def _why_refused(wish: Wish, claims: Claims) -> str:
+    known = [claims.resource(name) for name in wish.wanted]
+    if any(one.grant is None and one.offer is None for one in known):
+        return NOT_HEARD
+    full = all(len(one.queue) >= QUEUE_COUNT_MAX for one in known)
+    return QUEUE_FULL if wish.waits and full else HELD_BY_OTHERS
+
+
+def _renew(wish: Wish, held: Held, now_ns: int, number: int) -> Turn:
+    """Asks for a new lease. If that is to be shorter, the old one is cut now: from when the move is written, others
+    count by it."""
+    cut = structs.replace(held, end_ns=min(held.end_ns, lease_end_ns(now_ns, wish.for_ms)))
+    return _send(structs.replace(wish, held=cut), Renew(wish.resource, held.token, wish.for_ms), now_ns, number)
+
+
+def _send(wish: Wish, move: Ask | AskAny | Take | Renew, now_ns: int, number: int) -> Turn:
+    return Turn(structs.replace(wish, sent=Sent(move, number, now_ns)), move)

@@ -1,0 +1,1 @@
+"""What commands print and where they find things: output, exit codes, places, terminal frames."""

@@ -1,0 +1,333 @@
+"""A running fleet, as the embedding program sees it: send, observe, query, look at what failed.
+
+    async with fleet.running() as live:
+        answer = await live.send("Drone/D-17", StartMission(mission="M1"))     # Accepted | Refused(reason)
+        state = live.query("Drone/D-17")                                       # local, durable state
+
+Queries ask nobody: they see the state as it is on disk, and never one that a loss of power could take back.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, overload
+
+from msgspec import Struct, structs
+
+from stigmergy.agents.agent import Agent
+from stigmergy.agents.codec import printable
+from stigmergy.agents.messages import Command, Event
+from stigmergy.audit.copier import CopyStanding
+from stigmergy.base.clock import Entropy
+from stigmergy.base.command_ids import RANDOM_BYTES, new_command_id
+from stigmergy.base.errors import ConfigError, StigmergyError, TrustError, UnknownKind
+from stigmergy.bus.presence import Member
+from stigmergy.journal.recovery import Recovered
+from stigmergy.journal.signers import check_enrolment, check_revocation
+from stigmergy.network.bus_link import BusLink, LinkStanding
+from stigmergy.network.peers import Neighbours
+from stigmergy.network.replication import Companions, Company
+from stigmergy.node.column_feeds import Feedings
+from stigmergy.node.column_intake import durable_addresses
+from stigmergy.node.column_roster import Roster
+from stigmergy.node.device_tasks import Devices, DeviceStanding
+from stigmergy.node.host import Host
+from stigmergy.node.intake import check_address
+from stigmergy.shard.batches import is_batch
+from stigmergy.shard.commit import Head
+from stigmergy.shard.inputs import (
+    EnrollSigner,
+    Input,
+    LetterDropped,
+    LetterRetried,
+    ResumeAgent,
+    RevokeSigner,
+    Verdict,
+)
+from stigmergy.shard.memory import Letter
+from stigmergy.shard.shard import Shard
+
+BY_CHARS_MAX = 200
+LETTER_ID = re.compile(r"(\d{1,4})\.\d+\.\d+", re.ASCII)
+AgentT = TypeVar("AgentT", bound=Agent)
+
+
+class Standing(Struct, frozen=True):
+    """Where a node stands, for people and for metrics."""
+
+    fleet: str
+    agents: int
+    heads: list[Head]
+    events: int
+    owed: int
+    waiting: int
+    dead_letters: int
+    stopped: dict[str, str]
+    journal_bytes: int
+    counters: dict[str, int]
+    link: LinkStanding = LinkStanding()
+    company: Company = Company()
+    copies: list[CopyStanding] = []
+    """How far the copies of the journal elsewhere are, store by store."""
+    at_rest: list[str] = []
+    """Agents of the journal that this node is not told to run, sorted: they take nothing and do nothing."""
+    troubles: list[str] = []
+    """What does not work at present and does not mend itself, in sentences that say what to do."""
+
+
+class Live:
+    """The handle of a running fleet."""
+
+    def __init__(self, host: Host, entropy: Entropy, recovered: Recovered, devices: Devices | None = None) -> None:
+        self._host = host
+        self._devices = devices
+        self._entropy = entropy
+        self.recovered = recovered
+        self.link: BusLink | None = None
+        """The node's side of the bus; None without one."""
+        self.neighbours: Neighbours | None = None
+        """The other processes of this fleet; None where this one has all shards."""
+        self.companions: Companions | None = None
+        """The node's side of those it shares state with, and of its ledger."""
+        self.feedings: Feedings | None = None
+        """The rings it is fed from."""
+        self.copies: Callable[[], list[CopyStanding]] = list
+        """How far the copies of the journal are."""
+
+    @property
+    def host(self) -> Host:
+        """The host underneath, for what is built on the runtime: the control endpoint, bridges, metrics."""
+        return self._host
+
+    async def send(self, address: str, command: Command, *, command_id: str | None = None, client: str = "") -> Verdict:
+        """Sends a command and waits for its durable answer. With the same `command_id` it is done at most once.
+
+        Ids are remembered in shares, one for each `client`: a program that sends for others names them.
+        """
+        if command_id is None:
+            command_id = new_command_id(self._host.clock.wall_ns(), self._entropy.token(RANDOM_BYTES))
+        return await self._host.intake.ask(address, command, command_id, client=client)
+
+    async def observe(self, address: str, event: Event) -> None:
+        """Tells an agent what was observed; returns when it is kept as its type promises."""
+        await self._host.intake.observe(address, event)
+
+    async def deliver(self, envelope: bytes) -> None:
+        """Takes an envelope, or a column batch for compiled agents; returns when all of it is durable, so that the
+        sender may forget it."""
+        if is_batch(envelope):
+            await self._host.columns.deliver(envelope)
+        else:
+            await self._host.intake.deliver(envelope)
+
+    async def enroll(self, kind: str | type[Agent], names: Sequence[str]) -> Roster:
+        """Gives compiled agents their numbers, durably, and returns what a producer needs to make records for them.
+
+        Agents that have a number keep it. It does not have to be called: an agent is enrolled with its first input; but
+        who sends batches must know the numbers.
+        """
+        return await self._host.columns.enroll(_kind_name(kind), names)
+
+    def roster(self, kind: str | type[Agent]) -> Roster:
+        """How records for this compiled kind are made at present; without the places of any agents."""
+        return self._host.columns.roster(_kind_name(kind))
+
+    @overload
+    def query(self, address: str) -> Any: ...
+
+    @overload
+    def query(self, address: str, kind: type[AgentT]) -> AgentT: ...
+
+    def query(self, address: str, kind: type[Agent] | None = None) -> Any:
+        """The durable state of an agent, as a copy. One that has had no input is in its first state.
+
+        Given the class as well, the type checker knows what comes back. Raises NotAssigned for one that runs elsewhere;
+        of one at rest the state is what it was.
+        """
+        check_address(address)
+        host = self._host
+        shard = host.shards[host.intake.shard_of(address)]
+        plan = shard.state.plan_at(address)
+        if kind is not None and plan.cls is not kind:
+            raise UnknownKind(f"{address} is a {plan.kind}, not a {_kind_name(kind)}; ask for that")
+        agent = host.durable_image(address)
+        if agent is None:
+            host.assignment.check(address)
+        return shard.state.new_agent(address, plan) if agent is None else plan.copy(agent)
+
+    def agents(self, kind: str | type[Agent] | None = None) -> list[str]:
+        """The addresses of all agents that are on disk, sorted; of one kind, if given."""
+        name = None if kind is None else _kind_name(kind)
+        if name is not None and name not in self._host.declaration.plans:
+            raise UnknownKind(f"{name!r} is no agent kind here; there are {', '.join(self._host.declaration.plans)}")
+        found: list[str] = []
+        for state in (shard.state for shard in self._host.shards):
+            for compiled in state.tables:
+                if name in (None, compiled):
+                    found += durable_addresses(state, compiled)
+            found += (
+                address
+                for address in state.agents
+                if (name is None or address.startswith(f"{name}/")) and self._host.durable_image(address) is not None
+            )
+        return sorted(found)
+
+    def devices(self) -> list[DeviceStanding]:
+        """How each sensor and control loop of this node is doing."""
+        return [] if self._devices is None else self._devices.standing()
+
+    def members(self) -> list[Member]:
+        """Who is in the fleet, this node included, with what each can do; empty without a bus or mesh."""
+        if self.link is not None:
+            return self.link.members()
+        return [] if self.companions is None else self.companions.members()
+
+    def dead_letters(self) -> list[Letter]:
+        """Inputs that failed, oldest first, as the disk has them."""
+        host = self._host
+        return [letter for shard in host.shards for letter in shard.state.letters_at(self._durable(shard))]
+
+    def stopped(self) -> dict[str, str]:
+        """Agents that their supervision has stopped, and why, as the disk has them."""
+        found: dict[str, str] = {}
+        for shard in self._host.shards:
+            found |= shard.state.stopped_at(self._durable(shard))
+        return found
+
+    def retry(self, letter: Letter) -> None:
+        """Gives a dead letter to its agent once more, as the next input."""
+        self._put(self._shard_of_letter(letter), LetterRetried(letter.letter))
+
+    def drop(self, letter: Letter) -> None:
+        """Gives a dead letter up."""
+        self._put(self._shard_of_letter(letter), LetterDropped(letter.letter))
+
+    def resume(self, address: str, by: str) -> None:
+        """Lets an agent go on that its supervision has stopped. `by` says in the log who wanted it."""
+        check_address(address)
+        self._put(self._host.intake.home_of(address), ResumeAgent(address, printable(by, BY_CHARS_MAX)))
+
+    def enroll_signer(self, algorithm: int, public_key: bytes) -> None:
+        """Lets another key sign from the next commit on. Raises TrustError for one that may not."""
+        self._host.intake.check_open()
+        key = _key(algorithm, public_key)
+        check_enrolment(self._host.shards.signers.state.signers, self._host.verifier, key)
+        self._put(self._host.shards.signers.state.shard, EnrollSigner(*key))
+
+    def revoke_signer(self, algorithm: int, public_key: bytes, last_position: int) -> None:
+        """A key's signatures count up to this position and no further. Raises WrongKey, also for our own."""
+        self._host.intake.check_open()
+        key, last = _key(algorithm, public_key), last_position
+        if not isinstance(last, int):
+            raise ConfigError(f"last_position={last!r}: give the number of the last position that counts")
+        state = self._host.shards.signers.state
+        check_revocation(state.signers, key, self._host.key, last, state.position)
+        self._put(state.shard, RevokeSigner(*key, last))
+
+    def _shard_of_letter(self, letter: object) -> int:
+        found = LETTER_ID.fullmatch(letter.letter) if isinstance(letter, Letter) else None
+        if found is None or int(found[1]) not in self._host.shards:
+            raise ConfigError(f"{letter!r} is no dead letter of this node; give one of those that dead_letters() lists")
+        return int(found[1])
+
+    def _put(self, shard: int, one: Input) -> None:
+        self._host.intake.check_open()
+        self._host.intake.put_inside(shard, one)
+
+    def _durable(self, shard: Shard) -> int:
+        """The position up to which this shard is on disk."""
+        return self._host.durable_position(shard.state.shard)
+
+    def standing(self) -> Standing:
+        """Where this node stands: what is on disk, and what the counters of this run say beside it."""
+        host = self._host
+        counters: dict[str, int] = {}
+        parts: list[Any] = [host.mailbox.counters, host.ingress.counters, host.columns.counters, host.tells.counters]
+        parts += [host.effector.counters, host.block_hands.counters, host.housekeeper.counters]
+        for counted in (*(shard.counters for shard in host.shards), *parts):
+            for name, value in structs.asdict(counted).items():
+                counters[name] = counters.get(name, 0) + value
+        if self._devices is not None:
+            counters |= self._devices.counters()
+        if self.link is not None:
+            counters |= self.link.counters()
+        if self.companions is not None:
+            counters |= self.companions.counters()
+        if self.neighbours is not None:
+            counters |= self.neighbours.counters()
+        if self.feedings is not None:
+            counters |= self.feedings.counters()
+        return Standing(
+            fleet=host.declaration.name,
+            agents=sum(len(shard.state.agents) + sum(shard.state.enrolled.values()) for shard in host.shards)
+            - self._agents_not_kept_yet(),
+            heads=self._heads(),
+            events=sum(shard.state.events_count for shard in host.shards) - self._events_not_kept_yet(),
+            owed=sum(
+                owed.count - owed.count_after(self._durable(shard))
+                for shard in host.shards
+                for owed in (shard.state.outbox, shard.state.blocks)
+            ),
+            waiting=host.mailbox.items,
+            dead_letters=len(self.dead_letters()),
+            stopped=self.stopped(),
+            journal_bytes=self._journal_bytes(),
+            counters=counters,
+            link=LinkStanding() if self.link is None else self.link.standing(),
+            company=Company() if self.companions is None else self.companions.standing(),
+            copies=list(self.copies()),
+            at_rest=sorted(address for shard in host.shards for address in shard.state.at_rest),
+            troubles=[
+                *(why for _, why in sorted(host.housekeeper.troubles.items())),
+                *host.block_hands.troubles(),
+                *(() if self.link is None else self.link.troubles()),
+                *(() if self.companions is None else self.companions.troubles()),
+                *(() if self.neighbours is None else self.neighbours.troubles()),
+                *(() if self.feedings is None else self.feedings.troubles()),
+            ],
+        )
+
+    def _agents_not_kept_yet(self) -> int:
+        """How many agents have had their first input in a commit that is not on disk yet."""
+        images = [ready.touched for ready in self._host.committer.in_doubt]
+        images += [shard.open_images for shard in self._host.shards]
+        return sum(1 for touched in images for image in touched.values() if image is None)
+
+    def _events_not_kept_yet(self) -> int:
+        return sum(ready.sealed.events for ready in self._host.committer.in_doubt)
+
+    def _heads(self) -> list[Head]:
+        """The heads as the journal has them; once it cannot be asked any more, the last that were made."""
+        states = [shard.state for shard in self._host.shards]
+        try:
+            kept = {head.shard: head for head in self._host.journal.heads()}
+        except StigmergyError:
+            return [state.head for state in states]
+        return [kept.get(state.shard, Head(state.shard, 0, 0, state.genesis)) for state in states]
+
+    def _journal_bytes(self) -> int:
+        """What the journal takes; 0 once it cannot be asked any more, which is when people look at everything else."""
+        try:
+            return self._host.journal.size().bytes_used
+        except StigmergyError:
+            return 0
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why the node has stopped by itself; None while it runs."""
+        return self._host.failure
+
+    async def wait_failure(self) -> Exception:
+        """Waits until the node stops by itself."""
+        return await self._host.wait_failure()
+
+
+def _kind_name(kind: object) -> str:
+    return kind if isinstance(kind, str) else str(getattr(kind, "__agent_kind__", kind))
+
+
+def _key(algorithm: object, public_key: object) -> tuple[int, bytes]:
+    if not (isinstance(algorithm, int) and isinstance(public_key, bytes)):
+        raise TrustError("a signer is named by the number of its algorithm (1 is Ed25519) and the bytes of its key")
+    return int(algorithm), public_key

@@ -1,0 +1,85 @@
+"""What a running node says of its log to whoever exports or holds it.
+
+Streams come in small pieces; None lets the node go on.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from typing import Any
+
+from stigmergy.audit.archive import Hold, Holds
+from stigmergy.audit.directories import LiveReading
+from stigmergy.audit.export import Export, Selection
+from stigmergy.audit.flight import Cut, commits_in, make_flight
+from stigmergy.audit.listing import readable_time
+from stigmergy.base.errors import ConfigError
+from stigmergy.base.trust import Signer
+from stigmergy.control import protocol
+from stigmergy.journal.port import Journal
+
+PIECE_BYTES = 512 * 1024
+"""So much of a flight log is told in one line."""
+TOLD_COMMITS = 1_000
+"""So often an export says how far it has come."""
+
+
+def export_items(journal: Journal, request: protocol.Export, live: LiveReading) -> Iterator[Any]:
+    """Entries, and before the first and after every so many commits how far it is, and whose log it is."""
+    selection = Selection(**{name: getattr(request, name) for name in Selection.__struct_fields__})
+    export = Export(journal, selection, live)
+    whose = {"fleet": journal.identity.fleet, "incarnation": journal.identity.incarnation}
+    yield {"commits": 0, "of": export.commits_expected, **whose}
+    told = 0
+    for entry in export.entries():
+        if export.commits_read >= told + TOLD_COMMITS:
+            told = export.commits_read
+            yield {"commits": told, "of": export.commits_expected, **whose}
+        yield entry
+
+
+def flight_items(
+    journal: Journal, signer: Signer, request: protocol.Flight, made_ns: int, live: LiveReading
+) -> Iterator[Any]:
+    """The bytes of a flight log up to the end that the log has now."""
+    asked = Cut(request.agent, request.since_ns, request.until_ns, reason=request.reason)
+    of = commits_in(journal, asked)
+    written = 0
+    for piece in make_flight(journal, signer, asked, made_ns, live=live):
+        written += bool(piece)
+        for start in range(0, len(piece), PIECE_BYTES):
+            data = base64.b64encode(piece[start : start + PIECE_BYTES]).decode()
+            yield {"commits": min(written - 1, of), "of": of, "data": data}
+        if not piece:
+            yield None
+
+
+def answer_hold(holds: Holds | None, request: protocol.Holds | protocol.Hold | protocol.Unhold, now_ns: int) -> Any:
+    """Does what is asked of the holds; it is durable when this returns."""
+    if holds is None:
+        raise ConfigError("only a journal that is a file can be held: holds lie beside it")
+    match request:
+        case protocol.Hold():
+            agent, since_ns = request.agent, request.since_ns
+            return described_hold(holds.set(request.reason, request.by, now_ns, agent=agent, since_ns=since_ns))
+        case protocol.Unhold():
+            return described_hold(holds.clear(request.hold, request.reason, request.by, now_ns))
+        case _:
+            return {"holds": [described_hold(hold) for hold in holds.all()]}
+
+
+def described_hold(hold: Hold) -> dict[str, Any]:
+    """A hold as it is told to people and programs."""
+    return {
+        "hold": hold.number,
+        "open": hold.is_open,
+        "agent": hold.agent,
+        "since": readable_time(hold.since_ns) if hold.since_ns else None,
+        "reason": hold.reason,
+        "by": hold.by,
+        "set": readable_time(hold.set_ns),
+        "cleared": readable_time(hold.cleared_ns) if hold.cleared_ns else None,
+        "cleared_by": hold.cleared_by,
+        "cleared_why": hold.cleared_why,
+    }

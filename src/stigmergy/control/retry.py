@@ -1,0 +1,138 @@
+"""Asks the owner of a shard again while the shard moves, as long as that takes and where asking twice is harmless.
+
+A shard that was handed over or taken over answers elsewhere a moment later. Commands have an id, so whoever is asked
+again gives the same answer; looking at something changes nothing. What was observed has no id: it is said again only if
+nobody was there to hear it the first time, or who was there says that it took nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from stigmergy.base.errors import JournalConflict, JournalUnknown, LinkDown, NotOwned, NotRunning, StigmergyError
+from stigmergy.control import protocol
+from stigmergy.control.protocol import read_reply, read_request
+from stigmergy.control.router import Branch
+
+MOVED_S_MAX = 15.0
+"""A shard that moves answers again within this, also where a server that led its log was killed."""
+LOOK_S_MAX = 1.0
+"""Who looks at a fleet is told that a shard does not answer, rather than made to wait."""
+NOBODY_S_MAX = 3.0
+"""Where nobody answers for any shard, probably nobody runs, and whoever waits is told so sooner."""
+PAUSE_S = 0.05
+PAUSE_S_MAX = 0.5
+"""Between two attempts; it doubles up to the larger."""
+MOVED = (NotOwned, NotRunning, JournalConflict, JournalUnknown, LinkDown)
+"""What an owner says that is none any more."""
+UNTAKEN = (NotOwned, NotRunning)
+"""Of these, what an owner says before it has taken an observation, and never after: it may be said again."""
+PATIENT = (protocol.Send, protocol.Observe, protocol.State, protocol.Resume, protocol.EnrollAgents, protocol.Enrol)
+"""Requests for which somebody waits until the shard has arrived."""
+
+
+class PatientBranch:
+    """A branch that is asked again while nobody, or only an owner of the past, answers there."""
+
+    def __init__(
+        self,
+        branch: Branch,
+        is_anybody_there: Callable[[], Awaitable[bool]],
+        *,
+        moved_s_max: float = MOVED_S_MAX,
+        look_s_max: float = LOOK_S_MAX,
+    ) -> None:
+        """`is_anybody_there` says whether somebody answers for any shard at all."""
+        self._branch = branch
+        self._is_anybody_there = is_anybody_there
+        self._moved_s_max = moved_s_max
+        self._look_s_max = look_s_max
+
+    def ask(self, request: bytes) -> AsyncIterator[bytes]:
+        """The lines that answer a request, as they come. Raises NotRunning once the time is over."""
+        asked = read_request(request)
+        within_s = self._moved_s_max if isinstance(asked, PATIENT) else self._look_s_max
+        moved = MOVED if _is_repeatable(asked) else UNTAKEN if isinstance(asked, protocol.Observe) else ()
+        return _Patient(self._branch, self._is_anybody_there, request, within_s, moved)
+
+
+def _is_repeatable(request: protocol.AnyRequest) -> bool:
+    """Whether asking twice is as good as asking once."""
+    match request:
+        case protocol.Send():
+            return request.command_id is not None
+        case protocol.Observe() | protocol.Retry() | protocol.Drop() | protocol.Enrol() | protocol.Revoke():
+            return False
+        case _:
+            return True
+
+
+class _Patient:
+    """One request: its first line may take several attempts, the others come as they come."""
+
+    def __init__(
+        self,
+        branch: Branch,
+        is_anybody_there: Callable[[], Awaitable[bool]],
+        request: bytes,
+        within_s: float,
+        moved: tuple[type[StigmergyError], ...],
+    ) -> None:
+        """`moved` are the answers upon which it is asked again."""
+        self._branch = branch
+        self._is_anybody_there = is_anybody_there
+        self._request = request
+        self._began_s = asyncio.get_running_loop().time()
+        self._within_s = within_s
+        self._moved = moved
+        self._lines: AsyncIterator[bytes] | None = None
+
+    def __aiter__(self) -> _Patient:
+        return self
+
+    async def __anext__(self) -> bytes:
+        try:
+            return await (self._first() if self._lines is None else anext(self._lines))
+        except LinkDown as error:
+            raise NotRunning(f"the connection broke while the answer came ({error}); ask again") from None
+
+    async def aclose(self) -> None:
+        """Wants no more lines."""
+        close = getattr(self._lines, "aclose", None)
+        if close is not None:
+            await close()
+
+    async def _first(self) -> bytes:
+        pause_s = PAUSE_S
+        while True:
+            lines = self._branch.ask(self._request)
+            self._lines = lines
+            try:
+                line = await anext(lines)
+                error = _refusal(line, self._moved)
+                if error is None:
+                    return line
+            except NotRunning as nobody:
+                error = nobody
+            except LinkDown as broke:
+                if LinkDown not in self._moved:
+                    raise NotRunning(f"{broke}; whether it was taken is unknown, and it is not said twice") from None
+                error = broke
+            await self.aclose()
+            passed_s = asyncio.get_running_loop().time() + pause_s - self._began_s
+            if passed_s > self._within_s or (passed_s > NOBODY_S_MAX and not await self._is_anybody_there()):
+                raise NotRunning(str(error))
+            await asyncio.sleep(pause_s)
+            pause_s = min(PAUSE_S_MAX, 2 * pause_s)
+
+
+def _refusal(line: bytes, moved: tuple[type[StigmergyError], ...]) -> StigmergyError | None:
+    """What the line refuses with, if that is one of these: it only says that the shard is elsewhere by now."""
+    try:
+        read_reply(line)
+    except moved as error:
+        return error
+    except StigmergyError:
+        return None
+    return None

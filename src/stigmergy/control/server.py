@@ -1,0 +1,380 @@
+"""The control desk of a running node: takes requests of the control protocol, one line each, and answers them.
+
+It knows nothing of sockets. What changes something is answered when it is durable. What takes long, a look back or a
+listing, is done in small pieces, so that the agents go on; only one look back or verification at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import os
+import resource
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, assert_never
+
+from msgspec import Struct
+
+from stigmergy.agents.messages import Command, Event
+from stigmergy.agents.text import phrase
+from stigmergy.audit.directories import live_readings
+from stigmergy.audit.history import History, Moment, Sight, read_moment
+from stigmergy.audit.listing import Wanted, list_log
+from stigmergy.audit.verification import Verification
+from stigmergy.base.errors import (
+    ConfigError,
+    JournalUnknown,
+    NotOwned,
+    NotRunning,
+    Overloaded,
+    StigmergyError,
+    TrustError,
+)
+from stigmergy.base.trust import Signer, Verifier
+from stigmergy.control import protocol
+from stigmergy.control.description import (
+    described_company,
+    described_copies,
+    described_head,
+    described_kind,
+    described_letter,
+    described_link,
+    described_recovery,
+    described_sight,
+    described_verification,
+)
+from stigmergy.control.live import Live
+from stigmergy.control.log_service import answer_hold, export_items, flight_items
+from stigmergy.control.protocol import VERSION, Reply, read_request, write_error, write_reply
+from stigmergy.control.replication_service import CompanyDesk
+from stigmergy.journal.signers import Key, check_enrolment, check_revocation
+from stigmergy.node.column_roster import Roster, check_enrolled_names, described_roster
+from stigmergy.shard.inputs import Accepted, EnrollSigner, LetterDropped, LetterRetried, ResumeAgent, RevokeSigner
+
+CLIENT = "control"
+"""Whose share of the remembered ids commands of this endpoint take."""
+NAMES_COUNT_MAX = 1_000
+"""So many addresses are named at once; a longer prefix finds others."""
+VERIFY_TOLD_COMMITS = 1_000
+"""So often a verification says how far it has come, so that its client knows that it goes on."""
+
+
+class Node(Struct, frozen=True):
+    """What the desk says of the process around it."""
+
+    version: str
+    journal: str
+    signer: Key
+    sealing: Signer | None = None
+    """What flight logs are sealed with: the node's own key."""
+
+
+class ControlDesk:
+    """Answers requests about one running fleet. `stop` is called when somebody asks for that."""
+
+    def __init__(self, live: Live, verifier: Verifier, node: Node, stop: Callable[[], None]) -> None:
+        self._live = live
+        self._host = live.host
+        self._verifier = verifier
+        self._node = node
+        self._stop = stop
+        self._reading = live_readings(self._host.shards)
+        self._since_ns = self._host.clock.monotonic_ns()
+        self._company = CompanyDesk(live.companions)
+        self._long = False
+        """Whether somebody looks back or verifies; one at a time, because each takes from the agents' time."""
+
+    async def answer(self, line: bytes) -> Iterator[bytes]:
+        """The lines that answer this one; an empty one means: not yet, do something else meanwhile."""
+        try:
+            request = read_request(line)
+            if isinstance(request, protocol.Log):
+                return _stream(self._log(request))
+            if isinstance(request, protocol.Verify):
+                return _stream(self._verify(request))
+            if isinstance(request, protocol.Export | protocol.Flight):
+                return _stream(self._exported(request))
+            if isinstance(request, protocol.Letters):
+                return _stream(described_letter(letter) for letter in self._live.dead_letters())
+            if isinstance(request, protocol.Shared):
+                return _stream(self._company.shared(request))
+            if isinstance(request, protocol.Quarantine):
+                return _stream(self._company.quarantine())
+            if isinstance(request, protocol.Claims):
+                return _stream(self._company.claims(request))
+            return iter((write_reply(Reply(v=VERSION, ok=await self._do(request))),))
+        except Exception as error:
+            return iter((write_error(error),))
+
+    def refuse(self, error: StigmergyError) -> bytes:
+        """The line for a client whose request could not even be taken."""
+        return write_error(error)
+
+    async def _do(self, request: protocol.AnyRequest) -> Any:
+        match request:
+            case protocol.Send():
+                return await self._send(request)
+            case protocol.Observe():
+                self._host.assignment.check(request.agent)
+                plan = self._host.shards.first.state.plan_at(request.agent)
+                event = phrase(plan, Event, request.event, request.fields, request.texts)
+                kept = self._host.intake.observe(request.agent, event)
+                try:
+                    await kept
+                except (NotOwned, NotRunning) as error:
+                    # Whoever hears these says it again (patience.py). This was taken, and the next owner may have it.
+                    raise JournalUnknown(
+                        f"whether it is kept is not known, and it is not said twice: {error}"
+                    ) from None
+                return {"observed": True}
+            case protocol.State():
+                return await self._state(request)
+            case protocol.Status():
+                return self._status()
+            case protocol.Names():
+                return self._names(request)
+            case protocol.Roster():
+                return self._roster(self._live.roster(request.kind))
+            case protocol.EnrollAgents():
+                check_enrolled_names(request.names)
+                return self._roster(await self._live.enroll(request.kind, request.names))
+            case protocol.Retry() | protocol.Drop():
+                return await self._take_letter(request)
+            case protocol.Resume():
+                return await self._resume(request)
+            case protocol.Enrol():
+                return await self._enrol(request)
+            case protocol.Revoke():
+                return await self._revoke(request)
+            case protocol.Holds() | protocol.Hold() | protocol.Unhold():
+                if isinstance(request, protocol.Hold) and request.agent.partition("/")[2]:
+                    self._host.shards.first.state.plan_at(request.agent)  # A kind that was misspelt would hold nothing.
+                return answer_hold(self._host.housekeeper.safeguards.holds, request, self._host.clock.wall_ns())
+            case protocol.Lift():
+                return self._company.lift(request)
+            case protocol.Retire():
+                return self._company.retire(request)
+            case protocol.Stop():
+                self._stop()
+                return {"stopping": True}
+            case protocol.Log() | protocol.Letters() | protocol.Verify() | protocol.Export() | protocol.Flight():
+                return None
+            case protocol.Shared() | protocol.Quarantine() | protocol.Claims():
+                return None
+            case _:
+                assert_never(request)
+
+    async def _send(self, request: protocol.Send) -> Any:
+        self._host.assignment.check(request.agent)
+        plan = self._host.shards.first.state.plan_at(request.agent)
+        command = phrase(plan, Command, request.command, request.fields, request.texts)
+        verdict = await self._live.send(request.agent, command, command_id=request.command_id, client=CLIENT)
+        if isinstance(verdict, Accepted):
+            return {"accepted": True, "position": verdict.position, "reason": None}
+        return {"accepted": False, "position": None, "reason": verdict.reason}
+
+    async def _state(self, request: protocol.State) -> Any:
+        address = request.agent
+        number = self._host.intake.shard_of(address)
+        if request.at is not None:
+            sight = await self._look_back(address, read_moment(request.at))
+        else:
+            agent = self._live.query(address)
+            positions = {head.shard: head.position for head in self._host.journal.heads()}
+            known = self._host.durable_image(address) is not None
+            time_ns = self._host.shards[number].state.time_ns
+            sight = Sight(agent, known, number, positions.get(number, 0), time_ns)
+        stopped = self._live.stopped().get(address) if request.at is None else None
+        return described_sight(address, sight, stopped)
+
+    async def _look_back(self, address: str, moment: Moment) -> Sight:
+        self._begin_long()
+        try:
+            history = History(
+                self._host.journal,
+                self._host.declaration.plans,
+                self._host.settings.limits,
+                homes=self._host.declaration.homes,
+            )
+            for sight in history.look_slowly(address, moment):
+                if sight is not None:
+                    return sight
+                await asyncio.sleep(0)
+            raise NotRunning("the log ended while it was read; ask again")
+        finally:
+            self._end_long()
+
+    def _begin_long(self) -> None:
+        if self._long:
+            raise Overloaded("somebody looks back or verifies already, and that is one at a time; try again later")
+        self._long = True
+        self._host.housekeeper.safeguards.readers += 1
+
+    def _end_long(self) -> None:
+        self._long = False
+        self._host.housekeeper.safeguards.readers -= 1
+
+    def _log(self, request: protocol.Log) -> Iterator[Any]:
+        wanted = Wanted(
+            agent=request.agent,
+            first=request.first,
+            last=request.last,
+            type=request.type,
+            shard=request.shard,
+            limit=request.limit,
+        )
+        return list_log(self._host.journal, wanted, self._reading)
+
+    def _verify(self, request: protocol.Verify) -> Iterator[Any]:
+        """Verifies the journal as it is now, beside the work of the node."""
+        trusted = None if request.trusted is None else _key(request.trusted, request.algorithm)
+        self._begin_long()
+        try:
+            verification = Verification(self._host.journal, self._verifier, trusted_key=trusted)
+            told = 0
+            for commits in verification.run_slowly():
+                far = commits >= told + VERIFY_TOLD_COMMITS
+                yield {"commits": commits, "of": verification.commits_expected} if far else None
+                told = max(told, commits - commits % VERIFY_TOLD_COMMITS)
+            yield described_verification(self._node.journal, verification.found)
+        finally:
+            self._end_long()
+
+    def _exported(self, request: protocol.Export | protocol.Flight) -> Iterator[Any]:
+        """What the log says, or the log itself as a flight log, beside the work of the node."""
+        self._begin_long()
+        try:
+            journal = self._host.journal
+            if isinstance(request, protocol.Export):
+                yield from export_items(journal, request, self._reading)
+                return
+            if self._node.sealing is None:
+                raise NotRunning("this node has no key to seal a flight log with; export from the stopped journal")
+            made_ns = self._host.clock.wall_ns()
+            yield from flight_items(journal, self._node.sealing, request, made_ns, self._reading)
+        finally:
+            self._end_long()
+
+    async def _take_letter(self, request: protocol.Retry | protocol.Drop) -> Any:
+        letter = next((one for one in self._live.dead_letters() if one.letter == request.letter), None)
+        if letter is None:
+            raise ConfigError(f"there is no dead letter {request.letter!r}; stigmergy letters lists those there are")
+        shard = int(letter.letter.partition(".")[0])
+        retried = isinstance(request, protocol.Retry)
+        await self._host.intake.take(shard, LetterRetried(letter.letter) if retried else LetterDropped(letter.letter))
+        # A retry that fails again is a letter again, of the same agent with the same input.
+        again = [one for one in self._live.dead_letters() if (one.agent, one.input) == (letter.agent, letter.input)]
+        failed = retried and any(one.letter != letter.letter for one in again)
+        return {"letter": letter.letter, "agent": letter.agent, "retried": retried, "failed_again": failed}
+
+    async def _resume(self, request: protocol.Resume) -> Any:
+        number = self._host.intake.home_of(request.agent)
+        state = self._host.shards[number].state
+        state.plan_at(request.agent)
+        if request.agent not in state.stopped:
+            raise ConfigError(f"{request.agent} is not stopped; stigmergy status lists agents that are")
+        await self._host.intake.take(number, ResumeAgent(request.agent, request.by))
+        return {"agent": request.agent, "resumed": True}
+
+    async def _enrol(self, request: protocol.Enrol) -> Any:
+        key = _key(request.public_key, request.algorithm)
+        state = self._host.shards.signers.state
+        check_enrolment(state.signers, self._verifier, key)
+        await self._host.intake.take(state.shard, EnrollSigner(*key))
+        return {"public_key": key[1].hex(), "enrolled": True}
+
+    async def _revoke(self, request: protocol.Revoke) -> Any:
+        key = _key(request.public_key, request.algorithm)
+        state = self._host.shards.signers.state
+        last = state.position if request.last_position is None else request.last_position
+        check_revocation(state.signers, key, self._node.signer, last, state.position)
+        await self._host.intake.take(state.shard, RevokeSigner(*key, last))
+        return {"public_key": key[1].hex(), "revoked_after": last}
+
+    def _roster(self, roster: Roster) -> Any:
+        return described_roster(roster, [shard.state.shard for shard in self._host.shards])
+
+    def _names(self, request: protocol.Names) -> Any:
+        if not 1 <= request.limit <= NAMES_COUNT_MAX:
+            raise ConfigError(f"limit {request.limit}: give 1 to {NAMES_COUNT_MAX}")
+        addresses = (address for shard in self._host.shards for address in shard.state.agents)
+        found = heapq.nsmallest(request.limit, (one for one in addresses if one.startswith(request.prefix)))
+        return {
+            "kinds": {kind: described_kind(plan) for kind, plan in self._host.declaration.plans.items()},
+            "agents": [address for address in found if self._host.durable_image(address) is not None],
+        }
+
+    def _status(self) -> Any:
+        standing = self._live.standing()
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        signers = self._host.shards.signers.state.signers
+        return {
+            "fleet": standing.fleet,
+            "version": self._node.version,
+            "pid": os.getpid(),
+            "host": os.uname().nodename,
+            "up_s": round((self._host.clock.monotonic_ns() - self._since_ns) / 1e9, 3),
+            "cpu_s": round(used.ru_utime + used.ru_stime, 3),
+            "memory_peak_bytes": _memory_peak_bytes(),
+            "journal": self._node.journal,
+            "agents": standing.agents,
+            "events": standing.events,
+            "commits": sum(head.position for head in standing.heads),
+            "owed": standing.owed,
+            "waiting": standing.waiting,
+            "dead_letters": standing.dead_letters,
+            "stopped": standing.stopped,
+            **({"at_rest": standing.at_rest} if standing.at_rest else {}),
+            "journal_bytes": standing.journal_bytes,
+            "heads": [described_head(head) for head in standing.heads],
+            "signers": [
+                {
+                    "algorithm": signer.algorithm,
+                    "public_key": signer.public_key.hex(),
+                    "revoked_after": signer.revoked_after,
+                    "signs_now": (signer.algorithm, signer.public_key) == self._node.signer,
+                }
+                for signer in signers
+            ],
+            "recovered": described_recovery(self._live.recovered),
+            "counters": standing.counters,
+            "troubles": standing.troubles,
+            "link": described_link(standing.link),
+            **described_company(standing.company),
+            **described_copies(standing.copies),
+        }
+
+
+def _stream(items: Iterable[Any]) -> Iterator[bytes]:
+    """Items as lines, then the end. An error on the way is the last line."""
+    count = 0
+    try:
+        for item in items:
+            if item is None:
+                yield b""
+                continue
+            count += 1
+            yield write_reply(Reply(v=VERSION, item=item))
+    except Exception as error:
+        yield write_error(error)
+        return
+    yield write_reply(Reply(v=VERSION, end={"count": count}))
+
+
+def _key(public_key: str, algorithm: int) -> Key:
+    try:
+        return (algorithm, bytes.fromhex(public_key))
+    except ValueError:
+        raise TrustError("a public key is given in hex digits; stigmergy keys show prints it") from None
+
+
+def _memory_peak_bytes() -> int:
+    """Of this program. What the system counts for the process goes on from whoever has started it."""
+    try:
+        with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+            for line in file:
+                if line.startswith("VmHWM:"):
+                    return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

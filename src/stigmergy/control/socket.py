@@ -1,0 +1,216 @@
+"""The control endpoint on a Unix socket: the server side for a node, the client side for a program beside it.
+
+The socket's file has mode 0600: who may write to the journal may control the node, nobody else. The
+server carries lines; what they mean is its handler's.
+
+The client blocks and belongs into a program without an event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Generator
+from pathlib import Path
+
+from stigmergy.base.errors import NotRunning, Overloaded, TooLarge
+from stigmergy.base.unix_socket import answers_at, bound, connected, reason
+from stigmergy.control.protocol import Handler
+
+REQUEST_BYTES_MAX = 256 * 1024
+"""A longer line is refused, and its connection closed."""
+REPLY_BYTES_MAX = 17 * 1024 * 1024
+CONNECTIONS_MAX = 16
+"""One more connection is told so and closed."""
+REQUEST_S_MAX = 60.0
+"""A request that takes longer is given up; a client that does not read its answer for so long is left."""
+IDLE_S_MAX = 300.0
+"""A connection without a request for so long is closed."""
+ACCEPTING_ROUNDS = 10
+CLOSING_S_MAX = 5.0
+"""Requests under way when the server is closed get so long to be answered."""
+OTHER_PLACE = "name another place with --socket"
+GIVE_WAY_LINES = 64
+"""After so many lines of a stream the node gets its turn."""
+
+
+class ControlServer:
+    """Listens on a socket until it is closed."""
+
+    def __init__(
+        self, path: Path, handler: Handler, *, request_s_max: float = REQUEST_S_MAX, idle_s_max: float = IDLE_S_MAX
+    ) -> None:
+        self._path = path
+        self._handler = handler
+        self._request_s_max = request_s_max
+        self._idle_s_max = idle_s_max
+        self._server: asyncio.Server | None = None
+        self._closing = False
+        self._identity: tuple[int, int] | None = None
+        self._connections: dict[asyncio.Task[None], bool] = {}
+        """Each with whether it has a request under way."""
+        self.failed_requests = 0
+
+    async def start(self) -> None:
+        """Binds and listens. Raises JournalLocked if another process answers there, ConfigError if it cannot be."""
+        listening = bound(self._path, CONNECTIONS_MAX, OTHER_PLACE)
+        status = os.stat(self._path)
+        self._identity = (status.st_dev, status.st_ino)
+        self._server = await asyncio.start_unix_server(self._serve, sock=listening, limit=REQUEST_BYTES_MAX)
+
+    async def close(self) -> None:
+        """Takes the socket away, lets requests under way end, and leaves who is connected. Nothing new is taken."""
+        if self._server is None:
+            return
+        self._closing = True
+        # A server that is closed while it accepts somebody leaves that connection open for ever (CPython 3.11). So it
+        # first stops listening, then finishes accepting, which takes a few rounds of the loop, and only then closes.
+        for listening in self._server.sockets:
+            asyncio.get_running_loop().remove_reader(listening.fileno())
+        for _ in range(ACCEPTING_ROUNDS):
+            await asyncio.sleep(0)
+        self._server.close()
+        with contextlib.suppress(OSError):
+            status = os.stat(self._path)
+            if (status.st_dev, status.st_ino) == self._identity:
+                os.unlink(self._path)
+        connections = dict(self._connections)
+        for connection, busy in connections.items():
+            if not busy:
+                connection.cancel()
+        if connections:
+            await asyncio.wait(connections, timeout=CLOSING_S_MAX)
+        for connection in connections:
+            connection.cancel()
+        await asyncio.gather(*connections, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        if task is None:
+            return
+        self._connections[task] = False
+        try:
+            if len(self._connections) > CONNECTIONS_MAX:
+                text = f"{CONNECTIONS_MAX} programs are connected already; try again when one has left"
+                await self._write(writer, self._handler.refuse(Overloaded(text)))
+                return
+            while not self._closing and (line := await self._read(reader, writer)) is not None:
+                self._connections[task] = True
+                if not await self._answer(line, writer):
+                    break
+                self._connections[task] = False
+        except (OSError, TimeoutError, asyncio.CancelledError):
+            pass  # the client has left, or we do: there is nobody to tell
+        except Exception:
+            self.failed_requests += 1  # a request that breaks its handler ends its own connection, and nothing else
+        finally:
+            writer.close()
+            with contextlib.suppress(OSError, asyncio.CancelledError):
+                await writer.wait_closed()
+            self._connections.pop(task, None)
+
+    async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes | None:
+        """The next request; None when there is none to come."""
+        try:
+            async with asyncio.timeout(self._idle_s_max):
+                return await reader.readuntil(b"\n")
+        except asyncio.IncompleteReadError:
+            return None
+        except asyncio.LimitOverrunError:
+            text = f"a request of more than {REQUEST_BYTES_MAX} bytes; send less, or large things by reference"
+            await self._write(writer, self._handler.refuse(TooLarge(text)))
+            return None
+
+    async def _answer(self, line: bytes, writer: asyncio.StreamWriter) -> bool:
+        """Answers one request; whether another may follow."""
+        try:
+            async with asyncio.timeout(self._request_s_max):
+                lines = await self._handler.answer(line)
+        except TimeoutError:
+            text = (
+                f"no answer within {self._request_s_max:g} s, and nobody waits any longer; whether a command was taken "
+                "is unknown: send it again with the same command id"
+            )
+            await self._write(writer, self._handler.refuse(Overloaded(text)))
+            return False
+        if isinstance(lines, AsyncIterator):
+            async for answer in lines:
+                await self._write(writer, answer)
+            return True
+        for number, answer in enumerate(lines, start=1):
+            if answer:
+                await self._write(writer, answer)
+            if not answer or number % GIVE_WAY_LINES == 0:
+                await asyncio.sleep(0)
+        return True
+
+    async def _write(self, writer: asyncio.StreamWriter, line: bytes) -> None:
+        writer.write(line)
+        async with asyncio.timeout(self._request_s_max):
+            await writer.drain()
+
+
+class ControlClient:
+    """One connection to a node."""
+
+    def __init__(self, path: Path, *, timeout_s: float = REQUEST_S_MAX + 5.0) -> None:
+        self._path = path
+        self._socket = connected(path, timeout_s)
+        self._file = self._socket.makefile("rb")
+
+    def ask(self, request: bytes) -> Generator[bytes, None, None]:
+        """Sends a line; the lines that come back, for as long as the caller takes them. Raises NotRunning."""
+        try:
+            self._socket.sendall(request)
+            while line := self._file.readline(REPLY_BYTES_MAX + 1):
+                if len(line) > REPLY_BYTES_MAX:
+                    raise TooLarge(f"{self._path}: an answer of more than {REPLY_BYTES_MAX} bytes")
+                if not line.endswith(b"\n"):
+                    break
+                yield line
+        except TimeoutError:
+            raise NotRunning(f"{self._path}: the node does not answer; is it stopped or overloaded?") from None
+        except OSError as error:
+            raise NotRunning(f"{self._path}: the connection broke ({reason(error)}); has the node ended?") from None
+        raise NotRunning(f"{self._path}: the node ended the connection before it had answered")
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._file.close()
+        self._socket.close()
+
+
+class ControlCall:
+    """Asks a node from within an event loop, with a connection for each request."""
+
+    def __init__(self, path: Path, *, timeout_s: float = REQUEST_S_MAX + 5.0) -> None:
+        self._path = path
+        self._timeout_s = timeout_s
+
+    async def ask(self, request: bytes) -> AsyncIterator[bytes]:
+        """The lines that answer a request, as they come. Raises NotRunning, at the first line or on the way.
+
+        The caller says when it has enough, by closing it.
+        """
+        connection = connected(self._path, 0)
+        reader, writer = await asyncio.open_unix_connection(sock=connection, limit=REPLY_BYTES_MAX)
+        try:
+            writer.write(request)
+            while True:
+                async with asyncio.timeout(self._timeout_s):
+                    line = await reader.readline()
+                if not line.endswith(b"\n"):
+                    raise NotRunning(f"{self._path}: the node ended the connection before it had answered")
+                yield line
+        except TimeoutError:
+            raise NotRunning(f"{self._path}: the node does not answer; is it stopped or overloaded?") from None
+        except ValueError:
+            raise TooLarge(f"{self._path}: an answer of more than {REPLY_BYTES_MAX} bytes") from None
+        except OSError as error:
+            raise NotRunning(f"{self._path}: the connection broke ({reason(error)}); has the node ended?") from None
+        finally:
+            writer.close()
+
+
+__all__ = ["ControlCall", "ControlClient", "ControlServer", "Handler", "answers_at"]

@@ -1,0 +1,533 @@
+"""Takes in changes and states of others: believed or refused, kept or known, ripe or waiting. Pure.
+
+A change must be signed by a key that we believe, under a replica's id that follows from that very key; fit the declared
+types; and contradict nothing that the same replica has signed. A state is the word of who sends it: it may not have
+changes of ours that we never made. A proof is two changes that one replica has signed and that contradict each other,
+whoever shows it.
+"""
+
+from __future__ import annotations
+
+from stigmergy.crdt.anti_entropy.authorship import Quarantined, delta_statement, object_id
+from stigmergy.crdt.anti_entropy.context import Desk
+from stigmergy.crdt.anti_entropy.held import Held, epoch_of, misfit, understood
+from stigmergy.crdt.anti_entropy.messages import (
+    DIGESTS_COUNT_MAX,
+    PROOFS_COUNT_MAX,
+    SHORT_DIGEST_BYTES,
+    SHOWN_COUNT_MAX,
+    Acknowledged,
+    Caught,
+    Change,
+    Digests,
+    Interests,
+    Proof,
+    Shown,
+    State,
+    Vectors,
+    body_digest,
+    read_frame,
+    write_frame,
+)
+from stigmergy.crdt.anti_entropy.peers import NOTHING_KNOWN, Peer
+from stigmergy.crdt.anti_entropy.pool import Kept
+from stigmergy.crdt.anti_entropy.rules import Moment
+from stigmergy.crdt.delta import Delta, read_delta
+from stigmergy.crdt.errors import BadDelta, BadStore
+from stigmergy.crdt.payloads import STAMPED, stamp_of
+from stigmergy.crdt.store import Store, read_store
+from stigmergy.crdt.tree import entries_of
+
+# Finds who has signed two different changes, and shows the proof to all others. Pure.
+#
+#     Shown     ->                 equal vectors, different stores: which signed changes are kept here, page after page
+#               <-  a change       the one that is kept there under the same number, and is another
+#     Proof     ->                 both of them, to everybody: whoever gets it checks it, and passes it on
+#     Caught    ->                 every interval, to whom other authors are proven than to us
+#               <-  Caught, Proof  what each of the two lacks
+#
+# A proof is two signed changes and needs nobody's word. That stores differ proves nothing about the two who hold them:
+# both may have been lied to. So nobody is shut out for that; the object is flagged, and the search goes on.
+#
+# Only whole changes are evidence, as long as the pool keeps them. The digest and signature of one that had to go would
+# convince ourselves and nobody else: the signature is over the whole change. And who shuts an author out alone parts
+# from
+# the honest who go on to take its changes, and from all that builds upon those.
+
+SHOWN_ENTRY_BYTES = 48
+"""What one change takes in a message that names it."""
+SHOWN_OVERHEAD_BYTES = 256
+CONTRADICTIONS_COUNT_MAX = 8
+"""Changes sent in answer to one message that names others under their numbers."""
+PROOFS_SENT_MAX = 4
+"""Proofs sent to one peer at a time; they may be long."""
+
+
+class Proving:
+    """Who is proven to lie, and what is done to find it out."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._proofs: dict[bytes, Proof] = {}
+        """By the author's key."""
+        self._lifted: dict[bytes, None] = {}
+        """Authors that an operator lets take part again: known, and told to nobody."""
+        self._told: Caught = Caught(())
+
+    # The search.
+
+    def show(self, peer: Peer, held: Held, moment: Moment) -> None:
+        """Names a peer that holds something else the next of the signed changes that are kept here, newest first."""
+        desk = self._desk
+        kept = [one for one in reversed(held.pool.all()) if one.key not in desk.quarantine]
+        start = held.shown.get(peer.name, 0)
+        start = start if start < len(kept) else 0
+        page = kept[start : start + SHOWN_COUNT_MAX]
+        held.shown[peer.name] = start + len(page)
+        fits = max(1, (desk.bytes_max - SHOWN_OVERHEAD_BYTES) // SHOWN_ENTRY_BYTES)
+        for at in range(0, len(page), fits):
+            named = tuple((one.delta.replica, one.delta.first, one.delta.last, one.digest) for one in page[at:][:fits])
+            desk.say([peer.name], Shown(held.id, named), moment.monotonic_ns)
+
+    def shown(self, peer: Peer, shown: Shown, moment: Moment) -> None:
+        """A peer names what it keeps: it gets those that are others here. It will see that both are signed."""
+        desk = self._desk
+        held = desk.held.get(shown.object)
+        if held is None:
+            desk.counters.shared_strange += 1
+            return
+        sent: dict[bytes, None] = {}
+        for replica, first, last, digest in shown.changes:
+            other = held.pool.differs(replica, first, last, digest)
+            if other is not None and other.key not in desk.quarantine and len(sent) < CONTRADICTIONS_COUNT_MAX:
+                sent[other.data] = None
+        for data in sent:
+            desk.send([peer.name], data, moment.monotonic_ns)
+
+    # The proof.
+
+    def knows(self, key: bytes) -> bool:
+        """Whether this author was proven to lie before."""
+        return key in self._proofs
+
+    def found(self, proof: Proof, one: Kept, other: Kept, moment: Moment) -> None:
+        """Two different changes under one number, both signed: their author is shut out, and all are shown both."""
+        desk, delta, key = self._desk, one.delta, one.key
+        first, last = max(delta.first, other.delta.first), min(delta.last, other.delta.last)
+        why = f"replica {delta.replica.hex()} has signed two different changes {first} to {last}"
+        if key == desk.node.key:
+            desk.trouble(
+                f"shared object '{proof.name}': {why} with our own key: this disk is a copy that runs elsewhere too, "
+                "or was put back to an earlier state; restore it as a copy: it gets a new incarnation"
+            )
+        else:
+            node = next((peer.name for peer in desk.peers.all() if peer.key == key), "")
+            desk.shut_out(Quarantined(key, node, proof.name, delta.replica, why, moment.wall_ns))
+            for held in desk.held.values():
+                if held.name == proof.name:
+                    held.liars[key] = None
+                    held.diverged_ns.clear()
+        self._lifted.pop(key, None)
+        if key in self._proofs:
+            return
+        if len(self._proofs) >= PROOFS_COUNT_MAX:
+            del self._proofs[next(iter(self._proofs))]
+        self._proofs[key] = proof
+        self._told = Caught(tuple(sorted(_named(key) for key in self._proofs)))
+        names = desk.believable([peer.name for peer in desk.peers.all()])
+        desk.say(desk.peers.some(names), proof, moment.monotonic_ns)
+
+    def lift(self, key: bytes) -> None:
+        """An operator lets this author take part again: its old lies are no news any more."""
+        if key in self._proofs:
+            self._lifted[key] = None
+
+    # What others know of it.
+
+    def tell(self, peer: Peer, moment: Moment) -> None:
+        """Tells a peer who was caught, if that is not what it has told us."""
+        if peer.caught != self._told.keys:
+            self._desk.say([peer.name], self._told, moment.monotonic_ns)
+
+    def caught(self, peer: Peer, told: Caught, moment: Moment) -> None:
+        """A peer says who was caught: it gets the proofs that it lacks, and is told what we know if we lack some."""
+        desk, now_ns = self._desk, moment.monotonic_ns
+        peer.caught = told.keys
+        if now_ns - peer.proved_ns < desk.rules.ask_ns:
+            return
+        peer.proved_ns = now_ns
+        theirs = dict.fromkeys(told.keys)
+        lacking = [
+            proof for key, proof in self._proofs.items() if _named(key) not in theirs and key not in self._lifted
+        ]
+        for proof in lacking[:PROOFS_SENT_MAX]:
+            desk.say([peer.name], proof, now_ns)
+        if any(key not in self._told.keys for key in told.keys):
+            desk.say([peer.name], self._told, now_ns)
+
+
+def _named(key: bytes) -> bytes:
+    return body_digest(key)[:SHORT_DIGEST_BYTES]
+
+
+# Finds out what the other lacks, by digests and vectors, and sends it: changes, or the whole state. Pure.
+#
+#     Digests   ->                 every interval; equal ones end it
+#               <-  Vectors        what is durable here of an object whose digest differs; asks for the same
+#     changes   ->                 what the other lacks
+#     Vectors   ->                 if we lack something, too
+#               <-  changes
+#
+# Equal vectors with different digests are a divergence: the object is flagged, and both look for an author that has
+# signed two different changes (`proving.py`). Neither of the two is blamed for it.
+#
+# Who lacks changes of an author that is shut out is sent the state instead: such changes are refused one by one, but
+# what
+# honest nodes have taken of them before they knew must be the same everywhere, and other changes build upon it.
+
+DIGEST_ENTRY_BYTES = 28
+"""What one object takes in a message with digests."""
+DIGEST_OVERHEAD_BYTES = 256
+NO_ANSWER, ANSWER, ANSWER_WHOLE = 0, 1, 2
+
+
+class Repairing:
+    """What is compared with peers, and sent for it."""
+
+    def __init__(self, desk: Desk, proving: Proving) -> None:
+        self._desk = desk
+        self._proving = proving
+
+    # What is held.
+
+    def send_digests(self, peer: Peer, moment: Moment) -> None:
+        """Tells a peer what we hold of the objects that it holds, too; of many, some each time."""
+        desk, rules = self._desk, self._desk.rules
+        both = sorted(one for one in peer.objects if one in desk.held)
+        count = min(len(both), rules.digests_count_max)
+        start = peer.turn if peer.turn < len(both) else 0
+        chosen = (both[start:] + both[:start])[:count]
+        peer.turn = start + count
+        for one in chosen:
+            desk.held[one].silence.note(desk.held[one].store.context, moment.monotonic_ns)
+        fits = max(1, min(DIGESTS_COUNT_MAX, (desk.bytes_max - DIGEST_OVERHEAD_BYTES) // DIGEST_ENTRY_BYTES))
+        for at in range(0, max(1, len(chosen)), fits):
+            stores = tuple((one, desk.held[one].store.digest()) for one in chosen[at : at + fits])
+            message = Digests(desk.interests_digest, peer.interests, stores)
+            if peer.said is None or peer.said[0] != message:
+                peer.said = (message, desk.signed(message))
+            desk.send([peer.name], peer.said[1], moment.monotonic_ns)
+
+    def digests(self, peer: Peer, told: Digests, moment: Moment) -> None:
+        """A peer says what it holds: asks about what differs, and tells it our interests if it has others in mind."""
+        desk, now_ns = self._desk, moment.monotonic_ns
+        if (told.yours, told.mine) != (desk.interests_digest, peer.interests) and self._may_answer(peer, now_ns):
+            if told.yours != desk.interests_digest:
+                desk.say([peer.name], Interests(desk.interests), now_ns)
+            if told.mine != peer.interests:
+                desk.say([peer.name], Digests(desk.interests_digest, peer.interests, ()), now_ns)
+        if told.yours == NOTHING_KNOWN:
+            peer.caught = ()  # it has just come, and knows of nobody
+        for one, digest in told.stores:
+            held = desk.held.get(one)
+            if held is None:
+                continue
+            held.told[peer.name] = digest
+            if held.store.digest() != digest:
+                self.tell(peer.name, held, moment, ANSWER)
+
+    def _may_answer(self, peer: Peer, now_ns: int) -> bool:
+        if now_ns - peer.answered_ns < self._desk.rules.ask_ns:
+            return False
+        peer.answered_ns = now_ns
+        return True
+
+    def interests(self, peer: Peer, told: Interests, moment: Moment) -> None:
+        """A peer says which objects it holds; it is compared with at once."""
+        if peer.interests == NOTHING_KNOWN or told.objects != b"".join(sorted(peer.objects)):
+            self._desk.peers.told_interests(peer, told.objects)
+            self._desk.peers.hurry(peer, moment.monotonic_ns)
+
+    # What is known.
+
+    def tell(self, name: str, held: Held, moment: Moment, answer: int, *, whole: bool = False) -> None:
+        """Tells a peer which changes of an object are on disk here."""
+        desk = self._desk
+        living, retired = held.silence.split(held.store.context, held.locals, moment.monotonic_ns, desk.rules.retire_ns)
+        if whole:
+            living, retired = held.store.context.vector(), ()
+        epoch = epoch_of(retired)
+        message = Vectors(held.id, held.store.digest(), living, epoch.count, epoch.digest, answer)
+        desk.say([name], message, moment.monotonic_ns)
+
+    def ask(self, name: str, held: Held, moment: Moment) -> None:
+        """Lets a peer know what we have, so that it sends the rest; not too often."""
+        if name in self._desk.peers and self._is_time(held.asked_ns, name, moment, self._desk.rules.ask_ns):
+            self.tell(name, held, moment, NO_ANSWER)
+
+    def vectors(self, peer: Peer, told: Vectors, moment: Moment) -> None:
+        """A peer says which changes it has."""
+        desk = self._desk
+        held = desk.held.get(told.object)
+        if held is None:
+            desk.counters.shared_strange += 1
+            return
+        held.told[peer.name] = told.digest
+        here = held.store.context
+        _, retired = held.silence.split(here, held.locals, moment.monotonic_ns, desk.rules.retire_ns)
+        there = understood(told, here, retired)
+        if there is None:
+            if self._is_time(held.asked_ns, peer.name, moment, desk.rules.ask_ns):
+                self.tell(peer.name, held, moment, ANSWER_WHOLE, whole=True)
+            return
+        lacks_here = any(counter > here.counter(replica) for replica, counter in there.items())
+        lacks_there = any(counter > there.get(replica, 0) for replica, counter in here.vector())
+        self._acknowledge(peer, held, there)
+        if not lacks_here and not lacks_there:
+            self._compare(peer, held, told, moment)
+        else:
+            held.diverged_ns.pop(peer.name, None)
+        if lacks_there:
+            self._send_missing(peer, held, there, moment)
+        if told.answer == ANSWER_WHOLE:
+            self.tell(peer.name, held, moment, NO_ANSWER, whole=True)
+        elif lacks_here and (told.answer == ANSWER or not held.waiting):
+            self.ask(peer.name, held, moment)
+
+    def _acknowledge(self, peer: Peer, held: Held, there: dict[bytes, int]) -> None:
+        for replica in held.locals:
+            self._desk.outstanding.acknowledged((peer.name, held.id, replica), there.get(replica, 0))
+
+    def acknowledged(self, name: str, told: Acknowledged) -> None:
+        """A peer has changes of ours on disk."""
+        for replica, counter in told.vector:
+            self._desk.outstanding.acknowledged((name, told.object, replica), counter)
+
+    # What is sent for it.
+
+    def _send_missing(self, peer: Peer, held: Held, there: dict[bytes, int], moment: Moment) -> None:
+        desk = self._desk
+        missing = held.pool.lacking(held.store.context, lambda replica: there.get(replica, 0))
+        if missing is None or any(kept.key in desk.quarantine for kept in missing):
+            self._send_state(peer, held, moment)
+            return
+        size_bytes = 0
+        for kept in missing:
+            size_bytes += len(kept.data)
+            if size_bytes > desk.rules.repair_bytes_max and size_bytes > len(kept.data):
+                return
+            desk.counters.shared_repaired += 1
+            desk.send([peer.name], kept.data, moment.monotonic_ns)
+
+    def _send_state(self, peer: Peer, held: Held, moment: Moment) -> None:
+        """The whole state, which takes longer than an interval maybe: not more often than that."""
+        desk = self._desk
+        if not self._is_time(held.whole_ns, peer.name, moment, desk.rules.interval_ns_of(peer.name)):
+            return
+        digest = held.store.digest()
+        if held.state_frame is None or held.state_frame[0] != digest:
+            held.state_frame = (digest, desk.signed(State(held.id, held.store.to_bytes())))
+        desk.counters.shared_states_sent += 1
+        desk.send([peer.name], held.state_frame[1], moment.monotonic_ns, held.id)
+
+    @staticmethod
+    def _is_time(last_ns: dict[str, int], name: str, moment: Moment, pause_ns: int) -> bool:
+        now_ns = moment.monotonic_ns
+        if name in last_ns and now_ns - last_ns[name] < pause_ns:
+            return False
+        last_ns[name] = now_ns
+        return True
+
+    # What cannot be.
+
+    def _compare(self, peer: Peer, held: Held, told: Vectors, moment: Moment) -> None:
+        """Both know the same, so both must hold the same."""
+        desk = self._desk
+        if told.digest == held.store.digest():
+            held.diverged_ns.pop(peer.name, None)
+            return
+        if held.liars:
+            return  # it is known why, and no peer is to blame
+        if peer.name not in held.diverged_ns:
+            held.diverged_ns[peer.name] = moment.monotonic_ns
+            desk.counters.shared_divergences += 1
+            desk.trouble(
+                f"shared object '{held.name}': node {peer.name} knows the same changes and holds something else; "
+                "who has signed two different ones is looked for, and shut out if that can be proven"
+            )
+        self._proving.show(peer, held, moment)
+
+
+class Judging:
+    """What is taken of what others send."""
+
+    def __init__(self, desk: Desk, repairing: Repairing, proving: Proving) -> None:
+        self._desk = desk
+        self._proving = proving
+        self._repairing = repairing
+
+    def change(self, sender: str, change: Change, data: bytes, moment: Moment) -> None:
+        """A change, from its author or passed on."""
+        desk, counters = self._desk, self._desk.counters
+        held = desk.held.get(change.object)
+        if held is None:
+            counters.shared_strange += 1
+            return
+        if change.key in desk.quarantine:
+            counters.shared_shut_out += 1
+            return
+        try:
+            delta = read_delta(change.delta)
+        except BadDelta:
+            counters.shared_refused += 1
+            return
+        found = held.pool.find(delta.replica, delta.first)
+        if found is not None and found.data == data:
+            counters.shared_known += 1
+            self._owe(held, found, sender, moment)
+            return
+        if not self._is_authors(held.name, change, delta):
+            counters.shared_refused += 1
+            return
+        kept = Kept(data, delta, change.key, sender)
+        other = held.pool.contradicts(kept)
+        if delta.replica in held.locals:
+            self._own(held, kept, other)
+        elif other is not None:
+            self._proving.found(Proof(held.name, other.data, data), other, kept, moment)
+        elif (why := misfit(held.kind, delta)) is not None:
+            counters.shared_misfits += 1
+            desk.trouble(f"shared object '{held.name}': a change of '{change.address}' does not fit here: {why}")
+        else:
+            self._take(held, kept, moment)
+
+    def _is_authors(self, name: str, change: Change, delta: Delta) -> bool:
+        """Whether it is signed by the node whose replica this is."""
+        desk, fleet = self._desk, self._desk.node.fleet
+        if delta.replica != desk.trust.id_of(change.key, change.incarnation, change.address):
+            return False
+        statement = delta_statement(fleet, name, change.address, change.incarnation, delta, change.delta)
+        return desk.keys.signed_by(change.algorithm, change.key, statement, change.signature)
+
+    def _take(self, held: Held, kept: Kept, moment: Moment) -> None:
+        """A change that is believed."""
+        desk, delta = self._desk, kept.delta
+        if delta.last <= held.knows(delta.replica):
+            desk.counters.shared_known += 1
+            desk.counters.shared_dropped += held.add(kept)
+            self._owe(held, kept, kept.sender, moment)
+            return
+        desk.counters.shared_taken += 1
+        desk.counters.shared_dropped += held.keep(kept)
+        self._owe(held, kept, kept.sender, moment)
+        horizon_ns = desk.horizon_ns(moment)
+        if kept.stamp_ns > horizon_ns:
+            desk.counters.shared_skewed += 1
+            return
+        if len(desk.peers.holders(held.id)) > desk.rules.fan_out:
+            desk.spread(held, kept, kept.sender, moment.monotonic_ns)
+        desk.feed(held, moment)
+        if held.missing(horizon_ns):
+            self._repairing.ask(kept.sender, held, moment)
+
+    def _owe(self, held: Held, kept: Kept, sender: str, moment: Moment) -> None:
+        """Acknowledges to its author what is on disk, and the rest once it is. Who passes on waits for nothing."""
+        delta, peer = kept.delta, self._desk.peers.get(sender)
+        if peer is not None and peer.key not in {None, kept.key}:
+            return
+        if delta.last <= held.knows(delta.replica):
+            message = Acknowledged(held.id, ((delta.replica, held.knows(delta.replica)),))
+            self._desk.send([sender], write_frame(message), moment.monotonic_ns)
+            return
+        owed = held.owed.setdefault(sender, {})
+        owed[delta.replica] = max(delta.last, owed.get(delta.replica, 0))
+
+    def _own(self, held: Held, kept: Kept, other: Kept | None) -> None:
+        """A change of a replica of ours comes back to us, signed with our key."""
+        delta = kept.delta
+        if other is None and delta.last <= held.locals[delta.replica].store.context.counter(delta.replica):
+            self._desk.counters.shared_known += 1
+            return
+        self._desk.counters.shared_refused += 1
+        self._desk.trouble(
+            f"shared object '{held.name}': somebody writes with our key as replica {delta.replica.hex()}: this disk is "
+            "a copy that runs elsewhere too, or was put back to an earlier state; restore it as a copy: it gets "
+            "a new incarnation"
+        )
+
+    # Proofs.
+
+    def proof(self, proof: Proof, moment: Moment) -> None:
+        """Somebody shows that an author has signed two different changes. It is checked, not believed."""
+        one, other = self._proven(proof.name, proof.one), self._proven(proof.name, proof.other)
+        if one is None or other is None or not _contradict(one.delta, other.delta):
+            self._desk.counters.shared_refused += 1
+        elif not self._proving.knows(one.key):
+            self._proving.found(proof, one, other, moment)
+
+    def _proven(self, name: str, data: bytes) -> Kept | None:
+        """The signed change in these bytes; None if it is none, or of another object. Raises BadMessage."""
+        change = read_frame(data)
+        if not isinstance(change, Change) or change.object != object_id(name):
+            return None
+        try:
+            delta = read_delta(change.delta)
+        except BadDelta:
+            return None
+        return Kept(data, delta, change.key, "") if self._is_authors(name, change, delta) else None
+
+    # States.
+
+    def state(self, sender: str, key: bytes, state: State, moment: Moment) -> None:
+        """All that a peer holds of an object."""
+        desk, counters = self._desk, self._desk.counters
+        held = desk.held.get(state.object)
+        if held is None:
+            counters.shared_strange += 1
+            return
+        try:
+            store = read_store(state.store)
+        except BadStore:
+            counters.shared_refused += 1
+            return
+        if held.store.context.covers(store.context) or (
+            held.state is not None and held.state[0].context.covers(store.context)
+        ):
+            counters.shared_known += 1
+            return
+        if self._is_forged(held, sender, key, store, moment):
+            return
+        if _stamp_ns_max(store) > desk.horizon_ns(moment):
+            counters.shared_skewed += 1
+            return
+        if (why := misfit(held.kind, store)) is not None:
+            counters.shared_misfits += 1
+            desk.trouble(f"shared object '{held.name}': the state of node {sender} does not fit here: {why}")
+            return
+        counters.shared_states_taken += 1
+        held.state = (store, state.store)
+        desk.feed(held, moment)
+
+    def _is_forged(self, held: Held, sender: str, key: bytes, store: Store, moment: Moment) -> bool:
+        for local in held.locals.values():
+            told, made = store.context.counter(local.replica), local.store.context.counter(local.replica)
+            if told > made:
+                why = (
+                    f"node {sender} holds change {told} of '{local.address}', which has made {made}: it was forged, or "
+                    "this disk was put back to an earlier state and must be restored as a copy"
+                )
+                self._desk.shut_out(Quarantined(key, sender, held.name, local.replica, why, moment.wall_ns))
+                return True
+        return False
+
+
+def _contradict(one: Delta, other: Delta) -> bool:
+    """Whether two changes are of one replica, overlap, and are not the same."""
+    overlap = one.replica == other.replica and one.first <= other.last and other.first <= one.last
+    return overlap and one != other
+
+
+def _stamp_ns_max(store: Store) -> int:
+    """The newest stamp that is alive in a store, or 0."""
+    stamped = (payload for _, _, _, payload in entries_of(store.root) if payload and payload[0] == STAMPED)
+    return max((stamp_of(payload) for payload in stamped), default=0)

@@ -1,0 +1,1 @@
+"""Sensors, actuators, control loops and fences: what connects an agent to a machine."""

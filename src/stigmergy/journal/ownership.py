@@ -1,0 +1,77 @@
+"""Which shards of its fleet a host owns, and who has the others.
+
+A host may own all shards, which is the rule, or some of them, where several processes share a fleet. Whoever needs a
+shard asks here by its number, and is told who has it if we do not. What is owned may change from one turn to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from stigmergy.base.errors import ConfigError, NotOwned
+from stigmergy.journal.port import JournalIdentity
+from stigmergy.shard.shard import Shard
+
+
+class Shards:
+    """The shards of one host, by number. Iterating gives those that it owns, in order."""
+
+    def __init__(self, identity: JournalIdentity, owned: Sequence[int] | None = None) -> None:
+        """`owned` are the shards that this host is to have: those that its journal keeps, or the journal is wrong."""
+        _check_owned(owned, identity.owned)
+        self.total = identity.shards
+        """How many the fleet has."""
+        self._signers_shard = identity.signers_shard
+        self.owner_of: Callable[[int], str] = lambda _: "another process"
+        self._owned: dict[int, Shard] = {}
+
+    def take(self, shard: Shard) -> None:
+        """From now on it is ours. Raises JournalForeign if its agents have come to live elsewhere."""
+        shard.homes.check_agents(shard.state)
+        self._owned[shard.state.shard] = shard
+        self._owned = {number: self._owned[number] for number in sorted(self._owned)}
+
+    def __getitem__(self, number: int) -> Shard:
+        shard = self._owned.get(number)
+        if shard is None:
+            raise NotOwned(f"{self.owner_of(number)} has shard {number} of this fleet; ask there")
+        return shard
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._owned
+
+    def __iter__(self) -> Iterator[Shard]:
+        return iter(self._owned.values())
+
+    def __len__(self) -> int:
+        return len(self._owned)
+
+    @property
+    def first(self) -> Shard:
+        """Any one of them, always the same: for what is alike in all."""
+        return next(iter(self._owned.values()))
+
+    @property
+    def signers(self) -> Shard:
+        """The one in whose log signers are enrolled and revoked."""
+        return self[self._signers_shard]
+
+    def check_home(self, address: str, number: int) -> None:
+        """Raises NotOwned, with who has it, if the agent's shard is not ours."""
+        if number not in self._owned:
+            raise NotOwned(
+                f"{address} lives in shard {number}, which {self.owner_of(number)} has; nothing was taken, ask there"
+            )
+
+
+def _check_owned(owned: Sequence[int] | None, kept: range) -> None:
+    """Refuses to own other shards than the journal keeps."""
+    if owned is not None and list(owned) != list(kept):
+        raise ConfigError(
+            f"this host is to own the shards {_shown(owned)}, and its journal keeps {_shown(kept)}; "
+            "open the journal that keeps them"
+        )
+
+
+def _shown(numbers: Sequence[int]) -> str:
+    return f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"{', '.join(map(str, numbers)) or 'none'}"

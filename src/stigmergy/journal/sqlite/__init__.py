@@ -1,0 +1,11 @@
+"""The journal on SQLite, for devices: one file that any tool can open, and beside it `-wal`, `-mark` and `-reserve`.
+
+    journal = open_journal("sqlite:fleet.db", identity)
+
+See journal.py for what it promises, opening.py for what it refuses, wal.py and mark.py for how it knows.
+"""
+
+from stigmergy.journal.sqlite.journal import SqliteJournal
+from stigmergy.journal.sqlite.opener import inspect_journal, open_journal, renew_incarnation
+
+__all__ = ["SqliteJournal", "inspect_journal", "open_journal", "renew_incarnation"]

@@ -1,0 +1,68 @@
+"""Translates what SQLite and the operating system raise into the journal's own errors. Nothing passes unchanged.
+
+There are three situations, because the same code means different things: while opening, while reading, while writing. A
+write that failed for want of room is rolled back and known; any other failure of a write is unknown until a restart.
+"""
+
+from __future__ import annotations
+
+import errno
+
+import apsw
+
+from stigmergy.base.errors import (
+    ConfigError,
+    JournalConflict,
+    JournalCorrupt,
+    JournalError,
+    JournalForeign,
+    JournalFull,
+    JournalLocked,
+    JournalUnknown,
+    StigmergyError,
+)
+
+RESTORE = "restore the journal from a copy"
+_ACCESS_ERRNOS = frozenset(
+    {errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EROFS, errno.ELOOP}
+)
+
+
+def opening_error(error: Exception, path: str) -> StigmergyError:
+    """Why the journal could not be opened or made."""
+    if isinstance(error, StigmergyError):
+        return error
+    if isinstance(error, apsw.BusyError | apsw.LockedError | BlockingIOError):
+        return JournalLocked(f"{path}: another program has the journal open; stop it first, or look at a copy")
+    if isinstance(error, apsw.NotADBError):
+        return JournalForeign(f"{path}: not a journal ({error}); name the right file, it was not touched")
+    if isinstance(error, apsw.FullError) or _has_errno(error, errno.ENOSPC, errno.EDQUOT):
+        return JournalFull(f"{path}: no room on the device to open the journal ({error}); make room and start again")
+    if isinstance(error, apsw.CantOpenError | apsw.PermissionsError | apsw.ReadOnlyError | apsw.AuthError):
+        return ConfigError(f"{path}: cannot be opened for writing ({error}); check that folder and rights are there")
+    if isinstance(error, OSError) and error.errno in _ACCESS_ERRNOS:
+        return ConfigError(f"{path}: {error.strerror}; check that folder and rights are there")
+    if isinstance(error, apsw.CorruptError):
+        return JournalCorrupt(f"{path}: {error}; {RESTORE}")
+    return JournalUnknown(f"{path}: the device failed while the journal was opened ({error!r}); check it, start again")
+
+
+def reading_error(error: Exception, path: str) -> JournalError:
+    """Why something stored could not be read."""
+    return JournalCorrupt(f"{path}: what is stored cannot be read ({error!r}); check the device, {RESTORE}")
+
+
+def writing_error(error: Exception, path: str) -> JournalError:
+    """What a failed write means for what was to be written."""
+    if isinstance(error, apsw.FullError):
+        return JournalFull(f"{path}: no room on the device, nothing of this was kept; drop old commits or make room")
+    if isinstance(error, apsw.ConstraintError):
+        return JournalConflict(f"{path}: the position is taken ({error}); another owner wrote, reload and decide again")
+    return JournalUnknown(
+        f"{path}: a write failed half way ({error!r}), so nobody knows whether it was kept; "
+        "the journal has stopped, open it again to see"
+    )
+
+
+def _has_errno(error: Exception, *numbers: int) -> bool:
+    return isinstance(error, OSError) and error.errno in numbers

@@ -1,0 +1,122 @@
+"""Where NATS servers are, as a URL says it. Pure.
+
+    nats://hub:4222
+    nats://worker:secret@hub-1:4222,hub-2:4222,hub-3:4222?replicas=3
+    tls://hub:4222?ca=ca.pem&cert=worker.pem&key=worker.key
+
+Several servers of one cluster are named with commas. What comes after `?` is for whoever opens the URL; `ca`, `cert`
+and `key` are files, `domain` names the JetStream domain to talk to, and these four are known to every adapter.
+"""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import parse_qsl, unquote
+
+from msgspec import Struct
+
+from stigmergy.base.errors import ConfigError
+
+SCHEMES = ("nats", "tls")
+PORT = 4222
+SERVERS_MAX = 16
+REPLICAS = (1, 3, 5)
+_HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9_.-]+)(?::(\d{1,5}))?")
+_COMMON = ("ca", "cert", "key", "domain")
+_DOMAIN = re.compile(r"[A-Za-z0-9_-]{1,32}")
+
+
+class NatsAddress(Struct, frozen=True):
+    """Servers of one cluster, who we are there, and what else the URL says."""
+
+    servers: tuple[str, ...]
+    """Each `scheme://host:port`."""
+    user: str = ""
+    password: str = ""
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+    domain: str = ""
+    path: str = ""
+    """What follows the hosts, without the leading `/`: a name, where an adapter wants one."""
+    options: tuple[tuple[str, str], ...] = ()
+    """What the adapter itself is told, by name."""
+
+    @property
+    def shown(self) -> str:
+        """For people: without the password."""
+        first, *others = self.servers
+        return ",".join([first, *(server.partition("://")[2] for server in others)])
+
+    def option(self, name: str, default: str = "") -> str:
+        """What the URL says about this."""
+        return dict(self.options).get(name, default)
+
+    @property
+    def replicas(self) -> int:
+        """How many servers are to hold each stream: 1, 3 or 5."""
+        text = self.option("replicas", "1")
+        if text not in (str(count) for count in REPLICAS):
+            raise ConfigError(f"replicas={text}: give 1, 3 or 5; an even number survives no more losses than one less")
+        return int(text)
+
+
+def parse_address(url: str, options: tuple[str, ...] = ("replicas",)) -> NatsAddress:
+    """Reads a URL. `options` are those that the adapter knows; others are refused, because they would do nothing."""
+    scheme, separator, rest = url.partition("://")
+    if scheme not in SCHEMES or not separator:
+        raise ConfigError(
+            f"{_hide(url)!r}: give a URL like nats://hub:4222, or tls://hub:4222 for an encrypted connection"
+        )
+    rest, _, query = rest.partition("?")
+    rest, _, path = rest.partition("/")
+    login, at, hosts = rest.rpartition("@")
+    user, _, password = login.partition(":")
+    given = _read_query(url, query, options)
+    if given.get("domain") and _DOMAIN.fullmatch(given["domain"]) is None:
+        raise ConfigError(f"domain={given['domain']}: a name is 1 to 32 letters, digits, '_' and '-'")
+    if bool(given.get("cert")) != bool(given.get("key")):
+        raise ConfigError(f"{_hide(url)}: cert and key belong together; give both, or neither")
+    return NatsAddress(
+        servers=_read_servers(url, scheme, hosts),
+        user=unquote(user) if at else "",
+        password=unquote(password) if at else "",
+        path=unquote(path),
+        options=tuple((name, value) for name, value in given.items() if name not in _COMMON),
+        **{name: given.get(name, "") for name in _COMMON},
+    )
+
+
+def _read_servers(url: str, scheme: str, hosts: str) -> tuple[str, ...]:
+    names = [name for name in hosts.split(",") if name]
+    if not names or len(names) > SERVERS_MAX:
+        raise ConfigError(f"{_hide(url)}: name 1 to {SERVERS_MAX} servers, like nats://hub-1:4222,hub-2:4222")
+    servers: list[str] = []
+    for name in names:
+        found = _HOST.fullmatch(name)
+        if found is None or not 0 < int(found[2] or PORT) < 65536:
+            raise ConfigError(f"{_hide(url)}: {name!r} is no server; give host:port, like hub-1:4222")
+        servers.append(f"{scheme}://{found[1]}:{found[2] or PORT}")
+    return tuple(servers)
+
+
+def _read_query(url: str, query: str, options: tuple[str, ...]) -> dict[str, str]:
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=True) if query else []
+    except ValueError:
+        raise ConfigError(f"{_hide(url)}: what follows the ? reads name=value&name=value") from None
+    known = (*options, *_COMMON)
+    given: dict[str, str] = {}
+    for name, value in pairs:
+        if name not in known:
+            raise ConfigError(f"{_hide(url)}: {name!r} is nothing that is known here; there are {', '.join(known)}")
+        if name in given:
+            raise ConfigError(f"{_hide(url)}: {name!r} is given twice; give it once")
+        given[name] = value
+    return given
+
+
+def _hide(url: str) -> str:
+    """A URL for people: what it says before an @ may be a password."""
+    scheme, separator, rest = url.rpartition("://")
+    return f"{scheme}{separator}{rest.rpartition('@')[2]}"

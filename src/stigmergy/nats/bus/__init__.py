@@ -1,0 +1,29 @@
+"""The bus on NATS JetStream: `session` receives, `outlet` publishes, `will` and `retained` speak for who is away.
+
+The client library belongs to the extra [nats]; without it a URL of ours is an error that says so.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stigmergy.base.clock import Entropy
+from stigmergy.base.errors import ConfigError
+
+if TYPE_CHECKING:
+    from stigmergy.nats.bus.bus import NatsBus
+
+
+def open_bus(url: str, client_id: str, entropy: Entropy) -> NatsBus:
+    """A bus on the servers that nats://host:port or tls://host:port names; see `options` for the rest of the URL."""
+    try:
+        from stigmergy.nats.bus.bus import NatsBus
+        from stigmergy.nats.bus.options import read_options
+    except ModuleNotFoundError as missing:
+        if missing.name is None or missing.name.partition(".")[0] != "nats":
+            raise
+        raise ConfigError('a bus on NATS needs its client; pip install "stigmergy[nats]"') from None
+    return NatsBus(read_options(url, client_id), client_id, entropy)
+
+
+__all__ = ["open_bus"]

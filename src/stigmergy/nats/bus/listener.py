@@ -1,0 +1,185 @@
+"""All that one bus listens to: a session on each stream that has some of it, and what is retained."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from msgspec import structs
+
+from stigmergy.base.errors import StigmergyError
+from stigmergy.bus.inbox import Arrival, Reception
+from stigmergy.nats.bus.options import BusOptions
+from stigmergy.nats.bus.outlet import Outlet
+from stigmergy.nats.bus.partition import Mover, Parting, Partition
+from stigmergy.nats.bus.publisher import Publishing
+from stigmergy.nats.bus.retained import SCHEDULER, read_retained, tell_devices
+from stigmergy.nats.bus.routing import Route, route
+from stigmergy.nats.bus.session import Session
+from stigmergy.nats.bus.streams import side_by_side
+from stigmergy.nats.bus.subjects import Subjects, filters_of
+from stigmergy.nats.link import NatsLink
+from stigmergy.nats.naming import bus_session, bus_stream
+
+TELLING_COUNT_MAX = 1_000
+"""Wills that devices are told of at the same time; of others they hear when they subscribe anew."""
+
+
+class Listening:
+    """The sessions of one bus. Only one of `make`, `check`, `trim`, `pause` and `close` runs at a time."""
+
+    def __init__(
+        self,
+        link: NatsLink,
+        options: BusOptions,
+        client_id: str,
+        owner: str,
+        reception: Reception,
+        publishing: Publishing,
+        outlet: Outlet,
+        doubt: Callable[[StigmergyError], None],
+        *,
+        partition: Partition | None,
+        epoch: int,
+    ) -> None:
+        self._link = link
+        self._options = options
+        self._client_id = client_id
+        self._owner = owner
+        self._reception = reception
+        self._publishing = publishing
+        self._outlet = outlet
+        self._doubt = doubt
+        self._epoch = epoch
+        self.parting = None if partition is None else Parting(options, partition)
+        self._mover = None if self.parting is None else Mover(outlet, self.parting)
+        self._sessions: dict[str, Session] = {}
+        """By stream."""
+        self._filters: dict[str, list[str]] = {}
+        """What each of them is to have."""
+        self._made: dict[str, None] = {}
+        """Patterns that were subscribed to once: who has them has what was retained."""
+        self._telling: dict[asyncio.Task[None], None] = {}
+
+    @property
+    def unmade(self) -> list[str]:
+        """Patterns that are wanted and were never subscribed to."""
+        return [pattern for pattern in self._reception.patterns if pattern not in self._made]
+
+    @property
+    def is_sorted(self) -> bool:
+        """Whether there is a session on the sorted stream."""
+        return self.parting is not None and self.parting.stream in self._sessions
+
+    async def make(self, fresh: Sequence[str]) -> str:
+        """Subscribes to all patterns, again or for the first time. Those that are fresh get what is retained first, so
+        that nothing older comes behind what is new. Returns why some of the fresh ones cannot be had; the others are
+        made in any case. Raises LinkDown, JetStreamRefused, and ConfigError if another process has our session."""
+        routes, refused = await route(self._link, self._options, _filters(self._reception.patterns))
+        self._publishing.note_captured([one for found in routes for one in found.found.config["subjects"]])
+        wanted = _filters(fresh)
+        for found in routes:
+            await self._give_retained(found, [one for one in found.filters if one in wanted])
+        self._made |= dict.fromkeys(fresh)
+        await side_by_side(*(self._begin(found) for found in routes))
+        for why in refused.values():
+            self._reception.receipts.last_failure = why
+        return "; ".join(why for one, why in refused.items() if one in wanted)
+
+    async def _begin(self, found: Route) -> None:
+        filters = found.filters
+        if self.parting is not None and found.fleet == self._options.fleet:
+            filters, ours = self.parting.split(filters)
+            await side_by_side(self._begin_sorted(self.parting, ours), self._begin_plain(found, filters))
+        else:
+            await self._begin_plain(found, filters)
+
+    async def _begin_plain(self, found: Route, filters: list[str]) -> None:
+        if filters:
+            await self._session(found.stream, found.fleet).begin(filters, found.found.last_sequence)
+            self._filters[found.stream] = filters
+
+    async def _begin_sorted(self, parting: Parting, filters: list[str]) -> None:
+        if filters:
+            last = (await parting.ensure(self._link)).last_sequence
+            await self._session(parting.stream).begin(filters, last)
+            self._filters[parting.stream] = filters
+
+    async def _give_retained(self, found: Route, filters: Sequence[str]) -> None:
+        if filters:
+            options = structs.replace(self._options, fleet=found.fleet)
+            inbox = f"_INBOX.{self._owner}.retained"
+            for message in await read_retained(self._link, options, filters, inbox, mqtt=self._publishing.has_mqtt):
+                self._reception.take(Arrival(message, _forget))
+
+    async def check(self) -> None:
+        """Raises ConfigError if somebody else has one of the sessions by now."""
+        for session in self._sessions.values():
+            await session.check()
+
+    async def trim(self) -> None:
+        """Has sessions give no more of what an older program listened to."""
+        for stream, session in self._sessions.items():
+            await session.trim(self._filters.get(stream, []))
+
+    async def pause(self) -> None:
+        """The link is down."""
+        for session in self._sessions.values():
+            await session.pause()
+
+    async def stop(self) -> None:
+        """Does no more of what goes on beside the sessions."""
+        if self._mover is not None:
+            await self._mover.close()
+        telling = list(self._telling)
+        for task in telling:
+            task.cancel()
+        await asyncio.gather(*telling, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Tells the servers what was dealt with."""
+        for session in self._sessions.values():
+            await session.close()
+
+    def _session(self, stream: str, fleet: str = "") -> Session:
+        if stream in self._sessions:
+            return self._sessions[stream]
+        is_parted = self.parting is not None and stream == self.parting.stream
+        inner = f"{Subjects(fleet).inner}."
+        session = Session(
+            self._link,
+            stream,
+            bus_session(self._client_id),
+            self._owner,
+            self._reception,
+            self._doubt,
+            session_s=self._options.session_s,
+            epoch=self._epoch,
+            bare=self.parting.bare
+            if self.parting is not None and is_parted
+            else lambda subject: None if subject.startswith(inner) else subject,
+            looks=self._look_at if stream == bus_stream(self._options.fleet) else None,
+            takes=self._mover.takes if self._mover is not None and is_parted else None,
+        )
+        self._sessions[stream] = session
+        return session
+
+    def _look_at(self, place: int, subject: str, payload: bytes, headers: Mapping[str, str]) -> None:
+        """Devices on MQTT hear of a will from us: the server itself tells sessions on NATS only."""
+        if self._publishing.has_mqtt and SCHEDULER in headers and len(self._telling) < TELLING_COUNT_MAX:
+            telling = asyncio.ensure_future(tell_devices(self._outlet, place, subject, payload, headers))
+            self._telling[telling] = None
+            telling.add_done_callback(self._told)
+
+    def _told(self, telling: asyncio.Task[None]) -> None:
+        del self._telling[telling]
+        if not telling.cancelled() and telling.exception() is not None:
+            self._publishing.has_mqtt = False  # until it is looked again
+
+
+def _filters(patterns: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(one for pattern in patterns for one in filters_of(pattern)))
+
+
+def _forget() -> None:
+    """Nobody waits to hear that a retained message was taken."""

@@ -1,0 +1,213 @@
+"""The two streams of a fleet's bus: made by whoever comes first, and widened by whoever needs more topics.
+
+Messages lie in one of them, limited by age and size, the oldest dropped first. The last retained message of each topic
+lies in the other. A subject belongs to one stream only, so two fleets cannot both listen to the same devices' topics.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
+
+from stigmergy.base.errors import ConfigError, LinkDown
+from stigmergy.nats.bus.options import BusOptions
+from stigmergy.nats.bus.subjects import MQTT_RETAINED, filters_of, is_covered, prune
+from stigmergy.nats.errors import JetStreamRefused
+from stigmergy.nats.link import NatsLink
+from stigmergy.nats.naming import bus_stream, retained_stream
+from stigmergy.nats.streams import StreamFound, ensure_stream, find_stream
+
+MQTT_STREAM = "$MQTT_msgs"
+MQTT_RETAINED_STREAM = "$MQTT_rmsgs"
+SECOND_NS = 1_000_000_000
+MIB = 1024 * 1024
+SUBJECTS_COUNT_MAX = 1_000
+"""Of a fleet's stream: patterns outside of the fleet's own topics that its nodes listen to."""
+KEPT_MB = 64
+"""Of all retained messages together; beyond it the oldest are dropped."""
+LOCK_S = 5
+"""Whoever widens a stream has so long, and the others wait."""
+LOCK_PAUSE_S = 0.05
+SUBJECT_OVERLAP = 10065
+
+
+async def side_by_side(*works: Awaitable[object]) -> None:
+    """Does all of them at once, each way to the servers and back is time without a bus; raises what one of them raises,
+    when all are done."""
+    for done in await asyncio.gather(*works, return_exceptions=True):
+        if isinstance(done, BaseException):
+            raise done
+
+
+async def ensure_streams(link: NatsLink, options: BusOptions, also: Sequence[str] = ()) -> StreamFound:
+    """Both streams, as these options want them, with subjects that are wanted beside them. Raises ConfigError if they
+    are otherwise."""
+    subjects = options.subjects
+    common = {"storage": "file", "num_replicas": options.replicas, "discard": "old"}
+    common |= {"allow_msg_schedules": True, "allow_msg_ttl": True}
+    kept = ensure_stream(
+        link,
+        retained_stream(options.fleet),
+        {
+            **common,
+            "subjects": [f"{subjects.kept}.>"],
+            "max_msgs_per_subject": 1,
+            "max_bytes": KEPT_MB * MIB,
+            # Who comes later by MQTT finds them, too.
+            "republish": {"src": f"{subjects.kept}.said.>", "dest": f"{MQTT_RETAINED}.>"},
+        },
+    )
+    # Its subjects are not compared: they grow with what the fleet's nodes listen to.
+    said = ensure_stream(
+        link,
+        bus_stream(options.fleet),
+        {
+            **common,
+            "max_age": int(options.age_s * SECOND_NS),
+            "max_bytes": options.stored_mb * MIB,
+        },
+    )
+    await side_by_side(kept, said)
+    first = [f"{subjects.inner}.>", f"{subjects.root}.>", *also]
+    for topic in options.topics:
+        first += filters_of(topic)
+    return await ensure_subjects(link, options, first)
+
+
+async def ensure_subjects(link: NatsLink, options: BusOptions, wanted: Sequence[str]) -> StreamFound:
+    """Has the fleet's stream capture these subjects, too. Raises ConfigError if another stream has them."""
+    name = bus_stream(options.fleet)
+    while True:
+        found = await _find(link, name)
+        if not _missing(found, wanted):
+            return found
+        # Nothing of JetStream keeps two who widen it at once from undoing each other's work.
+        async with locked(link, options, "widening") as is_ours:
+            if is_ours:
+                await _widen(link, name, wanted)
+            else:
+                await asyncio.sleep(LOCK_PAUSE_S)
+
+
+async def has_mqtt(link: NatsLink) -> bool:
+    """Whether devices have come by MQTT: only then there is a stream for them."""
+    try:
+        return await find_stream(link, MQTT_STREAM) is not None
+    except JetStreamRefused:
+        return False
+
+
+async def _find(link: NatsLink, name: str) -> StreamFound:
+    found = await find_stream(link, name)
+    if found is None:
+        raise LinkDown(f"stream {name} at {link.address.shown} is gone: somebody has deleted it; it is made again")
+    return found
+
+
+def _missing(found: StreamFound, wanted: Sequence[str]) -> list[str]:
+    return [one for one in wanted if not is_covered(one, found.config["subjects"])]
+
+
+async def _widen(link: NatsLink, name: str, wanted: Sequence[str]) -> None:
+    found = await _find(link, name)
+    missing = _missing(found, wanted)
+    # A stream that was made without subjects has its own name for one.
+    subjects = prune([*(one for one in found.config["subjects"] if one != name), *missing])
+    if len(subjects) > SUBJECTS_COUNT_MAX:
+        raise ConfigError(f"stream {name}: more than {SUBJECTS_COUNT_MAX} patterns of topics; listen to wider ones")
+    if missing:
+        try:
+            await link.api(f"STREAM.UPDATE.{name}", {**found.config, "subjects": subjects})
+        except JetStreamRefused as refused:
+            if refused.code == SUBJECT_OVERLAP:
+                raise ConfigError(
+                    f"the topics of {', '.join(missing)} belong to another stream at {link.address.shown}; let each "
+                    "fleet listen to topics of its own"
+                ) from None
+            raise
+
+
+@contextlib.asynccontextmanager
+async def locked(link: NatsLink, options: BusOptions, what: str) -> AsyncIterator[bool]:
+    """Whether nobody else of the fleet does this at the moment: a message that nobody else can write, and that expires
+    if we do not take it away."""
+    subject = f"{options.subjects.kept}.lock.{what}"
+    try:
+        await link.publish(subject, b"", {"Nats-Expected-Last-Subject-Sequence": "0", "Nats-TTL": f"{LOCK_S}s"})
+    except JetStreamRefused as refused:
+        if not refused.is_fence:
+            raise
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        await link.api(f"STREAM.PURGE.{retained_stream(options.fleet)}", {"filter": subject})
+
+
+# Sees to it that the sorted stream goes on being fed: when a leader is lost, its server may rest for half a minute.
+#
+# The cure is to take the source away and to give it again: the server then looks where it was, and goes on from there.
+
+LOOK_S = 1.5
+SILENT_S_MAX = 2.5
+"""A source that is well says so every second. One that a new leader has not begun to read says -1."""
+ASK_S = 2.0
+
+
+class Feeding:
+    """Watches one stream that has a source. Every shard's owner does; only one of them acts at a time."""
+
+    def __init__(
+        self,
+        link: NatsLink,
+        options: BusOptions,
+        stream: str,
+        sources: list[dict[str, Any]],
+        is_wanted: Callable[[], bool],
+    ) -> None:
+        """`sources` are given to a stream that has none; `is_wanted`: whether there is one to watch, at the moment."""
+        self._link = link
+        self._options = options
+        self._stream = stream
+        self._sources = sources
+        self._is_wanted = is_wanted
+        self._was_silent = False
+        self.revived_count = 0
+
+    async def watch(self) -> None:
+        """For as long as it is not cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if self._is_wanted():
+                # Whoever has no leader at the moment answers later.
+                with contextlib.suppress(LinkDown, JetStreamRefused):
+                    await self._look()
+
+    async def _look(self) -> None:
+        is_silent = _is_silent(await self._info())
+        was_silent, self._was_silent = self._was_silent, is_silent
+        # Seen twice: a leader that is new needs a moment.
+        if not (is_silent and was_silent):
+            return
+        async with locked(self._link, self._options, "feeding") as is_ours:
+            if not is_ours:
+                return
+            info = await self._info()
+            if _is_silent(info):
+                # Without any, somebody was ended between taking them away and giving them back.
+                config = {**info["config"], "sources": info["config"].get("sources") or self._sources}
+                await self._link.api(f"STREAM.UPDATE.{self._stream}", {**config, "sources": []}, ASK_S)
+                await self._link.api(f"STREAM.UPDATE.{self._stream}", config, ASK_S)
+                self.revived_count += 1
+                self._was_silent = False
+
+    async def _info(self) -> dict[str, Any]:
+        return await self._link.api(f"STREAM.INFO.{self._stream}", within_s=ASK_S)
+
+
+def _is_silent(info: dict[str, Any]) -> bool:
+    silent = [int(source.get("active", 0)) for source in info.get("sources") or []]
+    return not silent or any(active_ns < 0 or active_ns > SILENT_S_MAX * SECOND_NS for active_ns in silent)

@@ -1,0 +1,531 @@
+"""Channels over one link: whoever listens at a subject can be called there, and each call is a channel of its own.
+
+Several may listen at one subject for a while, when an owner is replaced and does not know it yet. Each has a rank. Who
+comes with a higher one says so, and those with a lower one fall silent; whoever has spoken with a higher one takes no
+answer of a lower. So an owner of the past is not reached again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import struct
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from nats.aio.msg import Msg
+
+from stigmergy.agents.codec import UNDECODABLE, printable
+from stigmergy.base.errors import LinkDown, Malformed, StigmergyError, TooLarge
+from stigmergy.nats.errors import NoResponders
+from stigmergy.nats.link import NO_RESPONDERS, NatsLink
+
+# The bytes of channels on NATS: what is said to reach somebody, and the pieces that frames travel in. Pure.
+#
+# On a subject where somebody listens: a `Call` with where the caller hears, answered by `Answered` or `Declined`; and
+# `Owned`, by which a newer owner makes an older one fall silent. On a channel every message begins with its kind in
+# one
+# byte and a number in eight, the highest first:
+#
+#     PIECE, LAST   the number of this piece, from 1; its bytes follow. A frame is its pieces up to the LAST.
+#     TAKEN         how many pieces were taken so far: there is room for others.
+#     ALIVE         nothing but that.
+#     OVER          nothing more will come.
+
+FORMAT = 1
+PIECE, LAST, TAKEN, ALIVE, OVER = range(1, 6)
+HEAD = struct.Struct(">BQ")
+REASON_CHARS_MAX = 300
+
+
+class Call(Struct, array_like=True, frozen=True, tag=1):
+    """Somebody wants a channel, and hears at this subject. It has spoken with an owner of this rank before."""
+
+    format: int
+    subject: str
+    rank: int
+
+
+class Answered(Struct, array_like=True, frozen=True, tag=2):
+    """It has one, and is heard at this subject, by an owner of this rank."""
+
+    subject: str
+    rank: int
+
+
+class Declined(Struct, array_like=True, frozen=True, tag=3):
+    """It gets none, and why."""
+
+    why: str
+
+
+class Owned(Struct, array_like=True, frozen=True, tag=4):
+    """From now on this one answers here; whoever has a lower rank is an owner of the past."""
+
+    rank: int
+    instance: str
+
+
+Said = Call | Answered | Declined | Owned
+
+_decoder: msgspec.msgpack.Decoder[Said] = msgspec.msgpack.Decoder(Said)
+write_said = msgspec.msgpack.Encoder().encode
+
+
+def read_said(data: bytes) -> Said:
+    """Reads what was said where somebody listens; raises Malformed."""
+    try:
+        return _decoder.decode(data)
+    except UNDECODABLE as error:
+        raise Malformed(f"what does not decode ({error}); run the same version everywhere") from None
+
+
+# One end of a channel on NATS: frames in order, no more under way than there is room for, an end that both hear of.
+#
+# NATS itself drops what a slow reader has no room for, and tells nobody that the other side has died. So pieces are
+# numbered, the reader says what it has taken, and either end says from time to time that it is there. A piece that is
+# missing, an end that falls silent, or a link that breaks ends the channel; it is never mended, another one is made.
+
+PIECE_BYTES_MAX = 256 * 1024
+"""A longer frame travels in several; so does one that the server takes no message for."""
+PIECES_UNDER_WAY_MAX = 64
+BYTES_UNDER_WAY_MAX = 2 * 1024 * 1024
+"""What was sent and not taken; then whoever sends waits."""
+PIECES_UNSAID_MAX = 16
+BYTES_UNSAID_MAX = 512 * 1024
+"""So much is taken before the other side is told: well before it would have to wait."""
+
+Say = Callable[[bytes], Awaitable[None]]
+SayLater = Callable[[bytes], None]
+
+
+class NatsChannel:
+    """One end; `connect` it before it is used."""
+
+    def __init__(self, now_s: Callable[[], float], frame_bytes_max: int) -> None:
+        self._say: Say = _say_nothing
+        self._say_later: SayLater = lambda _: None
+        self._now_s = now_s
+        self._frame_bytes_max = frame_bytes_max
+        self._piece_bytes_max = PIECE_BYTES_MAX
+        self._sent = 0
+        self._under_way: deque[int] = deque()
+        self._under_way_bytes = 0
+        self._is_within = False
+        """Some pieces of a frame were sent, and not the last."""
+        self._arrived: deque[tuple[int, bytes]] = deque()
+        self._arrived_bytes = 0
+        self._expected = 1
+        self._taken = 0
+        self._unsaid_pieces = self._unsaid_bytes = 0
+        self._over: str | None = None
+        self._room = asyncio.Event()
+        self._news = asyncio.Event()
+        self.heard_s = self.said_s = now_s()
+        self.on_over: Callable[[], None] = lambda: None
+
+    def connect(self, say: Say, say_later: SayLater, payload_bytes_max: int) -> None:
+        """`say` sends to the other side, `say_later` does so without waiting and without raising."""
+        self._say, self._say_later = say, say_later
+        self._piece_bytes_max = min(PIECE_BYTES_MAX, payload_bytes_max - HEAD.size)
+
+    # ------------------------------------------------------------------ the port
+
+    async def send(self, frame: bytes) -> None:
+        """Sends a frame; waits while the other side does not read."""
+        if len(frame) > self._frame_bytes_max:
+            raise TooLarge(f"a frame of {len(frame)} bytes, {self._frame_bytes_max} at most")
+        size = self._piece_bytes_max
+        if self._is_within:
+            raise self._ended("a frame was given up in its middle")
+        try:
+            for begin in range(0, max(len(frame), 1), size):
+                self._is_within = True
+                piece = frame[begin : begin + size]
+                await self._wait_room()
+                self._sent += 1
+                self._under_way.append(len(piece))
+                self._under_way_bytes += len(piece)
+                kind = LAST if begin + size >= len(frame) else PIECE
+                self.said_s = self._now_s()
+                await self._say(HEAD.pack(kind, self._sent) + piece)
+            self._is_within = False
+        except LinkDown as error:
+            raise self._ended(str(error)) from None
+
+    async def receive(self) -> bytes:
+        """The next frame."""
+        pieces: list[bytes] = []
+        size_bytes = 0
+        while True:
+            while not self._arrived:
+                if self._over is not None:
+                    raise LinkDown(self._over)
+                self._news.clear()
+                await self._news.wait()
+            kind, piece = self._arrived.popleft()
+            pieces.append(piece)
+            size_bytes += len(piece)
+            await self._tell_taken(len(piece))
+            if size_bytes > self._frame_bytes_max:
+                self.close()
+                raise TooLarge(f"a frame of more than {self._frame_bytes_max} bytes; the connection is closed")
+            if kind == LAST:
+                return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def close(self) -> None:
+        """Ends the channel; the other side hears of it."""
+        if self._over is None:
+            self._end("the connection is over")
+            self._say_later(HEAD.pack(OVER, 0))
+
+    # ------------------------------------------------------------------ what the other side says
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more comes or goes; what has arrived can still be received."""
+        return self._over is not None
+
+    def take(self, data: bytes) -> None:
+        """Takes a message of the other side."""
+        if self._over is not None:
+            return
+        self.heard_s = self._now_s()
+        try:
+            self._take(data)
+        except Malformed as error:
+            self._end(f"the other side does not keep to the protocol: {error}")
+            self._say_later(HEAD.pack(OVER, 0))
+
+    def lose(self, why: str) -> None:
+        """The link broke, or the other side is gone."""
+        if self._over is None:
+            self._end(why)
+
+    def beat(self) -> None:
+        """Says that we are there."""
+        self.said_s = self._now_s()
+        self._say_later(HEAD.pack(ALIVE, 0))
+
+    def _take(self, data: bytes) -> None:
+        if len(data) < HEAD.size:
+            raise Malformed(f"{len(data)} bytes are no message")
+        kind, number = HEAD.unpack_from(data)
+        if kind in (PIECE, LAST):
+            if number != self._expected:
+                raise Malformed(f"piece {number} came where {self._expected} was expected: some were lost on the way")
+            self._expected += 1
+            self._arrived.append((kind, data[HEAD.size :]))
+            self._arrived_bytes += len(data) - HEAD.size
+            if len(self._arrived) > PIECES_UNDER_WAY_MAX or self._arrived_bytes > 2 * BYTES_UNDER_WAY_MAX:
+                raise Malformed("more is under way than there is room for")
+            self._news.set()
+        elif kind == TAKEN:
+            if not self._sent - len(self._under_way) <= number <= self._sent:
+                raise Malformed(f"{number} pieces taken of {self._sent}")
+            while self._sent - len(self._under_way) < number:
+                self._under_way_bytes -= self._under_way.popleft()
+            self._room.set()
+        elif kind == OVER:
+            self._end("the other side has ended the connection")
+        elif kind != ALIVE:
+            raise Malformed(f"a message of kind {kind}")
+
+    # ------------------------------------------------------------------ within
+
+    async def _wait_room(self) -> None:
+        while len(self._under_way) >= PIECES_UNDER_WAY_MAX or self._under_way_bytes >= BYTES_UNDER_WAY_MAX:
+            if self._over is not None:
+                break
+            self._room.clear()
+            await self._room.wait()
+        if self._over is not None:
+            raise LinkDown(self._over)
+
+    async def _tell_taken(self, size_bytes: int) -> None:
+        self._taken += 1
+        self._arrived_bytes -= size_bytes
+        self._unsaid_pieces += 1
+        self._unsaid_bytes += size_bytes
+        if self._unsaid_pieces < PIECES_UNSAID_MAX and self._unsaid_bytes < BYTES_UNSAID_MAX:
+            return
+        self._unsaid_pieces = self._unsaid_bytes = 0
+        if self._over is None:
+            self.said_s = self._now_s()
+            self._say_later(HEAD.pack(TAKEN, self._taken))
+
+    def _ended(self, why: str) -> LinkDown:
+        if self._over is None:
+            self._end(why)
+            self._say_later(HEAD.pack(OVER, 0))
+        return LinkDown(self._over or why)
+
+    def _end(self, why: str) -> None:
+        self._over = why
+        self._room.set()
+        self._news.set()
+        self.on_over()
+
+
+async def _say_nothing(_: bytes) -> None:
+    raise LinkDown("not connected yet")
+
+
+CALL_S_MAX = 1.0
+"""Who listens and does not answer for so long is not there."""
+BEAT_S = 0.5
+"""An end that has said nothing for so long says that it is there."""
+SILENCE_S_MAX = 3.0
+"""An end that was not heard for so long is gone."""
+CHANNELS_MAX = 1_024
+"""One more who calls is told so."""
+
+Serve = Callable[[NatsChannel], Coroutine[Any, Any, None]]
+
+
+class Channels:
+    """The channels of one who calls and listens. Close it at the end; calling needs nothing before."""
+
+    def __init__(self, link: NatsLink, *, frame_bytes_max: int, call_s_max: float = CALL_S_MAX) -> None:
+        self._link = link
+        self._frame_bytes_max = frame_bytes_max
+        self._call_s_max = call_s_max
+        self._instance = secrets.token_hex(11)
+        self._inbox = f"_INBOX.{self._instance}"
+        self._numbers = 0
+        self._channels: dict[str, NatsChannel] = {}
+        """By where we hear them."""
+        self._places: dict[str, str] = {}
+        """Where the other side of each hears us."""
+        self._unheard: list[str] = []
+        """Who has not heard that its channel was lost with the link."""
+        self._serving: dict[asyncio.Task[None], NatsChannel] = {}
+        self._saying: dict[asyncio.Future[Any], None] = {}
+        self._ranks: dict[str, int] = {}
+        """The highest rank that ever answered at a subject."""
+        self._endings: list[Callable[[], Awaitable[None]]] = []
+        self._hears = False
+        self._subject = ""
+        self._serve: Serve | None = None
+        self._rank = 0
+        self._beating: asyncio.Task[None] | None = None
+        self._is_closed = False
+        self._link_ending = link.on_link(self._on_link)
+
+    # ------------------------------------------------------------------ life
+
+    async def listen(self, subject: str, serve: Serve, rank: int = 0) -> None:
+        """Answers those who call at this subject, and silences who did so with a lower rank."""
+        self._subject, self._serve, self._rank = subject, serve, rank
+        await self._hear()
+        self._endings.append(await self._link.subscribe(subject, self._on_said, drains=True))
+        with contextlib.suppress(LinkDown):
+            await self._link.flush()
+            await self._announce()
+
+    async def call(self, subject: str) -> NatsChannel:
+        """A channel to whoever listens there. Raises LinkDown if nobody answers now."""
+        if self._is_closed:
+            raise LinkDown("nobody is called any more")
+        await self._hear()
+        where = self._next_place()
+        call = Call(FORMAT, where, self._ranks.get(subject, 0))
+        channel = self._make(where)
+        try:
+            message = await self._link.request(subject, write_said(call), within_s=self._call_s_max)
+            answer = _read_answer(message.data)
+            if isinstance(answer, Declined):
+                raise LinkDown(f"it takes no calls: {answer.why}")
+            if answer.rank < self._ranks.get(subject, 0):
+                raise LinkDown("an owner of the past has answered; the present one does not yet")
+        except NoResponders:
+            channel.lose("nobody is there")
+            raise LinkDown("nobody is there") from None
+        except BaseException:
+            channel.lose("the call was given up")
+            raise
+        self._ranks[subject] = answer.rank
+        self._connect(channel, where, answer.subject)
+        return channel
+
+    async def close(self) -> None:
+        """Listens no more, and ends all channels."""
+        self._is_closed = True
+        self._link_ending()
+        endings, self._endings = self._endings, []
+        for end in endings[1:]:
+            await end()
+        channels, serving = list(self._channels.values()), list(self._serving)
+        for channel in channels:
+            channel.close()
+        for task in serving:
+            task.cancel()
+        await asyncio.gather(*serving, return_exceptions=True)
+        await asyncio.gather(*self._saying, return_exceptions=True)
+        for end in endings[:1]:
+            await end()
+        if self._beating is not None:
+            self._beating.cancel()
+            await asyncio.gather(self._beating, return_exceptions=True)
+
+    # ------------------------------------------------------------------ those who call
+
+    async def _on_said(self, message: Msg) -> None:
+        try:
+            said = read_said(message.data)
+        except Malformed:
+            return  # somebody else's; nothing is owed to it
+        match said:
+            case Call():
+                await self._answer(said, message.reply)
+            case Owned():
+                if said.rank > self._rank:
+                    self._retire()
+                elif said.rank < self._rank and said.instance != self._instance:
+                    await self._announce()
+            case _:
+                return
+
+    async def _answer(self, call: Call, reply: str) -> None:
+        if call.rank > self._rank:
+            self._retire()
+            return
+        if self._serve is None or not reply:
+            return
+        why = ""
+        if self._is_closed:
+            why = "it has just ended; call again"  # who calls us just now must not wait for an answer in vain
+        elif call.format != FORMAT:
+            why = f"it speaks format {call.format}, this one {FORMAT}; run the same version everywhere"
+        elif len(self._channels) >= CHANNELS_MAX:
+            why = f"{CHANNELS_MAX} channels are open already; try again when one has ended"
+        if why:
+            await self._try(reply, write_said(Declined(printable(why, REASON_CHARS_MAX))))
+            return
+        where = self._next_place()
+        channel = self._make(where)
+        self._connect(channel, where, call.subject)
+        if await self._try(reply, write_said(Answered(where, self._rank))):
+            self._serving[task := asyncio.ensure_future(self._served(self._serve, channel))] = channel
+            task.add_done_callback(lambda done: self._serving.pop(done, None))
+        else:
+            channel.lose("its call could not be answered")
+
+    async def _served(self, serve: Serve, channel: NatsChannel) -> None:
+        try:
+            await serve(channel)
+        finally:
+            channel.close()
+
+    async def _announce(self) -> None:
+        if self._serve is not None:
+            await self._try(self._subject, write_said(Owned(self._rank, self._instance)))
+
+    def _retire(self) -> None:
+        """Somebody newer answers here: we do not, and whoever is connected with us calls again."""
+        self._serve = None
+        for channel in list(self._serving.values()):
+            channel.close()
+        endings, self._endings = self._endings[1:], self._endings[:1]
+        for end in endings:
+            # Not from here: this is called by the very subscription that is to end.
+            self._keep(asyncio.ensure_future(end()))
+
+    # ------------------------------------------------------------------ channels
+
+    async def _hear(self) -> None:
+        """One subscription for all channels; the first who needs it makes it."""
+        if not self._hears:
+            self._hears = True
+            self._endings.insert(0, await self._link.subscribe(f"{self._inbox}.*", self._on_channel))
+
+    def _next_place(self) -> str:
+        self._numbers += 1
+        return f"{self._inbox}.{self._numbers}"
+
+    def _make(self, where: str) -> NatsChannel:
+        channel = NatsChannel(asyncio.get_running_loop().time, self._frame_bytes_max)
+        channel.on_over = lambda: self._forget(where)
+        self._channels[where] = channel
+        return channel
+
+    def _connect(self, channel: NatsChannel, here: str, there: str) -> None:
+        self._places[here] = there
+        # With a place to answer, the server says at once that nobody hears us any more.
+        channel.connect(
+            lambda data: self._link.tell(there, data, here),
+            lambda data: self._keep(asyncio.ensure_future(self._try(there, data, here))),
+            self._link.max_payload_bytes,
+        )
+        if self._beating is None or self._beating.done():
+            self._beating = asyncio.ensure_future(self._beat())
+
+    def _forget(self, where: str) -> None:
+        self._channels.pop(where, None)
+        self._places.pop(where, None)
+
+    async def _on_channel(self, message: Msg) -> None:
+        channel = self._channels.get(message.subject)
+        if channel is None:
+            # It was lost with a link, and the other side has not heard of it. Who says that it is over needs no answer.
+            if message.reply and message.data[:1] != bytes([OVER]):
+                await self._try(message.reply, HEAD.pack(OVER, 0))
+            return
+        if message.headers and message.headers.get("Status") == NO_RESPONDERS:
+            channel.lose("the other side is gone")
+        else:
+            channel.take(message.data)
+
+    def _on_link(self, up: bool) -> None:
+        if self._is_closed:
+            return
+        if not up:
+            self._unheard += [there for where in self._channels if (there := self._places.get(where))]
+            for channel in list(self._channels.values()):
+                channel.lose("the link to NATS broke")
+        else:
+            self._keep(asyncio.ensure_future(self._come_back()))
+
+    async def _come_back(self) -> None:
+        """Says that we listen again, and to those whom we lost that they need not wait for us."""
+        if self._serve is not None:
+            await self._announce()
+        unheard, self._unheard = self._unheard, []
+        for there in unheard:
+            await self._try(there, HEAD.pack(OVER, 0))
+
+    async def _beat(self) -> None:
+        """Says that we are there, and notices who is not; as long as there are channels."""
+        while self._channels:
+            await asyncio.sleep(BEAT_S)
+            now_s = asyncio.get_running_loop().time()
+            for channel in list(self._channels.values()):
+                if now_s - channel.heard_s > SILENCE_S_MAX:
+                    channel.lose(f"the other side was not heard for {SILENCE_S_MAX:g} s")
+                elif now_s - channel.said_s >= BEAT_S:
+                    channel.beat()
+
+    def _keep(self, task: asyncio.Future[Any]) -> None:
+        self._saying[task] = None
+        task.add_done_callback(lambda done: self._saying.pop(done, None))
+
+    async def _try(self, subject: str, data: bytes, reply: str = "") -> bool:
+        try:
+            await self._link.tell(subject, data, reply)
+        except StigmergyError:
+            return False
+        return True
+
+
+def _read_answer(data: bytes) -> Answered | Declined:
+    try:
+        said = read_said(data)
+    except Malformed as error:
+        raise LinkDown(f"somebody else has answered there: {error}") from None
+    if not isinstance(said, Answered | Declined):
+        raise LinkDown("somebody else has answered there; nothing was sent")
+    return said

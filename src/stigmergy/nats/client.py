@@ -1,0 +1,211 @@
+"""The client library's connection, with what it does not do: let go of a server that hangs, and insist on encryption.
+
+The library waits until all it has written is taken before it leaves a connection. A server that was stopped, or a link
+that swallows everything, would keep us for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import socket
+import ssl
+from typing import Any
+
+from nats import errors as nats_errors
+from nats.aio.client import Client
+
+from stigmergy.base.errors import ConfigError, LinkDown, StigmergyError
+from stigmergy.nats.address import NatsAddress
+
+HEADERS_KNOWN_MAX = 256
+HEADERS_BYTES_MAX = 256
+"""So many headers of at most so many bytes are remembered with what they say."""
+CLOSE_S = 1.0
+"""What was written last has so long to go out when we close."""
+
+
+class NotEncrypted(nats_errors.Error):
+    """We were told to speak TLS, and the server does not."""
+
+    def __str__(self) -> str:
+        return "the server does not speak TLS; nothing was sent to it"
+
+
+class Connection(Client):
+    """One connection of the library, and those that it makes after it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_over = False
+        """We were closed. What tries to connect again may miss that it was cancelled, and would live on without us."""
+        self._burial: asyncio.Task[None] | None = None
+        self._headers_known: dict[bytes, dict[str, str]] = {}
+
+    def _connect_command(self) -> bytes:
+        # The library speaks TLS if the server asks for it. Whoever stands in between could leave that out, and would
+        # be told the password.
+        if self.options.get("tls") is not None and not self._is_encrypted():
+            raise NotEncrypted
+        command: bytes = super()._connect_command()
+        return command
+
+    async def _process_headers(self, headers: Any) -> dict[str, str] | None:
+        # Most messages have the headers of another one, and to read them took a fifth of a message's time.
+        raw = bytes(headers or b"")
+        known = self._headers_known.get(raw)
+        if known is None:
+            read: dict[str, str] | None = await super()._process_headers(headers)
+            if not read or len(raw) > HEADERS_BYTES_MAX:
+                return read
+            if len(self._headers_known) >= HEADERS_KNOWN_MAX:
+                self._headers_known.clear()
+            known = self._headers_known[raw] = read
+        return dict(known)
+
+    async def _process_pong(self) -> None:
+        # Whoever waited for this answer may have given up. The library would take that for a broken connection.
+        if self._pongs and self._pongs[0].done():
+            del self._pongs[0]
+            self._pongs_received += 1
+            self._pings_outstanding = 0
+            return
+        await super()._process_pong()
+
+    async def _attempt_reconnect(self) -> None:
+        self._abort()
+        # The library settles a future here that it may have cancelled itself.
+        with contextlib.suppress(asyncio.InvalidStateError):
+            await super()._attempt_reconnect()
+        if self._is_over and not self.is_closed:
+            self._burial = asyncio.get_running_loop().create_task(super()._close(Client.CLOSED, do_cbs=False))
+
+    async def _select_next_server(self) -> None:
+        if self._is_over:
+            raise asyncio.CancelledError
+        # A server that took the connection and then said nothing: the library would forget it without closing it.
+        self._abort()
+        await super()._select_next_server()
+
+    async def _close(self, status: int, do_cbs: bool = True) -> None:
+        self._is_over = self._is_over or status == Client.CLOSED  # the library also calls this between two attempts
+        timer = asyncio.get_running_loop().call_later(CLOSE_S, self._abort)
+        try:
+            if self._write_pending() and self._transport is not None:
+                with contextlib.suppress(OSError):
+                    await self._transport.drain()  # type: ignore[no-untyped-call]
+            await super()._close(status, do_cbs)
+        finally:
+            timer.cancel()
+
+    async def _send_ping(self, future: asyncio.Future[Any] | None = None) -> None:
+        # The library writes a ping at once and what was sent before it a moment later: then its answer says nothing.
+        self._write_pending()
+        await super()._send_ping(future)
+
+    def _write_pending(self) -> bool:
+        """Writes what waits to be written, in order; whether there was anything."""
+        if not self.is_connected or not self._pending or self._transport is None:
+            return False
+        self._transport.writelines(self._pending[:])
+        self._pending.clear()
+        self._pending_data_size = 0
+        return True
+
+    def _is_encrypted(self) -> bool:
+        writer = getattr(self._transport, "_io_writer", None)
+        return writer is not None and writer.get_extra_info("ssl_object") is not None
+
+    def _abort(self) -> None:
+        """Ends the connection without waiting for what is still to be written."""
+        writer = getattr(self._transport, "_io_writer", None)
+        if writer is not None:
+            writer.transport.abort()
+
+
+# What it takes to connect to NATS: certificates; and why it did not work, in our words.
+
+CONNECTING_FAILS = (
+    nats_errors.Error,
+    OSError,
+    ssl.SSLError,
+    TimeoutError,
+    ValueError,
+    StigmergyError,
+    asyncio.CancelledError,
+)
+"""What the library raises where it cannot connect; the last one, see `is_cancelled`."""
+
+_ERRNO = re.compile(r"\[Errno (\d+)\]")
+_ENDED = (ConnectionResetError, BrokenPipeError, EOFError, nats_errors.StaleConnectionError)
+
+
+def tls_context(address: NatsAddress) -> ssl.SSLContext | None:
+    """For an encrypted connection; None for a plain one."""
+    if not address.servers[0].startswith("tls:"):
+        return None
+    try:
+        context = ssl.create_default_context(cafile=address.ca or None)
+        if address.cert:
+            context.load_cert_chain(address.cert, address.key)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(
+            f"{address.shown}: a certificate or key cannot be read ({error}); check ca, cert, key"
+        ) from None
+    return context
+
+
+def explain(address: NatsAddress, error: BaseException, before: StigmergyError | None = None) -> StigmergyError:
+    """An error of the client library in our words; what was known before, if it says nothing."""
+    if isinstance(error, StigmergyError):
+        return error
+    if isinstance(error, asyncio.CancelledError) and before is not None:
+        return before
+    if isinstance(error, _ENDED) and isinstance(before, ConfigError):
+        # A server that lets nobody in says why and hangs up; what it said is lost if we were still writing.
+        return before
+    text = _said(error)
+    if isinstance(error, nats_errors.AuthorizationError) or "uthorization" in text:
+        return ConfigError(f"{address.shown}: the server does not let us in; check user and password in the URL")
+    if (
+        isinstance(error, ssl.SSLError | NotEncrypted)
+        or "tls" in text.lower()
+        or isinstance(error, nats_errors.SecureConnRequiredError)
+    ):
+        return ConfigError(
+            f"{address.shown}: no encrypted connection ({text}); check tls://, ca, cert and key in the URL"
+        )
+    if "permissions violation" in text.lower():
+        return ConfigError(f"{address.shown}: {text}; let this user publish and subscribe there")
+    return LinkDown(f"{address.shown}: {text}; check the URL, and that the server runs")
+
+
+def _said(error: BaseException) -> str:
+    """What went wrong, without the call that it went wrong in."""
+    if isinstance(error, TimeoutError) and not error.errno:
+        return "no answer in time"
+    if isinstance(error, socket.gaierror):
+        return str(error.strerror)
+    text = str(error) or type(error).__name__
+    number = _ERRNO.search(text)  # also of the first of several addresses, which a name may have
+    return os.strerror(int(number[1])) if number is not None else text
+
+
+def is_cancelled() -> bool:
+    """Whether somebody means this task, and not only what it waits for.
+
+    The library cancels what it waits for itself when a server goes while it connects: whoever called it must not end.
+    """
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+async def end_quietly(client: Client) -> None:
+    """Closes a client of the library, whatever that says."""
+    try:
+        await client.close()
+    except (Exception, asyncio.CancelledError):
+        if is_cancelled():
+            raise

@@ -1,0 +1,110 @@
+"""What JetStream refuses, by its codes. Internal to the adapters: each says in its port's own errors what it means."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+
+from stigmergy.base.errors import ConfigError, LinkDown
+
+WRONG_LAST_SEQUENCE = 10071
+WRONG_LAST_SEQUENCE_IN_FLIGHT = 10164
+STREAM_NOT_FOUND = 10059
+CONSUMER_NOT_FOUND = 10014
+NO_MESSAGE = 10037
+STREAM_NAME_IN_USE = 10058
+STORAGE_EXCEEDED = 10047
+MEMORY_EXCEEDED = 10028
+STORE_FAILED = 10077
+NO_SUITABLE_PEERS = 10005
+NOT_ENABLED = 10076
+NOT_ENABLED_FOR_ACCOUNT = 10039
+INSUFFICIENT_RESOURCES = 10023
+CLUSTER_NOT_AVAILABLE = 10008
+CLUSTER_NOT_LEADER = 10009
+
+FENCED = (WRONG_LAST_SEQUENCE, WRONG_LAST_SEQUENCE_IN_FLIGHT)
+FULL = (STORAGE_EXCEEDED, MEMORY_EXCEEDED, INSUFFICIENT_RESOURCES)
+NOT_NOW = (CLUSTER_NOT_AVAILABLE, CLUSTER_NOT_LEADER, NO_SUITABLE_PEERS)
+"""A cluster that has just started, or is about to choose a leader, refuses with these; later it will not."""
+WITHOUT_JETSTREAM = (NOT_ENABLED, NOT_ENABLED_FOR_ACCOUNT)
+
+
+class JetStreamRefused(Exception):
+    """JetStream has answered, and the answer is no: nothing was done."""
+
+    def __init__(self, code: int, description: str) -> None:
+        super().__init__(f"{description} ({code})")
+        self.code = code
+        self.description = description
+
+    @property
+    def is_fence(self) -> bool:
+        """Somebody else wrote since we looked."""
+        return self.code in FENCED
+
+    @property
+    def is_full(self) -> bool:
+        """There is no room: of the stream, the account or the server."""
+        return self.code in FULL or "exceeded" in self.description
+
+    @property
+    def is_passing(self) -> bool:
+        """It may be otherwise in a moment."""
+        return self.code in NOT_NOW
+
+
+class Unanswered(LinkDown):
+    """The link broke, or nobody answered in time: what was sent may have arrived, and may still arrive."""
+
+
+class NoResponders(LinkDown):
+    """Nobody listens there: what was sent went nowhere. A stream without a leader looks like this too."""
+
+
+def no_jetstream(where: str) -> ConfigError:
+    """What to say to somebody whose server has no JetStream."""
+    return ConfigError(
+        f"{where}: this server runs without JetStream, and keeps nothing; start it with a jetstream {{ … }} block in "
+        "its configuration: `stigmergy cluster config` writes one"
+    )
+
+
+# What JetStream says to a publish, read.
+
+
+class Ack(Struct, frozen=True):
+    """JetStream has a message."""
+
+    stream: str
+    sequence: int
+    is_duplicate: bool
+
+
+class _Problem(Struct):
+    code: int = 0
+    err_code: int = 0
+    description: str = ""
+
+
+class _Answer(Struct):
+    stream: str = ""
+    seq: int = 0
+    duplicate: bool = False
+    error: _Problem | None = None
+
+
+_answers = msgspec.json.Decoder(_Answer)
+
+
+def read_ack(subject: str, data: bytes) -> Ack:
+    """Raises JetStreamRefused, or Unanswered if it is no answer of JetStream's."""
+    try:
+        answer = _answers.decode(data)
+    except msgspec.DecodeError:
+        raise Unanswered(f"{subject}: somebody else than JetStream has answered; is there a stream for it?") from None
+    if answer.error is not None:
+        raise JetStreamRefused(answer.error.err_code or answer.error.code, answer.error.description)
+    if not answer.stream:
+        raise Unanswered(f"{subject}: somebody else than JetStream has answered; is there a stream for it?")
+    return Ack(answer.stream, answer.seq, answer.duplicate)

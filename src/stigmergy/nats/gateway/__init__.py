@@ -1,0 +1,42 @@
+"""Gateways on NATS: a leaf server at a site, what goes up from it to the hub, and what the hub's nodes take in.
+
+    site:   node -> UplinkBus -> stream STIG_UPLINK_<site>  (domain <site>, on the leaf)
+    hub:            stream STIG_UPLINK_<site>, which sources the leaf's -> SitesBus -> collector
+    back:           marks, as plain messages over the leaf link
+
+What crosses is made good end to end: a node's uplink sends what the receiver's marks do not confirm, so that streams
+and sources may lose, repeat and stop, and nothing is lost, doubled or out of order.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stigmergy.base.clock import Entropy
+from stigmergy.base.errors import ConfigError
+
+if TYPE_CHECKING:
+    from stigmergy.nats.gateway.sites_bus import SitesBus
+    from stigmergy.nats.gateway.uplink_bus import UplinkBus
+
+
+def open_uplink_bus(url: str, client_id: str, entropy: Entropy) -> UplinkBus:
+    """The bus of a nats-hub:// URL, by which a gateway's uplink leaves."""
+    try:
+        from stigmergy.nats.gateway.uplink_bus import open_bus
+    except ModuleNotFoundError as error:
+        raise _missing(url, error) from None
+    return open_bus(url, client_id, entropy)
+
+
+def open_sites_bus(url: str, client_id: str, entropy: Entropy) -> SitesBus:
+    """The bus of a nats-sites:// URL, by which uplinks of sites come in."""
+    try:
+        from stigmergy.nats.gateway.sites_bus import open_bus
+    except ModuleNotFoundError as error:
+        raise _missing(url, error) from None
+    return open_bus(url, client_id, entropy)
+
+
+def _missing(url: str, error: ModuleNotFoundError) -> ConfigError:
+    return ConfigError(f'bus {url.partition("?")[0]!r} needs {error.name}: pip install "stigmergy[nats]"')

@@ -1,0 +1,143 @@
+"""The bus that a gateway's uplink leaves by: into a stream on its leaf, which the hub sources. A Bus for uplinks only.
+
+    nats-hub://127.0.0.1:4222?at=hub:7422&gateway=ID&replicas=3
+
+The address is that of the leaf, which is beside us. The link is up when the hub is: what would only lie in the stream
+until the hub is back lies in the journal anyway.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+from nats.aio.msg import Msg
+
+from stigmergy.base.clock import Entropy
+from stigmergy.base.errors import ConfigError, LinkDown, StigmergyError
+from stigmergy.bus.inbox import Arrival, Reception
+from stigmergy.bus.port import BusMessage, Handler, LinkHeard, check_message, check_pattern
+from stigmergy.nats.address import parse_address
+from stigmergy.nats.errors import JetStreamRefused
+from stigmergy.nats.gateway.crossing import Crossing, CrossingPlan
+from stigmergy.nats.gateway.hub import Claim
+from stigmergy.nats.gateway.subjects import check_site, subject_of, topic_of
+from stigmergy.nats.link import NatsLink
+
+SCHEME = "nats-hub"
+CLOSE_S = 5.0
+PUBLISH_S = 5.0
+OPTIONS = ("replicas", "at", "gateway", "host", "hub", "mirror")
+
+
+class UplinkBus:
+    """Between a gateway and its hub."""
+
+    def __init__(self, plan: CrossingPlan, name: str) -> None:
+        self._plan = plan
+        self._name = name
+        self._reception = Reception()
+        self._listeners: list[LinkHeard] = []
+        self._link: NatsLink | None = None
+        self._crossing: Crossing | None = None
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the hub is there, as far as is known."""
+        return self._crossing is not None and self._crossing.is_up and self._link is not None and self._link.is_up
+
+    @property
+    def last_error(self) -> StigmergyError | None:
+        """Why the hub is not there: ConfigError if somebody must mend something first."""
+        if self._link is not None and not self._link.is_up and self._link.last_error is not None:
+            return self._link.last_error
+        return None if self._crossing is None else self._crossing.last_error
+
+    @property
+    def crossing(self) -> Crossing | None:
+        """What keeps the way; None before it was opened."""
+        return self._crossing
+
+    def counted(self) -> dict[str, int]:
+        """For the node's counters."""
+        if self._crossing is None:
+            return {}
+        watch = self._crossing.watch
+        return {"crossing_wakes": watch.wakes, "crossing_renewals": watch.renewals}
+
+    def on_link(self, heard: LinkHeard) -> None:
+        """Has this called when the hub comes and goes."""
+        self._listeners.append(heard)
+
+    async def open(self, will: BusMessage | None = None) -> None:
+        """Begins to connect. There is no will: a gateway that is gone does not confirm anything."""
+        self._reception.begin()
+        self._link = NatsLink(self._plan.leaf, name=self._name)
+        for pattern in self._reception.patterns:
+            await self._link.subscribe(subject_of(pattern), self._take)
+        self._link.start()
+        self._crossing = Crossing(self._plan, self._link, self._heard)
+        self._crossing.start()
+
+    async def publish(self, message: BusMessage) -> None:
+        """Into the stream on the leaf."""
+        check_message(message)
+        if self._link is None or not self.is_up:
+            raise LinkDown("the hub is out of reach; nothing was sent, try again when it is back")
+        try:
+            await self._link.publish(subject_of(message.topic), message.payload, within_s=PUBLISH_S)
+        except JetStreamRefused as refused:
+            raise LinkDown(f"the leaf does not take it: {refused}; try again") from None
+
+    async def subscribe(self, pattern: str, handler: Handler) -> None:
+        """What the hub says to this uplink."""
+        check_pattern(pattern)
+        subject = subject_of(pattern)
+        is_new = pattern not in self._reception.patterns
+        self._reception.subscribe(pattern, handler)
+        if self._link is not None and is_new:
+            await self._link.subscribe(subject, self._take)
+
+    async def close(self) -> None:
+        """Ends the connection; what is in the stream still goes up."""
+        crossing, self._crossing = self._crossing, None
+        if crossing is not None:
+            await crossing.stop()
+        await self._reception.close(CLOSE_S)
+        link, self._link = self._link, None
+        if link is not None:
+            await link.close()
+
+    async def _take(self, message: Msg) -> None:
+        with contextlib.suppress(StigmergyError):
+            self._reception.take(Arrival(BusMessage(topic_of(message.subject), message.data), _nothing))
+
+    def _heard(self, up: bool) -> None:
+        for heard in self._listeners:
+            heard(up)
+
+
+def _nothing() -> None:
+    """A plain message: nobody waits to hear that it was taken."""
+
+
+def open_bus(url: str, client_id: str, entropy: Entropy) -> UplinkBus:
+    """The bus of a URL; `client_id` is fleet:site:node."""
+    del entropy
+    scheme, separator, rest = url.partition("://")
+    if scheme != SCHEME or not separator:
+        raise ConfigError(f"{url!r}: give a URL like {SCHEME}://127.0.0.1:4222?at=hub:7422, the address of the leaf")
+    address = parse_address(f"nats://{rest}", OPTIONS)
+    site = check_site(client_id.split(":")[1])
+    hubs = tuple(hub for hub in address.option("at").split(",") if hub)
+    if not hubs and not address.option("hub"):
+        raise ConfigError(f"{url!r}: where is the hub? Give at=HOST:PORT of its leaf listener, or hub=DOMAIN")
+    claim = Claim(site, address.option("gateway", client_id), address.option("host"))
+    plan = CrossingPlan(
+        leaf=address,
+        claim=claim,
+        hubs=hubs,
+        domain=address.option("hub"),
+        replicas=address.replicas,
+        mirrored=address.option("mirror"),
+    )
+    return UplinkBus(plan, f"{client_id} up")

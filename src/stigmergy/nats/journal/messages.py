@@ -1,0 +1,330 @@
+"""The messages of a log on JetStream, byte by byte. Pure. docs/formats.md is the manual.
+
+A log is a stream. A group is one message, or, where it is larger than the server takes, several pieces, of which
+nothing counts before the last. Notes lie between them: who has claimed the log, where shards begin after a drop, and
+every so often where each shard stands, so that nobody has to read a whole log to find the end or a place in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from stigmergy.base.errors import JournalCorrupt, JournalForeign
+from stigmergy.journal.port import JournalIdentity, StoredCommit
+from stigmergy.shard.commit import CommitRow, Group, Head, Signature, head_of, row_of, sealed_of
+
+T = TypeVar("T")
+FORMAT = 1
+GROUP = "group"
+PIECE = "piece"
+END = "end"
+NOTE = "note"
+KINDS = (GROUP, PIECE, END, NOTE)
+"""The last token of a message's subject says what it is."""
+CLAIMED = "claimed"
+DROPPED = "dropped"
+INDEXED = "indexed"
+PIECE_ROOM_BYTES = 512
+"""What headers and the frame of a piece may take of what a server lets through."""
+PAYLOAD_BYTES_MIN = 4 * PIECE_ROOM_BYTES
+
+
+class Entry(Struct, frozen=True):
+    """A message of a log as it was read."""
+
+    sequence: int
+    kind: str
+    payload: bytes
+
+
+class LogCommit(CommitRow, array_like=True, frozen=True):
+    """A commit, with what of it is needed without opening it."""
+
+
+class LogGroup(Struct, array_like=True, frozen=True):
+    """A group, and the claim that it was written under."""
+
+    claim: int
+    commits: list[LogCommit]
+    signature: Signature
+
+
+class LogPiece(Struct, array_like=True, frozen=True):
+    """A piece of a group that is larger than a message; pieces count from 0."""
+
+    claim: int
+    number: int
+    body: bytes
+
+
+class ShardNote(Struct, array_like=True, frozen=True):
+    """Where a shard stands: what is kept of it, and its head."""
+
+    shard: int
+    first: int
+    first_sequence: int
+    """Of the message that its first commit begins with."""
+    position: int
+    epoch: int
+    digest: bytes
+
+
+class LogNote(Struct, array_like=True, frozen=True):
+    """Says how things stand with everything before it. `kind` is why it was written."""
+
+    format: int
+    kind: str
+    claim: int
+    """Under which it was written; 0 in the claim itself, whose number is that of its message."""
+    owner: str
+    nonce: bytes
+    """So that no two claims are the same bytes: whoever reads one back knows whether it is his own."""
+    shards: list[ShardNote]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_groups = msgspec.msgpack.Decoder(LogGroup)
+_pieces = msgspec.msgpack.Decoder(LogPiece)
+_notes = msgspec.msgpack.Decoder(LogNote)
+
+
+def encode_group(claim: int, group: Group) -> bytes:
+    """The payload of a group."""
+    return _encoder.encode((claim, [row_of(one) for one in group.commits], group.signature))
+
+
+def split_group(claim: int, payload: bytes, payload_bytes_max: int) -> list[tuple[str, bytes]]:
+    """What a group is written as: itself, or its pieces; each with its kind."""
+    room_bytes = payload_bytes_max - PIECE_ROOM_BYTES
+    if len(payload) <= room_bytes:
+        return [(GROUP, payload)]
+    starts = range(0, len(payload), room_bytes)
+    return [
+        (
+            END if number == len(starts) - 1 else PIECE,
+            _encoder.encode((claim, number, payload[start : start + room_bytes])),
+        )
+        for number, start in enumerate(starts)
+    ]
+
+
+def encode_note(note: LogNote) -> bytes:
+    """The payload of a note."""
+    return _encoder.encode(note)
+
+
+def decode_note(entry: Entry) -> LogNote:
+    """What a note says. Raises JournalForeign if a later version wrote it."""
+    note = _decoded(_notes, entry)
+    if note.format != FORMAT:
+        raise JournalForeign(
+            f"message {entry.sequence} has format {note.format}, and this version knows {FORMAT}: use the version that "
+            "wrote it, or a later one"
+        )
+    return note
+
+
+class Assembler:
+    """Puts groups together again, from messages as they come in order."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self._claim = 0
+        self._start = 0
+
+    def take(self, entry: Entry) -> tuple[int, list[StoredCommit]] | None:
+        """The group that this message completes, with the number of the message that it began with; None if none.
+
+        Pieces that something else follows belong to a group that was given up: they count for nothing.
+        """
+        if entry.kind == GROUP:
+            self._pieces.clear()
+            return entry.sequence, _stored(_decoded(_groups, entry))
+        if entry.kind not in (PIECE, END):
+            self._pieces.clear()
+            return None
+        piece = _decoded(_pieces, entry)
+        if piece.number == 0:
+            self._pieces.clear()
+            self._claim, self._start = piece.claim, entry.sequence
+        if piece.number != len(self._pieces) or piece.claim != self._claim:
+            # Its beginning is not there: dropped, or before where the reader began.
+            self._pieces.clear()
+            return None
+        self._pieces.append(piece.body)
+        if entry.kind == PIECE:
+            return None
+        whole = Entry(entry.sequence, GROUP, b"".join(self._pieces))
+        self._pieces.clear()
+        return self._start, _stored(_decoded(_groups, whole))
+
+
+def describe(identity: JournalIdentity) -> dict[str, str]:
+    """Whose log a stream is, as its metadata says it."""
+    found = {
+        "stigmergy.format": str(FORMAT),
+        "stigmergy.fleet": identity.fleet,
+        "stigmergy.shards": str(identity.shards),
+        "stigmergy.incarnation": str(identity.incarnation),
+        "stigmergy.shard_by": identity.shard_by,
+    }
+    if identity.part is not None:
+        found["stigmergy.part"] = f"{identity.part[0]}-{identity.part[1]}"
+    return found
+
+
+def read_identity(metadata: Mapping[str, str], where: str) -> JournalIdentity:
+    """Whose log it is. Raises JournalForeign if it is none of ours, or of a later version."""
+    form = metadata.get("stigmergy.format")
+    if form != str(FORMAT):
+        what = (
+            "is no log of stigmergy" if form is None else f"is a log of format {form}, and this version knows {FORMAT}"
+        )
+        raise JournalForeign(f"{where} {what}; name another server or fleet, or use the version that made it")
+    try:
+        first, _, last = metadata.get("stigmergy.part", "").partition("-")
+        return JournalIdentity(
+            fleet=metadata["stigmergy.fleet"],
+            shards=int(metadata["stigmergy.shards"]),
+            incarnation=int(metadata["stigmergy.incarnation"]),
+            part=(int(first), int(last)) if first else None,
+            shard_by=metadata.get("stigmergy.shard_by", ""),
+        )
+    except (KeyError, ValueError) as error:
+        raise JournalForeign(f"{where}: its metadata was changed ({error}); restore it, or name another") from None
+
+
+def head_of_note(note: ShardNote) -> Head:
+    """The head that a note tells of."""
+    return Head(shard=note.shard, position=note.position, epoch=note.epoch, digest=note.digest)
+
+
+def _stored(group: LogGroup) -> list[StoredCommit]:
+    last = len(group.commits) - 1
+    return [
+        StoredCommit(sealed_of(row), group.signature if number == last else None)
+        for number, row in enumerate(group.commits)
+    ]
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[T], entry: Entry) -> T:
+    try:
+        return decoder.decode(entry.payload)
+    except msgspec.DecodeError as error:
+        raise JournalCorrupt(
+            f"message {entry.sequence} of the log is no {entry.kind} ({error}); somebody else has written to the "
+            "stream, or it is damaged: restore from a copy"
+        ) from None
+
+
+# Where the shards of a log stand: a fold of its messages. Pure. Begin it from a note, or from the log's beginning.
+
+
+class LogState:
+    """Heads and beginnings of all shards of a log, up to one of its messages."""
+
+    def __init__(self) -> None:
+        self.sequence = 0
+        """Of the last message that was taken."""
+        self.heads: dict[int, Head] = {}
+        self.firsts: dict[int, int] = {}
+        """The lowest position of each shard that has commits."""
+        self.first_sequences: dict[int, int] = {}
+        """The message that it begins with."""
+        self.claim = 0
+        """The number of the last claim."""
+        self.owner = ""
+        """Who claimed last."""
+        self.since_note_count = 0
+        self.since_note_bytes = 0
+        self._assembler = Assembler()
+
+    @property
+    def lowest_sequence(self) -> int:
+        """No message before this one is needed."""
+        return min(self.first_sequences.values(), default=self.sequence + 1)
+
+    @property
+    def commits(self) -> int:
+        """How many are kept, in all."""
+        return sum(head.position - self.firsts[shard] + 1 for shard, head in self.heads.items())
+
+    def begin_at(self, sequence: int) -> None:
+        """The log begins with this message: what was before was dropped."""
+        self.sequence = sequence - 1
+
+    def take(self, entry: Entry) -> list[StoredCommit]:
+        """The next message; returns the commits that it completes."""
+        if entry.sequence != self.sequence + 1:
+            raise JournalCorrupt(
+                f"message {entry.sequence} of the log comes behind {self.sequence}; some were deleted: restore a copy"
+            )
+        self.sequence = entry.sequence
+        self.since_note_count += 1
+        self.since_note_bytes += len(entry.payload)
+        found = self._assembler.take(entry)
+        if entry.kind == NOTE:
+            self._take_note(entry, decode_note(entry))
+        if found is None:
+            return []
+        start, commits = found
+        for stored in commits:
+            self._move(stored, start)
+        return commits
+
+    def begin_from(self, entry: Entry) -> None:
+        """Begins with what a note says."""
+        self.sequence = entry.sequence
+        note = decode_note(entry)
+        self.claim = note.claim
+        self._take_note(entry, note)
+
+    def wrote(self, count: int, size_bytes: int) -> None:
+        """So many messages of ours were added."""
+        self.sequence += count
+        self.since_note_count += count
+        self.since_note_bytes += size_bytes
+
+    def advance(self, moved: Mapping[int, Head], lowest: Mapping[int, int], start: int) -> None:
+        """A group of ours was added: its heads, the lowest position of each of its shards, and where it begins."""
+        for shard, position in lowest.items():
+            if shard not in self.firsts:
+                self.firsts[shard], self.first_sequences[shard] = position, start
+        self.heads.update(moved)
+
+    def dropped(self, shard: int, first: int, first_sequence: int) -> None:
+        """A shard begins later from now on."""
+        self.firsts[shard], self.first_sequences[shard] = first, first_sequence
+
+    def note(self, kind: str, owner: str = "", nonce: bytes = b"") -> LogNote:
+        """A note of how things stand."""
+        shards = [
+            ShardNote(shard, self.firsts[shard], self.first_sequences[shard], head.position, head.epoch, head.digest)
+            for shard, head in sorted(self.heads.items())
+        ]
+        claim = 0 if kind == CLAIMED else self.claim
+        return LogNote(FORMAT, kind, claim, owner, nonce, shards)
+
+    def _take_note(self, entry: Entry, note: LogNote) -> None:
+        if note.kind == CLAIMED:
+            self.claim, self.owner = entry.sequence, note.owner
+        self.heads = {one.shard: head_of_note(one) for one in note.shards}
+        self.firsts = {one.shard: one.first for one in note.shards}
+        self.first_sequences = {one.shard: one.first_sequence for one in note.shards}
+        self.since_note_count = self.since_note_bytes = 0
+
+    def _move(self, stored: StoredCommit, start: int) -> None:
+        sealed = stored.sealed
+        head = self.heads.get(sealed.shard)
+        if head is None:
+            self.firsts[sealed.shard], self.first_sequences[sealed.shard] = sealed.position, start
+        elif sealed.position != head.position + 1:
+            raise JournalCorrupt(
+                f"shard {sealed.shard}: position {sealed.position} follows {head.position} in the log; "
+                "somebody else has written to the stream: restore from a copy"
+            )
+        self.heads[sealed.shard] = head_of(sealed)

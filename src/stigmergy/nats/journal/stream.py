@@ -1,0 +1,297 @@
+"""The stream of a log: made or found, read in portions, written to one message at a time, each fenced.
+
+Every write says which message it expects to be the last. So of all that is sent for one place at most one is kept, and
+a write whose outcome is not known may simply be sent again: once the place is taken, what lies there tells. Only what
+is found tells: that nothing is found may be an old leader's view, or a message that is still on its way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Struct
+from nats.aio.msg import Msg
+
+from stigmergy.base.errors import (
+    ConfigError,
+    JournalConflict,
+    JournalCorrupt,
+    JournalError,
+    JournalForeign,
+    JournalFull,
+    JournalUnknown,
+    LinkDown,
+    StigmergyError,
+    TooLarge,
+)
+from stigmergy.nats import naming
+from stigmergy.nats.errors import (
+    NO_MESSAGE,
+    STREAM_NOT_FOUND,
+    WITHOUT_JETSTREAM,
+    JetStreamRefused,
+    Unanswered,
+    no_jetstream,
+)
+from stigmergy.nats.journal.messages import KINDS, NOTE, Entry, decode_note
+from stigmergy.nats.link import NatsLink
+from stigmergy.nats.streams import StreamFound, find_stream
+
+T = TypeVar("T")
+WRITE_WITHIN_S = 15.0
+"""A killed leader of a stream is replaced in 4 to 8 s; what is not known after this long is left to the next start."""
+READ_WITHIN_S = 15.0
+TRY_S = 2.0
+PAUSE_S = 0.05
+READ_COUNT_MAX = 256
+READ_BYTES_MAX = 1024 * 1024
+"""What one read fetches: some milliseconds of work for the event loop."""
+BEHIND_PAUSE_S = 0.005
+SCAN_COUNT = 256
+"""Where a place in the log is known to so many messages, the rest is read."""
+EXPECTED_LAST = "Nats-Expected-Last-Sequence"
+
+
+class LogPlace(Struct, frozen=True):
+    """Which log: of whom, and of which shards."""
+
+    name: str
+    """The fleet's, or the one that the URL gives."""
+    first: int
+    last: int
+
+    @property
+    def stream(self) -> str:
+        """Its stream."""
+        return naming.log_stream(self.name, self.first, self.last)
+
+    @property
+    def subject(self) -> str:
+        """What its messages' subjects begin with."""
+        return naming.log_subject(self.name, self.first, self.last)
+
+    @property
+    def owner_subject(self) -> str:
+        """Where its owner says that it is there."""
+        return naming.log_owner_subject(self.name, self.first, self.last)
+
+    @property
+    def grown_subject(self) -> str:
+        """Where its owner says that it has grown."""
+        return naming.log_grown_subject(self.name, self.first, self.last)
+
+
+class LogStream:
+    """A log as one link sees it. What it raises is of ours: LinkDown where a read is not possible now."""
+
+    def __init__(self, link: NatsLink, place: LogPlace, patience_s: float = READ_WITHIN_S) -> None:
+        """Reads are repeated for so long before they raise LinkDown."""
+        self.link = link
+        self.place = place
+        self._patience_s = patience_s
+        self._direct = f"$JS.{link.address.domain}.API." if link.address.domain else "$JS.API."
+        self._direct += f"DIRECT.GET.{place.stream}"
+
+    # ------------------------------------------------------------------ writing
+
+    async def write(self, kind: str, payload: bytes, after: int) -> None:
+        """Puts a message behind the one with this number, and returns when it is kept there.
+
+        Raises JournalConflict (somebody else's is there: ours never will be), JournalFull (nothing was kept),
+        JournalUnknown (not known in time).
+        """
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + WRITE_WITHIN_S
+        subject, headers = f"{self.place.subject}.{kind}", {EXPECTED_LAST: str(after)}
+        may_have_arrived = False
+        why = ""
+        while loop.time() < until_s:
+            try:
+                ack = await self.link.publish(subject, payload, headers, within_s=TRY_S)
+            except JetStreamRefused as refused:
+                why = str(refused)
+                if refused.is_full and not may_have_arrived:
+                    raise self._full(refused) from None
+                if (refused.is_fence or may_have_arrived) and await self._is_there(after + 1, kind, payload):
+                    return
+            except TooLarge as error:
+                raise ConfigError(f"{self.place.stream}: {error}") from None
+            except LinkDown as error:
+                why = str(error)
+                # Of what was surely not sent, nothing can arrive. All else may, also later.
+                may_have_arrived = may_have_arrived or not _was_not_sent(error)
+            else:
+                if ack.stream != self.place.stream or ack.sequence != after + 1:
+                    raise JournalUnknown(
+                        f"written as message {ack.sequence} of {ack.stream}, which is not where it belongs"
+                    )
+                return
+            await self._pause(until_s)
+        raise JournalUnknown(
+            f"{self.place.stream}: not known after {WRITE_WITHIN_S:g} s whether message {after + 1} is kept ({why}); "
+            "a restart resolves it by reading: check that a majority of the servers runs, and has room"
+        )
+
+    async def _is_there(self, sequence: int, kind: str, payload: bytes) -> bool:
+        """Whether this message lies there. Raises JournalConflict if another does."""
+        try:
+            found = await self.get(sequence, within_s=TRY_S)
+        except LinkDown:
+            return False
+        if found is None:
+            return False
+        if found.kind == kind and found.payload == payload:
+            return True
+        raise JournalConflict(
+            f"{self.place.stream}: message {sequence} is {self._said(found)}; another owner has the log now, reload "
+            "and decide again"
+        )
+
+    @staticmethod
+    def _said(found: Entry) -> str:
+        if found.kind == NOTE:
+            note = decode_note(found)
+            return f"a claim of {note.owner!r}" if note.owner else f"another owner's {found.kind}"
+        return f"another owner's {found.kind}"
+
+    async def purge(self, before: int) -> None:
+        """Forgets all messages before this one."""
+        await self.patiently(lambda: self.link.api(f"STREAM.PURGE.{self.place.stream}", {"seq": before}))
+
+    # ------------------------------------------------------------------ reading
+
+    async def find(self) -> StreamFound | None:
+        """The stream as its leader sees it; None if there is none."""
+        return await self.patiently(lambda: find_stream(self.link, self.place.stream))
+
+    async def info(self) -> StreamFound:
+        """The stream as its leader sees it. Raises JournalForeign if it is gone."""
+        found = await self.find()
+        if found is None:
+            raise self._gone()
+        return found
+
+    async def get(self, sequence: int, within_s: float | None = None) -> Entry | None:
+        """One message, as the stream's leader has it; None if it does not."""
+        return await self._ask_leader({"seq": sequence}, within_s)
+
+    async def last_note(self) -> Entry | None:
+        """The newest note, as the stream's leader has it."""
+        return await self._ask_leader({"last_by_subj": f"{self.place.subject}.{NOTE}"})
+
+    async def next_note(self, sequence: int) -> Entry | None:
+        """The first note from this message on."""
+        return await self._ask_leader({"seq": sequence, "next_by_subj": f"{self.place.subject}.{NOTE}"})
+
+    async def fetch(self, sequence: int, count_max: int = READ_COUNT_MAX) -> list[Entry]:
+        """Messages from this one on, in order, as any replica has them: there may be more. The first may have a higher
+        number, if what was before it was dropped."""
+        asked = msgspec.json.encode({"seq": sequence, "batch": count_max, "max_bytes": READ_BYTES_MAX})
+        found = await self.patiently(lambda: self.link.collect(self._direct, asked, count_max, within_s=TRY_S))
+        return [self._entry(message) for message in found]
+
+    async def fetch_some(self, sequence: int, upto: int, count_max: int = READ_COUNT_MAX) -> list[Entry]:
+        """The same where it is known that there are messages up to this one: waits for a replica that is behind."""
+        until_s = asyncio.get_running_loop().time() + self._patience_s
+        while not (found := await self.fetch(sequence, count_max)):
+            if asyncio.get_running_loop().time() > until_s:
+                raise LinkDown(f"{self.place.stream}: no replica has message {upto} yet; try again")
+            await asyncio.sleep(BEHIND_PAUSE_S)
+        return found
+
+    async def start_of(self, shard: int, after: int, first: int, last: int) -> int:
+        """A message from which on all commits of a shard behind this position come; between these two messages."""
+        low, high = first, last
+        while high - low > SCAN_COUNT:
+            middle = (low + high) // 2
+            entry = await self.next_note(middle)
+            if entry is None or entry.sequence > high:
+                high = middle
+                continue
+            stands = [one.position for one in decode_note(entry).shards if one.shard == shard]
+            if not stands or stands[0] <= after:
+                low = entry.sequence + 1
+            else:
+                high = middle
+        return low
+
+    # ------------------------------------------------------------------ within
+
+    async def _ask_leader(self, asked: dict[str, Any], within_s: float | None = None) -> Entry | None:
+        try:
+            answer = await self.patiently(
+                lambda: self.link.api(f"STREAM.MSG.GET.{self.place.stream}", asked, within_s=TRY_S), within_s
+            )
+        except _Absent:
+            return None
+        message = answer["message"]
+        payload = base64.b64decode(message.get("data", ""))
+        return Entry(int(message["seq"]), self._kind(str(message["subject"])), payload)
+
+    def _entry(self, message: Msg) -> Entry:
+        headers = message.headers or {}
+        return Entry(int(headers["Nats-Sequence"]), self._kind(headers["Nats-Subject"]), message.data)
+
+    def _kind(self, subject: str) -> str:
+        kind = subject.rpartition(".")[2]
+        if kind not in KINDS:
+            raise JournalCorrupt(
+                f"{self.place.stream} holds a message on {subject}, which is not of ours; somebody else writes to it"
+            )
+        return kind
+
+    async def patiently(self, work: Callable[[], Awaitable[T]], within_s: float | None = None) -> T:
+        """Repeats what only reads, or may be repeated, until somebody answers. Raises LinkDown, or what it means."""
+        until_s = asyncio.get_running_loop().time() + (self._patience_s if within_s is None else within_s)
+        while True:
+            try:
+                return await work()
+            except JetStreamRefused as refused:
+                if refused.code == NO_MESSAGE:
+                    raise _Absent from None
+                if not refused.is_passing or asyncio.get_running_loop().time() > until_s:
+                    raise self._explain(refused) from None
+            except LinkDown:
+                if asyncio.get_running_loop().time() > until_s:
+                    raise
+            await self._pause(until_s)
+
+    async def _pause(self, until_s: float) -> None:
+        """A moment, or until the link is up again."""
+        if not self.link.is_up:
+            left_s = until_s - asyncio.get_running_loop().time()
+            try:
+                await self.link.wait_up(max(0.0, left_s))
+            except StigmergyError:
+                return
+        await asyncio.sleep(PAUSE_S)
+
+    def _explain(self, refused: JetStreamRefused) -> Exception:
+        if refused.code in WITHOUT_JETSTREAM:
+            return no_jetstream(self.link.address.shown)
+        if refused.code == STREAM_NOT_FOUND:
+            return self._gone()
+        return JournalError(f"{self.place.stream} at {self.link.address.shown}: the server refuses: {refused}")
+
+    def _gone(self) -> JournalForeign:
+        return JournalForeign(
+            f"{self.link.address.shown} has no stream {self.place.stream}; name the right server, or restore it"
+        )
+
+    def _full(self, refused: JetStreamRefused) -> JournalFull:
+        return JournalFull(
+            f"{self.place.stream}: no room at {self.link.address.shown} ({refused.description}); drop old commits, or "
+            "raise the stream's max_bytes or the server's max_file"
+        )
+
+
+class _Absent(Exception):
+    """There is no such message."""
+
+
+def _was_not_sent(error: LinkDown) -> bool:
+    return not isinstance(error, Unanswered)

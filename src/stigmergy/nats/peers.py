@@ -1,0 +1,50 @@
+"""The neighbour port on NATS: the owners of a fleet's shards tell each other things, wherever they are.
+
+Each shard counts as a process of its own, shard 0 as process 1. Its owner listens at the shard's subject for as long as
+it is the owner; a caller reaches the newest owner there is, and never again one that was replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from stigmergy.base.errors import LinkDown
+from stigmergy.nats.channels import Channels
+from stigmergy.nats.link import NatsLink
+from stigmergy.nats.naming import tells_subject
+from stigmergy.network.peer_port import FRAME_BYTES_MAX, Answer, Channel
+
+__all__ = ["NatsNeighbourhood"]
+
+
+class NatsNeighbourhood:
+    """Where the owner of a shard listens for the owners of the others, and from where it calls them.
+
+    `rank` is asked when it begins to listen: the number of the claim by which it owns the shard. A higher one silences
+    whoever has a lower one.
+    """
+
+    def __init__(self, link: NatsLink, fleet: str, shard: int, rank: Callable[[], int] = lambda: 0) -> None:
+        self._fleet = fleet
+        self._shard = shard
+        self._rank = rank
+        self._channels = Channels(link, frame_bytes_max=FRAME_BYTES_MAX)
+
+    async def open(self, answer: Answer) -> None:
+        """Listens at the shard's subject."""
+
+        async def serve(channel: Channel) -> None:
+            await answer(channel)
+
+        await self._channels.listen(tells_subject(self._fleet, self._shard), serve, self._rank())
+
+    async def connect(self, process: int) -> Channel:
+        """Calls the owner of a shard."""
+        try:
+            return await self._channels.call(tells_subject(self._fleet, process - 1))
+        except LinkDown as error:
+            raise LinkDown(f"process {process} does not answer: {error}") from None
+
+    async def close(self) -> None:
+        """Listens no more."""
+        await self._channels.close()

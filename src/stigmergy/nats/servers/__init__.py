@@ -1,0 +1,84 @@
+"""The NATS servers behind a cluster, as the command line sees them: the place above the adapters that names them.
+
+What needs the client library is imported where it is used: `cluster config` and `up` without a fleet do without it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from stigmergy.base.errors import ConfigError
+from stigmergy.nats.address import NatsAddress, parse_address
+from stigmergy.nats.servers.configuration import (
+    DEVICE,
+    DURABLE_LINES,
+    FLEET,
+    GATEWAY,
+    SYSTEM,
+    Passwords,
+    ServerPlan,
+    TlsFiles,
+    parse_hosts,
+    plan_hosts,
+    plan_local,
+    urls_of,
+    write_configuration,
+)
+from stigmergy.nats.servers.server import NatsServer, find_program, free_ports, last_error_in, look_at, needs_restart
+
+if TYPE_CHECKING:
+    from stigmergy.nats.link import NatsLink
+
+ResultT = TypeVar("ResultT")
+PASSWORD_BYTES = 24
+
+__all__ = [
+    "DEVICE",
+    "DURABLE_LINES",
+    "FLEET",
+    "GATEWAY",
+    "SYSTEM",
+    "NatsAddress",
+    "NatsServer",
+    "Passwords",
+    "ServerPlan",
+    "TlsFiles",
+    "draw_passwords",
+    "find_program",
+    "free_ports",
+    "last_error_in",
+    "look_at",
+    "needs_restart",
+    "on_cluster",
+    "parse_address",
+    "parse_hosts",
+    "plan_hosts",
+    "plan_local",
+    "urls_of",
+    "write_configuration",
+]
+
+
+def draw_passwords() -> Passwords:
+    """New ones, that nobody can guess."""
+    return Passwords(*(secrets.token_urlsafe(PASSWORD_BYTES) for _ in range(5)))
+
+
+async def on_cluster(
+    address: NatsAddress, work: Callable[[NatsLink], Awaitable[ResultT]], *, name: str, within_s: float = 3.0
+) -> ResultT:
+    """Does some work with a connection of its own, to the first server that answers, also where those before it hang.
+    Raises ConfigError, also where the client library is missing, and LinkDown."""
+    try:
+        from stigmergy.nats import link as links
+    except ModuleNotFoundError:
+        raise ConfigError('the NATS client is not installed; pip install "stigmergy[nats]" brings it') from None
+    link = links.NatsLink(address, name=name)
+    link.start()
+    try:
+        await link.wait_up(max(within_s, (links.CONNECT_S + links.RECONNECT_PAUSE_S) * len(address.servers)))
+        return await work(link)
+    finally:
+        await link.close()

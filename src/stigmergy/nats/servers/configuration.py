@@ -1,0 +1,449 @@
+"""What a NATS server is to be, and the text of its configuration. Pure. Its comments say what durability hangs on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from urllib.parse import quote
+
+from msgspec import Struct
+
+from stigmergy.base.errors import ConfigError
+
+MAX_PAYLOAD_BYTES = 1024 * 1024
+NOBODY_PORT = 9
+"""Where nobody listens."""
+LOOK_SUBJECT = "$SYS.REQ.SERVER.PING.JSZ"
+"""What every server answers with how its JetStream is."""
+HEALTH_SUBJECT = "$SYS.REQ.SERVER.PING.HEALTHZ"
+"""What every server answers with what is wrong with it, if anything is."""
+DURABLE_LINES = (
+    (
+        "sync_interval: always",
+        "without it a server says that a message is kept, and syncs its disk up to two minutes later: power that goes "
+        "in a whole room would take acknowledged events with it",
+    ),
+    (
+        "routes:",
+        "all servers in each of them: a message is kept once a majority has it, so three survive the loss of one, five "
+        "of two; two servers survive none",
+    ),
+    (
+        "store_dir:",
+        "a disk of its own that outlives a restart, never tmpfs and never two servers on one: its loss is the loss of "
+        "one replica",
+    ),
+    (
+        "server_name:",
+        "the others know the replicas of a server by its name: keep it, and its store_dir, through every upgrade",
+    ),
+    (
+        "max_file:",
+        "a full store refuses what comes next and loses nothing; leave the disk more room than this",
+    ),
+)
+"""The lines of a configuration on which it hangs that nothing acknowledged is lost, and why."""
+MQTT_ACK_WAIT_S = 10
+MQTT_ACK_PENDING_MAX = 4_096
+
+
+class TlsFiles(Struct, frozen=True):
+    """A server's certificate, and the authority whose clients it lets in."""
+
+    cert: str
+    key: str
+    ca: str = ""
+
+
+class User(Struct, frozen=True):
+    """Somebody who may connect. Without any, everybody may."""
+
+    name: str
+    password: str
+    is_system: bool = False
+    """Belongs to the system account: may look at servers and remove lost ones."""
+    denied: tuple[str, ...] = ()
+    """Subjects that it may neither publish to nor subscribe to."""
+    only_by: tuple[str, ...] = ()
+    """How it may connect, such as MQTT or LEAFNODE; in any way if empty."""
+
+
+class ServerPlan(Struct, frozen=True, kw_only=True):
+    """One server. Ports of 0 are not listened on, save the clients'."""
+
+    name: str
+    store: str
+    """The folder with its data."""
+    host: str = "127.0.0.1"
+    port: int = 4222
+    http_port: int = 0
+    http_host: str = ""
+    """Where monitoring listens, if not where clients do."""
+    cluster: str = ""
+    """The name of the cluster it belongs to; empty for one alone."""
+    cluster_port: int = 0
+    routes: tuple[str, ...] = ()
+    """host:port of every server of the cluster."""
+    is_behind_proxies: bool = False
+    """For tests of cut links: nobody is told of its ports, so that others come through what their `routes` name."""
+    leaf_port: int = 0
+    """Where leaf servers connect."""
+    hubs: tuple[str, ...] = ()
+    """For a leaf: host:port of the hub's leaf ports; with user:password@ before them where the hub wants one."""
+    kept_in: tuple[str, ...] = ()
+    """For a leaf: subjects that do not cross to the hub."""
+    kept_out: tuple[str, ...] = ()
+    """For a leaf: subjects that do not come in from the hub."""
+    hub_tls: TlsFiles | None = None
+    """For a leaf: what it shows to a hub that wants TLS, and the authority that it believes."""
+    ping_every_s: float = 0.0
+    """How often a quiet connection is tried; one that hangs is given up after three times. 0 for the server's own."""
+    domain: str = ""
+    mqtt_port: int = 0
+    mqtt_ack_wait_s: float = MQTT_ACK_WAIT_S
+    sync_always: bool = True
+    memory_bytes: int = 256 * 1024 * 1024
+    file_bytes: int = 8 * 1024 * 1024 * 1024
+    max_payload_bytes: int = MAX_PAYLOAD_BYTES
+    advertised: str = ""
+    """The name that others reach this host by, where it listens on all its addresses."""
+    users: tuple[User, ...] = ()
+    open_to: str = ""
+    """The user that everybody is who gives no name. On loopback only, please."""
+    tls: TlsFiles | None = None
+    route_password: str = ""
+    """Servers of a cluster show it to each other; give one wherever others reach the cluster port."""
+    has_jetstream: bool = True
+    tags: tuple[str, ...] = ()
+    """Such as `zone:north`: streams can be told to spread over them."""
+
+
+def write_configuration(plan: ServerPlan) -> str:
+    """The text of a server's configuration file."""
+    lines = [
+        f"# {plan.name}: a NATS server for stigmergy, as `stigmergy cluster config` writes it.",
+        "",
+        "# Every server needs a name of its own, and keeps it: the others know the replicas it holds by it.",
+        f"server_name: {_text(plan.name)}",
+        f"listen: {_text(f'{plan.host}:{plan.port}')}",
+    ]
+    if plan.advertised:
+        lines += ["# What clients of one server are told about the others."]
+        lines += [f"client_advertise: {_text(f'{plan.advertised}:{plan.port}')}"]
+    if plan.http_port:
+        lines += ["# For `stigmergy status`, and for your monitoring. It asks nobody for a password: keep it inside."]
+        lines += [f"http: {_text(f'{plan.http_host or plan.host}:{plan.http_port}')}"]
+    if plan.tags:
+        lines += [f"server_tags: [{', '.join(_text(tag) for tag in plan.tags)}]"]
+    lines += [
+        "# Commits of stigmergy are smaller. A larger limit lets one client take more memory of all.",
+        f"max_payload: {plan.max_payload_bytes}",
+    ]
+    if plan.ping_every_s:
+        lines += ["# A link that hangs is noticed after three of these.", f'ping_interval: "{plan.ping_every_s:g}s"']
+    if plan.has_jetstream:
+        lines += _jetstream(plan)
+    if plan.tls is not None:
+        lines += ["", f"tls {{ {_tls(plan.tls)} }}"]
+    if plan.users:
+        lines += _accounts(plan)
+    if plan.cluster:
+        lines += _cluster(plan)
+    if plan.leaf_port or plan.hubs:
+        lines += _leafnodes(plan)
+    if plan.mqtt_port:
+        tls = "" if plan.tls is None else f", tls {{ {_tls(plan.tls)} }}"
+        lines += [
+            "",
+            "# Devices connect here by MQTT. What they do not acknowledge in this time comes again.",
+            f'mqtt {{ listen: {_text(f"{plan.host}:{plan.mqtt_port}")}, ack_wait: "{plan.mqtt_ack_wait_s:g}s", '
+            f"max_ack_pending: {MQTT_ACK_PENDING_MAX}{tls} }}",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _jetstream(plan: ServerPlan) -> list[str]:
+    lines = [
+        "",
+        "jetstream {",
+        "    # On a disk of its own, that survives the machine's restart. Losing it is losing this server's replicas.",
+        f"    store_dir: {_text(plan.store)}",
+        f"    max_mem: {plan.memory_bytes}",
+        "    # A full store refuses writes, and nothing is lost; but nothing is decided either. Watch it.",
+        f"    max_file: {plan.file_bytes}",
+    ]
+    if plan.sync_always:
+        lines += [
+            "    # DURABILITY: without this line the server tells us that a message is kept, and syncs it up to two",
+            "    # minutes later. A power loss of a majority at once would lose what was acknowledged. Leave it.",
+            "    sync_interval: always",
+        ]
+    else:
+        lines += ["    # Syncs every two minutes: acknowledged messages may be lost with the power of a majority."]
+    if plan.domain:
+        why = (
+            "A leaf decides and keeps for itself while the hub is away: that takes a domain of its own."
+            if plan.hubs
+            else "Gateways tell this JetStream from their own by its domain."
+        )
+        lines += [f"    # {why}"]
+        lines += [f"    domain: {_text(plan.domain)}"]
+    return [*lines, "}"]
+
+
+def _cluster(plan: ServerPlan) -> list[str]:
+    login = f"stigmergy:{plan.route_password}@" if plan.route_password else ""
+    routes = ", ".join(_text(f"nats-route://{login}{route}") for route in plan.routes)
+    lines = ["", "cluster {", f"    name: {_text(plan.cluster)}"]
+    lines += [f"    listen: {_text(f'{plan.host}:{plan.cluster_port}')}"]
+    if plan.advertised:
+        lines += [f"    cluster_advertise: {_text(f'{plan.advertised}:{plan.cluster_port}')}"]
+    if plan.tls is not None and plan.tls.ca:
+        lines += ["    # Each server shows its certificate to the others: it must be good for clients and for servers."]
+        lines += [f"    tls {{ {_tls(plan.tls)} }}"]
+    if plan.route_password:
+        lines += [f"    authorization {{ user: stigmergy, password: {_text(plan.route_password)} }}"]
+    lines += ["    # DURABILITY: name all servers here, in each of them. Three survive the loss of one, five of two."]
+    return [*lines, f"    routes: [{routes}]", "}"]
+
+
+def _leafnodes(plan: ServerPlan) -> list[str]:
+    lines = ["", "leafnodes {"]
+    if plan.leaf_port:
+        lines += [f"    listen: {_text(f'{plan.host}:{plan.leaf_port}')}", "    no_advertise: true"]
+        lines += [] if plan.tls is None else [f"    tls {{ {_tls(plan.tls)} }}"]
+    if plan.hubs:
+        remotes = ", ".join(_text(f"nats-leaf://{hub}") for hub in plan.hubs)
+        remote = [f"urls: [{remotes}]"]
+        if plan.hub_tls is not None:
+            remote += [f"tls {{ {_remote_tls(plan.hub_tls)} }}"]
+        for name, subjects in (("deny_exports", plan.kept_in), ("deny_imports", plan.kept_out)):
+            if subjects:
+                remote += [f"{name}: [{', '.join(_text(subject) for subject in subjects)}]"]
+        if plan.kept_in or plan.kept_out:
+            lines += ["    # What is published at a site stays there; what is to go up does so by a stream of its own."]
+        lines += ["    reconnect: 1s", f"    remotes: [{{ {', '.join(remote)} }}]"]
+    return [*lines, "}"]
+
+
+def _accounts(plan: ServerPlan) -> list[str]:
+    system, others = [one for one in plan.users if one.is_system], [one for one in plan.users if not one.is_system]
+    open_to = [f"no_auth_user: {_text(plan.open_to)}"] if plan.open_to else []
+    if not system:
+        return ["", "authorization {", "    users = [", *_users(others, 8), "    ]", "}", *open_to]
+    jetstream = ["        jetstream: enabled"] if plan.has_jetstream else []
+    looks = [_text(LOOK_SUBJECT), _text(HEALTH_SUBJECT)]
+    imports = ", ".join(f"{{service: {{account: SYS, subject: {look}}}}}" for look in looks)
+    exports = ", ".join(f"{{service: {look}, response_type: stream, accounts: [FLEET]}}" for look in looks)
+    return [
+        "",
+        "accounts {",
+        "    FLEET: {",
+        *jetstream,
+        "        users: [",
+        *_users(others, 12),
+        "        ]",
+        "        # Lets `stigmergy status` ask every server how it is, without the password of the system account.",
+        f"        imports: [{imports}]",
+        "    }",
+        "    # May look at servers and remove one that is lost for good; nobody else needs it.",
+        "    SYS: {",
+        "        users: [",
+        *_users(system, 12),
+        "        ]",
+        f"        exports: [{exports}]",
+        "    }",
+        "}",
+        "system_account: SYS",
+        *open_to,
+    ]
+
+
+def _users(users: Sequence[User], indent: int) -> list[str]:
+    return [" " * indent + _user(user) for user in users]
+
+
+def _user(user: User) -> str:
+    parts = [f"user: {_text(user.name)}", f"password: {_text(user.password)}"]
+    if user.denied:
+        denied = f"{{deny: [{', '.join(_text(subject) for subject in user.denied)}]}}"
+        parts += [f"permissions: {{publish: {denied}, subscribe: {denied}}}"]
+    if user.only_by:
+        parts += [f"allowed_connection_types: [{', '.join(_text(way) for way in user.only_by)}]"]
+    return f"{{{', '.join(parts)}}}"
+
+
+def _tls(files: TlsFiles) -> str:
+    checked = f", ca_file: {_text(files.ca)}, verify: true" if files.ca else ""
+    return f"cert_file: {_text(files.cert)}, key_file: {_text(files.key)}{checked}"
+
+
+def _remote_tls(files: TlsFiles) -> str:
+    own = [f"cert_file: {_text(files.cert)}", f"key_file: {_text(files.key)}"] if files.cert else []
+    return ", ".join([*own, *([f"ca_file: {_text(files.ca)}"] if files.ca else [])])
+
+
+def _text(value: str) -> str:
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+# Plans for the servers of a cluster: on hosts of their own, or side by side on this machine. Pure.
+#
+# Passwords and ports are arguments: whoever calls draws them.
+
+HOSTS_MAX = 9
+PORT, CLUSTER_PORT, LEAF_PORT, HTTP_PORT, MQTT_PORT = 4222, 6222, 7422, 8222, 1883
+LOOPBACK = "127.0.0.1"
+ALL_ADDRESSES = "0.0.0.0"
+HUB = "hub"
+"""The domain of a cluster's JetStream: gateways tell it from their own by it."""
+FLEET, GATEWAY, DEVICE, SYSTEM = "fleet", "gateway", "device", "system"
+USERS = (FLEET, GATEWAY, DEVICE, SYSTEM)
+NOT_FOR_DEVICES = ("$JS.>", "$KV.>", "$O.>", "$SYS.>", "stig.>")
+"""What devices have no business with: streams, buckets, and what workers say to each other."""
+_HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::(\d{1,5}))?")
+
+
+class Passwords(Struct, frozen=True):
+    """Of the users, and of the servers among themselves."""
+
+    fleet: str
+    gateway: str
+    device: str
+    system: str
+    routes: str
+
+
+class Place(Struct, frozen=True):
+    """A host that a server is to run on, as the command line names it."""
+
+    host: str
+    port: int
+
+    @property
+    def shift(self) -> int:
+        """All ports of a server are as far from the usual ones as that of its clients."""
+        return self.port - PORT
+
+
+def parse_hosts(text: str) -> list[Place]:
+    """hub-1,hub-2,hub-3 or with ports. Raises ConfigError for what cannot be a cluster, with the reason."""
+    places: list[Place] = []
+    for name in (part.strip() for part in text.split(",")):
+        found = _HOST.fullmatch(name)
+        port = int((found and found[2]) or PORT)
+        if found is None or not 0 < port + max(CLUSTER_PORT, LEAF_PORT, HTTP_PORT) - PORT < 65536:
+            raise ConfigError(f"{name!r} is no host; give names or addresses with commas, like hub-1,hub-2,hub-3")
+        place = Place(found[1], port)
+        if place in places:
+            raise ConfigError(f"{name} is named twice; each server needs a host, or at least a port, of its own")
+        places.append(place)
+    if len(places) == 2:
+        raise ConfigError(
+            "two hosts have no majority once one of them is gone, and so survive no loss: name three, or one to begin "
+            "with; the third may be a small machine"
+        )
+    if len(places) > HOSTS_MAX:
+        raise ConfigError(f"{len(places)} hosts: at most {HOSTS_MAX}; more of them make every write slower, not safer")
+    return places
+
+
+def plan_hosts(
+    places: list[Place],
+    *,
+    cluster: str,
+    store: str,
+    passwords: Passwords,
+    tls: TlsFiles | None = None,
+    has_mqtt: bool = True,
+    file_bytes: int = 8 * 1024**3,
+) -> list[ServerPlan]:
+    """A server on each of these hosts."""
+    routes = tuple(f"{place.host}:{CLUSTER_PORT + place.shift}" for place in places)
+    names = server_names(places)
+    return [
+        ServerPlan(
+            name=name,
+            store=store if len({one.host for one in places}) == len(places) else f"{store}/{name}",
+            host=place.host if place.host.startswith("127.") else ALL_ADDRESSES,
+            advertised="" if place.host.startswith("127.") else place.host,
+            port=place.port,
+            http_port=HTTP_PORT + place.shift,
+            http_host=LOOPBACK,
+            cluster=cluster if len(places) > 1 else "",
+            cluster_port=CLUSTER_PORT + place.shift,
+            routes=routes if len(places) > 1 else (),
+            leaf_port=LEAF_PORT + place.shift,
+            domain=HUB,
+            mqtt_port=MQTT_PORT + place.shift if has_mqtt else 0,
+            file_bytes=file_bytes,
+            users=users_of(passwords),
+            tls=tls,
+            route_password=passwords.routes,
+        )
+        for place, name in zip(places, names, strict=True)
+    ]
+
+
+def server_names(places: list[Place]) -> list[str]:
+    """What the servers are called: as their hosts, and where two share one, with the port."""
+    hosts = [place.host.strip("[]").replace(":", "-") for place in places]
+    return [
+        host if hosts.count(host) == 1 else f"{host}-{place.port}" for host, place in zip(hosts, places, strict=True)
+    ]
+
+
+def users_of(passwords: Passwords) -> tuple[User, ...]:
+    """Who may connect: workers and tools, gateways, devices, and whoever looks after the servers."""
+    return (
+        User(FLEET, passwords.fleet),
+        User(GATEWAY, passwords.gateway),
+        User(DEVICE, passwords.device, denied=NOT_FOR_DEVICES, only_by=("MQTT",)),
+        User(SYSTEM, passwords.system, is_system=True),
+    )
+
+
+def urls_of(
+    plans: list[ServerPlan], passwords: Passwords, tls: TlsFiles | None, replicas: int | None = None
+) -> dict[str, str]:
+    """Where each kind of client connects, passwords included. Streams have three replicas, where nothing else is said
+    and there are as many servers."""
+    scheme, devices = ("nats", "mqtt") if tls is None else ("tls", "mqtts")
+    query = f"?replicas={replicas or min(3, len(plans) if len(plans) % 2 else len(plans) - 1)}"
+
+    def at(user: str, password: str, port: str) -> str:
+        hosts = ",".join(f"{plan.advertised or plan.host}:{getattr(plan, port)}" for plan in plans)
+        return f"{user}:{quote(password, safe='')}@{hosts}"
+
+    urls = {
+        FLEET: f"{scheme}://{at(FLEET, passwords.fleet, 'port')}{query}",
+        GATEWAY: f"{scheme}://{at(GATEWAY, passwords.gateway, 'leaf_port')}",
+        SYSTEM: f"{scheme}://{at(SYSTEM, passwords.system, 'port')}",
+    }
+    if plans[0].mqtt_port:
+        urls[DEVICE] = f"{devices}://{at(DEVICE, passwords.device, 'mqtt_port')}"
+    return urls
+
+
+def plan_local(folder: str, ports: list[dict[str, int]], passwords: Passwords) -> list[ServerPlan]:
+    """Servers side by side on loopback, where who gives no name is one of the fleet."""
+    routes = tuple(f"{LOOPBACK}:{own['cluster']}" for own in ports) if len(ports) > 1 else ()
+    return [
+        ServerPlan(
+            name=f"n{number}",
+            store=f"{folder}/n{number}",
+            port=own["client"],
+            http_port=own["http"],
+            cluster="local" if routes else "",
+            cluster_port=own["cluster"],
+            routes=routes,
+            leaf_port=own["leaf"],
+            domain=HUB,
+            mqtt_port=own["mqtt"],
+            users=users_of(passwords),
+            open_to=FLEET,
+            route_password=passwords.routes if routes else "",
+        )
+        for number, own in enumerate(ports, start=1)
+    ]

@@ -1,0 +1,139 @@
+"""What all parts of one connection to a store share: the link, the clock, and who must be stopped with it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import msgspec
+from nats.aio.msg import Msg
+
+from stigmergy.base.clock import Clock
+from stigmergy.base.errors import Bug, LinkDown, StoreConflict, StoreForeign, StoreUnavailable, StoreUnknown, TooLarge
+from stigmergy.nats.errors import STREAM_NOT_FOUND, JetStreamRefused, NoResponders, Unanswered
+from stigmergy.nats.link import REQUEST_S, Ack, Headers, NatsLink
+
+PATIENCE_S = 1.0
+PAUSE_S = 0.02
+GONE_COUNT_MAX = 10_000
+"""So many keys are remembered that watches were told to be gone; of the others a moment's doubt may remain."""
+
+
+class Watcher(Protocol):
+    """Who follows a bucket over this line."""
+
+    def link_changed(self) -> None:
+        """The link was lost, or is back."""
+        ...
+
+    def stop(self) -> None:
+        """Ends."""
+        ...
+
+
+class Line:
+    """One connection."""
+
+    def __init__(self, link: NatsLink, clock: Clock) -> None:
+        self.link = link
+        self.clock = clock
+        self._closed = False
+        self._watchers: list[Watcher] = []
+        self._gone: dict[str, int] = {}
+        """Subjects that a watch was told to be gone, with the sequence of the mark that said so."""
+        link.on_link(self._on_link)
+
+    def check_open(self) -> None:
+        """Refuses a call on a store that was closed."""
+        if self._closed:
+            raise Bug("the store is closed; open it again")
+
+    @property
+    def api_prefix(self) -> str:
+        """The first words of all subjects of JetStream's API."""
+        domain = self.link.address.domain
+        return f"$JS.{domain}.API." if domain else "$JS.API."
+
+    async def publish(self, subject: str, payload: bytes, headers: Headers, within_s: float = REQUEST_S) -> Ack:
+        """Publishes; where nobody takes it, again for a moment: of a bucket just made not every server knows yet."""
+        loop = asyncio.get_running_loop()
+        patient_until_s = loop.time() + min(PATIENCE_S, within_s)
+        while True:
+            self.check_open()
+            try:
+                return await self.link.publish(subject, payload, headers, within_s)
+            except NoResponders:
+                if loop.time() > patient_until_s:
+                    raise
+            await asyncio.sleep(PAUSE_S)
+
+    def note_gone(self, subject: str, sequence: int) -> None:
+        """A watch was told that there is nothing under this subject since this message."""
+        self._gone.pop(subject, None)
+        self._gone[subject] = sequence
+        if len(self._gone) > GONE_COUNT_MAX:
+            del self._gone[next(iter(self._gone))]
+
+    def gone_at(self, subject: str) -> int:
+        """The message that last said so; 0 if none did."""
+        return self._gone.get(subject, 0)
+
+    async def collect_direct(self, stream: str, request: Mapping[str, Any], count_max: int) -> list[Msg]:
+        """Messages of a stream, from any of its replicas. Raises as the link's `collect` does."""
+        subject = f"{self.api_prefix}DIRECT.GET.{stream}"
+        return await self.link.collect(subject, msgspec.json.encode(request), count_max)
+
+    def enlist(self, watcher: Watcher) -> None:
+        """Remembers who watches."""
+        self._watchers.append(watcher)
+
+    def dismiss(self, watcher: Watcher) -> None:
+        """Forgets who watched."""
+        self._watchers.remove(watcher)
+
+    def close(self) -> None:
+        """Ends everybody who watches."""
+        self._closed = True
+        for watcher in list(self._watchers):
+            watcher.stop()
+
+    def _on_link(self, up: bool) -> None:
+        for watcher in list(self._watchers):
+            watcher.link_changed()
+
+
+# What NATS refuses or leaves open, in the errors of the store port.
+
+MESSAGE_TOO_LARGE = 10054
+
+
+@contextmanager
+def asking(what: str, *, writes: bool) -> Iterator[None]:
+    """Around a call to the server. `what` names the bucket and key; `writes` whether it may change something there."""
+    try:
+        yield
+    except Unanswered as error:
+        if writes:
+            raise StoreUnknown(f"{what}: {error}; read it, or repeat it with compare-and-set") from None
+        raise StoreUnavailable(f"{what}: {error}; nothing was read, try again") from None
+    except LinkDown as error:
+        raise StoreUnavailable(f"{what}: {error}") from None
+    except JetStreamRefused as refused:
+        raise _in_our_words(what, refused) from None
+
+
+def _in_our_words(what: str, refused: JetStreamRefused) -> Exception:
+    if refused.is_fence:
+        return StoreConflict(f"{what}: another one wrote it ({refused.description}); read it and decide again")
+    if refused.is_full:
+        return StoreUnavailable(
+            f"{what}: the store has no room ({refused.description}); nothing was written: delete what is not needed, "
+            "or raise the limits of the bucket or the server"
+        )
+    if refused.code == STREAM_NOT_FOUND:
+        return StoreForeign(f"{what}: the bucket is gone, somebody has deleted it; open it again to make a new one")
+    if refused.code == MESSAGE_TOO_LARGE:
+        return TooLarge(f"{what}: more than the bucket's own limit ({refused.description}); raise its max_msg_size")
+    return StoreUnavailable(f"{what}: refused ({refused}); nothing was written, try again")

@@ -1,0 +1,128 @@
+"""A link on an event loop in a thread of its own, for what must be synchronous: reads of a journal, command lines."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import CancelledError
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any, TypeVar
+
+from stigmergy.base.errors import LinkDown
+from stigmergy.nats.address import NatsAddress
+from stigmergy.nats.errors import Unanswered
+from stigmergy.nats.link import NatsLink
+
+ResultT = TypeVar("ResultT")
+GRACE_S = 1.0
+"""Beyond its own limit, what a call may take to be given up."""
+END_S = 5.0
+"""What each step of closing may take: longer than the client library takes to leave a server that hangs."""
+
+
+class BlockingLink:
+    """Runs coroutines on a link elsewhere, and waits for them. Any thread may call it; each call has its limit.
+
+    A call that is given up is cancelled, and what it does then may take longer than its caller waits. So the loop ends
+    only when everything on it has ended.
+    """
+
+    def __init__(self, address: NatsAddress, *, name: str, open_s: float = 5.0) -> None:
+        """Connects. Raises as `NatsLink.open` does."""
+        self._loop = asyncio.new_event_loop()
+        self._link: NatsLink | None = None
+        self._running: set[asyncio.Task[Any]] = set()
+        """The calls under way; of use on the loop only."""
+        self._is_closed = False
+        self._submitting = threading.Lock()
+        """Nothing is given to the loop after it was told to end."""
+        self._thread = threading.Thread(target=self._serve, name=f"nats {name}", daemon=True)
+        self._thread.start()
+
+        async def connect() -> None:
+            # Kept here and not by whoever waits: a link that is up just after it was given up must be closed too.
+            self._link = await NatsLink.open(address, name=name, within_s=open_s)
+
+        try:
+            self._wait(connect, open_s + 2 * GRACE_S)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def link(self) -> NatsLink:
+        """The link; of use only to what runs on its loop."""
+        if self._link is None or self._is_closed:
+            raise _closed()
+        return self._link
+
+    def run(self, work: Callable[[NatsLink], Awaitable[ResultT]], within_s: float) -> ResultT:
+        """Does some work with the link and returns what it returns. Raises what it raises, or Unanswered."""
+        link = self.link
+
+        async def run() -> ResultT:
+            return await work(link)
+
+        return self._wait(run, within_s)
+
+    def close(self) -> None:
+        """Ends the calls under way, the connection and the thread. Closing twice does nothing."""
+        with self._submitting:
+            if not self._is_closed:
+                self._is_closed = True
+                self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    def _wait(self, work: Callable[[], Awaitable[ResultT]], within_s: float) -> ResultT:
+        async def run() -> ResultT:
+            task = asyncio.current_task()
+            assert task is not None
+            self._running.add(task)
+            try:
+                return await work()
+            finally:
+                self._running.discard(task)
+
+        with self._submitting:
+            if self._is_closed:
+                raise _closed()
+            future = asyncio.run_coroutine_threadsafe(run(), self._loop)
+        try:
+            return future.result(within_s + GRACE_S)
+        except FutureTimeout:
+            future.cancel()
+            raise Unanswered(f"no answer in {within_s:g} s; it may have arrived") from None
+        except CancelledError:
+            raise Unanswered("the link was closed; what was under way may have arrived") from None
+
+    def _serve(self) -> None:
+        """The thread: the loop, and when it was told to end, the end of everything on it."""
+        self._loop.run_forever()
+        try:
+            self._loop.run_until_complete(self._end())
+        finally:
+            self._loop.close()
+
+    async def _end(self) -> None:
+        await asyncio.sleep(0)  # calls that were submitted last begin now, and are among those under way
+        await _cancel(self._running)
+        if self._link is not None:
+            await _ended({asyncio.ensure_future(self._link.close())})
+        await _cancel(asyncio.all_tasks() - {asyncio.current_task()})
+
+
+async def _cancel(tasks: set[Any]) -> None:
+    for task in tasks:
+        if not task.cancelling():  # a second time would interrupt what it does to end
+            task.cancel()
+    await _ended(tasks)
+
+
+async def _ended(tasks: set[Any]) -> None:
+    if tasks:
+        await asyncio.wait(tasks, timeout=END_S)
+
+
+def _closed() -> LinkDown:
+    return LinkDown("the link was closed; nothing was sent")

@@ -1,0 +1,1 @@
+"""A node among others: its bus link, replication of shared fields, tells between the owners of shards."""

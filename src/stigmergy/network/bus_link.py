@@ -1,0 +1,266 @@
+"""A node on a bus: publishing, listening and presence put together, and their life in the right order.
+
+Made before the host starts, because the host then releases what an earlier run still owes; `start` comes after the
+host's. `stop` comes before the host's: nothing more is taken, what is owed leaves if it can, the others hear that this
+node leaves. While the link is down the node is *local-only*: agents decide and keep what they decide, as ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import partial
+
+from msgspec import Struct, structs
+
+from stigmergy.agents.messages import Event
+from stigmergy.base.clock import Clock, Entropy
+from stigmergy.base.command_ids import RANDOM_BYTES, new_command_id
+from stigmergy.base.errors import ConfigError, JournalError, StigmergyError
+from stigmergy.bus.mapping import write_device_order
+from stigmergy.bus.port import Bus, BusMessage
+from stigmergy.bus.presence import Member, Presence, describe_node
+from stigmergy.bus.publisher import Publisher
+from stigmergy.bus.replies import Teller
+from stigmergy.bus.subscriptions import COLLECT_ALL
+from stigmergy.bus.topics import Topics, check_level_name
+from stigmergy.network.subscriber import Subscriber
+from stigmergy.node.host import Host
+from stigmergy.node.ingress import BUS_SOURCES
+from stigmergy.shard.inputs import EffectsSettled
+from stigmergy.shard.outbox import Pending
+from stigmergy.uplink.collector import Levels, Relay
+from stigmergy.uplink.names import Sender
+from stigmergy.uplink.rules import UplinkRule
+from stigmergy.uplink.sender import UplinkStanding
+
+RECALLED_COMMITS_MAX = 2_000
+"""So many of the last commits are read at the start for what was published last."""
+RUN_BYTES = 8
+UP = "up"
+DRAIN_LOOK_S = 0.005
+LOCAL_ONLY = "local-only"
+NO_BUS = "none"
+
+
+class LinkStanding(Struct, frozen=True):
+    """How a node stands with its bus."""
+
+    link: str = NO_BUS
+    """`up`; `local-only` while the link is down, or a gateway's to its hub; `none` without a bus."""
+    why: str = ""
+    """What keeps the link down, or that another node has our name."""
+    owed: int = 0
+    """Published messages that the broker has not taken yet."""
+    members: int = 0
+    uplink: UplinkStanding | None = None
+    """How far the receiver of the node's uplink is behind; None without one."""
+
+
+class BusLink:
+    """The bus's side of a running node."""
+
+    def __init__(
+        self,
+        host: Host,
+        bus: Bus,
+        entropy: Entropy,
+        *,
+        site: str,
+        node: str,
+        version: str = "",
+        uplink: UplinkRule | None = None,
+        collects: bool = False,
+        levels: Levels | None = None,
+    ) -> None:
+        declaration, settings, clock = host.declaration, host.settings, host.clock
+        self._host = host
+        self._bus = bus
+        self.node = check_level_name("node", node)
+        self.topics = Topics(declaration.name, check_level_name("site", site))
+        me = describe_this_node(host, node, entropy, version)
+        self.teller = Teller(bus, self.topics, node, clock.monotonic_ns, refusals_per_s=settings.bus.refusals_per_s)
+        self.publisher = Publisher(
+            bus,
+            self.topics,
+            self._settle,
+            clock.wall_ns,
+            owed_count_max=max(1, settings.owed_count_max // 2),
+            in_flight_max=settings.bus.in_flight_max,
+            in_flight_per_topic_max=settings.bus.in_flight_per_topic_max,
+            messages_per_s=settings.bus.messages_per_s,
+            burst=settings.bus.burst,
+            retry_pause_s=settings.bus.retry_pause_s,
+            binary=settings.bus.binary,
+            outlet=self._outlet if declaration.device_orders else None,
+        )
+        self.subscriber = Subscriber(
+            bus,
+            self.topics,
+            host,
+            self.teller,
+            settings.bus,
+            _ids(clock, entropy),
+        )
+        self.presence = Presence(
+            bus,
+            self.topics,
+            me,
+            partial(tell_interested, host),
+            clock.monotonic_ns,
+            every_s=settings.bus.presence_every_s,
+            gone_s=settings.bus.presence_gone_s,
+        )
+        sender = Sender(declaration.name, site, node)
+        all_of_them = (COLLECT_ALL,) if collects else ()
+        collected = (*declaration.collects, *all_of_them)
+        self.relay = Relay(bus, host, sender, me.run, self.teller, uplink, collected, levels)
+        host.effector.publish = self._release
+        host.assignment.locate = self.presence.locate
+        bus.on_link(self._heard)
+
+    async def start(self) -> None:
+        """Subscribes, connects, and lets leave what is owed. Does not wait for the link."""
+        for shard in self._host.shards:
+            after = max(0, shard.state.position - RECALLED_COMMITS_MAX // len(self._host.shards))
+            with contextlib.suppress(JournalError):  # then messages do not say what they follow
+                self.publisher.recall(shard.state, self._host.journal.read(shard.state.shard, after))
+        await self.presence.start()
+        await self.subscriber.start()
+        await self.relay.start()
+        self.publisher.start()
+        await self._bus.open(self.presence.will)
+
+    async def stop(self) -> None:
+        """Leaves in order."""
+        self.subscriber.close()
+        self.relay.close()
+        await self._wait_decided(self._host.settings.drain_s)
+        if self._host.failure is None:
+            await self.publisher.wait_idle(self._host.settings.drain_s)
+        try:
+            async with asyncio.timeout(self._host.settings.drain_s):
+                await self.presence.stop()
+        except TimeoutError:
+            pass  # the broker does not answer; it will publish our will
+        await self.publisher.stop()
+        await self.relay.stop()
+        await self.teller.stop()
+        await self._bus.close()
+
+    async def kill(self) -> None:
+        """Ends at once, as a crash would, without a word. For simulations, which cut the link themselves."""
+        self.subscriber.close()
+        self.relay.close()
+        await self.presence.kill()
+        await self.publisher.stop()
+        await self.relay.stop()
+        await self.teller.stop()
+
+    def members(self) -> list[Member]:
+        """Who is in the fleet, as far as is known."""
+        return self.presence.members()
+
+    def standing(self) -> LinkStanding:
+        """How this node stands with its bus."""
+        error = self._bus.last_error
+        return LinkStanding(
+            link=LOCAL_ONLY if self._is_local_only else UP,
+            why=self.presence.conflict or ("" if error is None else str(error)) or self.relay.why_cut_off,
+            owed=self.publisher.owed,
+            members=len(self.presence.members()),
+            uplink=self.relay.standing(),
+        )
+
+    def troubles(self) -> list[str]:
+        """What does not mend itself: a name that two nodes use, a broker that will not have us."""
+        error = self._bus.last_error
+        found = [
+            self.presence.conflict,
+            *self.presence.overlaps(),
+            str(error) if isinstance(error, ConfigError) else "",
+        ]
+        found += self.subscriber.ordering.troubles
+        return [*(trouble for trouble in found if trouble), *self.relay.troubles]
+
+    def counters(self) -> dict[str, int]:
+        """What was published, taken, refused and shed."""
+        parts = (
+            self.publisher.counters,
+            self.subscriber.counters,
+            self.subscriber.ordering.counters,
+            self.presence.counters,
+            self.teller.counters,
+        )
+        counted = {name: value for part in parts for name, value in structs.asdict(part).items()}
+        return counted | {"local_only": int(self._is_local_only)} | self.relay.counters()
+
+    @property
+    def _is_local_only(self) -> bool:
+        return not self._bus.is_up or self.relay.is_cut_off
+
+    async def _wait_decided(self, within_s: float) -> None:
+        """What was taken before the stop is decided and written first: what it publishes leaves in this run then."""
+        host, loop = self._host, asyncio.get_running_loop()
+        host.committer.draining = True
+        deadline_s = loop.time() + within_s
+        while host.failure is None and self._bus.is_up and loop.time() < deadline_s:
+            if not host.mailbox.waiting and host.committer.idle:
+                return
+            host.wake()
+            await asyncio.sleep(DRAIN_LOOK_S)
+
+    # ------------------------------------------------------------------ what the host and the bus say
+
+    def _release(self, shard: int, pending: Pending) -> None:
+        self.publisher.release(shard, self._host.shards[shard].epoch, pending)
+
+    def _settle(self, shard: int, settled: EffectsSettled) -> None:
+        if self._host.failure is None:
+            self._host.intake.put_inside(shard, settled)
+
+    def _heard(self, up: bool) -> None:
+        self.publisher.link(up)
+        self.subscriber.link(up)
+        self.presence.link(up)
+        self.relay.link(up)
+
+    def _outlet(self, agent: str, about: str, body: bytes) -> tuple[BusMessage, ...] | None:
+        """What devices hear instead of a CloudEvent on the agent's own topic."""
+        messages: list[BusMessage] = []
+        for order in self._host.declaration.device_orders:
+            message = write_device_order(order, agent, about, body)
+            if message is not None:
+                messages.append(message)
+        return tuple(messages) or None
+
+
+def tell_interested(host: Host, event: Event) -> None:
+    """Tells agents who joined or left, and the replicas that somebody did. Without room agents are not told: presence
+    is no fact to stop for."""
+    host.on_members()
+    for address in host.declaration.interested:
+        plan = host.declaration.plans[address.partition("/")[0]]
+        if plan.handles(type(event)):
+            try:
+                told = host.intake.observe(address, event, source=f"{BUS_SOURCES}presence")
+            except StigmergyError:
+                continue
+            told.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+
+def describe_this_node(host: Host, node: str, entropy: Entropy, version: str) -> Member:
+    """What this run of a node says about itself."""
+    since = datetime.fromtimestamp(host.clock.wall_ns() / 1_000_000_000, UTC).isoformat(timespec="seconds")
+    run = entropy.token(RUN_BYTES).hex()
+    member = describe_node(node, run, version, since, host.declaration.plans, host.declaration.hands.by_tag)
+    # Of several owners of shards each runs those of its shards only; they announce nothing.
+    if len(host.journal.identity.owned) < host.shards.total:
+        return member
+    return structs.replace(member, agents=host.assignment.agents, everything=host.assignment.is_everything)
+
+
+def _ids(clock: Clock, entropy: Entropy) -> Callable[[], str]:
+    return lambda: new_command_id(clock.wall_ns(), entropy.token(RANDOM_BYTES))

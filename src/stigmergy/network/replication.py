@@ -1,0 +1,162 @@
+"""A node among others: its mesh, who is there, its replicas and its claims put together, and their life in order.
+
+Made before the host starts, because the host then releases what an earlier run still owes the ledger; `start` comes
+after the host's and the bus's, `stop` before theirs. Whatever of it is missing, the node goes on alone: agents write to
+shared fields as ever, and what they claim is refused with a reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from msgspec import Struct
+
+from stigmergy.agents.ordered import LEDGER
+from stigmergy.base.clock import Entropy
+from stigmergy.base.trust import Signer
+from stigmergy.bus.presence import Member
+from stigmergy.claims.port import Ledger, SignedLedger
+from stigmergy.claims.service import Claims, ClaimsStanding, life_of
+from stigmergy.membership.mesh import MEMBERSHIP, REPLICAS, Alone, Mesh, MeshChannels
+from stigmergy.membership.service import Membership
+from stigmergy.network.bus_link import tell_interested
+from stigmergy.network.replicator import Replicator, SharedStanding
+from stigmergy.node.host import Host
+
+LIFE_BYTES = 4
+ALONE = "alone"
+
+Names = Callable[[], Sequence[str]]
+"""Who is there, as a transport with presence knows it."""
+
+
+class Company(Struct, frozen=True):
+    """How a node stands with others: what it shares, and what it has claimed. None: it does not."""
+
+    shared: SharedStanding | None = None
+    claims: ClaimsStanding | None = None
+    members: int = 0
+
+
+class Companions:
+    """The others' side of a host. Without a mesh only its own agents share, without a ledger nothing is granted."""
+
+    def __init__(
+        self,
+        host: Host,
+        signer: Signer,
+        entropy: Entropy,
+        *,
+        mesh: Mesh | None = None,
+        ledger: Ledger | None = None,
+        names: Names | None = None,
+        me: Member | None = None,
+        seeds: Sequence[str] = (),
+        trusted: Sequence[bytes] = (),
+    ) -> None:
+        """With `names` the transport knows who is there; otherwise the mesh is probed, beginning with the `seeds`."""
+        self._host = host
+        self._entropy = entropy
+        self._channels: MeshChannels | None = None
+        self.membership: Membership | None = None
+        self.replicas: Replicator | None = None
+        self.claims: Claims | None = None
+        if mesh is not None and names is None and me is not None:
+            self._channels = MeshChannels(mesh)
+            self.membership = Membership(
+                self._channels.channel(MEMBERSHIP),
+                me,
+                partial(tell_interested, host),
+                host.clock,
+                entropy,
+                fleet=host.declaration.name,
+                seeds=seeds,
+                settings=host.settings.membership,
+            )
+            host.assignment.locate = self.membership.locate
+        if any(plan.shared for plan in host.declaration.plans.values()):
+            # Also alone: agents of this node that share a field hear of each other's writes.
+            own: Mesh = mesh or Alone(ALONE)
+            if self._channels is not None:
+                own = self._channels.channel(REPLICAS)
+            self.replicas = Replicator(
+                host, own, signer, entropy, names or self._member_names, trusted=_keys(signer, trusted)
+            )
+            host.on_members = self.replicas.look
+        if isinstance(ledger, SignedLedger):
+            ledger.sign_with(signer, trusted)
+        if ledger is not None:
+            host.claims = self.claims = Claims(
+                ledger,
+                signer,
+                host.verifier,
+                host.clock.monotonic_ns,
+                incarnation=host.replica_incarnation,
+                owes=lambda shard, sequence: host.shards[shard].state.outbox.get(LEDGER, sequence) is not None,
+                wake=host.wake,
+                trusted=trusted,
+            )
+
+    def _member_names(self) -> list[str]:
+        return [] if self.membership is None else [member.node for member in self.membership.members()]
+
+    async def start(self) -> None:
+        """Begins to listen, to speak and to ask. Waits for nobody."""
+        if self.membership is not None:
+            await self.membership.start()
+        if self.replicas is not None:
+            await self.replicas.start()
+        if self.claims is not None:
+            epoch = self._host.shards.first.epoch
+            await self.claims.start(life_of(epoch, self._entropy.token(LIFE_BYTES)))
+
+    async def stop(self) -> None:
+        """Leaves in order: what is durable is sent, the others hear that we go."""
+        if self.claims is not None:
+            await self.claims.stop(self._host.settings.drain_s)
+        if self.replicas is not None:
+            await self.replicas.stop()
+        if self.membership is not None:
+            await self.membership.stop()
+        if self._channels is not None:
+            await self._channels.close()
+
+    async def kill(self) -> None:
+        """Ends at once, as a crash would."""
+        for part in (self.claims, self.replicas, self.membership):
+            if part is not None:
+                await part.kill()
+        if self._channels is not None:
+            await self._channels.close()
+
+    def members(self) -> list[Member]:
+        """Who is there, where the mesh is probed for it."""
+        return [] if self.membership is None else self.membership.members()
+
+    def standing(self) -> Company:
+        """How this node stands with the others."""
+        return Company(
+            shared=None if self.replicas is None else self.replicas.standing(),
+            claims=None if self.claims is None else self.claims.standing(),
+            members=len(self.members()),
+        )
+
+    def counters(self) -> dict[str, int]:
+        """What was shared, claimed, refused and dropped."""
+        counted: dict[str, int] = {}
+        for part in (self.membership, self.replicas, self.claims):
+            counted |= {} if part is None else part.counters()
+        return counted
+
+    def troubles(self) -> list[str]:
+        """What does not mend itself."""
+        found = [] if self.membership is None or not self.membership.conflict else [self.membership.conflict]
+        for part in (self.replicas, self.claims):
+            found += [] if part is None else part.troubles()
+        return found
+
+
+def _keys(signer: Signer, trusted: Sequence[bytes]) -> Sequence[bytes] | None:
+    """Whose changes are taken: those of the given keys and our own; without any given, of whoever is heard first."""
+    return (signer.public_key, *trusted) if trusted else None

@@ -1,0 +1,490 @@
+"""The subscriber: takes what comes over a bus and may come. The broker hears that it was taken when it is durable.
+
+Commands are answered on the agent's `answers`; the same command id gets the same answer. What agents elsewhere publish
+is numbered and consumed once, in order: a message that comes before the one it follows waits for it, within a bound.
+What is malformed, too large, for somebody else, in somebody else's name, of an unknown type or of an older owner is
+refused, counted, and its sender is told where that is possible. What a source sends beyond its quota is shed on
+arrival, before it is looked at; the rest of what it sends waits its turn among the other sources. So a flood costs the
+others next to nothing.
+
+A source is an agent and a channel: all that is sent to an agent's `commands`, all that is sent to its `inputs`, all
+that it publishes under `events`, whatever it calls its topics. For topics of devices it is the pattern and the agent
+that it is for. Whoever may publish in the name of several agents has the share of each: a bus does not say who sends.
+
+A message without numbers is taken as it comes. Of the last of them the ids are remembered as long as this run lasts,
+and a repetition is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+
+from blake3 import blake3
+from msgspec import Struct
+
+from stigmergy.agents.codec import MESSAGE_BYTES_MAX, SOURCE_CHARS_MAX, encode, is_sound
+from stigmergy.agents.display import plain_state
+from stigmergy.agents.messages import Command, Event, Message, spec_of
+from stigmergy.agents.plans import AgentPlan
+from stigmergy.agents.text import find_message
+from stigmergy.base.errors import (
+    ConfigError,
+    Malformed,
+    NotRunning,
+    PeerError,
+    SequenceGap,
+    StigmergyError,
+    TooLarge,
+    UnknownTag,
+)
+from stigmergy.bus.cloudevents import EVENT_BYTES_MAX, CloudEvent, body_of, read_event
+from stigmergy.bus.mapping import (
+    DeviceCommands,
+    DeviceEvent,
+    read_device_command,
+    read_device_event,
+    write_device_answer,
+)
+from stigmergy.bus.port import Bus, BusMessage, Gate
+from stigmergy.bus.quotas import Quotas
+from stigmergy.bus.replies import QUERY, Teller
+from stigmergy.bus.subscriptions import Listen
+from stigmergy.bus.topics import (
+    AGENT_LEVELS,
+    AGENTS,
+    Channel,
+    Topics,
+    fill_address,
+    parse_topic,
+    quota_source,
+    unescape,
+)
+from stigmergy.network.ordering import Ordering, numbers_of
+from stigmergy.node.host import Host
+from stigmergy.node.ingress import BUS_SOURCES
+from stigmergy.node.intake import Stream
+from stigmergy.node.settings import BusSettings
+from stigmergy.shard.inputs import Refused
+
+SEEN_COUNT_MAX = 10_000
+"""Ids of messages without numbers that are remembered."""
+HURRY_COUNT = 16
+"""When so many messages wait for the disk it waits for no more company, whatever their types allow: brokers stop at a
+window of messages that were not acknowledged, often of 20."""
+TOPICS_COUNT_MAX = 10_000
+"""Topics of which is remembered whether they are ours."""
+STALL_NS = 1_000_000_000
+"""When messages are under way and none becomes durable for so long, we hold up our senders: nobody pays for that."""
+REPEATED_COUNT_MAX = 2_048
+"""So many messages that were under way on a link that broke may come again on the next one, some brokers give them half
+a minute later: a window of theirs."""
+OPEN_COUNT_MAX = 1_000
+"""A source may have as many messages without numbers here, not yet durable, as are still free of these: one alone half
+of them, nine a tenth each. About the window of a broker."""
+OPEN_PER_SOURCE_MIN = 32
+"""So many it may have in any case."""
+SHED_AHEAD_COUNT_MAX = 50_000
+"""A message may say that so many were given up beyond the numbers that it passes over: where an alert was kept, those
+behind it were given up before it was sent. As many as a publisher keeps."""
+SHED_COUNT_MAX = 1_000_000_000
+"""No sender gives up more between two messages: at a thousand a second that takes eleven days."""
+OURS = "stigmergy."
+"""What the framework says itself begins so; it is not taken from a bus."""
+
+
+class SubscriberCounters(Struct):
+    """What came over the bus."""
+
+    bus_received: int = 0
+    bus_commands: int = 0
+    bus_queries: int = 0
+    bus_refused: int = 0
+    bus_shed: int = 0
+    """Beyond a source's quota."""
+    bus_lost_by_senders: int = 0
+    """Messages that senders say they have given up."""
+    bus_shed_doubted: int = 0
+    """Times that a sender said it gave up more than it can have; that was not counted."""
+
+
+class Subscriber:
+    """Takes what comes. `start` subscribes; after `close` everything is left with the broker."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        topics: Topics,
+        host: Host,
+        teller: Teller,
+        settings: BusSettings,
+        fresh_id: Callable[[], str],
+    ) -> None:
+        self._bus = bus
+        self._topics = topics
+        self._host = host
+        self._teller = teller
+        self._assignment = host.assignment
+        self._fresh_id = fresh_id
+        self._settings = settings
+        self._quotas = Quotas(settings.messages_per_s, settings.burst)
+        self.ordering = Ordering(host, bus, settings.gap_wait_s)
+        self._seen: dict[tuple[str, str, str], asyncio.Future[None]] = {}
+        """Messages without numbers; each is done when it is durable."""
+        self._closed = False
+        self._under_way = 0
+        self._ours: dict[str, bool] = {}
+        """By topic whether it is for an agent that runs here."""
+        self._done_ns = 0
+        """When the last message was dealt with."""
+        self._down_ns: int | None = None
+        """When the link was lost; None before that."""
+        self.counters = SubscriberCounters()
+
+    async def start(self) -> None:
+        """Subscribes to everything that the fleet takes."""
+        self.ordering.start()
+        own = ((Channel.COMMANDS, self._command), (Channel.INPUTS, self._input), (Channel.QUERIES, self._query))
+        for channel, take in own:
+            # Brokers know no part of a level: of the patterns' kinds everything is heard, and most of it passed over.
+            for pattern in dict.fromkeys(
+                self._topics.agents_pattern(channel, entry) for entry in self._assignment.agents or ("*/*",)
+            ):
+                gate = self._guard(take, is_ours=self._is_ours, sheds=channel is not Channel.COMMANDS)
+                await self._bus.subscribe(pattern, gate)
+        declaration = self._host.declaration
+        for listen in declaration.listens:
+            template = listen.template(self._topics.fleet, self._topics.site)
+            await self._bus.subscribe(template.pattern, self._guard(self._listener(listen)))
+        for spec in declaration.device_events:
+            await self._bus.subscribe(spec.topic.pattern, self._guard(self._device_listener(spec), _device(spec)))
+        for orders in declaration.device_commands_taken:
+            taker = self._guard(self._device_taker(orders), _device(orders), sheds=False)
+            await self._bus.subscribe(orders.topic.pattern, taker)
+
+    def close(self) -> None:
+        """Takes nothing more: what comes now stays with the broker."""
+        self._closed = True
+
+    def _is_ours(self, topic: str) -> bool:
+        """False for what is for agents that other nodes run: they hear it, too."""
+        known = self._ours.get(topic)
+        if known is None:
+            levels = topic.split("/", AGENT_LEVELS)
+            known = len(levels) < AGENT_LEVELS or self._runs("/".join(levels[3:5]))
+            if len(self._ours) >= TOPICS_COUNT_MAX:
+                self._ours.clear()
+            self._ours[topic] = known
+        return known
+
+    def _runs(self, escaped: str) -> bool:
+        """Whether the agent of a topic runs here; of one that is badly escaped the door says what is wrong."""
+        try:
+            return self._assignment.runs("/".join(unescape(level) for level in escaped.split("/")))
+        except Malformed:
+            return self._assignment.is_everything
+
+    # ------------------------------------------------------------------ the door
+
+    def _guard(
+        self,
+        take: Callable[[BusMessage], Awaitable[None]],
+        source_of: Callable[[str], str] | None = None,
+        *,
+        is_ours: Callable[[str], bool] = lambda _: True,
+        sheds: bool = True,
+    ) -> Gate:
+        """Sheds, refuses and counts; what is left goes in. Without `sheds` only the quota sheds, no full queue does.
+        What is not ours is passed over, and counts for nobody."""
+
+        async def handle(message: BusMessage) -> None:
+            if self._closed:
+                raise NotRunning("the node is stopping; nothing was taken")
+            began_ns = self._host.clock.monotonic_ns()
+            self._under_way += 1
+            if self._under_way >= HURRY_COUNT:
+                self._host.committer.may_wait(began_ns)
+            try:
+                await take(message)
+            except PeerError as error:
+                if isinstance(error, SequenceGap):
+                    raise
+                self.refuse(message, error)
+            finally:
+                self._under_way -= 1
+                self._note_stall(began_ns)
+
+        def admit(source: str, message: BusMessage, open_count: int, open_all_count: int) -> bool:
+            if not is_ours(message.topic):
+                return False
+            if self._closed:
+                return True  # It stays with the broker.
+            now_ns = self._host.clock.monotonic_ns()
+            crowded = sheds and self._is_crowded(message, open_count, open_all_count, now_ns)
+            if self._quotas.admit(source, now_ns, crowded=crowded):
+                self.counters.bus_received += 1
+                return True
+            self._shed(source)
+            return False
+
+        return Gate(source_of or quota_source, admit, handle, shed=self._shed if sheds else None)
+
+    def _is_crowded(self, message: BusMessage, open_count: int, open_all_count: int, now_ns: int) -> bool:
+        """Whether a source has more open than its share, because it sends faster than it is taken.
+
+        What is open here is not acknowledged, and brokers stop at a window of about a thousand such messages: a few
+        that flood must leave some of it to the others. Numbered messages are spared, and all are while nothing at all
+        becomes durable: then the broker has to wait.
+        """
+        if open_count < max(OPEN_PER_SOURCE_MIN, OPEN_COUNT_MAX - open_all_count):
+            return False
+        return now_ns - self._done_ns <= STALL_NS and not _is_numbered(message)
+
+    def _shed(self, source: str) -> None:
+        self.counters.bus_shed += 1
+        self.ordering.note_lossy(source)
+
+    def _note_stall(self, began_ns: int) -> None:
+        """What sources sent while the disk stood still comes all at once, and is within their quotas."""
+        now_ns = self._host.clock.monotonic_ns()
+        since_ns, self._done_ns = max(began_ns, self._done_ns), now_ns
+        if now_ns - since_ns > STALL_NS:
+            self._quotas.allow_for(now_ns - since_ns, now_ns)
+
+    def link(self, up: bool) -> None:
+        """The link came or went. What the broker has held comes with it: so much is no flood."""
+        now_ns = self._host.clock.monotonic_ns()
+        if not up:
+            self._down_ns = now_ns
+        else:
+            away_ns = self._away_ns() if self._down_ns is None else now_ns - self._down_ns
+            self._quotas.allow_for(away_ns, now_ns, repeated=REPEATED_COUNT_MAX if away_ns else 0)
+        self.ordering.link(up)
+
+    def _away_ns(self) -> int:
+        """How long ago the last run of this node has ended. By the wall clock, which may be wrong."""
+        found_ns = self._host.found_time_ns
+        return max(0, self._host.clock.wall_ns() - found_ns) if found_ns else 0
+
+    def refuse(self, message: BusMessage, error: PeerError) -> None:
+        """Counts a refusal, and tells of it."""
+        self.counters.bus_refused += 1
+        self._teller.refused(message, error)
+
+    # ------------------------------------------------------------------ commands
+
+    async def _command(self, message: BusMessage) -> None:
+        address = parse_topic(message.topic).name
+        event = _read(message)
+        try:
+            _check_names(event, address)
+            plan = self._plan(address)
+            body = self._body(event, plan, Command)
+        except PeerError as error:
+            # Its sender waits for an answer, and there is an id to answer to.
+            self.counters.bus_refused += 1
+            await self._teller.answer(address, event.id, Refused(str(error)))
+            return
+        self.counters.bus_commands += 1
+        source, client = _source(message.topic), _source(event.source)
+        verdict = await self._host.intake.ask(address, body, event.id, source=source, client=client)
+        await self._teller.answer(address, event.id, verdict)
+
+    # ------------------------------------------------------------------ queries
+
+    async def _query(self, message: BusMessage) -> None:
+        """Answers with the durable state of an agent. Of several owners of shards, all hear it and one answers."""
+        address, host = parse_topic(message.topic).name, self._host
+        event = _read(message)
+        if event.type != QUERY:
+            raise UnknownTag(f"{event.type[:100]} is no query; ask with {QUERY}")
+        try:
+            plan = self._plan(address)
+            number = host.intake.shard_of(address)
+            if number not in host.shards:
+                return
+            if not self._settings.queries:
+                raise ConfigError(f"this node answers no queries; switch them on, or ask it: stigmergy state {address}")
+            shard, agent = host.shards[number], host.durable_image(address)
+            state = plain_state(shard.state.new_agent(address, plan) if agent is None else agent)
+            position = host.durable_position(number)
+        except StigmergyError as error:
+            self.counters.bus_refused += 1
+            await self._teller.state(address, event.id, {}, error)
+            return
+        self.counters.bus_queries += 1
+        stopped = shard.state.stopped_at(position).get(address)
+        data = {"known": agent is not None, "shard": number, "position": position, "stopped": stopped, "state": state}
+        await self._teller.state(address, event.id, data, None)
+
+    # ------------------------------------------------------------------ events
+
+    async def _input(self, message: BusMessage) -> None:
+        address = parse_topic(message.topic).name
+        event = _read(message)
+        # Several may send to one agent; each has numbers of its own.
+        source = _source(f"{message.topic} {event.source}")
+        await self._take_event(message, event, source, address, address)
+
+    def _listener(self, listen: Listen) -> Callable[[BusMessage], Awaitable[None]]:
+        template = listen.template(self._topics.fleet, self._topics.site)
+
+        async def hear(message: BusMessage) -> None:
+            topic = parse_topic(message.topic)
+            places = template.match(message.topic)
+            if places is None:
+                raise Malformed(f"{message.topic[:200]!r} is not what was listened for")
+            event = _read(message)
+            speaker = Topics(topic.fleet, topic.site).source_of(topic.name)
+            to = fill_address(listen.to, places)
+            if not self._assignment.runs(to):
+                return
+            # The same topic may be listened to for several agents, and each of them has a mark of its own.
+            source = _source(f"{message.topic} {to}")
+            await self._take_event(message, event, source, to, topic.name, speaker)
+
+        return hear
+
+    async def _take_event(
+        self, message: BusMessage, event: CloudEvent, source: str, to: str, subject: str, speaker: str = ""
+    ) -> None:
+        numbers, shed = numbers_of(event), event.number("shed") or 0
+        # In another's name: then its numbers say nothing about the numbers of this one.
+        _check_names(event, subject, speaker)
+        try:
+            body = self._body(event, self._plan(to), Event)
+        except PeerError:
+            if numbers is not None:
+                self.ordering.note_refused(source, numbers, to)
+            raise
+        if numbers is None:
+            await self._take_unnumbered(source, event, to, body)
+            return
+        plausible = self.ordering.passed_over(source, numbers, to) + SHED_AHEAD_COUNT_MAX
+        if await self.ordering.take(quota_source(message.topic), source, numbers, to, body):
+            if shed <= min(plausible, SHED_COUNT_MAX):
+                self.counters.bus_lost_by_senders += shed
+            else:
+                self.counters.bus_shed_doubted += 1
+
+    async def _take_unnumbered(self, source: str, event: CloudEvent, to: str, body: bytes) -> None:
+        once = (source, event.source, event.id)
+        taken = self._seen.get(once)
+        if taken is not None:
+            self.ordering.counters.bus_repeated += 1
+        else:
+            taken = self._host.intake.take_numbered(Stream(source), 0, to, body, missing=False)
+            self._seen[once] = taken
+            if len(self._seen) > SEEN_COUNT_MAX:
+                del self._seen[next(iter(self._seen))]
+        try:
+            # Also a repetition is acknowledged only when the first one is durable.
+            await asyncio.shield(taken)
+        except BaseException:
+            if self._seen.get(once) is taken:
+                del self._seen[once]
+            raise
+
+    # ------------------------------------------------------------------ devices
+
+    def _device_listener(self, spec: DeviceEvent) -> Callable[[BusMessage], Awaitable[None]]:
+        async def hear(message: BusMessage) -> None:
+            places = _places(spec, message.topic)
+            if not self._assignment.runs(fill_address(spec.to, places)):
+                return
+            to, observed = read_device_event(spec, places, message.payload)
+            self._plan(to)
+            stream = Stream(_source(message.topic))
+            await self._host.intake.take_numbered(stream, 0, to, encode(observed), missing=False)
+
+        return hear
+
+    def _device_taker(self, spec: DeviceCommands) -> Callable[[BusMessage], Awaitable[None]]:
+        async def take(message: BusMessage) -> None:
+            places = _places(spec, message.topic)
+            if not self._assignment.runs(fill_address(spec.to, places)):
+                return
+            to, command_id, command = read_device_command(spec, places, message.payload)
+            self._plan(to)
+            asked_as = command_id or self._fresh_id()
+            self.counters.bus_commands += 1
+            source = _source(message.topic)
+            verdict = await self._host.intake.ask(to, command, asked_as, source=source, client=source)
+            refused = verdict.reason if isinstance(verdict, Refused) else None
+            answer = write_device_answer(spec, places, command_id, refused)
+            if answer is not None:
+                await self._bus.publish(answer)
+
+        return take
+
+    # ------------------------------------------------------------------ messages
+
+    def _plan(self, address: str) -> AgentPlan:
+        return self._host.shards.first.state.plan_at(address)
+
+    def _body(self, event: CloudEvent, plan: AgentPlan, base: type[Command] | type[Event]) -> bytes:
+        """The bytes of the message for this kind of agent. Raises PeerError for one that it could not take."""
+        if event.type.startswith(OURS):
+            raise UnknownTag(f"{event.type[:100]} is said by the framework alone; send a message of your own")
+        tag = event.type
+        if tag not in plan.known_tags:
+            command = issubclass(base, Command)
+            tag = spec_of(find_message(plan, Command, tag) if command else find_message(plan, Event, tag)).tag
+        body = body_of(event, tag)
+        if len(body) > MESSAGE_BYTES_MAX:
+            raise TooLarge(f"a message of {len(body)} bytes, {MESSAGE_BYTES_MAX} at most")
+        if not is_sound(body):
+            raise Malformed("a message that is nested too deep")
+        try:
+            message: Message = plan.decode(body)
+        except Exception as error:
+            # Also what a check of the class itself has raised: no repetition would help.
+            raise Malformed(str(plan.explain(body, error))) from None
+        if not isinstance(message, base):
+            raise UnknownTag(f"{tag} is no {base.__name__.lower()}; it belongs on another topic")
+        return body
+
+
+def _is_numbered(message: BusMessage) -> bool:
+    """Whether a message seems to have a number, before it is parsed. A quota holds for it in any case."""
+    return b'"sequence"' in message.payload or any(name == "sequence" for name, _ in message.properties)
+
+
+def _read(message: BusMessage) -> CloudEvent:
+    if len(message.payload) > EVENT_BYTES_MAX:
+        raise TooLarge(f"a message of {len(message.payload)} bytes, {EVENT_BYTES_MAX} at most")
+    return read_event(message.payload, message.content_type, message.properties)
+
+
+def _check_names(event: CloudEvent, address: str, speaker: str = "") -> None:
+    """The attributes must not name another agent than the topic does. `speaker` is the source of whoever owns it."""
+    if event.subject and event.subject != address:
+        raise Malformed(f"its subject is {event.subject[:100]!r}, but the topic belongs to {address!r}")
+    if speaker and event.source != speaker and f"/{AGENTS}/" in event.source:
+        raise Malformed(f"its source is {event.source[:100]!r}, but the topic belongs to {speaker!r}")
+
+
+def _places(spec: DeviceEvent | DeviceCommands, topic: str) -> Mapping[str, str]:
+    places = spec.topic.match(topic)
+    if places is None:
+        raise Malformed(f"{topic[:200]!r} is not what was listened for")
+    return places
+
+
+def _device(spec: DeviceEvent | DeviceCommands) -> Callable[[str], str]:
+    """Whose quota a device's messages count against: all of one pattern for one agent, whatever else the topics say."""
+
+    def source_of(topic: str) -> str:
+        places = spec.topic.match(topic)
+        return topic if places is None else f"{spec.topic.pattern} {fill_address(spec.to, places)}"
+
+    return source_of
+
+
+def _source(name: str) -> str:
+    """The source under which marks and the log know a topic; of a long one the end is a digest."""
+    source = f"{BUS_SOURCES}{name}"
+    if len(source) <= SOURCE_CHARS_MAX:
+        return source
+    digest = blake3(source.encode()).hexdigest(length=16)
+    return f"{source[: SOURCE_CHARS_MAX - len(digest) - 1]}~{digest}"

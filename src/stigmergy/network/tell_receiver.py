@@ -1,0 +1,208 @@
+"""One neighbour that sends to us: its parcels become letters of our shards, and it hears when they are durable.
+
+What it repeats is passed over by the marks, as with any source; so a connection needs no memory of the one before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from stigmergy.agents.codec import printable
+from stigmergy.agents.effects import shard_sink
+from stigmergy.base.errors import Bug, DataLost, LinkDown, Malformed, NotRunning, StigmergyError
+from stigmergy.network.peer_port import Channel
+from stigmergy.network.shares import Share
+from stigmergy.network.tell_sender import (
+    FORMAT,
+    Arrived,
+    Declined,
+    Frame,
+    Goodbye,
+    Hello,
+    Opening,
+    Parcel,
+    Reached,
+    Welcome,
+    read_frame,
+    write_frame,
+)
+from stigmergy.node.host import Host
+from stigmergy.node.mailbox import Letter
+from stigmergy.shard.inputs import Delivery
+
+HELLO_S_MAX = 5.0
+"""Who connects and says nothing for so long is sent away."""
+PARCELS_WAITING_MAX = 256
+"""One who sends more parcels than this before any of them is durable does not keep to its window."""
+REASON_CHARS_MAX = 500
+
+
+class ReceivingCounters(Struct):
+    """What came from neighbours."""
+
+    neighbour_tells_in: int = 0
+    neighbour_parcels_declined: int = 0
+    neighbours_refused: int = 0
+
+
+class Receiving:
+    """Serves one connection, until it breaks."""
+
+    def __init__(self, host: Host, share: Share, channel: Channel, counters: ReceivingCounters) -> None:
+        self._host = host
+        self._share = share
+        self._channel = channel
+        self._counters = counters
+        self._from = 0
+        self._waiting = 0
+        """Parcels that are not durable yet."""
+        self._replies: dict[tuple[str, int, int], Frame] = {}
+        """What is to be said, one of a kind for each pair: a later one says more."""
+        self._woken = asyncio.Event()
+        self._is_over = False
+
+    async def serve(self) -> None:
+        """Takes what comes. Raises nothing: the neighbour connects again."""
+        answering: asyncio.Task[None] | None = None
+        try:
+            await self._meet()
+            answering = asyncio.ensure_future(self._answer())
+            while not self._is_over:
+                self._take(read_frame(await self._channel.receive()))
+        except LinkDown:
+            pass
+        except StigmergyError as error:
+            await self._send_away(error)
+        except Exception as error:
+            self._host.fail(Bug(f"taking from process {self._from} failed: {type(error).__name__}: {error}"))
+        finally:
+            self._is_over = True
+            if answering is not None:
+                answering.cancel()
+                await asyncio.gather(answering, return_exceptions=True)
+            self._channel.close()
+
+    async def _meet(self) -> None:
+        try:
+            async with asyncio.timeout(HELLO_S_MAX):
+                hello = read_frame(await self._channel.receive())
+        except TimeoutError:
+            raise Malformed(f"nothing was said for {HELLO_S_MAX:g} s; say hello first") from None
+        if not isinstance(hello, Hello):
+            raise Malformed("a neighbour says hello first; run the same version in all processes")
+        mine = self._hello()
+        theirs = (hello.format, hello.fleet, hello.shards, hello.processes)
+        if theirs != (mine.format, mine.fleet, mine.shards, mine.processes) or hello.process not in self._share.others:
+            raise Malformed(
+                f"process {hello.process} of {hello.processes} of the fleet {printable(hello.fleet, 64)!r} with "
+                f"{hello.shards} shards is no neighbour of process {mine.process} of {mine.processes} of "
+                f"{mine.fleet!r} with {mine.shards}; start all with the same command"
+            )
+        self._from = hello.process
+        await self._channel.send(write_frame(Welcome()))
+
+    def _hello(self) -> Hello:
+        share = self._share
+        return Hello(FORMAT, self._host.declaration.name, share.shards, share.process, share.processes)
+
+    def _take(self, frame: Frame) -> None:
+        match frame:
+            case Opening():
+                self._check_pair(frame.source, frame.target)
+                self._reached(frame)
+            case Parcel():
+                self._check_pair(frame.source, frame.target)
+                self._put(frame)
+            case _:
+                raise Malformed(f"a neighbour that sends says no {type(frame).__name__}; run the same version in all")
+
+    def _check_pair(self, source: int, target: int) -> None:
+        shards = self._share.shards
+        theirs = 0 <= source < shards and self._share.process_of(source) == self._from
+        if not theirs or target not in self._host.shards:
+            raise Malformed(f"shard {source} of process {self._from} has nothing to tell shard {target} here")
+
+    def _reached(self, opening: Opening) -> None:
+        marks = self._host.shards[opening.target].state.marks
+        consumed = marks.consumed(shard_sink(opening.source), 0)
+        if consumed < opening.settled:
+            lost = DataLost(
+                f"shard {opening.target}: process {self._from} knows that {opening.settled} tells of its shard "
+                f"{opening.source} were durable here, this journal has {consumed} of them: the end of the log is lost; "
+                "restore it from a newer copy"
+            )
+            self._host.fail(lost)
+            raise lost
+        self._say("reached", Reached(opening.source, opening.target, consumed))
+
+    def _put(self, parcel: Parcel) -> None:
+        if self._waiting >= PARCELS_WAITING_MAX:
+            raise Malformed(f"{self._waiting} parcels wait already; a neighbour keeps to its window")
+        if not parcel.items or parcel.sequence < 1:
+            raise Malformed("a parcel has items, and sequences count from 1")
+        self._waiting += 1
+        self._counters.neighbour_tells_in += len(parcel.items)
+        delivery = Delivery(shard_sink(parcel.source), parcel.items, sequence=parcel.sequence, epoch=parcel.epoch)
+        ticket = _Ticket(parcel, self._arrived, self._declined)
+        self._host.intake.put_letter(Letter(parcel.target, delivery, (ticket,), len(parcel.items)))
+
+    def _arrived(self, parcel: Parcel) -> None:
+        self._waiting -= 1
+        last = parcel.sequence + len(parcel.items) - 1
+        self._say("arrived", Arrived(parcel.source, parcel.target, last))
+
+    def _declined(self, parcel: Parcel, error: Exception) -> None:
+        self._waiting -= 1
+        self._counters.neighbour_parcels_declined += 1
+        why = printable(error, REASON_CHARS_MAX)
+        self._say("declined", Declined(parcel.source, parcel.target, type(error).__name__, why))
+
+    def _say(self, kind: str, frame: Reached | Arrived | Declined) -> None:
+        if not self._is_over:
+            self._replies[kind, frame.source, frame.target] = frame
+            self._woken.set()
+
+    async def _answer(self) -> None:
+        while True:
+            await self._woken.wait()
+            self._woken.clear()
+            replies, self._replies = self._replies, {}
+            for reply in replies.values():
+                try:
+                    await self._channel.send(write_frame(reply))
+                except StigmergyError:
+                    self._is_over = True
+                    self._channel.close()
+                    return
+
+    async def _send_away(self, error: StigmergyError) -> None:
+        """Says why, if it can still be said. One who stops just ends the connection: that is no fault of theirs."""
+        if isinstance(error, NotRunning):
+            return
+        self._counters.neighbours_refused += 1
+        try:
+            await self._channel.send(write_frame(Goodbye(printable(error, REASON_CHARS_MAX))))
+        except StigmergyError:
+            return
+
+
+class _Ticket:
+    """Waits until a parcel is durable, and tells the connection that it came over."""
+
+    __slots__ = ("_arrived", "_declined", "_parcel")
+
+    def __init__(
+        self, parcel: Parcel, arrived: Callable[[Parcel], None], declined: Callable[[Parcel, Exception], None]
+    ) -> None:
+        self._parcel = parcel
+        self._arrived = arrived
+        self._declined = declined
+
+    def resolve(self) -> None:
+        self._arrived(self._parcel)
+
+    def fail(self, error: Exception) -> None:
+        self._declined(self._parcel, error)

@@ -1,0 +1,1 @@
+"""The host of shards: takes inputs, steps, commits, then answers and carries out effects."""

@@ -1,0 +1,347 @@
+"""Column batches in: opened, kept in the order of their source, put into the mailbox. Rosters for who makes them.
+
+A source counts for each shard anew, because a batch is for one shard. So each shard has a door of its own, with the
+same rules as for envelopes: what comes early waits within bounds, what was lost is declared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from msgspec import structs
+
+from stigmergy.agents.columns import NO_CHECK, Table
+from stigmergy.agents.plans import AgentPlan
+from stigmergy.base.errors import Malformed, Overloaded, UnknownKind
+from stigmergy.journal.ownership import Shards
+from stigmergy.node.column_roster import Place, Roster, ShardRoster
+from stigmergy.node.declaration import Declaration
+from stigmergy.node.ingress import Accept, Ingress, IngressCounters
+from stigmergy.node.intake import DECLARED, MISSING, Intake, Waiter
+from stigmergy.node.mailbox import Letter, Mailbox
+from stigmergy.shard.batches import ColumnBatch, open_batch
+from stigmergy.shard.draft import Ready
+from stigmergy.shard.inputs import ColumnDelivery, EnrollAgents, SequencesSkipped
+from stigmergy.shard.state import ShardState
+
+ITEM_BYTES = 4096
+"""So many bytes of records count as one input, so that a commit's worth of either is about the same."""
+ENROLLED_BYTES = 16 * 1024
+"""Names that are enrolled in one go; more of them are enrolled one part after the other, while others go on."""
+
+GIVE_WAY_NAMES = 500
+GIVE_WAY_S = 0.001
+"""So many names are looked at in one go, and so long others get their turn then: a fleet grows without a pause. Not for
+an instant only, because the disk's thread needs the interpreter as well."""
+
+
+class ColumnIntake:
+    """Takes column batches into the mailbox, and enrols agents."""
+
+    def __init__(
+        self,
+        declaration: Declaration,
+        shards: Shards,
+        mailbox: Mailbox,
+        intake: Intake,
+        monotonic_ns: Callable[[], int],
+        *,
+        gap_wait_ns: int,
+        gap_deliveries_max: int,
+    ) -> None:
+        self._declaration = declaration
+        self._shards = shards
+        self._mailbox = mailbox
+        self._intake = intake
+        self._monotonic_ns = monotonic_ns
+        self._gap_wait_ns = gap_wait_ns
+        self._gap_deliveries_max = gap_deliveries_max
+        self._doors: dict[int, Ingress[ColumnBatch]] = {}
+        self.counters = IngressCounters()
+
+    def deliver(self, data: bytes | memoryview) -> asyncio.Future[None]:
+        """Takes a batch. The future is done when all of it is durable, and fails when it was not taken."""
+        self._intake.check_open()
+        if isinstance(data, memoryview) and not data.readonly:
+            # Records stay where they lie until they are written. Whoever gives up waiting may use this memory again.
+            data = bytes(data)
+        # Which door it is stands inside; any of them can open it.
+        batch = self._door(self._shards.first.state.shard).open(data)
+        self._check(batch)
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        door = self._door(batch.header.shard)
+        self._post(batch.header.shard, door.admit(batch, len(data), (Waiter(future),), self._monotonic_ns()))
+        # Also where it came early: the clock must be set to when it will have waited long enough.
+        self._intake.wake()
+        return future
+
+    def _check(self, batch: ColumnBatch) -> None:
+        """Raises Malformed for a batch that no shard could take, which must not be joined to good ones; NotOwned for
+        one that another process can."""
+        header = batch.header
+        if header.shard >= self._shards.total:
+            self.counters.malformed += 1
+            raise Malformed(f"a column batch for shard {header.shard}; there are {self._shards.total}")
+        if header.shard not in self._shards:
+            self.counters.refused += 1
+        table = self._shards[header.shard].state.tables.get(header.kind)
+        if table is None or table.layout_digest != header.layout:
+            return
+        if len(batch.records) != header.count * table.layout.record_bytes:
+            self.counters.malformed += 1
+            raise Malformed(
+                f"{len(batch.records)} bytes for {header.count} records of {table.layout.record_bytes}; "
+                "send whole ones, and as many as the header says"
+            )
+
+    async def enroll(self, kind: str, names: Sequence[str]) -> Roster:
+        """Gives agents their numbers, durably; those that have one keep it. Returns where each of them is."""
+        if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+            raise Malformed(f"enroll({kind!r}, {names!r:.60}): give a list of names, also for one alone")
+        self._check_compiled(kind)
+        names = list(names)
+        by_shard: dict[int, list[str]] = {}
+        for start in range(0, len(names), GIVE_WAY_NAMES):
+            if start:
+                await asyncio.sleep(GIVE_WAY_S)
+            for name in names[start : start + GIVE_WAY_NAMES]:
+                by_shard.setdefault(self._intake.home_of(f"{kind}/{name}"), []).append(name)
+        for shard, here in by_shard.items():
+            for part in _parts(here):
+                await self._intake.take(shard, EnrollAgents(kind, part))
+        places: list[Place] = []
+        for start in range(0, len(names), GIVE_WAY_NAMES):
+            if start:
+                await asyncio.sleep(GIVE_WAY_S)
+            places += [self._place(kind, name) for name in names[start : start + GIVE_WAY_NAMES]]
+        return structs.replace(self.roster(kind), places=places, names=names)
+
+    def roster(self, kind: str) -> Roster:
+        """What a producer needs to make records for agents of this kind, as it is on disk now. Of shards that another
+        process has, it knows only that they are there."""
+        self._check_compiled(kind)
+        table = self._shards.first.state.tables[kind]
+        shards = [ShardRoster(table.layout_digest, 0, NO_CHECK, 0)] * self._shards.total
+        for shard in self._shards:
+            enrolled = shard.state.enrolled.get(kind, 0)
+            generation, check = _durable_generation(shard.state.tables[kind], enrolled)
+            shards[shard.state.shard] = ShardRoster(table.layout_digest, generation, check, enrolled)
+        return Roster(kind, table.layout, shards, [])
+
+    def overdue(self, monotonic_ns: int) -> None:
+        """Early batches that have waited long enough: the gap before them is declared lost."""
+        for shard, door in self._doors.items():
+            self._post(shard, door.overdue(monotonic_ns))
+
+    @property
+    def next_ns(self) -> int | None:
+        """When the oldest early batch will have waited long enough."""
+        waiting = [at_ns for door in self._doors.values() if (at_ns := door.next_ns) is not None]
+        return min(waiting, default=None)
+
+    def forget(self, shard: int, source: str, incarnation: int) -> bool:
+        """The shard could not take what was let through: the next one is measured against the marks again. Whether it
+        came through a door of ours."""
+        return shard in self._doors and self._doors[shard].forget(source, incarnation)
+
+    def fail_all(self, error: Exception) -> None:
+        """Tells everybody who waits that it is over."""
+        for door in self._doors.values():
+            for ticket in door.clear():
+                ticket.fail(error)
+
+    def _door(self, shard: int) -> Ingress[ColumnBatch]:
+        door = self._doors.get(shard)
+        if door is None:
+            door = self._doors[shard] = Ingress(
+                open_batch,
+                self._shards[shard].state.marks.consumed,
+                gap_wait_ns=self._gap_wait_ns,
+                gap_deliveries_max=self._gap_deliveries_max,
+            )
+            door.counters = self.counters
+        return door
+
+    def _post(self, shard: int, accepted: list[Accept[ColumnBatch]]) -> None:
+        """Puts what the door let through into the mailbox. For what finds no room, whoever waits is told."""
+        full: dict[tuple[str, int], Overloaded] = {}
+        for one in accepted:
+            key = (one.envelope.source, one.envelope.incarnation)
+            if key not in full:
+                try:
+                    self._put(shard, one)
+                except Overloaded as error:
+                    full[key] = error
+                    self.forget(shard, *key)
+            if key in full:
+                for ticket in one.tickets:
+                    ticket.fail(full[key])
+        if accepted:
+            self._intake.wake()
+
+    def _put(self, shard: int, accepted: Accept[ColumnBatch]) -> None:
+        header, policy = accepted.envelope.header, self._declaration.policy_of(accepted.envelope.source)
+        if accepted.skip_to:
+            because = DECLARED if accepted.declared else MISSING
+            skipped = SequencesSkipped(header.source, header.incarnation, header.epoch, accepted.skip_to - 1, because)
+            self._mailbox.put_note(Letter(shard=shard, input=skipped, items=0), policy)
+        delivery = ColumnDelivery(
+            source=header.source,
+            kind=header.kind,
+            layout=header.layout,
+            generation=header.generation,
+            check=header.check,
+            records=accepted.envelope.records,
+            count=header.count,
+            sequence=header.sequence,
+            incarnation=header.incarnation,
+            epoch=header.epoch,
+        )
+        size_bytes = len(delivery.records)
+        letter = Letter(shard, delivery, accepted.tickets, max(1, size_bytes // ITEM_BYTES), accepted.size_bytes)
+        self._mailbox.put_telemetry(letter, policy)
+
+    def _place(self, kind: str, name: str) -> Place:
+        shard = self._intake.home_of(f"{kind}/{name}")
+        return Place(shard, self._shards[shard].state.tables[kind].find(name))
+
+    def _check_compiled(self, kind: str) -> None:
+        plan = self._declaration.plans.get(kind)
+        if plan is None or plan.engine is None:
+            compiled = ", ".join(name for name, other in self._declaration.plans.items() if other.engine) or "none"
+            raise UnknownKind(f"{kind!r} is no compiled kind of this fleet; there are {compiled}")
+
+
+def _parts(names: list[str]) -> list[list[str]]:
+    parts: list[list[str]] = [[]]
+    size_bytes = 0
+    for name in names:
+        size_bytes += len(str(name)) + 2
+        if size_bytes > ENROLLED_BYTES and parts[-1]:
+            parts.append([])
+            size_bytes = len(str(name)) + 2
+        parts[-1].append(name)
+    return parts
+
+
+def _durable_generation(table: Table, enrolled: int) -> tuple[int, bytes]:
+    """The last enrolment that is on disk: with so many agents, or fewer. Enrolments may be as many as agents."""
+    known = (0, NO_CHECK)
+    low, high = 0, table.generation
+    while low < high:
+        middle = (low + high + 1) // 2
+        found = table.check_of(middle)
+        if found is not None and found[0] <= enrolled:
+            low, known = middle, found
+        else:
+            high = middle - 1
+    return low, known[1]
+
+
+# Joins column deliveries that follow each other, so that a thousand small batches cost as much as a large one.
+#
+# Only neighbours in the mailbox with consecutive numbers of the same source are joined: the order of nothing changes.
+
+JOINED_BYTES_MAX = 256 * 1024
+SMALL_BYTES = 64 * 1024
+"""Larger ones are left alone: to copy them costs more than to step them one by one."""
+
+
+def join_letters(letters: Sequence[Letter]) -> list[Letter]:
+    """The letters, with deliveries that follow each other made into one that carries the tickets of all."""
+    joined: list[Letter] = []
+    run: list[Letter] = []
+    size_bytes = 0
+    for letter in letters:
+        if run and not (_follows(run[-1], letter) and size_bytes + letter.size_bytes <= JOINED_BYTES_MAX):
+            joined.append(_joined(run))
+            run, size_bytes = [], 0
+        run.append(letter)
+        size_bytes += letter.size_bytes
+    if run:
+        joined.append(_joined(run))
+    return joined
+
+
+def _follows(before: Letter, after: Letter) -> bool:
+    one, other = before.input, after.input
+    if not isinstance(one, ColumnDelivery) or not isinstance(other, ColumnDelivery) or other.start:
+        return False
+    if max(before.size_bytes, after.size_bytes) > SMALL_BYTES:
+        return False
+    return (
+        before.shard == after.shard
+        and other.sequence == (one.sequence + one.length if one.sequence else 0)
+        and (one.source, one.incarnation, one.epoch) == (other.source, other.incarnation, other.epoch)
+        and (one.kind, one.layout, one.generation) == (other.kind, other.layout, other.generation)
+        and one.check == other.check
+    )
+
+
+def _joined(run: list[Letter]) -> Letter:
+    first = run[0]
+    if len(run) == 1 or not isinstance(first.input, ColumnDelivery):
+        return first
+    deliveries = [letter.input for letter in run if isinstance(letter.input, ColumnDelivery)]
+    delivery = structs.replace(
+        first.input,
+        records=b"".join(one.records for one in deliveries),
+        count=sum(one.count for one in deliveries),
+    )
+    return Letter(
+        shard=first.shard,
+        input=delivery,
+        tickets=tuple(ticket for letter in run for ticket in letter.tickets),
+        items=sum(letter.items for letter in run),
+        size_bytes=sum(letter.size_bytes for letter in run),
+    )
+
+
+# What happens to tables when a commit has become durable: the rows that queries see follow.
+
+
+def follow(state: ShardState, ready: Ready) -> None:
+    """A commit is on disk: its events enter the durable rows, and agents that it enrolled are there."""
+    for kind, image in ready.images.items():
+        if image is not None:
+            state.tables[kind].adopt(image)
+    for run in ready.commit.columns:
+        if ready.images.get(run.kind) is None:
+            state.tables[run.kind].follow(run.records, run.time_ns)
+    state.enrolled.update(ready.enrolled)
+
+
+def catch_up(state: ShardState) -> None:
+    """After a replay everything is durable."""
+    for kind, table in state.tables.items():
+        table.catch_up()
+        state.enrolled[kind] = len(table)
+
+
+def durable_agent(state: ShardState, address: str) -> Any:
+    """A compiled agent as it is on disk; None for one that is not there yet."""
+    table, number = state.table_at(address)
+    if table is None or not 0 <= number < state.enrolled.get(address.partition("/")[0], 0):
+        return None
+    return table.agent(number)
+
+
+def durable_addresses(state: ShardState, kind: str) -> list[str]:
+    """The addresses of the compiled agents of a kind that are on disk."""
+    table = state.tables[kind]
+    return [f"{kind}/{table.name(number)}" for number in range(state.enrolled.get(kind, 0))]
+
+
+def addresses_of(state: ShardState, concerned: Callable[[AgentPlan], object]) -> Iterator[str]:
+    """The addresses of all agents of kinds that this concerns, also of those that are not on disk yet: whether they
+    are to be made safe does not wait for it. Without those at rest, which another node may run."""
+    kinds = [kind for kind, plan in state.plans.items() if concerned(plan)]
+    for address in list(state.agents):
+        if address.partition("/")[0] in kinds and address not in state.at_rest:
+            yield address
+    for kind in kinds:
+        table = state.tables.get(kind)
+        if table is not None:
+            yield from (f"{kind}/{table.name(number)}" for number in range(len(table)))

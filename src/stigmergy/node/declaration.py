@@ -1,0 +1,124 @@
+"""What a fleet is made of: its agent classes, and the functions that are its hands. Declared once, run anywhere.
+
+A declaration does nothing by itself. The same one runs on a device, in a program, and in the simulator.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from msgspec import structs
+
+from stigmergy.agents.agent import Agent
+from stigmergy.agents.columns import Engine, Say
+from stigmergy.agents.plans import AgentPlan
+from stigmergy.base.errors import ConfigError, DefinitionError
+from stigmergy.bus.subscriptions import Listening
+from stigmergy.devices.equipment import Equipment
+from stigmergy.node.mailbox import BLOCK, StreamPolicy
+from stigmergy.node.settings import Settings
+from stigmergy.shard.homes import Homes, ShardKey
+from stigmergy.shard.state import plan_agents
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
+SHARDS_MAX = 4096
+
+
+def _check_declared(name: object, agents: object, shards: object) -> None:
+    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+        raise DefinitionError(f"fleet {name!r}: a name is 1 to 64 letters, digits, '_', '-' and '.'")
+    if not isinstance(shards, int) or not 1 <= shards <= SHARDS_MAX:
+        raise DefinitionError(f"fleet {name!r}: shards={shards}; give 1 to {SHARDS_MAX}, once and for all")
+    given = agents if isinstance(agents, list | tuple) else ()
+    if not given or not all(isinstance(cls, type) and issubclass(cls, Agent) for cls in given):
+        raise DefinitionError(f"fleet {name!r}: give at least one agent class in agents=[…], and nothing else")
+
+
+def _check_options(name: str, settings: object, streams: object) -> None:
+    if settings is not None and not isinstance(settings, Settings):
+        raise DefinitionError(f"fleet {name!r}: settings={settings!r}; give Settings(…)")
+    policies = {} if streams is None else streams
+    fit = isinstance(policies, Mapping) and all(
+        isinstance(source, str) and isinstance(policy, StreamPolicy) for source, policy in policies.items()
+    )
+    if not fit:
+        raise DefinitionError(
+            f"fleet {name!r}: streams={streams!r}; give beginnings of source names with their policies"
+        )
+
+
+def _compiled_of(name: str, agents: Sequence[type[Agent]], compiled: object) -> Sequence[type[Agent]]:
+    if isinstance(compiled, bool):
+        return agents if compiled else ()
+    given = compiled if isinstance(compiled, list | tuple) else (compiled,)
+    for cls in given:
+        if cls not in agents:
+            raise DefinitionError(
+                f"fleet {name!r}: compiled={compiled!r}; give True for all agents, or a list of some that agents= has"
+            )
+    return given
+
+
+def _engine_of(cls: type[Agent]) -> Engine:
+    """Reads the class, and refuses it with lines and reasons if it cannot be compiled. Nothing is compiled yet."""
+    try:
+        from stigmergy.compiled.table import engine_of
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"{cls.__qualname__} is to be compiled, and {error.name} is not installed; "
+            'pip install "stigmergy[compiled]", or declare the fleet without compiled='
+        ) from None
+    return engine_of(cls)
+
+
+class Declaration(Equipment, Listening):
+    """A fleet: a name, agent classes, and who carries out their actions and slow work."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        agents: Sequence[type[Agent]],
+        shards: int = 1,
+        settings: Settings | None = None,
+        streams: Mapping[str, StreamPolicy] | None = None,
+        compiled: bool | Sequence[type[Agent]] = False,
+        shard_by: ShardKey | None = None,
+    ) -> None:
+        """Declares a fleet. `compiled` names the classes that run as compiled code, or True for all of them: see
+        docs/compiled.md for what can be compiled. An agent's shard is a hash of its address, or of what `shard_by` says
+        of the address, such as its zone. `name`, `shards` and `shard_by` are for good."""
+        _check_declared(name, agents, shards)
+        _check_options(name, settings, streams)
+        Equipment.__init__(self)
+        Listening.__init__(self)
+        self.name = name
+        self.shards = shards
+        self.homes = Homes(shards, shard_by)
+        self.settings = settings or Settings()
+        self.plans: dict[str, AgentPlan] = plan_agents(agents)
+        for cls in _compiled_of(name, agents, compiled):
+            kind = cls.__agent_kind__
+            self.plans[kind] = structs.replace(self.plans[kind], engine=_engine_of(cls))
+        self._streams = dict(streams or {})
+        self.receivers: dict[str, Callable[[int], int]] = {}
+        """Per sink, asked at start: the highest sequence of this shard's effects that the receiver has confirmed."""
+
+    @property
+    def has_compiled(self) -> bool:
+        """Whether some of its agents are compiled."""
+        return any(plan.engine is not None for plan in self.plans.values())
+
+    def prepare(self, say: Say) -> None:
+        """Compiles what is to be compiled, or loads it from the cache. `say` is told what takes long."""
+        for plan in self.plans.values():
+            if plan.engine is not None:
+                plan.engine.prepare(say)
+
+    def policy_of(self, source: str) -> StreamPolicy:
+        """What happens with a source's observed events when the node cannot keep up; the longest prefix decides."""
+        if not self._streams:
+            return BLOCK
+        best = max((prefix for prefix in self._streams if source.startswith(prefix)), key=len, default=None)
+        return BLOCK if best is None else self._streams[best]

@@ -1,0 +1,502 @@
+"""The effector: has effects carried out by actuators and workers, once the commit behind them is durable.
+
+The caller releases only what is durable; a safe action is the one exception and has a door of its own. What one agent
+asks of one sink is carried out in order; different agents, and actions and work of the same one, go side by side, so
+many at a time for each sink: no action waits for slow work. Each is tried a bounded number of times with the same key;
+then it is settled as failed. Settling is an input: the shard hears of it, and after a restart only what was not settled
+is released again.
+
+A safe action waits for nothing, is tried as often, and has a key of its own each time it goes out: a device that
+remembers keys must not take the next silence for a repetition of the last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Struct, structs
+
+from stigmergy.agents.codec import MESSAGE_BYTES_MAX, UNDECODABLE, encode, printable, tag_of
+from stigmergy.agents.effects import LAPSED, PUBLISH, ActionDone, ActionFailed, Order, OrderClaim, WorkFailed
+from stigmergy.agents.messages import Action, Claimed, Event, Work, spec_of
+from stigmergy.agents.plans import AgentPlan, confirmation
+from stigmergy.base.clock import Clock
+from stigmergy.base.errors import ClaimLapsed, DeviceRefused
+from stigmergy.devices.actuators import Patience
+from stigmergy.devices.equipment import Hand, Hands
+from stigmergy.devices.staleness import safe_actions_of
+from stigmergy.node.column_intake import addresses_of
+from stigmergy.node.settings import Settings
+from stigmergy.shard.inputs import EffectSettled, EffectsSettled, Input, SafeActionOut
+from stigmergy.shard.outbox import Pending
+from stigmergy.shard.shard import Shard
+
+Lane = tuple[str, str]
+"""Sink and agent: what is in one lane is carried out in order. Slow work does not hold up an action."""
+Settle = Callable[[int, EffectSettled | EffectsSettled], None]
+_REASON_CHARS_MAX = 300
+SAFE_SLICE_S = 0.01
+"""So long plain functions may make agents safe one after the other before everybody else has a turn."""
+PAUSE_S_MAX = 5.0
+"""The pause between two tries doubles up to this: one who is to try a hundred times must not wait for years."""
+INDEX_BITS = 20
+"""The low bits of a token: where in its commit an effect stands."""
+
+
+class EffectorCounters(Struct):
+    """What became of effects."""
+
+    released: int = 0
+    done: int = 0
+    failed: int = 0
+    retries: int = 0
+    safe: int = 0
+    safe_failed: int = 0
+    unheard: int = 0
+    lapsed: int = 0
+    """Orders that were dropped because the claim that they are bound to was not held any more; they count as failed."""
+
+
+Begun = Awaitable[Any] | BaseException | None
+"""How far a try has come that was begun: to be awaited, or over."""
+
+
+class _Hand(Struct):
+    """A registered actuator or worker with its decoder."""
+
+    effect: type[Action] | type[Work]
+    call: Hand
+    decode: Callable[[bytes], Any]
+    tries: int
+    within_s: float
+    """How often it is tried, and how long each try may take."""
+
+
+class Effector:
+    """Carries out effects. `settle` is told, for each, when it is over."""
+
+    def __init__(
+        self, hands: Hands, plans: Mapping[str, AgentPlan], settings: Settings, incarnation: int, settle: Settle
+    ) -> None:
+        self._hands = {
+            tag: _fitted(effect, call, hands.patience.get(tag, Patience()), settings)
+            for tag, (effect, call) in hands.by_tag.items()
+        }
+        self._plans = plans
+        self._settings = settings
+        self._incarnation = incarnation
+        self._settle = settle
+        self._lanes: dict[Lane, deque[tuple[int, Pending]]] = {}
+        """Per lane what is still to be done, the first of it under way; only lanes that have something."""
+        self._waiting: dict[str, deque[Lane]] = {}
+        """Per sink the lanes whose first effect waits for a free place. Each sink has places of its own."""
+        self._settled: dict[tuple[int, str], list[int]] = {}
+        """Effects that are over and whose results nobody waits for, by shard and sink, until the next turn."""
+        self._tasks: dict[str, dict[Lane, asyncio.Task[None]]] = {}
+        self._safe_tasks: dict[int, asyncio.Task[None]] = {}
+        self._safe_count = 0
+        self._safe_waiting: deque[tuple[_Hand, Order[Any]]] = deque()
+        """Safe actions that plain functions carry out, while others have their turn."""
+        self._slice_end_s: float | None = None
+        self._halted = False
+        self.publish: Callable[[int, Pending], None] | None = None
+        """Who publishes, where there is a bus; without one, what is published is unheard."""
+        self.held_claim: Callable[[str, Claimed], OrderClaim | None] = lambda _agent, _claimed: None
+        """Says whether an agent holds, right now, the claim that an effect is bound to; None: it does not."""
+        self.counters = EffectorCounters()
+
+    def release(self, shard: int, pending: Pending) -> None:
+        """Has a durable effect carried out, after what the same agent asked of the same sink before it."""
+        if self._halted:
+            return
+        self.counters.released += 1
+        if pending.sink == PUBLISH and self.publish is not None:
+            self.publish(shard, pending)
+            return
+        name = (pending.sink, pending.agent)
+        lane = self._lanes.get(name)
+        if lane is not None:
+            lane.append((shard, pending))
+            return
+        begun: Begun = None
+        if self._has_room(pending.sink):
+            settled, begun = self._try_at_once(shard, pending)
+            if settled:
+                return
+        self._lanes[name] = deque([(shard, pending)])
+        self._start(name, begun)
+
+    def release_safe(self, shard: int, position: int, agent: str, action: Action, moment_ns: int) -> None:
+        """Sends a safe action out now: no disk, no waiting for what is under way. A plain function holds up everybody
+        while it runs, so such ones run in slices: those of other agents that only have to be begun come in between.
+
+        Its token is behind everything up to this position, which is sealed, and before whatever is decided next.
+        """
+        self.counters.safe += 1
+        tag = spec_of(type(action)).tag
+        hand = self._hands.get(tag)
+        if hand is None:
+            self.counters.safe_failed += 1
+            return
+        order: Order[Any] = Order(
+            agent=agent,
+            effect=action,
+            key=f"{self._incarnation}.{shard}.{position}.safe.{moment_ns}.{agent}.{tag}",
+            token=((position + 1) << INDEX_BITS) - 1,
+            sequence=0,
+        )
+        if inspect.iscoroutinefunction(hand.call):
+            self._begin_safe(hand, order)
+            return
+        self._safe_waiting.append((hand, order))
+        if self._slice_end_s is None:
+            self._next_slice()
+        else:
+            self._use_slice(self._slice_end_s)
+
+    def _next_slice(self) -> None:
+        """Begins a slice of time for plain functions that make agents safe; the next comes when others had a turn."""
+        self._slice_end_s = None
+        if self._safe_waiting:
+            loop = asyncio.get_running_loop()
+            self._slice_end_s = loop.time() + SAFE_SLICE_S
+            loop.call_soon(self._next_slice)
+            self._use_slice(self._slice_end_s)
+
+    def _use_slice(self, end_s: float) -> None:
+        while self._safe_waiting and asyncio.get_running_loop().time() < end_s:
+            self._begin_safe(*self._safe_waiting.popleft())
+
+    def _begin_safe(self, hand: _Hand, order: Order[Any]) -> None:
+        begun = _call(hand, order)
+        if begun is None:
+            return
+        self._safe_count += 1
+        number = self._safe_count
+        self._safe_tasks[number] = asyncio.ensure_future(self._finish_safe(hand, order, begun))
+        self._safe_tasks[number].add_done_callback(lambda _: self._safe_tasks.pop(number, None))
+
+    @property
+    def busy(self) -> int:
+        """How many lanes have effects under way or waiting, or results that the host has not heard of yet."""
+        return len(self._lanes) + len(self._settled)
+
+    def halt(self) -> None:
+        """Begins nothing more but safe actions, and tries nothing again. What is under way goes on."""
+        self._halted = True
+
+    async def wait_safe(self, timeout_s: float) -> bool:
+        """Waits until all safe actions are carried out or given up, at most so long."""
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        while self._safe_tasks or self._safe_waiting:
+            if asyncio.get_running_loop().time() >= deadline:
+                return False
+            await asyncio.sleep(min(0.01, timeout_s))
+        return True
+
+    async def close(self) -> None:
+        """Ends what is under way. What was not settled is released again after the next start."""
+        self._halted = True
+        self.counters.safe_failed += len(self._safe_waiting)
+        self._safe_waiting.clear()
+        tasks = [*(task for running in self._tasks.values() for task in running.values()), *self._safe_tasks.values()]
+        for task in tasks:
+            task.cancel()
+        deadline = asyncio.get_running_loop().time() + self._settings.drain_s
+        # A hand that does not let itself be cancelled is left behind.
+        while not all(task.done() for task in tasks) and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0)
+            if not all(task.done() for task in tasks):
+                await asyncio.sleep(0.001)
+        self._lanes.clear()
+        self._waiting.clear()
+
+    def _try_at_once(self, shard: int, pending: Pending) -> tuple[bool, Begun]:
+        """Settles at once what needs no waiting: nobody to do it, or a plain function that succeeds.
+
+        Otherwise it returns how far the first try has come, if it was begun.
+        """
+        if pending.sink == PUBLISH:
+            self.counters.unheard += 1
+            self._settle(shard, EffectSettled(pending.sink, pending.sequence))
+            return True, None
+        tag = tag_of(pending.body)
+        hand = self._hands.get(tag)
+        if hand is None:
+            self._failed(shard, pending, tag, f"nobody is registered to carry out {tag}")
+            return True, None
+        if inspect.iscoroutinefunction(hand.call):
+            return False, None
+        try:
+            result = hand.call(self._order(hand, shard, pending, attempt=1))
+        except BaseException as error:
+            return False, _of_the_hand(error)
+        if inspect.isawaitable(result):
+            return False, result
+        self._done(shard, pending, hand, result)
+        return True, None
+
+    def _has_room(self, sink: str) -> bool:
+        return len(self._tasks.get(sink, ())) < self._settings.effects_in_flight_max
+
+    def _start(self, name: Lane, begun: Begun = None) -> None:
+        sink = name[0]
+        if self._has_room(sink):
+            self._tasks.setdefault(sink, {})[name] = asyncio.ensure_future(self._work_off(name, begun))
+        else:
+            self._waiting.setdefault(sink, deque()).append(name)
+
+    async def _work_off(self, name: Lane, begun: Begun) -> None:
+        """Carries out a lane's effects until there are none, or others wait for the place."""
+        lane = self._lanes[name]
+        waiting = self._waiting.setdefault(name[0], deque())
+        try:
+            while lane and not self._halted:
+                shard, pending = lane[0]
+                await self._carry_out(shard, pending, begun)
+                begun = None
+                lane.popleft()
+                if waiting:
+                    break
+        finally:
+            self._tasks[name[0]].pop(name, None)
+            if not lane:
+                self._lanes.pop(name, None)
+            elif not self._halted:
+                waiting.append(name)
+            if waiting and not self._halted:
+                self._start(waiting.popleft())
+
+    async def _carry_out(self, shard: int, pending: Pending, begun: Begun) -> None:
+        """Tries an effect so many times. Halted, it tries no more: it stays owed, and is released after the restart."""
+        if pending.sink == PUBLISH:
+            self.counters.unheard += 1
+            self._settle(shard, EffectSettled(pending.sink, pending.sequence))
+            return
+        tag = tag_of(pending.body)
+        hand = self._hands.get(tag)
+        if hand is None:
+            self._failed(shard, pending, tag, f"nobody is registered to carry out {tag}")
+            return
+        reason = ""
+        pause_s = self._settings.effect_pause_s
+        for attempt in range(1, hand.tries + 1):
+            if attempt > 1:
+                await asyncio.sleep(pause_s)
+                pause_s = max(pause_s, min(pause_s * 2, PAUSE_S_MAX))
+                if self._halted:
+                    return
+                self.counters.retries += 1
+            try:
+                trying: Any = hand.call(self._order(hand, shard, pending, attempt)) if begun is None else begun
+                result = await self._finish(trying, hand.within_s)
+            except DeviceRefused as error:
+                self.counters.lapsed += isinstance(error, ClaimLapsed)
+                self._failed(shard, pending, tag, printable(error, _REASON_CHARS_MAX))
+                return
+            except BaseException as error:
+                reason = _reason(error)
+            else:
+                self._done(shard, pending, hand, result)
+                return
+            begun = None
+        self._failed(shard, pending, tag, f"{reason}, after {hand.tries} {'try' if hand.tries == 1 else 'tries'}")
+
+    async def _finish(self, begun: Any, within_s: float) -> Any:
+        """Waits for a try that was begun, within its time; raises what it has raised."""
+        if isinstance(begun, BaseException):
+            raise begun
+        if not inspect.isawaitable(begun):
+            return begun
+        within = asyncio.timeout(within_s)
+        try:
+            async with within:
+                return await begun
+        except TimeoutError:
+            if within.expired():
+                raise TimeoutError(f"no answer within {within_s:g} s") from None
+            raise
+
+    def _order(self, hand: _Hand, shard: int, pending: Pending, attempt: int) -> Order[Any]:
+        """The order, made at the last moment before the hand is called: raises ClaimLapsed if it is bound to a claim
+        that is not held any more."""
+        effect = hand.decode(pending.body)
+        claim: OrderClaim | None = None
+        if effect.valid_while is not UNSET:
+            claim = self.held_claim(pending.agent, effect.valid_while)
+            if claim is None:
+                named = effect.valid_while.resource or effect.valid_while.field
+                raise ClaimLapsed(f"the claim on {named} under fencing token {effect.valid_while.token} {LAPSED}")
+        return Order(
+            agent=pending.agent,
+            effect=effect,
+            key=_key(shard, pending),
+            token=(pending.position << INDEX_BITS) + pending.index,
+            sequence=pending.sequence,
+            attempt=attempt,
+            claim=claim,
+        )
+
+    def _done(self, shard: int, pending: Pending, hand: _Hand, result: Any) -> None:
+        name = spec_of(hand.effect).name
+        body: bytes | None
+        if issubclass(hand.effect, Work):
+            if not isinstance(result, Event):
+                returned = type(result).__name__
+                self._failed(shard, pending, spec_of(hand.effect).tag, f"the worker returned {returned}, not an event")
+                return
+            try:
+                body = encode(result)
+            except Exception as error:
+                self._failed(shard, pending, spec_of(hand.effect).tag, f"the result has no bytes: {_reason(error)}")
+                return
+            if unreadable := self._unreadable(pending.agent, body):
+                self._failed(shard, pending, spec_of(hand.effect).tag, unreadable)
+                return
+        else:
+            said = ActionDone(action=name, key=self._key(shard, pending))
+            body = confirmation(self._plan_of(pending.agent), pending.body, said)
+        self.counters.done += 1
+        if body is None:
+            self._settle_quietly(shard, pending)
+        else:
+            self._settle(shard, EffectSettled(pending.sink, pending.sequence, body))
+
+    def _unreadable(self, agent: str, body: bytes) -> str:
+        """Why the agent could make nothing of a result, which it would otherwise wait for in vain; empty if it can."""
+        if len(body) > MESSAGE_BYTES_MAX:
+            return f"the result has {len(body)} bytes, {MESSAGE_BYTES_MAX} at most; store it and return a Blob"
+        plan = self._plan_of(agent)
+        try:
+            plan.decode(body)
+        except UNDECODABLE as error:
+            return printable(plan.explain(body, error), _REASON_CHARS_MAX)
+        return ""
+
+    def _settle_quietly(self, shard: int, pending: Pending) -> None:
+        """Settles together what comes together: a busy fleet confirms thousands of actions a second."""
+        key = (shard, pending.sink)
+        if key in self._settled:
+            self._settled[key].append(pending.sequence)
+        else:
+            self._settled[key] = [pending.sequence]
+            asyncio.get_running_loop().call_soon(self._tell_settled, shard, pending.sink)
+
+    def _tell_settled(self, shard: int, sink: str) -> None:
+        self._settle(shard, EffectsSettled(sink, self._settled.pop((shard, sink))))
+
+    def _failed(self, shard: int, pending: Pending, tag: str, reason: str) -> None:
+        self.counters.failed += 1
+        name = tag.partition("@")[0]
+        hand = self._hands.get(tag)
+        failure: ActionFailed | WorkFailed
+        if (hand is not None and issubclass(hand.effect, Work)) or pending.sink == "work":
+            failure = WorkFailed(work=name, key=self._key(shard, pending), reason=reason)
+        else:
+            failure = ActionFailed(action=name, key=self._key(shard, pending), reason=reason)
+        body = confirmation(self._plan_of(pending.agent), pending.body, failure)
+        self._settle(shard, EffectSettled(pending.sink, pending.sequence, body))
+
+    def _plan_of(self, agent: str) -> AgentPlan:
+        return self._plans[agent.partition("/")[0]]
+
+    def _key(self, shard: int, pending: Pending) -> str:
+        return _key(shard, pending)
+
+    async def _finish_safe(self, hand: _Hand, order: Order[Any], begun: Begun) -> None:
+        pause_s = self._settings.effect_pause_s
+        for attempt in range(2, hand.tries + 2):
+            try:
+                await self._finish(begun, hand.within_s)
+            except BaseException as error:
+                _reason(error)
+            else:
+                return
+            if attempt <= hand.tries:
+                await asyncio.sleep(pause_s)
+                pause_s = max(pause_s, min(pause_s * 2, PAUSE_S_MAX))
+                begun = _call(hand, structs.replace(order, attempt=attempt))
+        self.counters.safe_failed += 1
+
+
+def _fitted(effect: type[Action] | type[Work], call: Hand, patience: Patience, settings: Settings) -> _Hand:
+    """A hand with its decoder, and with the patience of the settings where it has none of its own."""
+    decode = msgspec.msgpack.Decoder(effect).decode
+    tries = settings.effect_tries if patience.tries is None else patience.tries
+    return _Hand(effect, call, decode, tries, patience.within_s or settings.effect_within_s)
+
+
+def _call(hand: _Hand, order: Order[Any]) -> Begun:
+    """Begins a try: what is to be awaited, the error that it has raised, or None if it is done."""
+    try:
+        result = hand.call(order)
+    except BaseException as error:
+        return _of_the_hand(error)
+    return result if inspect.isawaitable(result) else None
+
+
+def _of_the_hand(error: BaseException) -> BaseException:
+    """What a plain function has raised, whatever it is, as a try that failed; raises it again if programs end by it."""
+    if isinstance(error, KeyboardInterrupt | SystemExit):
+        raise error
+    return error
+
+
+def _reason(error: BaseException) -> str:
+    """What a hand has raised, for people. Raises it again if it was not the hand's: we are to stop."""
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise error
+        return "it was cancelled"
+    if isinstance(error, KeyboardInterrupt | SystemExit):
+        raise error
+    if isinstance(error, TimeoutError) and error.args:
+        return printable(error, _REASON_CHARS_MAX)
+    return printable(f"{type(error).__name__}: {error}", _REASON_CHARS_MAX)
+
+
+def _key(shard: int, pending: Pending) -> str:
+    """The same at every repetition, also after a restart or a restore from a copy."""
+    return f"{pending.incarnation}.{shard}.{pending.position}.{pending.index}"
+
+
+# Makes agents safe: sends out their safe actions without the disk, and has them written down where the disk lives.
+
+
+class Safety:
+    """The safe actions of a host's agents."""
+
+    def __init__(
+        self, shards: Iterable[Shard], effector: Effector, clock: Clock, put_inside: Callable[[int, Input], None]
+    ) -> None:
+        self._shards = shards
+        self._effector = effector
+        self._clock = clock
+        self._put_inside = put_inside
+
+    def make_safe(self, shard: Shard, address: str, because: str, *, journal: bool) -> None:
+        """Sends out an agent's safe actions; they are written down afterwards if the journal lives."""
+        if address in shard.state.at_rest:
+            return
+        plan = shard.state.plans[address.partition("/")[0]]
+        for action in safe_actions_of(plan):
+            self.send(shard, address, action, because, journal=journal)
+
+    def make_all_safe(self) -> None:
+        """Sends out everybody's. The journal has failed, or we ourselves."""
+        for shard in self._shards:
+            for address in addresses_of(shard.state, safe_actions_of):
+                self.make_safe(shard, address, "", journal=False)
+
+    def send(self, shard: Shard, address: str, action: Action, because: str, *, journal: bool) -> None:
+        """Sends out one safe action of an agent."""
+        state = shard.state
+        self._effector.release_safe(state.shard, state.position, address, action, self._clock.monotonic_ns())
+        if journal:
+            self._put_inside(state.shard, SafeActionOut(address, type(action).__name__, because))

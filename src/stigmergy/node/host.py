@@ -1,0 +1,490 @@
+"""The host: inputs in, steps, one group commit at a time, then answers and effects. Journal before effect.
+
+Everything happens in *turns*, plain functions on the event loop: ring what is due, step what waits, write what is
+ready. While one group is on its way to the disk, the next commit is stepped; an input alone is written at once. A turn
+never waits; only the write does. If a write fails, the host stops: safe actions go out, nobody is acknowledged, and
+the next start finds out by reading what was kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from stigmergy.agents.assignment import Assignment, shown
+from stigmergy.agents.codec import open_envelope
+from stigmergy.agents.effects import OrderClaim
+from stigmergy.agents.messages import SECOND_NS, Claimed
+from stigmergy.agents.ordered import LEDGER
+from stigmergy.agents.shared import Merged, SharedChanged, replica_incarnation, replica_seed
+from stigmergy.base.clock import Clock
+from stigmergy.base.errors import Bug, NotRunning
+from stigmergy.base.trust import Signer, Verifier
+from stigmergy.claims.permissions import Asking, losses_at_start, without_ledger
+from stigmergy.devices.staleness import Staleness
+from stigmergy.journal.ownership import Shards
+from stigmergy.journal.port import Journal
+from stigmergy.journal.recovery import Recovered, Recovery, check_receivers
+from stigmergy.journal.signers import check_ends, check_own_key
+from stigmergy.node.column_actuators import BlockHands
+from stigmergy.node.column_intake import ColumnIntake, addresses_of, catch_up, durable_agent, follow, join_letters
+from stigmergy.node.committer import Committer, Flight
+from stigmergy.node.declaration import Declaration
+from stigmergy.node.effector import Effector, Safety
+from stigmergy.node.housekeeping import Housekeeper
+from stigmergy.node.ingress import Ingress
+from stigmergy.node.intake import Intake, Repeats, Waiter
+from stigmergy.node.mailbox import Letter, Mailbox, fail_untaken
+from stigmergy.node.settings import Settings
+from stigmergy.node.tells import Tells
+from stigmergy.node.wakeups import Alarms, Waker
+from stigmergy.shard.draft import Stepped
+from stigmergy.shard.inputs import ColumnDelivery, Delivery, EnrollSigner, Input, SequencesSkipped
+from stigmergy.shard.outbox import Pending
+from stigmergy.shard.shard import Shard
+
+log = logging.getLogger("stigmergy.host")
+DRAIN_LOOK_S = 0.002
+"""How often a stop looks whether everything is done."""
+
+
+class Host:
+    """Runs the shards of one owner on one journal. `start`, then send through `intake`, then `stop`."""
+
+    def __init__(
+        self,
+        declaration: Declaration,
+        journal: Journal,
+        signer: Signer,
+        verifier: Verifier,
+        clock: Clock,
+        settings: Settings | None = None,
+        trusted: Sequence[bytes] = (),
+        owned: Sequence[int] | None = None,
+        place: bytes = b"",
+        agents: Sequence[str] = (),
+    ) -> None:
+        """`agents` are those that it is to run, as `agents` in the configuration names them; without any, all."""
+        self.declaration = declaration
+        self.assignment = Assignment(agents, declaration.plans)
+        self.settings = settings or declaration.settings
+        self.journal = journal
+        self.clock = clock
+        self._signer = signer
+        self.verifier = verifier
+        self.key = (signer.algorithm, signer.public_key)
+        self._trusted = tuple(trusted)
+        """Other keys whose end of the log we believe; our own signature we always do."""
+        self.replica_incarnation = replica_incarnation(journal.identity.incarnation, place)
+        self.replica_seed = replica_seed(declaration.name, signer.public_key, self.replica_incarnation)
+        self.on_shared: Callable[[int, list[tuple[str, SharedChanged | Merged | None]]], None] = lambda *_: None
+        """Told of durable changes of shared fields, and of agents with such fields that are new; the replicas' side."""
+        self.on_members: Callable[[], None] = lambda: None
+        """Told that somebody has joined or left; the replicas' side."""
+        self.claims: Asking | None = None
+        """Asks the ledger for agents; set before the start, which releases what is still owed."""
+        self.waker = Waker(self._turn)
+        self._wake = self.wake = self.waker.wake
+        self.shards = Shards(journal.identity, owned)
+        self.mailbox = Mailbox(
+            self.settings.commands_count_max, self.settings.telemetry_items_max, self.settings.telemetry_bytes_max
+        )
+        self.ingress = Ingress(
+            open_envelope,
+            self._consumed,
+            gap_wait_ns=int(self.settings.gap_wait_s * SECOND_NS),
+            gap_deliveries_max=self.settings.gap_deliveries_max,
+        )
+        self.intake = Intake(
+            declaration, self.assignment, self.shards, self.mailbox, self.ingress, clock.monotonic_ns, self._wake
+        )
+        self.tells = Tells(self.shards, self.mailbox, self.intake.put_inside, self.assignment, clock.monotonic_ns)
+        self.effector = Effector(
+            declaration.hands, declaration.plans, self.settings, journal.identity.incarnation, self._inform
+        )
+        self.effector.held_claim = self._held_claim
+        self._safety = Safety(self.shards, self.effector, clock, self.intake.put_inside)
+        self.columns = ColumnIntake(
+            declaration,
+            self.shards,
+            self.mailbox,
+            self.intake,
+            clock.monotonic_ns,
+            gap_wait_ns=int(self.settings.gap_wait_s * SECOND_NS),
+            gap_deliveries_max=self.settings.gap_deliveries_max,
+        )
+        self.block_hands = BlockHands(
+            declaration.hands, lambda number: self.shards[number].state, self.settings, self._inform
+        )
+        self.failure: Exception | None = None
+        self._failed = asyncio.Event()
+        self._alarms = Alarms()
+        self._staleness = Staleness(declaration.plans)
+        self._check_every_ns = int(self.settings.retention.check_every_s * SECOND_NS)
+        self._durable: dict[int, int] = {}
+        self.found_time_ns = 0
+        """The time of the newest commit that was there at the start; 0: none was."""
+        self._repeats = Repeats(self.durable_position, self.intake.answer)
+
+    # ------------------------------------------------------------------ life
+
+    async def start(self, recovered: Recovered | None = None, claim: int = 0) -> Recovered:
+        """Recovers, if nobody has, and begins to take turns. Raises, with nothing changed, if it cannot be trusted."""
+        try:
+            recovered = self._recover(recovered)
+            self._check_signer(recovered)
+            check_receivers(self.declaration.receivers, recovered.states)
+        except Exception as error:
+            self.failure = error
+            self.intake.close(str(error))
+            raise
+        self.found_time_ns = max(shard.state.time_ns for shard in self.shards)
+        monotonic_ns, now_ns = self.clock.monotonic_ns(), self._now_ns()
+        if at_rest := [address for shard in self.shards for address in shard.state.at_rest]:
+            log.warning(
+                "agents of this journal that the configuration does not name are at rest, %d in all: %s",
+                len(at_rest),
+                shown(at_rest),
+            )
+        for shard in self.shards:
+            shard.begin_epoch(claim)
+            for timer in shard.state.timers.all():
+                if timer.agent not in shard.state.at_rest:
+                    self._alarms.set(shard.state.shard, timer, now_ns, monotonic_ns)
+            for address in addresses_of(shard.state, lambda plan: plan.stale_rules):
+                self._staleness.refresh(address, None, monotonic_ns)
+        for shard in self.shards:
+            for loss in losses_at_start(shard.state):
+                self.mailbox.put_inside(Letter(shard.state.shard, loss, first=True))
+        self._ring(now_ns, monotonic_ns)
+        for shard in self.shards:
+            self._release(shard.state.shard, list(shard.state.outbox.owed()))
+            self.block_hands.release(shard.state.shard, list(shard.state.blocks.owed()))
+            for address in shard.state.stopped:
+                # Whether its safe action went out before the node stopped is not known.
+                self._safety.make_safe(shard, address, "stopped by its supervision before this start", journal=True)
+        self._wake()
+        return recovered
+
+    def _recover(self, recovered: Recovered | None) -> Recovered:
+        declaration = self.declaration
+        if recovered is None:
+            recovered = Recovery(self.journal, declaration.plans, self.verifier, self.settings.limits).recover()
+        for state in recovered.states:
+            state.replica_seed = self.replica_seed
+            state.assign(self.assignment)
+            self.shards.take(Shard(state, declaration.homes))
+            self._durable[state.shard] = state.position
+            catch_up(state)
+            for table in state.tables.values():
+                table.batch(list(declaration.hands.batched))
+        self.housekeeper = Housekeeper(self.shards, self.journal, self.settings, self.clock, self._inform)
+        for state, basis in zip(recovered.states, recovered.bases, strict=True):
+            self.housekeeper.adopt(state.shard, basis)
+        self.committer = Committer(
+            self.shards,
+            self.journal,
+            self._signer,
+            self.clock,
+            self.housekeeper,
+            self.settings.batch_events_max,
+            int(self.settings.write_within_s * SECOND_NS),
+            self._gather,
+            self._written,
+            self._give_up,
+        )
+        self.waker.watches = {
+            "alarms": self._alarms,
+            "staleness": self._staleness,
+            "ingress": self.ingress,
+            "columns": self.columns,
+            "committer": self.committer,
+            **({} if self.claims is None else {"claims": self.claims}),
+        }
+        return recovered
+
+    async def stop(self) -> None:
+        """Takes nothing more, finishes what was taken, waits for effects under way, writes it all, and closes."""
+        if not self.shards:  # it never started
+            await self.journal.close()
+            return
+        self.intake.close("the node is stopping")
+        self.committer.draining = True
+        deadline_s = self._loop_time() + self.settings.drain_s
+        while self.failure is None and self._loop_time() < deadline_s:
+            busy = self.mailbox.waiting or self.effector.busy or self.block_hands.busy
+            if not busy and self.committer.idle:
+                break
+            self._wake()
+            await asyncio.sleep(DRAIN_LOOK_S)
+        await self.effector.wait_safe(self.settings.drain_s)
+        await self.effector.close()
+        await self.block_hands.close()
+        # What the last effects have left to write; bounded as well, because a disk may stall.
+        while self.failure is None and self._loop_time() < deadline_s + self.settings.drain_s:
+            if not self.mailbox.pressing and self.committer.idle:
+                break
+            self._wake()
+            await asyncio.sleep(DRAIN_LOOK_S)
+        self._halt(NotRunning("the node has stopped; what it had not acknowledged is not kept"))
+        # A disk that does not answer keeps nobody from ending; what is under way there is in doubt anyhow.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.settings.drain_s):
+                await self.journal.close()
+
+    async def kill(self) -> None:
+        """Ends at once, as a crash would: nothing more is written, nobody is told. For simulations."""
+        self._halt(NotRunning("the node was killed"))
+        await self.effector.close()
+        await self.block_hands.close()
+
+    def durable_position(self, shard: int) -> int:
+        """The position up to which a shard is on disk."""
+        return self._durable[shard]
+
+    def durable_image(self, address: str) -> Any:
+        """An agent as it is on disk; None for one that is not there yet."""
+        number = self.intake.shard_of(address)
+        shard = self.shards[number]
+        if address.partition("/")[0] in shard.state.tables:
+            return durable_agent(shard.state, address)
+        for ready in self.committer.in_doubt:
+            if ready.sealed.shard == number and address in ready.touched:
+                return ready.touched[address]
+        if address in shard.open_images:
+            return shard.open_images[address]
+        return shard.state.agents.get(address)
+
+    async def wait_failure(self) -> Exception:
+        """Waits until the host has stopped by itself, and says why."""
+        while self.failure is None:
+            self._failed.clear()
+            await self._failed.wait()
+        return self.failure
+
+    def _halt(self, error: Exception) -> None:
+        if self.failure is None:
+            self.failure = error
+        self._failed.set()
+        self.intake.close(str(error))
+        self.waker.end()
+        self.committer.abandon(error)
+        self.intake.fail_all(error)
+        self.columns.fail_all(error)
+
+    def fail(self, error: Exception) -> None:
+        """The journal or we ourselves have failed: agents are made safe without the disk, and nothing more is done."""
+        if self.failure is not None:
+            return
+        self.effector.halt()
+        self.block_hands.halt()
+        try:
+            self._safety.make_all_safe()
+        finally:
+            self._halt(error)
+
+    def _give_up(self, error: BaseException) -> None:
+        """Fails with whatever was raised. What ends programs is passed on once agents are safe."""
+        ends = f"a handler raised {type(error).__name__}, which ends programs; raise an Exception instead"
+        self.fail(error if isinstance(error, Exception) else Bug(ends))
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise error
+
+    # ------------------------------------------------------------------ turns
+
+    def _turn(self) -> None:
+        if self.failure is not None:
+            return
+        try:
+            now_ns, monotonic_ns = self._now_ns(), self.clock.monotonic_ns()
+            self._ring(now_ns, monotonic_ns)
+            linger_ns = self.committer.lingers_until_ns(monotonic_ns)
+            told_ns = None if self.claims is None else self.claims.next_ns  # no verdict waits for company
+            if linger_ns is not None and self.mailbox.trickles and (told_ns is None or told_ns > monotonic_ns):
+                self.waker.plan(monotonic_ns, linger_ns, could_step=False)
+                return
+            full = not self.committer.room
+            stepped = self._step(now_ns, monotonic_ns)
+            self.committer.write(monotonic_ns)
+            # Without room a write is under way, and its end wakes us.
+            if self.committer.room and (full or (stepped and self.mailbox.waiting)):
+                self._wake()
+            self.waker.plan(monotonic_ns, monotonic_ns + self._check_every_ns, could_step=not full)
+        except BaseException as error:
+            self._give_up(error)
+
+    def _ring(self, now_ns: int, monotonic_ns: int) -> None:
+        """What time brings: stale agents are made safe, timers and gaps that ran out become inputs."""
+        for stale in self._staleness.due(monotonic_ns):
+            shard = self.shards[self.intake.shard_of(stale.agent)]
+            self._safety.send(shard, stale.agent, stale.rule.then, stale.because, journal=True)
+        for number, due in self._alarms.due(now_ns, monotonic_ns):
+            self.intake.put_inside(number, due)
+        self.intake.post(self.ingress.overdue(monotonic_ns))
+        self.columns.overdue(monotonic_ns)
+
+    def _step(self, now_ns: int, monotonic_ns: int) -> bool:
+        """Steps what waits, as far as there is room; whether there was anything."""
+        room = self.committer.room
+        if room and self.claims is not None:
+            for number, told in self.claims.due(monotonic_ns):
+                self.mailbox.put_inside(Letter(number, told, first=True))
+        if not room or not self.mailbox.waiting:
+            return False
+        owed = sum(shard.state.outbox.count + shard.state.blocks.count for shard in self.shards)
+        letters = join_letters(list(self.mailbox.take(room, telemetry=owed < self.settings.owed_count_max)))
+        left: list[Letter] = []
+        for shard in self.shards:
+            number = shard.state.shard
+            mine = letters if len(self.shards) == 1 else [letter for letter in letters if letter.shard == number]
+            if mine:
+                try:
+                    stepped = shard.step([letter.input for letter in mine], now_ns)
+                except BaseException as error:
+                    fail_untaken(letters, error)
+                    raise
+                left += self._after_step(shard, stepped, mine, monotonic_ns)
+        self.mailbox.put_back(left)
+        self.committer.took(sum(letter.items for letter in letters), full=bool(left))
+        return bool(letters)
+
+    def _gather(self) -> None:
+        """Steps what has lingered while a write was under way."""
+        self._step(self._now_ns(), self.clock.monotonic_ns())
+
+    def _after_step(self, shard: Shard, stepped: Stepped, letters: Sequence[Letter], monotonic_ns: int) -> list[Letter]:
+        """Sorts out who waits for what; returns the letters that found no room in this commit."""
+        for address, event in stepped.fresh:
+            self._staleness.refresh(address, event, monotonic_ns)
+        number = shard.state.shard
+        for asked, verdict, position in stepped.repeats:
+            self._repeats.add(number, position, asked, verdict)
+        taken = len(letters) - len(stepped.left)
+        left = [
+            Letter(number, one, letter.tickets, letter.items, letter.size_bytes, letter.first)
+            for one, letter in zip(stepped.left, letters[taken:], strict=True)
+        ]
+        self._refuse(number, stepped, letters)
+        tickets = [ticket for letter in letters[:taken] for ticket in letter.tickets]
+        if stepped.wait_ns is not None:
+            self.committer.may_wait(monotonic_ns + stepped.wait_ns)
+        for ticket in tickets:
+            if stepped.wait_ns != 0 and isinstance(ticket, Waiter) and ticket.eager:
+                ticket.resolve()
+            else:
+                self.committer.notify(ticket, written=stepped.wait_ns is not None)
+        self._repeats.give()
+        return left
+
+    def _refuse(self, number: int, stepped: Stepped, letters: Sequence[Letter]) -> None:
+        """What a shard did not consume is not acknowledged, and its source is measured against the marks again."""
+        for untaken, error in stepped.untaken:
+            for letter in letters:
+                if letter.input is untaken:
+                    tickets, letter.tickets = letter.tickets, ()
+                    for ticket in tickets:
+                        ticket.fail(error)
+            # A note of what was skipped came through the door of its source: that of this shard, or that of envelopes.
+            if isinstance(untaken, Delivery | ColumnDelivery | SequencesSkipped):
+                source = (untaken.source, untaken.incarnation)
+                if isinstance(untaken, Delivery) or not self.columns.forget(number, *source):
+                    self.ingress.forget(*source)
+
+    def _written(self, flight: Flight) -> None:
+        if self.failure is not None:
+            return
+        try:
+            self._after_write(flight)
+        except BaseException as error:
+            ends = f"a hand raised {type(error).__name__}, which ends programs; raise an Exception instead"
+            failure = error if isinstance(error, Exception) else Bug(ends)
+            self.fail(failure)
+            for ticket in flight.tickets:
+                ticket.fail(failure)
+            if not isinstance(error, Exception):
+                raise
+        self._wake()
+
+    def _after_write(self, flight: Flight) -> None:
+        """The group is durable: now, and not before, everybody is told and effects leave."""
+        monotonic_ns = self.clock.monotonic_ns()
+        for ready in flight.readies:
+            number = ready.sealed.shard
+            self._durable[number] = ready.sealed.position
+            for asked, verdict in ready.verdicts:
+                self.intake.answer(asked, verdict)
+            for timer, set_at_ns in ready.timers:
+                self._alarms.set(number, timer, set_at_ns, monotonic_ns)
+            for address in ready.stopped:
+                self._safety.make_safe(self.shards[number], address, "stopped by its supervision", journal=True)
+            self._release(number, ready.owed)
+            if ready.shared:
+                self.on_shared(number, ready.shared)
+            follow(self.shards[number].state, ready)
+            self.block_hands.release(number, ready.blocks)
+            self.housekeeper.durable(ready)
+        for ticket in flight.tickets:
+            ticket.resolve()
+        self._repeats.give()
+
+    def _release(self, number: int, owed: Sequence[Pending]) -> None:
+        """Hands durable effects to who carries them out; tells become deliveries of the shard they go to.
+
+        What an agent at rest has owed since before stays owed: it may be carried out elsewhere by now.
+        """
+        at_rest = self.shards[number].state.at_rest
+        for pending in self.tells.release(number, owed):
+            if at_rest and pending.agent in at_rest:
+                continue
+            if pending.sink != LEDGER:
+                self.effector.release(number, pending)
+            elif self.claims is not None:
+                self.claims.propose(number, pending)
+            else:
+                self._inform(number, without_ledger(pending))
+
+    def _held_claim(self, agent: str, claimed: Claimed) -> OrderClaim | None:
+        """The claim that an order is bound to, if the agent holds it at this moment of our clock. After a start nothing
+        is held, and without a ledger nothing ever."""
+        end_ns, now_ns = self._lease_end_ns(agent, claimed), self.clock.monotonic_ns()
+        if now_ns >= end_ns:
+            return None
+        return OrderClaim(
+            field=claimed.field,
+            resource=claimed.resource,
+            fencing_token=claimed.token,
+            until_ns=end_ns,
+            left_s=(end_ns - now_ns) / SECOND_NS,
+            asked=lambda: self.clock.monotonic_ns() < self._lease_end_ns(agent, claimed),
+        )
+
+    def _lease_end_ns(self, agent: str, claimed: Claimed) -> int:
+        end_ns = None if self.claims is None else self.claims.lease_end_ns(agent, claimed)
+        return 0 if end_ns is None else end_ns
+
+    def _inform(self, number: int, told: Input) -> None:
+        """What hands, tables and the housekeeper have to say to a shard."""
+        if self.failure is None:
+            self.intake.put_inside(number, told)
+
+    def _now_ns(self) -> int:
+        """Never behind what has been journaled."""
+        return max([self.clock.wall_ns(), *(shard.state.time_ns for shard in self.shards)])
+
+    def _consumed(self, source: str, incarnation: int) -> int:
+        return min(shard.state.marks.consumed(source, incarnation) for shard in self.shards)
+
+    def _loop_time(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def _check_signer(self, recovered: Recovered) -> None:
+        """We may sign here, and the log ends with a signature of ours: all of it is what we, or who we trust, left."""
+        state = self.shards.signers.state
+        if state.position == 0:
+            self.intake.put_inside(state.shard, EnrollSigner(*self.key))
+            return
+        check_own_key(state.signers, self.key)
+        self.committer.covers_all = not check_ends(recovered.last_signers, self.key, self._trusted)

@@ -1,0 +1,338 @@
+"""The senders' side of a host: envelopes, observations and commands become letters; whoever sent them can wait.
+
+Nothing is taken before there is room for it, and nobody is told that something is durable before it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from stigmergy.agents.assignment import Assignment
+from stigmergy.agents.codec import Envelope, encode, printable
+from stigmergy.agents.messages import Command, Event
+from stigmergy.base.errors import Malformed, NotRunning, Overloaded, UnknownKind
+from stigmergy.journal.ownership import Shards
+from stigmergy.node.declaration import Declaration
+from stigmergy.node.ingress import Accept, Ingress
+from stigmergy.node.mailbox import BLOCK, Letter, Mailbox
+from stigmergy.shard.draft import OVERHEAD_BYTES
+from stigmergy.shard.inputs import ELSEWHERE, LOCAL, Ask, Asked, Delivery, Input, SequencesSkipped, Verdict
+
+SHOWN_CHARS_MAX = 200
+MISSING = "missing: they did not come in time"
+DECLARED = "lost: their sender says so"
+
+
+class Stream(Struct, frozen=True):
+    """Who numbers messages: a source, its incarnation, and the epoch in which it speaks."""
+
+    source: str
+    incarnation: int = 0
+    epoch: int = 0
+
+
+class Waiter:
+    """A ticket that somebody awaits: resolved when each of its letters is durable, failed when one of them is not."""
+
+    __slots__ = ("_future", "_left", "eager")
+
+    def __init__(self, future: asyncio.Future[None], *, eager: bool = False) -> None:
+        self._future = future
+        self._left = 1
+        self.eager = eager
+        """Satisfied with having been taken, where the event's promise lets the disk come later."""
+
+    def expect(self, letters: int) -> None:
+        """So many letters carry this ticket."""
+        self._left = letters
+
+    def resolve(self) -> None:
+        self._left -= 1
+        if self._left <= 0 and not self._future.done():
+            self._future.set_result(None)
+
+    def fail(self, error: Exception) -> None:
+        if not self._future.done():
+            self._future.set_exception(error)
+
+
+class Intake:
+    """Takes what is sent into the mailbox."""
+
+    def __init__(
+        self,
+        declaration: Declaration,
+        assignment: Assignment,
+        shards: Shards,
+        mailbox: Mailbox,
+        ingress: Ingress[Envelope],
+        monotonic_ns: Callable[[], int],
+        wake: Callable[[], None],
+    ) -> None:
+        self._declaration = declaration
+        self._assignment = assignment
+        self._shards = shards
+        self._mailbox = mailbox
+        self._ingress = ingress
+        self._monotonic_ns = monotonic_ns
+        self._wake = wake
+        self._asks: dict[Asked, list[asyncio.Future[Verdict]]] = {}
+        self.shard_of = declaration.homes.of
+        """Where an agent lives."""
+        self._has_key = bool(declaration.homes.key_name)
+        self._closed: str | None = None
+
+    def close(self, why: str) -> None:
+        """Takes nothing more."""
+        self._closed = why
+
+    def deliver(self, data: bytes) -> asyncio.Future[None]:
+        """Takes an envelope. The future is done when all of it is durable, and fails when it was not taken."""
+        self.check_open()
+        if not isinstance(data, bytes):
+            raise Malformed(f"{_shown(data)} is no envelope; give the bytes that pack_envelope makes")
+        envelope = self._ingress.open(data)
+        if not self._assignment.is_everything:
+            for address, _ in envelope.items:
+                self._assignment.check(address)
+        if self._has_key or len(self._shards) < self._shards.total:
+            self._check_homes(envelope.items)
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiter = Waiter(future)
+        accepted = self._ingress.admit(envelope, len(data), (waiter,), self._monotonic_ns())
+        self.post(accepted)
+        # Also where it came early: the clock must be set to when it will have waited long enough.
+        self._wake()
+        return future
+
+    def take_numbered(
+        self, stream: Stream, sequence: int, address: str, body: bytes, *, missing: bool
+    ) -> asyncio.Future[None]:
+        """Takes a message of a stream that is for one agent only, and whose order the caller has kept.
+
+        Numbers before it were never for us; with `missing`, something was and did not come, which the log says. The
+        number 0 means none. Raises Overloaded, with nothing taken; the future is done when the message is durable.
+        """
+        self.check_open()
+        check_address(address)
+        shard, policy = self.home_of(address), self._declaration.policy_of(stream.source)
+        source, incarnation, epoch = stream.source, stream.incarnation, stream.epoch
+        if sequence > 1:
+            skipped = SequencesSkipped(source, incarnation, epoch, sequence - 1, MISSING if missing else "")
+            self._mailbox.put_note(Letter(shard=shard, input=skipped, items=0), policy)
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        delivery = Delivery(source, [(address, body)], sequence, incarnation, epoch)
+        size_bytes = len(body) + 4 * len(address) + OVERHEAD_BYTES
+        self._mailbox.put_telemetry(Letter(shard, delivery, (Waiter(future),), 1, size_bytes), policy)
+        self._wake()
+        return future
+
+    def post(self, accepted: list[Accept[Envelope]]) -> None:
+        """Puts what the door let through into the mailbox. For what finds no room, whoever waits is told."""
+        full: dict[tuple[str, int], Overloaded] = {}
+        for one in accepted:
+            key = (one.envelope.source, one.envelope.incarnation)
+            if key not in full:
+                try:
+                    self._post(one)
+                except Overloaded as error:
+                    full[key] = error
+                    self._ingress.forget(*key)
+            if key in full:
+                # What follows it would leave a gap. The sender repeats all of it.
+                for ticket in one.tickets:
+                    ticket.fail(full[key])
+        if accepted:
+            self._wake()
+
+    def observe(self, address: str, event: Event, source: str = LOCAL) -> asyncio.Future[None]:
+        """Takes one event from the embedding program or a sensor. Done when it is kept as its type promises."""
+        self.check_open()
+        check_address(address)
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        body = written(event, Event)
+        delivery = Delivery(source=source, items=[(address, body)])
+        letter = Letter(
+            shard=self.home_of(address),
+            input=delivery,
+            tickets=(Waiter(future, eager=True),),
+            size_bytes=len(body) + 64,
+        )
+        self._mailbox.put_telemetry(letter, BLOCK)
+        self._wake()
+        return future
+
+    def ask(
+        self, address: str, command: Command | bytes, command_id: str, source: str = LOCAL, client: str = ""
+    ) -> asyncio.Future[Verdict]:
+        """Takes a command of a client. The future holds the answer, once it is durable."""
+        self.check_open()
+        check_address(address)
+        if not isinstance(command_id, str):
+            raise Malformed(f"{_shown(command_id)} is no command id; give a text, or leave it out")
+        body = command if isinstance(command, bytes) else written(command, Command)
+        ask = Ask(agent=address, command_id=command_id, command=body, source=source, client=client)
+        shard = self.home_of(address)
+        self._mailbox.put_command(Letter(shard=shard, input=ask))
+        future: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+        self._asks.setdefault((address, command_id, body), []).append(future)
+        self._wake()
+        return future
+
+    def wake(self) -> None:
+        """Something was put into the mailbox."""
+        self._wake()
+
+    def put_inside(self, shard: int, one: Input) -> None:
+        """Takes an input from inside: a timer, a result, a note."""
+        self._mailbox.put_inside(Letter(shard=shard, input=one))
+        self._wake()
+
+    def put_letter(self, letter: Letter) -> None:
+        """Takes a letter of another process, whose sender waits on its ticket."""
+        self.check_open()
+        self._mailbox.put_inside(letter)
+        self._wake()
+
+    def take(self, shard: int, one: Input) -> asyncio.Future[None]:
+        """Takes an input of an operator: a retry, an enrolment. Done when what followed from it is durable."""
+        self.check_open()
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._mailbox.put_inside(Letter(shard=shard, input=one, tickets=(Waiter(future),)))
+        self._wake()
+        return future
+
+    def answer(self, asked: Asked, verdict: Verdict) -> None:
+        """Tells whoever asked this. Who asks something else with the same id gets an answer of its own."""
+        for future in self._asks.pop(asked, ()):
+            if not future.done():
+                future.set_result(verdict)
+
+    def fail_all(self, error: Exception) -> None:
+        """Tells everybody who waits that it is over."""
+        for letter in self._mailbox.clear():
+            for ticket in letter.tickets:
+                ticket.fail(error)
+        for waiting in self._ingress.clear():
+            waiting.fail(error)
+        for futures in self._asks.values():
+            for future in futures:
+                if not future.done():
+                    future.set_exception(error)
+        self._asks.clear()
+
+    def home_of(self, address: str) -> int:
+        """The shard of ours where an agent lives. Raises NotAssigned or NotOwned, with who has it, for one that runs
+        elsewhere, and UnknownKind for one that no node can run."""
+        self._assignment.check(address)
+        shard = self.shard_of(address)
+        if shard not in self._shards:
+            self._shards.check_home(address, shard)
+        return shard
+
+    def _check_homes(self, items: list[tuple[str, bytes]]) -> None:
+        """Raises as `home_of` does for the first that does not live here; most envelopes are for one shard or two."""
+        homes = self._declaration.homes.of_all([address for address, _ in items])
+        if any(home not in self._shards for home in dict.fromkeys(homes)):
+            for address, _ in items:
+                self.home_of(address)
+
+    def _post(self, accepted: Accept[Envelope]) -> None:
+        envelope = accepted.envelope
+        policy = self._declaration.policy_of(envelope.source)
+        shards = len(self._shards)
+        parts = [envelope.items] if shards == 1 else self._split(envelope.items)
+        for ticket in accepted.tickets:
+            if isinstance(ticket, Waiter):
+                ticket.expect(shards)
+        for shard, part in zip((one.state.shard for one in self._shards), parts, strict=True):
+            if accepted.skip_to:
+                skipped = SequencesSkipped(
+                    source=envelope.source,
+                    incarnation=envelope.incarnation,
+                    epoch=envelope.epoch,
+                    last=accepted.skip_to - 1,
+                    because=DECLARED if accepted.declared else MISSING,
+                )
+                self._mailbox.put_note(Letter(shard=shard, input=skipped, items=0), policy)
+            delivery = Delivery(
+                source=envelope.source,
+                items=part,
+                sequence=envelope.sequence,
+                incarnation=envelope.incarnation,
+                epoch=envelope.epoch,
+                # How much of it is for this shard is not known; all of it may be.
+                size_bytes=accepted.size_bytes if shards == 1 else 0,
+            )
+            letter = Letter(shard, delivery, accepted.tickets, len(part), accepted.size_bytes // shards)
+            self._mailbox.put_telemetry(letter, policy)
+
+    def _split(self, items: list[tuple[str, bytes]]) -> list[list[tuple[str, bytes]]]:
+        """One list for each shard, of full length: the numbers of a source run through all of them."""
+        parts = {shard.state.shard: [("", ELSEWHERE)] * len(items) for shard in self._shards}
+        for number, item in enumerate(items):
+            parts[self.shard_of(item[0])][number] = item
+        return list(parts.values())
+
+    def check_open(self) -> None:
+        """Raises NotRunning once nothing is taken any more."""
+        if self._closed is not None:
+            raise NotRunning(f"{self._closed}; nothing was taken")
+
+
+def check_address(address: object) -> None:
+    """A program that gives anything but a text as an address is told at once; it must not stop the node."""
+    if not isinstance(address, str) or address != address.encode(errors="replace").decode():
+        raise UnknownKind(f"{_shown(address)} is no address; give a text such as 'Drone/D-17'")
+
+
+def written(message: object, wanted: type[Command] | type[Event]) -> bytes:
+    """The bytes of what a program says to an agent. Raises Malformed for what is no such message or has no bytes."""
+    what = "a command" if wanted is Command else "an event"
+    if not isinstance(message, wanted):
+        if isinstance(message, type) and issubclass(message, wanted):
+            remedy = f"make one: {message.__name__}(…)"
+        elif isinstance(message, Command | Event):
+            remedy = "observe events, send commands"
+        else:
+            remedy = f"give {what}, an instance of a class that subclasses {wanted.__name__}"
+        raise Malformed(f"{_shown(message)} is not {what}; {remedy}")
+    try:
+        return encode(message)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise Malformed(
+            f"{type(message).__name__} cannot be written ({error}); give each field a value of its type, whole numbers "
+            "of at most 64 bits, and texts without halves of surrogate pairs"
+        ) from None
+
+
+def _shown(value: object) -> str:
+    return printable(repr(value), SHOWN_CHARS_MAX)
+
+
+# Commands that were asked again: they get the answer of the first time, once that is durable.
+
+
+class Repeats:
+    """Answers to repetitions, by the position that must be durable before they are given."""
+
+    def __init__(self, durable: Callable[[int], int], answer: Callable[[Asked, Verdict], None]) -> None:
+        self._durable = durable
+        self._answer = answer
+        self._waiting: list[tuple[int, int, Asked, Verdict]] = []
+
+    def add(self, shard: int, position: int, command: Asked, verdict: Verdict) -> None:
+        """This command of a shard was answered at this position already."""
+        self._waiting.append((shard, position, command, verdict))
+
+    def give(self) -> None:
+        """Gives the answers that are durable by now."""
+        waiting, self._waiting = self._waiting, []
+        for shard, position, command, verdict in waiting:
+            if position <= self._durable(shard):
+                self._answer(command, verdict)
+            else:
+                self._waiting.append((shard, position, command, verdict))

@@ -1,0 +1,374 @@
+"""The mailbox of a host: bounded lanes between those who send and the step. It never waits and never does I/O.
+
+Three lanes, served in this order: what comes from inside (timers, results, tells; bounded by what is owed), commands,
+telemetry. So commands are never shed before telemetry, and nothing from outside can starve the inside. In the telemetry
+lane sources take turns, and so do those that wait for room: one that sends thousands, over a bus, in envelopes or in
+columns, delays the others by one of its letters. When the lane is full, the stream's policy decides; what is shed is
+counted, and moves its source's mark.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from msgspec import Struct, structs
+
+from stigmergy.base.errors import Bug, Overloaded
+from stigmergy.base.fair_queue import FairQueue
+from stigmergy.shard.inputs import ColumnDelivery, Delivery, Input, SequencesSkipped
+
+
+class Overflow(enum.Enum):
+    """What becomes of observed events that come faster than they can be taken."""
+
+    BLOCK = "block"
+    DROP_OLDEST = "drop_oldest"
+    SAMPLE = "sample"
+
+
+class StreamPolicy(Struct, frozen=True):
+    """A stream's policy; `keep_every` is for sampling: of so many deliveries one stays once the lane is half full."""
+
+    overflow: Overflow
+    keep_every: int = 10
+
+
+BLOCK = StreamPolicy(Overflow.BLOCK)
+"""The sender waits. The default."""
+DROP_OLDEST = StreamPolicy(Overflow.DROP_OLDEST)
+"""The newest matters: the oldest waiting of this stream goes."""
+
+
+def sample(keep_every: int) -> StreamPolicy:
+    """Under load, of so many deliveries one is taken."""
+    if keep_every < 2:
+        raise ValueError(f"sample({keep_every}): give at least 2")
+    return StreamPolicy(Overflow.SAMPLE, keep_every)
+
+
+class Ticket(Protocol):
+    """Somebody waits until what they sent is durable, or given up."""
+
+    def resolve(self) -> None:
+        """It is durable, or it was shed and counted."""
+        ...
+
+    def fail(self, error: Exception) -> None:
+        """It was not taken, or its fate is unknown."""
+        ...
+
+
+class Letter(Struct):
+    """One input on its way to its shard, and whoever waits for it."""
+
+    shard: int
+    input: Input
+    tickets: tuple[Ticket, ...] = ()
+    items: int = 1
+    size_bytes: int = 0
+    first: bool = False
+    """It is stepped before everything else that waits: an agent must not act on what it holds no longer."""
+
+
+class MailboxCounters(Struct):
+    """What became of what was sent."""
+
+    shed_items: int = 0
+    sampled_items: int = 0
+    overloads: int = 0
+    blocked: int = 0
+
+
+BLOCKED_COUNT_MAX = 1_000
+"""Senders that may wait for room at the same time; one more is told Overloaded. Their bytes have the lane's limit. A
+source of which nobody waits finds a place up to twice of both: one that floods must not keep others from waiting."""
+NOTE_TICKETS_MAX = 1_000
+"""Senders that may wait for one note of what was shed; one more is told Overloaded."""
+SAMPLED_COUNT_MAX = 100_000
+"""Streams whose place in the sampling is remembered; past it all begin anew."""
+
+TRICKLE_ITEMS_MAX = 64
+"""Fewer observed events than this are a trickle."""
+
+TURN_COST = 16 * 1024
+"""What a source may send in one turn: some fifty small letters, so that small column batches can still be joined."""
+ITEM_COST = 256
+"""What an item costs beside its bytes, where sources take turns."""
+
+GONE = -1
+"""The shard of a letter that is not there any more."""
+
+Stream = tuple[int, str, int]
+"""What is numbered together: shard, source, incarnation. A mark belongs to one of these."""
+
+
+class Mailbox:
+    """The lanes. Putting never waits: a letter without room waits in line, and its sender with it, on its ticket."""
+
+    def __init__(self, commands_count_max: int, telemetry_items_max: int, telemetry_bytes_max: int) -> None:
+        self._commands_count_max = commands_count_max
+        self._items_max = telemetry_items_max
+        self._bytes_max = telemetry_bytes_max
+        self._first: deque[Letter] = deque()
+        self._inside: deque[Letter] = deque()
+        self._commands: deque[Letter] = deque()
+        self._telemetry: FairQueue[Letter] = FairQueue(TURN_COST)
+        self._blocked: FairQueue[Letter] = FairQueue(TURN_COST)
+        self._items = 0
+        self._bytes = 0
+        self._blocked_bytes = 0
+        self._sampled: dict[Stream, int] = {}
+        self._streams: dict[Stream, deque[Letter]] = {}
+        """What waits of each stream from which something may be shed, in order. Notes of what was shed among it."""
+        self._gone = 0
+        """Letters in the telemetry lane that were merged into later ones; they are passed over."""
+        self.counters = MailboxCounters()
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether observed events of so many bytes would be taken at once, by whichever policy."""
+        return not self._blocked and self._items < self._items_max and self._bytes + size_bytes <= self._bytes_max
+
+    def put_inside(self, letter: Letter) -> None:
+        """From a timer, a sink or another shard: what we owe bounds how many there can be."""
+        (self._first if letter.first else self._inside).append(letter)
+
+    def put_command(self, letter: Letter) -> None:
+        """From somebody who waits for the answer."""
+        if len(self._commands) >= self._commands_count_max:
+            self.counters.overloads += 1
+            raise Overloaded(f"{self._commands_count_max} commands are waiting; nothing was taken, try again later")
+        self._commands.append(letter)
+
+    def put_telemetry(self, letter: Letter, policy: StreamPolicy) -> None:
+        """Observed events of one source. Without room the policy decides; to block is to wait in line."""
+        if policy.overflow is Overflow.BLOCK:
+            if self._blocked.count_of(_source(letter)) or not self._fits(letter):
+                self._block(letter)
+            else:
+                self._add(letter)
+        elif policy.overflow is Overflow.SAMPLE:
+            if not self._fits(letter):
+                self._shed_newest(letter)
+            elif self._items <= self._items_max // 2 or not self._skip(letter, policy):
+                self._add_shedding(letter)
+        else:
+            if not self._fits(letter):
+                self._drop_oldest(letter)
+            if self._fits(letter):
+                self._add_shedding(letter)
+            else:
+                self._shed_newest(letter)
+
+    def put_note(self, note: Letter, policy: StreamPolicy) -> None:
+        """A stream's numbers that will not come. It keeps its place among what the same stream has sent."""
+        if policy.overflow is Overflow.BLOCK:
+            self.put_telemetry(note, policy)
+        else:
+            self._add_shedding(note)
+
+    def take(self, items_max: int, *, telemetry: bool) -> Iterator[Letter]:
+        """Letters in the order in which they are to be stepped, until so many items are out. Take all of them."""
+        taken = 0
+        for lane in (self._first, self._inside, self._commands):
+            while lane and taken < items_max:
+                letter = lane.popleft()
+                taken += letter.items
+                yield letter
+        while telemetry and self._telemetry and taken < items_max:
+            _, letter = self._telemetry.pop()
+            if letter.shard == GONE:
+                self._gone -= 1
+                continue
+            self._leave(letter)
+            taken += letter.items
+            yield letter
+        while self._blocked:
+            source, letter = self._blocked.pop()
+            if not self._fits(letter):
+                self._blocked.put_first(source, letter, _cost(letter))
+                break
+            self._blocked_bytes -= letter.size_bytes
+            self._add(letter)
+
+    def put_back(self, letters: list[Letter]) -> None:
+        """Letters that found no room in the commit: they come first next time."""
+        for letter in reversed(letters):
+            (self._first if letter.first else self._inside).appendleft(letter)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether anything is in the lanes."""
+        return bool(self._first or self._inside or self._commands or self._telemetry)
+
+    @property
+    def pressing(self) -> bool:
+        """Whether anything but telemetry is in the lanes."""
+        return bool(self._first or self._inside or self._commands)
+
+    @property
+    def trickles(self) -> bool:
+        """Whether only a few observed events wait, and nobody who asked for something."""
+        return self._items < TRICKLE_ITEMS_MAX and not self._commands
+
+    @property
+    def items(self) -> int:
+        """How many observed events are waiting."""
+        return self._items
+
+    def clear(self) -> list[Letter]:
+        """Empties the lanes; the caller tells everybody who waits."""
+        letters = [*self._first, *self._inside, *self._commands, *self._telemetry.clear(), *self._blocked.clear()]
+        self._first.clear()
+        self._inside.clear()
+        self._commands.clear()
+        self._streams.clear()
+        self._items = self._bytes = self._blocked_bytes = self._gone = 0
+        return letters
+
+    def _fits(self, letter: Letter) -> bool:
+        empty = self._items == 0 and self._bytes == 0
+        return empty or (
+            self._items + letter.items <= self._items_max and self._bytes + letter.size_bytes <= self._bytes_max
+        )
+
+    def _block(self, letter: Letter) -> None:
+        times = 1 if self._blocked.count_of(_source(letter)) else 2
+        full = self._blocked and self._blocked_bytes + letter.size_bytes > times * self._bytes_max
+        if full or len(self._blocked) >= times * BLOCKED_COUNT_MAX:
+            self.counters.overloads += 1
+            raise Overloaded(f"{len(self._blocked)} senders wait for room already; nothing was taken, slow down")
+        self.counters.blocked += 1
+        self._blocked.put(_source(letter), letter, _cost(letter))
+        self._blocked_bytes += letter.size_bytes
+
+    def _add(self, letter: Letter) -> None:
+        self._telemetry.put(_source(letter), letter, _cost(letter))
+        self._items += letter.items
+        self._bytes += letter.size_bytes
+
+    def _add_shedding(self, letter: Letter) -> None:
+        self._add(letter)
+        self._streams.setdefault(_stream(letter), deque()).append(letter)
+
+    def _leave(self, letter: Letter) -> None:
+        self._items -= letter.items
+        self._bytes -= letter.size_bytes
+        if self._streams:
+            stream = _stream(letter)
+            mine = self._streams.get(stream)
+            if mine is not None and mine[0] is letter:
+                mine.popleft()
+                if not mine:
+                    del self._streams[stream]
+
+    def _skip(self, letter: Letter, policy: StreamPolicy) -> bool:
+        """Whether sampling leaves this one out."""
+        stream = _stream(letter)
+        if stream not in self._sampled and len(self._sampled) >= SAMPLED_COUNT_MAX:
+            self._sampled.clear()
+        count = self._sampled.get(stream, 0)
+        self._sampled[stream] = (count + 1) % policy.keep_every
+        if count == 0:
+            return False
+        before = self.counters.shed_items
+        self._shed_newest(letter)
+        self.counters.sampled_items += self.counters.shed_items - before
+        return True
+
+    def _drop_oldest(self, letter: Letter) -> None:
+        """Makes room by dropping the oldest deliveries of the same stream, as far as there are any."""
+        mine = self._streams.get(_stream(letter))
+        while mine and not self._fits(letter):
+            oldest = mine[0]
+            if not isinstance(oldest.input, SequencesSkipped):
+                self._check_room_to_wait(oldest, letter)
+                self._become_note(oldest)
+            elif len(mine) == 1:
+                return
+            else:
+                self._check_room_to_wait(oldest, letter)
+                mine.popleft()
+                self._become_note(mine[0])
+                _merge(oldest, into=mine[0])
+                self._forget(oldest)
+
+    def _shed_newest(self, letter: Letter) -> None:
+        """Sheds what just came. Its note goes behind what waits of the same stream, merged with one that is there."""
+        mine = self._streams.get(_stream(letter))
+        if mine and isinstance(mine[-1].input, SequencesSkipped):
+            self._check_room_to_wait(mine[-1], letter)
+            self._become_note(letter, waiting=False)
+            _merge(letter, into=mine[-1])
+        else:
+            self._become_note(letter, waiting=False)
+            self._add_shedding(letter)
+
+    def _check_room_to_wait(self, note: Letter, letter: Letter) -> None:
+        if len(note.tickets) + len(letter.tickets) > NOTE_TICKETS_MAX:
+            self.counters.overloads += 1
+            raise Overloaded(f"{len(note.tickets)} senders wait for what was shed; nothing was taken, slow down")
+
+    def _become_note(self, letter: Letter, *, waiting: bool = True) -> None:
+        """Counts what is shed and leaves a note in its place, so that its source's mark moves past it."""
+        shed = letter.input
+        if not isinstance(shed, Delivery | ColumnDelivery):
+            return
+        self.counters.shed_items += shed.length
+        if waiting:
+            self._items -= letter.items
+            self._bytes -= letter.size_bytes
+        letter.items = letter.size_bytes = 0
+        letter.input = SequencesSkipped(
+            source=shed.source,
+            incarnation=shed.incarnation,
+            epoch=shed.epoch,
+            last=shed.sequence and shed.sequence + shed.length - 1,
+            because="shed: more came than could be taken",
+        )
+
+    def _forget(self, letter: Letter) -> None:
+        """Its place in the lane is empty from now on; when most places are, the lane is made anew."""
+        letter.shard = GONE
+        letter.tickets = ()
+        self._gone += 1
+        if 2 * self._gone > len(self._telemetry):
+            for waiting in self._telemetry.clear():
+                if waiting.shard != GONE:
+                    self._telemetry.put(_source(waiting), waiting, _cost(waiting))
+            self._gone = 0
+
+
+def _stream(letter: Letter) -> Stream:
+    one = letter.input
+    if isinstance(one, Delivery | ColumnDelivery | SequencesSkipped):
+        return (letter.shard, one.source, one.incarnation)
+    return (letter.shard, "", 0)
+
+
+def _source(letter: Letter) -> str:
+    """With whom a letter takes turns. Shards and incarnations of a source share one turn."""
+    return _stream(letter)[1]
+
+
+def _cost(letter: Letter) -> int:
+    """By bytes and by the work of each item; a note costs next to nothing."""
+    return ITEM_COST * letter.items + letter.size_bytes + 1
+
+
+def _merge(note: Letter, into: Letter) -> None:
+    """One note for both, up to the later of their ends: either may be of a repetition. A reason is never lost."""
+    one, other = into.input, note.input
+    if isinstance(one, SequencesSkipped) and isinstance(other, SequencesSkipped):
+        later, earlier = (other, one) if other.last > one.last else (one, other)
+        into.input = later if later.because else structs.replace(later, because=earlier.because)
+    into.tickets = (*into.tickets, *note.tickets)
+
+
+def fail_untaken(letters: Sequence[Letter], error: BaseException) -> None:
+    """The step itself has failed, and with it the host: whoever sent these letters must not wait for ever."""
+    failed = Bug(f"the step failed ({type(error).__name__}: {error}); what was sent is not kept")
+    for ticket in (ticket for letter in letters for ticket in letter.tickets):
+        ticket.fail(failed)

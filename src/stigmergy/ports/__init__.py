@@ -1,1 +1,0 @@
-"""What the runtime asks of the world, as Protocols whose docstrings state the guarantees."""

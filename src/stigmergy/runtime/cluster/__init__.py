@@ -1,1 +1,0 @@
-"""A fleet on several machines: workers that share its shards, and hand them over to each other."""

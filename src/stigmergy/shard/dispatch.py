@@ -1,0 +1,584 @@
+"""Handles inputs for agents: decide, evolve, react, and the way back when any of them fails. Used by the shard's step.
+
+Everything an input causes is first collected on the side and enters the draft only when all of it has succeeded, so
+that there is nothing to undo but the agent's own state, of which an image is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import chain
+from operator import length_hint
+from typing import Any
+
+from stigmergy.agents.agent import Rejection
+from stigmergy.agents.codec import (
+    MESSAGE_BYTES_MAX,
+    REASON_CHARS_MAX,
+    SOURCE_CHARS_MAX,
+    SURELY_FLAT_BYTES,
+    UNDECODABLE,
+    describe,
+    digest_of,
+    encode,
+    is_sound,
+    keepable,
+    printable,
+)
+from stigmergy.agents.effects import WindowClosed
+from stigmergy.agents.messages import SECOND_NS, Command, Effect, Event, Message
+from stigmergy.agents.ordered import CLAIM_EVENTS, LEDGER, Claim, Denied, read_verdict
+from stigmergy.agents.plans import AgentPlan, Plan
+from stigmergy.agents.shared import Merged, Writing, check_groups, check_merged
+from stigmergy.agents.supervision import SHARD_ADDRESS, AgentStopped, InputFailed
+from stigmergy.base.errors import Malformed, Overloaded, PeerError, TooLarge
+from stigmergy.crdt.delta import Edit
+from stigmergy.shard.column_dispatch import Columnar
+from stigmergy.shard.commit import Answer
+from stigmergy.shard.draft import (
+    DRAFT_BYTES_MAX,
+    NO_CAUSE,
+    OVERHEAD_BYTES,
+    Counters,
+    Draft,
+    Outcome,
+    PackedEffect,
+    collect,
+    enter,
+    owe,
+    pack_effects,
+    window_timers,
+)
+from stigmergy.shard.homes import Homes
+from stigmergy.shard.inputs import ELSEWHERE, Accepted, Asked, Refused, SharedReceived
+from stigmergy.shard.memory import Letter, Remembered
+from stigmergy.shard.state import ShardState, fold_fact
+
+# Collects what one `decide` yields, all of it against the unchanged state, before any of it changes the state.
+
+
+def decided_events(
+    agent_plan: AgentPlan,
+    plan: Plan,
+    agent: Any,
+    message: Message,
+    body: bytes,
+    replica_of: Callable[[str], bytes],
+    now_ns: int,
+    events_max: int,
+) -> list[tuple[Any, bytes]]:
+    """The events of one decision with their bytes. Writes to shared fields get their dots, in the order of the yields;
+    `replica_of` says under which id an agent writes.
+
+    A fact that is decided about is kept already, and so not yielded again.
+    """
+    decided: list[tuple[Any, bytes]] = []
+    writing: Writing | None = None
+    events = plan.decide(agent, message) if plan.decide is not None else None
+    for event in events or ():
+        if isinstance(event, Edit):
+            writing = writing or Writing(agent, agent_plan.shared, replica_of(agent.address), now_ns)
+            decided.append(agent_plan.written(writing.event(event)))
+        elif not isinstance(event, Event):
+            raise TypeError(f"a @decide handler yields events; {type(event).__name__} is none")
+        elif agent_plan.plan_for(type(event)).fact:
+            raise TypeError(f"{type(event).__name__} is said by the framework alone; yield an event of your own")
+        else:
+            # An observed event that is passed on keeps the bytes it came with, unknown fields included.
+            decided.append((event, body) if event is message else agent_plan.written(event))
+        if len(decided) > events_max:
+            raise TooLarge(f"more than {events_max} events from one decision; decide in smaller steps")
+    return decided
+
+
+ADDRESS_CHARS_MAX = 200
+REACTIONS_BYTES_MAX = 16 * 1024
+"""Effects that an agent may ask for because of an event of the framework."""
+WINDOW_CLOSINGS_MAX = 1_000
+"""Buckets of one window that one input may close; the rest waits for the next input."""
+
+
+class _Quiet(Exception):
+    """Nobody is to react."""
+
+
+class Handling:
+    """Turns inputs into what a draft keeps."""
+
+    def __init__(self, state: ShardState, homes: Homes) -> None:
+        self._state = state
+        self._homes = homes
+        self.counters = Counters()
+        self.columnar = Columnar(state, homes, self)
+
+    def take_items(self, draft: Draft, items: list[tuple[str, bytes]], source: str, now_ns: int) -> int:
+        """Takes messages of one source in order; returns how many, fewer than given only when the draft is full.
+
+        The caller has counted the items' own bytes. This loop is where a fleet spends its time: a plain observed
+        event (no `decide`, no window) is handled right here, everything else by `take`, with all its cases.
+        """
+        state = self._state
+        agents, plan_of, stopped, at_rest = state.agents, state.plan_of, state.stopped, state.at_rest
+        find, keep_event, keep_image = agents.get, draft.events.append, draft.touched.setdefault
+        newest, wait_ns = draft.newest_events, draft.wait_ns
+        message: Any
+        kind: type | None = None
+        decode_body: Any = None
+        find_short: Any = None
+        copy: Any = None
+        remaining = iter(items)
+        for item in remaining:
+            address, body = item
+            agent = find(address)
+            unsound = len(body) > SURELY_FLAT_BYTES and not is_sound(body)
+            if agent is None or unsound or (stopped and address in stopped) or (at_rest and address in at_rest):
+                if body is ELSEWHERE:
+                    continue
+                self.take(draft, address, body, source, now_ns)
+                if draft.size_bytes > DRAFT_BYTES_MAX:
+                    break
+                continue
+            if agent.__class__ is not kind:
+                kind = agent.__class__
+                agent_plan = plan_of[kind]
+                decode_body, find_short, copy = agent_plan.decode, agent_plan.shorts.get, agent_plan.copy
+            try:
+                message = decode_body(body)
+                short = find_short(message.__class__)
+            except UNDECODABLE:
+                short = None
+            if short is None:
+                self.take(draft, address, body, source, now_ns)
+                if draft.size_bytes > DRAFT_BYTES_MAX:
+                    break
+                continue
+            evolve, react, yields, kept_wait_ns, watched = short
+            before = copy(agent)
+            effects: list[PackedEffect] | None = None
+            try:
+                if evolve is not None:
+                    evolve(agent, message)
+                if react is not None:
+                    reactions = react(agent, message)
+                    if not yields:
+                        reactions = iter(reactions or ())
+                    for first in reactions:
+                        effects = self._pack_all(agent, message, body, first, reactions, now_ns)
+            except BaseException as error:
+                agents[address] = before
+                if not isinstance(error, Exception):
+                    raise
+                self.fail(draft, address, body, source, error, now_ns, reached=True)
+                if draft.size_bytes > DRAFT_BYTES_MAX:
+                    break
+                continue
+            keep_event(item)
+            keep_image(address, before)
+            if kept_wait_ns < wait_ns:
+                wait_ns = kept_wait_ns
+                draft.hurry(wait_ns)
+            if newest:
+                newest.pop(address, None)
+            if watched:
+                draft.fresh.append((address, message.__class__))
+            if effects is not None:
+                self._owe_all(draft, address, effects, now_ns)
+                if draft.size_bytes > DRAFT_BYTES_MAX:
+                    break
+        taken = len(items) - length_hint(remaining)
+        self.counters.inputs += taken
+        return taken
+
+    def take(self, draft: Draft, address: str, body: bytes, source: str, now_ns: int) -> None:
+        """Takes one message, whatever it is, with every case."""
+        if body is ELSEWHERE:
+            return
+        try:
+            agent_plan, message = self._open(address, body)
+            if isinstance(message, Command):
+                self.take_command(draft, address, body, "", now_ns)
+                return
+            self._admit(draft, address, agent_plan, now_ns)
+            record = self._record_of(address, agent_plan, message)
+        except (PeerError, Overloaded) as error:
+            self.fail(draft, address, body, source, error, now_ns)
+            return
+        try:
+            if record is None:
+                self._run(draft, address, agent_plan, message, body, now_ns)
+            elif (wrong := self.columnar.run(draft, address, record, now_ns)) is not None:
+                self.fail(draft, address, body, source, wrong, now_ns)
+                return
+            # Only what an agent could make something of is fresh: a gauge whose every reading fails is a silent one.
+            if agent_plan.plan_for(type(message)).watched:
+                draft.fresh.append((address, type(message)))
+        except Rejection as rejection:
+            refusal = TypeError(f"an observed event cannot be refused ({rejection.reason}); yield nothing to filter it")
+            self.fail(draft, address, body, source, refusal, now_ns, reached=True)
+        except Exception as error:
+            self.fail(draft, address, body, source, error, now_ns, reached=True)
+        self.close_windows(draft, address, now_ns, now_ns)
+
+    def take_command(
+        self, draft: Draft, address: str, body: bytes, command_id: str, now_ns: int, client: str = ""
+    ) -> None:
+        """Takes a command and answers it, also when its handler fails. Without an id the answer is not remembered."""
+        at = len(draft.events)
+        reason: str | None = None
+        asked = (address, command_id, body)
+        digest = b""
+        try:
+            agent_plan, message = self._open(address, body)
+            if command_id:
+                digest = digest_of(message)
+            if not isinstance(message, Command):
+                raise PeerError(f"{type(message).__name__} is an event, and only commands are answered; observe it")
+            self._admit(draft, address, agent_plan, now_ns)
+            record = self._record_of(address, agent_plan, message)
+        except (PeerError, Overloaded) as error:
+            self._answer(draft, asked, (client, digest), str(error), at, now_ns)
+            return
+        try:
+            if record is None:
+                self._run(draft, address, agent_plan, message, body, now_ns)
+            elif (wrong := self.columnar.run(draft, address, record, now_ns)) is not None:
+                reason = str(wrong)
+        except Rejection as rejection:
+            reason = printable(rejection.reason, REASON_CHARS_MAX)
+        except Exception as error:
+            reason = f"the handler failed: {describe(error)}; the command is in the dead letters"
+            self.fail(draft, address, body, "command", error, now_ns, reached=True)
+            at = len(draft.events)
+        self._answer(draft, asked, (client, digest), reason, at, now_ns)
+        self.close_windows(draft, address, now_ns, now_ns)
+
+    def digest_of(self, address: str, body: bytes) -> bytes:
+        """What tells a command from another one for this agent; empty for one that cannot be read."""
+        try:
+            _, message = self._open(address, body)
+        except (PeerError, Overloaded):
+            return b""
+        return digest_of(message)
+
+    def understands(self, address: str, body: bytes) -> bool:
+        """Whether this agent has a handler for what came back from a sink; it may ignore confirmations."""
+        agent_plan = self._state.plans.get(address.partition("/")[0])
+        if agent_plan is None:
+            return False
+        try:
+            return agent_plan.handles(type(agent_plan.decode(body)))
+        except UNDECODABLE:
+            return not agent_plan.may_ignore(body)
+
+    def close_windows(self, draft: Draft, address: str, reached_ns: int, now_ns: int) -> None:
+        """Closes the buckets of tumbling windows that are complete; each closing is an event of the agent."""
+        agents, stopped = self._state.agents, self._state.stopped
+        if address not in agents:
+            return
+        agent_plan = self._state.plan_of[agents[address].__class__]
+        for name in agent_plan.tumbling:
+            for _ in range(WINDOW_CLOSINGS_MAX):
+                window = getattr(agents[address], name)
+                if not window.due(reached_ns) or address in stopped or draft.size_bytes > DRAFT_BYTES_MAX:
+                    break
+                start_s, end_s = window.start_ns / SECOND_NS, (window.start_ns + window.span) / SECOND_NS
+                closed = WindowClosed(window=name, start_s=start_s, end_s=end_s)
+                error = self.keep(draft, address, closed, now_ns)
+                if error is not None:
+                    self.fail(draft, address, encode(closed), "window", error, now_ns, reached=True)
+
+    def follow(self, draft: Draft, address: str, fact: Event, source: str, now_ns: int) -> None:
+        """Keeps a fact that an agent may decide something about: first it is part of the state, then it is decided.
+
+        A stopped agent learns of it and does nothing."""
+        stopped = address in self._state.stopped
+        error = self.keep(draft, address, fact, now_ns, quietly=stopped)
+        if error is None and not stopped:
+            error = self.follow_up(draft, address, fact, now_ns)
+        if error is not None:
+            self.fail(draft, address, _letter_of(fact), source, error, now_ns, reached=True)
+
+    def follow_up(self, draft: Draft, address: str, fact: Event, now_ns: int) -> Exception | None:
+        """Decides what follows from a fact that is part of the agent's state; returns what a handler raised."""
+        agent_plan = self._state.plan_at(address)
+        if agent_plan.plans[type(fact)].decide is None:
+            return None
+        try:
+            self._run(draft, address, agent_plan, fact, encode(fact), now_ns)
+        except Rejection as rejection:
+            return TypeError(f"a fact cannot be refused ({rejection.reason}); yield nothing, or what follows")
+        except Exception as error:
+            return error
+        return None
+
+    def react_again(self, draft: Draft, address: str, fact: Event, now_ns: int) -> Exception | None:
+        """Asks once more for the effects of a fact that was kept without them; returns what a handler raised."""
+        agent, body = self._state.agents[address], encode(fact)
+        react = self._state.plan_at(address).plans[type(fact)].react
+        try:
+            effects = () if react is None else react(agent, fact) or ()
+            room_bytes = len(body) + REACTIONS_BYTES_MAX
+            packed = pack_effects(self._state, self._homes, agent, effects, (fact, body), now_ns, room_bytes)
+        except Exception as error:
+            return error
+        for one in packed:
+            owe(self._state, draft, address, one, NO_CAUSE, now_ns)
+            draft.grow(address, bodies_bytes=len(one[1]))
+        return None
+
+    def keep(self, draft: Draft, address: str, event: Event, now_ns: int, *, quietly: bool = False) -> Exception | None:
+        """Keeps an event of the framework. If a handler of the agent fails on it, it stays a fact without reactions;
+        `quietly` it has none in any case."""
+        body = encode(event)
+        self._state.note(address, event, now_ns)
+        if address == SHARD_ADDRESS:
+            draft.events.append((address, body))
+            draft.grow(bodies_bytes=len(body))
+            draft.hurry(0)
+            return None
+        agent_plan = self._state.plan_at(address)
+        if agent_plan.engine is not None:
+            # No handler of a compiled agent is for such an event, and whoever says one has enrolled its agent.
+            draft.events.append((address, body))
+            draft.grow(address, bodies_bytes=len(body))
+            draft.hurry(0)
+            return None
+        agent = self._state.agents.get(address)
+        image = None if agent is None else agent_plan.copy(agent)
+        if agent is None:
+            agent = self._state.new_agent(address, agent_plan)
+        failure: Exception | None = None
+        room_bytes = len(body) + REACTIONS_BYTES_MAX
+        try:
+            if quietly:
+                raise _Quiet
+            outcome = collect(self._state, self._homes, agent_plan, agent, [(event, body)], now_ns, room_bytes)
+        except Exception as error:
+            failure = None if quietly else error
+            before = self._state.new_agent(address, agent_plan) if image is None else agent_plan.copy(image)
+            agent = fold_fact(agent_plan, before, event, now_ns)
+            plan = agent_plan.plans[type(event)]
+            timers = window_timers(self._state, agent_plan, plan, agent, event)
+            outcome = Outcome(
+                events=[(plan, event, body)],
+                effects=[(timer, 0) for timer in timers],
+                size_bytes=len(body) + (1 + len(timers)) * (len(address) + OVERHEAD_BYTES),
+            )
+        enter(self._state, draft, address, agent, image, outcome, now_ns)
+        return failure
+
+    def _open(self, address: str, body: bytes) -> tuple[AgentPlan, Message]:
+        """Finds the agent's plan and decodes the message for it. Raises PeerError with a sentence that says why."""
+        agent_plan = self._state.plan_at(address)
+        self._state.assignment.check(address)
+        size_bytes = len(body)
+        if size_bytes > MESSAGE_BYTES_MAX:
+            raise TooLarge(
+                f"a message of {size_bytes} bytes, {MESSAGE_BYTES_MAX} at most; store the payload and send a Blob"
+            )
+        if size_bytes > SURELY_FLAT_BYTES and not is_sound(body):
+            raise Malformed("a message that is nested too deep, or not one whole value")
+        message = decode(agent_plan, body)
+        if agent_plan.plan_for(type(message)).fact:
+            raise PeerError(f"{type(message).__name__} is said by the framework alone; send an event of your own")
+        return agent_plan, message
+
+    def _admit(self, draft: Draft, address: str, agent_plan: AgentPlan, now_ns: int) -> None:
+        """Raises unless the agent can take an input now. What time has completed comes before it."""
+        if agent_plan.tumbling:
+            self.close_windows(draft, address, now_ns, now_ns)
+        if address in self._state.stopped:
+            reason = self._state.stopped[address]
+            raise PeerError(f"{address} is stopped: {reason}; resume it, then send or retry this")
+        if not self._state.has_agent(address):
+            self.columnar.check_room(address)
+            check_groups(agent_plan.shared, address)
+
+    def _record_of(self, address: str, agent_plan: AgentPlan, message: Message) -> bytes | None:
+        """The record of a message for a compiled agent; None for an interpreted one."""
+        return None if agent_plan.engine is None else self.columnar.record_of(address, message)
+
+    def _run(
+        self, draft: Draft, address: str, agent_plan: AgentPlan, message: Message, body: bytes, now_ns: int
+    ) -> None:
+        """Decides, evolves and reacts. Raises with the agent as it was before."""
+        agents = self._state.agents
+        agent = agents.get(address)
+        image = None if agent is None else agent_plan.copy(agent)
+        if agent is None:
+            agent = self._state.new_agent(address, agent_plan)
+        plan = agent_plan.plan_for(type(message))
+        limit = self._state.limits.bytes_per_decision_max
+        try:
+            decided = (
+                [(message, body)]
+                if plan.decide is None
+                else self._decided(agent_plan, plan, agent, message, body, now_ns)
+            )
+            outcome = collect(self._state, self._homes, agent_plan, agent, decided, now_ns, limit)
+        except BaseException:
+            if image is not None:
+                agents[address] = image
+            raise
+        enter(self._state, draft, address, agent, image, outcome, now_ns)
+
+    def _decided(
+        self, agent_plan: AgentPlan, plan: Plan, agent: Any, message: Message, body: bytes, now_ns: int
+    ) -> list[tuple[Any, bytes]]:
+        limit = self._state.limits.events_per_decision_max
+        return decided_events(agent_plan, plan, agent, message, body, self._state.replica_of, now_ns, limit)
+
+    def _pack_all(
+        self, agent: Any, event: Any, body: bytes, first: Effect, others: Iterable[Effect], now_ns: int
+    ) -> list[PackedEffect]:
+        room_bytes = self._state.limits.bytes_per_decision_max - len(body)
+        return pack_effects(self._state, self._homes, agent, chain((first,), others), (event, body), now_ns, room_bytes)
+
+    def _owe_all(self, draft: Draft, address: str, effects: list[PackedEffect], now_ns: int) -> None:
+        cause = len(draft.events) - 1
+        for packed in effects:
+            owe(self._state, draft, address, packed, cause, now_ns)
+            draft.size_bytes += len(packed[1]) + len(address) + OVERHEAD_BYTES
+
+    def _answer(
+        self, draft: Draft, asked: Asked, known: tuple[str, bytes], refused: str | None, at: int, now_ns: int
+    ) -> None:
+        """Records the answer to a command, with its client and digest. Refusals too: sent again it gets the same."""
+        address, command_id, body = asked
+        client, digest = known
+        if refused is None:
+            self.counters.accepted += 1
+        else:
+            self.counters.refused += 1
+        answer = Answer(printable(address, ADDRESS_CHARS_MAX), command_id, keepable(body), refused, at, now_ns)
+        draft.answers.append(answer)
+        draft.clients.append(client)
+        draft.digests.append(digest)
+        draft.grow(answer.agent, command_id, refused or "", client, bodies_bytes=len(answer.command) + len(digest))
+        draft.hurry(0)
+        if command_id:
+            remembered = Remembered(answer.agent, command_id, now_ns, draft.position, refused)
+            self._state.answers.put(remembered, client, digest)
+            verdict = Accepted(draft.position) if refused is None else Refused(refused)
+            draft.verdicts.append((asked, verdict))
+
+    def fail(
+        self,
+        draft: Draft,
+        address: str,
+        body: bytes,
+        source: str,
+        error: Exception,
+        now_ns: int,
+        *,
+        reached: bool = False,
+    ) -> None:
+        """Keeps `InputFailed` and puts the input into the dead letters.
+
+        If it has `reached` a handler and that failed, supervision decides; such an agent exists from then on.
+        """
+        self.counters.failed += 1
+        if reached and self._state.plan_at(address).engine is not None:
+            self.columnar.ensure(draft, address, now_ns)
+        failed = InputFailed(
+            letter=f"{self._state.shard}.{draft.position}.{len(draft.events)}",
+            to=printable(address, ADDRESS_CHARS_MAX),
+            source=printable(source, SOURCE_CHARS_MAX),
+            error=describe(error),
+            input=keepable(body),
+        )
+        self.keep(draft, address if reached else SHARD_ADDRESS, failed, now_ns)
+        if not reached or address in self._state.stopped:
+            return
+        supervision = self._state.plan_at(address).supervision
+        failures = self._state.failures.lately(address, now_ns, supervision.within_s)
+        if failures >= supervision.stop_after:
+            reason = f"{failures} failed inputs within {supervision.within_s:g} s, the last: {describe(error)}"
+            self.keep(draft, address, AgentStopped(reason=reason), now_ns)
+            draft.stopped.append(address)
+
+
+def _letter_of(fact: Event) -> bytes:
+    """A fact as a dead letter holds it. What was merged may be too large for one, and is part of the state anyhow."""
+    body = encode(fact)
+    return encode(Merged(field=fact.field)) if isinstance(fact, Merged) and not keepable(body) else body
+
+
+def decode(agent_plan: AgentPlan, body: bytes) -> Message:
+    """Decodes a message for an agent; raises Malformed or UnknownTag with a sentence that says why."""
+    try:
+        return agent_plan.decode(body)
+    except UNDECODABLE as error:
+        raise agent_plan.explain(body, error) from None
+
+
+# Facts that come from outside: what peers have written to shared fields, and what the ledger has decided.
+
+PEERS = "peers"
+"""The source of what other replicas have written."""
+
+
+def take_verdict(state: ShardState, handling: Handling, draft: Draft, address: str, body: bytes, now_ns: int) -> None:
+    """Takes a verdict of the ledger. One about a claim that the agent no longer has a field for is passed over."""
+    verdict = read_verdict(body)
+    agent = state.agents.get(address)
+    if agent is not None and address not in state.at_rest and verdict.claim in state.plan_of[type(agent)].ordered:
+        draft.begin_run(now_ns, LEDGER)
+        handling.follow(draft, address, verdict, LEDGER, now_ns)
+
+
+def take_merged(
+    state: ShardState, handling: Handling, draft: Draft, received: SharedReceived, now_ns: int
+) -> PeerError | Overloaded | None:
+    """Takes what peers have written; returns why not, if not. What is known already leaves no trace."""
+    agent = state.agents.get(received.agent)
+    merged = Merged(field=received.field, deltas=received.deltas, state=received.state)
+    try:
+        if agent is None or received.agent in state.at_rest:
+            raise PeerError(f"{received.agent} is not here; nobody holds a replica for it")
+        new = check_merged(agent, merged)
+    except (PeerError, Overloaded) as error:
+        return error
+    if new is None:
+        handling.counters.duplicates += 1
+        return None
+    draft.begin_run(now_ns, PEERS)
+    handling.follow(draft, received.agent, new, PEERS, now_ns)
+    return None
+
+
+def retry(state: ShardState, handling: Handling, draft: Draft, letter: Letter, now_ns: int) -> None:
+    """Gives a letter to its agent once more.
+
+    A fact on which a handler failed is part of the agent's state already. So it is not kept again: what follows from it
+    is decided again, by today's handler and against today's state; where nothing is decided, its effects are asked for.
+    """
+    address = letter.agent
+    agent = state.agents.get(address)
+    fact = None if agent is None else _fact_in(state.plan_of[type(agent)], agent, letter.input)
+    if fact is None:
+        handling.take(draft, address, letter.input, letter.source, now_ns)
+    elif address in state.at_rest or address in state.stopped:
+        why = f"{address} is stopped: {state.stopped.get(address)}; resume it, then retry this"
+        refusal = PeerError(state.assignment.refusal(address) if address in state.at_rest else why)
+        handling.fail(draft, address, letter.input, letter.source, refusal, now_ns)
+    else:
+        decides = state.plan_at(address).plans[type(fact)].decide is not None
+        error = (handling.follow_up if decides else handling.react_again)(draft, address, fact, now_ns)
+        if error is not None:
+            handling.fail(draft, address, letter.input, letter.source, error, now_ns, reached=True)
+
+
+def _fact_in(agent_plan: AgentPlan, agent: Any, body: bytes) -> Event | None:
+    """The fact in a letter; None for any other input, and for what somebody else has sent in the framework's name:
+    what an agent does not know of is no fact of its own."""
+    try:
+        fact = agent_plan.decode(body)
+        if isinstance(fact, Merged):
+            return fact if check_merged(agent, fact) is None else None
+    except (*UNDECODABLE, PeerError, Overloaded):
+        return None
+    if not isinstance(fact, CLAIM_EVENTS) or fact.claim not in agent_plan.ordered:
+        return None
+    claim: Claim = getattr(agent, fact.claim)
+    return fact if isinstance(fact, Denied) or (fact.resource, fact.token) == (claim.resource, claim.token) else None

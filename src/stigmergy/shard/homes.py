@@ -1,0 +1,107 @@
+"""Where agents live: which shard an agent belongs to, by its address or by a key that the fleet computes from it. Pure.
+
+An agent's shard is the hash of a text. That text is its address, or what a function of the fleet says of it, its zone
+for instance: agents with the same text live in the same shard. The answer is for good, so the function must be, too: it
+sees nothing but the address, and gives the same text for it in every process and every version.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from itertools import chain, islice
+
+from stigmergy.agents.codec import printable
+from stigmergy.base.errors import DefinitionError, JournalForeign, UnknownKind
+from stigmergy.shard.state import ShardState, is_address, shard_of
+
+ShardKey = Callable[[str], str]
+"""From an agent's address, such as "Drone/D-17", to the text whose hash is its shard, such as "harbour"."""
+
+KEY_CHARS_MAX = 256
+ADDRESSES_KNOWN_MAX = 1_000_000
+"""So many answers are remembered; then they are computed anew."""
+AGENTS_CHECKED_MAX = 10_000
+"""Of so many agents that a log has is checked whether they belong there."""
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}", re.ASCII)
+
+
+class Homes:
+    """Says where agents live, and remembers it, because it is asked for every input and every tell."""
+
+    __slots__ = ("_key", "_known", "key_name", "shards")
+
+    def __init__(self, shards: int = 1, key: ShardKey | None = None) -> None:
+        self.shards = shards
+        self.key_name = "" if key is None else _name_of(key)
+        """What journals keep of the function: its name. Empty: the address itself is hashed."""
+        self._key = key
+        self._known: dict[str, int] = {}
+
+    def of(self, address: str) -> int:
+        """The shard of an agent. Raises UnknownKind where the fleet's function has no good answer."""
+        if self.shards == 1:
+            return 0
+        shard = self._known.get(address)
+        if shard is None:
+            if len(self._known) >= ADDRESSES_KNOWN_MAX:
+                self._known.clear()
+            shard = self._known[address] = shard_of(self._text_of(address), self.shards)
+        return shard
+
+    def of_all(self, addresses: Sequence[str]) -> list[int]:
+        """The same of many, which are mostly known."""
+        if self.shards == 1:
+            return [0] * len(addresses)
+        known = [shard for shard in map(self._known.get, addresses) if shard is not None]
+        return known if len(known) == len(addresses) else [self.of(address) for address in addresses]
+
+    def check_agents(self, state: ShardState) -> None:
+        """Refuses a log with agents that live elsewhere by now: whoever changes the function moves nobody."""
+        if self._key is None or self.shards == 1:
+            return
+        tables = (
+            f"{kind}/{table.name(number)}" for kind, table in state.tables.items() for number in range(len(table))
+        )
+        for address in islice(chain(state.agents, tables), AGENTS_CHECKED_MAX):
+            if (home := self.of(address)) != state.shard:
+                raise JournalForeign(
+                    f"{address} lives in shard {state.shard}, and {self.key_name} puts it into shard {home} now; give "
+                    "the function back as it was: what it said of an agent is for good"
+                )
+
+    def _text_of(self, address: str) -> str:
+        if self._key is None or not is_address(address):
+            return address  # Nobody can live at what is no address: whoever gets it says so.
+        try:
+            text: object = self._key(address)
+            again: object = self._key(address)
+        except Exception as error:
+            said = f"raised {type(error).__name__}: {printable(error, 100)}"
+            raise UnknownKind(f"{address}: {self.key_name} {said}; let it return a text for every address") from None
+        if not isinstance(text, str) or not 1 <= len(text) <= KEY_CHARS_MAX or _is_half(text):
+            raise UnknownKind(
+                f"{address}: {self.key_name} returned {printable(repr(text), 100)}; let it return a text of 1 to "
+                f"{KEY_CHARS_MAX} characters"
+            )
+        if text != again:
+            raise UnknownKind(
+                f"{address}: {self.key_name} said {printable(repr(text), 100)}, and asked again something else; let it "
+                "depend on the address alone"
+            )
+        return text
+
+
+def _is_half(text: str) -> bool:
+    """Whether it has no bytes: half of a pair of surrogates is no character."""
+    return text != text.encode(errors="replace").decode()
+
+
+def _name_of(key: object) -> str:
+    name = getattr(key, "__name__", None)
+    if not callable(key) or not isinstance(name, str) or _NAME.fullmatch(name) is None:
+        raise DefinitionError(
+            f"shard_by={printable(repr(key), 100)}: give a function with a name, def zone_of(address: str) -> str; "
+            "journals keep its name"
+        )
+    return name

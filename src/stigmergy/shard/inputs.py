@@ -1,0 +1,235 @@
+"""What a shard's step takes: everything that comes from outside comes through one of these. One door in."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from stigmergy.shard.commit import SnapshotNote
+
+LOCAL = "local"
+"""The source of what the embedding program tells us; it has no sequence, because a call is made once."""
+
+
+ELSEWHERE = bytes(bytearray(b"elsewhere"))
+"""Stands, by identity, for an item whose agent lives in another shard: it is passed over, the mark moves past it."""
+
+
+class Delivery(Struct, frozen=True):
+    """Consecutive inputs of one source. With `sequence` 0 they have no sequence and are taken as they come."""
+
+    source: str
+    items: list[tuple[str, bytes]]
+    sequence: int = 0
+    incarnation: int = 0
+    epoch: int = 0
+    size_bytes: int = 0
+    """The length of the envelope, if these items are all of it: they cannot take more room in a commit. 0: count them.
+    The shard trusts it, so a figure that is too low makes a commit too large, which stops the node."""
+
+    @property
+    def length(self) -> int:
+        """How many inputs there are."""
+        return len(self.items)
+
+
+class ColumnDelivery(Struct, frozen=True):
+    """Consecutive records of one source for compiled agents of one kind, all of this shard. Nothing of it is consumed
+    unless layout and generation are known here: a stale mapping must not write into another agent."""
+
+    source: str
+    kind: str
+    layout: bytes
+    generation: int
+    check: bytes
+    records: bytes | memoryview
+    count: int
+    """How many records there are in all."""
+    sequence: int = 0
+    """Of the first record that is not taken yet; 0: they have no sequence."""
+    incarnation: int = 0
+    epoch: int = 0
+    start: int = 0
+    """So many of the records were taken before."""
+
+    @property
+    def length(self) -> int:
+        """How many inputs are left."""
+        return self.count - self.start
+
+
+class Ask(Struct, frozen=True):
+    """A command whose sender waits for the answer and, not knowing whether it arrived, may send it again."""
+
+    agent: str
+    command_id: str
+    command: bytes
+    source: str = LOCAL
+    client: str = ""
+    """Whose share of the remembered ids it takes; empty: the embedding program's."""
+
+
+Asked = tuple[str, str, bytes]
+"""Whom an answer is for: the agent, the command's id and its bytes. Another command may have the same id."""
+
+
+class TimerDue(Struct, frozen=True):
+    """A timer's time has come. Passed over if the timer was cancelled or set anew since."""
+
+    agent: str
+    name: str
+    due_ns: int
+
+
+class EffectSettled(Struct, frozen=True):
+    """A sink has carried out an effect or given up on it; `result` comes back to the agent as an observed event."""
+
+    sink: str
+    sequence: int
+    result: bytes | None = None
+
+
+class EffectsSettled(Struct, frozen=True):
+    """A sink is done with several effects whose results nobody waits for."""
+
+    sink: str
+    sequences: list[int]
+
+
+class SequencesSkipped(Struct, frozen=True):
+    """A source's inputs up to `last` will not come, or were shed: the mark passes them, and the log says so.
+
+    With `because` empty the source never had inputs with these numbers for us: the mark passes them, that is all.
+    """
+
+    source: str
+    incarnation: int
+    epoch: int
+    last: int
+    because: str
+
+
+class LetterRetried(Struct, frozen=True):
+    """A dead letter is given to its agent once more."""
+
+    letter: str
+
+
+class LetterDropped(Struct, frozen=True):
+    """A dead letter is given up."""
+
+    letter: str
+
+
+class ResumeAgent(Struct, frozen=True):
+    """A stopped agent may go on."""
+
+    agent: str
+    by: str
+
+
+class SafeActionOut(Struct, frozen=True):
+    """A safe action went out on its own; now it is written down."""
+
+    agent: str
+    action: str
+    because: str
+
+
+class SnapshotStored(Struct, frozen=True):
+    """A snapshot is in the journal; a commit that notes it makes it count."""
+
+    note: SnapshotNote
+
+
+class EnrollSigner(Struct, frozen=True):
+    """Another key may sign from the next commit on."""
+
+    algorithm: int
+    public_key: bytes
+
+
+class RevokeSigner(Struct, frozen=True):
+    """A key's signatures count up to this position and no further."""
+
+    algorithm: int
+    public_key: bytes
+    last_position: int
+
+
+class EnrollAgents(Struct, frozen=True):
+    """Compiled agents of a kind are to have numbers. Those that have one already keep it."""
+
+    kind: str
+    names: list[str]
+
+
+class ActionsConfirmed(Struct, frozen=True):
+    """A batched hand is done with the actions of a kind of compiled agents up to this sequence."""
+
+    kind: str
+    upto: int
+
+
+class SharedReceived(Struct, frozen=True):
+    """Peers have written to an object that a field of this agent is a replica of."""
+
+    agent: str
+    field: str
+    deltas: tuple[bytes, ...] = ()
+    state: bytes = b""
+
+    @property
+    def size_bytes(self) -> int:
+        """How much of a commit it takes, about."""
+        return len(self.state) + sum(len(delta) for delta in self.deltas)
+
+
+class VerdictCame(Struct, frozen=True):
+    """What has become of a claim, without having been asked for just now: it was lost, or granted after a wait."""
+
+    agent: str
+    verdict: bytes
+
+
+Single = (
+    Ask
+    | TimerDue
+    | EffectSettled
+    | EffectsSettled
+    | SequencesSkipped
+    | LetterRetried
+    | LetterDropped
+    | ResumeAgent
+    | SafeActionOut
+    | SnapshotStored
+    | EnrollSigner
+    | RevokeSigner
+    | EnrollAgents
+    | ActionsConfirmed
+    | SharedReceived
+    | VerdictCame
+)
+"""An input that is one thing: taken, or left for the next commit, as a whole."""
+
+Input = Delivery | ColumnDelivery | Single
+
+
+class Accepted(Struct, frozen=True):
+    """The command was accepted and what followed from it is durable."""
+
+    position: int
+
+    def __bool__(self) -> bool:
+        return True
+
+
+class Refused(Struct, frozen=True):
+    """The command was refused; nothing of it was done."""
+
+    reason: str
+
+    def __bool__(self) -> bool:
+        return False
+
+
+Verdict = Accepted | Refused

@@ -1,0 +1,188 @@
+"""The outbox: which effects are owed to which sink and not yet settled. Rebuilt from commits, so it is never lost.
+
+Sequences of a sink are dense, from 1. A sink may settle out of order; its *cursor* is the sequence below which
+everything is settled. After a restart whatever is still owed is released again, in order, with the same effect ids.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from itertools import takewhile
+
+from msgspec import Struct
+
+from stigmergy.agents.columns import ColumnRun
+from stigmergy.shard.commit import Owed, Settled
+
+
+class Pending(Struct, array_like=True, frozen=True):
+    """An effect that is owed: where it stands in the log, and what is to be done."""
+
+    incarnation: int
+    position: int
+    index: int
+    agent: str
+    sink: str
+    sequence: int
+    body: bytes
+
+
+class Outbox:
+    """What a shard owes the world."""
+
+    def __init__(self) -> None:
+        self._sent: dict[str, int] = {}
+        self._pending: dict[str, dict[int, Pending]] = {}
+        self.count = 0
+
+    def next_sequence(self, sink: str) -> int:
+        """The sequence of the next effect for this sink."""
+        return self._sent.get(sink, 0) + 1
+
+    def owe(self, incarnation: int, position: int, index: int, owed: Owed) -> Pending:
+        """Takes on an effect."""
+        pending = Pending(incarnation, position, index, owed.agent, owed.sink, owed.sequence, owed.body)
+        self._sent[owed.sink] = owed.sequence
+        self._pending.setdefault(owed.sink, {})[owed.sequence] = pending
+        self.count += 1
+        return pending
+
+    def get(self, sink: str, sequence: int) -> Pending | None:
+        """The effect, if it is still owed."""
+        return self._pending.get(sink, {}).get(sequence)
+
+    def settle(self, settled: Settled) -> None:
+        """Forgets effects that were carried out or given up; those settled before are passed over."""
+        pending = self._pending.get(settled.sink, {})
+        for sequence in settled.sequences:
+            if pending.pop(sequence, None) is not None:
+                self.count -= 1
+
+    def cursor(self, sink: str) -> int:
+        """Everything of this sink up to here is settled."""
+        pending = self._pending.get(sink)
+        return next(iter(pending)) - 1 if pending else self._sent.get(sink, 0)
+
+    def sent(self) -> dict[str, int]:
+        """How many effects each sink has been owed so far, in a fixed order."""
+        return dict(sorted(self._sent.items()))
+
+    def owed(self) -> Iterator[Pending]:
+        """Everything still owed, in the order of the log for each sink."""
+        for sink in sorted(self._pending):
+            yield from self._pending[sink].values()
+
+    def count_after(self, position: int) -> int:
+        """How many of them commits behind this position owe."""
+        return sum(
+            sum(1 for _ in takewhile(lambda pending: pending.position > position, reversed(owed.values())))
+            for owed in self._pending.values()
+        )
+
+    def lowest_position(self) -> int | None:
+        """The oldest commit that still owes something: retention stops before it."""
+        return min((next(iter(owed.values())).position for owed in self._pending.values() if owed), default=None)
+
+    def restore(self, sent: dict[str, int], pending: list[Pending]) -> None:
+        """Takes over what a snapshot says."""
+        self._sent = dict(sent)
+        self._pending = {}
+        for effect in pending:
+            self._pending.setdefault(effect.sink, {})[effect.sequence] = effect
+        self.count = len(pending)
+
+
+# Blocks of actions that compiled agents have asked for: what batched hands are owed. Rebuilt from commits.
+#
+# The actions of a kind are numbered from 1 without a gap, in the order of the log, and are confirmed in that order:
+# one
+# number per kind, the cursor, says how far. After a restart everything behind it is released again, with the same ids.
+
+BLOCK_INDEX = 1 << 19
+"""In the ids of effects, actions in blocks count from here within their commit: so no ordinary effect has theirs."""
+
+
+class Block(Struct, array_like=True, frozen=True):
+    """The actions that one column run owes."""
+
+    incarnation: int
+    position: int
+    index: int
+    """Of the first, among all actions in blocks of its commit."""
+    kind: str
+    templates: bytes
+    first: int
+    count: int
+    actions: bytes
+
+
+class Blocks:
+    """What a shard owes to batched hands."""
+
+    def __init__(self) -> None:
+        self._sent: dict[str, int] = {}
+        self._confirmed: dict[str, int] = {}
+        self._blocks: dict[str, deque[Block]] = {}
+        self.count = 0
+        """How many actions are in blocks that are not confirmed to their end."""
+
+    def next_sequence(self, kind: str) -> int:
+        """The sequence of the next action of this kind."""
+        return self._sent.get(kind, 0) + 1
+
+    def owe(self, incarnation: int, position: int, index: int, run: ColumnRun) -> Block:
+        """Takes on the actions of a run; `index` is how many the same commit owed before them."""
+        count = run.actions_count
+        block = Block(incarnation, position, index, run.kind, run.templates, run.first, count, run.actions)
+        self._sent[run.kind] = run.first + count - 1
+        self._blocks.setdefault(run.kind, deque()).append(block)
+        self.count += count
+        return block
+
+    def confirm(self, kind: str, upto: int) -> None:
+        """Everything of this kind up to there is carried out or given up. It never goes back."""
+        self._confirmed[kind] = max(upto, self.cursor(kind))
+        blocks = self._blocks.get(kind)
+        while blocks and blocks[0].first + blocks[0].count - 1 <= self._confirmed[kind]:
+            self.count -= blocks.popleft().count
+
+    def cursor(self, kind: str) -> int:
+        """Everything of this kind up to here is confirmed."""
+        return self._confirmed.get(kind, 0)
+
+    def sent_before(self, kind: str, position: int) -> int:
+        """The last sequence of this kind that commits before this position owe."""
+        for block in reversed(self._blocks.get(kind, ())):
+            if block.position < position:
+                return block.first + block.count - 1
+        return self.cursor(kind)
+
+    def count_after(self, position: int) -> int:
+        """How many of them commits behind this position owe."""
+        return sum(
+            sum(block.count for block in takewhile(lambda block: block.position > position, reversed(blocks)))
+            for blocks in self._blocks.values()
+        )
+
+    def owed(self) -> Iterator[Block]:
+        """Everything still owed, in the order of the log for each kind."""
+        for kind in sorted(self._blocks):
+            yield from self._blocks[kind]
+
+    def lowest_position(self) -> int | None:
+        """The oldest commit that still owes something: retention stops before it."""
+        return min((blocks[0].position for blocks in self._blocks.values() if blocks), default=None)
+
+    def sent(self) -> list[tuple[str, int, int]]:
+        """Per kind how many actions were asked for so far, and up to where they are confirmed; in a fixed order."""
+        return [(kind, self._sent[kind], self.cursor(kind)) for kind in sorted(self._sent)]
+
+    def restore(self, sent: list[tuple[str, int, int]], blocks: list[Block]) -> None:
+        """Takes over what a snapshot says."""
+        self._sent = {kind: last for kind, last, _ in sent}
+        self._confirmed = {kind: upto for kind, _, upto in sent}
+        self._blocks = {}
+        for block in blocks:
+            self._blocks.setdefault(block.kind, deque()).append(block)
+        self.count = sum(block.count for block in blocks)

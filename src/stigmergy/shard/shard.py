@@ -1,0 +1,460 @@
+"""Steps a shard: inputs in, one commit out. Pure. Persist the commit before answering anybody or releasing an effect.
+
+    stepped = shard.step(inputs, now_ns)   decide, evolve, react; adds to the open draft
+    ready = shard.seal()                   closes the draft: 1. persist  2. then answer  3. then release
+
+The rules, in the order in which they bite:
+
+- The events of one `decide` are collected against the unchanged state, then evolved and reacted to one by one.
+- A refusal or an exception keeps none of that input's events, and the agent is as it was before. Refusals are kept, so
+  that a command sent again gets the same answer. An exception keeps `InputFailed`, moves the mark, and puts the input
+  into the dead letters; supervision may stop the agent.
+- A tell arrives in a later step, also when an agent tells itself.
+- What a source repeats is passed over (marks), a command asked again gets the old answer (answers), and one whose id
+  is older than what is remembered is refused. Effects settled twice and timers that no longer exist are passed over.
+- Time never goes back.
+
+If a handler is interrupted by what is no `Exception` (KeyboardInterrupt, SystemExit), its agent is as it was before,
+but the input is neither consumed nor given up: the shard is broken and says so to whoever steps or seals it again.
+Nothing of the open draft was written; a restart replays the journal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, assert_never
+
+from msgspec import structs
+
+from stigmergy.agents.codec import SOURCE_CHARS_MAX, printable
+from stigmergy.agents.columns import images_of
+from stigmergy.agents.confirmations import woken_body
+from stigmergy.agents.effects import shard_sink
+from stigmergy.agents.messages import SECOND_NS
+from stigmergy.agents.now import step_time_ns
+from stigmergy.agents.ordered import LEDGER
+from stigmergy.agents.shared import STATE_BYTES_MAX
+from stigmergy.agents.supervision import (
+    SHARD_ADDRESS,
+    AgentResumed,
+    InputsSkipped,
+    LetterTaken,
+    SafeActionTaken,
+    SignerEnrolled,
+    SignerRevoked,
+)
+from stigmergy.base.errors import Bug, Overloaded, PeerError, StigmergyError
+from stigmergy.shard.commit import COMMIT_BYTES_MAX, MarkMoved, Settled, seal
+from stigmergy.shard.dispatch import ADDRESS_CHARS_MAX, Handling, retry, take_merged, take_verdict
+from stigmergy.shard.draft import COLUMNS_REST_BYTES, DRAFT_BYTES_MAX, NEVER_NS, Draft, Ready, Stepped
+from stigmergy.shard.homes import Homes
+from stigmergy.shard.inputs import (
+    Accepted,
+    ActionsConfirmed,
+    Ask,
+    Asked,
+    ColumnDelivery,
+    Delivery,
+    EffectSettled,
+    EffectsSettled,
+    EnrollAgents,
+    EnrollSigner,
+    Input,
+    LetterDropped,
+    LetterRetried,
+    Refused,
+    ResumeAgent,
+    RevokeSigner,
+    SafeActionOut,
+    SequencesSkipped,
+    SharedReceived,
+    Single,
+    SnapshotStored,
+    TimerDue,
+    Verdict,
+    VerdictCame,
+)
+from stigmergy.shard.state import ShardState
+from stigmergy.shard.timers import WINDOW_PREFIX
+
+COMMAND_ID_CHARS_MAX = 200
+COMMIT_NOTE_BYTES = 96
+MARKS_WAIT_NS = SECOND_NS
+"""Marks and settlements alone may wait this long for the disk: a crash before it means that they are repeated."""
+
+
+class Shard:
+    """The agents that one owner steps, in order."""
+
+    def __init__(self, state: ShardState, homes: Homes | None = None) -> None:
+        """`homes` says where those live whom its agents tell something; without, all live here."""
+        self.state = state
+        self._own_sink = shard_sink(state.shard)
+        self._draft = Draft(state.position + 1)
+        self.homes = homes or Homes()
+        self._handling = Handling(state, self.homes)
+        self._now_ns = state.time_ns
+        self.epoch = state.epoch
+        """The owner's; that of the state is the last one journaled."""
+        self._repeats: list[tuple[Asked, Verdict, int]] = []
+        self._untaken: list[tuple[Input, StigmergyError]] = []
+        self._broken = False
+
+    @property
+    def counters(self) -> Any:
+        """What was taken, refused, failed and passed over since the start."""
+        return self._handling.counters
+
+    def step(self, inputs: Sequence[Input], now_ns: int) -> Stepped:
+        """Takes inputs in order. Returns how long the draft may wait for the disk (None: there is nothing to write).
+
+        Inputs that find no room in the draft come back in `left`: seal, then step them.
+        """
+        self._check_whole()
+        self._now_ns = now_ns = max(now_ns, self._now_ns)
+        token = step_time_ns.set(now_ns)
+        try:
+            return self._stepped(self._take_all(inputs, now_ns))
+        except BaseException:
+            self._broken = True
+            raise
+        finally:
+            step_time_ns.reset(token)
+
+    def _take_all(self, inputs: Sequence[Input], now_ns: int) -> list[Input]:
+        """Takes inputs until the draft is full; returns the rest."""
+        draft = self._draft
+        if self.state.directory.unlisted and not self._handling.columnar.list_names(draft, now_ns):
+            draft.hurry(0)
+            return list(inputs)
+        for number, one in enumerate(inputs):
+            # Records are small and their loop stops where the room ends: a draft may take more of them.
+            limit = self.state.limits.columns_bytes_max if isinstance(one, ColumnDelivery) else DRAFT_BYTES_MAX
+            if draft.size_bytes > limit:
+                draft.hurry(0)
+                return list(inputs[number:])
+            large = isinstance(one, SharedReceived) and draft.size_bytes + one.size_bytes > DRAFT_BYTES_MAX
+            if large and not draft.empty:
+                draft.hurry(0)
+                return list(inputs[number:])
+            if isinstance(one, Delivery | ColumnDelivery):
+                rest = self._deliver(one, now_ns) if isinstance(one, Delivery) else self._deliver_columns(one, now_ns)
+                if rest is not None:
+                    draft.hurry(0)
+                    return [rest, *inputs[number + 1 :]]
+            else:
+                self._take(one, now_ns)
+        return []
+
+    def _check_whole(self) -> None:
+        if self._broken:
+            raise Bug(
+                f"shard {self.state.shard} was interrupted in the middle of an input; restart it from its journal"
+            )
+
+    def _stepped(self, left: list[Input]) -> Stepped:
+        repeats, self._repeats = self._repeats, []
+        untaken, self._untaken = self._untaken, []
+        fresh, self._draft.fresh = self._draft.fresh, []
+        wait_ns = None if self._draft.wait_ns == NEVER_NS else self._draft.wait_ns
+        return Stepped(wait_ns=wait_ns, left=left, repeats=repeats, fresh=fresh, untaken=untaken)
+
+    def seal(self) -> Ready | None:
+        """Closes the draft; None if there is nothing to write. The host persists the result before anything else."""
+        self._check_whole()
+        draft, state = self._draft, self.state
+        if draft.empty:
+            # Events that are not kept have counted as well: without a fresh draft they would fill it up for good.
+            self._draft = Draft(state.position + 1)
+            return None
+        commit = draft.close(state, self.epoch, self._now_ns)
+        sealed = seal(commit)
+        columns_bytes_max = state.limits.columns_bytes_max + COLUMNS_REST_BYTES if commit.columns else 0
+        bytes_max = max(columns_bytes_max, COMMIT_BYTES_MAX + (STATE_BYTES_MAX if draft.shared else 0))
+        if len(sealed.body) > bytes_max:
+            raise Bug(f"shard {state.shard}: a commit of {len(sealed.body)} bytes, {bytes_max} at most")
+        state.position = sealed.position
+        state.time_ns = sealed.time_ns
+        state.digest = sealed.digest
+        state.epoch = sealed.epoch
+        state.events_count += sealed.events
+        state.answers.prune(state.time_ns)
+        self._draft = Draft(state.position + 1)
+        return Ready(
+            sealed=sealed,
+            commit=commit,
+            verdicts=draft.verdicts,
+            owed=draft.pending,
+            blocks=draft.blocks,
+            timers=draft.timers,
+            stopped=draft.stopped,
+            shared=draft.shared,
+            touched=draft.touched,
+            images=images_of(state.tables, commit.columns),
+            enrolled={kind: len(table) for kind, table in state.tables.items()},
+        )
+
+    def begin_epoch(self, claim: int = 0) -> None:
+        """A new owner has taken over: what it commits and releases carries a higher epoch than all before.
+
+        Owners that never committed leave no epoch in the log: where they claim it, the claim's number tells them apart.
+        """
+        self.epoch = max(self.state.epoch + 1, claim)
+
+    @property
+    def open_images(self) -> dict[str, Any]:
+        """Agents that the open draft has changed, as they were before it."""
+        return self._draft.touched
+
+    @property
+    def draft_size_bytes(self) -> int:
+        """About how large the open draft has become."""
+        return self._draft.size_bytes
+
+    def _deliver(self, delivery: Delivery, now_ns: int) -> Delivery | None:
+        """Takes a delivery; returns the part of it that has to wait for the next commit."""
+        draft, handling = self._draft, self._handling
+        items = delivery.items
+        first = delivery.sequence
+        if first:
+            try:
+                seen = self.state.marks.admit(delivery.source, delivery.incarnation, delivery.epoch, first)
+            except (PeerError, Overloaded) as error:
+                handling.counters.count_untaken(error)
+                self._untaken.append((delivery, error))
+                return None
+            if seen:
+                self._pass_over(delivery, min(seen, len(items)))
+                items = items[seen:]
+                first += seen
+        if not items:
+            return None
+        fitting = draft.fitting(items, delivery.size_bytes)
+        if not fitting:
+            return delivery if items is delivery.items else self._rest(delivery, items, first)
+        draft.begin_run(now_ns, delivery.source)
+        taken = handling.take_items(draft, fitting, delivery.source, now_ns)
+        if first:
+            self._move_mark(delivery.source, delivery.incarnation, delivery.epoch, first + taken - 1)
+            if delivery.source == self._own_sink:
+                self._settle(self._own_sink, range(first, first + taken))
+        return None if taken == len(items) else self._rest(delivery, items[taken:], first and first + taken)
+
+    def _deliver_columns(self, delivery: ColumnDelivery, now_ns: int) -> ColumnDelivery | None:
+        """Takes records; returns the part of them that has to wait for the next commit."""
+        columnar, sequence, start = self._handling.columnar, delivery.sequence, delivery.start
+        try:
+            known = columnar.check(delivery)
+            if sequence:
+                seen = self.state.marks.admit(delivery.source, delivery.incarnation, delivery.epoch, sequence)
+                seen = min(seen, delivery.count - start)
+                if seen:
+                    self._pass_over(delivery, seen)
+                sequence, start = sequence + seen, start + seen
+        except (PeerError, Overloaded) as error:
+            self._handling.counters.count_untaken(error)
+            self._untaken.append((delivery, error))
+            return None
+        if start == delivery.count:
+            return None
+        rest = structs.replace(delivery, sequence=sequence, start=start)
+        self._draft.begin_run(now_ns, delivery.source)
+        taken = columnar.take(self._draft, rest, known, now_ns)
+        if sequence and taken:
+            self._move_mark(delivery.source, delivery.incarnation, delivery.epoch, sequence + taken - 1)
+        if start + taken == delivery.count:
+            return None
+        return structs.replace(rest, sequence=sequence and sequence + taken, start=start + taken)
+
+    def _enroll(self, enroll: EnrollAgents, now_ns: int) -> None:
+        self._draft.begin_run(now_ns, SHARD_ADDRESS)
+        try:
+            self._handling.columnar.enroll(self._draft, enroll.kind, enroll.names, now_ns)
+        except (PeerError, Overloaded) as error:
+            self._handling.counters.count_untaken(error)
+            self._untaken.append((enroll, error))
+
+    def _confirm(self, confirmed: ActionsConfirmed) -> None:
+        """Nobody can have carried out what a later commit will owe."""
+        blocks = self.state.blocks
+        upto = min(confirmed.upto, blocks.sent_before(confirmed.kind, self._draft.position))
+        if upto > blocks.cursor(confirmed.kind):
+            blocks.confirm(confirmed.kind, upto)
+            self._draft.confirm(confirmed.kind, upto)
+            self._draft.hurry(MARKS_WAIT_NS)
+
+    def _rest(self, delivery: Delivery, items: list[tuple[str, bytes]], sequence: int) -> Delivery:
+        return structs.replace(delivery, items=items, sequence=sequence, size_bytes=0)
+
+    def _pass_over(self, delivery: Delivery | ColumnDelivery, count: int) -> None:
+        """The first so many items were consumed before. A new owner who repeats them is an owner all the same."""
+        self._handling.counters.duplicates += count
+        if delivery.epoch > self.state.marks.epoch(delivery.source, delivery.incarnation):
+            consumed = self.state.marks.consumed(delivery.source, delivery.incarnation)
+            self._move_mark(delivery.source, delivery.incarnation, delivery.epoch, consumed)
+        if delivery.source == self._own_sink:
+            self._settle(self._own_sink, range(delivery.sequence, delivery.sequence + count))
+
+    def _take(self, one: Single, now_ns: int) -> None:
+        """Takes any other input."""
+        state, draft, handling = self.state, self._draft, self._handling
+        match one:
+            case Ask():
+                self._ask(one, now_ns)
+            case TimerDue():
+                self._timer_due(one, now_ns)
+            case EffectSettled():
+                self._effect_settled(one, now_ns)
+            case EffectsSettled():
+                settled = self._settle(one.sink, one.sequences)
+                handling.counters.duplicates += len(one.sequences) - settled
+            case SequencesSkipped():
+                self._skip(one, now_ns)
+            case LetterRetried() | LetterDropped():
+                self._take_letter(one, now_ns)
+            case ResumeAgent():
+                if one.agent in state.stopped:
+                    draft.begin_run(now_ns, one.by)
+                    handling.keep(draft, one.agent, AgentResumed(by=one.by), now_ns)
+                    handling.close_windows(draft, one.agent, now_ns, now_ns)
+            case SafeActionOut():
+                draft.begin_run(now_ns, SHARD_ADDRESS)
+                taken = SafeActionTaken(action=one.action, because=one.because)
+                handling.keep(draft, self._log_of(one.agent), taken, now_ns)
+            case SnapshotStored():
+                draft.snapshots.append(one.note)
+                draft.grow(bodies_bytes=COMMIT_NOTE_BYTES)
+                draft.hurry(MARKS_WAIT_NS)
+            case EnrollSigner():
+                draft.begin_run(now_ns, SHARD_ADDRESS)
+                enrolled = SignerEnrolled(
+                    algorithm=one.algorithm, public_key=one.public_key, cites=state.digest, epoch=state.epoch
+                )
+                handling.keep(draft, SHARD_ADDRESS, enrolled, now_ns)
+            case RevokeSigner():
+                draft.begin_run(now_ns, SHARD_ADDRESS)
+                revoked = SignerRevoked(
+                    algorithm=one.algorithm, public_key=one.public_key, last_position=one.last_position
+                )
+                handling.keep(draft, SHARD_ADDRESS, revoked, now_ns)
+            case EnrollAgents():
+                self._enroll(one, now_ns)
+            case ActionsConfirmed():
+                self._confirm(one)
+            case SharedReceived():
+                error = take_merged(state, handling, draft, one, now_ns)
+                if error is not None:
+                    handling.counters.count_untaken(error)
+                    self._untaken.append((one, error))
+            case VerdictCame():
+                take_verdict(state, handling, draft, one.agent, one.verdict, now_ns)
+            case _:
+                assert_never(one)
+
+    def _log_of(self, address: str) -> str:
+        """Where an event about an agent is kept: with the agent, or with the shard if it is not there or stopped."""
+        there = self.state.has_agent(address) and address not in self.state.stopped
+        return address if there else SHARD_ADDRESS
+
+    def _ask(self, ask: Ask, now_ns: int) -> None:
+        asked = (ask.agent, ask.command_id, ask.command)
+        if not ask.command_id or ask.command_id != printable(ask.command_id, COMMAND_ID_CHARS_MAX):
+            reason = f"a command needs an id of 1 to {COMMAND_ID_CHARS_MAX} characters; nothing was done"
+            self._repeats.append((asked, Refused(reason), 0))
+            return
+        agent, client = printable(ask.agent, ADDRESS_CHARS_MAX), printable(ask.client, SOURCE_CHARS_MAX)
+        known = self.state.answers.get(agent, ask.command_id)
+        if known is not None:
+            if self.state.answers.is_other(agent, ask.command_id, self._handling.digest_of(ask.agent, ask.command)):
+                self._handling.counters.refused += 1
+                reason = f"another command had the id {ask.command_id[:100]!r}; send this one with an id of its own"
+                self._repeats.append((asked, Refused(reason), 0))
+                return
+            self._handling.counters.duplicates += 1
+            verdict: Verdict = Accepted(known.position) if known.refused is None else Refused(known.refused)
+            self._repeats.append((asked, verdict, known.position))
+            return
+        refusal = self.state.answers.refusal(agent, client, ask.command_id, now_ns)
+        if refusal is not None:
+            self._handling.counters.refused += 1
+            self._repeats.append((asked, Refused(refusal), 0))
+            return
+        self._draft.begin_run(now_ns, ask.source)
+        self._handling.take_command(self._draft, ask.agent, ask.command, ask.command_id, now_ns, client)
+
+    def _timer_due(self, due: TimerDue, now_ns: int) -> None:
+        state, draft, handling = self.state, self._draft, self._handling
+        timer = state.timers.get(due.agent, due.name)
+        if timer is None or timer.due_ns != due.due_ns:
+            handling.counters.duplicates += 1
+            return
+        draft.begin_run(now_ns, shard_sink(state.shard))
+        draft.fire(due.agent, due.name)
+        draft.hurry(0)
+        state.timers.fire(due.agent, due.name)
+        if due.name.startswith(WINDOW_PREFIX):
+            handling.close_windows(draft, due.agent, max(now_ns, due.due_ns), now_ns)
+        else:
+            plan = state.plans.get(due.agent.partition("/")[0])
+            body = woken_body(() if plan is None else plan.known_tags, due.name)
+            handling.take(draft, due.agent, body, "timer", now_ns)
+
+    def _effect_settled(self, settled: EffectSettled, now_ns: int) -> None:
+        pending = self.state.outbox.get(settled.sink, settled.sequence)
+        if pending is None or pending.position >= self._draft.position:
+            self._handling.counters.duplicates += 1
+            return
+        self._settle(settled.sink, (settled.sequence,))
+        if settled.sink == LEDGER:
+            if settled.result is not None:
+                take_verdict(self.state, self._handling, self._draft, pending.agent, settled.result, now_ns)
+        elif settled.result is not None and self._handling.understands(pending.agent, settled.result):
+            self._draft.begin_run(now_ns, settled.sink)
+            self._handling.take(self._draft, pending.agent, settled.result, settled.sink, now_ns)
+
+    def _settle(self, sink: str, sequences: Sequence[int]) -> int:
+        """Forgets effects that are owed by a commit before this one; nobody can have carried out a later one.
+
+        Returns how many of them were still owed.
+        """
+        pending = (self.state.outbox.get(sink, sequence) for sequence in sequences)
+        owed = [effect.sequence for effect in pending if effect is not None and effect.position < self._draft.position]
+        if owed:
+            self.state.outbox.settle(Settled(sink, owed))
+            self._draft.settle(sink, owed)
+            self._draft.hurry(MARKS_WAIT_NS)
+        return len(owed)
+
+    def _skip(self, skipped: SequencesSkipped, now_ns: int) -> None:
+        first = self.state.marks.consumed(skipped.source, skipped.incarnation) + 1
+        try:
+            self.state.marks.admit(skipped.source, skipped.incarnation, skipped.epoch, first)
+        except (PeerError, Overloaded) as error:
+            self._handling.counters.count_untaken(error)
+            self._untaken.append((skipped, error))
+            return
+        if skipped.last < first:
+            return
+        if skipped.because:
+            self._draft.begin_run(now_ns, skipped.source)
+            self._handling.counters.skipped += skipped.last - first + 1
+            event = InputsSkipped(source=skipped.source, first=first, last=skipped.last, because=skipped.because)
+            self._handling.keep(self._draft, SHARD_ADDRESS, event, now_ns)
+        self._move_mark(skipped.source, skipped.incarnation, skipped.epoch, skipped.last)
+
+    def _take_letter(self, taken: LetterRetried | LetterDropped, now_ns: int) -> None:
+        letter = self.state.letters.get(taken.letter)
+        if letter is None:
+            return
+        retried = isinstance(taken, LetterRetried)
+        self._draft.begin_run(now_ns, letter.source)
+        event = LetterTaken(letter=letter.letter, retried=retried)
+        self._handling.keep(self._draft, self._log_of(letter.agent), event, now_ns)
+        if retried:
+            retry(self.state, self._handling, self._draft, letter, now_ns)
+
+    def _move_mark(self, source: str, incarnation: int, epoch: int, sequence: int) -> None:
+        moved = MarkMoved(source=source, incarnation=incarnation, epoch=epoch, sequence=sequence)
+        self.state.marks.move(moved)
+        self._draft.move_mark(moved)
+        self._draft.hurry(MARKS_WAIT_NS)

@@ -1,0 +1,326 @@
+"""Checkers: each looks at plain evidence and says, in sentences, which promise was broken. One promise a file.
+
+A checker asks nobody who might hide a mistake: it is given what was seen from outside, and returns what is wrong; an
+empty list is good. Users give them evidence of their own as well as the simulator does.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+from msgspec import Struct
+
+from stigmergy.shard.commit import Commit, Signature, digest_commit, genesis_of, statement
+
+# Nothing acknowledged is lost: what a sender was told is durable is in the log of whoever told it so.
+
+FINDINGS_MAX = 20
+
+
+class Acknowledged(Struct, frozen=True):
+    """One input that was acknowledged: by whom, for whom, and its bytes."""
+
+    node: str
+    source: str
+    number: int
+    address: str
+    body: bytes
+
+
+def nothing_acknowledged_is_lost(
+    acknowledged: Iterable[Acknowledged],
+    kept: Collection[tuple[str, str, bytes]],
+    skipped: Sequence[tuple[str, str, int, int]] = (),
+) -> list[str]:
+    """`kept` has (node, address, body) of what is in a log, as it came or as an input that failed.
+
+    `skipped` has (node, source, first, last) of what a log says was given up: shed, or declared lost by its sender.
+    """
+    findings: list[str] = []
+    for one in acknowledged:
+        if (one.node, one.address, one.body) in kept:
+            continue
+        if any(
+            (node, source) == (one.node, one.source) and first <= one.number <= last
+            for node, source, first, last in skipped
+        ):
+            continue
+        findings.append(
+            f"{one.node}: {one.source} {one.number} for {one.address} was acknowledged and is not in the log"
+        )
+        if len(findings) >= FINDINGS_MAX:
+            break
+    return findings
+
+
+# The chain is valid: each commit cites the digest of the one before it, and each group is signed by its node.
+
+Verify = Callable[[int, bytes, bytes, bytes], bool]
+"""Algorithm, key, message, signature."""
+
+
+class Signed(Struct, frozen=True):
+    """The log of one shard of one node: its commits, their digests, and the signatures over their heads."""
+
+    node: str
+    fleet: str
+    shard: int
+    commits: Sequence[Commit]
+    digests: Sequence[bytes]
+    signatures: Sequence[Signature]
+    key: bytes
+
+
+def chain_is_valid(log: Signed, verify: Verify) -> list[str]:
+    """Positions without a gap, every digest cited by the next, every signature good and by the node's own key."""
+    findings: list[str] = []
+    where = f"{log.node}, shard {log.shard}"
+    before = genesis_of(log.fleet, log.shard)
+    for position, (commit, digest) in enumerate(zip(log.commits, log.digests, strict=True), start=1):
+        if commit.position != position:
+            findings.append(f"{where}: position {commit.position} stands where {position} should")
+        if commit.previous != before:
+            findings.append(f"{where}: position {position} does not follow from the one before it")
+        before = digest
+    for signature in log.signatures:
+        if signature.key != log.key:
+            findings.append(f"{where}: signed by another key than the node's")
+        elif not verify(signature.algorithm, signature.key, statement(signature.heads), signature.value):
+            findings.append(f"{where}: a signature over {[head.position for head in signature.heads]} does not verify")
+        for head in signature.heads:
+            known = head.shard == log.shard and 1 <= head.position <= len(log.digests)
+            if known and log.digests[head.position - 1] != head.digest:
+                findings.append(f"{where}: what was signed at {head.position} is not what is in the log")
+    return findings
+
+
+def digests_of(bodies: Sequence[bytes]) -> list[bytes]:
+    """The digests of commits, from their bytes."""
+    return [digest_commit(body) for body in bodies]
+
+
+# Replicas converge: once everything is healed, all replicas of an object are the same, and what they should be.
+
+T = TypeVar("T")
+W = TypeVar("W")
+
+
+def replicas_converge(replicas: Mapping[str, Mapping[str, bytes]]) -> list[str]:
+    """Per object, per node a digest or the canonical bytes of what it holds: all of one object must be equal."""
+    findings: list[str] = []
+    for name in sorted(replicas):
+        held = replicas[name]
+        groups: dict[bytes, list[str]] = {}
+        for node in sorted(held):
+            groups.setdefault(held[node], []).append(node)
+        if len(groups) > 1:
+            parted = " | ".join(f"{', '.join(nodes)}: {body.hex()[:16]}" for body, nodes in groups.items())
+            findings.append(f"{name} has not converged: {parted}")
+    return findings
+
+
+def replicas_equal_specification(
+    name: str, values: Mapping[str, T], writes: Sequence[W], specify: Callable[[Sequence[W]], T]
+) -> list[str]:
+    """What each node reads must be what the writes give when one after the other is applied to one plain value.
+
+    The writes are all that were acknowledged anywhere, in an order that the specification does not depend on.
+    """
+    expected = specify(writes)
+    return [
+        f"{name}: {node} reads {values[node]!r}, {len(writes)} writes in a row give {expected!r}"
+        for node in sorted(values)
+        if values[node] != expected
+    ]
+
+
+# Nothing is doubled: a receiver that keeps marks takes each message of each source once, in their order.
+
+
+class Taken(Struct, frozen=True):
+    """What a receiver took: of whom, and as which of its messages."""
+
+    receiver: str
+    source: str
+    number: int
+    what: str = ""
+
+
+def nothing_is_doubled(taken: Iterable[Taken]) -> list[str]:
+    """Looks at what was taken in the order in which it was taken: per receiver and source the numbers must grow."""
+    findings: list[str] = []
+    last: dict[tuple[str, str], int] = {}
+    for one in taken:
+        before = last.get((one.receiver, one.source), 0)
+        if one.number == before:
+            findings.append(f"{one.receiver} took {one.source} {one.number} twice: {one.what}")
+        elif one.number < before:
+            findings.append(f"{one.receiver} took {one.source} {one.number} after {before}: {one.what}")
+        last[one.receiver, one.source] = max(before, one.number)
+    return findings
+
+
+# One holder per claim: no two believe at the same moment that the same thing is theirs, and tokens only grow.
+
+
+class Hold(Struct, frozen=True):
+    """That somebody believed to hold something, from one moment to another, in one time for all: the simulator's."""
+
+    resource: str
+    holder: str
+    token: int
+    from_ns: int
+    until_ns: int
+    """Not included. Of a holder that died it is the moment of its death."""
+
+
+def one_holder_at_a_time(holds: Iterable[Hold]) -> list[str]:
+    """Holds of different holders must not overlap, and who holds later must have a higher token."""
+    findings: list[str] = []
+    by_resource: dict[str, list[Hold]] = {}
+    for hold in holds:
+        if hold.until_ns > hold.from_ns:
+            by_resource.setdefault(hold.resource, []).append(hold)
+    for resource in sorted(by_resource):
+        ordered = sorted(by_resource[resource], key=lambda hold: (hold.from_ns, hold.token, hold.holder))
+        longest = ordered[0]
+        for hold in ordered[1:]:
+            if hold.holder != longest.holder:
+                if hold.from_ns < longest.until_ns:
+                    findings.append(
+                        f"{resource}: {longest.holder} (token {longest.token}) held it until {_s(longest.until_ns)}, "
+                        f"{hold.holder} (token {hold.token}) from {_s(hold.from_ns)}"
+                    )
+                elif hold.token <= longest.token:
+                    findings.append(
+                        f"{resource}: {hold.holder} holds it with token {hold.token}, after {longest.holder} had "
+                        f"{longest.token}"
+                    )
+            if hold.until_ns >= longest.until_ns:
+                longest = hold
+    return findings
+
+
+class Holding:
+    """Makes holds of what is seen from moment to moment: `seen` for everybody who believes to hold, then `looked`."""
+
+    def __init__(self) -> None:
+        self.holds: list[Hold] = []
+        self._open: dict[tuple[str, str, int], int] = {}
+        """Since when somebody is seen to hold something."""
+        self._last: dict[tuple[str, str, int], int] = {}
+        self._now: dict[tuple[str, str, int], None] = {}
+
+    def seen(self, resource: str, holder: str, token: int) -> None:
+        """At this moment somebody believes to hold something."""
+        self._now[resource, holder, token] = None
+
+    def looked(self, time_ns: int) -> None:
+        """Everybody was asked. Who is not seen any more has held until the look before; never longer than is known."""
+        for key in [key for key in self._open if key not in self._now]:
+            resource, holder, token = key
+            # At least for the moment itself: two that are seen together in one look overlap.
+            self.holds.append(Hold(resource, holder, token, self._open.pop(key), self._last.pop(key) + 1))
+        for key in self._now:
+            self._open.setdefault(key, time_ns)
+            self._last[key] = time_ns
+        self._now.clear()
+
+    def finish(self, time_ns: int) -> list[Hold]:
+        """All holds, those that are not over included."""
+        self.looked(time_ns)
+        return self.holds
+
+
+def _s(time_ns: int) -> str:
+    return f"{time_ns // 1_000_000_000}.{time_ns // 1_000_000 % 1000:03d} s"
+
+
+# Progress after heal: once everything works again, everybody runs and everything comes to its end, in time.
+
+
+class Settling(Struct, frozen=True):
+    """Where one node stands some time after the heal."""
+
+    node: str
+    runs: bool
+    untold: int = 0
+    """Inputs from outside that are not acknowledged or answered."""
+    waiting: int = 0
+    """Inputs that it has and has not decided."""
+    owed: int = 0
+    """Effects that are not settled."""
+    held: int = 0
+    """Messages that the network still has for it."""
+    why: str = ""
+
+
+def everything_makes_progress(nodes: Iterable[Settling]) -> list[str]:
+    """Every node runs, and nothing is open there."""
+    findings: list[str] = []
+    for one in nodes:
+        if not one.runs:
+            findings.append(f"{one.node} does not run{f': {one.why}' if one.why else ''}")
+        open_ = [
+            f"{count} {what}"
+            for count, what in (
+                (one.untold, "not acknowledged"),
+                (one.waiting, "not decided"),
+                (one.owed, "still owed"),
+                (one.held, "held by the network"),
+            )
+            if count
+        ]
+        if open_:
+            findings.append(f"{one.node} has not come to an end: {', '.join(open_)}")
+    return findings
+
+
+# Safe action in time: whoever has heard nothing for T is made safe within T and a tick, whatever else happens.
+
+TICK_NS = 300_000_000
+"""How late a safe action may be, seen from outside: a turn of the host, and the way to the device."""
+CLOCK_SHARE = 100
+"""A clock may run ahead by one part in so many."""
+
+
+class Watched(Struct, frozen=True):
+    """One agent and one rule, as seen from outside. All times are the simulator's, and sorted.
+
+    When exactly a node heard something is not seen from outside: it was between the moment when it was delivered and
+    that when it was durable.
+    """
+
+    agent: str
+    after_ns: int
+    fresh_ns: Sequence[tuple[int, int]]
+    """When it was fresh, earliest and latest: something that the rule waits for was kept, or the node was started."""
+    maybe_ns: Sequence[int]
+    """When something was delivered that may have been heard, and is in no log yet."""
+    safe_ns: Sequence[int]
+    """When a safe action reached the device, whether that took it or not."""
+    up_ns: Sequence[tuple[int, int]]
+    """From when to when its node ran."""
+
+
+def safe_action_in_time(watched: Iterable[Watched], *, tick_ns: int = TICK_NS) -> list[str]:
+    """Looks at every silence that is certain, and for a safe action in it."""
+    findings: list[str] = []
+    for one in watched:
+        for place, (earliest, latest) in enumerate(one.fresh_ns):
+            due = latest + one.after_ns + tick_ns
+            if place + 1 < len(one.fresh_ns) and one.fresh_ns[place + 1][0] <= due:
+                continue
+            if bisect_right(one.maybe_ns, due) > bisect_right(one.maybe_ns, earliest):
+                continue
+            if not any(begin <= latest and due <= end for begin, end in one.up_ns):
+                continue
+            since = earliest + one.after_ns - one.after_ns // CLOCK_SHARE
+            found = bisect_left(one.safe_ns, since)
+            if found == len(one.safe_ns) or one.safe_ns[found] > due:
+                findings.append(
+                    f"{one.agent}: silent since {latest // 1_000_000} ms, not made safe by {due // 1_000_000} ms"
+                )
+    return findings

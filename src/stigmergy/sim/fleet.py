@@ -1,0 +1,654 @@
+"""A simulated fleet: several machines of one user's Fleet on one broker and one mesh, all from one seed.
+
+    run = Run(seed)
+    fleet = SimFleet(run, Setup(my_fleet, agents=16, faults=ALL))
+    await fleet.start(); …; fleet.heal(); …; await fleet.stop()
+
+Agents are placed on machines; each machine has its own journal, clock and key. It watches and records; it decides
+nothing about what is right: that is for the checkers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct, structs
+
+from stigmergy.agents.agent import Agent
+from stigmergy.agents.codec import tag_of
+from stigmergy.agents.display import shared_fields
+from stigmergy.agents.effects import Order
+from stigmergy.agents.supervision import SHARD_ADDRESS
+from stigmergy.audit.directories import ShardReading
+from stigmergy.base.errors import ConfigError
+from stigmergy.bus.memory import MemoryBroker
+from stigmergy.bus.port import BusMessage
+from stigmergy.bus.topics import AGENTS
+from stigmergy.network.replicator import SharedStanding
+from stigmergy.node.declaration import Declaration
+from stigmergy.node.host import Host
+from stigmergy.node.settings import Settings, Snapshots
+from stigmergy.shard.commit import Group
+from stigmergy.shard.commit_reader import walk
+from stigmergy.sim.checkers import Holding, replicas_converge
+from stigmergy.sim.disk import AfterFailedSync
+from stigmergy.sim.disk import Fault as DiskFault
+from stigmergy.sim.errors import SimulationError
+from stigmergy.sim.faults import (
+    ALL,
+    BIT_FLIP,
+    CLOCK_DRIFT,
+    CLOCK_JUMP,
+    CRASH,
+    DELAY,
+    DEVICES,
+    DISK_FULL,
+    DUPLICATION,
+    IO_ERROR,
+    LIAR,
+    LOSS,
+    ONE_WAY,
+    PARTITION,
+    PAUSE,
+    POWER,
+    REORDERING,
+    SLOW_DISK,
+    VERSIONS,
+    Fault,
+    Planned,
+    draw_plan,
+)
+from stigmergy.sim.liar import Lies, begin_to_lie, tell_the_truth
+from stigmergy.sim.links import Links, SimBroker, SimBus
+from stigmergy.sim.machine import MEMORY, SEGMENTS, WRITE_S, Machine, draw_journal
+from stigmergy.sim.network import Network
+from stigmergy.sim.node import Part, SimNode
+from stigmergy.sim.run import Run
+from stigmergy.sim.services import Company
+from stigmergy.sim.timeline import Chronicle, Entry
+
+# Which agents there are in a simulated fleet, and on which machine each of them lives.
+
+NODES_DEFAULT_MAX = 4
+NODES_MAX = 1_000
+AGENTS_MAX = 100_000
+Agents = int | Sequence[str] | Mapping[type[Agent], int]
+"""A number of agents of the fleet's first class; addresses; or how many of each class."""
+
+
+def name_agents(fleet: Declaration, agents: Agents) -> list[str]:
+    """The addresses of all agents: given, or `Drone/1` to `Drone/16`."""
+    if isinstance(agents, bool) or (isinstance(agents, int) and not 1 <= agents <= AGENTS_MAX):
+        raise ConfigError(f"agents={agents!r}: give 1 to {AGENTS_MAX}, a list of addresses, or how many of each class")
+    if isinstance(agents, int):
+        kind = next(iter(fleet.plans))
+        return [f"{kind}/{number}" for number in range(1, agents + 1)]
+    if isinstance(agents, Mapping):
+        named = [f"{kind.__agent_kind__}/{number}" for kind, count in agents.items() for number in range(1, count + 1)]
+    else:
+        named = list(dict.fromkeys(agents))
+    for address in named:
+        kind, _, name = address.partition("/")
+        if kind not in fleet.plans or not name:
+            raise ConfigError(f"agents has {address!r}; give addresses like 'Drone/1', of {', '.join(fleet.plans)}")
+    if not named:
+        raise ConfigError("agents=…: give at least one")
+    return named
+
+
+def place_agents(addresses: Sequence[str], nodes: int | None) -> dict[str, tuple[str, ...]]:
+    """Deals the agents out to machines, one after the other. Without a number: one each, and at most four machines."""
+    count = min(len(addresses), NODES_DEFAULT_MAX) if nodes is None else nodes
+    if not 1 <= count <= NODES_MAX:
+        raise ConfigError(f"nodes={count}: give 1 to {NODES_MAX}")
+    wide = len(str(count))
+    names = [f"node-{number:0{wide}d}" for number in range(1, count + 1)]
+    return {name: tuple(addresses[place::count]) for place, name in enumerate(names)}
+
+
+# Says messages for people, as the timeline has them: a name and its fields, and of shared fields what was changed.
+
+SHOWN_CHARS_MAX = 160
+TAG_FIELDS = ("type",)
+FRAMEWORK = "stigmergy."
+
+
+def shown(body: bytes) -> str:
+    """A message: its name and its fields, cut to a length."""
+    tag = tag_of(body)
+    name = tag.partition("@")[0].removeprefix(FRAMEWORK)
+    shared = shared_fields(tag, body)
+    if shared is not None:
+        return f"{name}({_change(shared)})"[:SHOWN_CHARS_MAX]
+    fields = msgspec.msgpack.decode(body)
+    if not isinstance(fields, dict):
+        return name
+    told = ", ".join(f"{key}={value!r}" for key, value in fields.items() if key not in TAG_FIELDS)
+    return f"{name}({told})"[:SHOWN_CHARS_MAX]
+
+
+def _change(shared: dict[str, Any]) -> str:
+    """`vehicles +V-7 -V-9`: the field, what was added with its value, what was removed."""
+    words = [shared["field"]]
+    for change in shared.get("changes", [shared]):
+        for added in change["added"]:
+            place = _place(added["at"])
+            values = [f"={added[key]}" for key in ("total", "value") if key in added]
+            words.append("".join([*(["+", place] if place else []), *values]))
+        words += [f"-{_place(path)}" for path in change["removed"]]
+    if "state_bytes" in shared:
+        words.append(f"and a state of {shared['state_bytes']} bytes")
+    return " ".join(words)
+
+
+def _place(path: list[Any]) -> str:
+    return "/".join(map(str, path))
+
+
+# Carries out what a seed has planned to go wrong, fault by fault, and heals all of it at the end.
+
+MS = 1_000
+PER_MILLE = 1_000
+DEVICE_DELAY_S = 0.5
+Began = Callable[[Planned, bool], None]
+"""Told when something planned begins (True) and when it ends."""
+Lie = Callable[[str, bool], None]
+"""Makes a node's replicas lie, or stop it."""
+
+
+class Breaking:
+    """One run's faults at work. `run` it beside everything else, then `heal`."""
+
+    def __init__(
+        self,
+        plan: Sequence[Planned],
+        machines: Mapping[str, Machine],
+        links: Links,
+        versions: Sequence[Declaration],
+        began: Began,
+    ) -> None:
+        self.plan = list(plan)
+        self._machines = machines
+        self._links = links
+        self._versions = list(versions)
+        self._began = began
+        self.lie: Lie | None = None
+        self._active: list[Planned] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self.counts: dict[str, int] = {}
+
+    def start(self) -> None:
+        """Sets the clocks for everything that is planned."""
+        loop = asyncio.get_running_loop()
+        for planned in self.plan:
+            loop.call_later(planned.at_ms / MS, self._begin, planned)
+            if planned.for_ms:
+                loop.call_later((planned.at_ms + planned.for_ms) / MS, self._end, planned)
+
+    def heal(self) -> None:
+        """From now on everything works."""
+        for planned in list(self._active):
+            self._end(planned)
+        self._links.calm()
+        for machine in self._machines.values():
+            machine.heal()
+
+    async def wait_settled(self) -> None:
+        """Waits until crashes and upgrades that had begun are over."""
+        for task in self._tasks:
+            await task
+
+    def _begin(self, planned: Planned) -> None:
+        self.counts[planned.fault] = self.counts.get(planned.fault, 0) + 1
+        self._began(planned, True)
+        if planned.for_ms:
+            self._active.append(planned)
+            self._adjust(planned)
+        else:
+            self._tasks.append(asyncio.ensure_future(self._happen(planned)))
+
+    def _end(self, planned: Planned) -> None:
+        if planned in self._active:
+            self._active.remove(planned)
+            self._began(planned, False)
+            self._adjust(planned)
+
+    # ------------------------------------------------------------------ what lasts
+
+    def _adjust(self, planned: Planned) -> None:
+        """A spell has begun or ended: the node gets the worst of those that are on."""
+        for name in planned.node.split(","):
+            amounts = [one.amount for one in self._active if one.fault == planned.fault and name in one.node.split(",")]
+            self._set(planned.fault, self._machines[name], bool(amounts), max(amounts, key=abs, default=0))
+
+    def _set(self, fault: str, machine: Machine, on: bool, amount: int) -> None:
+        name, links = machine.name, self._links
+        if fault == LOSS.name:
+            links.change(name, loss=amount)
+        elif fault == DUPLICATION.name:
+            links.change(name, duplication=amount)
+            (links.double if on else links.mend)(name)
+        elif fault == REORDERING.name:
+            links.change(name, reordering=amount)
+            links.mend(name)
+        elif fault == DELAY.name:
+            links.change(name, delay_ms=amount)
+        elif fault == PARTITION.name:
+            links.change(name, is_cut=on)
+        elif fault == ONE_WAY.name:
+            links.change(name, is_unheard=on)
+        elif fault == DISK_FULL.name:
+            disk = machine.node.disk
+            disk.capacity_bytes = disk.used_bytes() + amount if on else 1 << 40
+        elif fault == SLOW_DISK.name:
+            machine.node.latency.before_s = amount / MS if on else WRITE_S
+        elif fault == PAUSE.name:
+            (machine.hold if on else machine.resume)()
+        elif fault == CLOCK_DRIFT.name:
+            machine.node.clock.set_drift(amount)
+            machine.node.clock.set_monotonic_drift(amount)
+        elif fault == DEVICES.name:
+            temper = machine.receiver.temper
+            temper.fail = amount / PER_MILLE
+            temper.delay_s = DEVICE_DELAY_S if on else 0.0
+        elif fault == LIAR.name:
+            if self.lie is not None:
+                self.lie(name, on)
+        else:
+            raise AssertionError(fault)
+
+    # ------------------------------------------------------------------ what happens in a moment
+
+    async def _happen(self, planned: Planned) -> None:
+        machine, amount = self._machines[planned.node], planned.amount
+        on_disk = machine.journal != MEMORY
+        if planned.fault in (CRASH.name, POWER.name):
+            power = planned.fault == POWER.name
+            if amount and on_disk:
+                machine.plan(DiskFault.POWER_LOSS if power else DiskFault.KILL, amount)
+            else:
+                await machine.crash("power" if power else "kill")
+        elif planned.fault == IO_ERROR.name:
+            machine.plan(DiskFault.EIO, amount)
+        elif planned.fault == BIT_FLIP.name:
+            await machine.crash("kill")
+            if on_disk:
+                machine.flip(amount)
+        elif planned.fault == CLOCK_JUMP.name:
+            if amount:
+                machine.node.clock.jump(amount / MS)
+            else:
+                machine.node.clock.boot_in_1970()
+        elif planned.fault == VERSIONS.name:
+            if self._versions:
+                await machine.upgrade(self._versions[amount % len(self._versions)])
+        else:
+            raise AssertionError(planned.fault)
+
+
+FOR_S = 30.0
+HEAL_S = 120.0
+DISKS_MAX = 5
+"""So many machines have a simulated disk; the others keep their log in memory, which is a hundred times faster."""
+HOLDERS_LOOK_S = 0.05
+
+
+class Setup(Struct, frozen=True, kw_only=True):
+    """What is simulated, apart from the seed and what the test does with it."""
+
+    fleet: Declaration
+    agents: Agents = 8
+    nodes: int | None = None
+    faults: tuple[Fault, ...] = ALL
+    keep: tuple[int, ...] | None = None
+    """Of the faults that the seed draws only those with these numbers; None for all of them."""
+    for_s: float = FOR_S
+    """How long work and faults last."""
+    until_s: float | None = None
+    """Heals at this moment already, although faults were drawn for longer: a failure seen in a shorter run."""
+    heal_s: float = HEAL_S
+    """How long everything may take to come to its end afterwards."""
+    versions: tuple[Declaration, ...] = ()
+    """Other versions of the same fleet, which some nodes run."""
+    devices: bool = False
+    """Whether the fleet's own sensors, actuators and loops run; otherwise all actions are taken by simulated ones."""
+    journal: str | None = None
+    """`memory`, `sqlite` or `segments` for all machines; None draws it for each."""
+    bus: bool = True
+    remembers: bool = True
+    """Whether feeds keep what was acknowledged: the evidence of some checkers."""
+
+
+class Freshness(Struct, frozen=True):
+    """That an agent was told something, or has kept it."""
+
+    time_ns: int
+    agent: str
+    tag: str
+    body: bytes
+
+
+class SimFleet:
+    """The machines of one run, the links between them, and what goes wrong."""
+
+    def __init__(self, run: Run, setup: Setup, *, chronicle: bool = False) -> None:
+        self.run = run
+        self.setup = setup
+        self.addresses = name_agents(setup.fleet, setup.agents)
+        self.placement = place_agents(self.addresses, setup.nodes)
+        self.home = {address: node for node, agents in self.placement.items() for address in agents}
+        names = list(self.placement)
+        chance = run.chance("fleet")
+        self.broker = SimBroker(redeliver_after_s=chance.choice((None, None, 0.5)))
+        self.network = Network(run.seed)
+        self.links = Links(names, self.broker, self.network)
+        self.company = Company(run, setup.fleet, self.network, names, bus=setup.bus)
+        self.holding = Holding()
+        self.chronicle = Chronicle(self.placement) if chronicle else None
+        if self.chronicle is not None:
+            self.broker.passed = self._message_passed
+        self.on_kept: list[Callable[[Machine, Group], None]] = []
+        self.on_carried: list[Callable[[Machine, Order[Any]], None]] = []
+        self.up_ns: dict[str, list[tuple[int, int]]] = {name: [] for name in names}
+        """Per machine when it ran and was not held up; the last one is open while it runs."""
+        self._up_since: dict[str, int] = {}
+        self.freshness: dict[str, list[Freshness]] = {}
+        """Per machine when which agent had kept which event; only where silence matters."""
+        self.maybe_fresh: dict[str, list[Freshness]] = {}
+        """The same for what was delivered and is in no log yet."""
+        self.starts: dict[str, list[tuple[int, int]]] = {name: [] for name in names}
+        """Per machine when it began to start, and when it ran."""
+        self._starting: dict[str, int] = {}
+        self._watches = any(plan.stale_rules for plan in setup.fleet.plans.values())
+        self._follows = self._watches or chronicle
+        wants_disk = any(fault.needs == "disk" or fault.name in ("crash", "power") for fault in setup.faults)
+        self.machines: dict[str, Machine] = {}
+        for place, (name, agents) in enumerate(self.placement.items()):
+            drawn = run.chance(f"{name}/kind")
+            journal = setup.journal or draw_journal(drawn, wants_disk and place < DISKS_MAX)
+            version = drawn.choice((setup.fleet, *setup.versions)) if setup.versions else setup.fleet
+            self.machines[name] = Machine(
+                self,
+                name,
+                agents,
+                version,
+                journal=journal,
+                settings=_settings(setup.fleet.settings, drawn.choice((None, 20, 200)) if setup.faults else None),
+                quality=self.links.quality[name],
+                devices=setup.devices,
+                stormy=bool(setup.faults),
+                remembers=setup.remembers,
+            )
+            if self._follows:
+                machine = self.machines[name]
+                machine.feed.heard = lambda *arrival, machine=machine: self._heard(machine, *arrival)
+        self.breaking = Breaking(
+            self._plan(names), self.machines, self.links, (setup.fleet, *setup.versions), self._fault
+        )
+        self.breaking.lie = self._lie
+        self.liars: dict[str, None] = {}
+        """Who has ever lied."""
+        self._lying: dict[str, None] = {}
+        self.lies = Lies()
+
+    def _plan(self, names: list[str]) -> list[Planned]:
+        setup = self.setup
+        has = ["disk", *(("versions",) if setup.versions else ())]
+        has += ["replicas", "liar"] if self.company.shares else []
+        chance = self.run.chance("plan")
+        plan = draw_plan(setup.faults, chance, names, int(setup.for_s * MS), has=has)
+        known = {one.number: None for one in plan}
+        if unknown := [number for number in setup.keep or () if number not in known]:
+            raise ConfigError(
+                f"keep {', '.join(map(str, unknown))}: this seed draws {len(plan)} faults, with the numbers "
+                f"{min(known, default=0)} to {max(known, default=0)}; take those that a timeline names"
+            )
+        disks = [machine.name for machine in self.machines.values() if machine.journal != MEMORY]
+        of_disks = {fault.name: None for fault in setup.faults if fault.needs == "disk"}
+        plan = [one for one in plan if one.fault not in of_disks or one.node in disks]
+        plan = [one for one in plan if one.at_ms < self.lasts_s * MS]
+        return plan if setup.keep is None else [one for one in plan if one.number in setup.keep]
+
+    @property
+    def lasts_s(self) -> float:
+        """How long work and faults last."""
+        setup = self.setup
+        return setup.for_s if setup.until_s is None else min(setup.for_s, setup.until_s)
+
+    # ------------------------------------------------------------------ life
+
+    async def start(self) -> None:
+        """Starts all machines, one after the other."""
+        for machine in self.machines.values():
+            await machine.start()
+        if self.company.claims:
+            self._watch_holders()
+        self.breaking.start()
+        self.note("", "phase", "everything runs; faults begin")
+
+    def heal(self) -> None:
+        """From now on everything works."""
+        self.breaking.heal()
+        self.run.record("world", "healed")
+        self.note("", "phase", "healed: from here on everything works")
+
+    async def stop(self) -> None:
+        """Stops all machines in good order."""
+        for machine in self.machines.values():
+            await machine.stop()
+            self.changed(machine, "stopped")
+
+    # ------------------------------------------------------------------ what machines need (Surroundings)
+
+    def make_node(self, machine: Machine) -> SimNode:
+        """The machine's node, of its present incarnation."""
+        chance = self.run.chance(f"{machine.name}/node/{machine.incarnation}")
+        node = SimNode(
+            self.run,
+            machine.declare,
+            name=machine.name,
+            settings=machine.settings,
+            in_memory=machine.journal == MEMORY,
+            in_segments=machine.journal == SEGMENTS,
+            after_failed_sync=chance.choice((AfterFailedSync.STALE_CACHE, AfterFailedSync.DROPPED_CACHE)),
+            agents=machine.agents,
+            broker=self.broker if self.setup.bus else None,
+            incarnation=machine.incarnation,
+            parts=lambda node, host: self._parts(machine, node, host),
+            make_bus=lambda broker: self._bus(machine, broker),
+            on_durable=lambda group: self.kept(machine, group),
+        )
+        node.latency.before_s = node.latency.after_s = WRITE_S if self.setup.faults else 0.0
+        machine.receiver.on_carried = lambda order: self._carried(machine, order)
+        return node
+
+    def kept(self, machine: Machine, group: Group) -> None:
+        """A group of commits is durable on a machine."""
+        if self._follows:
+            self._follow(machine, group)
+        if self.company.claims:
+            self._look_at_holders()
+        for hear in self.on_kept:
+            hear(machine, group)
+
+    def changed(self, machine: Machine, what: str) -> None:
+        """A machine has started, stopped, crashed or been replaced."""
+        now_ns = self.run.loop.time_ns()
+        if what == "starting":
+            self._starting[machine.name] = now_ns
+            return
+        if what == "started":
+            self._up_since[machine.name] = now_ns
+            self.starts[machine.name].append((self._starting[machine.name], now_ns))
+        elif machine.name in self._up_since:
+            self.up_ns[machine.name].append((self._up_since.pop(machine.name), now_ns))
+        elif what == "down":
+            return
+        if what == "down" and machine.expects_down:
+            return
+        self.note(machine.name, "life", what)
+
+    def up_of(self, name: str) -> list[tuple[int, int]]:
+        """When a machine ran, up to now."""
+        since_ns = self._up_since.get(name)
+        return [*self.up_ns[name], *([] if since_ns is None else [(since_ns, self.run.loop.time_ns())])]
+
+    def _parts(self, machine: Machine, node: SimNode, host: Host) -> Sequence[Part]:
+        made = self.company.make(node, host, machine.quality, machine.context)
+        for one in made:
+            if one.replicas is not None and machine.name in self._lying:
+                begin_to_lie(one.replicas, self.setup.fleet.name, node.signer, self.lies)
+        return made
+
+    def _bus(self, machine: Machine, broker: MemoryBroker) -> SimBus:
+        if not isinstance(broker, SimBroker):
+            raise SimulationError("a simulated fleet has a simulated broker")
+        chance = self.run.chance(f"{machine.name}/bus/{machine.incarnation}")
+        return SimBus(broker, machine.name, machine.quality, chance, machine.context, self.run.loop.time_ns)
+
+    # ------------------------------------------------------------------ what is shared and claimed
+
+    def _lie(self, name: str, begins: bool) -> None:
+        if begins:
+            self.liars[name] = self._lying[name] = None
+        else:
+            self._lying.pop(name, None)
+        live = self.machines[name].live
+        replicas = None if live is None or live.companions is None else live.companions.replicas
+        if replicas is not None and begins:
+            begin_to_lie(replicas, self.setup.fleet.name, self.machines[name].node.signer, self.lies)
+        elif replicas is not None:
+            tell_the_truth(replicas)
+
+    def apart(self) -> list[str]:
+        """Which shared objects are not the same on all honest nodes, although there is no excuse for it.
+
+        What a liar has told two honest nodes stays different. Every honest node must see that, by a divergence or by
+        shutting the liar out; and what nobody has lied about is the same.
+        """
+        replicas = self.replicas()
+        honest = {name: held for name, held in replicas.items() if name not in self.lies.objects}
+        found = replicas_converge(honest)
+        for name in self.lies.objects:
+            standings = self.honest_standings()
+            unseen = [node for node, shared in standings if not shared.quarantined and name not in shared.diverged]
+            apart = replicas_converge({name: replicas.get(name, {})})
+            found += [
+                f"{one}; a liar is behind it, and {', '.join(unseen)} have not seen it" for one in apart if unseen
+            ]
+        return found
+
+    def honest_standings(self) -> list[tuple[str, SharedStanding]]:
+        """What the nodes that run and never lied say about what they share."""
+        found: list[tuple[str, SharedStanding]] = []
+        for name, machine in self.machines.items():
+            live = machine.live
+            replicas = None if live is None or live.companions is None else live.companions.replicas
+            if name not in self.liars and replicas is not None:
+                found.append((name, replicas.standing()))
+        return found
+
+    def keys_of_liars(self) -> list[str]:
+        """The keys that nodes which have lied ever signed with."""
+        machines = [self.machines[name] for name in self.liars]
+        return [node.signer.public_key.hex() for one in machines for node in (*one.past, one.node)]
+
+    def replicas(self) -> dict[str, dict[str, bytes]]:
+        """Per shared object and place a digest of what is on disk there."""
+        found: dict[str, dict[str, bytes]] = {}
+        for name, machine in self.machines.items():
+            if name in self.liars:
+                continue
+            plans = {kind: plan.shared for kind, plan in machine.fleet.plans.items() if plan.shared}
+            for state in machine.node.logbook.states if plans else ():
+                for address, agent in state.agents.items():
+                    kind, _, agent_id = address.partition("/")
+                    for field, shared in plans.get(kind, {}).items():
+                        held = found.setdefault(shared.object_of(kind, agent_id), {})
+                        held[f"{name} {address}"] = getattr(agent, field).store.digest()
+        return found
+
+    def _watch_holders(self) -> None:
+        self._look_at_holders()
+        self.run.loop.call_later(HOLDERS_LOOK_S, self._watch_holders)
+
+    def _look_at_holders(self) -> None:
+        """Asks every node that runs what it believes to hold at this very moment, by its own clock."""
+        for name, machine in self.machines.items():
+            live = machine.live
+            claims = None if live is None or live.companions is None else live.companions.claims
+            for belief in () if claims is None else claims.beliefs():
+                if belief.holds:
+                    self.holding.seen(belief.resource, f"{belief.agent} on {name}", belief.token)
+        self.holding.looked(self.run.loop.time_ns())
+
+    # ------------------------------------------------------------------ the timeline
+
+    def note(self, node: str, kind: str, text: str, agent: str = "", peer: str = "", since_ns: int = 0) -> None:
+        """Adds to the timeline, if one is kept."""
+        if self.chronicle is not None:
+            entry = Entry(self.run.loop.time_ns(), node, kind, text, agent, peer, since_ns)  # type: ignore[arg-type]
+            self.chronicle.add(entry)
+
+    def _heard(self, machine: Machine, source: str, first: int, items: list[tuple[str, bytes]]) -> None:
+        """Something from outside has reached a machine. What its marks know already is no news."""
+        now_ns, states = self.run.loop.time_ns(), machine.node.logbook.states
+        known = min(state.marks.consumed(source, 0) for state in states)
+        for address, body in items[max(0, known + 1 - first) :]:
+            if self._watches:
+                self.maybe_fresh.setdefault(machine.name, []).append(Freshness(now_ns, address, tag_of(body), body))
+            if self.chronicle is not None:
+                self.note(machine.name, "input", shown(body), address)
+
+    def _follow(self, machine: Machine, group: Group) -> None:
+        """Goes through what was kept."""
+        logbook, now_ns = machine.node.logbook, self.run.loop.time_ns()
+        for sealed in group.commits:
+            reading = ShardReading(logbook.states[sealed.shard])
+            for kept in walk(logbook.commits[sealed.shard][sealed.position - 1], reading):
+                if self._watches:
+                    self.freshness.setdefault(machine.name, []).append(
+                        Freshness(now_ns, kept.address, kept.tag, kept.body)
+                    )
+                if self.chronicle is not None and kept.address != SHARD_ADDRESS:
+                    self.note(machine.name, "kept", shown(kept.body), kept.address)
+
+    def _fault(self, planned: Planned, begins: bool) -> None:
+        self.run.record(planned.node, "fault" if begins else "fault over", [planned.fault, planned.amount])
+        for name in planned.node.split(","):
+            if planned.fault == "pause" and begins == (name in self._up_since):
+                self._pause(name, begins)
+            text = f"{planned} (number {planned.number})" if begins else f"{planned.fault} is over"
+            self.note(name, "fault", text, since_ns=planned.for_ms * 1_000_000 if begins else 0)
+
+    def _pause(self, name: str, begins: bool) -> None:
+        """A machine that is held up does not run, as far as promises go."""
+        now_ns = self.run.loop.time_ns()
+        if begins:
+            self.up_ns[name].append((self._up_since.pop(name), now_ns))
+        elif self.machines[name].live is not None:
+            self._up_since[name] = now_ns
+
+    def _message_passed(self, sender: str, to: str, sent_ns: int, message: BusMessage) -> None:
+        if sender and sender != to:
+            _, _, *levels = message.topic.split("/")
+            agent = "/".join(levels[1:3]) if levels[0] == AGENTS else ""
+            text = " ".join(levels[4:] if agent else levels[-1:])
+            self.note(to, "message", text, agent=agent, peer=sender, since_ns=sent_ns)
+
+    def _carried(self, machine: Machine, order: Order[Any]) -> None:
+        for hear in self.on_carried:
+            hear(machine, order)
+        if self.chronicle is not None:
+            self.note(machine.name, "order", repr(order.effect), agent=order.agent)
+
+
+def _settings(settings: Settings, snapshot_every: int | None) -> Settings:
+    """Snapshots at other places than usual: a short run goes through some."""
+    if snapshot_every is None:
+        return settings
+    often = Snapshots(every_events=snapshot_every, every_s=2.0, tail_ratio=0.0, share_max=1.0)
+    return structs.replace(settings, snapshots=often)

@@ -1,0 +1,1 @@
+"""Small values by key with leases, and large objects: the port, and stores in memory and in a folder."""

@@ -1,0 +1,383 @@
+"""Takes what the uplinks of other nodes bring, once and in order, and tells each how far it has come.
+
+What a sender is told is what is durable here, for all shards of this node: its marks, in the same commits as what the
+events caused. So whatever breaks on either side, the sender goes on from the right place. A batch is taken if it
+follows what was taken before; else the sender has to look again. An event for an agent, or of a type, that this fleet
+does not have becomes a dead letter and holds up nothing. Commands are not taken: an uplink brings what has happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from functools import partial
+from typing import Protocol, runtime_checkable
+
+from msgspec import Struct, structs
+
+from stigmergy.agents.codec import ENVELOPE_FORMAT, REASON_CHARS_MAX, Envelope, printable, tag_of
+from stigmergy.base.errors import ConfigError, LinkDown, NotRunning, Overloaded, PeerError, StaleEpoch, StigmergyError
+from stigmergy.bus.port import Bus, BusMessage
+from stigmergy.bus.quotas import Quotas
+from stigmergy.bus.replies import Teller
+from stigmergy.bus.subscriptions import COLLECT_ALL, Collect
+from stigmergy.node.host import Host
+from stigmergy.node.ingress import UPLINK_SOURCES, Accept
+from stigmergy.node.intake import Waiter
+from stigmergy.node.mailbox import Letter
+from stigmergy.node.settings import BusSettings
+from stigmergy.shard.draft import OVERHEAD_BYTES
+from stigmergy.shard.inputs import ELSEWHERE, SequencesSkipped
+from stigmergy.uplink.messages import MARKS_COUNT_MAX, Batch, Inquiry, Mark, Told, read_up, write_message
+from stigmergy.uplink.names import Sender, Sorting, sender_of
+from stigmergy.uplink.rules import UplinkRule
+from stigmergy.uplink.sender import Uplink, UplinkStanding
+
+HOLE_MAX = 64
+"""So many numbers without an event between two of a commit are passed over one by one; more of them, in one go."""
+TELL_WITHIN_S = 15.0
+"""A broker that does not take an answer for so long is not waited for."""
+MISSING = "a batch before it is missing"
+Key = tuple[str, int]
+
+
+class Basin(Struct, frozen=True):
+    """A bus that uplinks come in by."""
+
+    bus: Bus
+    site: str
+    """Where they are sent from if a declaration names no site; + for anywhere."""
+
+
+class CollectorCounters(Struct):
+    """What came up."""
+
+    collected_batches: int = 0
+    collected_events: int = 0
+    collected_repeated: int = 0
+    """Batches that were here already."""
+    collected_early: int = 0
+    collected_refused: int = 0
+    collected_shed: int = 0
+    collected_lost: int = 0
+    """Stretches of other nodes' logs that were dropped there before they were sent."""
+
+
+class Collector:
+    """The gateway's side. `start` before the bus opens; after `close` everything is left with the broker."""
+
+    def __init__(
+        self,
+        basins: Sequence[Basin],
+        host: Host,
+        me: Sender,
+        run: str,
+        teller: Teller,
+        collects: Sequence[Collect],
+        settings: BusSettings,
+    ) -> None:
+        self._basins = tuple(basins)
+        self._host = host
+        self._me = me
+        self._run = run
+        self._teller = teller
+        self._sorting = Sorting(host.declaration, collects, host.assignment.runs)
+        self._quotas = Quotas(settings.messages_per_s, settings.burst)
+        self._confirmed: dict[Key, int] = {}
+        """Per source and incarnation, what is durable in all shards."""
+        self._digests: dict[Key, bytes] = {}
+        """What senders said of the commit there, so that they know their own log again. Of this run only."""
+        self._reached: dict[Key, tuple[int, int]] = {}
+        """What was handed over and is not durable yet: the epoch of its owner, and how far."""
+        self._closed = False
+        self.counters = CollectorCounters()
+
+    async def start(self) -> None:
+        """Reads the marks, which are all durable before the first input, and subscribes."""
+        shards = [
+            {(mark.source, mark.incarnation): mark.sequence for mark in shard.state.marks.all()}
+            for shard in self._host.shards
+        ]
+        for key in shards[0]:
+            if key[0].startswith(UPLINK_SOURCES):
+                self._confirmed[key] = min(marks.get(key, 0) for marks in shards)
+        for basin in self._basins:
+            for pattern in self._sorting.patterns(basin.site):
+                await basin.bus.subscribe(pattern, partial(self._take, basin.bus))
+
+    def close(self) -> None:
+        """Takes nothing more."""
+        self._closed = True
+
+    async def _take(self, bus: Bus, message: BusMessage) -> None:
+        if self._closed:
+            raise NotRunning("the node is stopping; nothing was taken")
+        sender = sender_of(message.topic)
+        if sender == self._me:
+            return
+        if not self._quotas.admit(message.topic, self._host.clock.monotonic_ns()):
+            self.counters.collected_shed += 1
+            return
+        try:
+            said = read_up(message.payload)
+        except PeerError as error:
+            self._refuse(message, error)
+            await self._tell(bus, sender, "", [], str(error))
+            return
+        if isinstance(said, Inquiry):
+            await self._tell(bus, sender, said.nonce, self._marks_of(sender), "")
+            return
+        source = sender.source(said.shard)
+        refused = await self._collect(said, source, message)
+        await self._tell(bus, sender, "", [self._mark(said.shard, (source, said.incarnation))], refused)
+
+    async def _collect(self, batch: Batch, source: str, message: BusMessage) -> str:
+        """Takes a batch; returns why not, if it does not. Up to its first wait calls are in order."""
+        key = (source, batch.incarnation)
+        confirmed = self._confirmed.get(key, 0)
+        if batch.upto <= confirmed:
+            self.counters.collected_repeated += 1
+            return ""
+        try:
+            if batch.after > self._handed_over(key, batch.epoch, confirmed):
+                self.counters.collected_early += 1
+                return MISSING
+            taken = self._hand_over(batch, source, message)
+            if not taken[-1].done():
+                self._reached[key] = (batch.epoch, max(batch.upto, self._handed_over(key, batch.epoch, confirmed)))
+            await _all_of(taken)
+        except NotRunning:
+            raise
+        except StigmergyError as error:
+            # An older owner of that journal, or no room here: the sender waits, and asks again.
+            self._reached.pop(key, None)
+            self.counters.collected_refused += 1
+            return str(error)
+        if batch.upto > self._confirmed.get(key, 0):
+            self._confirmed[key], self._digests[key] = batch.upto, batch.digest
+        self.counters.collected_batches += 1
+        self.counters.collected_lost += bool(batch.lost)
+        return ""
+
+    def _handed_over(self, key: Key, epoch: int, confirmed: int) -> int:
+        """How far this owner's batches have been handed over, so that the next one of it may follow.
+
+        A new owner begins behind what was confirmed to it, whatever the one before it had under way.
+        """
+        known, number = self._reached.get(key, (0, 0))
+        known = max(known, *(shard.state.marks.epoch(*key) for shard in self._host.shards), 0)
+        if epoch < known:
+            raise StaleEpoch(f"epoch {epoch} is over, {known} has begun; stop, another owner has taken over")
+        return max(number, confirmed) if key in self._reached and self._reached[key][0] == epoch else confirmed
+
+    def _hand_over(self, batch: Batch, source: str, message: BusMessage) -> list[asyncio.Future[None]]:
+        """Gives the events to the shards; the last future is done when all is durable, and the mark behind it."""
+        self._host.intake.check_open()
+        taken: list[asyncio.Future[None]] = []
+        stretches = self._stretches(batch, message)
+        try:
+            if batch.lost:
+                # The log says once that something will never come: nobody knows how many events that were.
+                self._pass(batch, source, batch.upto - 1)
+                self._pass(batch, source, batch.upto, printable(f"lost: {batch.lost}", REASON_CHARS_MAX))
+            for number, items in (*stretches, (batch.upto + 1, [])):
+                self._pass(batch, source, number - 1)
+                taken.append(self._post(batch, source, number, items))
+                if taken[-1].done():
+                    # Nothing may be posted behind what found no room: its numbers would be passed over.
+                    break
+        except Overloaded as error:
+            taken.append(asyncio.get_running_loop().create_future())
+            taken[-1].set_exception(error)
+        return taken
+
+    def _pass(self, batch: Batch, source: str, last: int, because: str = "") -> None:
+        """Numbers up to here were left out by the rule and are passed over without a word, or are lost."""
+        policy = self._host.declaration.policy_of(source)
+        for shard in self._host.shards:
+            passed = SequencesSkipped(source, batch.incarnation, batch.epoch, last, because)
+            self._host.mailbox.put_note(Letter(shard=shard.state.shard, input=passed, items=0), policy)
+
+    def _post(self, batch: Batch, source: str, number: int, items: list[tuple[str, bytes]]) -> asyncio.Future[None]:
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        size_bytes = sum(len(body) + 4 * len(address) + OVERHEAD_BYTES for address, body in items)
+        envelope = Envelope(ENVELOPE_FORMAT, source, batch.incarnation, batch.epoch, number, items)
+        self._host.intake.post([Accept(envelope, size_bytes, (Waiter(done),))])
+        return done
+
+    def _stretches(self, batch: Batch, message: BusMessage) -> list[tuple[int, list[tuple[str, bytes]]]]:
+        """The events as stretches without large holes, each with the number of its first."""
+        stretches: list[tuple[int, list[tuple[str, bytes]]]] = []
+        before = -HOLE_MAX
+        for number, address, body in batch.items:
+            if number - before > HOLE_MAX:
+                stretches.append((number, []))
+            else:
+                stretches[-1][1].extend([("", ELSEWHERE)] * (number - before - 1))
+            to = self._sorting.address(address)
+            if why := self._sorting.unwanted(to, tag_of(body).partition("@")[0]):
+                self._refuse(message, PeerError(why))
+                stretches[-1][1].append(("", ELSEWHERE))
+            else:
+                stretches[-1][1].append((to, body))
+                self.counters.collected_events += 1
+            before = number
+        return stretches
+
+    def _refuse(self, message: BusMessage, error: PeerError) -> None:
+        self.counters.collected_refused += 1
+        self._teller.refused(message, error)
+
+    # ------------------------------------------------------------------ what senders are told
+
+    def _marks_of(self, sender: Sender) -> list[Mark]:
+        found = [
+            self._mark(int(key[0].removeprefix(sender.prefix)), key)
+            for key in self._confirmed
+            if key[0].startswith(sender.prefix)
+        ]
+        return found[-MARKS_COUNT_MAX:]
+
+    def _mark(self, shard: int, key: Key) -> Mark:
+        epoch = max(one.state.marks.epoch(*key) for one in self._host.shards)
+        return Mark(shard, key[1], epoch, self._confirmed.get(key, 0), self._digests.get(key, b""))
+
+    async def _tell(self, bus: Bus, sender: Sender, nonce: str, marks: list[Mark], refused: str) -> None:
+        """On the bus that it speaks on. A sender that does not hear this asks again."""
+        told = Told(self._me.node, self._run, nonce, marks, printable(refused, REASON_CHARS_MAX))
+        with contextlib.suppress(LinkDown, NotRunning, TimeoutError):
+            async with asyncio.timeout(TELL_WITHIN_S):
+                await bus.publish(BusMessage(sender.marks_topic, write_message(told)))
+
+
+async def _all_of(futures: Sequence[asyncio.Future[None]]) -> None:
+    """Waits for all, and raises the first error."""
+    outcomes = await asyncio.gather(*futures, return_exceptions=True)
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+
+
+# What of a node on a bus has to do with uplinks: its own, if it has a rule for one, and those that it collects.
+#
+# A gateway stands between two levels: its own uplink may leave by another bus than the one that its site is on, and
+# those
+# of whole sites may come in by a third one. Without them all of it is on the node's bus.
+
+ANY_SITE = "+"
+
+
+@runtime_checkable
+class Counting(Protocol):
+    """A bus that counts something of its own."""
+
+    def counted(self) -> dict[str, int]:
+        """By name."""
+        ...
+
+
+class Levels(Struct, frozen=True):
+    """The buses to the levels above and below, where they are not the node's own."""
+
+    above: Bus | None = None
+    """By which its uplink leaves."""
+    below: Bus | None = None
+    """By which uplinks of all sites come in."""
+
+    @property
+    def buses(self) -> list[Bus]:
+        """Those that there are."""
+        return [bus for bus in (self.above, self.below) if bus is not None]
+
+
+class Relay:
+    """Both directions, and their life as part of the node's link."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        host: Host,
+        me: Sender,
+        run: str,
+        teller: Teller,
+        rule: UplinkRule | None,
+        collects: Sequence[Collect],
+        levels: Levels | None = None,
+    ) -> None:
+        settings = host.settings
+        self._host = host
+        self.levels = levels or Levels()
+        self.uplink = None if rule is None else Uplink(self.levels.above or bus, host, me, rule, settings.uplink, run)
+        basins = [Basin(bus, me.site)] if collects else []
+        if self.levels.below is not None:
+            basins.append(Basin(self.levels.below, ANY_SITE))
+            collects = (*collects, COLLECT_ALL)
+        self.collector = Collector(basins, host, me, run, teller, collects, settings.bus) if basins else None
+        if self.levels.above is not None:
+            self.levels.above.on_link(self._heard_above)
+
+    async def start(self) -> None:
+        """After the host has started, and before the bus opens."""
+        if self.collector is not None:
+            await self.collector.start()
+        if self.uplink is not None:
+            # From now on retention keeps what is still to be sent.
+            self._host.housekeeper.safeguards.uplink = self.uplink
+            await self.uplink.start()
+        for bus in self.levels.buses:
+            await bus.open()
+
+    def link(self, up: bool) -> None:
+        """The node's own link came up or was lost."""
+        if self.uplink is not None and self.levels.above is None:
+            self.uplink.link(up)
+
+    def _heard_above(self, up: bool) -> None:
+        if self.uplink is not None:
+            self.uplink.link(up)
+
+    def close(self) -> None:
+        """Collects nothing more."""
+        if self.collector is not None:
+            self.collector.close()
+
+    async def stop(self) -> None:
+        """Sends nothing more."""
+        if self.uplink is not None:
+            await self.uplink.stop()
+        for bus in self.levels.buses:
+            await bus.close()
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether the level above is out of reach, over the bus of its own that leads there."""
+        return self.levels.above is not None and not self.levels.above.is_up
+
+    @property
+    def why_cut_off(self) -> str:
+        """What keeps a level out of reach, if it has a bus of its own."""
+        errors = [str(bus.last_error) for bus in self.levels.buses if bus.last_error is not None]
+        return errors[0] if errors else ""
+
+    def standing(self) -> UplinkStanding | None:
+        """How the node's own uplink stands; None without one."""
+        return None if self.uplink is None else self.uplink.standing()
+
+    @property
+    def troubles(self) -> list[str]:
+        """Why nothing goes up at present, if somebody has to do something about it."""
+        standing = self.standing()
+        found = [f"uplink: {standing.trouble}"] if standing is not None and standing.trouble else []
+        errors = (bus.last_error for bus in self.levels.buses)
+        return [*found, *(str(error) for error in errors if isinstance(error, ConfigError))]
+
+    def counters(self) -> dict[str, int]:
+        """What was sent up and collected, and what the buses between levels have counted themselves."""
+        found = {} if self.uplink is None else self.uplink.counted()
+        if self.collector is not None:
+            found |= structs.asdict(self.collector.counters)
+        for bus in self.levels.buses:
+            if isinstance(bus, Counting):
+                found |= bus.counted()
+        return found

@@ -1,0 +1,111 @@
+"""How an uplink's topics and sources are named. Pure.
+
+delivery/north/uplink/drone-7            up     from the node drone-7 of fleet delivery at site north
+delivery/north/uplink/drone-7/marks      down   to it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from msgspec import Struct
+
+from stigmergy.agents.codec import SOURCE_CHARS_MAX
+from stigmergy.agents.messages import spec_of
+from stigmergy.base.errors import Malformed
+from stigmergy.bus.subscriptions import Collect
+from stigmergy.bus.topics import Topics, escape, fill_address, unescape
+from stigmergy.node.declaration import Declaration
+from stigmergy.node.ingress import UPLINK_SOURCES
+from stigmergy.uplink.rules import OURS, Summary
+
+UPLINK = "uplink"
+MARKS = "marks"
+SHARD_DIGITS = 5
+
+
+class Sender(Struct, frozen=True):
+    """The node whose uplink it is."""
+
+    fleet: str
+    site: str
+    node: str
+
+    @property
+    def topic(self) -> str:
+        """Where it sends."""
+        return f"{Topics(self.fleet, self.site).root}/{UPLINK}/{escape(self.node)}"
+
+    @property
+    def marks_topic(self) -> str:
+        """Where it is told how far the receiver has come."""
+        return f"{self.topic}/{MARKS}"
+
+    @property
+    def prefix(self) -> str:
+        """What the names of its sources begin with."""
+        return f"{UPLINK_SOURCES}{escape(self.fleet)}/{escape(self.site)}/{escape(self.node)}/"
+
+    def source(self, shard: int) -> str:
+        """Under which name the receiver's marks know one of its shards."""
+        return f"{self.prefix}{shard}"
+
+
+def uplinks_pattern(fleet: str, site: str) -> str:
+    """What to subscribe to for all uplinks of a fleet at a site; + stands for any."""
+    levels = (level if level == "+" else escape(level) for level in (fleet, site))
+    return f"{'/'.join(levels)}/{UPLINK}/+"
+
+
+def sender_of(topic: str) -> Sender:
+    """Whose uplink a topic is. Raises Malformed for any other."""
+    levels = topic.split("/")
+    if len(levels) == 4 and levels[2] == UPLINK:
+        sender = Sender(*(unescape(levels[number]) for number in (0, 1, 3)))
+        if len(sender.prefix) + SHARD_DIGITS <= SOURCE_CHARS_MAX:
+            return sender
+    raise Malformed(f"{topic[:200]!r} is no topic of an uplink")
+
+
+# Which uplinks a node listens to, whom their events are for here, and which of them are not taken. Pure.
+
+SUMMARY = spec_of(Summary).name
+
+
+class Sorting:
+    """What a fleet's declarations say about events from uplinks."""
+
+    def __init__(
+        self, declaration: Declaration, collects: Sequence[Collect], runs: Callable[[str], bool] = lambda _: True
+    ) -> None:
+        """`runs` says whether an agent runs here."""
+        self._runs = runs
+        self._fleet = declaration.name
+        self._collects = tuple(collects)
+        self._commands = {
+            kind: {spec_of(message).name: None for message, plan in agent_plan.plans.items() if plan.is_command}
+            for kind, agent_plan in declaration.plans.items()
+        }
+
+    def patterns(self, site: str) -> list[str]:
+        """The topics to subscribe to, each once; `site` where a declaration names none."""
+        wanted = (uplinks_pattern(one.fleet or self._fleet, one.site or site) for one in self._collects)
+        return list(dict.fromkeys(wanted))
+
+    def address(self, address: str) -> str:
+        """Who gets it here: the first declaration that fits says so, else it is the same address."""
+        for collect in self._collects:
+            places = collect.match(address)
+            if places is not None:
+                return fill_address(collect.to, places)
+        return address
+
+    def unwanted(self, to: str, name: str) -> str:
+        """Why a message of this name is not taken; empty if it is."""
+        if not self._runs(to):
+            return f"{to[:200]} does not run on this node; take its uplink where it does"
+        if name in self._commands.get(to.partition("/")[0], ()):
+            return f"{name[:100]} is a command; an uplink brings events only"
+        if name.startswith(OURS) and name != SUMMARY:
+            return f"{name[:100]} is said by this node's own framework alone"
+        return ""
