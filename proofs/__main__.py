@@ -50,7 +50,7 @@ ROWS = (
     Row("traffic", "21", 20),
     Row("exhaustive", "5", 3),
     Row("determinism", "6", 1),
-    Row("planted", "7", 8),
+    Row("planted", "7", 25),
     Row("mutation", "7", 18),
     Row("replay", "8", 5),
     Row("column_histories", "8", 3),
@@ -72,7 +72,7 @@ ROWS = (
     Row("nats_fencing", "", 12),
     Row("copies", "", 8),
     Row("membership", "", 8),
-    Row("long_tests", "", 10),
+    Row("long_tests", "", 25),
 )
 BY_NAME = {row.name: row for row in ROWS}
 TIME_FACTOR = 1.5

@@ -58,11 +58,11 @@ def test_style_whatever_the_name(tmp_path: Path, name: str) -> None:
 
 def test_types(tmp_path: Path) -> None:
     project = made(tmp_path, "water_pump")
-    done = ran(project, "-m", "mypy", "--strict", f"--cache-dir={ROOT / '.mypy_cache' / 'scaffold'}", ".")
+    done = ran(project, "-m", "mypy", "--strict", f"--cache-dir={ROOT / '.mypy_cache' / 'strict'}", ".")
     assert done.returncode == 0, done.stdout
     module = project / "water_pump.py"
     module.write_text(module.read_text().replace("celsius: float = 20.0", "celsius: str = ''"))
-    wrong = ran(project, "-m", "mypy", "--strict", f"--cache-dir={ROOT / '.mypy_cache' / 'scaffold'}", ".")
+    wrong = ran(project, "-m", "mypy", "--strict", f"--cache-dir={ROOT / '.mypy_cache' / 'strict'}", ".")
     assert wrong.returncode == 1
 
 

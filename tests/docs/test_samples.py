@@ -72,7 +72,7 @@ def run_sample(folder: Path, document: str, text: str) -> subprocess.CompletedPr
 
 def type_check(folder: Path, programs: dict[str, str]) -> subprocess.CompletedProcess[str]:
     names = write(folder, programs)
-    cache = ROOT / ".mypy_cache" / "samples"
+    cache = ROOT / ".mypy_cache" / "strict"
     options = ["--strict", "--config-file=", f"--cache-dir={cache}", "--no-error-summary"]
     return subprocess.run(
         [sys.executable, "-m", "mypy", *options, *names], cwd=folder, capture_output=True, text=True, check=False

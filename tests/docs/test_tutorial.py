@@ -66,7 +66,7 @@ def test_every_file_has_types(tmp_path: Path) -> None:
             if kind == "no-run" and what.endswith(".py"):
                 (tmp_path / what).write_text(block.text, encoding="utf-8")
     (tmp_path / "drone.py").write_text(complete_files()[max(complete_files())], encoding="utf-8")
-    options = ["--strict", "--config-file=", f"--cache-dir={ROOT / '.mypy_cache' / 'tutorial'}"]
+    options = ["--strict", "--config-file=", f"--cache-dir={ROOT / '.mypy_cache' / 'strict'}"]
     checked = subprocess.run(
         [sys.executable, "-m", "mypy", *options, *names, "ground.py", "order.py", "test_drone.py"],
         cwd=tmp_path,
