@@ -9,6 +9,7 @@ import pytest
 from stigmergy.base.errors import JournalConflict, JournalLocked, JournalUnknown
 from stigmergy.journal.port import JournalIdentity
 from stigmergy.nats.address import parse_address
+from stigmergy.nats.errors import CLUSTER_NOT_AVAILABLE, JetStreamRefused, Unanswered
 from stigmergy.nats.journal import inspect_journals, open_journal, stream
 from stigmergy.nats.journal import opener as opening
 from stigmergy.nats.journal.journal import NatsJournal
@@ -87,6 +88,26 @@ async def test_without_a_majority_it_is_unknown_and_the_next_start_tells(
     reopened = await asyncio.to_thread(open_journal, url, IDENTITY)
     check_all_there(reopened, owner)
     await reopened.close()
+
+
+async def test_a_write_that_may_have_arrived_is_unknown_while_the_servers_find_no_leader(
+    server: NatsCluster, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They answer, that they are not available for the moment: also when they are asked what became of it."""
+    journal = open_journal(f"{server.url}/{place}", IDENTITY)
+    chain, answers = CommitChain(), iter([Unanswered("no answer")])
+    monkeypatch.setattr(stream, "WRITE_WITHIN_S", PATIENCE_S)
+    monkeypatch.setattr(stream, "TRY_S", PATIENCE_S / 5)
+
+    async def not_now(*_given: object, **_options: object) -> None:
+        raise next(answers, JetStreamRefused(CLUSTER_NOT_AVAILABLE, "temporarily unavailable"))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(NatsLink, "publish", not_now)
+        patched.setattr(NatsLink, "api", not_now)
+        assert isinstance(await outcome_of(journal.append(chain.group([0]))), JournalUnknown)
+    assert isinstance(await outcome_of(journal.append(chain.group([0]))), JournalUnknown), "until a restart has read it"
+    await journal.close()
 
 
 async def test_an_owner_that_was_replaced_is_refused_with_its_write_under_way(

@@ -275,6 +275,11 @@ class LogStream:
             return no_jetstream(self.link.address.shown)
         if refused.code == STREAM_NOT_FOUND:
             return self._gone()
+        if refused.is_passing:
+            # As if nobody had answered: whether a write under way is kept is as unknown.
+            return LinkDown(
+                f"{self.place.stream} at {self.link.address.shown}: {refused}; does a majority of servers run?"
+            )
         return JournalError(f"{self.place.stream} at {self.link.address.shown}: the server refuses: {refused}")
 
     def _gone(self) -> JournalForeign:
