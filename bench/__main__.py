@@ -9,7 +9,7 @@ import msgspec
 from rich.console import Console
 
 from bench.catalogue import BENCHMARKS, measure
-from bench.showing import show
+from bench.display import show
 from stigmergy.base.errors import ConfigError
 
 DEFAULT = "interpreted"

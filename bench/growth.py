@@ -23,7 +23,7 @@ from msgspec import Struct
 from bench.charts import Chart, Lines, Series
 from bench.engines import ENGINES, Engine
 from bench.footprint import Start
-from bench.growing import MODULE, WITH, WITHOUT, Grow, Grown
+from bench.growth_host import MODULE, WITH, WITHOUT, Grow, Grown
 from bench.options import add_common
 from bench.subjects import Subject
 from bench.targets import Target

@@ -28,7 +28,7 @@ from stigmergy.crdt.lww_register import LWWRegister
 from stigmergy.crdt.mv_register import MVRegister
 from stigmergy.crdt.ormap import ORMap
 from stigmergy.crdt.orset import ORSet
-from stigmergy.crdt.store import Store, mint, read_store
+from stigmergy.crdt.store import ReplicaStore, mint, read_store
 from stigmergy.crdt.value import SharedValue
 
 V = TypeVar("V", bound=SharedValue)
@@ -118,7 +118,7 @@ def name_of(number: int) -> str:
     return f"vehicle-{number:06d}"
 
 
-def set_of(count: int) -> Store:
+def set_of(count: int) -> ReplicaStore:
     """The store of a set with so many elements, written by one replica."""
     names = cast("ORSet[str]", SharedValue.empty(ORSet[str], "vehicles"))
     for number in range(count):
@@ -168,7 +168,7 @@ def measure_writes(sizes: Sizes) -> list[dict[str, Any]]:
     ]
 
 
-def measure_applied(stores: dict[int, Store], sizes: Sizes) -> list[dict[str, Any]]:
+def measure_applied(stores: dict[int, ReplicaStore], sizes: Sizes) -> list[dict[str, Any]]:
     """What it takes to apply a delta of ten elements of somebody else, by the size of the set."""
     deltas = {
         count: [foreign_delta(store, number) for number in range(sizes.deltas)] for count, store in stores.items()
@@ -183,7 +183,7 @@ def measure_applied(stores: dict[int, Store], sizes: Sizes) -> list[dict[str, An
     return [{"elements": count, "us_per_delta": round(statistics.median(taken[count]) * 1e6, 2)} for count in stores]
 
 
-def foreign_delta(store: Store, number: int) -> Delta:
+def foreign_delta(store: ReplicaStore, number: int) -> Delta:
     """Ten additions by another replica as one delta: half of them are there already."""
     names = cast("ORSet[str]", SharedValue.empty(ORSet[str], "vehicles")).with_store(store)
     count = len(names)
@@ -231,7 +231,7 @@ def _change(name: str, delta: Delta, written_bytes: int) -> dict[str, Any]:
     return {"name": name, "bytes": size, "information_bytes": information, "ratio": round(size / information, 2)}
 
 
-def measure_store(count: int, store: Store) -> dict[str, Any]:
+def measure_store(count: int, store: ReplicaStore) -> dict[str, Any]:
     """What a store takes as bytes, and how long it takes to write, read and merge it."""
     begin_s = time.perf_counter()
     body = store.to_bytes()

@@ -26,11 +26,11 @@ from stigmergy.base.errors import JournalError, RecoveryError, TrustError
 from stigmergy.journal import segments
 from stigmergy.journal.port import JournalIdentity
 from stigmergy.journal.recovery import Recovery
-from stigmergy.journal.segments.frames import HEADER_BYTES, INDEX_LENGTH_BYTES, Kind, read_frame, size_ahead
+from stigmergy.journal.segments.frames import HEADER_BYTES, INDEX_LENGTH_BYTES, SegmentFrameKind, read_frame, size_ahead
 from stigmergy.keys.ed25519 import Ed25519Verifier
 from stigmergy.shard.snapshot import digest_of_state
 from stigmergy.shard.state import Limits
-from stigmergy.sim.disk import AfterFailedSync, Fault, SimDisk
+from stigmergy.sim.disk import AfterFailedSync, DiskFault, SimDisk
 from stigmergy.sim.node import SimFolder
 
 LOSSES, LOSSES_QUICK = 400, 20
@@ -66,7 +66,7 @@ def fail_calls(fleet: Fleet, every: int, first: int = 1) -> tuple[dict[str, Any]
     """Lets every n-th call of a fixed piece of work fail in every way."""
     figures: Tally[str] = Tally()
     violations: list[str] = []
-    for number, fault in enumerate(Fault):
+    for number, fault in enumerate(DiskFault):
         call = first + number
         while True:
             result = run_column_trial(7, fleet, rounds=ROUNDS_IO, call=call, fault=fault)
@@ -101,8 +101,10 @@ class Subject:
             while (frame := read_frame(self.key, data, offset)) is not None:
                 end = offset + HEADER_BYTES + len(frame.payload)
                 body = offset + HEADER_BYTES
-                name = {Kind.SEGMENT: "head of a segment", Kind.PART: "snapshot"}.get(frame.kind, "small frame")
-                if frame.kind is Kind.BLOCKS:
+                name = {SegmentFrameKind.SEGMENT: "head of a segment", SegmentFrameKind.PART: "snapshot"}.get(
+                    frame.kind, "small frame"
+                )
+                if frame.kind is SegmentFrameKind.BLOCKS:
                     index = body + INDEX_LENGTH_BYTES + int.from_bytes(frame.payload[:INDEX_LENGTH_BYTES], "little")
                     places.setdefault("large frame, header", []).append((path, offset, body))
                     places.setdefault("large frame, index", []).append((path, body, index))

@@ -26,7 +26,7 @@ from stigmergy.control.live import Live
 from stigmergy.journal.segments.segment import LARGE_BYTES
 from stigmergy.node.column_actuators import Orders
 from stigmergy.shard.batches import BATCH_BYTES_MAX
-from stigmergy.sim.disk import AfterFailedSync, Call, Fault, IoCall
+from stigmergy.sim.disk import AfterFailedSync, Call, DiskFault, IoCall
 from stigmergy.sim.errors import SimulationError
 from stigmergy.sim.node import SimNode, World
 
@@ -113,7 +113,7 @@ class ColumnTrial:
             if losses and number % max(1, rounds // losses) == 0:
                 self._tear = self.chance.random() < 0.5
                 if not self._tear:
-                    self.node.disk.fail(self.node.disk.calls + self.chance.randint(1, 25), Fault.POWER_LOSS)
+                    self.node.disk.fail(self.node.disk.calls + self.chance.randint(1, 25), DiskFault.POWER_LOSS)
             self._say(producer)
             await asyncio.sleep(self.chance.choice((0.0, 0.01, 0.3)))
         deadline_s = self.world.loop.time() + END_S_MAX
@@ -138,7 +138,7 @@ class ColumnTrial:
         if self._tear and call.kind is Call.WRITE and call.size >= LARGE_BYTES:
             self._tear = False
             self.torn += 1
-            self.node.disk.fail(call.number, Fault.POWER_LOSS)
+            self.node.disk.fail(call.number, DiskFault.POWER_LOSS)
 
     def _say(self, producer: Producer) -> None:
         """Something is sent, on lanes that keep their own order."""
@@ -212,7 +212,7 @@ def run_column_trial(
     rounds: int = ROUNDS,
     losses: int = 0,
     call: int = 0,
-    fault: Fault | None = None,
+    fault: DiskFault | None = None,
     sync_lies: bool = False,
 ) -> TrialResult:
     """Runs one trial, with so many losses of power, or with a fault at one call."""

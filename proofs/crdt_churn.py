@@ -17,7 +17,7 @@ from typing import NamedTuple, cast
 
 from proofs.report import Proof
 from stigmergy.crdt.orset import ORSet
-from stigmergy.crdt.store import EMPTY, Store, mint, read_store
+from stigmergy.crdt.store import EMPTY, ReplicaStore, mint, read_store
 from stigmergy.crdt.tree import entries_of
 from stigmergy.crdt.value import SharedValue
 
@@ -44,7 +44,7 @@ class Churned(NamedTuple):
     """What the store takes in memory: what Python frees when it goes."""
 
 
-def churn(writes: int, replicas: int, live: int, seed: int = 1) -> tuple[list[Churned], Store]:
+def churn(writes: int, replicas: int, live: int, seed: int = 1) -> tuple[list[Churned], ReplicaStore]:
     """Writes so often, and measures at the half and at the end."""
     random = Random(seed)
     ids = [random.randbytes(8) for _ in range(replicas)]
@@ -68,7 +68,7 @@ def churn(writes: int, replicas: int, live: int, seed: int = 1) -> tuple[list[Ch
     return measured, view.store
 
 
-def measure(store: Store, writes: int) -> Churned:
+def measure(store: ReplicaStore, writes: int) -> Churned:
     """What a store takes, in bytes and in memory."""
     body = store.to_bytes()
     elements = sum(len(path[0]) for path, _, _, _ in entries_of(store.root))

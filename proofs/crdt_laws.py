@@ -22,7 +22,7 @@ from proofs.crdt_specifications import SPECIFICATIONS, Operation, Specification
 from proofs.report import Proof
 from stigmergy.crdt.delta import Delta, join_deltas, read_delta
 from stigmergy.crdt.errors import NotContiguous
-from stigmergy.crdt.store import EMPTY, Store, mint, read_store
+from stigmergy.crdt.store import EMPTY, ReplicaStore, mint, read_store
 from stigmergy.crdt.value import SharedValue
 
 CASES, CASES_QUICK = 1_000_000, 2_000
@@ -47,7 +47,7 @@ class History:
         """What a crash comes back to: own writes are durable before they go out, merges may be lost."""
         self.deltas: list[list[Delta]] = [[] for _ in range(self.count)]
         self.operations: list[Operation] = []
-        self.along: list[Store] = [EMPTY]
+        self.along: list[ReplicaStore] = [EMPTY]
         self.refused = 0
 
     def run(self) -> None:
@@ -122,7 +122,7 @@ class History:
         expected = self.specification.expected(known)
         assert read == expected, f"read {read!r}, expected {expected!r} of {known}"
 
-    def known(self, store: Store, number: int) -> int:
+    def known(self, store: ReplicaStore, number: int) -> int:
         """Up to which change a store knows a replica."""
         return store.context.counter(REPLICAS[number])
 

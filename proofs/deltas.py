@@ -15,23 +15,23 @@ from msgspec import structs
 
 from proofs.report import Proof
 from stigmergy.agents.shared import replica_id, replica_seed
-from stigmergy.crdt.anti_entropy.authorship import Node, Trust, delta_statement, gossip_statement, object_id
-from stigmergy.crdt.anti_entropy.machine import Machine
+from stigmergy.crdt.anti_entropy.authorship import NodeIdentity, Trust, delta_statement, gossip_statement, object_id
+from stigmergy.crdt.anti_entropy.machine import AntiEntropy
 from stigmergy.crdt.anti_entropy.messages import (
+    AntiEntropyFrame,
+    BodyPart,
     Change,
-    Frame,
+    FullState,
     Interests,
-    Part,
-    Signed,
-    State,
+    SignedMessage,
     read_frame,
     write_frame,
     write_message,
 )
-from stigmergy.crdt.anti_entropy.rules import Moment
+from stigmergy.crdt.anti_entropy.rules import ClockReading
 from stigmergy.crdt.delta import Delta, read_delta
 from stigmergy.crdt.orset import ORSet
-from stigmergy.crdt.store import EMPTY, Store, mint, read_store
+from stigmergy.crdt.store import EMPTY, ReplicaStore, mint, read_store
 from stigmergy.crdt.value import SharedValue
 from stigmergy.keys.ed25519 import SEED_BYTES, Ed25519Signer, Ed25519Verifier
 
@@ -44,7 +44,7 @@ NODE, AUTHOR, STRANGER = "victim", "author", "stranger"
 ADDRESS = "Light/7"
 INCARNATION = 3
 DATAGRAM_BYTES = 4_096
-NOW = Moment(1_000_000_000, 1_800_000_000_000_000_000)
+NOW = ClockReading(1_000_000_000, 1_800_000_000_000_000_000)
 
 
 def id_of(fleet: str, key: bytes, incarnation: int, address: str) -> bytes:
@@ -59,7 +59,7 @@ class Writer:
         self.name = name
         self.signer = Ed25519Signer(bytes([seed]) * SEED_BYTES)
         self.key = self.signer.public_key
-        self.stores: dict[str, Store] = {}
+        self.stores: dict[str, ReplicaStore] = {}
 
     def write(self, name: str, element: str, replica: bytes | None = None) -> Delta:
         """The next change of its replica."""
@@ -84,11 +84,11 @@ class Writer:
         signature = self.signer.sign(delta_statement(fleet, name, address, incarnation, delta, body))
         return Change(self.signer.algorithm, self.key, incarnation, address, object_id(name), body, signature)
 
-    def message(self, body: bytes, fleet: str = FLEET, node: str = "") -> Signed:
+    def message(self, body: bytes, fleet: str = FLEET, node: str = "") -> SignedMessage:
         """A message, signed as such."""
         name = node or self.name
         signature = self.signer.sign(gossip_statement(fleet, name, body))
-        return Signed(self.signer.algorithm, self.key, name, body, signature)
+        return SignedMessage(self.signer.algorithm, self.key, name, body, signature)
 
 
 class Victim:
@@ -104,10 +104,10 @@ class Victim:
             id_of=lambda key, incarnation, address: id_of(FLEET, key, incarnation, address),
             trusted=trusted,
         )
-        node = Node(FLEET, NODE, signer.algorithm, self.key, INCARNATION)
-        self.machine = Machine(node, trust, lambda count, of: list(range(min(count, of))), DATAGRAM_BYTES)
+        node = NodeIdentity(FLEET, NODE, signer.algorithm, self.key, INCARNATION)
+        self.machine = AntiEntropy(node, trust, lambda count, of: list(range(min(count, of))), DATAGRAM_BYTES)
         self.machine.members([AUTHOR, STRANGER], NOW)
-        self.stores: dict[tuple[str, bytes], Store] = {}
+        self.stores: dict[tuple[str, bytes], ReplicaStore] = {}
         for name in (OBJECT, OTHER_OBJECT):
             replica = id_of(FLEET, self.key, INCARNATION, ADDRESS)
             self.stores[name, replica] = EMPTY
@@ -120,7 +120,7 @@ class Victim:
         before = self._standing()
         machine.step(sender, data, NOW)
         ready = machine.ready(NOW)
-        for hand in ready.hands:
+        for hand in ready.merges:
             store = self.stores[hand.object, hand.replica]
             for body in hand.deltas:
                 store = store.apply(read_delta(body))
@@ -129,7 +129,7 @@ class Victim:
             self.stores[hand.object, hand.replica] = store
             machine.merged(hand.object, hand.replica, store, NOW)
         machine.ready(NOW)
-        return bool(ready.hands) or self._standing() != before
+        return bool(ready.merges) or self._standing() != before
 
     def _standing(self) -> object:
         counters = self.machine.counters
@@ -174,12 +174,12 @@ class Trial:
                 self.violations.append(f"round {self.round}: a genuine datagram was refused: {data[:80].hex()}")
             self.earlier = [*self.earlier[-20:], data]
 
-    def _genuine(self) -> Change | Signed:
+    def _genuine(self) -> Change | SignedMessage:
         author, element = self.author, f"element {self.round}"
         match self.round % 4:
             case 0:
                 delta = author.write(OBJECT, element)
-                state = State(object_id(OBJECT), author.stores[OBJECT].to_bytes())
+                state = FullState(object_id(OBJECT), author.stores[OBJECT].to_bytes())
                 assert delta.last == author.stores[OBJECT].context.counter(delta.replica)
                 return author.message(write_message(state))
             case 1:
@@ -188,8 +188,8 @@ class Trial:
             case _:
                 return author.change(author.write(OBJECT, element))
 
-    def _bad(self, genuine: Change | Signed, data: bytes) -> tuple[str, str, bytes]:
-        kinds: list[tuple[str, Callable[[], Frame | bytes]]] = [
+    def _bad(self, genuine: Change | SignedMessage, data: bytes) -> tuple[str, str, bytes]:
+        kinds: list[tuple[str, Callable[[], AntiEntropyFrame | bytes]]] = [
             ("bytes changed", lambda: self._tampered(data)),
             ("bytes changed", lambda: self._tampered(data)),
             ("fields exchanged", lambda: self._exchanged(genuine)),
@@ -222,7 +222,7 @@ class Trial:
                 return b""
         return bytes(changed)
 
-    def _exchanged(self, genuine: Change | Signed) -> Frame:
+    def _exchanged(self, genuine: Change | SignedMessage) -> AntiEntropyFrame:
         """A field of one datagram in another one of the same kind."""
         others = [frame for frame in map(read_frame, self.earlier) if type(frame) is type(genuine)]
         if not others:
@@ -230,11 +230,11 @@ class Trial:
         field = self.chance.choice(genuine.__struct_fields__)
         return structs.replace(genuine, **{field: getattr(self.chance.choice(others), field)})
 
-    def _forged(self, genuine: Change | Signed) -> Frame:
+    def _forged(self, genuine: Change | SignedMessage) -> AntiEntropyFrame:
         """The stranger, whose key is as good as any, signs in the name of the author."""
         stranger, chance = self.stranger, self.chance
-        forged: Change | Signed
-        if isinstance(genuine, Signed):
+        forged: Change | SignedMessage
+        if isinstance(genuine, SignedMessage):
             forged = stranger.message(genuine.body, node=AUTHOR)
         else:
             delta = read_delta(genuine.delta)
@@ -243,10 +243,10 @@ class Trial:
             return structs.replace(forged, key=self.author.key)
         return forged
 
-    def _misdirected(self, genuine: Change | Signed) -> Frame:
+    def _misdirected(self, genuine: Change | SignedMessage) -> AntiEntropyFrame:
         """Signed by the author itself, for another object, fleet, agent or life; or passed off as such."""
         author, chance = self.author, self.chance
-        if isinstance(genuine, Signed):
+        if isinstance(genuine, SignedMessage):
             return author.message(genuine.body, fleet=OTHER_FLEET)
         delta = read_delta(genuine.delta)
         match chance.randrange(6):
@@ -263,7 +263,7 @@ class Trial:
             case _:
                 return structs.replace(author.change(delta, fleet=OTHER_FLEET), incarnation=INCARNATION)
 
-    def _downgraded(self, genuine: Change | Signed, data: bytes) -> Frame | bytes:
+    def _downgraded(self, genuine: Change | SignedMessage, data: bytes) -> AntiEntropyFrame | bytes:
         chance = self.chance
         match chance.randrange(5):
             case 0:
@@ -275,7 +275,7 @@ class Trial:
             case 3:
                 return structs.replace(genuine, key=bytes(chance.choice([0, 31, 32, 33])))
             case _:
-                return Part(bytes(16), 0, data)
+                return BodyPart(bytes(16), 0, data)
 
     def _replayed(self) -> bytes:
         """What was taken once is not taken again."""

@@ -29,7 +29,7 @@ from stigmergy.compiled.builder import Built, build
 from stigmergy.compiled.checked import checked
 from stigmergy.compiled.program import Program
 from stigmergy.compiled.reader import read_agent
-from stigmergy.compiled.storage import Carrying
+from stigmergy.compiled.storage import RowCodec
 from stigmergy.compiled.table import CompiledEngine, CompiledTable
 from stigmergy.shard.column_dispatch import column_cause
 from stigmergy.shard.commit import Commit
@@ -174,7 +174,7 @@ class Compiled:
     """A table with three agents. `batched` says whether actions go through as records."""
 
     def __init__(self, program: Program, built: Built, state: ShardState, *, batched: bool = False) -> None:
-        self.table = CompiledTable(program, built, Carrying(program))
+        self.table = CompiledTable(program, built, RowCodec(program))
         self.table.enroll(NAMES)
         self.layout = program.layout
         self._state = state

@@ -13,7 +13,7 @@ from stigmergy.agents.messages import spec_of
 from stigmergy.base.errors import JournalCorrupt, PeerError
 from stigmergy.compiled.table import CompiledEngine, engine_of
 from stigmergy.journal.segments.frames import (
-    Kind,
+    SegmentFrameKind,
     decode_group,
     encode_blocks,
     encode_frame,
@@ -119,17 +119,17 @@ def read_names(data: bytes) -> None:
 def frames() -> list[bytes]:
     """A small and a large group."""
     group = CommitChain().group([0, 1], bytes(500))
-    large = b"".join(frame_pieces(KEY, Kind.BLOCKS, 2, encode_blocks(group), 4096))
-    return [encode_frame(KEY, Kind.GROUP, 1, encode_group(group)) + large]
+    large = b"".join(frame_pieces(KEY, SegmentFrameKind.BLOCKS, 2, encode_blocks(group), 4096))
+    return [encode_frame(KEY, SegmentFrameKind.GROUP, 1, encode_group(group)) + large]
 
 
 def read_frames(data: bytes) -> None:
     """Whatever is there; and as the index of a large group that is keyed as it should be."""
     for frame in frames_anywhere(KEY, data):
-        if frame.kind in (Kind.GROUP, Kind.BLOCKS):
+        if frame.kind in (SegmentFrameKind.GROUP, SegmentFrameKind.BLOCKS):
             decode_group(frame, "fuzzed")
     index = len(data).to_bytes(4, "little") + data
-    keyed = read_frame(KEY, b"".join(frame_pieces(KEY, Kind.BLOCKS, 1, [index])))
+    keyed = read_frame(KEY, b"".join(frame_pieces(KEY, SegmentFrameKind.BLOCKS, 1, [index])))
     if keyed is not None:
         decode_group(keyed, "fuzzed")
 

@@ -6,33 +6,33 @@ for what is handed over the host has its own errors.
 
 from __future__ import annotations
 
-from stigmergy.crdt.anti_entropy.authorship import Node, Trust, object_id
-from stigmergy.crdt.anti_entropy.machine import Machine
+from stigmergy.crdt.anti_entropy.authorship import NodeIdentity, Trust, object_id
+from stigmergy.crdt.anti_entropy.machine import AntiEntropy
 from stigmergy.crdt.anti_entropy.messages import (
     Acknowledged,
-    Ask,
+    AntiEntropyFrame,
+    AntiEntropyMessage,
+    BodyOffer,
+    BodyPart,
     Caught,
     Change,
     Digests,
-    Frame,
+    FetchParts,
+    FullState,
     Interests,
-    Message,
-    Offer,
-    Part,
     Proof,
     Shown,
-    Signed,
-    State,
+    SignedMessage,
     Vectors,
     body_digest,
     write_frame,
     write_message,
 )
-from stigmergy.crdt.anti_entropy.rules import Moment
+from stigmergy.crdt.anti_entropy.rules import ClockReading
 from stigmergy.crdt.delta import read_delta
 from stigmergy.crdt.errors import BadDelta, BadStore, LimitReached, NotContiguous
 from stigmergy.crdt.orset import ORSet
-from stigmergy.crdt.store import EMPTY, Store, mint, read_store
+from stigmergy.crdt.store import EMPTY, ReplicaStore, mint, read_store
 from stigmergy.crdt.value import SharedValue
 
 REFUSED = (BadDelta, BadStore, NotContiguous, LimitReached)
@@ -63,20 +63,22 @@ def take(data: bytes) -> None:
         acceptable=lambda *_: None,
         id_of=lambda *_: _Anybody(),
     )
-    machine = Machine(Node("fleet", "us", 1, b"key", 1), trust, lambda count, of: list(range(min(count, of))), 1024)
-    machine.members([PEER], Moment(0, 10**18))
+    machine = AntiEntropy(
+        NodeIdentity("fleet", "us", 1, b"key", 1), trust, lambda count, of: list(range(min(count, of))), 1024
+    )
+    machine.members([PEER], ClockReading(0, 10**18))
     store = _written(OURS, "mine")
-    machine.hold(NAME, OURS, "Light/us", store, Moment(0, 10**18), KIND)
+    machine.hold(NAME, OURS, "Light/us", store, ClockReading(0, 10**18), KIND)
     for now_ns in (1, 2):
-        moment = Moment(now_ns, 10**18)
+        moment = ClockReading(now_ns, 10**18)
         machine.step(PEER, data, moment)
-        for hand in machine.ready(moment).hands:
+        for hand in machine.ready(moment).merges:
             if hand.state:
                 store = store.join(read_store(hand.state))
             for body in hand.deltas:
                 store = store.apply(read_delta(body))
             machine.merged(NAME, OURS, store, moment)
-    later = Moment(10**11, 10**18 + 10**11)
+    later = ClockReading(10**11, 10**18 + 10**11)
     machine.tick(later)
     machine.ready(later)
 
@@ -87,21 +89,21 @@ def seeds() -> list[bytes]:
     other = mint(_set(EMPTY).add("something else"), EMPTY, THEIRS, 0)
     theirs = EMPTY.apply(delta)
     shared = object_id(NAME)
-    said: list[Message] = [
+    said: list[AntiEntropyMessage] = [
         Interests(shared),
         Digests(bytes(8), bytes(8), ((shared, theirs.digest()),)),
         Vectors(shared, theirs.digest(), theirs.context.vector(), 0, bytes(8), 1),
         Vectors(shared, DIGEST, ((OURS, 1),), 1, b"retired.", 2),
-        Offer(body_digest(LONG), len(LONG), 1000, bytes(8)),
-        Ask(DIGEST, (0, 1, 2)),
-        State(shared, theirs.to_bytes()),
+        BodyOffer(body_digest(LONG), len(LONG), 1000, bytes(8)),
+        FetchParts(DIGEST, (0, 1, 2)),
+        FullState(shared, theirs.to_bytes()),
         Shown(shared, ((OURS, 1, 1, DIGEST), (THEIRS, 1, 2, DIGEST))),
         Proof(NAME, _change(delta.to_bytes()), _change(other.to_bytes())),
         Caught((b"somebody",)),
     ]
-    frames: list[Frame] = [
-        *(Signed(1, b"their key", PEER, write_message(message), b"signature") for message in said),
-        Part(body_digest(LONG), 0, LONG[:1000]),
+    frames: list[AntiEntropyFrame] = [
+        *(SignedMessage(1, b"their key", PEER, write_message(message), b"signature") for message in said),
+        BodyPart(body_digest(LONG), 0, LONG[:1000]),
         Acknowledged(shared, ((OURS, 1),)),
     ]
     return [_change(delta.to_bytes()), *(write_frame(frame) for frame in frames)]
@@ -111,11 +113,11 @@ def _change(delta: bytes) -> bytes:
     return write_frame(Change(1, b"their key", 1, "Light/them", object_id(NAME), delta, b"signature"))
 
 
-def _written(replica: bytes, element: str) -> Store:
+def _written(replica: bytes, element: str) -> ReplicaStore:
     return EMPTY.apply(mint(_set(EMPTY).add(element), EMPTY, replica, 0))
 
 
-def _set(store: Store) -> ORSet[str]:
+def _set(store: ReplicaStore) -> ORSet[str]:
     value = KIND.with_store(store)
     assert isinstance(value, ORSet)
     return value

@@ -13,14 +13,14 @@ from stigmergy.membership.packets import (
     CHECK_BYTES,
     DIGESTS_BYTES,
     PACKET_FORMAT,
+    MemberStatus,
     PacketKind,
-    Status,
     SwimPacket,
     SwimUpdate,
     fleet_key,
     write_packet,
 )
-from stigmergy.membership.swim import Identity, Swim
+from stigmergy.membership.swim import OwnRecord, Swim
 from stigmergy.membership.udp import read_datagram, write_datagram
 
 KEY = fleet_key("fleet")
@@ -33,10 +33,10 @@ SENDS_COUNT_MAX = 100
 def take(data: bytes) -> None:
     """A packet comes, twice; then time passes."""
     chance = random.Random(1)
-    us = Identity("us", b"our-run1", 5, "", b"")
+    us = OwnRecord("us", b"our-run1", 5, "", b"")
     swim = Swim(us, fleet="fleet", bytes_max=BYTES_MAX, choose=chance.randrange, now_ns=0, seeds=("seed",))
     for node in ("peer", "other"):
-        swim.table.take(SwimUpdate(node, 5, Status.ALIVE, b"their-r1"), 0)
+        swim.table.take(SwimUpdate(node, 5, MemberStatus.ALIVE, b"their-r1"), 0)
     for moment in range(4):
         swim.step("peer", _with_check(data), moment * SECOND_NS // 2)
         swim.tick(moment * SECOND_NS // 2)
@@ -55,7 +55,7 @@ def packets() -> list[bytes]:
     updates = tuple(
         SwimUpdate(node, 6, status, b"their-r1", "10.0.0.1:7946", b"\x91\xa11")
         for node in ("us", "peer", "other", "new")
-        for status in Status
+        for status in MemberStatus
     )
     found = []
     for kind in PacketKind:

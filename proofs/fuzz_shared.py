@@ -12,7 +12,7 @@ from stigmergy.crdt.lww_register import LWWRegister
 from stigmergy.crdt.mv_register import MVRegister
 from stigmergy.crdt.ormap import ORMap
 from stigmergy.crdt.orset import ORSet
-from stigmergy.crdt.store import Store, mint, read_store
+from stigmergy.crdt.store import ReplicaStore, mint, read_store
 from stigmergy.crdt.tree import entries_of
 from stigmergy.crdt.value import SharedValue
 
@@ -70,21 +70,21 @@ def _read(value: Any) -> None:
     assert repr(value)
 
 
-def _says_otherwise(store: Store, other: Store) -> bool:
+def _says_otherwise(store: ReplicaStore, other: ReplicaStore) -> bool:
     """Whether the two disagree about what one change was: somebody lies, and merging cannot mend that."""
     ours = {(path, replica, counter) for path, replica, counter, _ in _live(other)}
     return any((path, replica, counter) in ours for path, replica, counter, _ in _live(store))
 
 
-def _live(store: Store) -> list[Any]:
+def _live(store: ReplicaStore) -> list[Any]:
     return list(entries_of(store.root))
 
 
-def _stores() -> list[Store]:
+def _stores() -> list[ReplicaStore]:
     return [store for store, _ in _histories()]
 
 
-def _histories() -> list[tuple[Store, list[Delta]]]:
+def _histories() -> list[tuple[ReplicaStore, list[Delta]]]:
     found = []
     for value in VALUES:
         written, current = [], value

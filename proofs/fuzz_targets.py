@@ -22,13 +22,13 @@ from proofs import fuzz_membership as membership
 from proofs import fuzz_shared as shared
 from stigmergy.agents.codec import ENVELOPE_FORMAT, Envelope, encode, open_envelope
 from stigmergy.agents.supervision import SignerEnrolled
-from stigmergy.audit.archive import Hold, read_holds, write_holds
-from stigmergy.audit.flight import Cut, FlightVerification, make_flight
+from stigmergy.audit.archive import RetentionHold, read_holds, write_holds
+from stigmergy.audit.flight import FlightSelection, FlightVerification, make_flight
 from stigmergy.audit.flight_format import (
     FlightCommit,
     FlightDirectory,
+    FlightNames,
     FlightOpening,
-    FlightRoster,
     RecordKind,
     read_flight_commit,
     read_record,
@@ -38,7 +38,7 @@ from stigmergy.audit.flight_format import (
 from stigmergy.audit.flight_journal import FlightFile
 from stigmergy.base.errors import JournalError, PeerError, RecoveryError, StigmergyError, TrustError
 from stigmergy.control import protocol
-from stigmergy.journal.identity import Mark, decode_mark, encode_mark
+from stigmergy.journal.identity import AcknowledgedHead, decode_mark, encode_mark
 from stigmergy.journal.memory import open_journal as open_memory
 from stigmergy.journal.port import JournalIdentity
 from stigmergy.journal.sqlite.wal import FRAME_HEADER_BYTES, HEADER_BYTES, Wal, checksum
@@ -52,8 +52,8 @@ from stigmergy.keys.keyfile import (
 )
 from stigmergy.shard.commit import (
     Commit,
+    EventRun,
     Group,
-    Run,
     Signature,
     digest_commit,
     genesis_of,
@@ -65,7 +65,7 @@ from stigmergy.shard.commit import (
 from stigmergy.shard.inputs import Ask, Delivery
 from stigmergy.shard.replay import apply
 from stigmergy.shard.shard import Shard
-from stigmergy.shard.snapshot import SnapshotTaking, digest_of_state, load_agents, load_tables, read_header
+from stigmergy.shard.snapshot import SnapshotWriter, digest_of_state, load_agents, load_tables, read_header
 from stigmergy.shard.state import ShardState, plan_agents
 
 MIB = 1024 * 1024
@@ -106,7 +106,9 @@ def targets() -> list[Target]:
         Target("flight log", _verify_flight, _flights(), (JournalError,), 64 * MIB),
         Target("record of a flight log", _read_records, _flight_records(), (JournalError,), 64 * MIB),
         Target("holds", lambda data: _ignore(read_holds(data)), [write_holds(_holds())], (JournalError,), MIB * 8),
-        Target("mark", lambda data: _ignore(decode_mark(data)), [encode_mark(Mark(1, 0, 7, 99))], (), MIB * 8),
+        Target(
+            "mark", lambda data: _ignore(decode_mark(data)), [encode_mark(AcknowledgedHead(1, 0, 7, 99))], (), MIB * 8
+        ),
         Target(
             "column batch",
             columns.take_batch,
@@ -165,26 +167,29 @@ def _flights() -> list[bytes]:
         enrolled = SignerEnrolled(algorithm=signer.algorithm, public_key=signer.public_key, cites=previous)
         for position in (1, 2, 3):
             event = ("", encode(enrolled)) if position == 1 else ("Drone/D-1", b"\x80")
-            sealed = seal(Commit(1, 1, 0, position, 1, previous, [Run(1, position, "radio")], [event]))
+            sealed = seal(Commit(1, 1, 0, position, 1, previous, [EventRun(1, position, "radio")], [event]))
             heads = [head_of(sealed)]
             signature = Signature(signer.algorithm, signer.public_key, heads, signer.sign(statement(heads)))
             await journal.append(Group((sealed,), signature))
             previous = sealed.digest
 
     asyncio.run(fill())
-    cuts = (Cut(), Cut(ranges=((0, 2, 3),), reason="a part"))
+    cuts = (FlightSelection(), FlightSelection(ranges=((0, 2, 3),), reason="a part"))
     return [b"".join(make_flight(journal, signer, cut, made_ns=9)) for cut in cuts]
 
 
 def _flight_records() -> list[bytes]:
     opening = FlightOpening(1, 1, "fuzzed", 1, 1, 9, "", "", [])
-    commit = seal(Commit(1, 1, 0, 1, 1, bytes(32), [Run(0, 1, "")], []))
-    directory = FlightDirectory(0, [], [FlightRoster("Meter", 3, [1], ["M-2"])])
+    commit = seal(Commit(1, 1, 0, 1, 1, bytes(32), [EventRun(0, 1, "")], []))
+    directory = FlightDirectory(0, [], [FlightNames("Meter", 3, [1], ["M-2"])])
     return [encode(opening), encode(FlightCommit(0, 1, commit.digest, None, commit.body)), encode(directory)]
 
 
-def _holds() -> list[Hold]:
-    return [Hold(1, "incident", "Ada", 5, agent="Drone/D-1"), Hold(2, "all", "Bea", 6, cleared_ns=7, cleared_by="Cy")]
+def _holds() -> list[RetentionHold]:
+    return [
+        RetentionHold(1, "incident", "Ada", 5, agent="Drone/D-1"),
+        RetentionHold(2, "all", "Bea", 6, cleared_ns=7, cleared_by="Cy"),
+    ]
 
 
 def _take_envelope(data: bytes) -> None:
@@ -284,7 +289,7 @@ def _written() -> tuple[list[bytes], list[bytes]]:
             ready = shard.seal()
             assert ready is not None
             commits.append(ready.sealed.body)
-        taking = SnapshotTaking(state)
+        taking = SnapshotWriter(state)
         parts: list[bytes] = []
         while (part := taking.next_part({})) is not None:
             parts.append(part)

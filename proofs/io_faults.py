@@ -15,9 +15,9 @@ from typing import Any
 
 from proofs.report import Proof
 from rigs.io_trial import run_io_trial
-from stigmergy.sim.disk import AfterFailedSync, Fault
+from stigmergy.sim.disk import AfterFailedSync, DiskFault
 
-FAULTS = (Fault.EIO, Fault.ENOSPC, Fault.POWER_LOSS, Fault.KILL)
+FAULTS = (DiskFault.EIO, DiskFault.ENOSPC, DiskFault.POWER_LOSS, DiskFault.KILL)
 
 
 def run(every: int = 1) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from stigmergy.app.fleet import ControlCall, control_path, make_private_key
 from stigmergy.app.parts import part_url
 from stigmergy.base.command_ids import RANDOM_BYTES, new_command_id
 from stigmergy.base.errors import StigmergyError
-from stigmergy.control.protocol import Reply, Send, Status, Stop, read_reply, write_request
+from stigmergy.control.protocol import Reply, SendRequest, StatusRequest, StopRequest, read_reply, write_request
 from stigmergy.network.shares import Share
 from stigmergy.shard.state import shard_of
 
@@ -119,7 +119,7 @@ class Siege:
         """Stops them in order."""
         for process in self._pids:
             with contextlib.suppress(StigmergyError, TimeoutError):
-                await self._ask(process, write_request(Stop()))
+                await self._ask(process, write_request(StopRequest()))
         await self._gone(list(self._pids.values()))
 
     async def _gone(self, pids: list[int]) -> None:
@@ -154,7 +154,7 @@ class Siege:
             number += 1
             fields = {"number": number, "to": chance.choice(self.agents)}
             command_id = new_command_id(time.time_ns(), chance.randbytes(RANDOM_BYTES))
-            request = write_request(Send(agent=agent, command="Count", fields=fields, command_id=command_id))
+            request = write_request(SendRequest(agent=agent, command="Count", fields=fields, command_id=command_id))
             while True:
                 try:
                     await self._ask(process, request)
@@ -169,7 +169,7 @@ class Siege:
         """Waits until nobody owes anybody anything."""
         while True:
             with contextlib.suppress(StigmergyError, TimeoutError):
-                standing = [(await self._ask(process, write_request(Status()))).ok for process in self._pids]
+                standing = [(await self._ask(process, write_request(StatusRequest()))).ok for process in self._pids]
                 if not any(one["owed"] or one["waiting"] for one in standing):
                     return
             await asyncio.sleep(0.1)

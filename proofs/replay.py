@@ -58,7 +58,7 @@ from stigmergy.shard.outbox import Pending
 from stigmergy.shard.replay import apply
 from stigmergy.shard.shard import Shard
 from stigmergy.shard.snapshot import (
-    SnapshotTaking,
+    SnapshotWriter,
     digest_of_parts,
     digest_of_state,
     load_agents,
@@ -132,7 +132,7 @@ class LivedShard:
         self.log: list[bytes] = []
         self.digests = [digest_of_state(self.replica)]
         self.stored: list[Stored] = []
-        self.taking: SnapshotTaking | None = None
+        self.taking: SnapshotWriter | None = None
         self.parts: list[bytes] = []
         self.changed: dict[str, None] = {}
         self.waiting: list[Input] = []
@@ -179,7 +179,7 @@ class LivedShard:
     def begin_snapshot(self, *, incremental: bool) -> None:
         """Begins a snapshot right after a seal."""
         base = self.stored[-1].position if incremental and self.stored else 0
-        self.taking = SnapshotTaking(self.shard.state, base=base, changed=self.changed if base else None)
+        self.taking = SnapshotWriter(self.shard.state, base=base, changed=self.changed if base else None)
         self.parts, self.changed = [], {}
 
     def take_part(self) -> SnapshotStored | None:

@@ -36,9 +36,9 @@ from stigmergy.base.command_ids import RANDOM_BYTES, new_command_id
 from stigmergy.base.errors import StigmergyError
 from stigmergy.base.system import SystemClock
 from stigmergy.cluster.register import Register
-from stigmergy.control.protocol import Reply, Send, Status, read_reply, write_request
+from stigmergy.control.protocol import Reply, SendRequest, StatusRequest, read_reply, write_request
 from stigmergy.nats.address import parse_address
-from stigmergy.nats.control import NatsRoom
+from stigmergy.nats.control import NatsControlClient
 from stigmergy.nats.link import NatsLink
 from stigmergy.nats.naming import cluster_bucket, log_stream
 from stigmergy.nats.store.store import NatsStore
@@ -154,7 +154,7 @@ class Siege:
         """So many deeds while all agents are busy; then everything arrives."""
         await self.bell.start()
         link = await NatsLink.open(parse_address(self.url, ("replicas",)), name="proof")
-        room = NatsRoom(link, FLEET)
+        room = NatsControlClient(link, FLEET)
         store = NatsStore(link, SystemClock())
         register = Register(await store.key_value(cluster_bucket(FLEET)), SystemClock(), lambda: None)
         await register.mirror.start(10.0)
@@ -308,7 +308,7 @@ class Siege:
 
     # ------------------------------------------------------------------ load
 
-    async def _use(self, agent: str, room: NatsRoom) -> None:
+    async def _use(self, agent: str, room: NatsControlClient) -> None:
         """Gives one agent command after command; each until it is answered."""
         chance = random.Random(agent)
         shard = shard_of(agent, SHARDS)
@@ -318,7 +318,7 @@ class Siege:
             number += 1
             fields = {"number": number, "to": chance.choice(self.agents)}
             command_id = new_command_id(time.time_ns(), chance.randbytes(RANDOM_BYTES))
-            request = write_request(Send(agent=agent, command="Count", fields=fields, command_id=command_id))
+            request = write_request(SendRequest(agent=agent, command="Count", fields=fields, command_id=command_id))
             while True:
                 try:
                     await _ask(branch, request)
@@ -329,11 +329,11 @@ class Siege:
             self.answered[agent].append(number)
             self._answers_s[shard].append(time.monotonic())
 
-    async def _arrived(self, room: NatsRoom) -> None:
+    async def _arrived(self, room: NatsControlClient) -> None:
         """Waits until nobody owes anybody anything."""
         while True:
             with contextlib.suppress(StigmergyError, TimeoutError):
-                request = write_request(Status())
+                request = write_request(StatusRequest())
                 standing = [(await _ask(room.branch(shard), request)).ok for shard in range(SHARDS)]
                 if not any(one["owed"] or one["waiting"] for one in standing):
                     return

@@ -23,7 +23,7 @@ from stigmergy.agents.codec import encode
 from stigmergy.agents.ordered import LEDGER, ClaimAsked, ClaimReleased, Denied, Granted, Lost, Released, read_verdict
 from stigmergy.claims.memory_ledger import MemoryLedgerStore
 from stigmergy.claims.rules import digest, state_bytes
-from stigmergy.claims.service import Claims, life_of
+from stigmergy.claims.service import ClaimService, life_of
 from stigmergy.claims.state import DRIFT_PPM_MAX
 from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
 from stigmergy.shard.inputs import EffectSettled, VerdictCame
@@ -111,13 +111,13 @@ class _Node:
         self._timer: asyncio.TimerHandle | None = None
         self._soon = False
         self.ledger: SimLedger
-        self.claims: Claims
+        self.claims: ClaimService
 
     async def start(self) -> None:
         self.epoch += 1
         faults = self.sky.airspace.faults
         self.ledger = SimLedger(self.sky.store, self.sky.draw(f"{self.name}/{self.epoch}/line"), faults)
-        self.claims = Claims(
+        self.claims = ClaimService(
             self.ledger,
             self.signer,
             self.sky.verifier,

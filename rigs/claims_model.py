@@ -20,11 +20,11 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from stigmergy.claims import wish as wishes
+from stigmergy.claims import acquisition as acquisitions
+from stigmergy.claims.acquisition import Acquisition, Turn
 from stigmergy.claims.entries import Expire, Move, Written
-from stigmergy.claims.rules import Step, apply
+from stigmergy.claims.rules import FoldStep, apply
 from stigmergy.claims.state import Claims, expiry_ns
-from stigmergy.claims.wish import Turn, Wish
 
 CELL = "cell"
 POOL = (CELL, "cell-2", "cell-3")
@@ -53,7 +53,7 @@ class Claimant(NamedTuple):
     """Of its next entry."""
     behind: bool = False
     """Whether there is more to read."""
-    wish: Wish | None = None
+    acquisition: Acquisition | None = None
     outbox: tuple[Written, ...] = ()
     """What it sends, one after the other."""
     in_doubt: bool = False
@@ -108,10 +108,10 @@ class ClaimsModel:
         self,
         faults: Faults,
         *,
-        rules: Callable[[Claims, int, Written], Step] = apply,
+        rules: Callable[[Claims, int, Written], FoldStep] = apply,
         expiry: Callable[[int, int], int] | None = None,
-        hear: Callable[..., Turn] = wishes.heard,
-        ask: Callable[..., Turn] = wishes.ask,
+        hear: Callable[..., Turn] = acquisitions.heard,
+        ask: Callable[..., Turn] = acquisitions.ask,
     ) -> None:
         self._faults = faults
         self._cells = POOL[: faults.pool]
@@ -156,9 +156,11 @@ class ClaimsModel:
     def wrong(self, world: World) -> str | None:
         """Two who believe, or one who believes what the ledger has given away."""
         believers = [
-            (index, claimant.wish.resource, claimant.wish.held)
+            (index, claimant.acquisition.resource, claimant.acquisition.held)
             for index, claimant in enumerate(world.claimants)
-            if claimant.wish is not None and claimant.wish.held is not None and claimant.wish.believes(NOW)
+            if claimant.acquisition is not None
+            and claimant.acquisition.held is not None
+            and claimant.acquisition.believes(NOW)
         ]
         if len({cell for _, cell, _ in believers}) < len(believers):
             return "two believe that they hold it"
@@ -192,40 +194,47 @@ class ClaimsModel:
             known = world.claims.resource(cell)
             lines.append(f"{cell}: {known.grant or known.offer or 'free'}, {len(known.queue)} wait")
         for name, claimant in zip("ABC", world.claimants, strict=False):
-            wish = claimant.wish
-            state = "idle" if wish is None else "holds" if wish.believes(NOW) else "asks"
-            left = f", {wish.held.end_ns / 1e9:.2f} s left" if wish is not None and wish.held is not None else ""
+            acquisition = claimant.acquisition
+            state = "idle" if acquisition is None else "holds" if acquisition.believes(NOW) else "asks"
+            left = (
+                f", {acquisition.held.end_ns / 1e9:.2f} s left"
+                if acquisition is not None and acquisition.held is not None
+                else ""
+            )
             on_its_way = ", ".join(type(written.move).__name__ for written in claimant.outbox)
             lines.append(f"{name} {state}{left}{', has not read all' * claimant.behind}; sends [{on_its_way}]")
         return "\n".join(lines)
 
     def _alone(self, index: int, claimant: Claimant, world: World) -> Iterator[tuple[str, Claimant]]:
         """What one claimant may do next by itself."""
-        wish = claimant.wish
-        if wish is not None and wish.next_ns <= NOW:
+        acquisition = claimant.acquisition
+        if acquisition is not None and acquisition.next_ns <= NOW:
             # It looks at its clock before it does anything else, whenever it does something.
-            yield "looks at its clock", self._after(index, claimant, wishes.tick(wish, NOW, claimant.number))
+            yield (
+                "looks at its clock",
+                self._after(index, claimant, acquisitions.tick(acquisition, NOW, claimant.number)),
+            )
             return
-        if wish is None and claimant.asks:
+        if acquisition is None and claimant.asks:
             yield "asks", self._asks(index, claimant, FOR_MS)
-        if wish is not None and wish.held is not None and self._faults.short_ms and claimant.asks:
+        if acquisition is not None and acquisition.held is not None and self._faults.short_ms and claimant.asks:
             yield "asks for less", self._asks(index, claimant, self._faults.short_ms)
-        if wish is not None and wish.held is not None and self._faults.releases:
-            yield "releases", self._after(index, claimant, wishes.release(wish, wish.held.token))
+        if acquisition is not None and acquisition.held is not None and self._faults.releases:
+            yield "releases", self._after(index, claimant, acquisitions.release(acquisition, acquisition.held.token))
         if claimant.behind:
             yield "reads on", self._reads(index, claimant, world.claims)
         for number, cell in enumerate(self._cells):
             began = claimant.watched[number]
             if began and not claimant.outbox and claimant.due_ns[number] <= NOW:
-                turn = Turn(wish, Expire(cell, began))
+                turn = Turn(acquisition, Expire(cell, began))
                 yield f"says that {began} is over", _watching(self._after(index, claimant, turn), number, 0, NOW)
 
     def _asks(self, index: int, claimant: Claimant, for_ms: int) -> Claimant:
         until_ns = NOW + PATIENCE_MS * MILLION
-        wanted = Wish(_id(index), CELL, for_ms, self._faults.renew, self._faults.waits, until_ns)
+        wanted = Acquisition(_id(index), CELL, for_ms, self._faults.renew, self._faults.waits, until_ns)
         if self._faults.pool > 1:
             wanted = structs.replace(wanted, resource="", pool=self._cells)
-        turn = self._ask(claimant.wish, wanted, NOW, claimant.number)
+        turn = self._ask(claimant.acquisition, wanted, NOW, claimant.number)
         return self._after(index, claimant, turn)._replace(asks=claimant.asks - 1)
 
     def _sends(self, claimant: Claimant, world: World) -> Iterator[tuple[str, Claimant, Written | None]]:
@@ -238,9 +247,9 @@ class ClaimsModel:
             if world.repeats:
                 lost = f"its {type(first.move).__name__} lands, the answer is lost"
                 yield lost, claimant._replace(in_doubt=True), first
-        if self._faults.refusals and not claimant.in_doubt and claimant.wish is not None:
+        if self._faults.refusals and not claimant.in_doubt and claimant.acquisition is not None:
             numbers = range(first.sequence, first.sequence + 1)
-            again = claimant._replace(wish=wishes.resent(claimant.wish, numbers, NOW))
+            again = claimant._replace(acquisition=acquisitions.resent(claimant.acquisition, numbers, NOW))
             if again != claimant:
                 yield "is refused, and sends again", again, None
 
@@ -262,13 +271,13 @@ class ClaimsModel:
                 claimant = _watching(claimant, number, known.offer.position, self._expiry(NOW, OFFER_MS))
             elif known.grant is None and known.offer is None:
                 claimant = _watching(claimant, number, 0, NOW)
-        if claimant.wish is None:
+        if claimant.acquisition is None:
             return claimant
-        turn = self._hear(claimant.wish, claims, _id(index), claimant.life, NOW, claimant.number)
+        turn = self._hear(claimant.acquisition, claims, _id(index), claimant.life, NOW, claimant.number)
         return self._after(index, claimant, turn)
 
     def _after(self, index: int, claimant: Claimant, turn: Turn) -> Claimant:
-        claimant = claimant._replace(wish=turn.wish)
+        claimant = claimant._replace(acquisition=turn.acquisition)
         if turn.move is None:
             return claimant
         written = _written(index, claimant.life, claimant.number, turn.move)
@@ -276,18 +285,18 @@ class ClaimsModel:
 
     def _later(self, claimant: Claimant) -> Claimant:
         """The same, a tick later. What is over stays over, however long ago."""
-        wish, tick_ns = claimant.wish, claimant.tick_ns
+        acquisition, tick_ns = claimant.acquisition, claimant.tick_ns
         claimant = claimant._replace(due_ns=tuple(max(due_ns - tick_ns, NOW) for due_ns in claimant.due_ns))
-        if wish is None:
+        if acquisition is None:
             return claimant
-        sent, held = wish.sent, wish.held
+        sent, held = acquisition.sent, acquisition.held
         if sent is not None:
             sent = structs.replace(sent, sent_ns=max(sent.sent_ns - tick_ns, -sent.move.for_ms * MILLION))
         if held is not None:
             sent_ns = max(held.sent_ns - tick_ns, -held.for_ms * MILLION)
             held = structs.replace(held, sent_ns=sent_ns, end_ns=max(held.end_ns - tick_ns, NOW))
-        until_ns = max(wish.until_ns - tick_ns, NOW) if wish.asking else NOW
-        return claimant._replace(wish=structs.replace(wish, sent=sent, held=held, until_ns=until_ns))
+        until_ns = max(acquisition.until_ns - tick_ns, NOW) if acquisition.asking else NOW
+        return claimant._replace(acquisition=structs.replace(acquisition, sent=sent, held=held, until_ns=until_ns))
 
 
 def _watching(claimant: Claimant, number: int, began: int, due_ns: int) -> Claimant:

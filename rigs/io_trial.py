@@ -17,7 +17,7 @@ from rigs.trial_checkers import CHECKERS, HEALED, Evidence
 from stigmergy.base.errors import JournalError, StigmergyError
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.settings import Retention, Settings, Snapshots
-from stigmergy.sim.disk import AfterFailedSync, Fault
+from stigmergy.sim.disk import AfterFailedSync, DiskFault
 from stigmergy.sim.errors import SimulationError
 from stigmergy.sim.node import SimNode, World
 from stigmergy.sim.peers import Caller, Receiver, Sender, Temper
@@ -50,7 +50,7 @@ class IoTrial:
     """The work, and who watches."""
 
     def __init__(
-        self, fault: Fault | None, call: int, after_failed_sync: AfterFailedSync, *, in_segments: bool = False
+        self, fault: DiskFault | None, call: int, after_failed_sync: AfterFailedSync, *, in_segments: bool = False
     ) -> None:
         self.world = World(seed=call)
         self.receiver: Receiver
@@ -138,7 +138,7 @@ class IoTrial:
 
 def run_io_trial(
     call: int,
-    fault: Fault | None,
+    fault: DiskFault | None,
     *,
     after_failed_sync: AfterFailedSync = AfterFailedSync.STALE_CACHE,
     in_segments: bool = False,

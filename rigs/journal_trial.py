@@ -18,7 +18,7 @@ from stigmergy.base.errors import JournalFull, StigmergyError
 from stigmergy.journal import segments, sqlite
 from stigmergy.journal.port import Journal, JournalIdentity, SnapshotPart
 from stigmergy.shard.commit import Group, Sealed, digest_commit
-from stigmergy.sim.disk import AfterFailedSync, Fault, SimDisk
+from stigmergy.sim.disk import AfterFailedSync, DiskFault, SimDisk
 from stigmergy.sim.loop import run
 from stigmergy.sim.node import SimFolder
 from stigmergy.testing.journal_contract import CommitChain
@@ -213,7 +213,7 @@ def try_power_loss(
 ) -> list[str]:
     """Works, loses power at a random call, again and again, on one disk."""
     chance = random.Random(seed)
-    fault = chance.choice((Fault.POWER_LOSS, Fault.POWER_LOSS, Fault.KILL))
+    fault = chance.choice((DiskFault.POWER_LOSS, DiskFault.POWER_LOSS, DiskFault.KILL))
     trial = make_trial(seed, chance, sync_lies=sync_lies, open_on=open_on, sizes=sizes)
     findings: list[str] = []
     try:
@@ -232,7 +232,7 @@ def try_power_loss(
 
 def try_fault_at(
     call: int,
-    fault: Fault,
+    fault: DiskFault,
     *,
     seed: int = 0,
     steps: int = 25,

@@ -33,12 +33,12 @@ from stigmergy.agents.ordered import (
 )
 from stigmergy.base.errors import LedgerUnavailable, LedgerUnknown
 from stigmergy.claims.port import Ledger
-from stigmergy.claims.service import Claims, life_of
+from stigmergy.claims.service import ClaimService, life_of
 from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
 from stigmergy.nats.ledger import open_ledger
 from stigmergy.shard.inputs import EffectSettled, VerdictCame
 from stigmergy.shard.outbox import Pending
-from stigmergy.testing.linearizability import NEVER_NS, Append, Hold, Operation, Outcome, Read
+from stigmergy.testing.linearizability import NEVER_NS, Append, ObservedHold, Operation, Outcome, Read
 
 LOG, CLAIMS = "log", "claims"
 """The two ledgers of a run."""
@@ -96,10 +96,10 @@ def read_lines(path: Path) -> list[Line]:
     return lines
 
 
-def read_history(folder: Path) -> tuple[list[Operation], list[Hold]]:
+def read_history(folder: Path) -> tuple[list[Operation], list[ObservedHold]]:
     """What all processes have written down."""
     history: list[Operation] = []
-    holds: list[Hold] = []
+    holds: list[ObservedHold] = []
     for path in sorted(folder.glob("*.lines")):
         lines = read_lines(path)
         begun: Begun | None = None
@@ -115,12 +115,12 @@ def read_history(folder: Path) -> tuple[list[Operation], list[Hold]]:
     return history, holds
 
 
-def _holds(client: str, said: Iterable[Said]) -> list[Hold]:
-    open_holds: dict[tuple[str, int], Hold] = {}
+def _holds(client: str, said: Iterable[Said]) -> list[ObservedHold]:
+    open_holds: dict[tuple[str, int], ObservedHold] = {}
     for line in said:
         key = (line.resource, line.token)
         if line.word == "holds":
-            open_holds[key] = Hold(client.partition("-")[0], *key, line.asked_ns, line.at_ns, line.at_ns)
+            open_holds[key] = ObservedHold(client.partition("-")[0], *key, line.asked_ns, line.at_ns, line.at_ns)
         elif key in open_holds:
             open_holds[key] = msgspec.structs.replace(open_holds[key], over_ns=line.at_ns)
     return list(open_holds.values())
@@ -194,7 +194,7 @@ class Claimant:
         self._held: dict[str, tuple[int, int]] = {}
         """By cell: the token, and since when."""
         self._agent = f"Drone/{name}"
-        self.claims = Claims(
+        self.claims = ClaimService(
             ledger,
             signer_of(name),
             Ed25519Verifier(),

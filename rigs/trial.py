@@ -222,7 +222,7 @@ class Trial:
             said = all(sender.done for sender in self.senders) and (self.gauges is None or self.gauges.radio.done)
             if said and not any(caller.open for caller in self.callers):
                 live = self.node.live
-                busy = live is None or live.host.mailbox.waiting or live.host.block_hands.busy
+                busy = live is None or live.host.mailbox.waiting or live.host.batched_actuators.busy
                 if live is not None and not busy and not live.standing().owed and not _owes_blocks(live):
                     return
         waiting = [f"{sender.source} {len(sender.acknowledged)}/{len(sender.items)}" for sender in self.senders]

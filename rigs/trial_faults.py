@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 
-from stigmergy.sim.disk import Fault
+from stigmergy.sim.disk import DiskFault
 from stigmergy.sim.node import SimNode
 from stigmergy.sim.peers import Receiver, Temper
 
@@ -64,7 +64,7 @@ class Faults:
             self._note("boot in 1970")
             self._node.clock.boot_in_1970()
         if self._chance.random() < 0.2:
-            self._plan(self._chance.choice((Fault.EIO, Fault.POWER_LOSS, Fault.KILL)), 40)
+            self._plan(self._chance.choice((DiskFault.EIO, DiskFault.POWER_LOSS, DiskFault.KILL)), 40)
 
     def spoilt_the_start(self) -> bool:
         """Whether a start that failed had a fault to blame. A full disk gets its room back: it would never end."""
@@ -87,13 +87,13 @@ class Faults:
         self._note(what)
         match what:
             case "power at call":
-                self._plan(Fault.POWER_LOSS, 60)
+                self._plan(DiskFault.POWER_LOSS, 60)
             case "kill at call":
-                self._plan(Fault.KILL, 60)
+                self._plan(DiskFault.KILL, 60)
             case "EIO":
-                self._plan(Fault.EIO, 60)
+                self._plan(DiskFault.EIO, 60)
             case "ENOSPC":
-                self._plan(Fault.ENOSPC, 60)
+                self._plan(DiskFault.ENOSPC, 60)
             case "power" | "kill":
                 await crash(what)
             case "full":
@@ -110,7 +110,7 @@ class Faults:
             case _:
                 raise AssertionError(what)
 
-    def _plan(self, fault: Fault, calls_max: int) -> None:
+    def _plan(self, fault: DiskFault, calls_max: int) -> None:
         disk = self._node.disk
         number = disk.calls + self._chance.randint(1, calls_max)
         self._planned.append(number)

@@ -35,7 +35,7 @@ from stigmergy import (
 )
 from stigmergy.app import client as client_module
 from stigmergy.app.config import Config
-from stigmergy.app.fleet import Bearings, Running
+from stigmergy.app.fleet import NodeConfig, Running
 from stigmergy.app.workers import NatsWorker
 from stigmergy.base.command_ids import time_ms_of
 from stigmergy.base.errors import ConfigError, Malformed, UnknownTag
@@ -344,10 +344,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsCluster]:
 
 
 async def test_the_same_calls_reach_a_fleet_on_workers(server: NatsCluster, tmp_path: Path) -> None:
-    where = Bearings(bus=server.url, site="local", node="w")
+    where = NodeConfig(bus=server.url, site="local", node="w")
     config = Config(settings=Settings())
     async with NatsWorker(
-        warehouse, server.url, config, key=tmp_path / "key", bearings=where, agents=["Cart/*", "Board/*"]
+        warehouse, server.url, config, key=tmp_path / "key", node_config=where, agents=["Cart/*", "Board/*"]
     ) as worker:
         task = asyncio.ensure_future(worker.run())
         await until(lambda: len(worker.owned()) == warehouse.shards)
@@ -397,8 +397,8 @@ async def test_watch_refuses_workers_that_have_no_bus(server: NatsCluster, tmp_p
         end, begun = asyncio.Event(), asyncio.Event()
 
         async def run() -> None:
-            where = Bearings(bus=bus, site="local", node=node)
-            made = NatsWorker(shed, server.url, Config(), key=tmp_path / "key", bearings=where, name=node)
+            where = NodeConfig(bus=bus, site="local", node=node)
+            made = NatsWorker(shed, server.url, Config(), key=tmp_path / "key", node_config=where, name=node)
             async with made as worker:
                 running = asyncio.ensure_future(worker.run())
                 await until(lambda: bool(worker.owned()))

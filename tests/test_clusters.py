@@ -17,7 +17,7 @@ from stigmergy.cli.display.output import Output
 from stigmergy.cli.display.places import ClusterPlace, ask_list
 from stigmergy.cluster import membership as roster
 from stigmergy.cluster.worker import Worker
-from stigmergy.control.protocol import Log
+from stigmergy.control.protocol import LogRequest
 from stigmergy.nats import naming
 from stigmergy.nats.address import parse_address
 from stigmergy.nats.journal import stream
@@ -139,7 +139,7 @@ async def test_a_log_that_was_deleted_is_not_begun_again_as_if_nothing_had_been(
         assert "deleted" in scene.reasons("unfit")[-1]
         assert scene.worker.owned() == [1], "the other shard goes on"
         place: Any = ClusterPlace(server.url, Fleet("robbed", SHARDS))  # type: ignore[arg-type]
-        listing = await asyncio.to_thread(ask_list, place, Log(limit=100))
+        listing = await asyncio.to_thread(ask_list, place, LogRequest(limit=100))
         assert {entry["shard"] for entry in listing.items} == {1}, "and what it says is shown"
         (missing,) = listing.missing
         assert missing["shard"] == 0

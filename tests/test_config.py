@@ -6,7 +6,7 @@ import pytest
 
 from stigmergy import Agent, Fleet
 from stigmergy.app.config import CONFIG_FILE, Config, find_config, read_config
-from stigmergy.app.fleet import Bearings, find_bearings
+from stigmergy.app.fleet import NodeConfig, find_node_config
 from stigmergy.base.errors import ConfigError
 from stigmergy.node.settings import Settings
 from stigmergy.uplink.rules import Aggregate, UplinkRule
@@ -110,10 +110,10 @@ linger_s = 0.5
         only=("Done", "Alert"), sample={"Position": "1s"}, aggregate={"Battery": Aggregate(every="60s")}
     )
     assert config.fleet.uplink == wanted
-    found = find_bearings(Bearings(site="north"), config)
+    found = find_node_config(NodeConfig(site="north"), config)
     assert (found.uplink, found.collects, found.site) == (wanted, True, "north")
     other = UplinkRule(only=())
-    assert find_bearings(Bearings(uplink=other), config).uplink == other
+    assert find_node_config(NodeConfig(uplink=other), config).uplink == other
     assert config.settings is not None
     assert config.settings.uplink.linger_s == 0.5
 
@@ -134,7 +134,7 @@ def test_rules_that_are_none(tmp_path: Path, line: str, said: str) -> None:
 @pytest.mark.parametrize("line", ["uplink = {}", "collects = true"])
 def test_an_uplink_needs_a_bus(tmp_path: Path, line: str) -> None:
     with pytest.raises(ConfigError, match="need a bus"):
-        find_bearings(Bearings(), read_config(write(tmp_path, f"[fleet]\n{line}\n")))
+        find_node_config(NodeConfig(), read_config(write(tmp_path, f"[fleet]\n{line}\n")))
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from stigmergy.control.live import Live
 from stigmergy.nats.naming import copies_bucket
 from stigmergy.node.settings import Retention, Snapshots
 from stigmergy.store import folder as folder_store
-from stigmergy.store.memory import MemoryShelf, MemoryStore
+from stigmergy.store.memory import MemoryStore, MemoryStoreServer
 from stigmergy.store.port import Objects
 
 KINDS = ("sqlite", "segments")
@@ -191,7 +191,7 @@ def manifest_of(found: CopyFound) -> CopyManifest:
 
 
 async def test_points_are_bounded_and_pieces_that_nobody_needs_go(tmp_path: Path) -> None:
-    store = MemoryStore(MemoryShelf(SystemClock()), SystemClock())
+    store = MemoryStore(MemoryStoreServer(SystemClock()), SystemClock())
     objects = await store.objects(copies_bucket("town"))
     rule = CopySettings(point_every_s=1e-6, points_kept=2)
     fleet = fleet_of()
@@ -223,7 +223,7 @@ async def test_points_are_bounded_and_pieces_that_nobody_needs_go(tmp_path: Path
 
 async def test_a_node_that_goes_on_takes_no_pieces_from_the_one_restored_in_its_place(tmp_path: Path) -> None:
     """It was thought to be lost. Both copy under one name, and have the same pieces of what they have in common."""
-    store = MemoryStore(MemoryShelf(SystemClock()), SystemClock())
+    store = MemoryStore(MemoryStoreServer(SystemClock()), SystemClock())
     objects = await store.objects(copies_bucket("town"))
     rule = CopySettings(point_every_s=1e-6, points_kept=1)
     fleet = fleet_of()
@@ -245,7 +245,7 @@ async def test_a_node_that_goes_on_takes_no_pieces_from_the_one_restored_in_its_
 
 
 async def test_a_point_moves_along_until_it_is_time_for_another(tmp_path: Path) -> None:
-    store = MemoryStore(MemoryShelf(SystemClock()), SystemClock())
+    store = MemoryStore(MemoryStoreServer(SystemClock()), SystemClock())
     objects = await store.objects(copies_bucket("town"))
     async with fleet_of().running(journal=url_of("sqlite", tmp_path), key=tmp_path / "k") as live:
         copier = copier_of(live, store, CopySettings(point_every_s=3_600.0))
@@ -257,7 +257,7 @@ async def test_a_point_moves_along_until_it_is_time_for_another(tmp_path: Path) 
 
 
 async def test_a_store_out_of_reach_holds_up_nobody_and_is_caught_up_with(tmp_path: Path) -> None:
-    store = MemoryStore(MemoryShelf(SystemClock()), SystemClock())
+    store = MemoryStore(MemoryStoreServer(SystemClock()), SystemClock())
     objects = await store.objects(copies_bucket("town"))
     async with fleet_of().running(journal=url_of("sqlite", tmp_path), key=tmp_path / "k") as live:
         copier = copier_of(live, store, CopySettings())
@@ -283,7 +283,7 @@ async def test_a_store_out_of_reach_holds_up_nobody_and_is_caught_up_with(tmp_pa
 
 
 async def test_a_copy_that_is_damaged_or_forged_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
-    store = MemoryStore(MemoryShelf(SystemClock()), SystemClock())
+    store = MemoryStore(MemoryStoreServer(SystemClock()), SystemClock())
     objects = await store.objects(copies_bucket("town"))
     async with fleet_of().running(journal=url_of("sqlite", tmp_path), key=tmp_path / "k") as live:
         copier = copier_of(live, store, CopySettings())

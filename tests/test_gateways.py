@@ -12,24 +12,24 @@ from msgspec import structs
 from stigmergy import Fleet
 from stigmergy.app.cluster_client import ClusterClient
 from stigmergy.app.config import Config
-from stigmergy.app.fleet import Bearings, Running
+from stigmergy.app.fleet import NodeConfig, Running
 from stigmergy.app.gateway import (
     GatewayPlan,
     HubCollector,
     HubPlan,
     Leaf,
-    bearings_of,
     config_bucket,
     drop_claim,
     hub_tls,
     make_leaf,
+    node_config_of,
     topic_roots,
 )
 from stigmergy.app.workers import NatsWorker
 from stigmergy.base.errors import ConfigError, LinkDown, StoreUnavailable
 from stigmergy.base.system import SystemClock
 from stigmergy.control.live import Live
-from stigmergy.control.protocol import State, read_reply, write_request
+from stigmergy.control.protocol import StateRequest, read_reply, write_request
 from stigmergy.nats.address import parse_address
 from stigmergy.nats.link import NatsLink
 from stigmergy.nats.servers.server import LOOPBACK
@@ -59,7 +59,7 @@ async def gateway(plan: GatewayPlan, *, take_over: bool = False) -> AsyncIterato
         if take_over:
             await drop_claim(plan, leaf)
         place = (f"sqlite:{plan.folder / 'd.db'}", plan.folder / "d.key")
-        async with Running(plan.fleet, Config(), *place, FAST, (), (), bearings_of(plan, leaf)) as live:
+        async with Running(plan.fleet, Config(), *place, FAST, (), (), node_config_of(plan, leaf)) as live:
             yield live, leaf
     finally:
         await leaf.stop()
@@ -161,11 +161,11 @@ async def test_what_sites_send_up_reaches_the_workers_of_a_cluster(tmp_path: Pat
     agents = [f"Drone/{number}" for number in range(6)]
     with start_single(tmp_path / "hub", name="hub", domain="hub", leaf=True) as hub:
         many = Fleet("delivery", agents=[Drone], shards=4)
-        where = Bearings(bus=hub.url, site="local")
+        where = NodeConfig(bus=hub.url, site="local")
         plan = HubPlan(fleet=many, url=hub.url)
         hubs = (f"{LOOPBACK}:{hub.servers[0].plan.leaf_port}",)
         async with (
-            NatsWorker(many, hub.url, Config(settings=FAST), key=tmp_path / "w.key", bearings=where) as worker,
+            NatsWorker(many, hub.url, Config(settings=FAST), key=tmp_path / "w.key", node_config=where) as worker,
             gateway(plan_of(tmp_path, "north", hubs=hubs)) as (site, leaf),
         ):
             working = asyncio.ensure_future(worker.run())
@@ -223,7 +223,7 @@ async def wait_for_cluster(url: str, fleet: Fleet, agents: list[str], count: int
     def heard() -> list[list[int]]:
         client = ClusterClient(url, fleet)
         try:
-            asked = (next(iter(client.ask(write_request(State(agent=agent))))) for agent in agents)
+            asked = (next(iter(client.ask(write_request(StateRequest(agent=agent))))) for agent in agents)
             return [read_reply(line).ok["state"]["numbers"] for line in asked]
         finally:
             client.close()

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from stigmergy.app.fleet import journals_in
-from stigmergy.app.node_config import Bearings
+from stigmergy.app.node_config import NodeConfig
 from stigmergy.app.parts import (
     check_parts,
     check_single,
@@ -94,17 +94,17 @@ def test_journal_of_one_process_is_not_shared(tmp_path: Path) -> None:
 
 
 def test_what_several_processes_cannot_do_yet_is_said(tmp_path: Path) -> None:
-    check_alone(Bearings(), None)
-    for bearings, said in (
-        (Bearings(bus="mqtt://gateway:1883"), "cannot be on a bus yet"),
-        (Bearings(mesh="udp://0.0.0.0:7946"), "cannot share fields with others yet .* run it with one process"),
-        (Bearings(copies=("nats://me:word@hub",)), r"cannot copy its journal yet \(nats://hub\)"),
-        (Bearings(ledger="sqlite:ledger.db"), "cannot claim from a ledger yet .* run it with one process"),
+    check_alone(NodeConfig(), None)
+    for node_config, said in (
+        (NodeConfig(bus="mqtt://gateway:1883"), "cannot be on a bus yet"),
+        (NodeConfig(mesh="udp://0.0.0.0:7946"), "cannot share fields with others yet .* run it with one process"),
+        (NodeConfig(copies=("nats://me:word@hub",)), r"cannot copy its journal yet \(nats://hub\)"),
+        (NodeConfig(ledger="sqlite:ledger.db"), "cannot claim from a ledger yet .* run it with one process"),
     ):
         with pytest.raises(ConfigError, match=said):
-            check_alone(bearings, None)
+            check_alone(node_config, None)
     with pytest.raises(ConfigError, match="cannot archive flight logs yet"):
-        check_alone(Bearings(), "archive")
+        check_alone(NodeConfig(), "archive")
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,7 @@ async def run_columns(host: Host, batches: Sequence[bytes]) -> None:
 async def carried_out(host: Host, actions: int) -> None:
     """Waits until so many actions, of all since the start, were carried out."""
     async with asyncio.timeout(SETTLE_S_MAX):
-        while host.block_hands.counters.batched_done < actions:
+        while host.batched_actuators.counters.batched_done < actions:
             _check(host)
             await asyncio.sleep(0)
 
@@ -149,11 +149,11 @@ async def confirmed(host: Host) -> None:
 
 
 def _check(host: Host) -> None:
-    counters = host.block_hands.counters
+    counters = host.batched_actuators.counters
     if host.failure is not None:
         raise host.failure
     if counters.batched_failed or counters.batched_retries:
-        raise RuntimeError(f"{counters.batched_failed} actions failed: {host.block_hands.trouble}")
+        raise RuntimeError(f"{counters.batched_failed} actions failed: {host.batched_actuators.trouble}")
 
 
 def _say(text: str) -> None:

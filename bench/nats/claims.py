@@ -16,7 +16,7 @@ from stigmergy.agents.codec import encode
 from stigmergy.agents.ordered import LEDGER, ClaimAsked, ClaimReleased, Granted, Released, read_verdict
 from stigmergy.base.errors import StigmergyError
 from stigmergy.claims.port import Ledger, SignedLedger
-from stigmergy.claims.service import Claims
+from stigmergy.claims.service import ClaimService
 from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
 from stigmergy.shard.inputs import EffectSettled
 from stigmergy.shard.outbox import Pending
@@ -57,7 +57,7 @@ class Claimants:
         self._rounds = [0] * agents
         self.granted = 0
         self.waits_ns: list[int] = []
-        self.claims = Claims(
+        self.claims = ClaimService(
             ledger,
             signer,
             verifier,

@@ -21,9 +21,9 @@ from msgspec import Struct
 
 from stigmergy.base.command_ids import RANDOM_BYTES, new_command_id
 from stigmergy.base.errors import NotRunning, StigmergyError
-from stigmergy.control.protocol import Send, read_reply, write_request
+from stigmergy.control.protocol import SendRequest, read_reply, write_request
 from stigmergy.nats.address import parse_address
-from stigmergy.nats.control import NatsRoom
+from stigmergy.nats.control import NatsControlClient
 from stigmergy.nats.link import NatsLink
 from stigmergy.nats.naming import cluster_bucket
 from stigmergy.shard.homes import Homes
@@ -95,7 +95,7 @@ class Probe:
 
     def __init__(self, link: NatsLink, shards: int) -> None:
         homes = Homes(shards)
-        self._room = NatsRoom(link, FLEET)
+        self._room = NatsControlClient(link, FLEET)
         self._agents = [
             next(f"Counter/c{n}" for n in range(10_000) if homes.of(f"Counter/c{n}") == shard)
             for shard in range(shards)
@@ -134,7 +134,7 @@ class Probe:
         number = 0
         while True:
             command_id = new_command_id(FIRST_ID_NS + number * 10**6, shard.to_bytes(RANDOM_BYTES, "big"))
-            send = Send(agent=self._agents[shard], command="Count", command_id=command_id)
+            send = SendRequest(agent=self._agents[shard], command="Count", command_id=command_id)
             try:
                 async with asyncio.timeout(ASK_S_MAX):
                     lines = self._room.branch(shard).ask(write_request(send))

@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import Any
 
 try:
-    from stigmergy.compiled.arrow import ROWS_PER_BATCH, EventBatches, Wanted, add_table, kind_and_type
+    from stigmergy.compiled.arrow import ROWS_PER_BATCH, EventBatches, EventFilter, add_table, kind_and_type
     from stigmergy.compiled.arrow_actions import OrderBatches
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
@@ -55,7 +55,7 @@ def read_log(
     try:
         since_ns, until_ns = _time_ns("since", since), _time_ns("until", until)
         selection = Selection(None, None, shard, first, last, since_ns, until_ns)
-        wanted = Wanted(kind, type, agent, since_ns, until_ns)
+        wanted = EventFilter(kind, type, agent, since_ns, until_ns)
         export = Export(journal, selection)
         batches = OrderBatches(wanted, rows=rows) if orders else EventBatches(wanted, rows=rows)
         for commit in export.commits():

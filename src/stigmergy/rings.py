@@ -91,12 +91,12 @@ class _Feed(Generic[ProducerT]):
                 continue
             name_bytes = len(msgspec.json.encode(name)) + 1
             if part and (len(part) >= ENROLLED_NAMES_MAX or size_bytes + name_bytes > REQUEST_BYTES_MAX):
-                yield part, write_request(protocol.EnrollAgents(kind=self._kind, names=part))
+                yield part, write_request(protocol.EnrollAgentsRequest(kind=self._kind, names=part))
                 part, size_bytes = [], _ENVELOPE_BYTES
             part.append(name)
             size_bytes += name_bytes
         if part:
-            yield part, write_request(protocol.EnrollAgents(kind=self._kind, names=part))
+            yield part, write_request(protocol.EnrollAgentsRequest(kind=self._kind, names=part))
 
     def _enrolled(self, names: list[str], found: Any) -> None:
         """The node has these agents. They come behind those that were here before: places stay what they were."""
@@ -124,7 +124,7 @@ class BlockingFeed(_Feed[BlockingProducer]):
         self, socket: str | Path, ring: str | Path, kind: str, source: str, incarnation: int | None = None
     ) -> None:
         self._socket = Path(socket)
-        super().__init__(ring, kind, source, incarnation, self._ask(write_request(protocol.Roster(kind=kind))))
+        super().__init__(ring, kind, source, incarnation, self._ask(write_request(protocol.RosterRequest(kind=kind))))
         self._open()
 
     def enroll(self, names: Sequence[str]) -> Roster:
@@ -233,7 +233,9 @@ async def open_feed(
 ) -> Feed:
     """The same for an event loop."""
     call = ControlCall(Path(socket))
-    return Feed(call, await _answer(call, write_request(protocol.Roster(kind=kind))), ring, kind, source, incarnation)
+    return Feed(
+        call, await _answer(call, write_request(protocol.RosterRequest(kind=kind))), ring, kind, source, incarnation
+    )
 
 
 async def _answer(call: ControlCall, request: bytes) -> Any:

@@ -14,7 +14,7 @@ from rigs.archive import SimArchive, SimHolds
 from stigmergy.audit.archive_folder import FolderArchive, HoldsFile, NewFile
 from stigmergy.audit.archive_port import Archive, HoldStore
 from stigmergy.base.errors import JournalError, JournalFull
-from stigmergy.sim.disk import Call, Fault, SimDisk
+from stigmergy.sim.disk import Call, DiskFault, SimDisk
 
 
 class Place:
@@ -59,8 +59,8 @@ def test_holds_are_replaced_whole(place: Place) -> None:
 
 
 @pytest.mark.parametrize("call", [Call.CREATE, Call.WRITE, Call.SYNC, Call.RENAME])
-@pytest.mark.parametrize("fault", [Fault.EIO, Fault.ENOSPC, Fault.POWER_LOSS, Fault.KILL])
-def test_after_any_fault_there_is_all_of_it_or_what_was_before(call: Call, fault: Fault) -> None:
+@pytest.mark.parametrize("fault", [DiskFault.EIO, DiskFault.ENOSPC, DiskFault.POWER_LOSS, DiskFault.KILL])
+def test_after_any_fault_there_is_all_of_it_or_what_was_before(call: Call, fault: DiskFault) -> None:
     for number in range(1, 4):
         disk = SimDisk(random.Random(number))
         _keep_both(disk, b"before" * 100)

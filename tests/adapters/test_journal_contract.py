@@ -55,11 +55,11 @@ def disk() -> Iterator[SimDisk]:
 class TestMemoryJournal(JournalContract):
     @pytest.fixture
     def open_journal(self) -> OpenJournal:
-        stores: list[memory.MemoryStore] = []
+        stores: list[memory.MemoryJournalStore] = []
 
         def open_same(identity: JournalIdentity) -> memory.MemoryJournal:
             if not stores:
-                stores.append(memory.MemoryStore(identity))
+                stores.append(memory.MemoryJournalStore(identity))
             return memory.open_journal("memory:", identity, store=stores[0])
 
         return open_same

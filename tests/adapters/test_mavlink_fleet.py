@@ -25,8 +25,8 @@ from stigmergy import (
     react,
     within,
 )
-from stigmergy.devices.mavlink import Result, Vehicle
-from stigmergy.devices.mavlink.messages import Order as MavOrder
+from stigmergy.devices.mavlink import MavResult, Vehicle
+from stigmergy.devices.mavlink.messages import MavCommand as MavOrder
 from stigmergy.testing.vehicle import SimulatedVehicle
 
 
@@ -141,7 +141,7 @@ async def test_a_drone_flies_and_lands_when_its_link_is_lost(tmp_path: Path) -> 
 async def test_what_the_vehicle_refuses_its_agent_hears() -> None:
     fleet, vehicle = declare()
     async with fleet.running(journal="memory:") as live, SimulatedVehicle("127.0.0.1", vehicle.port) as simulated:
-        simulated.refuse[MavOrder.ARM] = Result.DENIED
+        simulated.refuse[MavOrder.ARM] = MavResult.DENIED
         await until(lambda: drone_of(live).battery == 100.0)
         await live.send("Drone/D-1", Fly(height_m=10.0))
         await until(lambda: bool(drone_of(live).failed))

@@ -22,9 +22,9 @@ from stigmergy.devices.mavlink.messages import (
     GlobalPosition,
     Heartbeat,
     MavMessage,
-    Parser,
+    MavParser,
+    MavWriter,
     StatusText,
-    Writer,
     checksum,
 )
 
@@ -78,7 +78,7 @@ def test_the_checksum_is_the_one_of_the_catalogues() -> None:
 
 @given(messages(), st.integers(0, 255))
 def test_what_we_write_pymavlink_reads(message: MavMessage, sequence: int) -> None:
-    writer = Writer(system=7, component=191)
+    writer = MavWriter(system=7, component=191)
     writer._sequence = sequence
     reader = common.MAVLink(None)
     (read,) = reader.parse_buffer(writer.frame(message))
@@ -94,8 +94,8 @@ def test_we_write_the_very_bytes_that_pymavlink_writes(message: MavMessage) -> N
     sender = common.MAVLink(None, srcSystem=7, srcComponent=191)
     packed = as_theirs(message, theirs(type(message))).pack(sender)
     if len(theirs(type(message)).fieldnames) == len(structs.asdict(message)):
-        assert Writer(7, 191).frame(message) == packed
-    (frame,) = Parser().feed(packed)
+        assert MavWriter(7, 191).frame(message) == packed
+    (frame,) = MavParser().feed(packed)
     assert frame.message == message
 
 
@@ -107,7 +107,7 @@ def test_we_read_the_first_version_of_the_protocol_too(message: MavMessage) -> N
     sender = common_1.MAVLink(None, srcSystem=3, srcComponent=1)
     packed = as_theirs(message, cls).pack(sender)
     assert packed[0] == 0xFE
-    (frame,) = Parser().feed(packed)
+    (frame,) = MavParser().feed(packed)
     words = type(message).FIELDS.split()[1::2]
     assert {name: getattr(frame.message, name) for name in words} == {name: getattr(message, name) for name in words}
     assert frame.system == 3
@@ -115,7 +115,7 @@ def test_we_read_the_first_version_of_the_protocol_too(message: MavMessage) -> N
 
 @given(st.lists(messages(), max_size=8), st.randoms(use_true_random=False))
 def test_frames_are_found_however_the_bytes_are_cut(sent: list[MavMessage], chance: random.Random) -> None:
-    writer, parser = Writer(1, 1), Parser()
+    writer, parser = MavWriter(1, 1), MavParser()
     stream = b"".join(writer.frame(message) for message in sent)
     found: list[MavMessage] = []
     while stream:
@@ -129,7 +129,7 @@ def test_frames_are_found_however_the_bytes_are_cut(sent: list[MavMessage], chan
 @settings(max_examples=100)
 @given(st.lists(st.one_of(st.binary(max_size=60), messages()), max_size=12))
 def test_noise_between_frames_costs_no_frame_that_a_datagram_holds(parts: list[bytes | MavMessage]) -> None:
-    writer, parser = Writer(1, 1), Parser()
+    writer, parser = MavWriter(1, 1), MavParser()
     for part in parts:
         noise = part if isinstance(part, bytes) else writer.frame(part)
         found = [frame.message for frame in (*parser.feed(noise), *parser.finish())]
@@ -138,7 +138,7 @@ def test_noise_between_frames_costs_no_frame_that_a_datagram_holds(parts: list[b
 
 
 def test_a_false_start_hides_no_frame() -> None:
-    parser, beat = Parser(), Writer(1, 1).frame(Heartbeat(type=2))
+    parser, beat = MavParser(), MavWriter(1, 1).frame(Heartbeat(type=2))
     data = bytes([0xFD, 200, 0]) + beat
     assert parser.feed(data) == []
     assert [frame.message for frame in parser.finish()] == [Heartbeat(type=2)]
@@ -148,10 +148,10 @@ def test_a_false_start_hides_no_frame() -> None:
 @settings(max_examples=200)
 @given(messages(), st.integers(0, FRAME_BYTES_MAX), st.integers(1, 255))
 def test_a_changed_byte_is_never_believed(message: MavMessage, at: int, change: int) -> None:
-    data = bytearray(Writer(1, 1).frame(message))
+    data = bytearray(MavWriter(1, 1).frame(message))
     at %= len(data)
     data[at] ^= change
-    parser = Parser()
+    parser = MavParser()
     found = [*parser.feed(bytes(data)), *parser.finish()]
     assert all(frame.message != message or frame.system != 1 for frame in found)
     assert not [frame for frame in found if type(frame.message) is type(message)]
@@ -159,7 +159,7 @@ def test_a_changed_byte_is_never_believed(message: MavMessage, at: int, change: 
 
 def test_any_bytes_at_all() -> None:
     chance = random.Random(20261115)
-    parser = Parser()
+    parser = MavParser()
     for _ in range(3_000):
         size = chance.choice((1, 7, 40, 300, 2_000))
         noise = bytearray(chance.randbytes(size))
@@ -170,7 +170,7 @@ def test_any_bytes_at_all() -> None:
             parser.finish()
         assert len(parser._buffer) <= FRAME_BYTES_MAX
     parser.finish()
-    (frame,) = parser.feed(Writer(1, 1).frame(Heartbeat()))
+    (frame,) = parser.feed(MavWriter(1, 1).frame(Heartbeat()))
     assert frame.message == Heartbeat()
 
 
@@ -186,39 +186,39 @@ def signed(message: Any) -> bytes:
 def test_signed_frames_are_read_and_their_signature_passed_over() -> None:
     data = signed(common.MAVLink_extended_sys_state_message(0, 2))
     assert data[2] == 1
-    parser = Parser()
-    assert len(parser.feed(data + Writer(1, 1).frame(Heartbeat()))) == 2
+    parser = MavParser()
+    assert len(parser.feed(data + MavWriter(1, 1).frame(Heartbeat()))) == 2
     assert parser.counters.bad_bytes == 0
 
 
 def test_a_frame_with_flags_we_do_not_know_is_not_for_us() -> None:
-    data = bytearray(Writer(1, 1).frame(Heartbeat(type=2)))
+    data = bytearray(MavWriter(1, 1).frame(Heartbeat(type=2)))
     data[2] = 0x02
     body = bytes(data[1:-2])
     data[-2:] = checksum(bytes([LAYOUTS[0].seed]), checksum(body)).to_bytes(2, "little")
-    parser = Parser()
+    parser = MavParser()
     assert [*parser.feed(bytes(data)), *parser.finish()] == []
 
 
 def test_messages_we_do_not_know_are_passed_over_and_counted() -> None:
     sender = common.MAVLink(None, srcSystem=1, srcComponent=1)
     attitude = common.MAVLink_attitude_message(1, 0.1, 0.2, 0.3, 0, 0, 0).pack(sender)
-    parser = Parser()
-    found = parser.feed(attitude + Writer(1, 1).frame(Heartbeat()) + attitude)
+    parser = MavParser()
+    found = parser.feed(attitude + MavWriter(1, 1).frame(Heartbeat()) + attitude)
     assert [type(frame.message) for frame in found] == [Heartbeat]
     assert (parser.counters.unknown, parser.counters.bad_bytes) == (2, 0)
 
 
 def test_what_is_not_finite_comes_as_not_a_number() -> None:
-    data = Writer(1, 1).frame(CommandLong(param1=math.inf, param2=-math.inf, param3=math.nan))
-    ((message),) = [frame.message for frame in Parser().feed(data)]
+    data = MavWriter(1, 1).frame(CommandLong(param1=math.inf, param2=-math.inf, param3=math.nan))
+    ((message),) = [frame.message for frame in MavParser().feed(data)]
     assert isinstance(message, CommandLong)
     assert all(math.isnan(value) for value in (message.param1, message.param2, message.param3))
 
 
 def test_texts_are_cut_and_never_break() -> None:
-    data = Writer(1, 1).frame(StatusText(text="ü" * 60))
-    (frame,) = Parser().feed(data)
+    data = MavWriter(1, 1).frame(StatusText(text="ü" * 60))
+    (frame,) = MavParser().feed(data)
     assert isinstance(frame.message, StatusText)
     assert frame.message.text.startswith("ü" * 25)
     layout = LAYOUTS[StatusText.NUMBER]
@@ -230,4 +230,4 @@ def test_texts_are_cut_and_never_break() -> None:
 def test_numbers_that_do_not_fit_are_the_callers_error() -> None:
     for wrong in (GlobalPosition(lat=2**31), CommandInt(command=-1), BatteryStatus(voltages=(1, 2))):
         with pytest.raises(struct.error):
-            Writer(1, 1).frame(wrong)
+            MavWriter(1, 1).frame(wrong)

@@ -13,10 +13,18 @@ import pytest
 from pymavlink import mavutil  # type: ignore[import-untyped]
 
 from stigmergy.base.errors import ConfigError, DeviceRefused, LinkDown, Overloaded
-from stigmergy.devices.mavlink import Autopilot, Landed, Result, Vehicle
+from stigmergy.devices.mavlink import Autopilot, Landed, MavResult, Vehicle
 from stigmergy.devices.mavlink import vehicle as link_module
 from stigmergy.devices.mavlink import vehicle as vehicle_module
-from stigmergy.devices.mavlink.messages import CommandAck, CommandLong, Heartbeat, Order, Parser, SysStatus, Writer
+from stigmergy.devices.mavlink.messages import (
+    CommandAck,
+    CommandLong,
+    Heartbeat,
+    MavCommand,
+    MavParser,
+    MavWriter,
+    SysStatus,
+)
 from stigmergy.testing.vehicle import SimulatedVehicle
 
 HOME = (47.3977, 8.5456)
@@ -62,7 +70,7 @@ async def test_what_a_vehicle_says_about_itself() -> None:
 async def test_what_a_vehicle_does_not_tell_by_itself_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vehicle_module, "HEARTBEAT_S", 0.05)
     async with pair(taciturn=True) as (vehicle, simulated):
-        simulated.deaf_for[Order.SET_MESSAGE_INTERVAL] = 5
+        simulated.deaf_for[MavCommand.SET_MESSAGE_INTERVAL] = 5
         await until(vehicle.is_landed)
         asked = [one for one in simulated.heard if isinstance(one, CommandLong)]
         assert {one.param1 for one in asked} == {33.0, 245.0, 147.0, 1.0}
@@ -113,17 +121,17 @@ async def test_what_is_so_already_is_not_asked_for_again() -> None:
         await vehicle.take_off(5.0)
         await until(vehicle.is_flying)
         await vehicle.take_off(5.0)
-        wanted = [order for order in simulated.acted if order is not Order.SET_MESSAGE_INTERVAL]
-        assert wanted == [Order.ARM, Order.TAKE_OFF]
+        wanted = [order for order in simulated.acted if order is not MavCommand.SET_MESSAGE_INTERVAL]
+        assert wanted == [MavCommand.ARM, MavCommand.TAKE_OFF]
 
 
-@pytest.mark.parametrize("result", [Result.DENIED, Result.UNSUPPORTED, Result.FAILED, 99])
+@pytest.mark.parametrize("result", [MavResult.DENIED, MavResult.UNSUPPORTED, MavResult.FAILED, 99])
 async def test_a_refusal_is_final_and_says_why(result: Any) -> None:
     async with pair() as (vehicle, simulated):
-        simulated.refuse[Order.ARM] = result
+        simulated.refuse[MavCommand.ARM] = result
         with pytest.raises(DeviceRefused, match="ARM was refused"):
             await vehicle.arm()
-        assert len([one for one in simulated.heard if one.command == Order.ARM]) == 1  # type: ignore[attr-defined]
+        assert len([one for one in simulated.heard if one.command == MavCommand.ARM]) == 1  # type: ignore[attr-defined]
         assert vehicle.counters.refusals == 1
 
 
@@ -146,7 +154,7 @@ async def test_a_height_that_is_none_never_leaves(height_m: float) -> None:
         before = len(simulated.heard)
         with pytest.raises(DeviceRefused, match="is no height to climb to"):
             await vehicle.take_off(height_m)
-        assert [one for one in simulated.heard[before:] if getattr(one, "command", None) == Order.TAKE_OFF] == []
+        assert [one for one in simulated.heard[before:] if getattr(one, "command", None) == MavCommand.TAKE_OFF] == []
         if height_m not in (-5.0, 0.0):  # A place may lie below where it started.
             with pytest.raises(DeviceRefused, match="is no place"):
                 await vehicle.go_to(0.0, 0.0, height_m)
@@ -154,29 +162,31 @@ async def test_a_height_that_is_none_never_leaves(height_m: float) -> None:
 
 async def test_not_now_is_another_answer_than_never() -> None:
     async with pair() as (vehicle, simulated):
-        simulated.refuse[Order.ARM] = Result.TEMPORARILY_REJECTED
+        simulated.refuse[MavCommand.ARM] = MavResult.TEMPORARILY_REJECTED
         with pytest.raises(Overloaded, match="ARM was temporarily rejected"):
             await vehicle.arm()
-        del simulated.refuse[Order.ARM]
+        del simulated.refuse[MavCommand.ARM]
         await vehicle.arm()
 
 
 async def test_a_command_is_repeated_and_counts_how_often() -> None:
     async with pair() as (vehicle, simulated):
-        simulated.deaf_for[Order.ARM] = 2
+        simulated.deaf_for[MavCommand.ARM] = 2
         await vehicle.arm()
         confirmations = [
-            one.confirmation for one in simulated.heard if isinstance(one, CommandLong) and one.command == Order.ARM
+            one.confirmation
+            for one in simulated.heard
+            if isinstance(one, CommandLong) and one.command == MavCommand.ARM
         ]
         assert confirmations == [0, 1, 2]
-        assert simulated.acted.count(Order.ARM) == 1
+        assert simulated.acted.count(MavCommand.ARM) == 1
         assert vehicle.counters.repeats == 2
 
 
 async def test_what_is_never_acknowledged_is_a_lost_link(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vehicle_module, "ACK_S", 0.05)
     async with pair() as (vehicle, simulated):
-        simulated.deaf_for[Order.LAND] = 100
+        simulated.deaf_for[MavCommand.LAND] = 100
         await vehicle.arm()
         await until(vehicle.is_armed)
         with pytest.raises(LinkDown, match="LAND: sent 5 times and not acknowledged"):
@@ -186,12 +196,12 @@ async def test_what_is_never_acknowledged_is_a_lost_link(monkeypatch: pytest.Mon
 async def test_a_command_in_progress_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vehicle_module, "PROGRESS_S", 0.2)
     async with pair() as (vehicle, simulated):
-        simulated.refuse[Order.ARM] = Result.IN_PROGRESS
+        simulated.refuse[MavCommand.ARM] = MavResult.IN_PROGRESS
         arming = asyncio.ensure_future(vehicle.arm())
-        await until(lambda: any(one.command == Order.ARM for one in simulated.heard))  # type: ignore[attr-defined]
+        await until(lambda: any(one.command == MavCommand.ARM for one in simulated.heard))  # type: ignore[attr-defined]
         await asyncio.sleep(0.05)
         assert not arming.done()
-        vehicle._acknowledged(CommandAck(command=Order.ARM, result=Result.ACCEPTED))
+        vehicle._acknowledged(CommandAck(command=MavCommand.ARM, result=MavResult.ACCEPTED))
         await arming
         with pytest.raises(LinkDown, match="begun, but nothing was heard of it"):
             await vehicle.arm()
@@ -243,7 +253,7 @@ async def test_any_bytes_from_the_radio_do_no_harm() -> None:
             if noise:
                 noise[0] = chance.choice((0xFD, 0xFE, noise[0]))
             simulated.send_raw(bytes(noise))
-        whole = bytearray(Writer(1, 1).frame(SysStatus(battery_remaining=1)))
+        whole = bytearray(MavWriter(1, 1).frame(SysStatus(battery_remaining=1)))
         for _ in range(500):
             broken = bytearray(whole)
             broken[chance.randrange(len(broken))] ^= chance.randint(1, 255)
@@ -259,9 +269,9 @@ async def test_any_bytes_from_the_radio_do_no_harm() -> None:
 async def test_others_on_the_link_are_not_our_vehicle() -> None:
     async with pair() as (vehicle, simulated):
         for system in range(2, 60):
-            simulated.send_raw(Writer(system, 1).frame(SysStatus(battery_remaining=3)))
-            simulated.send_raw(Writer(system, 1).frame(Heartbeat(autopilot=3, base_mode=128)))
-        simulated.send_raw(Writer(1, 154).frame(Heartbeat(autopilot=Autopilot.NONE, base_mode=128)))
+            simulated.send_raw(MavWriter(system, 1).frame(SysStatus(battery_remaining=3)))
+            simulated.send_raw(MavWriter(system, 1).frame(Heartbeat(autopilot=3, base_mode=128)))
+        simulated.send_raw(MavWriter(1, 154).frame(Heartbeat(autopilot=Autopilot.NONE, base_mode=128)))
         await until(lambda: vehicle.counters.strangers >= 116)
         battery = vehicle.battery()
         assert battery is not None
@@ -337,7 +347,7 @@ class Line:
         self.path = os.ttyname(slave)
         os.close(slave)
         os.set_blocking(self.master, False)
-        self.parser = Parser()
+        self.parser = MavParser()
 
     def read(self) -> list[Any]:
         try:
@@ -358,7 +368,7 @@ async def test_a_serial_line_is_a_link_too_and_is_found_again(monkeypatch: pytes
         place.unlink(missing_ok=True)
         place.symlink_to(line.path)
         heard: list[Any] = []
-        writer = Writer(1, 1)
+        writer = MavWriter(1, 1)
         for _ in range(400):
             os.write(line.master, writer.frame(Heartbeat(type=2, autopilot=12)))
             os.write(line.master, b"\n" + writer.frame(SysStatus(battery_remaining=40 + life)))

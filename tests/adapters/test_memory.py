@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from stigmergy.base.errors import ConfigError, JournalFull, JournalLocked, JournalUnknown
-from stigmergy.journal.memory import MemoryJournal, MemoryStore, open_journal
+from stigmergy.journal.memory import MemoryJournal, MemoryJournalStore, open_journal
 from stigmergy.journal.port import JournalIdentity, SnapshotPart
 from stigmergy.testing.journal_contract import CommitChain
 
@@ -35,7 +35,7 @@ async def test_write_under_way_at_death_is_not_kept() -> None:
 
 
 async def test_full_store_keeps_nothing_and_goes_on() -> None:
-    journal, chain = MemoryJournal(MemoryStore(IDENTITY, capacity_bytes=2_000)), CommitChain()
+    journal, chain = MemoryJournal(MemoryJournalStore(IDENTITY, capacity_bytes=2_000)), CommitChain()
     await journal.append(chain.group([0]))
     with pytest.raises(JournalFull):
         await journal.append(CommitChain().group([1, 1], bytes(900)))
@@ -50,7 +50,7 @@ async def test_full_store_keeps_nothing_and_goes_on() -> None:
 
 
 async def test_copied_store_gets_an_incarnation_of_its_own() -> None:
-    store = MemoryStore(IDENTITY)
+    store = MemoryJournalStore(IDENTITY)
     store.renew_incarnation(2)
     assert MemoryJournal(store).identity.incarnation == 2
     with pytest.raises(JournalLocked):

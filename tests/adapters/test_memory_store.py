@@ -8,7 +8,7 @@ import pytest
 
 from stigmergy.base.errors import ConfigError, StoreConflict, StoreUnavailable
 from stigmergy.sim.loop import SimClock, VirtualLoop, run
-from stigmergy.store.memory import MemoryShelf, MemoryStore, open_store
+from stigmergy.store.memory import MemoryStore, MemoryStoreServer, open_store
 from stigmergy.store.port import LEASE_DRIFT_SHARE, Anew, Complete, Entry, Gone
 from stigmergy.testing.store_contract import Listener
 
@@ -22,7 +22,7 @@ def sim_clock() -> SimClock:
 def test_a_lease_runs_out_in_virtual_time_and_watchers_hear_of_it() -> None:
     async def main() -> None:
         clock, listener = sim_clock(), Listener()
-        store = MemoryStore(MemoryShelf(clock), clock)
+        store = MemoryStore(MemoryStoreServer(clock), clock)
         keys = await store.key_value("town")
         keys.watch("", listener.hear)
         lease = await keys.acquire("lead", b"one", 3_600)
@@ -43,7 +43,7 @@ def test_of_two_holders_only_one_believes_in_it_whatever_their_clocks_do(drift_p
     async def main() -> None:
         shelf_clock, slow = sim_clock(), sim_clock()
         slow.set_monotonic_drift(drift_ppm)
-        shelf = MemoryShelf(shelf_clock)
+        shelf = MemoryStoreServer(shelf_clock)
         one, other = MemoryStore(shelf, slow), MemoryStore(shelf, shelf_clock)
         mine, theirs = await one.key_value("town"), await other.key_value("town")
         lease = await mine.acquire("lead", b"one", 100)
@@ -61,7 +61,7 @@ def test_of_two_holders_only_one_believes_in_it_whatever_their_clocks_do(drift_p
 def test_cut_off_nothing_comes_through_and_a_watch_begins_anew() -> None:
     async def main() -> None:
         clock, listener = sim_clock(), Listener()
-        shelf = MemoryShelf(clock)
+        shelf = MemoryStoreServer(clock)
         near, far = MemoryStore(shelf, clock), MemoryStore(shelf, clock)
         keys, behind = await near.key_value("town"), await far.key_value("town")
         lease = await behind.acquire("lead", b"far", 10)
@@ -88,7 +88,7 @@ def test_cut_off_nothing_comes_through_and_a_watch_begins_anew() -> None:
 def test_a_full_shelf_refuses_and_loses_nothing() -> None:
     async def main() -> None:
         clock = sim_clock()
-        store = MemoryStore(MemoryShelf(clock, capacity_bytes=100), clock)
+        store = MemoryStore(MemoryStoreServer(clock, capacity_bytes=100), clock)
         keys, objects = await store.key_value("town"), await store.objects("town")
         revision = await keys.put("a", bytes(60))
         with pytest.raises(StoreUnavailable, match="no room"):

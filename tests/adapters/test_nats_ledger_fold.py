@@ -17,15 +17,15 @@ from stigmergy.nats.ledger.records import (
     FORMAT,
     START,
     Cut,
-    Deed,
     Enrol,
     Entries,
     Genesis,
     LedgerBody,
+    LedgerChange,
     LedgerRecord,
+    LedgerState,
+    MessageOutcome,
     Revoke,
-    State,
-    Taken,
     base_of,
     read_base,
     read_record,
@@ -49,7 +49,7 @@ class Hand:
         self.began = began
         self.number = 0
 
-    def write(self, deed: Deed, number: int = 0, head: tuple[int, bytes] = (0, START)) -> bytes:
+    def write(self, deed: LedgerChange, number: int = 0, head: tuple[int, bytes] = (0, START)) -> bytes:
         self.number = number or self.number + 1
         body = LedgerBody(self.session, self.began, self.number, *head, deed)
         return write_record(NAME, INCARNATION, self.signer.algorithm, self.key, body, self.signer.sign)
@@ -62,7 +62,7 @@ class Log:
     """Messages as they are stored, and what they have come to."""
 
     def __init__(self, *writers: Hand) -> None:
-        self.state = State()
+        self.state = LedgerState()
         self.bodies: list[bytes] = []
         self.first = writers[0]
         self.put(Hand("genesis").write(Genesis(NAME, INCARNATION, ())) if not writers else self._genesis(writers))
@@ -70,7 +70,7 @@ class Log:
     def _genesis(self, writers: tuple[Hand, ...]) -> bytes:
         return writers[0].write(Genesis(NAME, INCARNATION, tuple(hand.key for hand in writers)))
 
-    def put(self, payload: bytes) -> Taken:
+    def put(self, payload: bytes) -> MessageOutcome:
         taken = take(self.state, self.state.sequence + 1, payload, verify)
         self.state = taken.state
         self.bodies += [entry.body for entry in taken.entries]
@@ -201,7 +201,7 @@ def test_a_forgotten_session_does_not_come_back(log: Log, one: Hand, monkeypatch
 def test_a_stream_that_does_not_begin_as_a_ledger_is_foreign(one: Hand) -> None:
     for payload in (b"something else", one.entries(b"a")):
         with pytest.raises(LedgerForeign):
-            take(State(), 1, payload, verify)
+            take(LedgerState(), 1, payload, verify)
 
 
 def test_a_second_beginning_is_none(log: Log, one: Hand) -> None:
@@ -213,7 +213,7 @@ def test_a_second_beginning_is_none(log: Log, one: Hand) -> None:
 
 def test_a_beginning_that_its_writer_has_not_signed_counts_nothing() -> None:
     one, liar = Hand("one"), Hand("liar")
-    taken = take(State(), 1, liar.write(Genesis(NAME, INCARNATION, (one.key,))), verify)
+    taken = take(LedgerState(), 1, liar.write(Genesis(NAME, INCARNATION, (one.key,))), verify)
     assert not taken.counted
 
 
@@ -238,7 +238,7 @@ def test_a_missing_message_is_noticed(log: Log, one: Hand) -> None:
         Genesis(NAME, b"short", (b"k",)),
     ],
 )
-def test_deeds_that_no_writer_of_ours_writes_are_malformed(log: Log, one: Hand, deed: Deed) -> None:
+def test_deeds_that_no_writer_of_ours_writes_are_malformed(log: Log, one: Hand, deed: LedgerChange) -> None:
     log.put(one.write(deed))
     assert log.state.counts.malformed == 1
 

@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from rigs.neighbour_contract import NeighbourContract, echo
+from rigs.peer_contract import PeerContract, echo
 from stigmergy.base.errors import ConfigError, JournalLocked, TooLarge
-from stigmergy.network.memory_peers import MemoryStreet
-from stigmergy.network.peer_port import Channel, Neighbourhood
-from stigmergy.network.unix_peers import SocketNeighbourhood
+from stigmergy.network.memory_peers import MemoryPeerHub
+from stigmergy.network.peer_port import PeerChannel, PeerNetwork
+from stigmergy.network.unix_peers import SocketPeerNetwork
 
 
 class SocketRig:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    async def neighbourhood(self, process: int) -> Neighbourhood:
-        return SocketNeighbourhood(process, lambda number: self._folder / f"{number}.tells")
+    async def peer_network(self, process: int) -> PeerNetwork:
+        return SocketPeerNetwork(process, lambda number: self._folder / f"{number}.tells")
 
     async def end(self) -> None:
         pass
@@ -27,50 +27,50 @@ class SocketRig:
 
 class MemoryRig:
     def __init__(self) -> None:
-        self._street = MemoryStreet()
+        self._street = MemoryPeerHub()
 
-    async def neighbourhood(self, process: int) -> Neighbourhood:
-        return self._street.neighbourhood(process)
+    async def peer_network(self, process: int) -> PeerNetwork:
+        return self._street.peer_network(process)
 
     async def end(self) -> None:
         pass
 
 
-class TestSockets(NeighbourContract):
+class TestSockets(PeerContract):
     @pytest.fixture
     def rig(self, tmp_path: Path) -> SocketRig:
         return SocketRig(tmp_path)
 
 
-class TestMemory(NeighbourContract):
+class TestMemory(PeerContract):
     @pytest.fixture
     def rig(self) -> MemoryRig:
         return MemoryRig()
 
 
 async def test_socket_is_for_its_owner_only_and_goes_with_its_process(tmp_path: Path) -> None:
-    near = SocketNeighbourhood(1, lambda number: tmp_path / f"{number}.tells")
+    near = SocketPeerNetwork(1, lambda number: tmp_path / f"{number}.tells")
     await near.open(echo)
     assert stat.S_IMODE(os.stat(tmp_path / "1.tells").st_mode) == 0o600
     with pytest.raises(JournalLocked):
-        await SocketNeighbourhood(1, lambda number: tmp_path / f"{number}.tells").open(echo)
+        await SocketPeerNetwork(1, lambda number: tmp_path / f"{number}.tells").open(echo)
     await near.close()
     await near.close()
     assert not os.listdir(tmp_path)
     with pytest.raises(ConfigError, match="cannot be made"):
-        await SocketNeighbourhood(1, lambda _: tmp_path / "nowhere" / "1.tells").open(echo)
+        await SocketPeerNetwork(1, lambda _: tmp_path / "nowhere" / "1.tells").open(echo)
 
 
 async def test_length_that_cannot_be_ends_the_connection(tmp_path: Path) -> None:
     refused: list[Exception] = []
 
-    async def listen(channel: Channel) -> None:
+    async def listen(channel: PeerChannel) -> None:
         try:
             await channel.receive()
         except TooLarge as error:
             refused.append(error)
 
-    near = SocketNeighbourhood(1, lambda number: tmp_path / f"{number}.tells")
+    near = SocketPeerNetwork(1, lambda number: tmp_path / f"{number}.tells")
     await near.open(listen)
     reader, writer = await asyncio.open_unix_connection(tmp_path / "1.tells")
     writer.write(b"\xff\xff\xff\xff")

@@ -14,11 +14,11 @@ import pytest
 
 from stigmergy.base.errors import ConfigError, Overloaded, RingDamaged, RingError, RingForeign, RingLocked
 from stigmergy.ring import (
+    mapped_ring,
     open_blocking_consumer,
     open_blocking_producer,
     open_consumer,
     open_producer,
-    place,
     remove_ring,
 )
 from stigmergy.ring.layout import HEADER_BYTES
@@ -193,7 +193,7 @@ def test_ring_of_another_boot_is_begun_anew(path: Path, tmp_path: Path, monkeypa
     make_with(path, b"before the power went")
     other = tmp_path / "boot"
     other.write_text("01234567-0123-0123-0123-0123456789ab\n")
-    monkeypatch.setattr(place, "_BOOT", other)
+    monkeypatch.setattr(mapped_ring, "_BOOT", other)
     with open_blocking_consumer(path) as consumer, open_blocking_producer(path) as producer:
         assert consumer.take_nowait() is None
         assert (producer.written, producer.incarnation, consumer.incarnation) == (0, 1, 1)

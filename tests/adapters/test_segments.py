@@ -12,9 +12,9 @@ import pytest
 from stigmergy.base.errors import Bug, JournalCorrupt, JournalFull, JournalUnknown
 from stigmergy.journal.port import JournalIdentity, SnapshotPart
 from stigmergy.journal.segments import SegmentJournal, open_journal
-from stigmergy.journal.segments.frames import Kind, read_frame
+from stigmergy.journal.segments.frames import SegmentFrameKind, read_frame
 from stigmergy.journal.segments.segment import FILL_BYTES, FILL_SYNC_BYTES, LANDMARK_BYTES, Segment
-from stigmergy.sim.disk import Call, Fault, IoCall, SimDisk
+from stigmergy.sim.disk import Call, DiskFault, IoCall, SimDisk
 from stigmergy.sim.node import SimFolder
 from stigmergy.testing.journal_contract import CommitChain
 
@@ -141,7 +141,7 @@ async def test_failed_device_stops_the_journal_for_good(disk: SimDisk, kind: Cal
     journal, chain = open_on(disk), CommitChain()
     await journal.append(chain.group([0]))
     await asyncio.sleep(0)
-    disk.fail_kind(kind, disk.calls_by_kind[kind] + 1, Fault.EIO)
+    disk.fail_kind(kind, disk.calls_by_kind[kind] + 1, DiskFault.EIO)
     with pytest.raises(JournalUnknown, match="open it again"):
         await journal.append(chain.group([0]))
     calls = disk.calls
@@ -248,8 +248,8 @@ async def test_without_filling_there_is_no_spare_and_no_room_is_taken_in_advance
     await journal.close()
 
 
-@pytest.mark.parametrize("fault", [Fault.ENOSPC, Fault.EIO])
-async def test_failed_filling_disturbs_no_append(disk: SimDisk, fault: Fault) -> None:
+@pytest.mark.parametrize("fault", [DiskFault.ENOSPC, DiskFault.EIO])
+async def test_failed_filling_disturbs_no_append(disk: SimDisk, fault: DiskFault) -> None:
     journal, chain = open_on(disk), CommitChain()
 
     def fail_the_spare(call: IoCall) -> None:
@@ -546,8 +546,8 @@ async def test_large_groups_end_with_blocks_and_small_ones_fit_in_between(path: 
         while (frame := read_frame(key, content, offset)) is not None:
             offset += frame.size_bytes
             frames.append((frame.kind, offset % 4096 == 0))
-    assert [aligned for kind, aligned in frames if kind is Kind.BLOCKS] == [True] * 5
-    assert [kind for kind, _ in frames].count(Kind.GROUP) == 2
+    assert [aligned for kind, aligned in frames if kind is SegmentFrameKind.BLOCKS] == [True] * 5
+    assert [kind for kind, _ in frames].count(SegmentFrameKind.GROUP) == 2
     again = open_journal(f"segments:{path}", IDENTITY)
     assert [stored.sealed.body for stored in again.read(0)] == bodies
     await again.close()

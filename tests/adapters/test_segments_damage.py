@@ -7,7 +7,7 @@ import pytest
 
 from rigs.damage_trial import Image, Outcome, Victim, examine, flip, make_victim
 from rigs.journal_trial import open_segments
-from stigmergy.journal.segments.frames import HEADER_BYTES, Kind, frames_anywhere, read_frame, size_ahead
+from stigmergy.journal.segments.frames import HEADER_BYTES, SegmentFrameKind, frames_anywhere, read_frame, size_ahead
 
 SAMPLES = 75
 KEY = bytes(32)
@@ -174,5 +174,7 @@ def test_header_that_promises_much_makes_nobody_read_it(victim: Victim) -> None:
     content = victim.image[path]
     for bit in range(8):
         assert size_ahead(KEY, flip({path: content}, path, 11, bit)[path]) == 0
-    fake = b"".join(b"STGF" + bytes([Kind.GROUP, 0, 0, 0]) + b"\xff\xff\x0f\x00" + bytes(28) for _ in range(100_000))
+    fake = b"".join(
+        b"STGF" + bytes([SegmentFrameKind.GROUP, 0, 0, 0]) + b"\xff\xff\x0f\x00" + bytes(28) for _ in range(100_000)
+    )
     assert list(frames_anywhere(KEY, fake)) == []

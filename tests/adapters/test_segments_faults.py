@@ -3,7 +3,7 @@
 import pytest
 
 from rigs.journal_trial import open_segments, try_fault_at, try_full_disk, try_power_loss
-from stigmergy.sim.disk import Fault, SimFile
+from stigmergy.sim.disk import DiskFault, SimFile
 
 SEEDS = 60
 
@@ -24,8 +24,8 @@ def test_the_same_test_fails_on_a_disk_that_lies_about_sync() -> None:
     assert caught >= 15
 
 
-@pytest.mark.parametrize("fault", Fault)
-def test_fault_at_every_call_in_turn(fault: Fault) -> None:
+@pytest.mark.parametrize("fault", DiskFault)
+def test_fault_at_every_call_in_turn(fault: DiskFault) -> None:
     call, reached = 1, True
     while reached:
         findings, reached = try_fault_at(call, fault, steps=20, open_on=open_segments)
@@ -56,7 +56,8 @@ def test_reopening_without_writing_the_last_frame_again_would_lose_what_was_show
     def losses() -> int:
         calls = ((call, seed) for seed in range(3) for call in range(10, 70))
         return sum(
-            bool(try_fault_at(call, Fault.EIO, seed=seed, steps=12, open_on=open_segments)[0]) for call, seed in calls
+            bool(try_fault_at(call, DiskFault.EIO, seed=seed, steps=12, open_on=open_segments)[0])
+            for call, seed in calls
         )
 
     assert losses() == 0

@@ -8,8 +8,15 @@ import pytest
 from rigs.damage_trial import Outcome, Victim, examine, flip, make_victim
 from rigs.journal_trial import LARGE, open_segments, try_fault_at, try_power_loss
 from stigmergy.journal.segments.folder import OsFile
-from stigmergy.journal.segments.frames import BLOCK_BYTES, HEADER_BYTES, INDEX_LENGTH_BYTES, Frame, Kind, read_frame
-from stigmergy.sim.disk import Call, Fault, SimDisk, SimFile
+from stigmergy.journal.segments.frames import (
+    BLOCK_BYTES,
+    HEADER_BYTES,
+    INDEX_LENGTH_BYTES,
+    SegmentFrame,
+    SegmentFrameKind,
+    read_frame,
+)
+from stigmergy.sim.disk import Call, DiskFault, SimDisk, SimFile
 from stigmergy.sim.loop import run
 from stigmergy.testing.journal_contract import CommitChain
 
@@ -29,10 +36,10 @@ def test_the_same_test_fails_on_a_disk_that_lies_about_sync() -> None:
     assert caught >= 8
 
 
-@pytest.mark.parametrize("fault", Fault)
-def test_fault_at_calls_in_turn(fault: Fault) -> None:
+@pytest.mark.parametrize("fault", DiskFault)
+def test_fault_at_calls_in_turn(fault: DiskFault) -> None:
     """Proofs let every call fail; here it is one of so many, another one for each kind of fault."""
-    call, reached = 1 + list(Fault).index(fault) % EVERY, True
+    call, reached = 1 + list(DiskFault).index(fault) % EVERY, True
     while reached:
         findings, reached = try_fault_at(call, fault, steps=20, open_on=open_segments, sizes=LARGE)
         assert findings == []
@@ -40,8 +47,8 @@ def test_fault_at_calls_in_turn(fault: Fault) -> None:
     assert call > 80
 
 
-@pytest.mark.parametrize("fault", Fault)
-def test_a_fault_while_room_is_reserved(fault: Fault) -> None:
+@pytest.mark.parametrize("fault", DiskFault)
+def test_a_fault_while_room_is_reserved(fault: DiskFault) -> None:
     """Nobody waits for the spare: without it the next segment begins without one."""
     disk = SimDisk(random.Random(1))
     disk.fail_kind(Call.RESERVE, 1, fault)
@@ -55,7 +62,7 @@ def test_a_fault_while_room_is_reserved(fault: Fault) -> None:
             acknowledged.append(number)
         await journal.close()
 
-    if fault in (Fault.EIO, Fault.ENOSPC):
+    if fault in (DiskFault.EIO, DiskFault.ENOSPC):
         run(append(), seed=1)
     else:
         with pytest.raises(Exception, match="half way"):
@@ -65,7 +72,7 @@ def test_a_fault_while_room_is_reserved(fault: Fault) -> None:
     kept = len(list(open_segments(disk).read(0)))
     disk.close()
     assert kept == len(acknowledged)
-    assert (kept == 4) == (fault in (Fault.EIO, Fault.ENOSPC))
+    assert (kept == 4) == (fault in (DiskFault.EIO, DiskFault.ENOSPC))
 
 
 @pytest.fixture(scope="module")
@@ -73,12 +80,12 @@ def victim() -> Victim:
     return make_victim(3, steps=12, open_on=open_segments, sizes=LARGE, last_bytes=LAST_BYTES)
 
 
-def large_frames(victim: Victim) -> list[tuple[str, int, Frame]]:
+def large_frames(victim: Victim) -> list[tuple[str, int, SegmentFrame]]:
     """Path, offset and frame of every large group in the last segment."""
     path = max(name for name in victim.image if name.endswith(".log"))
     content, offset, found = victim.image[path], 0, []
     while (frame := read_frame(KEY, content, offset)) is not None:
-        if frame.kind is Kind.BLOCKS:
+        if frame.kind is SegmentFrameKind.BLOCKS:
             found.append((path, offset, frame))
         offset += frame.size_bytes
     return found

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stigmergy.base.errors import StigmergyError
-from stigmergy.journal.memory import MemoryJournal, MemoryStore
+from stigmergy.journal.memory import MemoryJournal, MemoryJournalStore
 from stigmergy.journal.port import Journal, JournalIdentity, SnapshotPart
 from stigmergy.journal.segments import open_journal
 from stigmergy.sim.disk import SimDisk
@@ -35,7 +35,7 @@ class Pair:
 
     def __init__(self, seed: int, filled: bool) -> None:
         self.disk = SimDisk(random.Random(seed))
-        self.store = MemoryStore(IDENTITY)
+        self.store = MemoryJournalStore(IDENTITY)
         self.chain = CommitChain()
         self.filled = filled
         self.open()

@@ -27,8 +27,8 @@ from stigmergy.base.errors import (
     JournalLocked,
     StigmergyError,
 )
-from stigmergy.journal.files import OsClaim
-from stigmergy.journal.identity import Mark, decode_mark
+from stigmergy.journal.files import OsFileLock
+from stigmergy.journal.identity import AcknowledgedHead, decode_mark
 from stigmergy.journal.port import JournalIdentity, SnapshotPart
 from stigmergy.journal.segments import (
     SegmentJournal,
@@ -39,8 +39,8 @@ from stigmergy.journal.segments import (
 from stigmergy.journal.segments import (
     opener as opening,
 )
-from stigmergy.journal.segments.frames import Kind, encode_frame
-from stigmergy.sim.disk import Fault, SimDisk
+from stigmergy.journal.segments.frames import SegmentFrameKind, encode_frame
+from stigmergy.sim.disk import DiskFault, SimDisk
 from stigmergy.sim.node import SimFolder
 from stigmergy.testing.journal_contract import CommitChain
 
@@ -113,7 +113,7 @@ async def test_journal_of_another_fleet_or_format_is_refused_and_not_touched(pat
         open_journal(f"segments:{path}", JournalIdentity("here", 4, 1))
     assert image(path) == before
     later = msgspec.msgpack.encode((4, "here", 3, 7, bytes(32)))
-    (path / "identity").write_bytes(encode_frame(opening._IDENTITY_KEY, Kind.IDENTITY, 1, later))
+    (path / "identity").write_bytes(encode_frame(opening._IDENTITY_KEY, SegmentFrameKind.IDENTITY, 1, later))
     with pytest.raises(JournalForeign, match="format 4, this version reads 1 to 3"):
         open_journal(f"segments:{path}", IDENTITY)
 
@@ -319,7 +319,7 @@ async def test_half_made_journal_is_made_anew(disk: SimDisk) -> None:
     needed = disk.calls - calls
     for call in range(1, needed + 1):
         fresh = SimDisk(random.Random(call))
-        fresh.fail(call, Fault.POWER_LOSS)
+        fresh.fail(call, DiskFault.POWER_LOSS)
         with contextlib.suppress(JournalError, ConfigError):
             await open_on(fresh).close()
         fresh.restart()
@@ -360,14 +360,14 @@ async def test_a_mark_in_the_folder_is_heeded_and_moved_beside_it(disk: SimDisk)
     await open_on(disk).close()
     assert "fleet/mark" not in disk.paths()
     assert decode_mark(disk.content("fleet-mark")) == structs.replace(
-        decode_mark(newest["fleet/mark"]) or Mark(0, 0, 0, 0), pid=os.getpid()
+        decode_mark(newest["fleet/mark"]) or AcknowledgedHead(0, 0, 0, 0), pid=os.getpid()
     )
 
 
 async def test_a_program_of_an_earlier_version_that_has_the_journal_is_not_disturbed(path: Path) -> None:
     await fill(path)
     mark_of(path).rename(path / "mark")
-    claim = OsClaim(str(path / "mark"))
+    claim = OsFileLock(str(path / "mark"))
     with pytest.raises(JournalLocked, match=f"process {os.getpid()}"):
         open_journal(f"segments:{path}", IDENTITY)
     assert (path / "mark").exists()
@@ -376,8 +376,8 @@ async def test_a_program_of_an_earlier_version_that_has_the_journal_is_not_distu
     assert not (path / "mark").exists()
 
 
-@pytest.mark.parametrize("fault", [Fault.POWER_LOSS, Fault.KILL])
-async def test_a_mark_survives_a_crash_at_any_call_while_it_is_moved(fault: Fault) -> None:
+@pytest.mark.parametrize("fault", [DiskFault.POWER_LOSS, DiskFault.KILL])
+async def test_a_mark_survives_a_crash_at_any_call_while_it_is_moved(fault: DiskFault) -> None:
     """Whatever is left then, an older copy of the segments is still refused."""
     calls = crashes = 0
     while True:

@@ -13,7 +13,7 @@ import pytest
 from stigmergy.base.errors import JournalConflict, JournalCorrupt, JournalFull, JournalUnknown
 from stigmergy.journal.port import JournalIdentity, SnapshotPart
 from stigmergy.journal.sqlite import SqliteJournal, open_journal
-from stigmergy.sim.disk import Call, Fault, SimDisk
+from stigmergy.sim.disk import Call, DiskFault, SimDisk
 from stigmergy.testing.journal_contract import CommitChain
 
 IDENTITY = JournalIdentity(fleet="here", shards=3, incarnation=7)
@@ -68,7 +68,7 @@ async def test_full_disk_keeps_nothing_of_the_group_and_the_journal_goes_on(disk
 async def test_failed_device_stops_the_journal_for_good(disk: SimDisk, kind: Call) -> None:
     journal, chain = open_on(disk), CommitChain()
     await journal.append(chain.group([0]))
-    disk.fail_kind(kind, disk.calls_by_kind[kind] + 1, Fault.EIO)
+    disk.fail_kind(kind, disk.calls_by_kind[kind] + 1, DiskFault.EIO)
     with pytest.raises(JournalUnknown, match="open it again"):
         await journal.append(chain.group([0]))
     calls = disk.calls
@@ -171,7 +171,7 @@ async def test_failed_checkpoint_does_not_disturb_appends(disk: SimDisk) -> None
 
     def fail_database_writes(call: object) -> None:
         if getattr(call, "path", "") == "fleet.db" and getattr(call, "kind", None) in (Call.WRITE, Call.SYNC):
-            disk.fail(disk.calls, Fault.EIO)
+            disk.fail(disk.calls, DiskFault.EIO)
 
     disk.on_call = fail_database_writes
     for _ in range(40):

@@ -3,7 +3,7 @@
 import pytest
 
 from rigs.journal_trial import try_fault_at, try_full_disk, try_power_loss
-from stigmergy.sim.disk import Fault, SimDisk
+from stigmergy.sim.disk import DiskFault, SimDisk
 
 SEEDS = 150
 
@@ -17,8 +17,8 @@ def test_the_same_test_fails_on_a_disk_that_lies_about_sync() -> None:
     assert sum(bool(try_power_loss(seed, sync_lies=True)) for seed in range(20)) >= 15
 
 
-@pytest.mark.parametrize("fault", Fault)
-def test_fault_at_every_call_in_turn(fault: Fault) -> None:
+@pytest.mark.parametrize("fault", DiskFault)
+def test_fault_at_every_call_in_turn(fault: DiskFault) -> None:
     call, reached = 1, True
     while reached:
         findings, reached = try_fault_at(call, fault, steps=10)

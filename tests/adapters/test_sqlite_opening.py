@@ -19,7 +19,7 @@ import pytest
 from stigmergy.base.errors import Bug, ConfigError, JournalCorrupt, JournalError, JournalForeign, JournalLocked
 from stigmergy.journal.port import JournalIdentity
 from stigmergy.journal.sqlite import SqliteJournal, inspect_journal, open_journal, renew_incarnation
-from stigmergy.sim.disk import Fault, SimDisk
+from stigmergy.sim.disk import DiskFault, SimDisk
 from stigmergy.testing.journal_contract import CommitChain
 
 IDENTITY = JournalIdentity(fleet="here", shards=3, incarnation=7)
@@ -253,7 +253,7 @@ async def test_half_made_journal_is_made_anew(disk: SimDisk) -> None:
     needed = disk.calls - calls
     for call in range(1, needed):
         fresh = SimDisk(random.Random(call))
-        fresh.fail(call, Fault.POWER_LOSS)
+        fresh.fail(call, DiskFault.POWER_LOSS)
         with contextlib.suppress(JournalError, ConfigError):
             await open_on(fresh).close()
         fresh.restart()

@@ -16,7 +16,7 @@ class TestMemoryStore(StoreContract):
     def open_store(self, request: pytest.FixtureRequest) -> Iterator[OpenStore]:
         place = request.node.name
         yield lambda: memory_store.open_store(f"memory:{place}", SystemClock())
-        memory_store.forget_shelf(place)
+        memory_store.forget_store_server(place)
 
 
 class TestFolderStore(ObjectsContract):

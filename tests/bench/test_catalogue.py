@@ -12,7 +12,7 @@ from rich.console import Console
 
 from bench import whole
 from bench.catalogue import BENCHMARKS, Measured, benchmark_of, measure
-from bench.showing import figure, is_table, show
+from bench.display import figure, is_table, show
 from stigmergy.base.errors import ConfigError
 
 NOT_IN_THE_BASE = ("numba", "numpy", "matplotlib", "bytewax", "eventsourcing", "pyarrow")
@@ -38,7 +38,7 @@ def test_nothing_of_the_extras_is_imported_before_it_is_used() -> None:
     program = f"""
 import sys
 {blocked}
-from bench import showing, picture
+from bench import display as showing, picture
 from bench.catalogue import BENCHMARKS, benchmark_of
 for name in BENCHMARKS:
     benchmark_of(name)

@@ -19,8 +19,8 @@ from bench.catalogue import Measured, benchmark_of
 from bench.columns import throughput
 from bench.columns.rig import BATCH_RECORDS, ColumnFeed
 from bench.columns.sender import Plan, due_times
+from bench.display import show
 from bench.records import RECORD_BYTES, acting, records
-from bench.showing import show
 from stigmergy.base.errors import ConfigError
 from stigmergy.node.column_roster import ShardRoster
 from stigmergy.shard.batches import open_batch

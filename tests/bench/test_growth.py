@@ -13,8 +13,8 @@ from rich.console import Console
 from bench import engines, growth
 from bench.catalogue import measure
 from bench.charts import Lines
+from bench.display import show
 from bench.engines import ENGINES, Engine
-from bench.showing import show
 
 
 @pytest.mark.prove

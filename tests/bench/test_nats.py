@@ -12,10 +12,10 @@ import pytest
 from rich.console import Console
 
 from bench.catalogue import Measured, benchmark_of
+from bench.display import show
 from bench.nats import latency
 from bench.nats.failover import measure_failover
 from bench.nats.throughput import BATCH_EVENTS, measure_throughput
-from bench.showing import show
 from stigmergy.testing.nats import NatsCluster
 
 RUN_S_MAX = 300

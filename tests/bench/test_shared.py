@@ -6,8 +6,8 @@ import io
 from rich.console import Console
 
 from bench.catalogue import measure
+from bench.display import show
 from bench.shared import TARGETS, charts, foreign_delta, information_bytes, set_of
-from bench.showing import show
 from stigmergy.crdt.causality import Dot
 from stigmergy.crdt.delta import Delta
 

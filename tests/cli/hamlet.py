@@ -9,15 +9,15 @@ from functools import partial
 
 from stigmergy.base.system import SystemClock, SystemEntropy
 from stigmergy.control.live import Live
-from stigmergy.control.server import ControlDesk, Node
-from stigmergy.journal.memory import MemoryJournal, MemoryStore
+from stigmergy.control.server import ControlService, NodeDescription
+from stigmergy.journal.memory import MemoryJournal, MemoryJournalStore
 from stigmergy.journal.port import JournalIdentity
 from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
 from stigmergy.nats.address import parse_address
-from stigmergy.nats.control import NatsDoor
+from stigmergy.nats.control import NatsControlServer
 from stigmergy.nats.link import NatsLink
-from stigmergy.nats.peers import NatsNeighbourhood
-from stigmergy.network.peers import Neighbours
+from stigmergy.nats.peers import NatsPeerNetwork
+from stigmergy.network.peers import PeerProcesses
 from stigmergy.network.shares import Share
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.host import Host
@@ -30,36 +30,36 @@ class Owner:
         self._link = link
         self._fleet = fleet
         self._shard = shard
-        self._store = MemoryStore(JournalIdentity(fleet.name, fleet.shards, 1, (shard, shard), fleet.homes.key_name))
+        self._store = MemoryJournalStore(
+            JournalIdentity(fleet.name, fleet.shards, 1, (shard, shard), fleet.homes.key_name)
+        )
         self._signer = Ed25519Signer(bytes(32))
         self.lives = 0
         self.host: Host | None = None
-        self._neighbours: Neighbours | None = None
-        self._door: NatsDoor | None = None
+        self._peers: PeerProcesses | None = None
+        self._door: NatsControlServer | None = None
 
     async def start(self) -> None:
         """Begins a life: its rank is higher than any before."""
         self.lives += 1
         self._store.owner = None
-        rank = partial(int, self.lives)
+        epoch = partial(int, self.lives)
         host = Host(self._fleet, MemoryJournal(self._store), self._signer, Ed25519Verifier(), SystemClock())
-        neighbourhood = NatsNeighbourhood(self._link, self._fleet.name, self._shard, rank)
-        self._neighbours = Neighbours(
-            host, neighbourhood, Share(self._shard + 1, self._fleet.shards, self._fleet.shards)
-        )
+        peer_network = NatsPeerNetwork(self._link, self._fleet.name, self._shard, epoch)
+        self._peers = PeerProcesses(host, peer_network, Share(self._shard + 1, self._fleet.shards, self._fleet.shards))
         live = Live(host, SystemEntropy(), await host.start())
-        await self._neighbours.start()
-        live.neighbours = self._neighbours
-        desk = ControlDesk(live, Ed25519Verifier(), Node("1", "memory:", host.key), lambda: None)
-        self._door = NatsDoor(self._link, self._fleet.name, self._shard, desk, rank)
+        await self._peers.start()
+        live.peers = self._peers
+        desk = ControlService(live, Ed25519Verifier(), NodeDescription("1", "memory:", host.key), lambda: None)
+        self._door = NatsControlServer(self._link, self._fleet.name, self._shard, desk, epoch)
         await self._door.start()
         self.host = host
 
     async def stop(self) -> None:
         """Ends it, with what it has taken in its log."""
-        if self._door is not None and self._neighbours is not None and self.host is not None:
+        if self._door is not None and self._peers is not None and self.host is not None:
             await self._door.close()
-            await self._neighbours.stop()
+            await self._peers.stop()
             await self.host.stop()
             self.host = None
 

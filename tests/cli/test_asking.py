@@ -7,7 +7,7 @@ import pytest
 
 from stigmergy.base.errors import NotRunning
 from stigmergy.cli.display import places as asking
-from stigmergy.control.protocol import Shared, Status
+from stigmergy.control.protocol import SharedRequest, StatusRequest
 
 
 def test_a_node_that_hangs_is_named_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,6 +17,6 @@ def test_a_node_that_hangs_is_named_soon(tmp_path: Path, monkeypatch: pytest.Mon
         listening.bind(str(path))
         listening.listen()
         with pytest.raises(NotRunning, match="does not answer; is it stopped or overloaded"):
-            asking.ask(path, Status())
+            asking.ask(path, StatusRequest())
         with pytest.raises(NotRunning, match="does not answer; is it stopped or overloaded"):
-            list(asking.ask_stream(path, Shared()))
+            list(asking.ask_stream(path, SharedRequest()))

@@ -18,7 +18,7 @@ from stigmergy.nats.address import parse_address
 from stigmergy.nats.link import NatsLink
 from stigmergy.nats.servers.inspection import ServersSeen
 from stigmergy.nats.servers.server import find_program
-from stigmergy.nats.servers.status import Standing
+from stigmergy.nats.servers.status import ClusterStatus
 from stigmergy.nats.streams import ensure_stream
 from tests.cli.conftest import Folder
 from tests.cli.in_process import Here
@@ -266,4 +266,4 @@ def test_keys_are_in_the_manual(here: Here) -> None:
     assert documented("cluster check") == {"ok", "worst", "checks"}
     assert documented("cluster replace") == {"server", "forgotten", "streams"}
     servers = ServersSeen(servers=(), has_quorum=True)
-    assert documented("status --nats URL") == set(described(Standing(url="", at_s=0.0, servers=servers)))
+    assert documented("status --nats URL") == set(described(ClusterStatus(url="", at_s=0.0, servers=servers)))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stigmergy.cli.completion import Names, complete, split_line
+from stigmergy.cli.completion import CompletionNames, complete, split_line
 from stigmergy.cli.main import build_parser, main
 from stigmergy.control.socket import ControlClient
 from stigmergy.journal.sqlite import renew_incarnation
@@ -257,7 +257,7 @@ def test_completion_knows_objects_replicas_and_resources(town: Town, monkeypatch
     monkeypatch.chdir(town.path)
 
     def completed(line: str) -> list[str]:
-        return [word.text for word in complete(build_parser(), split_line(line), Names())]
+        return [word.text for word in complete(build_parser(), split_line(line), CompletionNames())]
 
     where = "--journal n0.db"
     other = next(one["replica"] for one in town.object(0)["replicas"] if one["agent"] is None)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from stigmergy.cli.completion import Names, complete, split_line
+from stigmergy.cli.completion import CompletionNames, complete, split_line
 from stigmergy.cli.main import build_parser
 from tests.cli.conftest import DRONE, Folder
 from tests.cli.terminal import Terminal, in_terminal
@@ -24,7 +24,7 @@ Completed = Callable[[str], list[str]]
 def completed(shared: Folder, monkeypatch: pytest.MonkeyPatch) -> Completed:
     """What completes a line, beside the shared node; in this process because there are many."""
     monkeypatch.chdir(shared.path)
-    return lambda line: [word.text for word in complete(build_parser(), split_line(line), Names())]
+    return lambda line: [word.text for word in complete(build_parser(), split_line(line), CompletionNames())]
 
 
 LINES = {
@@ -94,7 +94,7 @@ def test_letters(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.start()
     folder.ask(do="send", agent="Drone/D-1", command="Stumble")
     monkeypatch.chdir(folder.path)
-    (word,) = complete(build_parser(), ["letters", "retry", ""], Names())
+    (word,) = complete(build_parser(), ["letters", "retry", ""], CompletionNames())
     assert (word.text, word.about) == ("0.2.0", "Drone/D-1 RuntimeError: over its own feet")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stigmergy.columns import Batcher
-from stigmergy.journal.segments.frames import HEADER_BYTES, Frame, Kind, read_frame
+from stigmergy.journal.segments.frames import HEADER_BYTES, SegmentFrame, SegmentFrameKind, read_frame
 from stigmergy.journal.segments.opener import inspect_journal
 from tests.cli.conftest import Folder
 from tests.cli.in_process import Here
@@ -54,7 +54,7 @@ def damaged(original: Path, tmp_path: Path) -> Iterator[Folder]:
     folder.close()
 
 
-def frames(folder: Folder, segment: int = -1) -> tuple[Path, list[tuple[int, Frame]]]:
+def frames(folder: Folder, segment: int = -1) -> tuple[Path, list[tuple[int, SegmentFrame]]]:
     """A segment, the last if none is given, and its frames with their places."""
     opened = inspect_journal(f"segments:{folder.path / 'counting'}")
     key = opened._key
@@ -80,7 +80,7 @@ def total(folder: Folder) -> float:
 
 def test_a_flipped_bit_in_the_middle_is_named_and_nothing_starts(damaged: Folder) -> None:
     path, found = frames(damaged)
-    large = [(offset, frame) for offset, frame in found if frame.kind is Kind.BLOCKS]
+    large = [(offset, frame) for offset, frame in found if frame.kind is SegmentFrameKind.BLOCKS]
     assert len(large) > 1
     offset, frame = large[0]
     flip(path, offset + HEADER_BYTES + len(frame.payload) // 2)
@@ -92,7 +92,7 @@ def test_a_flipped_bit_in_the_middle_is_named_and_nothing_starts(damaged: Folder
 
 def test_a_flipped_bit_in_a_segment_that_is_full_is_found_by_whoever_reads_it(damaged: Folder) -> None:
     path, found = frames(damaged, 0)
-    offset, frame = next((offset, frame) for offset, frame in found if frame.kind is Kind.BLOCKS)
+    offset, frame = next((offset, frame) for offset, frame in found if frame.kind is SegmentFrameKind.BLOCKS)
     flip(path, offset + HEADER_BYTES + len(frame.payload) - 3)
     said = damaged.error("replay", "counter:fleet", *JOURNAL, code=4)
     assert f"{path.name}: position 2 of shard 0 is missing, or damage lies before it" in said
@@ -109,7 +109,7 @@ def test_a_torn_end_is_no_damage(damaged: Folder) -> None:
     offset, frame = found[-1]
     data = path.read_bytes()
     end = offset + frame.size_bytes
-    large = next(data[at : at + one.size_bytes] for at, one in found if one.kind is Kind.BLOCKS)
+    large = next(data[at : at + one.size_bytes] for at, one in found if one.kind is SegmentFrameKind.BLOCKS)
     path.write_bytes(data[:end] + large[: len(large) // 2] + data[end + len(large) // 2 :])
     assert damaged.start("counter:fleet", *JOURNAL).end()[0] == 0
     assert damaged.json("log", "verify", *JOURNAL)["sound"] is True

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from stigmergy.app.config import Place
-from stigmergy.claims.service import ClaimsStanding
+from stigmergy.app.config import FleetConfig
+from stigmergy.claims.service import ClaimsStatus
 from stigmergy.control import protocol
-from stigmergy.network.replicator import SharedStanding
+from stigmergy.network.replicator import SharedStatus
 from tests.cli.conftest import DRONE, Folder
 from tests.cli.in_process import Here
 from tests.formats.manual import tables
@@ -69,11 +69,11 @@ def test_every_request_is_in_the_manual_with_its_keys() -> None:
 def test_how_a_node_stands_with_others_is_in_the_manual() -> None:
     text = Path(__file__).resolve().parents[2].joinpath("docs", "control.md").read_text(encoding="utf-8")
     (shared,) = re.findall(r"^- `shared`, of a node .*$", text, re.MULTILINE)
-    for standing in (SharedStanding, ClaimsStanding):
+    for standing in (SharedStatus, ClaimsStatus):
         for field in structs.fields(standing):
             assert f"`{field.name}`" in shared, field.name
 
 
 def test_every_place_of_a_fleet_is_in_the_manual() -> None:
     documented = [row[0].strip("`") for row in tables("configuration.md")["Where a fleet runs"]]
-    assert sorted(documented) == sorted(field.name for field in structs.fields(Place))
+    assert sorted(documented) == sorted(field.name for field in structs.fields(FleetConfig))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pyarrow import parquet  # type: ignore[import-untyped,unused-ignore]
 
-from stigmergy.audit.listing import Cause, Entry
+from stigmergy.audit.listing import Cause, LogEntry
 from stigmergy.cli import export
 from stigmergy.cli import export as tables
 from tests.cli.conftest import DRONE, Folder
@@ -99,7 +99,7 @@ def test_parquet(copy: Folder) -> None:
 def test_parquet_is_written_in_groups_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that memory does not grow with the log; also where there is nothing to write."""
     monkeypatch.setattr(tables, "ROWS_PER_GROUP", 10)
-    entry = Entry("event", 0, 1, 0, "", 1_500, "Drone/D-1", "Seen@1", {"a": 1}, Cause("radio"))
+    entry = LogEntry("event", 0, 1, 0, "", 1_500, "Drone/D-1", "Seen@1", {"a": 1}, Cause("radio"))
     for count, groups in ((35, 4), (0, 1)):
         with (tmp_path / "x").open("wb") as file:
             rows = (export._Described("fleet", 1, entry) for _ in range(count))

@@ -14,7 +14,7 @@ from stigmergy.base.errors import ConfigError
 from stigmergy.cli.display import exits
 from stigmergy.cli.main import main
 from stigmergy.control.live import Live
-from stigmergy.control.protocol import Send, State, Status
+from stigmergy.control.protocol import SendRequest, StateRequest, StatusRequest
 from stigmergy.nats.gateway.leaf import Leaf, LeafPlan
 from stigmergy.nats.servers.server import LOOPBACK, free_ports
 from stigmergy.testing.nats import start_single
@@ -117,12 +117,12 @@ def town(tmp_path: Path) -> Iterator[Town]:
 
 
 def numbers(gateway: GatewayProcess, agent: str = "Drone/7") -> list[int]:
-    found: list[int] = gateway.ask(State(agent=agent))["state"]["numbers"]
+    found: list[int] = gateway.ask(StateRequest(agent=agent))["state"]["numbers"]
     return found
 
 
 def link(gateway: GatewayProcess) -> str:
-    found: str = gateway.ask(Status())["link"]["state"]
+    found: str = gateway.ask(StatusRequest())["link"]["state"]
     return found
 
 
@@ -173,7 +173,7 @@ async def test_device_site_region_through_cuts_and_kills(town: Town, tmp_path: P
         await wait_until(lambda: link(site) == "local-only")
         await fly(drone)
         await wait_until(lambda: numbers(site) == list(range(20)))
-        answer = await asyncio.to_thread(site.ask, Send(agent="Drone/8", command="Arrive", fields={"number": 1}))
+        answer = await asyncio.to_thread(site.ask, SendRequest(agent="Drone/8", command="Arrive", fields={"number": 1}))
         assert answer["accepted"], "commands are answered while the site is alone"
         await asyncio.to_thread(site.kill)
         await fly(drone)
@@ -192,10 +192,12 @@ async def test_device_site_region_through_cuts_and_kills(town: Town, tmp_path: P
         took_s = await wait_until(lambda: len(numbers(region)) == number)
         print(f"caught up in {took_s:.2f} s after the region was back")
         assert numbers(region) == list(range(number))
-        assert region.ask(State(agent="Drone/7"))["state"]["moved"] == 0, "only what the rule lets through goes up"
+        assert region.ask(StateRequest(agent="Drone/7"))["state"]["moved"] == 0, (
+            "only what the rule lets through goes up"
+        )
         assert numbers(region, "Drone/8") == [1]
         await wait_until(lambda: link(site) == "up")
-        assert site.ask(Status())["counters"]["local_only"] == 0
+        assert site.ask(StatusRequest())["counters"]["local_only"] == 0
     assert await asyncio.to_thread(site.stop) == 0
     await proxy.close()
 
@@ -207,9 +209,9 @@ async def test_three_levels_find_each_other_whoever_comes_first(town: Town) -> N
     site = town.gateway("north", "--hub", f"{LOOPBACK}:{region_port}", "--bus", "mqtt")
     await asyncio.to_thread(site.start)
     for number in range(5):
-        await asyncio.to_thread(site.ask, Send(agent="Drone/7", command="Arrive", fields={"number": number}))
+        await asyncio.to_thread(site.ask, SendRequest(agent="Drone/7", command="Arrive", fields={"number": number}))
     assert link(site) == "local-only"
-    await wait_until(lambda: "no hub answers" in site.ask(Status())["link"]["why"])
+    await wait_until(lambda: "no hub answers" in site.ask(StatusRequest())["link"]["why"])
     await asyncio.to_thread(region.start)
     await asyncio.to_thread(cloud.start)
     await wait_until(lambda: numbers(region) == list(range(5)))
@@ -217,7 +219,7 @@ async def test_three_levels_find_each_other_whoever_comes_first(town: Town) -> N
     # The region goes and comes back; both sides of it catch up.
     await asyncio.to_thread(region.kill)
     for number in range(5, 10):
-        await asyncio.to_thread(site.ask, Send(agent="Drone/7", command="Arrive", fields={"number": number}))
+        await asyncio.to_thread(site.ask, SendRequest(agent="Drone/7", command="Arrive", fields={"number": number}))
     await asyncio.to_thread(region.start)
     took_s = await wait_until(lambda: len(numbers(cloud)) == 10)
     print(f"three levels: caught up in {took_s:.2f} s")

@@ -19,7 +19,7 @@ from stigmergy.base.system import SystemEntropy
 from stigmergy.bus.port import BusMessage
 from stigmergy.cli.display.places import load_fleet
 from stigmergy.cli.main import main
-from stigmergy.control.protocol import Send, State, read_reply, write_request
+from stigmergy.control.protocol import SendRequest, StateRequest, read_reply, write_request
 from stigmergy.nats.bus import open_bus
 from stigmergy.testing.nats import NatsCluster, start_single
 from tests.formats.manual import tables
@@ -149,14 +149,14 @@ class Client:
         self._client = ClusterClient(url, load_fleet(f"{module}:fleet", folder))
 
     def look(self, agent: str, at: str) -> None:
-        reply = self._ask(Send(agent=agent, command="Look", fields={"at": at}, command_id=f"{agent} {at}"))
+        reply = self._ask(SendRequest(agent=agent, command="Look", fields={"at": at}, command_id=f"{agent} {at}"))
         assert reply["accepted"]
 
     def state(self, agent: str) -> dict[str, Any]:
-        found: dict[str, Any] = self._ask(State(agent=agent))["state"]
+        found: dict[str, Any] = self._ask(StateRequest(agent=agent))["state"]
         return found
 
-    def _ask(self, request: Send | State) -> Any:
+    def _ask(self, request: SendRequest | StateRequest) -> Any:
         lines = self._client.ask(write_request(request))
         try:
             return read_reply(next(lines)).ok

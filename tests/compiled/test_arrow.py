@@ -20,7 +20,7 @@ from stigmergy.agents.columns import NOT_KEPT, Constant, Slot, Template, Templat
 from stigmergy.arrow import add_table, kind_and_type, read_log
 from stigmergy.base.errors import ConfigError, JournalCorrupt, Malformed
 from stigmergy.columns import Batcher
-from stigmergy.compiled.arrow import EventBatches, Wanted
+from stigmergy.compiled.arrow import EventBatches, EventFilter
 from stigmergy.compiled.arrow_actions import OrderBatches
 from stigmergy.journal.port import JournalIdentity
 from stigmergy.journal.sqlite import open_journal
@@ -223,7 +223,7 @@ def test_enums_of_whole_numbers_and_fields_with_our_names() -> None:
     directory = known()
     directory.layouts[layout.digest()] = layout
     run = a_run([measured(0, 1.0)], 5, layout=layout.digest())
-    batches = EventBatches(Wanted(kind="Meter"))
+    batches = EventBatches(EventFilter(kind="Meter"))
     (batch,) = [*batches.take(structs.replace(COMMIT, columns=[run]), directory), *batches.rest()]
     assert (str(batch.schema.field("time_").type), rows([batch])[0]["time_"]) == ("int64", 9)
 

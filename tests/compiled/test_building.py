@@ -16,7 +16,7 @@ import pytest
 from stigmergy.base.errors import Bug, ConfigError
 from stigmergy.compiled import builder as building
 from stigmergy.compiled import builder as store
-from stigmergy.compiled.builder import Store, build, cache_folder, processor
+from stigmergy.compiled.builder import ProgramCache, build, cache_folder, processor
 from tests.compiled.tiny import SOURCE, run, tiny_program
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -162,7 +162,7 @@ def test_code_for_another_processor_is_not_taken(cache: Path) -> None:
     assert build(tiny_program(), lambda _: None, cache).compiled
     # Nor if somebody gives it the name of ours.
     generic = (processor()[0], building.GENERIC, "")
-    kept = Store(next(cache.iterdir()))
+    kept = ProgramCache(next(cache.iterdir()))
     for name in ("step", "fold"):
         kept.write(building._file_name(name, processor()), b"")
         body = kept.read(next(path.name for path in files(cache) if path.name.startswith(f"{name}-pentium")))
@@ -197,7 +197,7 @@ def test_a_damaged_file_is_made_anew(cache: Path, damage: Any) -> None:
 
 
 def test_what_this_numba_cannot_load_is_made_anew(cache: Path) -> None:
-    kept = Store(next(cache.iterdir()))
+    kept = ProgramCache(next(cache.iterdir()))
     for path in files(cache):
         kept.write(path.name, b"whole, but no pickle")
     assert build(tiny_program(), lambda _: None, cache).compiled

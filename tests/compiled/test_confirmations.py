@@ -12,7 +12,7 @@ from stigmergy.agents.codec import canonical_bytes, encode
 from stigmergy.agents.columns import read_records
 from stigmergy.agents.messages import SECOND_NS
 from stigmergy.compiled.reader import read_agent
-from stigmergy.compiled.storage import Carrying
+from stigmergy.compiled.storage import RowCodec
 from stigmergy.compiled.table import CompiledEngine, CompiledTable
 from stigmergy.shard.draft import Ready
 from stigmergy.shard.inputs import Delivery, EffectSettled
@@ -161,7 +161,7 @@ def test_what_is_kept_of_them_and_replayed_by_either_engine() -> None:
 @pytest.mark.parametrize(("mentioned", "kept"), [("Land", "Land"), ("Lan", ""), ("", "")])
 def test_a_record_of_one(mentioned: str, kept: str) -> None:
     program = read_agent(Lander)
-    table = CompiledTable(program, plain_python(program), Carrying(program))
+    table = CompiledTable(program, plain_python(program), RowCodec(program))
     table.enroll(["one"])
     record = table.record_of(0, ActionDone(action=mentioned, key="k" * 400))
     (read,) = read_records(record, program.layout)

@@ -15,7 +15,7 @@ from stigmergy.base.errors import FoldMismatch
 from stigmergy.compiled.table import engine_of
 from stigmergy.shard.inputs import Delivery
 from stigmergy.shard.shard import Shard
-from stigmergy.shard.snapshot import SnapshotTaking, load_agents, load_tables, read_header
+from stigmergy.shard.snapshot import SnapshotWriter, load_agents, load_tables, read_header
 from stigmergy.shard.state import ShardState
 
 
@@ -73,7 +73,7 @@ def state_of(cls: type[Agent]) -> ShardState:
 
 
 def parts_of(state: ShardState) -> list[bytes]:
-    taking = SnapshotTaking(state)
+    taking = SnapshotWriter(state)
     return list(iter(lambda: taking.next_part({}), None))
 
 

@@ -10,14 +10,14 @@ from bench.workload import BatteryMeasured, Descend, Drone, Land, Positioned
 from stigmergy import Fleet, Settings, Snapshots
 from stigmergy.audit.directories import begin_directory
 from stigmergy.audit.history import History, Moment
-from stigmergy.audit.listing import Wanted, list_log
+from stigmergy.audit.listing import EntryFilter, list_log
 from stigmergy.audit.verification import Verification
 from stigmergy.base.system import SystemClock, SystemEntropy
 from stigmergy.columns import Batcher, Orders
 from stigmergy.compiled.arrow import EventBatches
 from stigmergy.compiled.table import CompiledEngine
 from stigmergy.control.live import Live
-from stigmergy.journal.memory import MemoryJournal, MemoryStore
+from stigmergy.journal.memory import MemoryJournal, MemoryJournalStore
 from stigmergy.journal.port import JournalIdentity
 from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
 from stigmergy.node.host import Host
@@ -43,9 +43,9 @@ def fleet(drones: CompiledEngine) -> Fleet:
     return fleet
 
 
-async def a_store(fleet: Fleet) -> MemoryStore:
+async def a_store(fleet: Fleet) -> MemoryJournalStore:
     """Ten rounds of positions, and a battery that runs low; agents are enrolled in two parts."""
-    store = MemoryStore(JournalIdentity(fleet=fleet.name, shards=2, incarnation=1))
+    store = MemoryJournalStore(JournalIdentity(fleet=fleet.name, shards=2, incarnation=1))
     host = Host(fleet, MemoryJournal(store), Ed25519Signer(b"d" * 32), Ed25519Verifier(), SystemClock())
     live = Live(host, SystemEntropy(), await host.start())
     batcher = Batcher(await live.enroll(Drone, NAMES[:100]), source="gateway", incarnation=1)
@@ -67,7 +67,9 @@ async def test_batches_in_and_everything_out(fleet: Fleet) -> None:
     journal = MemoryJournal(await a_store(fleet))
     verified = Verification(journal, Ed25519Verifier()).run()
     assert verified.problems == []
-    shown = [one for one in list_log(journal, Wanted(agent="Drone/D-7", type="Land", limit=100)) if one is not None]
+    shown = [
+        one for one in list_log(journal, EntryFilter(agent="Drone/D-7", type="Land", limit=100)) if one is not None
+    ]
     assert [one.fields["percent"] for one in shown] == [14.0 - round_ for round_ in range(10)]
     assert [effect.fields for one in shown for effect in one.effects] == [{"reason": "battery"}] * 10
     seen = History(journal, fleet.plans).look("Drone/D-7", Moment()).agent
@@ -93,7 +95,7 @@ async def test_names_are_read_out_of_the_snapshots_that_tables_write(fleet: Flee
         known += directory.names["Drone"]
         await journal.drop(shard, position - 2)
     assert sorted(known) == sorted(NAMES)
-    assert [one.agent for one in list_log(journal, Wanted(agent="Drone/D-7", limit=1)) if one is not None] == [
+    assert [one.agent for one in list_log(journal, EntryFilter(agent="Drone/D-7", limit=1)) if one is not None] == [
         "Drone/D-7"
     ]
     assert Verification(journal, Ed25519Verifier()).run().problems == []

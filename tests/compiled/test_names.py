@@ -9,13 +9,13 @@ from stigmergy.agents.codec import encode
 from stigmergy.agents.columns import NO_CHECK
 from stigmergy.base.errors import Bug
 from stigmergy.compiled import names as names_module
-from stigmergy.compiled.names import REBUILD_SHARE, Roster
+from stigmergy.compiled.names import REBUILD_SHARE, NameTable
 
 NAMES = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=12)
 ENROLMENTS = st.lists(st.lists(NAMES, max_size=30), max_size=12)
 
 
-def check_equal(roster: Roster, names: list[str]) -> None:
+def check_equal(roster: NameTable, names: list[str]) -> None:
     assert len(roster) == len(names)
     assert [roster.name(number) for number in range(len(names))] == names
     assert [roster.find(name) for name in names] == list(range(len(names)))
@@ -23,7 +23,7 @@ def check_equal(roster: Roster, names: list[str]) -> None:
 
 @given(ENROLMENTS)
 def test_finds_what_a_dict_finds(enrolments: list[list[str]]) -> None:
-    roster, numbers = Roster(), dict[str, int]()
+    roster, numbers = NameTable(), dict[str, int]()
     for enrolment in enrolments:
         new = [name for name in dict.fromkeys(enrolment) if name not in numbers]
         roster.enroll(new)
@@ -36,7 +36,7 @@ def test_finds_what_a_dict_finds(enrolments: list[list[str]]) -> None:
 
 def test_many_and_few_at_a_time_are_the_same() -> None:
     names = [f"D-{number:05}" for number in range(20_000)]
-    at_once, one_by_one, in_portions = Roster(), Roster(), Roster()
+    at_once, one_by_one, in_portions = NameTable(), NameTable(), NameTable()
     at_once.enroll(names)
     for name in names:
         one_by_one.enroll([name])
@@ -49,7 +49,7 @@ def test_many_and_few_at_a_time_are_the_same() -> None:
 
 def test_no_agent_is_enrolled_twice() -> None:
     names = [f"D-{number}" for number in range(1000)]
-    roster = Roster()
+    roster = NameTable()
     roster.enroll(names)
     before = roster.check_of(1)
     few = ["new-1", "new-2", "D-7", "new-3"]
@@ -68,7 +68,7 @@ def test_names_of_the_same_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) 
     """All entries crowd at one end of the index, behind its last slot too; nothing may get lost or run over."""
     monkeypatch.setattr(names_module, "hash", lambda name: -1 - (len(name) << 32), raising=False)
     names = [f"D-{number:03}" for number in range(300)]
-    many, few = Roster(), Roster()
+    many, few = NameTable(), NameTable()
     many.enroll(names)
     few.enroll(names[:100])
     for name in names[100:]:
@@ -85,7 +85,7 @@ def test_names_of_the_same_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_each_enrolment_has_a_check_that_stands_for_all_names_so_far() -> None:
-    roster = Roster()
+    roster = NameTable()
     assert roster.check_of(0) == (0, NO_CHECK)
     assert roster.check_of(1) is roster.check_of(-1) is None
     roster.enroll(["a", "b"])
@@ -97,14 +97,14 @@ def test_each_enrolment_has_a_check_that_stands_for_all_names_so_far() -> None:
     for generation, (count, names) in enumerate([(2, ["a", "b"]), (2, []), (3, ["c"])], start=1):
         check = blake3(check + encode(names), derive_key_context=context).digest(length=8)
         assert roster.check_of(generation) == (count, check)
-    other = Roster()
+    other = NameTable()
     other.enroll(["a"])
     other.enroll(["b", "c"])
     assert other.check_of(2) != roster.check_of(3)
 
 
 def test_a_name_is_refused_that_could_not_be_told_from_two() -> None:
-    roster = Roster()
+    roster = NameTable()
     for bad in (["a\0b"], ["a", "\0"], ["a", "b\0"]):
         with pytest.raises(Bug, match="zero byte"):
             roster.enroll(bad)
@@ -115,12 +115,12 @@ def test_a_name_is_refused_that_could_not_be_told_from_two() -> None:
 
 @given(ENROLMENTS, st.integers(1, 40))
 def test_comes_back_from_its_bytes_in_portions(enrolments: list[list[str]], bytes_max: int) -> None:
-    roster, seen = Roster(), dict[str, None]()
+    roster, seen = NameTable(), dict[str, None]()
     for enrolment in enrolments:
         new = [name for name in dict.fromkeys(enrolment) if name not in seen]
         seen.update(dict.fromkeys(new))
         roster.enroll(new)
-    again, first, generation = Roster(), 0, 0
+    again, first, generation = NameTable(), 0, 0
     while first < len(roster) or generation < roster.generation:
         end = roster.end_of(first, len(roster), bytes_max)
         assert first < end or first == len(roster)

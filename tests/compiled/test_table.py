@@ -26,7 +26,7 @@ from stigmergy.agents.columns import (
 from stigmergy.agents.messages import Action, Event, Message, spec_of
 from stigmergy.base.errors import Bug, FoldMismatch, JournalCorrupt, Malformed, TooLarge
 from stigmergy.compiled.program import Making
-from stigmergy.compiled.storage import Carrying
+from stigmergy.compiled.storage import RowCodec
 from stigmergy.compiled.table import CompiledEngine, CompiledTable
 from tests.compiled import meter
 from tests.compiled.meter import Alarm, Answer, Counted, Meter, Mode, Pinged, Reset, WasReset
@@ -249,7 +249,7 @@ def picky_table(drones: CompiledEngine, agents: list[str], refused: int, action_
     made = Making(Land, make)
     program = msgspec.structs.replace(drones.program, makings=[made, made], action_max=action_max)
     assert drones.built is not None
-    table = CompiledTable(program, drones.built, Carrying(program))
+    table = CompiledTable(program, drones.built, RowCodec(program))
     table.enroll(agents)
     return table
 

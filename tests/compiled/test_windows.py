@@ -22,7 +22,7 @@ from stigmergy.agents.windows import Window, window_of
 from stigmergy.base.errors import DefinitionError, FoldMismatch, JournalCorrupt
 from stigmergy.compiled.program import Program
 from stigmergy.compiled.reader import read_agent
-from stigmergy.compiled.storage import Carrying, Columns, RowsPart, read_part
+from stigmergy.compiled.storage import Columns, RowCodec, RowsPart, read_part
 from stigmergy.compiled.table import CompiledTable
 from tests.compiled.running import module_of, run
 from tests.compiled.window_agents import Calibrate, Gauge, Heard, Sampled, Sensor, Weather
@@ -253,7 +253,7 @@ class Holder(Agent):
 
 def table_of(cls: type[Agent] = Sensor) -> CompiledTable:
     program = read_agent(cls)
-    return CompiledTable(program, plain_python(program), Carrying(program))
+    return CompiledTable(program, plain_python(program), RowCodec(program))
 
 
 def fill(table: CompiledTable, inputs: Sequence[Input]) -> None:

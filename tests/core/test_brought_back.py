@@ -17,7 +17,7 @@ from stigmergy.shard.draft import Ready
 from stigmergy.shard.inputs import Delivery
 from stigmergy.shard.replay import apply
 from stigmergy.shard.shard import Shard
-from stigmergy.shard.snapshot import SnapshotTaking, load_agents, load_tables, read_header
+from stigmergy.shard.snapshot import SnapshotWriter, load_agents, load_tables, read_header
 from stigmergy.shard.state import ShardState, plan_agents
 
 NOW_NS = 1_000_000_000_000
@@ -86,7 +86,7 @@ class Log:
 
 def carried(state: ShardState, cls: type[Agent]) -> ShardState:
     """The state of another version, by way of a snapshot."""
-    taking = SnapshotTaking(state)
+    taking = SnapshotWriter(state)
     parts: list[bytes] = []
     while (part := taking.next_part({})) is not None:
         parts.append(part)

@@ -22,7 +22,7 @@ from stigmergy.shard.replay import apply
 from stigmergy.shard.shard import Shard
 from stigmergy.shard.snapshot import (
     TABLE_PART,
-    SnapshotTaking,
+    SnapshotWriter,
     digest_of_state,
     load_agents,
     load_tables,
@@ -168,7 +168,7 @@ class Life:
         base = read_header(self.snapshots[-1][0]).tables.position if self.snapshots and step == "incremental" else 0
         if base == position:
             return
-        taking = SnapshotTaking(
+        taking = SnapshotWriter(
             self.probe.state,
             base=base,
             base_digest=b"b" if base else b"",
@@ -307,7 +307,7 @@ def test_nothing_is_taken_before_all_names_are_listed(monkeypatch: pytest.Monkey
 
 def test_a_snapshot_holds_the_unlisted() -> None:
     probe = from_before("a", "b")
-    taking = SnapshotTaking(probe.state)
+    taking = SnapshotWriter(probe.state)
     parts = list(iter(lambda: taking.next_part({}), None))
     state = ShardState(0, probe.plans)
     for part in parts[1:]:
@@ -355,7 +355,7 @@ def parts_of(probe: Meters, base: list[bytes] | None = None) -> list[bytes]:
     options: dict[str, Any] = {}
     if base is not None:
         options = {"base": read_header(base[0]).tables.position, "base_digest": b"b", "changed": ()}
-    taking = SnapshotTaking(probe.state, **options)
+    taking = SnapshotWriter(probe.state, **options)
     return list(iter(lambda: taking.next_part({}), None))
 
 
@@ -377,7 +377,7 @@ def test_after_one_that_was_given_up_tables_give_out_everything() -> None:
     probe = Meters("a", "b")
     full = parts_of(probe)
     probe.take(probe.batch(("a", Counted(by=1))))
-    SnapshotTaking(probe.state).next_part({})
+    SnapshotWriter(probe.state).next_part({})
     probe.take(probe.batch(("b", Counted(by=1))))
     added = parts_of(probe, full)
     assert digest_of_state(loaded(probe, full, added)) == digest_of_state(probe.state)
@@ -399,7 +399,7 @@ def test_after_a_restart_tables_know_what_changed() -> None:
 def test_a_snapshot_is_of_the_moment_when_it_began() -> None:
     probe = Meters("a")
     digest = digest_of_state(probe.state)
-    taking = SnapshotTaking(probe.state)
+    taking = SnapshotWriter(probe.state)
     probe.take(probe.batch(("a", Counted(by=1))), observed("Meter/b", Counted(by=1)))
     parts = list(iter(lambda: taking.next_part({}), None))
     assert digest_of_state(loaded(probe, parts)) == digest

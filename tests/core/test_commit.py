@@ -15,8 +15,8 @@ from stigmergy.shard.commit import (
     GENESIS,
     SHARED_HASH_BYTES,
     Commit,
+    EventRun,
     Head,
-    Run,
     digest_commit,
     genesis_of,
     head_of,
@@ -34,7 +34,7 @@ def commit(**changed: Any) -> Commit:
         "position": 9,
         "epoch": 2,
         "previous": GENESIS,
-        "runs": [Run(1, 50, "s"), Run(0, 70, "")],
+        "runs": [EventRun(1, 50, "s"), EventRun(0, 70, "")],
         "events": [("Drone/a", b"x")],
     }
     return Commit(**{**fields, **changed})
@@ -85,11 +85,11 @@ def test_what_is_signed_has_a_domain_of_its_own() -> None:
             JournalCorrupt,
             "position 9: columns in a commit of format 1; restore",
         ),
-        (encode(commit(runs=[Run(0, 0, "")])), JournalCorrupt, "its runs do not add up to its 1 events; restore"),
+        (encode(commit(runs=[EventRun(0, 0, "")])), JournalCorrupt, "its runs do not add up to its 1 events; restore"),
         (encode(commit(hash_algorithm=9)), JournalForeign, "use the version that wrote it, or a later one"),
         (encode(commit(runs=[])), JournalCorrupt, "shard 3, position 9: no runs; restore from a copy"),
-        (encode(commit(runs=[Run(-1, 0, ""), Run(2, 0, "")])), JournalCorrupt, "no runs"),
-        (encode(commit(runs=[Run(2, 0, "")])), JournalCorrupt, "its runs do not add up to its 1 events; restore"),
+        (encode(commit(runs=[EventRun(-1, 0, ""), EventRun(2, 0, "")])), JournalCorrupt, "no runs"),
+        (encode(commit(runs=[EventRun(2, 0, "")])), JournalCorrupt, "its runs do not add up to its 1 events; restore"),
     ],
 )
 def test_what_is_no_commit(body: bytes, error: type[Exception], text: str) -> None:

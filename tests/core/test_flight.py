@@ -17,10 +17,10 @@ from stigmergy.audit.flight_format import (
     FlightDigest,
     FlightDirectory,
     FlightManifest,
+    FlightNames,
     FlightOpening,
-    FlightRoster,
     FlightSeal,
-    FlightWriting,
+    FlightWriter,
     RecordKind,
     checksum_fits,
     commit_is_intact,
@@ -32,12 +32,12 @@ from stigmergy.audit.flight_format import (
     restore_directory,
 )
 from stigmergy.base.errors import Bug, JournalCorrupt, JournalForeign
-from stigmergy.shard.commit import COMMIT_FORMAT, Commit, HashAlgorithm, Head, Run, Sealed, Signature, seal
+from stigmergy.shard.commit import COMMIT_FORMAT, Commit, EventRun, HashAlgorithm, Head, Sealed, Signature, seal
 from stigmergy.shard.draft import COLUMNS_REST_BYTES
-from stigmergy.shard.state import COLUMNS_BYTES_BOUNDS, Signer
+from stigmergy.shard.state import COLUMNS_BYTES_BOUNDS, EnrolledSigner
 from tests.formats.golden_columns import COMMIT, LAYOUT, RUN, TEMPLATES
 
-OPENING = FlightOpening(FLIGHT_FORMAT, 1, "golden", 2, 7, 99, "", "", [Signer(1, b"k" * 32)])
+OPENING = FlightOpening(FLIGHT_FORMAT, 1, "golden", 2, 7, 99, "", "", [EnrolledSigner(1, b"k" * 32)])
 
 
 def commit(shard: int, position: int, time_ns: int = 5) -> Sealed:
@@ -49,7 +49,7 @@ def commit(shard: int, position: int, time_ns: int = 5) -> Sealed:
             position=position,
             epoch=3,
             previous=bytes([position]) * 32,
-            runs=[Run(1, time_ns, "radio")],
+            runs=[EventRun(1, time_ns, "radio")],
             events=[("Drone/D-1", b"\x80")],
         )
     )
@@ -63,9 +63,9 @@ def test_a_record_is_read_back_as_it_was() -> None:
     for kind, record in (
         (RecordKind.OPENING, OPENING),
         (RecordKind.COMMIT, FlightCommit(0, 1, b"d", None, b"body")),
-        (RecordKind.MANIFEST, FlightWriting().manifest()),
+        (RecordKind.MANIFEST, FlightWriter().manifest()),
         (RecordKind.SEAL, FlightSeal(1, b"key", b"value")),
-        (RecordKind.DIRECTORY, FlightDirectory(0, [(b"layout", b"")], [FlightRoster("Meter", 3, [1], ["M-2"])])),
+        (RecordKind.DIRECTORY, FlightDirectory(0, [(b"layout", b"")], [FlightNames("Meter", 3, [1], ["M-2"])])),
     ):
         head, body, checksum = pieces(frame(kind, record))
         assert read_record_header(head) == (kind, len(body))
@@ -140,7 +140,7 @@ def test_a_commit_comes_back_as_a_journal_gives_it() -> None:
 
 
 def test_the_manifest_names_sections_counts_and_the_bytes_before_it() -> None:
-    writing = FlightWriting()
+    writing = FlightWriter()
     data = writing.open(OPENING)
     assert data.startswith(FLIGHT_MAGIC)
     first, second, other = commit(0, 3, 50), commit(0, 4, 60), commit(1, 1, 40)
@@ -161,7 +161,7 @@ def test_the_manifest_names_sections_counts_and_the_bytes_before_it() -> None:
 
 
 def test_a_gap_or_a_shard_out_of_order_is_a_bug_of_the_writer() -> None:
-    writing = FlightWriting()
+    writing = FlightWriter()
     writing.add(commit(1, 3), None)
     with pytest.raises(Bug, match="position 5 does not follow 3"):
         writing.add(commit(1, 5), None)
@@ -177,13 +177,13 @@ def test_a_gap_or_a_shard_out_of_order_is_a_bug_of_the_writer() -> None:
 
 def test_directories_add_up_and_are_under_the_seal() -> None:
     parts = [
-        FlightDirectory(0, [(encode(LAYOUT), b"")], [FlightRoster("Meter", 3, [2], ["M-7"])]),
-        FlightDirectory(0, [(b"", encode(TEMPLATES))], [FlightRoster("Meter", 2, [0], ["M-1"])]),
+        FlightDirectory(0, [(encode(LAYOUT), b"")], [FlightNames("Meter", 3, [2], ["M-7"])]),
+        FlightDirectory(0, [(b"", encode(TEMPLATES))], [FlightNames("Meter", 2, [0], ["M-1"])]),
     ]
     directory = restore_directory(parts)
     assert directory.names == {"Meter": ["M-1", "", "M-7"]}
     assert (directory.layout_of(RUN), directory.templates_of(TEMPLATES.digest())) == (LAYOUT, TEMPLATES)
-    writing = FlightWriting()
+    writing = FlightWriter()
     data = writing.open(OPENING) + writing.describe(parts[0])
     digest = FlightDigest()
     digest.add(data)
@@ -193,7 +193,7 @@ def test_directories_add_up_and_are_under_the_seal() -> None:
 
 def test_rosters_that_claim_too_much_together_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flight, "AGENTS_MAX", 5)
-    parts = [FlightDirectory(0, [], [FlightRoster(kind, 3, [], [])]) for kind in ("Meter", "Gauge")]
+    parts = [FlightDirectory(0, [], [FlightNames(kind, 3, [], [])]) for kind in ("Meter", "Gauge")]
     assert restore_directory(parts[:1]).names == {"Meter": [""] * 3}
     with pytest.raises(JournalCorrupt, match="rosters of more than 5 agents"):
         restore_directory(parts)
@@ -202,14 +202,14 @@ def test_rosters_that_claim_too_much_together_are_refused(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     "roster",
     [
-        FlightRoster("Meter", -1, [], []),
-        FlightRoster("Meter", AGENTS_MAX + 1, [], []),
-        FlightRoster("Meter", 3, [1], []),
-        FlightRoster("Meter", 3, [3], ["M-9"]),
-        FlightRoster("Meter", 3, [-1], ["M-9"]),
+        FlightNames("Meter", -1, [], []),
+        FlightNames("Meter", AGENTS_MAX + 1, [], []),
+        FlightNames("Meter", 3, [1], []),
+        FlightNames("Meter", 3, [3], ["M-9"]),
+        FlightNames("Meter", 3, [-1], ["M-9"]),
     ],
 )
-def test_a_roster_that_cannot_be_is_refused(roster: FlightRoster) -> None:
+def test_a_roster_that_cannot_be_is_refused(roster: FlightNames) -> None:
     with pytest.raises(JournalCorrupt, match="of Meter"):
         restore_directory([FlightDirectory(0, [], [roster])])
 

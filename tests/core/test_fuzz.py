@@ -22,7 +22,7 @@ from stigmergy.base.errors import FoldMismatch, JournalCorrupt, JournalForeign, 
 from stigmergy.shard.commit import digest_commit, open_commit
 from stigmergy.shard.inputs import Ask, Delivery, EffectSettled
 from stigmergy.shard.replay import apply
-from stigmergy.shard.snapshot import SnapshotTaking, load_agents, read_header
+from stigmergy.shard.snapshot import SnapshotWriter, load_agents, read_header
 from stigmergy.shard.state import ShardState, plan_agents
 from stigmergy.shard.timers import TimerSet, read_timer
 from tests.core.shards import Probe, observed
@@ -41,7 +41,7 @@ def lived() -> Probe:
 
 LIVED = lived()
 COMMITS = LIVED.log
-TAKING = SnapshotTaking(LIVED.state)
+TAKING = SnapshotWriter(LIVED.state)
 HEADER = TAKING.next_part({}) or b""
 PART = TAKING.next_part({}) or b""
 BODIES = [encode(message) for message in (Counted(n=1), Do(n=3), Sampled(metres=1.0), SampledV1(value=3))]

@@ -12,7 +12,7 @@ from stigmergy.agents.messages import Action, Event, transient
 from stigmergy.agents.supervision import WhenStale
 from stigmergy.agents.windows import Window
 from stigmergy.base.errors import Malformed, Overloaded, SequenceGap, StaleEpoch, StaleMapping
-from stigmergy.shard.draft import DRAFT_BYTES_MAX, Counters
+from stigmergy.shard.draft import DRAFT_BYTES_MAX, ShardCounters
 from stigmergy.shard.inputs import Delivery
 from tests.core.robots import R, Robot, Saw
 from tests.core.shards import Probe, events_of, observed
@@ -162,7 +162,7 @@ def test_one_input_closes_so_many_buckets_and_the_next_the_rest(monkeypatch: pyt
 
 
 def test_what_was_not_taken_is_counted_by_its_reason() -> None:
-    counters = Counters()
+    counters = ShardCounters()
     for error in (SequenceGap(""), StaleEpoch(""), StaleMapping(""), Malformed(""), Overloaded(""), Overloaded("")):
         counters.count_untaken(error)
     assert (counters.gaps, counters.stale_epochs, counters.overloads) == (1, 1, 2)

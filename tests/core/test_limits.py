@@ -41,7 +41,7 @@ from stigmergy.shard import (
 from stigmergy.shard import (
     outbox as blocks,
 )
-from stigmergy.shard.draft import Counters
+from stigmergy.shard.draft import ShardCounters
 from stigmergy.shard.inputs import Delivery
 from stigmergy.shard.state import Limits
 from stigmergy.uplink import messages as uplink_messages
@@ -276,15 +276,23 @@ def test_algorithms_and_kinds_keep_their_numbers() -> None:
 
 ARRAYS: tuple[type[Struct], ...] = (
     codec.Envelope,
-    *(commit.Run, commit.MarkMoved, commit.Answer, commit.Owed, commit.Settled, commit.SnapshotNote, commit.Commit),
+    *(
+        commit.EventRun,
+        commit.MarkMoved,
+        commit.Answer,
+        commit.Owed,
+        commit.Settled,
+        commit.SnapshotNote,
+        commit.Commit,
+    ),
     *(commit.Head, commit.Signature),
-    *(snapshot.Header, snapshot.Kind, snapshot.Tables),
+    *(snapshot.SnapshotHeader, snapshot.KindVersion, snapshot.SnapshotTables),
     *(columns.Layout, columns.Form, columns.Column, columns.Templates, columns.Template, columns.ColumnRun),
     *(columns.Constant, columns.Slot, columns.Text, columns.Formatted, columns.OwnName, blocks.Block),
     batches.BatchHeader,
-    *(outbox.Pending, memory.Remembered, memory.Letter, timers.TimerSet, timers.Timer, state.Signer),
+    *(outbox.Pending, memory.Remembered, memory.DeadLetter, timers.TimerSet, timers.PendingTimer, state.EnrolledSigner),
     *(flight.FlightOpening, flight.FlightCommit, flight.FlightSection, flight.FlightManifest, flight.FlightSeal),
-    *(uplink_messages.Mark, uplink_messages.Inquiry, uplink_messages.Told, uplink_messages.Batch),
+    *(uplink_messages.UplinkMark, uplink_messages.Inquiry, uplink_messages.Told, uplink_messages.Batch),
 )
 
 
@@ -300,7 +308,7 @@ def test_a_setting_that_is_unknown_is_refused(cls: type[Struct]) -> None:
 
 
 def test_counting_begins_at_nothing() -> None:
-    for counters in (Counters(), uplink.SieveCounters()):
+    for counters in (ShardCounters(), uplink.SieveCounters()):
         assert {getattr(counters, name) for name in counters.__struct_fields__} == {0}
 
 
@@ -313,7 +321,7 @@ def test_what_is_left_out_means_what_the_manual_says() -> None:
     assert effects.Order("Drone/a", effects.CancelWake(name="t"), "k", 1, 1).attempt == 1
     assert supervision.SignerEnrolled(algorithm=1, public_key=b"", cites=b"").epoch == 0
     assert not timers.TimerSet("t", 1).follows_wall
-    assert not timers.Timer(1, "Drone/a", "t").follows_wall
+    assert not timers.PendingTimer(1, "Drone/a", "t").follows_wall
     window: windows.Window[messages.Event] = windows.Window(shape=windows.Shape.LAST, span=1)
     assert (window.count_max, window.late_ns, window.start_ns, window.seen_ns) == (4_096, 0, -1, 0)
     assert (window.dropped, window.late, window.ahead, window.ahead_ns) == (0, 0, 0, 300 * 10**9)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from stigmergy.agents.messages import SECOND_NS
 from stigmergy.base.command_ids import new_command_id
-from stigmergy.shard.memory import PASTS_COUNT_MAX, Answers, Failures, Letter, Letters, Pasts, Remembered
+from stigmergy.shard.memory import PASTS_COUNT_MAX, Answers, DeadLetter, DeadLetters, Failures, Pasts, Remembered
 
 NOON_NS = 1_800_000_000 * SECOND_NS
 
@@ -24,8 +24,8 @@ def at(command_id: str, after_s: float, agent: str = "Drone/a") -> Remembered:
     return Remembered(agent, command_id, NOON_NS + int(after_s * SECOND_NS), position=1, refused=None)
 
 
-def letter(name: str, size: int = 1) -> Letter:
-    return Letter(name, "Drone/a", "s", "error", b"x" * size)
+def letter(name: str, size: int = 1) -> DeadLetter:
+    return DeadLetter(name, "Drone/a", "s", "error", b"x" * size)
 
 
 def test_answers_are_remembered_until_they_are_too_old() -> None:
@@ -75,7 +75,7 @@ def test_answers_are_pruned_to_their_bounds_exactly() -> None:
 
 
 def test_letters_at_their_limits_stay() -> None:
-    letters = Letters(count_max=3, bytes_max=6)
+    letters = DeadLetters(count_max=3, bytes_max=6)
     for name in "abc":
         letters.put(letter(name, 2))
     assert [one.letter for one in letters.all()] == ["a", "b", "c"]
@@ -87,7 +87,7 @@ def test_letters_at_their_limits_stay() -> None:
 
 
 def test_letters_are_taken_once() -> None:
-    letters = Letters()
+    letters = DeadLetters()
     letters.put(letter("a"))
     assert letters.get("a") == letter("a")
     letters.take("a")
@@ -96,17 +96,17 @@ def test_letters_are_taken_once() -> None:
 
 
 def test_letters_past_the_limits_leave_oldest_first() -> None:
-    letters = Letters(count_max=2)
+    letters = DeadLetters(count_max=2)
     for name in "abc":
         letters.put(letter(name))
     assert [one.letter for one in letters.all()] == ["b", "c"]
 
 
 def test_letters_are_bounded_by_bytes_also_after_a_restart() -> None:
-    letters = Letters(bytes_max=10)
+    letters = DeadLetters(bytes_max=10)
     for name in "ab":
         letters.put(letter(name, 5))
-    again = Letters(bytes_max=10)
+    again = DeadLetters(bytes_max=10)
     again.restore(letters.all())
     for table in (letters, again):
         table.put(letter("c", 4))

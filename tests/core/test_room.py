@@ -178,7 +178,7 @@ def test_a_fact_whose_handler_fails_counts_with_the_timers_it_sets() -> None:
     probe.observe(address, Sampled(), at=60.0)
     probe.observe(address, Sampled(), at=130.0)
     draft = Draft(9)
-    error = probe.shard._handling.keep(
+    error = probe.shard._dispatcher.keep(
         draft, address, WindowClosed(window="minute", start_s=60.0, end_s=120.0), 190 * SECOND_NS
     )
     assert str(error) == "closed"
@@ -250,7 +250,7 @@ def taken(probe: Probe, items: list[tuple[str, bytes]], start_bytes: int) -> tup
     """How many of the items are taken into a draft of that size, and how much larger the first one makes it."""
     draft = Draft(probe.state.position + 1)
     draft.size_bytes = start_bytes
-    return probe.shard._handling.take_items(draft, items, "s", NOW_NS), draft.size_bytes - start_bytes
+    return probe.shard._dispatcher.take_items(draft, items, "s", NOW_NS), draft.size_bytes - start_bytes
 
 
 def items_of(how: str, first: int) -> list[tuple[str, bytes]]:
@@ -298,7 +298,7 @@ def test_buckets_close_into_a_draft_at_its_limit_and_none_behind_it(start_bytes:
     agent.seconds = agent.seconds.add(NOW_NS, Sampled(n=54))
     draft = Draft(9)
     draft.size_bytes = start_bytes
-    probe.shard._handling.close_windows(draft, "Ticking/t", NOW_NS, NOW_NS)
+    probe.shard._dispatcher.close_windows(draft, "Ticking/t", NOW_NS, NOW_NS)
     assert len(draft.events) == closed
 
 

@@ -32,7 +32,7 @@ from stigmergy.shard.inputs import (
 )
 from stigmergy.shard.replay import apply
 from stigmergy.shard.shard import MARKS_WAIT_NS
-from stigmergy.shard.snapshot import SnapshotTaking, digest_of_state, load_agents, load_tables, read_header
+from stigmergy.shard.snapshot import SnapshotWriter, digest_of_state, load_agents, load_tables, read_header
 from stigmergy.shard.state import ShardState, plan_agents, shard_of
 from tests.core.shards import Probe, events_of, observed
 
@@ -241,7 +241,7 @@ def test_2_a_commit_holds_the_marks_that_moved_and_a_snapshot_all() -> None:
     probe.take(observed(A, Added(n=1), source="s", sequence=1))
     commit = probe.take(observed(A, Added(n=1), source="t", sequence=1))
     assert [(mark.source, mark.sequence) for mark in commit.marks] == [("t", 1)]
-    header = read_header(SnapshotTaking(probe.state).next_part({}) or b"")
+    header = read_header(SnapshotWriter(probe.state).next_part({}) or b"")
     assert [(mark.source, mark.sequence) for mark in header.tables.marks] == [("s", 1), ("t", 1)]
 
 
@@ -375,7 +375,7 @@ def test_10_snapshot_and_tail_equal_the_whole_log() -> None:
     probe = Probe(Counter)
     for n in range(1, 4):
         probe.observe(A, Added(n=n), at=100.0 + n)
-    taking = SnapshotTaking(probe.state)
+    taking = SnapshotWriter(probe.state)
     parts = list(iter(lambda: taking.next_part({}), None))
     probe.observe(A, Added(n=9), at=200.0)
     state = ShardState(0, probe.plans)
@@ -394,7 +394,7 @@ def test_10_another_fold_version_is_refused() -> None:
 
     probe = Probe(Counter)
     probe.observe(A, Added(n=1))
-    taking = SnapshotTaking(probe.state)
+    taking = SnapshotWriter(probe.state)
     header, agents = taking.next_part({}) or b"", taking.next_part({}) or b""
     with pytest.raises(FoldMismatch, match="raise version= and write upcast_state, or keep the whole log"):
         load_agents(ShardState(0, plan_agents([Other])), read_header(header), agents)

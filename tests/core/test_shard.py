@@ -30,7 +30,7 @@ from stigmergy.shard.inputs import (
     SnapshotStored,
     TimerDue,
 )
-from stigmergy.shard.state import Signer
+from stigmergy.shard.state import EnrolledSigner
 from tests.core.robots import Do, Glimpsed, R, Robot, Saw
 from tests.core.shards import Probe, events_of, observed
 
@@ -322,7 +322,7 @@ def test_signers_are_enrolled_and_revoked() -> None:
     probe = Probe(Robot)
     probe.take(EnrollSigner(1, b"a" * 32), EnrollSigner(1, b"b" * 32))
     probe.take(RevokeSigner(1, b"a" * 32, last_position=7))
-    assert probe.replayed().signers == [Signer(1, b"a" * 32, 7), Signer(1, b"b" * 32)]
+    assert probe.replayed().signers == [EnrolledSigner(1, b"a" * 32, 7), EnrolledSigner(1, b"b" * 32)]
 
 
 def test_a_stored_snapshot_is_noted() -> None:

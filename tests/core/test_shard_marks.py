@@ -28,7 +28,7 @@ from stigmergy.shard.inputs import (
 )
 from stigmergy.shard.replay import apply
 from stigmergy.shard.shard import Shard
-from stigmergy.shard.snapshot import Tables, load_tables, tables_of
+from stigmergy.shard.snapshot import SnapshotTables, load_tables, tables_of
 from stigmergy.shard.state import ShardState
 from tests.core.shards import Probe, events_of, observed
 
@@ -215,7 +215,7 @@ def test_another_command_with_an_id_that_was_used_is_refused(restarted: str) -> 
     if restarted != "no":
         state = probe.replayed()
         if restarted == "snapshot":
-            tables = msgspec.msgpack.decode(encode(tables_of(state)), type=Tables)
+            tables = msgspec.msgpack.decode(encode(tables_of(state)), type=SnapshotTables)
             load_tables(state := ShardState(0, probe.plans), tables)
         shard = Shard(state, Homes(1))
     others = [call(who="y"), call(who="x"), call(who="x", names=["p", "q"], loud=-0.0), Ask(K, "id-1", b"\xc1")]

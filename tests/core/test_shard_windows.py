@@ -178,7 +178,7 @@ def test_a_window_timer_of_an_agent_that_is_not_there() -> None:
 
     probe = Probe(Early)
     probe.shard.state.timers.restore([])
-    probe.shard._handling.close_windows(probe.shard._draft, "Early/e", 0, 0)
+    probe.shard._dispatcher.close_windows(probe.shard._draft, "Early/e", 0, 0)
     probe.step(observed("Early/e", Glimpsed(pad="")))
     assert probe.shard.seal() is None
 

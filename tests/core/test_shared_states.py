@@ -44,7 +44,7 @@ from stigmergy.shard.draft import Ready
 from stigmergy.shard.inputs import Ask, Delivery, SharedReceived, VerdictCame
 from stigmergy.shard.replay import apply
 from stigmergy.shard.shard import Shard
-from stigmergy.shard.snapshot import SnapshotTaking, digest_of_state, load_agents, load_tables, read_header
+from stigmergy.shard.snapshot import SnapshotWriter, digest_of_state, load_agents, load_tables, read_header
 from stigmergy.shard.state import ShardState, plan_agents
 
 NOW_NS = 1_000_000_000_000
@@ -203,7 +203,7 @@ class Node:
         return again
 
     def snapshot(self, base: int = 0, base_digest: bytes = b"", changed: Any = None) -> list[bytes]:
-        writing = SnapshotTaking(self.state, base=base, base_digest=base_digest, changed=changed)
+        writing = SnapshotWriter(self.state, base=base, base_digest=base_digest, changed=changed)
         parts: list[bytes] = []
         while (part := writing.next_part({})) is not None:
             parts.append(part)

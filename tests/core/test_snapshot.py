@@ -22,8 +22,8 @@ from stigmergy.shard.replay import apply
 from stigmergy.shard.shard import Shard
 from stigmergy.shard.snapshot import (
     AGENTS_PER_PART,
-    Header,
-    SnapshotTaking,
+    SnapshotHeader,
+    SnapshotWriter,
     digest_of_parts,
     digest_of_state,
     fold_digest,
@@ -51,7 +51,7 @@ class Rover(Agent):
 
 
 def parts_of(probe: Probe, **options: Any) -> list[bytes]:
-    taking = SnapshotTaking(probe.state, **options)
+    taking = SnapshotWriter(probe.state, **options)
     return list(iter(lambda: taking.next_part({}), None))
 
 
@@ -147,7 +147,7 @@ def test_a_full_snapshot_says_so_and_where_it_stands() -> None:
     header = read_header(parts_of(probe)[0])
     assert (header.format, header.hash_algorithm, header.base, header.base_digest) == (1, 1, 0, b"")
     assert (header.tables.position, header.tables.events_count) == (1, 1)
-    assert SnapshotTaking(probe.state).base == 0
+    assert SnapshotWriter(probe.state).base == 0
 
 
 def test_a_part_may_unpack_to_its_limit_and_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +164,7 @@ def test_a_part_may_unpack_to_its_limit_and_no_further(monkeypatch: pytest.Monke
 def test_agents_that_go_on_are_taken_as_they_were() -> None:
     probe = many()
     lived = digest_of_state(probe.state)
-    taking = SnapshotTaking(probe.state)
+    taking = SnapshotWriter(probe.state)
     parts = [taking.next_part({}), taking.next_part({})]
     probe.step(observed("Rover/1", Went(n=-1)), observed("Rover/2400", Went(n=-1)), observed("Rover/new", Went(n=1)))
     taking.keep_images(probe.seal().touched)
@@ -220,7 +220,7 @@ def test_a_state_that_cannot_be_written_is_named() -> None:
         probe.step(observed("Rover/r", Went(n=1)))
         probe.seal()
         probe.agent("Rover/r").n = wrong
-        taking = SnapshotTaking(probe.state)
+        taking = SnapshotWriter(probe.state)
         taking.next_part({})
         said = (
             rf"Rover/r: its state .* because its field n holds .* a {type(wrong).__name__} .*@evolve handler of Rover"
@@ -245,7 +245,7 @@ def test_a_state_that_cannot_be_read_back_for_no_field_alone_is_named_all_the_sa
     probe = Probe(Pair)
     probe.step(observed("Pair/p", Went(n=1)))
     probe.shard.seal()
-    taking = SnapshotTaking(probe.state)
+    taking = SnapshotWriter(probe.state)
     taking.next_part({})
     with pytest.raises(DefinitionError, match=r"Pair/p: its state cannot be written and read back \(.*low is above"):
         taking.next_part({})
@@ -298,7 +298,7 @@ def test_a_kind_that_is_gone() -> None:
     header, part = parts_of(probe)
     with pytest.raises(FoldMismatch, match="agents of kind 'Rover', which this fleet does not; add the class"):
         load_agents(ShardState(0, {}), read_header(header), part)
-    without: Header = replace(read_header(header), kinds=[])
+    without: SnapshotHeader = replace(read_header(header), kinds=[])
     with pytest.raises(FoldMismatch, match="add the class"):
         load_agents(ShardState(0, probe.plans), without, part)
 

@@ -20,7 +20,7 @@ from stigmergy.agents.supervision import (
 from stigmergy.base.errors import ConfigError, UnknownKind
 from stigmergy.shard.commit import GENESIS, Head
 from stigmergy.shard.inputs import Accepted, Refused
-from stigmergy.shard.state import DECISION_BYTES_MAX, Limits, ShardState, Signer, plan_agents, shard_of
+from stigmergy.shard.state import DECISION_BYTES_MAX, EnrolledSigner, Limits, ShardState, plan_agents, shard_of
 
 
 class Rover(Agent):
@@ -101,9 +101,9 @@ def test_a_signer_is_revoked_by_its_algorithm_and_its_key() -> None:
         state.note("", SignerEnrolled(algorithm=1, public_key=key, cites=b""), 1)
     for algorithm, key in ((2, b"a"), (1, b"c")):
         state.note("", SignerRevoked(algorithm=algorithm, public_key=key, last_position=9), 2)
-    assert state.signers == [Signer(1, b"a"), Signer(1, b"b")]
+    assert state.signers == [EnrolledSigner(1, b"a"), EnrolledSigner(1, b"b")]
     state.note("", SignerRevoked(algorithm=1, public_key=b"b", last_position=9), 2)
-    assert state.signers == [Signer(1, b"a"), Signer(1, b"b", 9)]
+    assert state.signers == [EnrolledSigner(1, b"a"), EnrolledSigner(1, b"b", 9)]
 
 
 def test_an_address_where_there_are_no_agents() -> None:

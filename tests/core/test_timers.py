@@ -10,7 +10,7 @@ from stigmergy.agents.codec import encode
 from stigmergy.agents.effects import CancelWake, WakeMe, WakeMeAt
 from stigmergy.agents.messages import SECOND_NS, Effect
 from stigmergy.base.errors import JournalCorrupt
-from stigmergy.shard.timers import Timer, Timers, TimerSet, read_timer, timer_body
+from stigmergy.shard.timers import PendingTimer, Timers, TimerSet, read_timer, timer_body
 
 
 def test_durations_become_due_times() -> None:
@@ -75,10 +75,10 @@ def test_bytes_that_are_no_timer() -> None:
 
 def test_timers_are_set_replaced_cancelled_and_fired() -> None:
     timers = Timers()
-    assert timers.put("Drone/a", TimerSet("x", 5)) == Timer(5, "Drone/a", "x")
-    assert timers.put("Drone/a", TimerSet("x", 7, follows_wall=True)) == Timer(7, "Drone/a", "x", True)
+    assert timers.put("Drone/a", TimerSet("x", 5)) == PendingTimer(5, "Drone/a", "x")
+    assert timers.put("Drone/a", TimerSet("x", 7, follows_wall=True)) == PendingTimer(7, "Drone/a", "x", True)
     assert len(timers) == 1
-    assert timers.get("Drone/a", "x") == Timer(7, "Drone/a", "x", True)
+    assert timers.get("Drone/a", "x") == PendingTimer(7, "Drone/a", "x", True)
     assert timers.put("Drone/a", TimerSet("x", None)) is None
     assert timers.get("Drone/a", "x") is None
     assert timers.put("Drone/a", TimerSet("x", None)) is None

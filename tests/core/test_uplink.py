@@ -14,7 +14,7 @@ from msgspec import msgpack, structs
 from stigmergy.agents.codec import encode
 from stigmergy.agents.messages import SECOND_NS, Event
 from stigmergy.base.errors import ConfigError, JournalCorrupt
-from stigmergy.shard.commit import COMMIT_FORMAT, Commit, HashAlgorithm, Run
+from stigmergy.shard.commit import COMMIT_FORMAT, Commit, EventRun, HashAlgorithm
 from stigmergy.shard.commit_reader import learn, walk
 from stigmergy.shard.directory import Directory
 from stigmergy.uplink.rules import (
@@ -58,7 +58,7 @@ def commit(position: int, *taken: tuple[float, str, Event]) -> Commit:
         position=position,
         epoch=0,
         previous=b"",
-        runs=[Run(1, round(at_s * SECOND_NS), "s") for at_s, _, _ in taken],
+        runs=[EventRun(1, round(at_s * SECOND_NS), "s") for at_s, _, _ in taken],
         events=[(address, encode(event)) for _, address, event in taken],
     )
 
@@ -173,7 +173,9 @@ def test_what_the_rule_leaves_out_leaves_a_hole_in_the_numbers() -> None:
 def test_runs_of_more_events_are_counted_through() -> None:
     events = [(A, encode(Arrived()))] * 5
     taken = msgspec.structs.replace(
-        commit(1, (1, A, Arrived())), runs=[Run(2, 1, "s"), Run(0, 2, "t"), Run(3, 3, "u")], events=events
+        commit(1, (1, A, Arrived())),
+        runs=[EventRun(2, 1, "s"), EventRun(0, 2, "t"), EventRun(3, 3, "u")],
+        events=events,
     )
     assert [number & WHOLE for number, _, _ in Sieve(UplinkRule()).take(taken)] == [FIRST_EVENT + n for n in range(5)]
 
@@ -185,7 +187,7 @@ def test_of_the_frameworks_own_only_summaries_go_up() -> None:
         for tag in ("stigmergy.Woken@1", "stigmergy.Summary@1", "stigmergyx@1", "Moved@2")
     ]
     taken = msgspec.structs.replace(
-        commit(1, (1, A, Arrived())), runs=[Run(5, 1, "s")], events=[(A, body) for body in [*bodies, b"\xc1"]]
+        commit(1, (1, A, Arrived())), runs=[EventRun(5, 1, "s")], events=[(A, body) for body in [*bodies, b"\xc1"]]
     )
     assert [number & WHOLE for number, _, _ in sieve.take(taken)] == [FIRST_EVENT + n for n in (1, 2, 3)]
 
@@ -397,7 +399,7 @@ def test_records_are_sampled_and_summed_up() -> None:
     items = sieve.take(COMMIT, metering())
     assert [address for _, address, _ in items if address.startswith("Meter")] == ["Meter/M-7", "Meter/M-1"]
     later = structs.replace(
-        COMMIT, runs=[Run(0, COMMIT.runs[0].time_ns + SECOND_NS, "")], events=[], owed=[], columns=[]
+        COMMIT, runs=[EventRun(0, COMMIT.runs[0].time_ns + SECOND_NS, "")], events=[], owed=[], columns=[]
     )
     ((_, address, body),) = sieve.take(later)
     summary = msgpack.decode(body, type=Summary)

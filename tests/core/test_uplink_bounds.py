@@ -23,8 +23,8 @@ from stigmergy.uplink.messages import (
     SHARDS_MAX,
     Batch,
     Inquiry,
-    Mark,
     Told,
+    UplinkMark,
     read_told,
     read_up,
     write_message,
@@ -39,7 +39,9 @@ def batch(**changed: Any) -> Batch:
 
 
 def told(**changed: Any) -> Told:
-    return msgspec.structs.replace(Told(receiver="north", run="r", nonce="n", marks=[Mark(1, 2, 3, 4)]), **changed)
+    return msgspec.structs.replace(
+        Told(receiver="north", run="r", nonce="n", marks=[UplinkMark(1, 2, 3, 4)]), **changed
+    )
 
 
 def test_a_message_is_packed_where_that_makes_it_smaller() -> None:
@@ -87,7 +89,7 @@ def test_what_comes_up_is_bounded(at_the_limit: Inquiry | Batch, past_it: Inquir
         ("run", "n", NAME_CHARS_MAX),
         ("nonce", "n", NAME_CHARS_MAX),
         ("refused", "n", REASON_CHARS_MAX),
-        ("marks", [Mark(0, 0, 0, 0)], MARKS_COUNT_MAX),
+        ("marks", [UplinkMark(0, 0, 0, 0)], MARKS_COUNT_MAX),
     ],
 )
 def test_what_comes_down_is_bounded(field: str, one: Any, most: int) -> None:
@@ -116,10 +118,17 @@ def test_numbers_have_an_end(field: str, last: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "mark", [Mark(-1, 0, 0, 0), Mark(SHARDS_MAX, 0, 0, 0), Mark(0, -1, 0, 0), Mark(0, 0, -1, 0), Mark(0, 0, 0, 2**62)]
+    "mark",
+    [
+        UplinkMark(-1, 0, 0, 0),
+        UplinkMark(SHARDS_MAX, 0, 0, 0),
+        UplinkMark(0, -1, 0, 0),
+        UplinkMark(0, 0, -1, 0),
+        UplinkMark(0, 0, 0, 2**62),
+    ],
 )
-def test_marks_have_possible_numbers(mark: Mark) -> None:
-    last = Mark(SHARDS_MAX - 1, NUMBER_MAX, NUMBER_MAX, NUMBER_MAX)
+def test_marks_have_possible_numbers(mark: UplinkMark) -> None:
+    last = UplinkMark(SHARDS_MAX - 1, NUMBER_MAX, NUMBER_MAX, NUMBER_MAX)
     assert read_told(write_message(told(marks=[last]))).marks == [last]
     with pytest.raises(Malformed, match="impossible numbers"):
         read_told(write_message(told(marks=[last, mark])))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from stigmergy.agents.codec import encode, tag_of
 from stigmergy.agents.messages import SECOND_NS, Event
-from stigmergy.shard.commit import COMMIT_FORMAT, GENESIS, Commit, HashAlgorithm, Run
+from stigmergy.shard.commit import COMMIT_FORMAT, GENESIS, Commit, EventRun, HashAlgorithm
 from stigmergy.uplink.rules import FIRST_EVENT, WHOLE, Aggregate, Item, Sieve, Summary, UplinkRule, duration_ns
 
 
@@ -44,7 +44,7 @@ summary_of = msgspec.msgpack.Decoder(Summary)
 
 def commit(position: int, runs: list[tuple[float, list[tuple[str, Event]]]]) -> Commit:
     events = [(address, encode(event)) for _, kept in runs for address, event in kept]
-    timed = [Run(len(kept), round(at_s * SECOND_NS), "test") for at_s, kept in runs]
+    timed = [EventRun(len(kept), round(at_s * SECOND_NS), "test") for at_s, kept in runs]
     return Commit(COMMIT_FORMAT, HashAlgorithm.BLAKE3_256, 0, position, 1, GENESIS, timed, events)
 
 

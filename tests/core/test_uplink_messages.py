@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from stigmergy.agents.codec import MESSAGE_BYTES_MAX
 from stigmergy.base.errors import Malformed, PeerError, TooLarge
 from stigmergy.uplink import messages as uplink_messages
-from stigmergy.uplink.messages import Batch, Inquiry, Mark, Told, read_told, read_up, write_message
+from stigmergy.uplink.messages import Batch, Inquiry, Told, UplinkMark, read_told, read_up, write_message
 
 NUMBERS = st.integers(0, 2**62 - 1)
 BODIES = st.binary(max_size=300)
@@ -36,7 +36,7 @@ def test_what_goes_up_reads_as_it_was_written(message: Batch | Inquiry) -> None:
         st.text(max_size=200),
         st.text(max_size=50),
         st.text(max_size=50),
-        st.lists(st.builds(Mark, st.integers(0, 4095), NUMBERS, NUMBERS, NUMBERS, st.binary(max_size=8))),
+        st.lists(st.builds(UplinkMark, st.integers(0, 4095), NUMBERS, NUMBERS, NUMBERS, st.binary(max_size=8))),
         st.text(max_size=500),
     )
 )
@@ -96,8 +96,8 @@ def test_what_goes_up_wrongly_is_refused(data: bytes, error: type[PeerError]) ->
         (b"\x01\xff", Malformed),
         (plain(Told("x" * 201, "", "", [])), TooLarge),
         (plain(Told("", "", "", [], "x" * 501)), TooLarge),
-        (plain(Told("", "", "", [Mark(0, 1, 1, -1)])), Malformed),
-        (plain(Told("", "", "", [Mark(0, 1, 1, 1)] * 10_001)), TooLarge),
+        (plain(Told("", "", "", [UplinkMark(0, 1, 1, -1)])), Malformed),
+        (plain(Told("", "", "", [UplinkMark(0, 1, 1, 1)] * 10_001)), TooLarge),
     ],
 )
 def test_what_is_told_wrongly_is_refused(data: bytes, error: type[PeerError]) -> None:

@@ -9,7 +9,7 @@ from stigmergy.agents.codec import encode, tag_of
 from stigmergy.agents.columns import NOT_KEPT, ColumnRun
 from stigmergy.agents.supervision import AgentsEnrolled
 from stigmergy.base.errors import JournalCorrupt
-from stigmergy.shard.commit import Commit, Owed, Run
+from stigmergy.shard.commit import Commit, EventRun, Owed
 from stigmergy.shard.commit_reader import BATCHED, Records, effects_of, index_of_cause, learn, said_in, walk
 from stigmergy.shard.directory import Directory
 from stigmergy.shard.snapshot import TABLE_PART, kind_of_part, names_in
@@ -124,7 +124,7 @@ def test_a_record_of_one_agent_must_have_a_form() -> None:
 
 
 def enrolling(*events: tuple[str, bytes]) -> Commit:
-    return structs.replace(COMMIT, runs=[Run(len(events), 1, "")], events=list(events), columns=[], owed=[])
+    return structs.replace(COMMIT, runs=[EventRun(len(events), 1, "")], events=list(events), columns=[], owed=[])
 
 
 def test_only_what_the_shard_itself_says_counts() -> None:

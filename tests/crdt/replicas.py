@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar, cast
 
 from stigmergy.crdt.delta import Delta, Edit, read_delta
-from stigmergy.crdt.store import EMPTY, Store, mint
+from stigmergy.crdt.store import EMPTY, ReplicaStore, mint
 from stigmergy.crdt.value import SharedValue
 
 A, B, C = b"A" * 8, b"B" * 8, b"C" * 8
@@ -21,7 +21,7 @@ class Replica(Generic[V]):
         self.value = cast("V", SharedValue.empty(hint, "field"))
 
     @property
-    def store(self) -> Store:
+    def store(self) -> ReplicaStore:
         return self.value.store
 
     def write(self, mutate: Callable[[V], Edit], now_ns: int = 0) -> Delta:

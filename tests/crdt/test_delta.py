@@ -19,7 +19,7 @@ from stigmergy.crdt.lww_register import LWWRegister
 from stigmergy.crdt.orset import ORSet
 from stigmergy.crdt.payloads import total_payload, value_payload
 from stigmergy.crdt.pncounter import PNCounter
-from stigmergy.crdt.store import EMPTY, Store, mint
+from stigmergy.crdt.store import EMPTY, ReplicaStore, mint
 from stigmergy.crdt.tree import BARE
 from tests.crdt.replicas import A, B, C, Replica, exchange, hand_made, pair
 
@@ -132,7 +132,7 @@ def test_values_and_totals_are_bounded() -> None:
 
 
 def test_changes_are_counted_to_the_end() -> None:
-    last = Store(BARE, Context.of([(A, COUNTER_MAX)]), EMPTY._frontier, 0, 0, 0)
+    last = ReplicaStore(BARE, Context.of([(A, COUNTER_MAX)]), EMPTY._frontier, 0, 0, 0)
     with pytest.raises(LimitReached, match="new id"):
         mint(Edit("field"), last, A, 0)
 

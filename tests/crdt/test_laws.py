@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from proofs.crdt_laws import History, Part, check_part
 from proofs.crdt_specifications import SPECIFICATIONS
-from stigmergy.crdt.store import Store
+from stigmergy.crdt.store import ReplicaStore
 
 CASES = 150
 
@@ -29,6 +29,6 @@ def test_a_wrong_specification_is_found() -> None:
 
 
 def test_removals_that_get_lost_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    apply = Store.apply
-    monkeypatch.setattr(Store, "apply", lambda store, delta: apply(store, replace(delta, removed=())))
+    apply = ReplicaStore.apply
+    monkeypatch.setattr(ReplicaStore, "apply", lambda store, delta: apply(store, replace(delta, removed=())))
     assert check_part(Part("ORSet", 0, CASES, 7)).violations

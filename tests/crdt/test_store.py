@@ -14,7 +14,7 @@ from stigmergy.crdt.bounds import STORE_BYTES_MAX
 from stigmergy.crdt.errors import BadStore, LimitReached, NotContiguous
 from stigmergy.crdt.lww_register import LWWRegister
 from stigmergy.crdt.orset import ORSet
-from stigmergy.crdt.store import EMPTY, Store, read_store
+from stigmergy.crdt.store import EMPTY, ReplicaStore, read_store
 from tests.crdt.replicas import A, B, C, Replica, exchange, hand_made, pair
 
 X, Y = b"\xa1x", b"\xa1y"
@@ -297,4 +297,4 @@ def test_wrong_bytes_are_another_store_or_none(wrong: list[tuple[int, int]]) -> 
 
 def test_a_store_that_lies_about_its_author_is_still_a_store() -> None:
     """Who may say what is not for bytes to know: a delta made by hand is applied like any other."""
-    assert isinstance(EMPTY.apply(hand_made(added=(((X,), 1, b""),))), Store)
+    assert isinstance(EMPTY.apply(hand_made(added=(((X,), 1, b""),))), ReplicaStore)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from stigmergy import BusSettings, Fleet, Settings, StigmergyError
-from stigmergy.app.config import Config, Place, find_config
-from stigmergy.app.fleet import Bearings, find_bearings
+from stigmergy.app.config import Config, FleetConfig, find_config
+from stigmergy.app.fleet import NodeConfig, find_node_config
 from stigmergy.app.fleet import open_bus as find_bus
 from stigmergy.base.system import SystemEntropy
 from stigmergy.bus.memory import MemoryBroker, MemoryBus, memory_broker
@@ -20,13 +20,13 @@ from tests.runtime.fleets import Drone, Measured, Monitor
 
 
 def test_what_is_given_goes_before_the_file_and_that_before_the_machine(tmp_path: Path) -> None:
-    file = Config(fleet=Place(bus="memory:file", site="north", node="file"))
-    assert find_bearings(Bearings(bus="memory:given"), file) == Bearings("memory:given", "north", "file")
-    found = find_bearings(Bearings(), Config())
+    file = Config(fleet=FleetConfig(bus="memory:file", site="north", node="file"))
+    assert find_node_config(NodeConfig(bus="memory:given"), file) == NodeConfig("memory:given", "north", "file")
+    found = find_node_config(NodeConfig(), Config())
     assert (found.bus, found.site) == (None, "local")
     assert found.node
     (tmp_path / "stigmergy.toml").write_text('[fleet]\nbus = "mqtt://x"\nsite = "a"\nnode = "b"\n', encoding="utf-8")
-    assert find_bearings(Bearings(), find_config(tmp_path)) == Bearings("mqtt://x", "a", "b")
+    assert find_node_config(NodeConfig(), find_config(tmp_path)) == NodeConfig("mqtt://x", "a", "b")
 
 
 @pytest.mark.parametrize(
@@ -116,5 +116,5 @@ def test_nodes_of_different_names_have_different_ids_at_the_broker(monkeypatch: 
         "stigmergy.bus.memory.open_bus", lambda url, client_id, entropy: ids.append(client_id), raising=True
     )
     for fleet, site, node in (("a", "b", "c-d"), ("a", "b-c", "d"), ("a-b", "c", "d")):
-        find_bus(Bearings("memory:x", site, node), fleet, SystemEntropy())
+        find_bus(NodeConfig("memory:x", site, node), fleet, SystemEntropy())
     assert len(dict.fromkeys(ids)) == 3

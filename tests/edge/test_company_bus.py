@@ -6,7 +6,7 @@ from pathlib import Path
 
 from stigmergy.app.fleet import Running
 from stigmergy.control import protocol
-from stigmergy.control.replication_service import CompanyDesk
+from stigmergy.control.replication_service import ReplicationService
 from stigmergy.testing.brokers import Broker
 from tests.edge.test_company import ONE, TWO, Arrived, fleet, vehicles, wait_until
 
@@ -21,8 +21,8 @@ async def test_a_bus_is_all_that_is_needed(tmp_path: Path, mosquitto: Broker) ->
         await north.observe(ONE, Arrived(vehicle="V-1"))
         await south.observe(TWO, Arrived(vehicle="V-2"))
         await wait_until(lambda: vehicles(north, ONE) == vehicles(south, TWO) == ["V-1", "V-2"])
-        desk = CompanyDesk(north.companions)
-        await wait_until(lambda: next(desk.shared(protocol.Shared()))["in_step"] == ["n1"])
+        desk = ReplicationService(north.replication)
+        await wait_until(lambda: next(desk.shared(protocol.SharedRequest()))["in_step"] == ["n1"])
         standing = north.standing().company.shared
         assert standing is not None
         assert (standing.objects, standing.peers, standing.quarantined) == (1, 1, ())

@@ -6,7 +6,16 @@ import pytest
 from msgspec import structs
 
 from stigmergy.nats.servers.inspection import ReplicaSeen, ServerSeen, ServersSeen, StreamSeen
-from stigmergy.nats.servers.status import NO_MAJORITY, Finding, FleetSeen, Level, ShardSeen, Standing, WorkerSeen, check
+from stigmergy.nats.servers.status import (
+    NO_MAJORITY,
+    ClusterFinding,
+    ClusterStatus,
+    FleetSeen,
+    Level,
+    ShardSeen,
+    WorkerSeen,
+    check,
+)
 
 
 def server(name: str, **changed: Any) -> ServerSeen:
@@ -44,9 +53,9 @@ def fleet(workers: int, owned: int) -> FleetSeen:
     return FleetSeen("f", there, shards, "w0", 1)
 
 
-def cluster(*servers: ServerSeen, **changed: Any) -> Standing:
+def cluster(*servers: ServerSeen, **changed: Any) -> ClusterStatus:
     seen = ServersSeen(servers=servers or THREE, has_quorum=True, needed=2, leader="n1")
-    return Standing(**{"url": "u", "at_s": 0.0, "servers": seen, "streams": (stream(),), **changed})
+    return ClusterStatus(**{"url": "u", "at_s": 0.0, "servers": seen, "streams": (stream(),), **changed})
 
 
 THREE = (server("n1"), server("n2"), server("n3"))
@@ -109,8 +118,8 @@ def test_a_cluster_that_is_well() -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_found_and_has_a_remedy(standing: Standing, name: str, level: Level, says: str) -> None:
-    found: list[Finding] = [finding for finding in check(standing) if finding.check == name]
+def test_what_is_wrong_is_found_and_has_a_remedy(standing: ClusterStatus, name: str, level: Level, says: str) -> None:
+    found: list[ClusterFinding] = [finding for finding in check(standing) if finding.check == name]
     assert [finding.level for finding in found] == [level]
     assert says in found[0].what
     assert found[0].remedy

@@ -18,7 +18,7 @@ from stigmergy.nats.link import NatsLink
 from stigmergy.nats.servers import on_cluster
 from stigmergy.nats.servers.configuration import User
 from stigmergy.nats.servers.server import NatsServer
-from stigmergy.nats.servers.status import Finding, Level, Standing, check, look
+from stigmergy.nats.servers.status import ClusterFinding, ClusterStatus, Level, check, look
 from stigmergy.nats.streams import ensure_stream
 from stigmergy.testing.nats import NatsCluster, start_single
 from tests.disks import SmallDisk, small_disk
@@ -28,16 +28,16 @@ USERS = (User("fleet", "f"), User("system", "s", is_system=True))
 MESSAGE = b"x" * 50_000
 
 
-def look_by(url: str) -> Standing:
+def look_by(url: str) -> ClusterStatus:
     return asyncio.run(on_cluster(parse_address(url), look, name="test", within_s=30.0))
 
 
-def shown(standing: Standing) -> str:
+def shown(standing: ClusterStatus) -> str:
     lines = draw_standing(standing)
     return "\n".join("".join(printable(c if isinstance(c, str) else c[0]) for c in line) for line in lines)
 
 
-def findings(standing: Standing) -> dict[str, Finding]:
+def findings(standing: ClusterStatus) -> dict[str, ClusterFinding]:
     return {one.check: one for one in check(standing)}
 
 

@@ -12,7 +12,7 @@ from msgspec import structs
 from stigmergy.base.errors import ConfigError
 from stigmergy.cli.display.frames import draw_standing
 from stigmergy.cli.display.output import printable
-from stigmergy.cluster.records import Coordinator, FleetShape, Member, Owner, Plan, write_record
+from stigmergy.cluster.records import Coordinator, FleetShape, Owner, ShardPlan, WorkerRecord, write_record
 from stigmergy.nats import link as links
 from stigmergy.nats import naming
 from stigmergy.nats.address import parse_address
@@ -30,7 +30,7 @@ from stigmergy.nats.servers.inspection import (
     look_at_servers,
     look_at_streams,
 )
-from stigmergy.nats.servers.status import KEYS_COUNT, Standing, _belongs, look
+from stigmergy.nats.servers.status import KEYS_COUNT, ClusterStatus, _belongs, look
 from stigmergy.nats.store.buckets import ensure_keys
 from stigmergy.nats.streams import ensure_stream
 from stigmergy.testing.nats import NatsCluster, start_single
@@ -39,7 +39,7 @@ from tests.engine.test_checking import cluster, stream
 SHARDS = 4
 
 
-def shown(standing: Standing) -> str:
+def shown(standing: ClusterStatus) -> str:
     lines = draw_standing(standing)
     return "\n".join("".join(printable(c if isinstance(c, str) else c[0]) for c in line) for line in lines)
 
@@ -59,9 +59,9 @@ async def fill(server: NatsCluster) -> None:
     await ensure_keys(link, bucket, 1, 0)
     records: dict[str, Any] = {
         "fleet": FleetShape("a.fleet", SHARDS),
-        "worker.w1": Member(id="w1", host="here", pid=7, owns=(0, 1), since_ns=1, unmet=("nobody hears them",)),
+        "worker.w1": WorkerRecord(id="w1", host="here", pid=7, owns=(0, 1), since_ns=1, unmet=("nobody hears them",)),
         "coordinator": Coordinator("w1"),
-        "plan": Plan(3, 1, "w1", ("w1",), (), ("w1", "w1", "w1", "")),
+        "plan": ShardPlan(3, 1, "w1", ("w1",), (), ("w1", "w1", "w1", "")),
         "owner.0": Owner("w1", 5),
         "owner.1": Owner("w1", 6),
         "owner.2": Owner("gone", 7),
@@ -85,7 +85,7 @@ async def fill(server: NatsCluster) -> None:
     await link.close()
 
 
-async def look_as(url: str, fleet: str = "") -> Standing:
+async def look_as(url: str, fleet: str = "") -> ClusterStatus:
     link = NatsLink(parse_address(url), name="test")
     link.start()
     await link.wait_up(30.0)

@@ -40,28 +40,28 @@ from stigmergy.agents.supervision import (
     SignerEnrolled,
     SignerRevoked,
 )
-from stigmergy.journal.identity import Mark
+from stigmergy.journal.identity import AcknowledgedHead
 from stigmergy.journal.port import JournalIdentity
 from stigmergy.keys.ed25519 import Ed25519Signer
 from stigmergy.shard.commit import (
     GENESIS,
     Answer,
     Commit,
+    EventRun,
     Head,
     MarkMoved,
     Owed,
-    Run,
     Settled,
     Signature,
     SnapshotNote,
     genesis_of,
     statement,
 )
-from stigmergy.shard.memory import Letter, Remembered
+from stigmergy.shard.memory import DeadLetter, Remembered
 from stigmergy.shard.outbox import Pending
-from stigmergy.shard.snapshot import Header, Kind, Tables
-from stigmergy.shard.state import Signer
-from stigmergy.shard.timers import Timer, TimerSet
+from stigmergy.shard.snapshot import KindVersion, SnapshotHeader, SnapshotTables
+from stigmergy.shard.state import EnrolledSigner
+from stigmergy.shard.timers import PendingTimer, TimerSet
 
 FOLDER = Path(__file__).resolve().parents[1] / "fixtures" / "formats"
 SIGNER = Ed25519Signer(bytes(range(32)))
@@ -220,9 +220,9 @@ COMMIT = Commit(
     epoch=2,
     previous=bytes(range(32)),
     runs=[
-        Run(events=2, time_ns=1_700_000_000_000_000_000, source="radio/7"),
-        Run(events=1, time_ns=1_700_000_000_000_000_001, source=""),
-        Run(events=0, time_ns=1_700_000_000_500_000_000, source="local"),
+        EventRun(events=2, time_ns=1_700_000_000_000_000_000, source="radio/7"),
+        EventRun(events=1, time_ns=1_700_000_000_000_000_001, source=""),
+        EventRun(events=0, time_ns=1_700_000_000_500_000_000, source="local"),
     ],
     events=[
         ("Drone/D-1", encode(BatteryMeasured(fraction=0.1))),
@@ -253,9 +253,9 @@ COMMIT_WITH_CLIENTS = structs.replace(COMMIT, clients=["bus//delivery/dispatcher
 
 HEADS = [Head(0, 12, 2, b"\xaa" * 32), Head(1, 300, 2, b"\xbb" * 32)]
 SIGNATURE = Signature(algorithm=1, key=SIGNER.public_key, heads=HEADS, value=SIGNER.sign(statement(HEADS)))
-MARK = Mark(incarnation=4242, shard=1, position=300, pid=1234)
+MARK = AcknowledgedHead(incarnation=4242, shard=1, position=300, pid=1234)
 
-TABLES = Tables(
+TABLES = SnapshotTables(
     shard=1,
     position=290,
     digest=b"\x02" * 32,
@@ -265,28 +265,31 @@ TABLES = Tables(
     marks=[MarkMoved("radio/7", 3, 2, 14)],
     sent={"actuators": 17, "shard/0": 70_000},
     owed=[Pending(9, 288, 0, "Drone/D-1", "actuators", 17, encode(Land(reason="battery")))],
-    timers=[Timer(1_700_000_060_000_000_000, "Drone/D-1", "check"), Timer(2**62, "Drone/D-1", "noon", True)],
+    timers=[
+        PendingTimer(1_700_000_060_000_000_000, "Drone/D-1", "check"),
+        PendingTimer(2**62, "Drone/D-1", "noon", True),
+    ],
     answers=[
         Remembered("Drone/D-1", "c-1", 1_700_000_000_000_000_000, 280, None),
         Remembered("Drone/D-2", "c-2", 2, 281, "no"),
     ],
-    letters=[Letter("1.270.3", "Drone/D-1", "radio/7", "ValueError: no", encode(BatteryMeasured(fraction=-1.0)))],
+    letters=[DeadLetter("1.270.3", "Drone/D-1", "radio/7", "ValueError: no", encode(BatteryMeasured(fraction=-1.0)))],
     failures=[("Drone/D-1", [1_699_999_990_000_000_000, 1_700_000_000_000_000_000])],
     stopped=[("Drone/D-2", "3 failed inputs within 60 s")],
-    signers=[Signer(1, b"\x04" * 32, 100), Signer(1, SIGNER.public_key)],
+    signers=[EnrolledSigner(1, b"\x04" * 32, 100), EnrolledSigner(1, SIGNER.public_key)],
 )
 TABLES_WITH_CLIENTS = structs.replace(
     TABLES,
     clients=["", "bus//delivery/dispatcher"],
     floors=[("", "", 1_699_000_000_000), ("Drone/D-2", "bus//delivery/dispatcher", 1_700_000_000_000)],
 )
-KINDS = [Kind("Drone", 1, b"\x05" * 16), Kind("Tower", 3, b"\x06" * 16)]
-FULL = Header(1, 1, 0, b"", 2, KINDS, TABLES, genesis_of(IDENTITY.fleet, TABLES.shard))
+KINDS = [KindVersion("Drone", 1, b"\x05" * 16), KindVersion("Tower", 3, b"\x06" * 16)]
+FULL = SnapshotHeader(1, 1, 0, b"", 2, KINDS, TABLES, genesis_of(IDENTITY.fleet, TABLES.shard))
 FULL_AGENTS = [
     ("Drone/D-1", Drone(id="D-1", battery=0.12, mission="M1", legs=(1.5, -0.0), done=1)),
     ("Tower/T-1", Tower(id="T-1", missions=("M1", "M2"))),
 ]
-INCREMENTAL = Header(1, 1, 250, b"\x07" * 32, 1, KINDS, TABLES, FULL.genesis)
+INCREMENTAL = SnapshotHeader(1, 1, 250, b"\x07" * 32, 1, KINDS, TABLES, FULL.genesis)
 INCREMENTAL_AGENTS = [("Drone/D-2", Drone(id="D-2"))]
 
 

@@ -26,9 +26,9 @@ from stigmergy.agents.columns import (
 from stigmergy.agents.messages import Message
 from stigmergy.agents.supervision import AgentsEnrolled, ColumnsDeclared
 from stigmergy.shard.batches import BatchHeader, pack_batch
-from stigmergy.shard.commit import Commit, Owed, Run
+from stigmergy.shard.commit import Commit, EventRun, Owed
 from stigmergy.shard.outbox import Block
-from stigmergy.shard.snapshot import TABLE_PART, Header, Kind
+from stigmergy.shard.snapshot import TABLE_PART, KindVersion, SnapshotHeader
 from stigmergy.shard.timers import TimerSet
 from tests.formats import golden
 
@@ -134,7 +134,7 @@ COMMIT = Commit(
     position=301,
     epoch=2,
     previous=bytes(range(32)),
-    runs=[Run(events=3, time_ns=1_700_000_000_000_000_000, source="radio/7")],
+    runs=[EventRun(events=3, time_ns=1_700_000_000_000_000_000, source="radio/7")],
     events=[("", encode(message)) for message in MESSAGES]
     + [("Drone/D-1", encode(golden.BatteryMeasured(fraction=0.5)))],
     owed=[
@@ -160,5 +160,5 @@ TABLES = structs.replace(
     rosters={"Gauge": ["G-1", "G-2"]},
     unlisted={"Meter": ["M-8"]},
 )
-HEADER = Header(1, 1, 0, b"", 0, [Kind("Meter", 1, b"\x08" * 16)], TABLES, golden.FULL.genesis)
+HEADER = SnapshotHeader(1, 1, 0, b"", 0, [KindVersion("Meter", 1, b"\x08" * 16)], TABLES, golden.FULL.genesis)
 ROWS_PART = TABLE_PART + encode(("Meter", encode(LAYOUT), b"the rows"))

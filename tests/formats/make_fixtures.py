@@ -20,7 +20,7 @@ from stigmergy import Agent
 from stigmergy.agents.codec import canonical_bytes, encode, without_empty_end
 from stigmergy.agents.effects import ACTUATORS, WORK, ActionDone, shard_sink
 from stigmergy.agents.messages import SECOND_NS, Message, spec_of
-from stigmergy.audit.flight import Cut, make_flight
+from stigmergy.audit.flight import FlightSelection, make_flight
 from stigmergy.journal import segments, sqlite
 from stigmergy.journal.identity import encode_mark
 from stigmergy.journal.port import Journal, SnapshotPart
@@ -45,7 +45,14 @@ from stigmergy.shard.inputs import (
     TimerDue,
 )
 from stigmergy.shard.shard import Shard
-from stigmergy.shard.snapshot import Header, SnapshotTaking, Tables, digest_of_parts, digest_of_state, encode_header
+from stigmergy.shard.snapshot import (
+    SnapshotHeader,
+    SnapshotTables,
+    SnapshotWriter,
+    digest_of_parts,
+    digest_of_state,
+    encode_header,
+)
 from stigmergy.shard.state import ShardState, plan_agents, shard_of
 from stigmergy.testing.nats import start_single
 from tests.formats import golden, golden_columns
@@ -91,7 +98,7 @@ class Owner:
     async def snapshot(self, number: int, base: int = 0) -> int:
         """Stores a snapshot of a shard and lets the next commit note it."""
         shard = self.shards[number]
-        taking = SnapshotTaking(
+        taking = SnapshotWriter(
             shard.state,
             base=base,
             base_digest=self.digests[base] if base else b"",
@@ -216,7 +223,7 @@ async def make_event_log() -> dict[str, bytes]:
     return lines
 
 
-def snapshot_parts(header: Header, agents: Sequence[tuple[str, Agent]]) -> dict[str, bytes]:
+def snapshot_parts(header: SnapshotHeader, agents: Sequence[tuple[str, Agent]]) -> dict[str, bytes]:
     """The parts of a snapshot as they are stored, and the digest that a commit would note."""
     listed = [(address, canonical_bytes(agent)) for address, agent in agents]
     parts = [zlib.compress(encode_header(header), 1), zlib.compress(encode(listed), 1)]
@@ -241,7 +248,7 @@ def flight_bytes(journal: Path) -> bytes:
     """The flight log of a journal, made at noon."""
     opened = sqlite.inspect_journal(f"sqlite:{journal}")
     try:
-        return b"".join(make_flight(opened, golden.SIGNER, Cut(reason="golden"), made_ns=NOON_NS))
+        return b"".join(make_flight(opened, golden.SIGNER, FlightSelection(reason="golden"), made_ns=NOON_NS))
     finally:
         asyncio.run(opened.close())
 
@@ -279,7 +286,7 @@ def main() -> None:
         "commit-clients-1.hex": hex_text("a commit with clients", seal(golden.COMMIT_WITH_CLIENTS).body),
         "tables-clients-1.hex": hex_text(
             "tables of a snapshot with clients and floors",
-            encode(without_empty_end(golden.TABLES_WITH_CLIENTS, Tables.__struct_fields__.index("declared"))),
+            encode(without_empty_end(golden.TABLES_WITH_CLIENTS, SnapshotTables.__struct_fields__.index("declared"))),
         ),
         "batch-1.hex": hex_text("a column batch", golden_columns.BATCH),
         "columns-1.txt": lines_text("a layout, templates and what stands for them", columns()),

@@ -9,7 +9,7 @@ SECTION = MANUAL.partition("## Channels on NATS\n")[2].partition("\n## ")[0]
 
 
 def test_what_is_said_where_somebody_listens_is_in_the_manual() -> None:
-    for said in (pieces.Call, pieces.Answered, pieces.Declined, pieces.Owned):
+    for said in (pieces.ChannelRequest, pieces.ChannelAccepted, pieces.ChannelRefused, pieces.OwnerAnnounced):
         fields = ", ".join(said.__struct_fields__)
         assert f"| {said.__struct_config__.tag} | `{said.__name__}`: {fields} |" in SECTION
     assert f"format {pieces.FORMAT} |" in SECTION
@@ -26,4 +26,4 @@ def test_kinds_bounds_and_times_are_in_the_manual() -> None:
 
 
 def test_a_call_keeps_its_bytes() -> None:
-    assert pieces.write_said(pieces.Call(1, "_INBOX.a.1", 3)) == b"\x94\x01\x01\xaa_INBOX.a.1\x03"
+    assert pieces.write_said(pieces.ChannelRequest(1, "_INBOX.a.1", 3)) == b"\x94\x01\x01\xaa_INBOX.a.1\x03"

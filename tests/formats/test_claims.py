@@ -35,7 +35,7 @@ PARTS: tuple[type[Struct], ...] = (
     state.Grant,
     state.Offer,
     state.Waiter,
-    state.Mark,
+    state.WriterMark,
     state.Counts,
 )
 

@@ -15,7 +15,7 @@ from stigmergy.agents.columns import read_actions, read_layout, read_records, re
 from stigmergy.agents.messages import Message, own_fields, spec_of
 from stigmergy.shard.batches import open_batch
 from stigmergy.shard.commit import Commit, open_commit, seal
-from stigmergy.shard.snapshot import Tables, digest_of_parts, encode_header, read_header
+from stigmergy.shard.snapshot import SnapshotTables, digest_of_parts, encode_header, read_header
 from tests.formats import golden_columns as golden
 from tests.formats import messagepack
 from tests.formats.golden import read_hex, read_lines
@@ -172,9 +172,9 @@ def test_snapshot() -> None:
 
 def test_snapshot_by_the_manual() -> None:
     stored = read_lines("snapshot-columns-1.txt")
-    named = by_the_manual("Header", messagepack.decode(zlib.decompress(stored["part 0"])))
-    tables = by_the_manual("Tables", named["tables"])
-    assert tables == {name: plain(getattr(golden.TABLES, name)) for name in Tables.__struct_fields__[:20]}
+    named = by_the_manual("SnapshotHeader", messagepack.decode(zlib.decompress(stored["part 0"])))
+    tables = by_the_manual("SnapshotTables", named["tables"])
+    assert tables == {name: plain(getattr(golden.TABLES, name)) for name in SnapshotTables.__struct_fields__[:20]}
     (block,) = tables["blocks"]
     expected = {name: getattr(golden.BLOCK, name) for name in type(golden.BLOCK).__struct_fields__}
     assert by_the_manual("Block", block) == expected

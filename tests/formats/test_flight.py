@@ -11,7 +11,7 @@ from typing import Any
 from blake3 import blake3
 
 from stigmergy.agents.codec import encode
-from stigmergy.audit.flight import Cut, FlightVerification, make_flight
+from stigmergy.audit.flight import FlightSelection, FlightVerification, make_flight
 from stigmergy.audit.flight_journal import open_flight
 from stigmergy.keys.ed25519 import Ed25519Verifier
 from stigmergy.shard.commit import digest_commit
@@ -80,9 +80,9 @@ def test_the_same_journal_gives_the_same_bytes(tmp_path: Path) -> None:
 
 async def test_what_a_part_of_a_log_brings_along_is_as_the_manual_says() -> None:
     log = await a_log()
-    data = b"".join(make_flight(log.journal, SIGNER, Cut(since_ns=4 * SECOND_NS), 9))
+    data = b"".join(make_flight(log.journal, SIGNER, FlightSelection(since_ns=4 * SECOND_NS), 9))
     described = [one for name, one, _, _ in records(data) if name == "FlightDirectory"]
-    rosters = [dict(zip(fields_of("FlightRoster"), one, strict=True)) for part in described for one in part["rosters"]]
+    rosters = [dict(zip(fields_of("FlightNames"), one, strict=True)) for part in described for one in part["rosters"]]
     assert rosters == [{"kind": "Meter", "count": 4, "numbers": [0, 1], "names": ["M-1", "M-2"]}]
     assert [pair for part in described for pair in part["declared"]] == [
         [encode(LAYOUT), b""],

@@ -33,8 +33,8 @@ from stigmergy.keys.keyfile import decode_private_key
 from stigmergy.shard.commit import Commit, Signature, digest_commit, open_commit, seal, statement
 from stigmergy.shard.replay import apply
 from stigmergy.shard.snapshot import (
-    Header,
-    Tables,
+    SnapshotHeader,
+    SnapshotTables,
     digest_of_parts,
     digest_of_state,
     encode_header,
@@ -49,8 +49,8 @@ from tests.formats.golden import read_hex, read_lines
 from tests.formats.manual import fields_of
 
 PLANS = plan_agents([golden.Drone, golden.Tower])
-LEFT_OUT_MAX = {"Commit": 4, "Tables": 8}
-STRUCTURES = ("Run", "Answer", "Owed", "MarkMoved", "Settled", "SnapshotNote")
+LEFT_OUT_MAX = {"Commit": 4, "SnapshotTables": 8}
+STRUCTURES = ("EventRun", "Answer", "Owed", "MarkMoved", "Settled", "SnapshotNote")
 
 
 def plain(value: Any) -> Any:
@@ -141,7 +141,7 @@ def test_commit() -> None:
 def test_commit_read_by_the_manual_alone() -> None:
     named = by_the_manual("Commit", messagepack.decode(read_hex("commit-1.hex")))
     assert named == {name: plain(getattr(golden.COMMIT, name)) for name in Commit.__struct_fields__[:15]}
-    places = {"Run": "runs", "Answer": "answers", "Owed": "owed", "MarkMoved": "marks", "Settled": "settled"}
+    places = {"EventRun": "runs", "Answer": "answers", "Owed": "owed", "MarkMoved": "marks", "Settled": "settled"}
     for structure in STRUCTURES:
         field = places.get(structure, "snapshots")
         expected = getattr(golden.COMMIT, field)
@@ -172,9 +172,9 @@ def test_a_commit_with_too_few_clients_is_damaged() -> None:
 def test_snapshot_tables_with_clients_and_floors() -> None:
     stored = read_hex("tables-clients-1.hex")
     tables = golden.TABLES_WITH_CLIENTS
-    assert encode(without_empty_end(tables, Tables.__struct_fields__.index("declared"))) == stored
-    assert msgspec.msgpack.decode(stored, type=Tables) == tables
-    named = by_the_manual("Tables", messagepack.decode(stored))
+    assert encode(without_empty_end(tables, SnapshotTables.__struct_fields__.index("declared"))) == stored
+    assert msgspec.msgpack.decode(stored, type=SnapshotTables) == tables
+    named = by_the_manual("SnapshotTables", messagepack.decode(stored))
     assert (named["clients"], named["floors"]) == (plain(tables.clients), plain(tables.floors))
     state = ShardState(1, PLANS)
     load_tables(state, tables)
@@ -232,7 +232,7 @@ SNAPSHOTS = [
 
 
 @pytest.mark.parametrize(("name", "header", "agents"), SNAPSHOTS)
-def test_snapshot(name: str, header: Header, agents: list[tuple[str, Any]]) -> None:
+def test_snapshot(name: str, header: SnapshotHeader, agents: list[tuple[str, Any]]) -> None:
     stored = read_lines(name)
     parts = [stored["part 0"], stored["part 1"]]
     assert read_header(parts[0]) == header
@@ -247,15 +247,21 @@ def test_snapshot(name: str, header: Header, agents: list[tuple[str, Any]]) -> N
 
 
 @pytest.mark.parametrize(("name", "header", "agents"), SNAPSHOTS)
-def test_snapshot_by_the_manual(name: str, header: Header, agents: list[tuple[str, Any]]) -> None:
+def test_snapshot_by_the_manual(name: str, header: SnapshotHeader, agents: list[tuple[str, Any]]) -> None:
     stored = read_lines(name)
-    named = by_the_manual("Header", messagepack.decode(zlib.decompress(stored["part 0"])))
+    named = by_the_manual("SnapshotHeader", messagepack.decode(zlib.decompress(stored["part 0"])))
     assert (named["format"], named["base"], named["agents_count"]) == (1, header.base, len(agents))
-    assert [by_the_manual("Kind", kind)["kind"] for kind in named["kinds"]] == ["Drone", "Tower"]
-    tables = by_the_manual("Tables", named["tables"])
-    assert tables == {name: plain(getattr(header.tables, name)) for name in fields_of("Tables")[:15]}
-    inside = {"marks": "MarkMoved", "owed": "Pending", "timers": "Timer", "answers": "Remembered", "letters": "Letter"}
-    for field, structure in {**inside, "signers": "Signer"}.items():
+    assert [by_the_manual("KindVersion", kind)["kind"] for kind in named["kinds"]] == ["Drone", "Tower"]
+    tables = by_the_manual("SnapshotTables", named["tables"])
+    assert tables == {name: plain(getattr(header.tables, name)) for name in fields_of("SnapshotTables")[:15]}
+    inside = {
+        "marks": "MarkMoved",
+        "owed": "Pending",
+        "timers": "PendingTimer",
+        "answers": "Remembered",
+        "letters": "DeadLetter",
+    }
+    for field, structure in {**inside, "signers": "EnrolledSigner"}.items():
         for array, value in zip(tables[field], getattr(header.tables, field), strict=True):
             names = type(value).__struct_fields__
             assert by_the_manual(structure, array) == {name: plain(getattr(value, name)) for name in names}
@@ -293,7 +299,7 @@ def test_a_log_of_old_events_is_folded_through_the_upcaster() -> None:
     assert state.agents["Drone/D-1"].battery == 0.2
     assert digest_of_state(state) == lines["state"]
     tables = msgspec.msgpack.encode(
-        plain(without_empty_end(tables_of(state), Tables.__struct_fields__.index("declared")))
+        plain(without_empty_end(tables_of(state), SnapshotTables.__struct_fields__.index("declared")))
     )
     drone = msgspec.msgpack.encode({"id": "D-1", "battery": 0.2, "mission": None, "legs": (), "done": 0})
     assert blake3(tables + msgspec.msgpack.encode(["Drone/D-1", drone])).digest() == lines["state"], "by the manual"

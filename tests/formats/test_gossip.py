@@ -14,7 +14,7 @@ from stigmergy.crdt.anti_entropy.authorship import (
     gossip_statement,
     object_id,
 )
-from stigmergy.crdt.anti_entropy.held import epoch_of
+from stigmergy.crdt.anti_entropy.held_object import epoch_of
 from stigmergy.crdt.anti_entropy.messages import read_frame, read_message, write_frame, write_message
 from stigmergy.crdt.delta import Delta
 from tests.formats.manual import DOCS, fields_of
@@ -23,14 +23,14 @@ MESSAGES = (
     messages.Interests,
     messages.Digests,
     messages.Vectors,
-    messages.Offer,
-    messages.Ask,
-    messages.State,
+    messages.BodyOffer,
+    messages.FetchParts,
+    messages.FullState,
     messages.Shown,
     messages.Proof,
     messages.Caught,
 )
-FRAMES = (messages.Change, messages.Signed, messages.Part, messages.Acknowledged)
+FRAMES = (messages.Change, messages.SignedMessage, messages.BodyPart, messages.Acknowledged)
 A, B = b"replicaA", b"replicaB"
 OBJECT = b"object.8"
 DIGEST = b"sixteen bytes..."
@@ -40,8 +40,8 @@ GOLDEN: tuple[tuple[Struct, str], ...] = (
         messages.Change(1, b"key", 7, "Light/1", OBJECT, b"delta", b"signature"),
         "119701c4036b657907a74c696768742f31c4086f626a6563742e38c40564656c7461c4097369676e6174757265",
     ),
-    (messages.Signed(1, b"key", "n1", b"body", b"sig"), "129501c4036b6579a26e31c404626f6479c403736967"),
-    (messages.Part(DIGEST, 3, b"piece"), "1393c4107369787465656e2062797465732e2e2e03c4057069656365"),
+    (messages.SignedMessage(1, b"key", "n1", b"body", b"sig"), "129501c4036b6579a26e31c404626f6479c403736967"),
+    (messages.BodyPart(DIGEST, 3, b"piece"), "1393c4107369787465656e2062797465732e2e2e03c4057069656365"),
     (
         messages.Acknowledged(OBJECT, ((A, 1), (B, 300))),
         "1492c4086f626a6563742e389292c4087265706c696361410192c4087265706c69636142cd012c",
@@ -56,11 +56,11 @@ GOLDEN: tuple[tuple[Struct, str], ...] = (
         "9703c4086f626a6563742e38c4107369787465656e2062797465732e2e2e9192c4087265706c696361410102c408726574697265642e01",
     ),
     (
-        messages.Offer(DIGEST, 5000, 900, OBJECT),
+        messages.BodyOffer(DIGEST, 5000, 900, OBJECT),
         "9504c4107369787465656e2062797465732e2e2ecd1388cd0384c4086f626a6563742e38",
     ),
-    (messages.Ask(DIGEST, (0, 5)), "9305c4107369787465656e2062797465732e2e2e920005"),
-    (messages.State(OBJECT, b"store"), "9306c4086f626a6563742e38c40573746f7265"),
+    (messages.FetchParts(DIGEST, (0, 5)), "9305c4107369787465656e2062797465732e2e2e920005"),
+    (messages.FullState(OBJECT, b"store"), "9306c4086f626a6563742e38c40573746f7265"),
     (
         messages.Shown(OBJECT, ((A, 1, 300, DIGEST),)),
         "9307c4086f626a6563742e389194c4087265706c6963614101cd012cc4107369787465656e2062797465732e2e2e",

@@ -21,8 +21,8 @@ from stigmergy.audit.flight_format import (
     FlightCommit,
     FlightDirectory,
     FlightManifest,
+    FlightNames,
     FlightOpening,
-    FlightRoster,
     FlightSeal,
     FlightSection,
 )
@@ -35,18 +35,18 @@ from stigmergy.journal.sqlite import schema
 from stigmergy.node.settings import BusSettings, Retention, Settings, SharedSettings, Snapshots
 from stigmergy.shard import batches, commit, draft, snapshot, state
 from stigmergy.shard import column_dispatch as columnar
-from stigmergy.shard.commit import Answer, Commit, Head, MarkMoved, Owed, Run, Settled, Signature, SnapshotNote
-from stigmergy.shard.memory import Letter, Remembered
+from stigmergy.shard.commit import Answer, Commit, EventRun, Head, MarkMoved, Owed, Settled, Signature, SnapshotNote
+from stigmergy.shard.memory import DeadLetter, Remembered
 from stigmergy.shard.outbox import Block, Pending
-from stigmergy.shard.snapshot import Header, Kind, Tables
-from stigmergy.shard.state import Limits, Signer
-from stigmergy.shard.timers import Timer, TimerSet
+from stigmergy.shard.snapshot import KindVersion, SnapshotHeader, SnapshotTables
+from stigmergy.shard.state import EnrolledSigner, Limits
+from stigmergy.shard.timers import PendingTimer, TimerSet
 from tests.formats.manual import DOCS, fields_of, tables
 
 STRUCTURES: tuple[type[Struct], ...] = (
     codec.Envelope,
     Commit,
-    Run,
+    EventRun,
     Answer,
     Owed,
     MarkMoved,
@@ -54,15 +54,15 @@ STRUCTURES: tuple[type[Struct], ...] = (
     SnapshotNote,
     Head,
     Signature,
-    Header,
-    Kind,
-    Tables,
+    SnapshotHeader,
+    KindVersion,
+    SnapshotTables,
     Pending,
-    Timer,
+    PendingTimer,
     TimerSet,
     Remembered,
-    Letter,
-    Signer,
+    DeadLetter,
+    EnrolledSigner,
     Block,
     columns.Layout,
     columns.Form,
@@ -81,7 +81,7 @@ STRUCTURES: tuple[type[Struct], ...] = (
     FlightOpening,
     FlightCommit,
     FlightDirectory,
-    FlightRoster,
+    FlightNames,
     FlightManifest,
     FlightSection,
     FlightSeal,
@@ -161,7 +161,7 @@ def test_contexts_and_numbers_are_documented() -> None:
 
 def test_kinds_of_frames_are_documented() -> None:
     (row,) = [row for row in tables("formats.md")["Frames"] if row[2].startswith("the kind")]
-    assert row[2] == "the kind: " + ", ".join(f"{kind.value} {kind.name.lower()}" for kind in frames.Kind)
+    assert row[2] == "the kind: " + ", ".join(f"{kind.value} {kind.name.lower()}" for kind in frames.SegmentFrameKind)
     rows = [row for row in tables("formats.md")["Frames"] if row[1]]
     assert int(rows[-1][0]) + int(rows[-1][1]) == frames.HEADER_BYTES
     assert "`stigmergy 2026 identity of a journal in segments`" in MANUAL

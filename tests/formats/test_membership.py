@@ -8,11 +8,11 @@ from stigmergy.membership.mesh import MEMBERSHIP, REPLICAS
 from stigmergy.membership.packets import (
     BUCKETS_COUNT,
     PACKET_FORMAT,
+    MemberStatus,
+    MemberTable,
     PacketKind,
-    Status,
     SwimPacket,
     SwimUpdate,
-    Table,
     fleet_key,
     read_packet,
     write_packet,
@@ -22,7 +22,7 @@ from stigmergy.membership.settings import SwimSettings
 from stigmergy.membership.udp import FORMAT, read_datagram, write_datagram
 from tests.formats.manual import fields_of, tables
 
-UPDATE = SwimUpdate("drone-7", 1_800_000_000_000, Status.SUSPECT, b"\x01" * 8, "10.0.0.7:7946", b"\x91\xa31.0")
+UPDATE = SwimUpdate("drone-7", 1_800_000_000_000, MemberStatus.SUSPECT, b"\x01" * 8, "10.0.0.7:7946", b"\x91\xa31.0")
 PACKET = SwimPacket(PACKET_FORMAT, PacketKind.ACK, 7, b"\x02" * 8, 41, "drone-7", b"", (UPDATE,))
 
 
@@ -37,7 +37,7 @@ def test_numbers_are_documented() -> None:
     assert kinds == ", ".join(f"{kind.value} {kind.name.lower().replace('_', '-')}" for kind in PacketKind)
     statuses = {row[1]: row[3] for row in tables("formats.md")["SwimUpdate"]}["status"]
     assert statuses == "0 alive, 1 suspected, 2 dead, 3 left"
-    assert [status.value for status in Status] == [0, 1, 2, 3]
+    assert [status.value for status in MemberStatus] == [0, 1, 2, 3]
     assert (PACKET_FORMAT, FORMAT, MEMBERSHIP, REPLICAS) == (1, 1, 1, 2)
 
 
@@ -54,9 +54,9 @@ def test_packet_has_these_bytes() -> None:
 
 
 def test_digest_of_a_bucket_is_as_documented() -> None:
-    table = Table()
+    table = MemberTable()
     for name in ("drone-7", "drone-8"):
-        table.take(SwimUpdate(name, 5, Status.ALIVE, b"\x03" * 8), 0)
+        table.take(SwimUpdate(name, 5, MemberStatus.ALIVE, b"\x03" * 8), 0)
     expected = [0] * BUCKETS_COUNT
     for name in ("drone-7", "drone-8"):
         digest = blake3(f"{name} 5 ".encode() + b"\x03" * 8).digest()[:4]

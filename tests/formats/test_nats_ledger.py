@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
 from stigmergy.nats.ledger import checkpoints, records
-from stigmergy.nats.ledger.records import START, Entries, Genesis, LedgerBody, State, base_of, take, write_record
+from stigmergy.nats.ledger.records import START, Entries, Genesis, LedgerBody, LedgerState, base_of, take, write_record
 from stigmergy.nats.ledger.streams import find_place
 from tests.formats.manual import DOCS, fields_of, tables
 
@@ -35,7 +35,7 @@ def test_deeds_are_documented_with_their_numbers() -> None:
     documented = [(int(row[0]), row[1], row[2]) for row in tables("formats.md")["Ledger entries"]]
     known = [
         (deed.__struct_config__.tag, deed.__name__, ", ".join(deed.__struct_fields__))
-        for deed in get_args(records.Deed)
+        for deed in get_args(records.LedgerChange)
     ]
     assert documented == known
 
@@ -86,7 +86,7 @@ GOLDEN_BASE = (
 
 
 def test_messages_of_the_first_version_are_read_and_written_alike() -> None:
-    state = State()
+    state = LedgerState()
     for number, (body, golden) in enumerate(zip((GENESIS, ENTRIES), GOLDEN, strict=True), start=1):
         data = write_record("fleet", INCARNATION, 1, KEY, body, SIGNER.sign)
         assert data.hex() == golden

@@ -8,12 +8,12 @@ from tests.formats.manual import tables
 STRUCTURES = (
     frames.Hello,
     frames.Welcome,
-    frames.Goodbye,
-    frames.Opening,
-    frames.Reached,
-    frames.Parcel,
-    frames.Arrived,
-    frames.Declined,
+    frames.PeerRefused,
+    frames.PairOpening,
+    frames.PairPosition,
+    frames.TellBatch,
+    frames.TellsAcknowledged,
+    frames.TellsRefused,
 )
 
 
@@ -29,7 +29,7 @@ def test_frames_are_documented_with_their_tags_and_fields_in_order() -> None:
 
 
 def test_bytes_are_arrays_that_begin_with_the_tag() -> None:
-    parcel = frames.Parcel(0, 2, 3, 7, [("Drone/D-17", b"message")])
+    parcel = frames.TellBatch(0, 2, 3, 7, [("Drone/D-17", b"message")])
     data = frames.write_frame(parcel)
     assert msgspec.msgpack.decode(data) == [6, 0, 2, 3, 7, [["Drone/D-17", b"message"]]]
     assert data.hex() == "9606000203079192aa44726f6e652f442d3137c4076d657373616765"

@@ -7,11 +7,11 @@ from msgspec import Struct
 
 from stigmergy.crdt import bounds
 from stigmergy.crdt.delta import Delta
-from stigmergy.crdt.store import Stored
+from stigmergy.crdt.store import StoredReplica
 from tests.formats.manual import fields_of, tables
 
 
-@pytest.mark.parametrize("structure", [Delta, Stored])
+@pytest.mark.parametrize("structure", [Delta, StoredReplica])
 def test_fields_are_documented_in_their_order(structure: type[Struct]) -> None:
     assert fields_of(structure.__name__) == ["format", *structure.__struct_fields__]
     assert structure.__struct_config__.tag == 1

@@ -11,10 +11,10 @@ from stigmergy.cluster.records import (
     Coordinator,
     FleetShape,
     KindFold,
-    Member,
     Owner,
-    Plan,
-    Ready,
+    ShardPlan,
+    StandbyRecord,
+    WorkerRecord,
     owner_key,
     read_record,
     ready_key,
@@ -25,7 +25,7 @@ from stigmergy.cluster.records import (
 from tests.formats.manual import DOCS, tables
 
 
-@pytest.mark.parametrize("record", [FleetShape, Member, KindFold, Coordinator, Plan, Owner, Ready])
+@pytest.mark.parametrize("record", [FleetShape, WorkerRecord, KindFold, Coordinator, ShardPlan, Owner, StandbyRecord])
 def test_fields_are_those_of_the_manual(record: type[Struct]) -> None:
     rows = tables("formats.md")[record.__name__]
     assert [row[0] for row in rows] == [field.name for field in structs.fields(record)]
@@ -37,10 +37,10 @@ def test_fields_are_those_of_the_manual(record: type[Struct]) -> None:
 
 def test_bytes_of_a_record_stay_as_they_are() -> None:
     assert write_record(Owner("alpha-1-aa", 41)) == b'{"worker":"alpha-1-aa","claim":41,"format":1}'
-    assert write_record(Ready("alpha-1-aa", 7)) == b'{"worker":"alpha-1-aa","position":7,"format":1}'
+    assert write_record(StandbyRecord("alpha-1-aa", 7)) == b'{"worker":"alpha-1-aa","position":7,"format":1}'
     assert read_record(Owner, "owner.3", b'{"worker":"b","claim":2,"later":true}') == Owner("b", 2)
-    member = Member("a", unfit={3: "no"}, owns=(1, 2), kinds=(KindFold("Drone", 1, "ff"),))
-    assert read_record(Member, "worker.a", write_record(member)) == member
+    member = WorkerRecord("a", unfit={3: "no"}, owns=(1, 2), kinds=(KindFold("Drone", 1, "ff"),))
+    assert read_record(WorkerRecord, "worker.a", write_record(member)) == member
 
 
 @pytest.mark.parametrize(

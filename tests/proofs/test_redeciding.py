@@ -15,7 +15,7 @@ from proofs.replay import LIMITS, PLANS, History
 from stigmergy.agents.effects import Effects
 from stigmergy.audit import replay as replaying
 from stigmergy.audit.differences import ABSENT, Compared
-from stigmergy.audit.replay import Replaying
+from stigmergy.audit.replay import JournalReplay
 from stigmergy.journal.port import JournalIdentity, JournalSize, SnapshotPart, StoredCommit
 from stigmergy.keys.ed25519 import Ed25519Verifier
 from stigmergy.shard.commit import Group, Head, open_commit, seal
@@ -79,7 +79,7 @@ def lived(number: int) -> HistoryJournal:
 
 
 def replayed(journal: HistoryJournal) -> Compared:
-    return Replaying(journal, PLANS, LIMITS, Ed25519Verifier()).run()
+    return JournalReplay(journal, PLANS, LIMITS, Ed25519Verifier()).run()
 
 
 def test_what_was_lived_is_the_same_once_more() -> None:
@@ -108,7 +108,7 @@ def test_one_changed_handler_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None
                 )
                 changed += 1
     assert changed
-    found = [Replaying(journal, plans, LIMITS, Ed25519Verifier()).run() for journal in journals]
+    found = [JournalReplay(journal, plans, LIMITS, Ed25519Verifier()).run() for journal in journals]
     assert all({one.kind for one in one_found.differences} >= {"effect"} for one_found in found)
 
 

@@ -34,7 +34,7 @@ def always_same(value: Any) -> bytes:
     return b""
 
 
-class LastImageWins(snapshot.SnapshotTaking):
+class LastImageWins(snapshot.SnapshotWriter):
     def keep_images(self, touched: Any) -> None:
         self._images.update(touched)
 

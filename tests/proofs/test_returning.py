@@ -4,7 +4,7 @@ import pytest
 
 from proofs.returning import History, Tally, run_histories
 from stigmergy.crdt.causality import Context
-from stigmergy.crdt.store import EMPTY, Store
+from stigmergy.crdt.store import EMPTY, ReplicaStore
 from tests.crdt.anti_entropy.fleet import Fleet
 
 
@@ -39,5 +39,5 @@ def test_forgetting_a_replica_would_revive_what_was_removed() -> None:
     here, away = fleet["a"].replica().store, fleet["b"].replica().store
     assert here.join(away).live_count == 1
     left = Context.of(one for one in here.context.vector() if one[0] != fleet["a"].replica().id)
-    forgetful = Store(here.root, left, EMPTY._frontier, here.live_count, here.live_bytes, here._sum)
+    forgetful = ReplicaStore(here.root, left, EMPTY._frontier, here.live_count, here.live_bytes, here._sum)
     assert forgetful.join(away).live_count == 2

@@ -1,18 +1,18 @@
 """The watch over timers: durations by the monotonic clock, moments by the wall clock, whatever either does."""
 
 from stigmergy.node.wakeups import SWEEP_COUNT_MIN, Alarms
-from stigmergy.shard.timers import Timer
+from stigmergy.shard.timers import PendingTimer
 
 SECOND_NS = 1_000_000_000
 T0 = 1_767_225_600 * SECOND_NS
 
 
-def duration(seconds: float, name: str = "t", agent: str = "Drone/a") -> Timer:
-    return Timer(T0 + int(seconds * SECOND_NS), agent, name)
+def duration(seconds: float, name: str = "t", agent: str = "Drone/a") -> PendingTimer:
+    return PendingTimer(T0 + int(seconds * SECOND_NS), agent, name)
 
 
-def moment(seconds: float, name: str = "m") -> Timer:
-    return Timer(T0 + int(seconds * SECOND_NS), "Drone/a", name, follows_wall=True)
+def moment(seconds: float, name: str = "m") -> PendingTimer:
+    return PendingTimer(T0 + int(seconds * SECOND_NS), "Drone/a", name, follows_wall=True)
 
 
 def names(alarms: Alarms, wall_s: float, monotonic_s: float) -> list[str]:

@@ -13,7 +13,7 @@ from stigmergy.app.fleet import Fleet
 from stigmergy.base.errors import ConfigError, DefinitionError, Malformed, StigmergyError, TrustError, UnknownKind
 from stigmergy.control.live import Live
 from stigmergy.shard.inputs import Accepted
-from stigmergy.shard.memory import Letter
+from stigmergy.shard.memory import DeadLetter
 
 
 class Go(Command):
@@ -46,8 +46,8 @@ def fleet(shards: int = 2) -> Fleet:
 
 
 R = "Rover/r"
-LATER: Any = Letter("7.1.0", R, "s", "e", b"")
-NAMELESS: Any = Letter("x", R, "s", "e", b"")
+LATER: Any = DeadLetter("7.1.0", R, "s", "e", b"")
+NAMELESS: Any = DeadLetter("x", R, "s", "e", b"")
 WRONG: dict[str, tuple[Callable[[Live, Any], Any], Any, type[StigmergyError], str]] = {
     "a class for a command": (lambda live, one: live.send(R, one), Go, Malformed, r"not a command; make one: Go\("),
     "an event for a command": (lambda live, one: live.send(R, one), Went(), Malformed, "observe events, send commands"),

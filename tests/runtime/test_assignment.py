@@ -14,7 +14,7 @@ from stigmergy.app.fleet import verifier
 from stigmergy.base.errors import ConfigError, NotAssigned, UnknownKind
 from stigmergy.bus.memory import MemoryBroker
 from stigmergy.control.live import Live
-from stigmergy.control.server import ControlDesk, Node
+from stigmergy.control.server import ControlService, NodeDescription
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.settings import Settings
 from stigmergy.shard.inputs import Ask, Delivery
@@ -150,7 +150,7 @@ def test_calls_and_envelopes_for_others_are_refused_and_nobody_is_born() -> None
 def test_the_control_socket_refuses_too() -> None:
     async def main(node: SimNode) -> None:
         live = await node.start()
-        desk = ControlDesk(live, verifier(), Node("1", "memory:", (1, b"")), lambda: None)
+        desk = ControlService(live, verifier(), NodeDescription("1", "memory:", (1, b"")), lambda: None)
         for line in (
             b'{"v":1,"do":"send","agent":"Cart/c07","command":"Drive","texts":{"to":"x"},"command_id":"1"}',
             b'{"v":1,"do":"observe","agent":"Cart/c07","event":"Seen","texts":{"by":"x"}}',

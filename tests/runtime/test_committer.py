@@ -12,7 +12,7 @@ from stigmergy.agents.messages import Action, Command, Event
 from stigmergy.agents.supervision import SafeAction
 from stigmergy.base.errors import JournalUnknown, NotRunning
 from stigmergy.control.live import Live
-from stigmergy.journal.memory import MemoryJournal, MemoryStore
+from stigmergy.journal.memory import MemoryJournal, MemoryJournalStore
 from stigmergy.journal.port import JournalIdentity
 from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
 from stigmergy.node.declaration import Declaration
@@ -81,7 +81,7 @@ class Stage:
         self.world = World(1)
         self.landed: list[tuple[str, float]] = []
         self.settings = Settings(write_within_s=2.0, drain_s=1.0, **settings)
-        self.store = MemoryStore(JournalIdentity(fleet="counters", shards=1, incarnation=1))
+        self.store = MemoryJournalStore(JournalIdentity(fleet="counters", shards=1, incarnation=1))
         self.journal = StallingJournal(self.store)
         fleet = Declaration("counters", agents=[Counter])
 

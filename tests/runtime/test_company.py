@@ -6,7 +6,7 @@ import asyncio
 
 from stigmergy.bus.presence import MemberLeft
 from stigmergy.network.bus_link import describe_this_node, tell_interested
-from stigmergy.network.replication import Companions
+from stigmergy.network.replication import Replication
 from stigmergy.network.replicator import TICK_S_MAX
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.host import Host
@@ -17,13 +17,13 @@ from tests.runtime.replicas.town import QUICK, Count, Light
 
 def test_gossip_with_whoever_joins_begins_when_that_is_told() -> None:
     world, network = World(3), Network(3)
-    companions: dict[str, Companions] = {}
+    replication: dict[str, Replication] = {}
     told: dict[str, list[tuple[int, int]]] = {"a": [], "b": []}
 
-    def parts(node: SimNode, host: Host) -> list[Companions]:
+    def parts(node: SimNode, host: Host) -> list[Replication]:
         me = describe_this_node(host, node.name, node.entropy, "1")
-        made = Companions(host, node.signer, node.entropy, mesh=network.mesh(node.name), me=me, seeds=("a",))
-        companions[node.name] = made
+        made = Replication(host, node.signer, node.entropy, mesh=network.mesh(node.name), me=me, seeds=("a",))
+        replication[node.name] = made
         look = host.on_members
 
         def noted() -> None:
@@ -35,7 +35,7 @@ def test_gossip_with_whoever_joins_begins_when_that_is_told() -> None:
         return [made]
 
     def peers(name: str) -> int:
-        shared = companions[name].standing().shared
+        shared = replication[name].standing().shared
         assert shared is not None
         return shared.peers
 

@@ -12,7 +12,7 @@ from stigmergy.agents.messages import Action, Command, Event, Work
 from stigmergy.base.errors import DeviceRefused
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.settings import Settings
-from stigmergy.sim.disk import Fault
+from stigmergy.sim.disk import DiskFault
 from stigmergy.sim.node import SimNode
 from tests.runtime.rig import play
 
@@ -511,7 +511,7 @@ def test_when_the_journal_fails_nothing_more_is_begun_and_the_rest_follows_after
         live = await node.start()
         await live.send("Robot/a", Go(count=4))
         await asyncio.sleep(0.7)
-        node.disk.fail(node.disk.calls + 1, Fault.EIO)
+        node.disk.fail(node.disk.calls + 1, DiskFault.EIO)
         await live.wait_failure()
         seen = list(carried)
         await asyncio.sleep(5.0)

@@ -14,7 +14,7 @@ from stigmergy.base.errors import Bug, JournalUnknown, NotRunning, StigmergyErro
 from stigmergy.control.live import Live
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.settings import Settings
-from stigmergy.sim.disk import Fault
+from stigmergy.sim.disk import DiskFault
 from stigmergy.sim.node import SimNode
 from tests.runtime.counting import (
     Add,
@@ -123,7 +123,7 @@ class TestEnd:
         async def main(node: SimNode) -> None:
             live = await node.start()
             await live.send("Counter/a", Add(number=1))
-            node.disk.fail(node.disk.calls + 1, Fault.EIO)
+            node.disk.fail(node.disk.calls + 1, DiskFault.EIO)
             waits: list[Any] = [
                 live.send("Counter/a", Add(number=2)),
                 live.send("Counter/b", Add(number=2), command_id="x"),
@@ -154,7 +154,7 @@ class TestEnd:
         async def main(node: SimNode) -> None:
             live = await node.start()
             await live.send("Counter/a", Add(number=1))
-            live.host.shards[0]._handling = None  # type: ignore[assignment]
+            live.host.shards[0]._dispatcher = None  # type: ignore[assignment]
             with pytest.raises(AttributeError):
                 await live.send("Counter/a", Add(number=2))
             assert landed == ["Counter/a"]
@@ -176,7 +176,7 @@ class TestEnd:
         async def main(node: SimNode) -> None:
             live = await node.start()
             await live.send("Counter/a", Add(number=1))
-            node.disk.fail(node.disk.calls + 1, Fault.EIO)
+            node.disk.fail(node.disk.calls + 1, DiskFault.EIO)
             with pytest.raises(StigmergyError):
                 await live.send("Counter/a", Add(number=2))
             await live.host.stop()

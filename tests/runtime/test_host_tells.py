@@ -6,7 +6,7 @@ import pytest
 
 from stigmergy.base.errors import StigmergyError
 from stigmergy.node.settings import Settings
-from stigmergy.sim.disk import Fault
+from stigmergy.sim.disk import DiskFault
 from stigmergy.sim.node import SimNode
 from tests.runtime.counting import (
     Add,
@@ -25,7 +25,9 @@ class TestTells:
             number = 100
             for _ in range(30):
                 chance = node.world.chance(f"crash {number}")
-                node.disk.fail(node.disk.calls + chance.randint(1, 40), chance.choice((Fault.POWER_LOSS, Fault.KILL)))
+                node.disk.fail(
+                    node.disk.calls + chance.randint(1, 40), chance.choice((DiskFault.POWER_LOSS, DiskFault.KILL))
+                )
                 for _ in range(10):
                     number += 1
                     try:

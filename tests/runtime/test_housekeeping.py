@@ -13,7 +13,7 @@ from stigmergy.base.errors import JournalFull
 from stigmergy.control.live import Live
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.settings import Retention, Settings, Snapshots
-from stigmergy.sim.disk import Call, Fault
+from stigmergy.sim.disk import Call, DiskFault
 from stigmergy.sim.node import SimNode
 from tests.runtime.rig import play
 
@@ -263,7 +263,7 @@ class TestFullDisk:
                 if taking is not None and call.kind is Call.WRITE and live.host.committer.flight is None:
                     snapshot_writes += 1
                     # Nor can the log be copied, so that it would start again from its front.
-                    node.disk.fail(call.number, Fault.EIO if call.path == "fleet.db" else Fault.ENOSPC)
+                    node.disk.fail(call.number, DiskFault.EIO if call.path == "fleet.db" else DiskFault.ENOSPC)
 
             node.on_disk_call = spoil
             await count(live, range(3))

@@ -10,7 +10,7 @@ import pytest
 from stigmergy import Agent, Event, Events, Fleet, Merged, ORSet, Shared, decide, evolve
 from stigmergy.agents.shared import STATE_BYTES_MAX
 from stigmergy.cli.main import main as command_line
-from stigmergy.crdt.store import EMPTY, Store, mint
+from stigmergy.crdt.store import EMPTY, ReplicaStore, mint
 from stigmergy.shard.inputs import SharedReceived
 
 CAR = "Car/1"
@@ -46,7 +46,7 @@ class Car(Agent):
 fleet = Fleet("cars", agents=[Car])
 
 
-def largest() -> Store:
+def largest() -> ReplicaStore:
     """Just as large as a state may be that peers send."""
     value, store = fleet.plans["Car"].shared["names"].initial, EMPTY
     number = 0

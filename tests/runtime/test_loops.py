@@ -14,7 +14,7 @@ from stigmergy.devices.loops import SetPoints, Tick
 from stigmergy.devices.pid import Pid
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.settings import Settings
-from stigmergy.sim.disk import Fault
+from stigmergy.sim.disk import DiskFault
 from stigmergy.sim.node import SimNode
 from tests.runtime.rig import play
 
@@ -192,7 +192,7 @@ def test_when_the_node_stops_or_its_disk_fails_the_loop_lets_go() -> None:
         assert safe_s == pytest.approx(1.0, abs=0.02)
         live = await node.start()
         await asyncio.sleep(1.0)
-        node.disk.fail(node.disk.calls + 1, Fault.EIO)
+        node.disk.fail(node.disk.calls + 1, DiskFault.EIO)
         with pytest.raises(JournalUnknown):
             await live.observe("Drone/a", Wanted(altitude_m=5.0))
         failed_s = now_s()

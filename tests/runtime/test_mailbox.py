@@ -10,8 +10,8 @@ from stigmergy.node.mailbox import (
     BLOCKED_COUNT_MAX,
     DROP_OLDEST,
     NOTE_TICKETS_MAX,
-    Letter,
     Mailbox,
+    Queued,
     StreamPolicy,
     sample,
 )
@@ -41,20 +41,20 @@ def delivery(
     shard: int = 0,
     incarnation: int = 0,
     ticket: Recorder | None = None,
-) -> Letter:
+) -> Queued:
     one = Delivery(source, [ITEM] * items, sequence=sequence, incarnation=incarnation)
-    return Letter(shard, one, (ticket,) if ticket else (), items, 10 * items)
+    return Queued(shard, one, (ticket,) if ticket else (), items, 10 * items)
 
 
 def make(items_max: int = 10, commands_max: int = 3, bytes_max: int = 10_000) -> Mailbox:
     return Mailbox(commands_max, items_max, bytes_max)
 
 
-def drain(mailbox: Mailbox, items_max: int = 1_000_000) -> list[Letter]:
+def drain(mailbox: Mailbox, items_max: int = 1_000_000) -> list[Queued]:
     return list(mailbox.take(items_max, telemetry=True))
 
 
-def sequences(letters: list[Letter]) -> list[tuple[str, int]]:
+def sequences(letters: list[Queued]) -> list[tuple[str, int]]:
     told: list[tuple[str, int]] = []
     for letter in letters:
         match letter.input:
@@ -67,7 +67,7 @@ def sequences(letters: list[Letter]) -> list[tuple[str, int]]:
     return told
 
 
-def consume(letters: list[Letter]) -> dict[tuple[int, str, int], int]:
+def consume(letters: list[Queued]) -> dict[tuple[int, str, int], int]:
     """What the marks would be; fails on a gap, as the marks would."""
     marks: dict[tuple[int, str, int], int] = {}
     for letter in letters:
@@ -87,8 +87,8 @@ def consume(letters: list[Letter]) -> dict[tuple[int, str, int], int]:
 def test_lanes_are_served_inside_first_then_commands_then_telemetry() -> None:
     mailbox = make()
     mailbox.put_telemetry(delivery(1), BLOCK)
-    mailbox.put_command(Letter(0, Ask("Drone/a", "c", b"")))
-    mailbox.put_inside(Letter(0, TimerDue("Drone/a", "t", 1)))
+    mailbox.put_command(Queued(0, Ask("Drone/a", "c", b"")))
+    mailbox.put_inside(Queued(0, TimerDue("Drone/a", "t", 1)))
     assert [type(letter.input) for letter in drain(mailbox)] == [TimerDue, Ask, Delivery]
     assert not mailbox.waiting
 
@@ -106,7 +106,7 @@ def test_take_stops_at_its_limit_and_can_leave_telemetry_alone() -> None:
 
 def test_what_is_put_back_comes_first_and_in_order() -> None:
     mailbox = make()
-    mailbox.put_inside(Letter(0, TimerDue("Drone/a", "t", 1)))
+    mailbox.put_inside(Queued(0, TimerDue("Drone/a", "t", 1)))
     mailbox.put_back([delivery(1), delivery(2)])
     assert [type(letter.input) for letter in drain(mailbox)] == [Delivery, Delivery, TimerDue]
 
@@ -114,11 +114,11 @@ def test_what_is_put_back_comes_first_and_in_order() -> None:
 def test_commands_are_told_when_there_are_too_many_and_are_never_shed_for_telemetry() -> None:
     mailbox = make(items_max=2, commands_max=3)
     for number in range(3):
-        mailbox.put_command(Letter(0, Ask("Drone/a", str(number), b"")))
+        mailbox.put_command(Queued(0, Ask("Drone/a", str(number), b"")))
     for number in range(1, 100):
         mailbox.put_telemetry(delivery(number), DROP_OLDEST)
     with pytest.raises(Overloaded, match="3 commands are waiting"):
-        mailbox.put_command(Letter(0, Ask("Drone/a", "one too many", b"")))
+        mailbox.put_command(Queued(0, Ask("Drone/a", "one too many", b"")))
     assert sum(isinstance(letter.input, Ask) for letter in drain(mailbox)) == 3
     assert mailbox.counters.overloads == 1
     assert mailbox.counters.shed_items == 97
@@ -126,7 +126,7 @@ def test_commands_are_told_when_there_are_too_many_and_are_never_shed_for_teleme
 
 def test_a_full_command_lane_does_not_shut_telemetry_out() -> None:
     mailbox = make(commands_max=1)
-    mailbox.put_command(Letter(0, Ask("Drone/a", "1", b"")))
+    mailbox.put_command(Queued(0, Ask("Drone/a", "1", b"")))
     mailbox.put_telemetry(delivery(1), BLOCK)
     assert len(drain(mailbox)) == 2
 
@@ -137,7 +137,7 @@ class TestBlock:
         for number in range(1, 8):
             mailbox.put_telemetry(delivery(number), BLOCK)
         assert mailbox.counters.blocked == 5
-        taken: list[Letter] = []
+        taken: list[Queued] = []
         while mailbox.waiting:
             taken += mailbox.take(1, telemetry=True)
         assert sequences(taken) == [("take", number) for number in range(1, 8)]
@@ -278,7 +278,7 @@ def test_no_ticket_is_lost_and_no_mark_left_behind_whatever_comes(seed: int) -> 
     policies = {"a": BLOCK, "b": DROP_OLDEST, "c": sample(3), "d": DROP_OLDEST}
     mailbox = make(items_max=chance.randint(1, 20), bytes_max=chance.choice((50, 10_000)))
     put: list[Recorder] = []
-    taken: list[Letter] = []
+    taken: list[Queued] = []
     ends: dict[tuple[int, str, int], int] = {}
     for _ in range(400):
         source, shard = chance.choice("abcd"), chance.randrange(2)
@@ -307,7 +307,7 @@ def test_what_was_shed_is_said_although_a_note_follows_that_passes_numbers_for_o
     mailbox = make(items_max=2)
     mailbox.put_telemetry(delivery(1, source="t"), DROP_OLDEST)
     mailbox.put_telemetry(delivery(4), DROP_OLDEST)
-    mailbox.put_note(Letter(0, SequencesSkipped("s", 0, 0, last=5, because=""), items=0), DROP_OLDEST)
+    mailbox.put_note(Queued(0, SequencesSkipped("s", 0, 0, last=5, because=""), items=0), DROP_OLDEST)
     mailbox.put_telemetry(delivery(1, items=2), DROP_OLDEST)
     (note,) = [letter.input for letter in drain(mailbox) if isinstance(letter.input, SequencesSkipped)]
     assert mailbox.counters.shed_items == 3
@@ -343,8 +343,8 @@ def test_a_source_that_finds_no_room_keeps_nobody_else_from_waiting() -> None:
 def test_clear_hands_out_everything_that_waits() -> None:
     mailbox = make(items_max=1)
     tickets = [Recorder() for _ in range(4)]
-    mailbox.put_inside(Letter(0, TimerDue("Drone/a", "t", 1)))
-    mailbox.put_command(Letter(0, Ask("Drone/a", "c", b"")))
+    mailbox.put_inside(Queued(0, TimerDue("Drone/a", "t", 1)))
+    mailbox.put_command(Queued(0, Ask("Drone/a", "c", b"")))
     for number, ticket in enumerate(tickets, start=1):
         mailbox.put_telemetry(delivery(number, ticket=ticket), BLOCK)
     assert len(mailbox.clear()) == 6

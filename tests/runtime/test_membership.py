@@ -8,8 +8,8 @@ from stigmergy.agents.messages import Event
 from stigmergy.base.system import SystemClock, SystemEntropy
 from stigmergy.bus.presence import Member, MemberJoined, MemberLeft, MembersReset, Presence
 from stigmergy.membership.mesh import MEMBERSHIP, Mesh, MeshChannels
-from stigmergy.membership.packets import ABOUT_BYTES_MAX, Status, SwimUpdate
-from stigmergy.membership.service import Membership, Roster, _member, write_about
+from stigmergy.membership.packets import ABOUT_BYTES_MAX, MemberStatus, SwimUpdate
+from stigmergy.membership.service import MemberList, Membership, _member, write_about
 from stigmergy.membership.settings import SwimSettings
 from stigmergy.membership.udp import UdpMesh, UdpOptions
 from stigmergy.sim.loop import SimEntropy, run
@@ -46,8 +46,8 @@ class Node:
 
 
 def test_presence_and_membership_are_asked_alike() -> None:
-    presence: type[Roster] = Presence  # what mypy checks here is the test
-    membership: type[Roster] = Membership
+    presence: type[MemberList] = Presence  # what mypy checks here is the test
+    membership: type[MemberList] = Membership
     assert presence is not membership
 
 
@@ -136,7 +136,9 @@ def test_about_is_cut_to_what_fits() -> None:
 
 @pytest.mark.parametrize("about", [b"\xc1", b"\x91\xa1\xff", b"\x91\x01"])
 def test_about_that_cannot_be_read_leaves_the_name(about: bytes) -> None:
-    assert _member(SwimUpdate("a", 1, Status.ALIVE, b"12345678", "", about)) == Member(node="a", run=b"12345678".hex())
+    assert _member(SwimUpdate("a", 1, MemberStatus.ALIVE, b"12345678", "", about)) == Member(
+        node="a", run=b"12345678".hex()
+    )
 
 
 def test_chance_comes_from_the_entropy_that_is_given() -> None:

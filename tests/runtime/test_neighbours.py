@@ -11,15 +11,15 @@ from stigmergy.base.errors import ConfigError, DataLost, LinkDown, NotOwned, Sta
 from stigmergy.control.live import Live
 from stigmergy.network import tell_sender as frames
 from stigmergy.network import tell_sender as sending
-from stigmergy.network.memory_peers import MemoryStreet
-from stigmergy.network.peer_port import Channel
-from stigmergy.network.peers import Neighbours
+from stigmergy.network.memory_peers import MemoryPeerHub
+from stigmergy.network.peer_port import PeerChannel
+from stigmergy.network.peers import PeerProcesses
 from stigmergy.network.shares import Share, check_processes, owned_by, process_of
-from stigmergy.network.tell_sender import Goodbye, Opening, Parcel, Reached, Welcome
+from stigmergy.network.tell_sender import PairOpening, PairPosition, PeerRefused, TellBatch, Welcome
 from stigmergy.node.host import Host
 from stigmergy.shard.outbox import Pending
 from stigmergy.shard.state import shard_of
-from stigmergy.sim.disk import Fault
+from stigmergy.sim.disk import DiskFault
 from stigmergy.sim.node import SimNode, World
 from tests.runtime.counting import Add, Counted, Hello, declare, envelope
 
@@ -30,7 +30,7 @@ class Street:
     """Processes that share a fleet, each on a disk of its own."""
 
     def __init__(self, world: World, processes: int, shards: int = SHARDS) -> None:
-        self.street = MemoryStreet()
+        self.street = MemoryPeerHub()
         self.shards = shards
         self.processes = processes
         self.nodes: dict[int, SimNode] = {}
@@ -44,8 +44,8 @@ class Street:
                 attach=partial(self._attach, share),
             )
 
-    def _attach(self, share: Share, host: Host) -> Neighbours:
-        return Neighbours(host, self.street.neighbourhood(share.process), share)
+    def _attach(self, share: Share, host: Host) -> PeerProcesses:
+        return PeerProcesses(host, self.street.peer_network(share.process), share)
 
     async def start(self) -> None:
         for node in self.nodes.values():
@@ -126,8 +126,8 @@ class TestTells:
             await street.settle()
             assert check_told(street, sources) == 300
             for process, node in street.nodes.items():
-                assert node.neighbours is not None
-                counters = node.neighbours.counters()
+                assert node.peers is not None
+                counters = node.peers.counters()
                 assert counters["neighbour_tells_out"] == counters["neighbour_tells_settled"], process
 
         play(main, processes=processes)
@@ -137,14 +137,12 @@ class TestTells:
 
         async def main(street: Street, world: World) -> None:
             def links() -> list[int]:
-                made = [
-                    node.neighbours.counters()["neighbour_links"] for node in street.nodes.values() if node.neighbours
-                ]
+                made = [node.peers.counters()["neighbour_links"] for node in street.nodes.values() if node.peers]
                 return made
 
             def is_up() -> bool:
-                neighbours = street.nodes[1].neighbours
-                return neighbours is not None and any(one.is_up for one in neighbours._sendings.values())
+                peers = street.nodes[1].peers
+                return peers is not None and any(one.is_up for one in peers._sendings.values())
 
             await asyncio.sleep(2 * sending.IDLE_S_MAX)
             assert links() == [0, 0, 0]
@@ -171,7 +169,7 @@ class TestTells:
             for _ in range(12):
                 victim = chance.randint(1, street.processes)
                 node = street.nodes[victim]
-                fault = chance.choice((Fault.POWER_LOSS, Fault.KILL, None))
+                fault = chance.choice((DiskFault.POWER_LOSS, DiskFault.KILL, None))
                 if fault is not None:
                     node.disk.fail(node.disk.calls + chance.randint(1, 40), fault)
                 for _ in range(chance.randint(5, 25)):
@@ -213,8 +211,8 @@ class TestTells:
         play(main, processes=3)
 
     def test_window_bounds_what_is_under_way(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(sending, "PARCEL_ITEMS_MAX", 2)
-        monkeypatch.setattr(sending, "PARCELS_IN_FLIGHT_MAX", 3)
+        monkeypatch.setattr(sending, "TELL_BATCH_ITEMS_MAX", 2)
+        monkeypatch.setattr(sending, "TELL_BATCHES_IN_FLIGHT_MAX", 3)
         most = 0
 
         async def main(street: Street, world: World) -> None:
@@ -224,10 +222,10 @@ class TestTells:
             street.nodes[2].latency.before_s = 0.5
             asked = [street.add(here, 100 + away + 5 * n) for n in range(60)]
             await asyncio.gather(*asked)
-            assert street.nodes[1].neighbours is not None
-            lanes = street.nodes[1].neighbours._sendings[2]
+            assert street.nodes[1].peers is not None
+            lanes = street.nodes[1].peers._sendings[2]
             while street.owed:
-                most = max(most, lanes._parcels_count)
+                most = max(most, lanes._batches_count)
                 assert sum(len(lane.under_way) for lane in lanes._lanes.values()) <= 6
                 await asyncio.sleep(0.01)
             check_told(street, [here])
@@ -292,8 +290,8 @@ class TestLoss:
     def test_receiver_that_has_lost_its_end_stops(self) -> None:
         async def main(street: Street, world: World) -> None:
             channel = await meet(street, caller=1, called=2)
-            await channel.send(frames.write_frame(Opening(0, 2, 5)))
-            assert isinstance(said := frames.read_frame(await channel.receive()), Goodbye)
+            await channel.send(frames.write_frame(PairOpening(0, 2, 5)))
+            assert isinstance(said := frames.read_frame(await channel.receive()), PeerRefused)
             assert "5 tells of its shard 0 were durable here, this journal has 0" in said.why
             assert isinstance(street.nodes[2].host.failure, DataLost)
 
@@ -319,7 +317,7 @@ class TestLoss:
 
     def test_parcel_ends_where_sequences_do_not_follow(self) -> None:
         async def main(street: Street, world: World) -> None:
-            lanes = street.nodes[1].neighbours
+            lanes = street.nodes[1].peers
             assert lanes is not None
             body = encode(("Counter/x", encode(Hello(by="a", number=1))))
             pendings = [Pending(1, n, 0, "Counter/a", "shard/2", n, body) for n in (1, 2, 4)]
@@ -327,7 +325,7 @@ class TestLoss:
             lane = sender._lane(0, 2)
             lane.waiting.extend(pendings)
             parcels = [frames.read_frame(sender._pack((0, 2), lane)) for _ in range(2)]
-            assert [(one.sequence, len(one.items)) for one in parcels if isinstance(one, Parcel)] == [(1, 2), (4, 1)]
+            assert [(one.sequence, len(one.items)) for one in parcels if isinstance(one, TellBatch)] == [(1, 2), (4, 1)]
             sender._forget_connection()
             assert list(lane.waiting) == pendings
             lane.waiting.clear()
@@ -348,7 +346,7 @@ class TestLoss:
         play(main)
 
 
-async def meet(street: Street, caller: int, called: int) -> Channel:
+async def meet(street: Street, caller: int, called: int) -> PeerChannel:
     """A connection by hand, up to the welcome."""
     channel = street.street.connect(caller, called)
     await channel.send(frames.write_frame(frames.Hello(1, "counters", SHARDS, caller, street.processes)))
@@ -368,11 +366,11 @@ class TestManners:
             (Welcome(), "says hello first"),
         ],
     )
-    def test_stranger_is_sent_away(self, hello: frames.Frame, why: str) -> None:
+    def test_stranger_is_sent_away(self, hello: frames.PeerFrame, why: str) -> None:
         async def main(street: Street, world: World) -> None:
             channel = street.street.connect(1, 2)
             await channel.send(frames.write_frame(hello))
-            assert isinstance(said := frames.read_frame(await channel.receive()), Goodbye)
+            assert isinstance(said := frames.read_frame(await channel.receive()), PeerRefused)
             assert why in said.why
             with pytest.raises(LinkDown):
                 await channel.receive()
@@ -382,21 +380,21 @@ class TestManners:
     @pytest.mark.parametrize(
         ("frame", "why"),
         [
-            (Opening(2, 2, 0), "nothing to tell"),
-            (Opening(0, 1, 0), "nothing to tell"),
-            (Opening(-1, 2, 0), "nothing to tell"),
-            (Opening(9, 2, 0), "nothing to tell"),
-            (Parcel(0, 2, 1, 0, [("Counter/a", b"")]), "count from 1"),
-            (Parcel(0, 2, 1, 1, []), "has items"),
-            (Reached(0, 2, 0), "says no Reached"),
+            (PairOpening(2, 2, 0), "nothing to tell"),
+            (PairOpening(0, 1, 0), "nothing to tell"),
+            (PairOpening(-1, 2, 0), "nothing to tell"),
+            (PairOpening(9, 2, 0), "nothing to tell"),
+            (TellBatch(0, 2, 1, 0, [("Counter/a", b"")]), "count from 1"),
+            (TellBatch(0, 2, 1, 1, []), "has items"),
+            (PairPosition(0, 2, 0), "says no PairPosition"),
             (b"\xff", "does not decode"),
         ],
     )
-    def test_one_who_does_wrong_is_sent_away(self, frame: frames.Frame | bytes, why: str) -> None:
+    def test_one_who_does_wrong_is_sent_away(self, frame: frames.PeerFrame | bytes, why: str) -> None:
         async def main(street: Street, world: World) -> None:
             channel = await meet(street, 1, 2)
             await channel.send(frame if isinstance(frame, bytes) else frames.write_frame(frame))
-            assert isinstance(said := frames.read_frame(await channel.receive()), Goodbye)
+            assert isinstance(said := frames.read_frame(await channel.receive()), PeerRefused)
             assert why in said.why
             assert street.nodes[2].host.failure is None
 
@@ -405,7 +403,7 @@ class TestManners:
     def test_one_who_says_nothing_is_sent_away(self) -> None:
         async def main(street: Street, world: World) -> None:
             channel = street.street.connect(1, 2)
-            assert isinstance(frames.read_frame(await channel.receive()), Goodbye)
+            assert isinstance(frames.read_frame(await channel.receive()), PeerRefused)
 
         play(main)
 

@@ -10,24 +10,24 @@ from stigmergy.base.errors import JournalUnknown, LinkDown, NotOwned, NotRunning
 from stigmergy.control.protocol import (
     VERSION,
     AnyRequest,
-    Enrol,
-    Letters,
-    Observe,
+    EnrolRequest,
+    LettersRequest,
+    ObserveRequest,
     Reply,
-    Retry,
-    Send,
-    State,
-    Status,
+    RetryRequest,
+    SendRequest,
+    StateRequest,
+    StatusRequest,
     write_error,
     write_reply,
     write_request,
 )
-from stigmergy.control.retry import PatientBranch
+from stigmergy.control.retry import RetryingClient
 from stigmergy.sim.node import World
 
 ANSWER = write_reply(Reply(v=VERSION, ok={"accepted": True}))
-SEND = Send(agent="A/a", command="Go", command_id="1")
-OBSERVE = Observe(agent="A/a", event="Seen")
+SEND = SendRequest(agent="A/a", command="Go", command_id="1")
+OBSERVE = ObserveRequest(agent="A/a", event="Seen")
 
 
 class Shard:
@@ -46,11 +46,11 @@ class Shard:
         raise LinkDown("cut")
 
 
-def patient(shard: Shard, *, others: bool = True) -> PatientBranch:
+def patient(shard: Shard, *, others: bool = True) -> RetryingClient:
     async def is_anybody_there() -> bool:
         return others
 
-    return PatientBranch(shard, is_anybody_there)
+    return RetryingClient(shard, is_anybody_there)
 
 
 def asked(shard: Shard, request: AnyRequest) -> tuple[bytes, float]:
@@ -67,7 +67,7 @@ def asked(shard: Shard, request: AnyRequest) -> tuple[bytes, float]:
     return result
 
 
-@pytest.mark.parametrize("request_", [SEND, OBSERVE, State(agent="A/a"), Letters()])
+@pytest.mark.parametrize("request_", [SEND, OBSERVE, StateRequest(agent="A/a"), LettersRequest()])
 def test_it_is_asked_again_while_nobody_is_there(request_: AnyRequest) -> None:
     shard = Shard(NotRunning("nobody"), NotRunning("nobody"), ANSWER)
     assert asked(shard, request_)[0] == ANSWER
@@ -90,7 +90,12 @@ def test_a_command_with_an_id_is_sent_again_when_its_owner_moved_away(moved: Any
 
 
 def test_what_is_not_harmless_twice_is_said_once() -> None:
-    for request in (OBSERVE, Send(agent="A/a", command="Go"), Retry(letter="0.1.1"), Enrol(public_key="aa")):
+    for request in (
+        OBSERVE,
+        SendRequest(agent="A/a", command="Go"),
+        RetryRequest(letter="0.1.1"),
+        EnrolRequest(public_key="aa"),
+    ):
         shard = Shard(LinkDown("broke"), ANSWER)
         with pytest.raises(NotRunning, match="whether it was taken is unknown"):
             asked(shard, request)
@@ -104,7 +109,11 @@ def test_what_was_observed_is_said_again_where_nothing_was_taken() -> None:
     shard = Shard(write_error(NotOwned("nothing was done")), write_error(NotRunning("stopping")), ANSWER)
     assert asked(shard, OBSERVE)[0] == ANSWER
     assert shard.asked == 3
-    for request in (Send(agent="A/a", command="Go"), Retry(letter="0.1.1"), Enrol(public_key="aa")):
+    for request in (
+        SendRequest(agent="A/a", command="Go"),
+        RetryRequest(letter="0.1.1"),
+        EnrolRequest(public_key="aa"),
+    ):
         shard = Shard(write_error(NotOwned("elsewhere")), ANSWER)
         assert asked(shard, request)[0] == write_error(NotOwned("elsewhere"))
 
@@ -117,7 +126,7 @@ def test_a_refusal_is_passed_on_as_it_is() -> None:
 
 @pytest.mark.parametrize(
     ("request_", "others", "within_s"),
-    [(SEND, True, 15.0), (OBSERVE, True, 15.0), (SEND, False, 3.5), (Status(), True, 1.0)],
+    [(SEND, True, 15.0), (OBSERVE, True, 15.0), (SEND, False, 3.5), (StatusRequest(), True, 1.0)],
 )
 def test_the_time_is_bounded(request_: AnyRequest, others: bool, within_s: float) -> None:
     shard = Shard(NotRunning("nobody is there"))

@@ -13,7 +13,7 @@ from stigmergy.agents.effects import ACTUATORS, Effects, Order
 from stigmergy.agents.messages import Action, Event
 from stigmergy.audit.history import History, Moment
 from stigmergy.base.errors import BadSignature, ConfigError, DataLost, FoldMismatch, WrongKey
-from stigmergy.journal.memory import MemoryJournal, MemoryStore
+from stigmergy.journal.memory import MemoryJournal, MemoryJournalStore
 from stigmergy.journal.port import Journal, JournalIdentity, SnapshotPart, StoredCommit
 from stigmergy.journal.recovery import sum_up_passed_over
 from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
@@ -21,7 +21,7 @@ from stigmergy.node.declaration import Declaration
 from stigmergy.node.host import Host
 from stigmergy.node.settings import Retention, Settings, Snapshots
 from stigmergy.shard.commit import head_of, open_commit, seal
-from stigmergy.shard.snapshot import SnapshotTaking, read_header
+from stigmergy.shard.snapshot import SnapshotWriter, read_header
 from stigmergy.sim.loop import SimClock
 from stigmergy.sim.node import SimNode, World
 from tests.runtime.rig import play
@@ -239,7 +239,7 @@ def test_a_snapshot_that_was_not_finished_is_none() -> None:
         await run_for(node, 5)
         assert node.live is not None
         host = node.live.host
-        header = SnapshotTaking(host.shards[0].state).next_part({})
+        header = SnapshotWriter(host.shards[0].state).next_part({})
         assert header is not None
         await host.journal.put_snapshot(0, host.shards[0].state.position, [SnapshotPart(0, header)])
         await node.kill()
@@ -336,7 +336,7 @@ def test_an_end_that_nobody_has_signed_is_refused() -> None:
 def test_a_forged_end_is_refused_also_if_its_signature_hides_behind_a_later_one() -> None:
     """Only the last signature in a shard was checked; what an older one claims about another shard was believed."""
     fleet = declare(shards=4)
-    store = MemoryStore(JournalIdentity(fleet="counters", shards=4, incarnation=1))
+    store = MemoryJournalStore(JournalIdentity(fleet="counters", shards=4, incarnation=1))
     world = World(1)
 
     def make_host() -> Host:
@@ -358,7 +358,7 @@ def test_a_forged_end_is_refused_also_if_its_signature_hides_behind_a_later_one(
     world.run(main())
 
 
-def forge(store: MemoryStore, *, victim: int, holder: int) -> None:
+def forge(store: MemoryJournalStore, *, victim: int, holder: int) -> None:
     """Appends a commit to one shard, and lets an old signature of another shard claim it."""
     last = store.commits[victim][-1].sealed
     forged = seal(structs.replace(open_commit(last.body), position=last.position + 1, previous=last.digest))

@@ -14,7 +14,7 @@ from stigmergy.agents.effects import Events
 from stigmergy.agents.messages import Command, Event
 from stigmergy.base.errors import JournalFull, JournalUnknown, NotRunning
 from stigmergy.control.live import Live
-from stigmergy.journal.memory import MemoryJournal, MemoryStore
+from stigmergy.journal.memory import MemoryJournal, MemoryJournalStore
 from stigmergy.journal.port import JournalIdentity
 from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
 from stigmergy.node.declaration import Declaration
@@ -51,7 +51,7 @@ class Counter(Agent):
 class SlowJournal(MemoryJournal):
     """Each append waits until the test lets it go on, or fail."""
 
-    def __init__(self, store: MemoryStore) -> None:
+    def __init__(self, store: MemoryJournalStore) -> None:
         super().__init__(store)
         self.gates: list[asyncio.Future[None]] = []
         self.slow = False
@@ -75,7 +75,7 @@ class Stage:
 
     def __init__(self, **settings: Any) -> None:
         self.world = World(1)
-        self.store = MemoryStore(JournalIdentity(fleet="counters", shards=1, incarnation=1))
+        self.store = MemoryJournalStore(JournalIdentity(fleet="counters", shards=1, incarnation=1))
         self.settings = Settings(batch_events_max=BATCH, **settings)
         self.sent = 0
 

@@ -36,13 +36,13 @@ from stigmergy import (
 )
 from stigmergy.agents.codec import open_envelope, pack_envelope
 from stigmergy.claims.memory_ledger import MemoryLedgerStore
-from stigmergy.network.replication import Companions
+from stigmergy.network.replication import Replication
 from stigmergy.node.host import Host
 from stigmergy.node.ingress import Ingress
 from stigmergy.node.wakeups import Waker
 from stigmergy.shard.draft import Stepped
 from stigmergy.shard.shard import Shard
-from stigmergy.sim.node import Part, SimNode, World
+from stigmergy.sim.node import NodeService, SimNode, World
 from tests.runtime.rig import play
 
 WRITE_S = 3.0
@@ -134,9 +134,9 @@ def test_a_full_commit_on_a_slow_disk_is_waited_for(turns: Turns) -> None:
     settings = Settings(batch_events_max=4, gap_wait_s=0.5, write_within_s=20.0)
     fleet = declare(settings, halted, world.loop.time)
 
-    def parts(node: SimNode, host: Host) -> Sequence[Part]:
+    def parts(node: SimNode, host: Host) -> Sequence[NodeService]:
         ledger = SimLedger(MemoryLedgerStore("slow"), random.Random(1), LedgerFaults(delay_s_max=0.002))
-        return (Companions(host, node.signer, node.entropy, ledger=ledger),)
+        return (Replication(host, node.signer, node.entropy, ledger=ledger),)
 
     node = SimNode(world, lambda _: fleet, in_memory=True, parts=parts)
     node.latency.jitter = False

@@ -9,7 +9,7 @@ import pytest
 
 from stigmergy.base.errors import ConfigError, NotRunning, StigmergyError
 from stigmergy.control.protocol import VERSION, Reply, write_error, write_reply
-from stigmergy.control.router import MergedEntries, Switchboard, added_status
+from stigmergy.control.router import ControlRouter, MergedEntries, added_status
 from stigmergy.network.shares import process_of
 from stigmergy.shard.homes import Homes
 from stigmergy.shard.state import shard_of
@@ -83,7 +83,7 @@ class Board:
         self.processes = [Process(answer) for answer in answers]
         self.stopped = 0
         about = {"fleet": "f", "version": "1", "pid": 1, "up_s": 9.0, "journal": "sqlite:all", "sockets": "one, two"}
-        self.board = Switchboard(Homes(SHARDS), self.processes, lambda: about, self._stop)
+        self.board = ControlRouter(Homes(SHARDS), self.processes, lambda: about, self._stop)
 
     def _stop(self) -> None:
         self.stopped += 1

@@ -12,10 +12,10 @@ from stigmergy.agents.codec import pack_envelope
 from stigmergy.app.journals import inspect_journal
 from stigmergy.app.keyring import load_signer
 from stigmergy.audit.export import Export, Selection
-from stigmergy.audit.flight import Cut, make_flight
+from stigmergy.audit.flight import FlightSelection, make_flight
 from stigmergy.audit.history import History, Moment
-from stigmergy.audit.listing import Wanted, list_log
-from stigmergy.audit.replay import Replaying
+from stigmergy.audit.listing import EntryFilter, list_log
+from stigmergy.audit.replay import JournalReplay
 from stigmergy.base.errors import JournalForeign, UnknownKind
 from stigmergy.keys.ed25519 import Ed25519Verifier
 from stigmergy.node.declaration import Declaration
@@ -98,7 +98,7 @@ async def test_a_log_without_its_fleet_is_looked_through_in_all_shards(
     await fill(tmp_path, url, monkeypatch)
     fleet, journal = zoned(zone_of), inspect_journal(url)
     assert journal.identity.shard_by == "zone_of"
-    listed = [entry for entry in list_log(journal, Wanted(agent="Counter/b1", limit=10)) if entry is not None]
+    listed = [entry for entry in list_log(journal, EntryFilter(agent="Counter/b1", limit=10)) if entry is not None]
     assert {(entry.agent, entry.shard) for entry in listed} == {("Counter/b1", shard_of("b", SHARDS))}
     exported = [one for one in Export(journal, Selection(agent="Counter/c2")).entries() if one is not None]
     assert {(entry.agent, entry.shard) for entry in exported} == {("Counter/c2", shard_of("c", SHARDS))}
@@ -106,15 +106,17 @@ async def test_a_log_without_its_fleet_is_looked_through_in_all_shards(
         History(journal, fleet.plans)
     sight = History(journal, fleet.plans, homes=fleet.homes).look("Counter/b1", Moment())
     assert (sight.agent.numbers, sight.shard) == ((1,), shard_of("b", SHARDS))
-    replaying = Replaying(journal, fleet.plans, fleet.settings.limits, Ed25519Verifier(), homes=fleet.homes)
+    replaying = JournalReplay(journal, fleet.plans, fleet.settings.limits, Ed25519Verifier(), homes=fleet.homes)
     assert replaying.run().same
-    flight = b"".join(make_flight(journal, load_signer(Path("zones.key"), create=False), Cut(agent="Counter/b1"), 1))
+    flight = b"".join(
+        make_flight(journal, load_signer(Path("zones.key"), create=False), FlightSelection(agent="Counter/b1"), 1)
+    )
     write(Path("one.flight"), flight)
     again = inspect_journal("flight:one.flight")
     assert (again.identity.shard_by, again.identity.fleet) == ("zone_of", "zones")
-    assert {entry.shard for entry in list_log(again, Wanted(agent="Counter/b1", limit=10)) if entry is not None} == {
-        shard_of("b", SHARDS)
-    }
+    assert {
+        entry.shard for entry in list_log(again, EntryFilter(agent="Counter/b1", limit=10)) if entry is not None
+    } == {shard_of("b", SHARDS)}
     await again.close()
     await journal.close()
 

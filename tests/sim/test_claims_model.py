@@ -11,11 +11,11 @@ import pytest
 from msgspec import structs
 
 from rigs.claims_model import CELL, FOR_MS, ClaimsModel, Faults
-from stigmergy.claims import wish as wishes
+from stigmergy.claims import acquisition as acquisitions
+from stigmergy.claims.acquisition import Acquisition, Turn
 from stigmergy.claims.entries import Ask, AskAny, Expire, Written
-from stigmergy.claims.rules import Step, apply
+from stigmergy.claims.rules import FoldStep, apply
 from stigmergy.claims.state import FREE, MILLISECOND_NS, Claims, lease_end_ns
-from stigmergy.claims.wish import Turn, Wish
 from stigmergy.sim.explore import explore
 
 STATES_MAX = 400_000
@@ -50,26 +50,30 @@ def no_margin(seen_ns: int, for_ms: int) -> int:
     return seen_ns + for_ms * MILLISECOND_NS
 
 
-def counts_from_the_verdict(wish: Wish, claims: Claims, writer: bytes, life: int, now_ns: int, number: int) -> Turn:
+def counts_from_the_verdict(
+    acquisition: Acquisition, claims: Claims, writer: bytes, life: int, now_ns: int, number: int
+) -> Turn:
     """The holder counts its lease from when it heard of it."""
-    turn = wishes.heard(wish, claims, writer, life, now_ns, number)
-    if turn.wish is None or turn.wish.held is None or wish.held is not None:
+    turn = acquisitions.heard(acquisition, claims, writer, life, now_ns, number)
+    if turn.acquisition is None or turn.acquisition.held is None or acquisition.held is not None:
         return turn
-    held = structs.replace(turn.wish.held, end_ns=lease_end_ns(now_ns, wish.for_ms))
-    return turn._replace(wish=structs.replace(turn.wish, held=held))
+    held = structs.replace(turn.acquisition.held, end_ns=lease_end_ns(now_ns, acquisition.for_ms))
+    return turn._replace(acquisition=structs.replace(turn.acquisition, held=held))
 
 
-def believes_any_grant(wish: Wish, claims: Claims, writer: bytes, life: int, now_ns: int, number: int) -> Turn:
+def believes_any_grant(
+    acquisition: Acquisition, claims: Claims, writer: bytes, life: int, now_ns: int, number: int
+) -> Turn:
     """A grant of an earlier life is taken for one's own, and counted from the new question."""
-    grant = claims.holds(wish.resource, wish.claimant)
-    if wish.held is None and grant is not None and wish.sent is not None:
-        end_ns = lease_end_ns(wish.sent.sent_ns, wish.for_ms)
-        held = wishes.Held(grant.token, wish.sent.sent_ns, grant.for_ms, end_ns)
-        return Turn(structs.replace(wish, held=held, sent=None, asking=False))
-    return wishes.heard(wish, claims, writer, life, now_ns, number)
+    grant = claims.holds(acquisition.resource, acquisition.claimant)
+    if acquisition.held is None and grant is not None and acquisition.sent is not None:
+        end_ns = lease_end_ns(acquisition.sent.sent_ns, acquisition.for_ms)
+        held = acquisitions.HeldClaim(grant.token, acquisition.sent.sent_ns, grant.for_ms, end_ns)
+        return Turn(structs.replace(acquisition, held=held, sent=None, asking=False))
+    return acquisitions.heard(acquisition, claims, writer, life, now_ns, number)
 
 
-def expires_whatever_is_there(claims: Claims, position: int, written: Written) -> Step:
+def expires_whatever_is_there(claims: Claims, position: int, written: Written) -> FoldStep:
     """An Expire frees the resource, whichever lease it meant."""
     grant = claims.resource(CELL).grant
     if isinstance(written.move, Expire) and grant is not None:
@@ -77,7 +81,7 @@ def expires_whatever_is_there(claims: Claims, position: int, written: Written) -
     return apply(claims, position, written)
 
 
-def takes_the_dead_for_the_living(claims: Claims, position: int, written: Written) -> Step:
+def takes_the_dead_for_the_living(claims: Claims, position: int, written: Written) -> FoldStep:
     """What an earlier life still sends counts."""
     mark = claims.writers.get(written.writer)
     if mark is None or mark.life <= written.life:
@@ -86,31 +90,33 @@ def takes_the_dead_for_the_living(claims: Claims, position: int, written: Writte
     return structs.replace(step, claims=structs.replace(step.claims, writers=claims.writers))
 
 
-def takes_an_offer_for_a_grant(wish: Wish, claims: Claims, writer: bytes, life: int, now_ns: int, number: int) -> Turn:
+def takes_an_offer_for_a_grant(
+    acquisition: Acquisition, claims: Claims, writer: bytes, life: int, now_ns: int, number: int
+) -> Turn:
     """Who is offered it holds it, without a word to the ledger."""
-    offer = claims.offered(wish.resource, wish.claimant)
+    offer = claims.offered(acquisition.resource, acquisition.claimant)
     if offer is None:
-        return wishes.heard(wish, claims, writer, life, now_ns, number)
-    held = wishes.Held(offer.position, now_ns, wish.for_ms, lease_end_ns(now_ns, wish.for_ms))
-    return Turn(structs.replace(wish, held=held, sent=None, asking=False))
+        return acquisitions.heard(acquisition, claims, writer, life, now_ns, number)
+    held = acquisitions.HeldClaim(offer.position, now_ns, acquisition.for_ms, lease_end_ns(now_ns, acquisition.for_ms))
+    return Turn(structs.replace(acquisition, held=held, sent=None, asking=False))
 
 
-def grants_to_everybody(claims: Claims, position: int, written: Written) -> Step:
+def grants_to_everybody(claims: Claims, position: int, written: Written) -> FoldStep:
     """Whoever asks gets it."""
     if isinstance(written.move, Ask):
         return apply(structs.replace(claims, resources=Claims().resources), position, written)
     return apply(claims, position, written)
 
 
-def shortens_without_saying(before: Wish | None, wanted: Wish, now_ns: int, number: int) -> Turn:
+def shortens_without_saying(before: Acquisition | None, wanted: Acquisition, now_ns: int, number: int) -> Turn:
     """Asks for a shorter lease, and goes on believing in the longer one until it hears of it."""
-    turn = wishes.ask(before, wanted, now_ns, number)
-    if before is None or before.held is None or turn.wish is None:
+    turn = acquisitions.ask(before, wanted, now_ns, number)
+    if before is None or before.held is None or turn.acquisition is None:
         return turn
-    return turn._replace(wish=structs.replace(turn.wish, held=before.held))
+    return turn._replace(acquisition=structs.replace(turn.acquisition, held=before.held))
 
 
-def keeps_its_other_places(claims: Claims, position: int, written: Written) -> Step:
+def keeps_its_other_places(claims: Claims, position: int, written: Written) -> FoldStep:
     """Who is offered one of a pool stays in the other lines."""
     step = apply(claims, position, written)
     known = step.claims.resource(step.resource)
@@ -124,14 +130,14 @@ def keeps_its_other_places(claims: Claims, position: int, written: Written) -> S
     return structs.replace(step, claims=structs.replace(step.claims, resources=resources))
 
 
-def joins_only_the_first_line(claims: Claims, position: int, written: Written) -> Step:
+def joins_only_the_first_line(claims: Claims, position: int, written: Written) -> FoldStep:
     """Who waits for a pool waits for its first resource only."""
     if isinstance(written.move, AskAny) and len(claims.resources) == len(written.move.resources):
         written = written._replace(move=AskAny(written.move.resources[:1], FOR_MS, waits=True))
     return apply(claims, position, written)
 
 
-def grants_another_one(claims: Claims, position: int, written: Written) -> Step:
+def grants_another_one(claims: Claims, position: int, written: Written) -> FoldStep:
     """Who holds one of a pool and asks again, after a crash, gets one more."""
     if isinstance(written.move, AskAny):
         free = tuple(name for name in written.move.resources if claims.resource(name) is FREE)

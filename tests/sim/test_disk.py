@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import apsw
 import pytest
 
-from stigmergy.sim.disk import AfterFailedSync, Call, Crashed, Fault, IoCall, SimDisk
+from stigmergy.sim.disk import AfterFailedSync, Call, Crashed, DiskFault, IoCall, SimDisk
 from stigmergy.sim.platter import SECTOR_BYTES
 
 MakeDisk = Callable[..., SimDisk]
@@ -157,7 +157,7 @@ def test_failed_sync_loses_data_for_good(make_disk: MakeDisk, after: AfterFailed
         file = disk.open("a")
         file.sync()
         file.write_at(0, b"data")
-        disk.fail_kind(Call.SYNC, 2, Fault.EIO)
+        disk.fail_kind(Call.SYNC, 2, DiskFault.EIO)
         with pytest.raises(OSError, match="simulated failure"):
             file.sync()
         if after is AfterFailedSync.STALE_CACHE:
@@ -176,8 +176,8 @@ def test_planned_fault_hits_that_call_and_no_other(make_disk: MakeDisk) -> None:
     seen: list[IoCall] = []
     disk.on_call = seen.append
     file = disk.open("a")
-    disk.fail(3, Fault.EIO)
-    disk.fail_kind(Call.READ, 2, Fault.EIO)
+    disk.fail(3, DiskFault.EIO)
+    disk.fail_kind(Call.READ, 2, DiskFault.EIO)
     file.write_at(0, b"1")
     with pytest.raises(OSError, match="simulated") as failed:
         file.write_at(1, b"2")
@@ -194,14 +194,14 @@ def test_planned_fault_hits_that_call_and_no_other(make_disk: MakeDisk) -> None:
 
 def test_forgiven_faults_do_not_happen(make_disk: MakeDisk) -> None:
     disk = make_disk()
-    disk.fail(1, Fault.EIO)
-    disk.fail_kind(Call.CREATE, 1, Fault.EIO)
+    disk.fail(1, DiskFault.EIO)
+    disk.fail_kind(Call.CREATE, 1, DiskFault.EIO)
     disk.forgive()
     disk.open("a")
 
 
-@pytest.mark.parametrize("fault", [Fault.POWER_LOSS, Fault.KILL])
-def test_crash_at_a_call_takes_the_machine_down(make_disk: MakeDisk, fault: Fault) -> None:
+@pytest.mark.parametrize("fault", [DiskFault.POWER_LOSS, DiskFault.KILL])
+def test_crash_at_a_call_takes_the_machine_down(make_disk: MakeDisk, fault: DiskFault) -> None:
     disk = make_disk()
     file = disk.open("a")
     disk.fail(2, fault)
@@ -224,10 +224,10 @@ def test_full_disk_takes_what_fits_and_overwriting_needs_no_room(make_disk: Make
     file.write_at(0, b"ABCD")
     file.truncate(2)
     assert disk.free_bytes("a") == 8
-    disk.fail(disk.calls + 1, Fault.ENOSPC)
+    disk.fail(disk.calls + 1, DiskFault.ENOSPC)
     with pytest.raises(OSError, match="full"):
         file.write_at(2, b"cd")
-    disk.fail(disk.calls + 1, Fault.ENOSPC)
+    disk.fail(disk.calls + 1, DiskFault.ENOSPC)
     file.write_at(0, b"xy")
     assert disk.content("a") == b"xy"
 
@@ -283,7 +283,7 @@ def test_sqlite_runs_on_it_and_its_errors_are_sqlites_own(
     disk = make_disk()
     connection = apsw.Connection("x.db", vfs=disk.vfs)
     connection.execute("CREATE TABLE t(x); INSERT INTO t VALUES (1)")
-    disk.fail_kind(Call.SYNC, disk.calls_by_kind[Call.SYNC] + 1, Fault.EIO)
+    disk.fail_kind(Call.SYNC, disk.calls_by_kind[Call.SYNC] + 1, DiskFault.EIO)
     with pytest.raises(apsw.IOError) as failed:
         connection.execute("INSERT INTO t VALUES (2)")
     assert vars(failed.value)["extendedresult"] == apsw.SQLITE_IOERR_FSYNC

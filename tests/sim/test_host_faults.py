@@ -10,7 +10,7 @@ from rigs.io_trial import run_io_trial
 from stigmergy.base.errors import JournalFull, JournalUnknown
 from stigmergy.node.declaration import Declaration
 from stigmergy.shard.inputs import Accepted
-from stigmergy.sim.disk import AfterFailedSync, Call, Fault
+from stigmergy.sim.disk import AfterFailedSync, Call, DiskFault
 from stigmergy.sim.node import SimNode, World
 from stigmergy.sim.peers import Receiver
 
@@ -20,8 +20,8 @@ EVERY = 3
 
 
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.prove) for part in range(1, PARTS))])
-@pytest.mark.parametrize("fault", [Fault.EIO, Fault.ENOSPC], ids=lambda fault: fault.name)
-def test_a_fault_at_every_call_in_turn(fault: Fault, part: int) -> None:
+@pytest.mark.parametrize("fault", [DiskFault.EIO, DiskFault.ENOSPC], ids=lambda fault: fault.name)
+def test_a_fault_at_every_call_in_turn(fault: DiskFault, part: int) -> None:
     stopped = reached = 0
     for call in range(1 + part * EVERY, run_io_trial(0, None).calls, PARTS * EVERY):
         after = AfterFailedSync.STALE_CACHE if call % 2 else AfterFailedSync.DROPPED_CACHE
@@ -33,7 +33,7 @@ def test_a_fault_at_every_call_in_turn(fault: Fault, part: int) -> None:
         stopped += result.stopped
     assert reached > 20
     # Full for one call does not stop a node any more: the journal gives up its reserve for it.
-    assert stopped > 0 or fault is Fault.ENOSPC
+    assert stopped > 0 or fault is DiskFault.ENOSPC
 
 
 class Bench:
@@ -57,7 +57,7 @@ def test_a_sync_that_fails_withholds_the_answer_and_the_restart_gives_the_one_th
     async def main() -> None:
         live = await node.start()
         assert await live.send("Drone/1", StartMission(mission=1), command_id="a")
-        node.disk.fail_kind(Call.SYNC, node.disk.calls_by_kind[Call.SYNC] + 1, Fault.EIO)
+        node.disk.fail_kind(Call.SYNC, node.disk.calls_by_kind[Call.SYNC] + 1, DiskFault.EIO)
         with pytest.raises(JournalUnknown):
             await live.send("Drone/1", EndMission(mission=1), command_id="b")
         assert isinstance(live.failure, JournalUnknown)

@@ -6,7 +6,7 @@ import pytest
 
 from rigs.io_trial import run_io_trial
 from rigs.trial import run_trial
-from stigmergy.sim.disk import AfterFailedSync, Fault
+from stigmergy.sim.disk import AfterFailedSync, DiskFault
 
 SEEDS = 12
 CHUNK = 6
@@ -48,8 +48,8 @@ def test_on_a_disk_that_lies_about_syncs_the_same_trial_finds_a_loss() -> None:
 
 
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.prove) for part in range(1, PARTS))])
-@pytest.mark.parametrize("fault", [Fault.EIO, Fault.ENOSPC], ids=lambda fault: fault.name)
-def test_a_fault_at_every_call_in_turn(fault: Fault, part: int) -> None:
+@pytest.mark.parametrize("fault", [DiskFault.EIO, DiskFault.ENOSPC], ids=lambda fault: fault.name)
+def test_a_fault_at_every_call_in_turn(fault: DiskFault, part: int) -> None:
     stopped = reached = 0
     for call in range(1 + part * EVERY, run_io_trial(0, None, in_segments=True).calls, PARTS * EVERY):
         after = AfterFailedSync.STALE_CACHE if call % 2 else AfterFailedSync.DROPPED_CACHE
@@ -60,4 +60,4 @@ def test_a_fault_at_every_call_in_turn(fault: Fault, part: int) -> None:
         reached += 1
         stopped += result.stopped
     assert reached > 5
-    assert stopped > 0 or fault is Fault.ENOSPC  # many calls need no room
+    assert stopped > 0 or fault is DiskFault.ENOSPC  # many calls need no room

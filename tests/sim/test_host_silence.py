@@ -11,7 +11,7 @@ from stigmergy.agents.messages import Action, Event, within
 from stigmergy.agents.supervision import WhenStale
 from stigmergy.base.errors import JournalUnknown
 from stigmergy.node.declaration import Declaration
-from stigmergy.sim.disk import Fault
+from stigmergy.sim.disk import DiskFault
 from stigmergy.sim.node import SimNode, World
 
 TICK_S = 0.001
@@ -150,7 +150,7 @@ def test_a_dead_journal_lets_the_safe_action_out_at_once() -> None:
         live = await node.start()
         await live.observe("Watched/a", Heard(number=1))
         await asyncio.sleep(2.0)
-        node.disk.fail(node.disk.calls + 1, Fault.EIO)
+        node.disk.fail(node.disk.calls + 1, DiskFault.EIO)
         with pytest.raises(JournalUnknown):
             await live.observe("Watched/a", Noted(number=1))
         assert [round(stop, 2) for stop in stops] == [2.0]

@@ -17,7 +17,7 @@ from stigmergy import (
     ordered,
     react,
 )
-from stigmergy.claims.claimant import Desk
+from stigmergy.claims.claimant import Claimant
 from stigmergy.sim import NONE, World, simulate
 from stigmergy.sim.simulation import SimulationFailed
 
@@ -61,7 +61,7 @@ async def everybody_stays(world: World) -> None:
 
 
 def test_a_question_that_is_never_denied_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Desk, "_tick", lambda self, claim, now_ns: False)
+    monkeypatch.setattr(Claimant, "_tick", lambda self, claim, now_ns: False)
     with pytest.raises(SimulationFailed, match="1 still owed"):
         everybody_stays()
 
@@ -96,6 +96,6 @@ def it_sees(world: World) -> None:
 
 
 def test_a_watch_that_no_turn_serves_ends_the_run_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Desk, "next_ns", 0)
+    monkeypatch.setattr(Claimant, "next_ns", 0)
     with pytest.raises(SimulationFailed, match=r"seed 3, at 0 virtual seconds: node-1 has taken 100 turns .* claims"):
         it_sees()

@@ -7,14 +7,14 @@ import msgspec
 import pytest
 
 from stigmergy.claims import observer as observing
-from stigmergy.crdt.anti_entropy.admission import Proving
+from stigmergy.crdt.anti_entropy.admission import EquivocationCheck
 from stigmergy.crdt.anti_entropy.authorship import Quarantined
-from stigmergy.crdt.anti_entropy.held import Held
+from stigmergy.crdt.anti_entropy.held_object import HeldObject
 from stigmergy.crdt.anti_entropy.peers import Peer
-from stigmergy.crdt.anti_entropy.rules import Moment
+from stigmergy.crdt.anti_entropy.rules import ClockReading
 from stigmergy.crdt.delta import Delta
-from stigmergy.crdt.store import Store
-from stigmergy.network.replicator import Replicator, SharedStanding
+from stigmergy.crdt.store import ReplicaStore
+from stigmergy.network.replicator import Replicator, SharedStatus
 from stigmergy.sim import ALL, LIAR, LOSS, NETWORK, NONE, World, simulate
 from stigmergy.sim.fleet import Setup
 from stigmergy.sim.scenarios.garage import Arrived, Door, Left, Pass, fleet
@@ -55,18 +55,18 @@ def test_a_liar_is_shut_out_and_sets_nobody_against_each_other() -> None:
 def test_an_honest_node_that_is_shut_out_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """As it was once: who holds something else than we do was shut out for it."""
 
-    def blame(self: Proving, peer: Peer, held: Held, moment: Moment) -> None:
+    def blame(self: EquivocationCheck, peer: Peer, held: HeldObject, moment: ClockReading) -> None:
         assert peer.key is not None
-        self._desk.shut_out(Quarantined(peer.key, peer.name, held.name, b"", "it differs", moment.wall_ns))
+        self._context.shut_out(Quarantined(peer.key, peer.name, held.name, b"", "it differs", moment.wall_ns))
 
-    monkeypatch.setattr(Proving, "show", blame)
+    monkeypatch.setattr(EquivocationCheck, "show", blame)
     setup = Setup(fleet=fleet, agents=5, nodes=5, for_s=12.0, heal_s=20.0, faults=(LIAR,))
     found = (violation for seed in range(1, 7) for violation in run_seed(setup, seed, work).violations)
     assert any("only_liars_are_shut_out" in violation for violation in found)
 
 
 def test_a_liar_that_nobody_sees_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Replicator, "standing", lambda self: SharedStanding())
+    monkeypatch.setattr(Replicator, "standing", lambda self: SharedStatus())
     setup = Setup(fleet=fleet, agents=5, nodes=5, for_s=12.0, heal_s=20.0, faults=(LIAR,))
     found = (violation for seed in range(1, 7) for violation in run_seed(setup, seed, work).violations)
     assert any("replicas_converge" in violation for violation in found)
@@ -74,12 +74,12 @@ def test_a_liar_that_nobody_sees_is_found(monkeypatch: pytest.MonkeyPatch) -> No
 
 def part_of_a_batch_is_lost(patch: pytest.MonkeyPatch) -> None:
     """A replica keeps the first of several changes that come together, and says that it has all of them."""
-    apply = Store.apply
+    apply = ReplicaStore.apply
 
-    def forgetful(self: Store, delta: Delta) -> Store:
+    def forgetful(self: ReplicaStore, delta: Delta) -> ReplicaStore:
         return apply(self, msgspec.structs.replace(delta, added=delta.added[:1]))
 
-    patch.setattr(Store, "apply", forgetful)
+    patch.setattr(ReplicaStore, "apply", forgetful)
 
 
 def leases_are_ended_early(patch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from stigmergy.sim.fleet import Setup
 from stigmergy.sim.page import write_page
 from stigmergy.sim.scenarios import garage
 from stigmergy.sim.simulation import run_seed
-from stigmergy.sim.timeline import Chronicle, Entry, render
+from stigmergy.sim.timeline import Chronicle, TimelineEntry, render
 from stigmergy.sim.world import World
 from tests.sim.fleet.lights import Seen, Switch, fleet
 
@@ -16,10 +16,10 @@ MS = 1_000_000
 
 def chronicle(nodes: int = 2) -> Chronicle:
     made = Chronicle({f"node-{number}": ["Lamp/1"] for number in range(1, nodes + 1)}, entries_max=100)
-    made.add(Entry(0, "", "phase", "everything runs"))
-    made.add(Entry(1_500 * MS, "node-1", "kept", "Seen(number=1)", "Lamp/1"))
-    made.add(Entry(1_501 * MS, "node-2", "message", "passed", "Lamp/1", "node-1", 1_500 * MS))
-    made.add(Entry(61_002 * MS, "node-2", "fault", "pause on node-2 for 300 ms"))
+    made.add(TimelineEntry(0, "", "phase", "everything runs"))
+    made.add(TimelineEntry(1_500 * MS, "node-1", "kept", "Seen(number=1)", "Lamp/1"))
+    made.add(TimelineEntry(1_501 * MS, "node-2", "message", "passed", "Lamp/1", "node-1", 1_500 * MS))
+    made.add(TimelineEntry(61_002 * MS, "node-2", "fault", "pause on node-2 for 300 ms"))
     return made
 
 
@@ -44,13 +44,13 @@ def test_many_nodes_are_written_below_each_other() -> None:
 def test_what_is_left_out_is_said_and_a_finding_is_in_sight() -> None:
     made = chronicle()
     for number in range(200):
-        made.add(Entry(62_000 * MS + number, "node-1", "input", f"told {number}"))
+        made.add(TimelineEntry(62_000 * MS + number, "node-1", "input", f"told {number}"))
     text = render(made, last=20)
     assert "… 184 entries before" in text
     assert "told 199" in text
-    made.add(Entry(63_000 * MS, "", "finding", "two are green"))
+    made.add(TimelineEntry(63_000 * MS, "", "finding", "two are green"))
     for number in range(60):
-        made.add(Entry(63_001 * MS + number, "node-1", "input", f"later {number}"))
+        made.add(TimelineEntry(63_001 * MS + number, "node-1", "input", f"later {number}"))
     text = render(made, last=20)
     assert "X two are green" in text
     assert "later 6" in text

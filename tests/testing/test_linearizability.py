@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stigmergy.testing.linearizability import (
-    Action,
     Append,
-    Hold,
+    FencedAction,
     Log,
+    ObservedHold,
     Operation,
     Outcome,
     Read,
@@ -204,8 +204,10 @@ def test_a_search_is_bounded() -> None:
 # Who holds.
 
 
-def held(client: str, token: int, told: int, over: int, asked: int | None = None, resource: str = "cell") -> Hold:
-    return Hold(client, resource, token, told - 1 if asked is None else asked, told, over)
+def held(
+    client: str, token: int, told: int, over: int, asked: int | None = None, resource: str = "cell"
+) -> ObservedHold:
+    return ObservedHold(client, resource, token, told - 1 if asked is None else asked, told, over)
 
 
 def test_one_holder_after_the_other_is_good() -> None:
@@ -223,15 +225,15 @@ def test_one_holder_after_the_other_is_good() -> None:
         ([held("x", 9, 10, 20), held("y", 2, 30, 40, asked=25)], "before somebody has asked"),
     ],
 )
-def test_two_holders_and_tokens_out_of_order_are_found(holds: list[Hold], why: str) -> None:
+def test_two_holders_and_tokens_out_of_order_are_found(holds: list[ObservedHold], why: str) -> None:
     assert any(why in sentence for sentence in holding_violations(holds))
 
 
 # Behind a fence.
 
 
-def acted(token: int, start: int, end: int, outcome: Outcome = COMMITTED, resource: str = "gate") -> Action:
-    return Action("client", resource, token, start, end, outcome)
+def acted(token: int, start: int, end: int, outcome: Outcome = COMMITTED, resource: str = "gate") -> FencedAction:
+    return FencedAction("client", resource, token, start, end, outcome)
 
 
 @pytest.mark.parametrize(
@@ -247,7 +249,7 @@ def acted(token: int, start: int, end: int, outcome: Outcome = COMMITTED, resour
         ([acted(2, 0, 1), acted(1, 4, 5, resource="other")], True),
     ],
 )
-def test_a_fence_lets_nothing_older_through(actions: list[Action], is_good: bool) -> None:
+def test_a_fence_lets_nothing_older_through(actions: list[FencedAction], is_good: bool) -> None:
     assert (fence_violations(actions) == []) == is_good
 
 
@@ -263,5 +265,5 @@ def test_a_fence_lets_nothing_older_through(actions: list[Action], is_good: bool
         max_size=7,
     )
 )
-def test_random_actions_are_judged_as_by_trying_all_orders(actions: list[Action]) -> None:
+def test_random_actions_are_judged_as_by_trying_all_orders(actions: list[FencedAction]) -> None:
     assert (fence_violations(actions) == []) == fence_explained_by_search(actions)

@@ -114,14 +114,14 @@ class Text(Struct, array_like=True, frozen=True, tag="text"):
     pieces: list[str | Formatted | OwnName]
 
 
-Part = Constant | Slot | Text
+TemplatePart = Constant | Slot | Text
 
 
 class Template(Struct, array_like=True, frozen=True):
     """What one `yield` of an action makes."""
 
     tag: str
-    fields: list[tuple[str, Part]]
+    fields: list[tuple[str, TemplatePart]]
 
 
 class Layout(Struct, array_like=True, frozen=True):

@@ -25,7 +25,7 @@ from stigmergy.base.errors import DefinitionError, Malformed, PeerError, Sequenc
 from stigmergy.crdt.bounds import REPLICA_BYTES
 from stigmergy.crdt.delta import Edit, read_delta
 from stigmergy.crdt.errors import CrdtError, NotContiguous
-from stigmergy.crdt.store import EMPTY, Store, mint, read_store
+from stigmergy.crdt.store import EMPTY, ReplicaStore, mint, read_store
 from stigmergy.crdt.value import SharedValue
 
 OBJECT_BYTES_MAX = 640 * 1024
@@ -149,7 +149,7 @@ def replica_id(seed: bytes, address: str) -> bytes:
     return blake3(seed + address.encode(), derive_key_context=_REPLICA_CONTEXT).digest(length=REPLICA_BYTES)
 
 
-class Writing:
+class SharedWrites:
     """The writes of one decision: each gets its dot behind those before it, although none is folded yet."""
 
     def __init__(self, agent: Any, fields: dict[str, SharedField], replica: bytes, now_ns: int) -> None:
@@ -157,7 +157,7 @@ class Writing:
         self._fields = fields
         self._replica = replica
         self._now_ns = now_ns
-        self._stores: dict[str, Store] = {}
+        self._stores: dict[str, ReplicaStore] = {}
 
     def event(self, edit: Edit) -> SharedChanged:
         """The event that a write becomes. Raises TypeError or TooLarge for one that cannot be."""
@@ -165,7 +165,7 @@ class Writing:
         if name not in self._fields:
             raise TypeError(f"a write to {name!r}, which is no shared field of {type(self._agent).__name__}")
         before = self._stores.get(name)
-        store: Store = getattr(self._agent, name).store if before is None else before
+        store: ReplicaStore = getattr(self._agent, name).store if before is None else before
         try:
             delta = mint(edit, store, self._replica, self._now_ns)
             self._stores[name] = store.apply(delta)
@@ -186,7 +186,7 @@ def fold_shared(agent: Any, event: SharedChanged | Merged) -> None:
     value = getattr(agent, event.field, None)
     if not isinstance(value, SharedValue):  # the field was taken out of the class since
         return
-    store: Store = value.store
+    store: ReplicaStore = value.store
     if isinstance(event, SharedChanged):
         store = store.apply(read_delta(event.delta))
     else:
@@ -202,7 +202,7 @@ def check_merged(agent: Any, event: Merged) -> Merged | None:
     value = getattr(agent, event.field, None)
     if not isinstance(value, SharedValue):
         raise Malformed(f"{type(agent).__name__} has no shared field {event.field!r}; peers run another version")
-    store: Store = value.store
+    store: ReplicaStore = value.store
     size_bytes = sum(len(delta) for delta in event.deltas)
     if size_bytes > DELTAS_BYTES_MAX or len(event.state) > STATE_BYTES_MAX:
         raise TooLarge(
@@ -235,12 +235,12 @@ def check_merged(agent: Any, event: Merged) -> Merged | None:
 
 
 @lru_cache(maxsize=1)
-def _whole(state: bytes) -> Store:
+def _whole(state: bytes) -> ReplicaStore:
     """The state of an object that a peer has sent. What is checked first is folded next, and read once for both."""
     return read_store(state)
 
 
-def _merged(store: Store, event: Merged) -> Store:
+def _merged(store: ReplicaStore, event: Merged) -> ReplicaStore:
     if event.state:
         store = store.join(_whole(event.state))
     for body in event.deltas:

@@ -27,7 +27,7 @@ from stigmergy.agents.agent import Agent
 from stigmergy.agents.assignment import shown as few
 from stigmergy.agents.messages import Command, Event, is_number, spec_of
 from stigmergy.app.cluster_client import Workers, find_workers
-from stigmergy.app.node_config import Bearings, open_bus, shown
+from stigmergy.app.node_config import NodeConfig, open_bus, shown
 from stigmergy.base.command_ids import RANDOM_BYTES, new_command_id
 from stigmergy.base.errors import (
     ConfigError,
@@ -164,7 +164,7 @@ class Client:
         if urlsplit(self._url).scheme in NATS:
             self._workers, self._bus = await find_workers(self._url, self._declared or self._fleet, self._name)
         else:
-            self._bus = open_bus(Bearings(bus=_without_session(self._url)), client_id, self._entropy)
+            self._bus = open_bus(NodeConfig(bus=_without_session(self._url)), client_id, self._entropy)
         assert self._bus is not None
         self._bus.on_link(lambda up: self._up.set() if up else self._up.clear())
         await self._bus.subscribe(self._topics.nodes_pattern(Channel.PRESENCE), self._hear_presence)
@@ -198,7 +198,7 @@ class Client:
         event = self._event(address, command, fields, Command, command_id)
         doubt = f"whether it is done is not known: send it again with command_id={command_id!r}"
         if self._workers is not None:
-            said = protocol.Send(
+            said = protocol.SendRequest(
                 agent=address, command=event.type.partition("@")[0], fields=_fields_of(event), command_id=command_id
             )
             try:
@@ -228,7 +228,9 @@ class Client:
         check_address(address)
         said = self._event(address, event, fields, Event, self._fresh_id())
         if self._workers is not None:
-            observed = protocol.Observe(agent=address, event=said.type.partition("@")[0], fields=_fields_of(said))
+            observed = protocol.ObserveRequest(
+                agent=address, event=said.type.partition("@")[0], fields=_fields_of(said)
+            )
             await self._ask_workers(observed, within_s, address, "whether it was taken is not known")
             return
         # An event of a class has the right fields: nodes that know it once know it again.
@@ -252,7 +254,7 @@ class Client:
         if kind is not None and address.partition("/")[0] != kind.__agent_kind__:
             raise Malformed(f"{address} is no {kind.__agent_kind__}; ask with its own class, or without one")
         if self._workers is not None:
-            found = await self._ask_workers(protocol.State(agent=address), within_s, address, "ask again")
+            found = await self._ask_workers(protocol.StateRequest(agent=address), within_s, address, "ask again")
         else:
             asked = CloudEvent(self._fresh_id(), self._source, QUERY, address, datacontenttype=JSON, data={})
             found = await self._ask(address, Channel.QUERIES, asked, within_s, "ask again")

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from stigmergy.base.errors import ConfigError, LinkDown, Malformed, NotRunning
 from stigmergy.bus.port import Bus
-from stigmergy.cluster.records import FLEET, FleetShape, Member, read_record
+from stigmergy.cluster.records import FLEET, FleetShape, WorkerRecord, read_record
 from stigmergy.control.protocol import AnyRequest, read_reply, write_request
-from stigmergy.control.retry import MOVED_S_MAX, PatientBranch
-from stigmergy.control.router import WORKERS, Switchboard
+from stigmergy.control.retry import MOVED_S_MAX, RetryingClient
+from stigmergy.control.router import WORKERS, ControlRouter
 from stigmergy.node.declaration import Declaration
 from stigmergy.shard.homes import Homes
 
@@ -35,13 +35,13 @@ class Workers:
     move."""
 
     def __init__(self, link: NatsLink, homes: Homes, fleet: str) -> None:
-        from stigmergy.nats.control import NatsRoom
+        from stigmergy.nats.control import NatsControlClient
 
         self._link, self._fleet, self._shards = link, fleet, homes.shards
-        self._room = NatsRoom(link, fleet)
+        self._room = NatsControlClient(link, fleet)
         about = {"fleet": fleet, "version": "", "pid": None, "up_s": 0.0, "journal": link.address.shown}
-        branches = [PatientBranch(self._room.branch(shard), self._is_anybody_there) for shard in range(homes.shards)]
-        self.board = Switchboard(homes, branches, lambda: about, _cannot_stop, WORKERS)
+        branches = [RetryingClient(self._room.branch(shard), self._is_anybody_there) for shard in range(homes.shards)]
+        self.board = ControlRouter(homes, branches, lambda: about, _cannot_stop, WORKERS)
 
     async def ask(self, request: AnyRequest) -> Any:
         """The one answer to a request; raises what the owner refuses with, and NotRunning where nobody answers."""
@@ -77,13 +77,13 @@ class Workers:
         """Asks nobody any more; the link stays."""
         await self._room.close()
 
-    async def _members(self) -> list[Member]:
+    async def _members(self) -> list[WorkerRecord]:
         """The workers that are there, as each describes itself. Raises LinkDown without an answer."""
         from stigmergy.nats.errors import JetStreamRefused
         from stigmergy.nats.naming import cluster_bucket
 
         bucket = cluster_bucket(self._fleet)
-        members: list[Member] = []
+        members: list[WorkerRecord] = []
         try:
             found = await self._link.api(f"STREAM.INFO.KV_{bucket}", {"subjects_filter": f"$KV.{bucket}.worker.*"})
         except JetStreamRefused:
@@ -91,7 +91,7 @@ class Workers:
         for subject in sorted(found["state"].get("subjects") or {}):
             try:
                 said = await self._link.api(f"STREAM.MSG.GET.KV_{bucket}", {"last_by_subj": subject})
-                members.append(read_record(Member, subject, b64decode(said["message"].get("data", ""))))
+                members.append(read_record(WorkerRecord, subject, b64decode(said["message"].get("data", ""))))
             except (JetStreamRefused, Malformed):
                 continue  # it has left, or is not ours
         return members

@@ -46,7 +46,7 @@ _WRITTEN_KEY = re.compile(r"stigmergy-.*|[0-9a-fA-F]{64}")
 """A public key itself, where any other text is the path of its file."""
 
 
-class Place(Struct, frozen=True, forbid_unknown_fields=True):
+class FleetConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Where a fleet runs. What is not given has a default that depends on the fleet's name."""
 
     journal: str | None = None
@@ -84,7 +84,7 @@ class Place(Struct, frozen=True, forbid_unknown_fields=True):
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
     """A whole configuration file."""
 
-    fleet: Place = Place()
+    fleet: FleetConfig = FleetConfig()
     settings: Settings | None = None
 
 
@@ -107,7 +107,7 @@ def find_config(directory: Path) -> Config:
     return read_config(path) if path.exists() else Config()
 
 
-def _beside(place: Place, folder: Path) -> Place:
+def _beside(place: FleetConfig, folder: Path) -> FleetConfig:
     journal, key = place.journal, None if place.key is None else str(folder / place.key)
     for scheme in ("sqlite:", "segments:"):
         if journal is not None and journal.startswith(scheme):

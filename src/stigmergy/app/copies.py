@@ -34,7 +34,7 @@ from stigmergy.journal.segments import SegmentJournal
 from stigmergy.journal.sqlite import SqliteJournal
 from stigmergy.nats.naming import copies_bucket
 from stigmergy.node.host import Host
-from stigmergy.store.memory import MemoryShelf, MemoryStore
+from stigmergy.store.memory import MemoryStore, MemoryStoreServer
 from stigmergy.store.port import Objects, Store
 
 RESTORING = ".restoring"
@@ -125,7 +125,7 @@ class CopiesAt:
 
 async def _nothing(bucket: str) -> Objects:
     clock = SystemClock()
-    return await MemoryStore(MemoryShelf(clock), clock).objects(bucket)
+    return await MemoryStore(MemoryStoreServer(clock), clock).objects(bucket)
 
 
 class Restored(Struct, frozen=True):

@@ -14,7 +14,7 @@ from stigmergy.app.copies import Copiers, check_copied
 from stigmergy.app.feeds import checked_rings, open_rings
 from stigmergy.app.journals import FLIGHT, JOURNALS, inspect_all, inspect_journal, journals_in, open_journal
 from stigmergy.app.keyring import NodeKey, default_key_path, is_private_key, load_signer, make_private_key, read_key
-from stigmergy.app.node_config import BUSES, Bearings, find_bearings, open_bus, open_ledger, open_levels, open_mesh
+from stigmergy.app.node_config import BUSES, NodeConfig, find_node_config, open_bus, open_ledger, open_levels, open_mesh
 from stigmergy.app.parts import (
     SEGMENTS,
     SQLITE,
@@ -22,11 +22,11 @@ from stigmergy.app.parts import (
     journal_path,
     keep_to_one_core,
     make_lifeline,
-    neighbourhood_of,
     part_url,
+    peer_network_of,
     shown_url,
 )
-from stigmergy.audit.archive import Archivist, Holds, Safeguards
+from stigmergy.audit.archive import Archiver, RetentionHolds, Safeguards
 from stigmergy.audit.archive_folder import FolderArchive, HoldsFile, NewFile
 from stigmergy.audit.directories import live_readings
 from stigmergy.audit.flight_journal import open_flight
@@ -38,7 +38,7 @@ from stigmergy.base.trust import Signer, Verifier
 from stigmergy.bus.port import Bus
 from stigmergy.claims.sqlite_file import inspect_ledger
 from stigmergy.control.live import Live
-from stigmergy.control.server import ControlDesk, Node
+from stigmergy.control.server import ControlService, NodeDescription
 from stigmergy.control.socket import ControlCall, ControlClient, ControlServer, answers_at
 from stigmergy.journal.port import Journal
 from stigmergy.keys.ed25519 import Ed25519Verifier
@@ -54,10 +54,10 @@ from stigmergy.keys.keyfile import (
 from stigmergy.membership.bus_mesh import BusMesh
 from stigmergy.membership.udp import parse_url as read_mesh_url
 from stigmergy.network.bus_link import BusLink, describe_this_node
-from stigmergy.network.peers import Neighbours
-from stigmergy.network.replication import Companions
+from stigmergy.network.peers import PeerProcesses
+from stigmergy.network.replication import Replication
 from stigmergy.network.shares import Share
-from stigmergy.node.column_feeds import Feedings
+from stigmergy.node.column_feeds import RingReaders
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.device_tasks import Devices, start_attached
 from stigmergy.node.host import Host
@@ -115,7 +115,7 @@ class Fleet(Declaration):
         _check_lists(peers=peers, copies=copies)
         if uplink is not None and not isinstance(uplink, UplinkRule):
             raise ConfigError(f"uplink={uplink!r}: give UplinkRule(…)")
-        where = Bearings(
+        where = NodeConfig(
             bus,
             site,
             node,
@@ -149,7 +149,7 @@ class Running:
         settings: Settings | None,
         trust: Sequence[str] = (),
         agents: Sequence[str] = (),
-        bearings: Bearings | None = None,
+        node_config: NodeConfig | None = None,
         share: Share | None = None,
         rings: Sequence[str | Path] = (),
     ) -> None:
@@ -163,8 +163,8 @@ class Running:
         self._trust = [read_key(text).key for text in (*config.fleet.trust, *trust)]
         self._agents = tuple(agents) or config.fleet.agents
         self.rings = checked_rings(rings) or config.fleet.rings
-        self.bearings = find_bearings(bearings or Bearings(), config)
-        check_copied(self.url, self.bearings.copies)
+        self.node_config = find_node_config(node_config or NodeConfig(), config)
+        check_copied(self.url, self.node_config.copies)
         self.say: Callable[[str], None] = _say_to_the_log
         """Told what is worth a line at a start: that agents are compiled, or not heard. Set it before entering."""
         self._link: BusLink | None = None
@@ -172,22 +172,22 @@ class Running:
         self._safeguards: Safeguards | None = None
         self._devices: Devices | None = None
         self._signer: Signer | None = None
-        self._neighbours: Neighbours | None = None
-        self._feedings: Feedings | None = None
+        self._peers: PeerProcesses | None = None
+        self._feedings: RingReaders | None = None
         self._copiers: Copiers | None = None
-        self._companions: Companions | None = None
+        self._replication: Replication | None = None
 
     def _check_needs(self) -> None:
         """Refuses a fleet that claims and has no ledger; says once what nobody will hear for want of a bus."""
         needs = needs_of(self._fleet, self._agents)
-        if needs.why_ledger and self.bearings.ledger is None:
+        if needs.why_ledger and self.node_config.ledger is None:
             raise ConfigError(
                 f"fleet {self._fleet.name!r} needs a ledger ({needs.why_ledger}), and this node has none: nothing can "
                 'be granted; write ledger = "sqlite:ledger.db" under [fleet] in stigmergy.toml, for the nodes of '
                 'this machine, or "nats://hub:4222?replicas=3" for several machines; or give it with --ledger or '
                 "running(ledger=…)"
             )
-        if needs.why_heard and self.bearings.bus is None:
+        if needs.why_heard and self.node_config.bus is None:
             self.say(
                 f"this node has no bus ({needs.why_heard}): nothing published leaves it, and no message reaches it; "
                 'name one, such as bus = "mqtt://gateway:1883" under [fleet] in stigmergy.toml, if somebody is to hear'
@@ -199,7 +199,7 @@ class Running:
         self._fleet.check_safe_actions()
         self._fleet.prepare(self.say)
         entropy = SystemEntropy()
-        bus = open_bus(self.bearings, self._fleet.name, entropy)
+        bus = open_bus(self.node_config, self._fleet.name, entropy)
         key = NodeKey(self._key, self.url)
         part = None if self._share is None else self._share.part
         journal = open_journal(self.url, self._fleet.name, self._fleet.shards, part, self._fleet.homes.key_name)
@@ -220,21 +220,21 @@ class Running:
                 agents=self._agents,
             )
             if self._share is not None:
-                self._neighbours = Neighbours(host, neighbourhood_of(self._all_url, self._share), self._share)
+                self._peers = PeerProcesses(host, peer_network_of(self._all_url, self._share), self._share)
             devices = Devices(host, SystemThreads())
-            levels = open_levels(self.bearings, self._fleet.name, entropy)
-            link = None if bus is None else make_link(host, bus, entropy, self.bearings, levels)
-            self._companions = make_companions(host, signer, entropy, self.bearings, bus, link)
+            levels = open_levels(self.node_config, self._fleet.name, entropy)
+            link = None if bus is None else make_link(host, bus, entropy, self.node_config, levels)
+            self._replication = make_replication(host, signer, entropy, self.node_config, bus, link)
             key.keep()
             recovered = await start_attached(host, devices)
             key.remember(journal, self.say)
-            if self._neighbours is not None:
-                await self._neighbours.start()
+            if self._peers is not None:
+                await self._peers.start()
             host.housekeeper.guard(safeguards := make_safeguards(host, self.url, signer))
-            self._copiers = Copiers(host, self.bearings.copies, self._copied_as, safeguards)
+            self._copiers = Copiers(host, self.node_config.copies, self._copied_as, safeguards)
         except BaseException:
-            if self._neighbours is not None:
-                await self._neighbours.stop()
+            if self._peers is not None:
+                await self._peers.stop()
             await journal.close()
             raise
         self._host = host
@@ -243,15 +243,15 @@ class Running:
         self._signer = signer
         devices.start()
         live = Live(host, entropy, recovered, devices)
-        live.neighbours = self._neighbours
-        live.companions = self._companions
+        live.peers = self._peers
+        live.replication = self._replication
         live.copies = self._copiers.standings
         self._link = live.link = link
         try:
-            self._feedings = live.feedings = Feedings(host, open_rings(self.rings, self._share))
+            self._feedings = live.feedings = RingReaders(host, open_rings(self.rings, self._share))
             if link is not None:
                 await link.start()
-            await self._companions.start()
+            await self._replication.start()
             self._feedings.start()
             self._copiers.start()
         except BaseException:
@@ -262,7 +262,7 @@ class Running:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for part in (self._copiers, self._devices, self._feedings, self._companions, self._link, self._neighbours):
+        for part in (self._copiers, self._devices, self._feedings, self._replication, self._link, self._peers):
             if part is not None:
                 await part.stop()
         if self._safeguards is not None:
@@ -277,7 +277,7 @@ class Running:
     @property
     def _copied_as(self) -> str:
         """What this node's journal is called among the copies."""
-        return f"{self.bearings.site}/{self.bearings.node}"
+        return f"{self.node_config.site}/{self.node_config.node}"
 
     @property
     def key(self) -> Path | None:
@@ -298,8 +298,10 @@ class Running:
         """The control endpoint of the running fleet, not yet listening; `stop` is called when a client asks for it."""
         if self._signer is None:
             raise NotRunning("the fleet does not run yet; enter it first")
-        node = Node(version, shown_url(self.url), (self._signer.algorithm, self._signer.public_key), self._signer)
-        return ControlServer(path, ControlDesk(live, verifier(), node, stop))
+        node = NodeDescription(
+            version, shown_url(self.url), (self._signer.algorithm, self._signer.public_key), self._signer
+        )
+        return ControlServer(path, ControlService(live, verifier(), node, stop))
 
 
 def _say_to_the_log(sentence: str) -> None:
@@ -329,9 +331,9 @@ def _check_lists(**given: object) -> None:
             raise ConfigError(f"{name}={texts!r}: give a list of texts, also for one alone")
 
 
-def make_link(host: Host, bus: Bus, entropy: Entropy, bearings: Bearings, levels: Levels | None = None) -> BusLink:
+def make_link(host: Host, bus: Bus, entropy: Entropy, node_config: NodeConfig, levels: Levels | None = None) -> BusLink:
     """The node's side of the bus. Before the host starts, because it releases then what is still owed."""
-    site, node = bearings.site or "", bearings.node or ""
+    site, node = node_config.site or "", node_config.node or ""
     return BusLink(
         host,
         bus,
@@ -339,21 +341,21 @@ def make_link(host: Host, bus: Bus, entropy: Entropy, bearings: Bearings, levels
         site=site,
         node=node,
         version=installed_version(),
-        uplink=bearings.uplink,
-        collects=bearings.collects,
+        uplink=node_config.uplink,
+        collects=node_config.collects,
         levels=levels,
     )
 
 
-def make_companions(
-    host: Host, signer: Signer, entropy: Entropy, bearings: Bearings, bus: Bus | None, link: BusLink | None
-) -> Companions:
+def make_replication(
+    host: Host, signer: Signer, entropy: Entropy, node_config: NodeConfig, bus: Bus | None, link: BusLink | None
+) -> Replication:
     """The node's side of its peers and of its ledger. Before the host starts, because that releases what is owed."""
-    mesh, ledger = open_mesh(bearings, host.clock), open_ledger(bearings, host.declaration.name)
-    trusted = [read_key(text).key for text in bearings.peers]
+    mesh, ledger = open_mesh(node_config, host.clock), open_ledger(node_config, host.declaration.name)
+    trusted = [read_key(text).key for text in node_config.peers]
     if mesh is None and bus is not None and link is not None:
         # A broker says who is there, and reaches everybody: nothing else has to be set up.
-        return Companions(
+        return Replication(
             host,
             signer,
             entropy,
@@ -362,13 +364,13 @@ def make_companions(
             names=lambda: [member.node for member in link.members()],
             trusted=trusted,
         )
-    return Companions(
+    return Replication(
         host,
         signer,
         entropy,
         mesh=mesh,
         ledger=ledger,
-        me=describe_this_node(host, bearings.node or "", entropy, installed_version()),
+        me=describe_this_node(host, node_config.node or "", entropy, installed_version()),
         seeds=getattr(mesh, "seeds", ()),
         trusted=trusted,
     )
@@ -390,14 +392,14 @@ def make_safeguards(host: Host, url: str, signer: Signer) -> Safeguards:
         archive = FolderArchive(Path(rule.archive))
         shards, wall_ns = host.shards, host.clock.wall_ns
         signers, live = lambda: shards.signers.state.signers, live_readings(shards)
-        archivist = Archivist(host.journal, archive, signer, wall_ns, signers, live=live)
+        archivist = Archiver(host.journal, archive, signer, wall_ns, signers, live=live)
     return Safeguards(find_holds(url), archivist, archive_or_drop=rule.archive_or_drop)
 
 
-def find_holds(url: str) -> Holds | None:
+def find_holds(url: str) -> RetentionHolds | None:
     """The holds on a journal, in a file beside it; none for a journal that is no file."""
     path = journal_path(url)
-    return None if path is None else Holds(HoldsFile(Path(f"{path}-holds")))
+    return None if path is None else RetentionHolds(HoldsFile(Path(f"{path}-holds")))
 
 
 async def open_rotation(url: str, key: Path) -> tuple[Journal, Rotation]:
@@ -430,13 +432,13 @@ __all__ = [
     "JOURNALS",
     "SEGMENTS",
     "SQLITE",
-    "Bearings",
     "ControlCall",
     "ControlClient",
     "ControlServer",
     "Fleet",
     "Lifeline",
     "NewFile",
+    "NodeConfig",
     "PrivateKey",
     "PublicKey",
     "Running",
@@ -445,8 +447,8 @@ __all__ = [
     "decode_public_key",
     "default_key_path",
     "encode_public_key",
-    "find_bearings",
     "find_holds",
+    "find_node_config",
     "fingerprint",
     "inspect_all",
     "inspect_journal",

@@ -12,7 +12,7 @@ from urllib.parse import quote, urlencode
 
 from msgspec import Struct
 
-from stigmergy.app.node_config import Bearings, open_bus
+from stigmergy.app.node_config import NodeConfig, open_bus
 from stigmergy.base.clock import Clock
 from stigmergy.base.errors import ConfigError, StigmergyError, StoreConflict, StoreUnavailable, StoreUnknown
 from stigmergy.base.system import SystemClock, SystemEntropy
@@ -20,11 +20,11 @@ from stigmergy.bus.port import Bus
 from stigmergy.bus.topics import escape
 from stigmergy.nats import naming
 from stigmergy.nats.gateway.leaf import Leaf, LeafPlan
-from stigmergy.nats.servers.configuration import TlsFiles
+from stigmergy.nats.servers.configuration import ServerTlsFiles
 from stigmergy.node.declaration import Declaration
 from stigmergy.store.port import KeyValue, Lease
 from stigmergy.uplink.distributor import Distributor
-from stigmergy.uplink.names import Sender
+from stigmergy.uplink.names import UplinkSource
 from stigmergy.uplink.rules import UplinkRule
 
 HUB_NODE = "hub"
@@ -45,7 +45,7 @@ class GatewayPlan(Struct, frozen=True, kw_only=True):
     folder: Path
     node: str = NODE
     hubs: tuple[str, ...] = ()
-    hub_tls: TlsFiles | None = None
+    hub_tls: ServerTlsFiles | None = None
     hub_replicas: int = 1
     rule: UplinkRule = UplinkRule()
     """What goes up."""
@@ -87,7 +87,7 @@ def topic_roots(fleet: Declaration) -> tuple[str, ...]:
     return tuple(dict.fromkeys((escape(fleet.name), *(level for level in devices if level[0] not in "{+"))))
 
 
-def bearings_of(plan: GatewayPlan, leaf: Leaf) -> Bearings:
+def node_config_of(plan: GatewayPlan, leaf: Leaf) -> NodeConfig:
     """Where the gateway's node is: on its leaf; above it the hub, below it gateways, where there are such."""
     options = {
         "at": ",".join(hub.rpartition("@")[2] for hub in plan.hubs),
@@ -97,7 +97,7 @@ def bearings_of(plan: GatewayPlan, leaf: Leaf) -> Bearings:
         "mirror": config_bucket(plan.fleet.name),
     }
     above = f"nats-hub://{leaf.address}?{urlencode(options, quote_via=quote)}"
-    return Bearings(
+    return NodeConfig(
         site_bus(plan, leaf),
         plan.site,
         plan.node,
@@ -129,11 +129,11 @@ def read_hubs(path: Path) -> list[str]:
     return found
 
 
-def hub_tls(ca: str | None, cert: str | None, key: str | None) -> TlsFiles | None:
+def hub_tls(ca: str | None, cert: str | None, key: str | None) -> ServerTlsFiles | None:
     """What a gateway shows to a hub that wants TLS; None where nothing of it is given."""
     if bool(cert) != bool(key):
         raise ConfigError("a certificate and its key belong together; give both --hub-cert and --hub-key, or neither")
-    return TlsFiles(cert or "", key or "", ca or "") if ca or cert else None
+    return ServerTlsFiles(cert or "", key or "", ca or "") if ca or cert else None
 
 
 async def drop_claim(plan: GatewayPlan, leaf: Leaf) -> None:
@@ -194,10 +194,10 @@ class HubCollector:
 
     async def _hand_out(self, keys: KeyValue, lease: Lease, clock: Clock) -> None:
         plan, entropy = self._plan, SystemEntropy()
-        where = Bearings(plan.url, plan.site, plan.node)
+        where = NodeConfig(plan.url, plan.site, plan.node)
         bus = open_bus(where, plan.fleet.name, entropy)
         assert bus is not None
-        me, run = Sender(plan.fleet.name, plan.site, plan.node), entropy.token(RUN_BYTES).hex()
+        me, run = UplinkSource(plan.fleet.name, plan.site, plan.node), entropy.token(RUN_BYTES).hex()
         self.distributor = Distributor(_sites_of(plan), bus, keys, plan.fleet, me, run)
         try:
             await self.distributor.start()
@@ -235,11 +235,11 @@ __all__ = [
     "HubCollector",
     "HubPlan",
     "Leaf",
-    "bearings_of",
     "config_bucket",
     "drop_claim",
     "hub_tls",
     "make_leaf",
+    "node_config_of",
     "read_hubs",
     "site_bus",
 ]

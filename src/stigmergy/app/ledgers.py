@@ -15,7 +15,7 @@ from stigmergy.base.trust import Signer
 
 if TYPE_CHECKING:
     from stigmergy.nats.ledger import NatsLedger
-    from stigmergy.nats.ledger.records import State
+    from stigmergy.nats.ledger.records import LedgerState
 
 SCHEMES = ("nats:", "tls:")
 
@@ -92,7 +92,7 @@ def _opened(url: str, name: str, signer: Signer | None = None) -> NatsLedger:
     return open_ledger(url, name, signer=signer)
 
 
-def _look(ledger: NatsLedger, state: State, checkpoint: int) -> LedgerLook:
+def _look(ledger: NatsLedger, state: LedgerState, checkpoint: int) -> LedgerLook:
     counts = structs.asdict(state.counts)
     return LedgerLook(
         ledger=ledger.name,

@@ -26,7 +26,7 @@ LEDGERS = "stigmergy.ledgers"
 STORES = "stigmergy.stores"
 
 
-class Bearings(Struct, frozen=True):
+class NodeConfig(Struct, frozen=True):
     """Where a node is: the bus it is on, its site, its name."""
 
     bus: str | None = None
@@ -45,7 +45,7 @@ class Bearings(Struct, frozen=True):
     """Stores that the journal is copied to."""
 
 
-def find_bearings(given: Bearings, config: Config) -> Bearings:
+def find_node_config(given: NodeConfig, config: Config) -> NodeConfig:
     """What was given, else what the configuration says, else the defaults."""
     place = config.fleet
     bus, uplink, collects = given.bus or place.bus, given.uplink or place.uplink, given.collects or place.collects
@@ -59,7 +59,7 @@ def find_bearings(given: Bearings, config: Config) -> Bearings:
             "uplink_to says where the uplink goes, and there is none; say what goes up, for example uplink = { only = "
             '["Alert"] }'
         )
-    return Bearings(
+    return NodeConfig(
         bus,
         given.site or place.site or "local",
         given.node or place.node or safe_node_name(socket.gethostname()),
@@ -74,41 +74,41 @@ def find_bearings(given: Bearings, config: Config) -> Bearings:
     )
 
 
-def open_bus(bearings: Bearings, fleet: str, entropy: Entropy) -> Bus | None:
+def open_bus(node_config: NodeConfig, fleet: str, entropy: Entropy) -> Bus | None:
     """The bus that a URL names, through the adapter registered for its scheme, not yet connected; None without one."""
-    return _open_bus(bearings.bus, bearings, fleet, entropy)
+    return _open_bus(node_config.bus, node_config, fleet, entropy)
 
 
-def open_levels(bearings: Bearings, fleet: str, entropy: Entropy) -> Levels:
+def open_levels(node_config: NodeConfig, fleet: str, entropy: Entropy) -> Levels:
     """The buses to the levels above and below, where a node has such."""
-    above = _open_bus(bearings.uplink_to, bearings, fleet, entropy)
-    return Levels(above, _open_bus(bearings.collect_from, bearings, fleet, entropy))
+    above = _open_bus(node_config.uplink_to, node_config, fleet, entropy)
+    return Levels(above, _open_bus(node_config.collect_from, node_config, fleet, entropy))
 
 
-def _open_bus(url: str | None, bearings: Bearings, fleet: str, entropy: Entropy) -> Bus | None:
+def _open_bus(url: str | None, node_config: NodeConfig, fleet: str, entropy: Entropy) -> Bus | None:
     if url is None:
         return None
     adapter = _adapter("bus", BUSES, url, "mqtt://gateway:1883")
     # No name has a colon, so no two nodes of different names have one id: they would take each other's session.
-    client_id = f"{fleet}:{bearings.site}:{bearings.node}"
+    client_id = f"{fleet}:{node_config.site}:{node_config.node}"
     bus: Bus = adapter(url, client_id, entropy)
     return bus
 
 
-def open_mesh(bearings: Bearings, clock: Clock) -> Mesh | None:
+def open_mesh(node_config: NodeConfig, clock: Clock) -> Mesh | None:
     """The mesh that a URL names, not yet listening; None without one."""
-    if bearings.mesh is None:
+    if node_config.mesh is None:
         return None
-    adapter = _adapter("mesh", MESHES, bearings.mesh, "udp://0.0.0.0:7946?peers=north@10.0.0.7:7946")
-    mesh: Mesh = adapter(bearings.mesh, bearings.node, clock)
+    adapter = _adapter("mesh", MESHES, node_config.mesh, "udp://0.0.0.0:7946?peers=north@10.0.0.7:7946")
+    mesh: Mesh = adapter(node_config.mesh, node_config.node, clock)
     return mesh
 
 
-def open_ledger(bearings: Bearings, fleet: str) -> Ledger | None:
+def open_ledger(node_config: NodeConfig, fleet: str) -> Ledger | None:
     """The ledger that a URL names; None without one."""
-    if bearings.ledger is None:
+    if node_config.ledger is None:
         return None
-    ledger: Ledger = _adapter("ledger", LEDGERS, bearings.ledger, "sqlite:ledger.db")(bearings.ledger, fleet)
+    ledger: Ledger = _adapter("ledger", LEDGERS, node_config.ledger, "sqlite:ledger.db")(node_config.ledger, fleet)
     return ledger
 
 

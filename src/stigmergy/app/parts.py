@@ -20,7 +20,7 @@ from pathlib import Path
 
 from stigmergy.base.errors import ConfigError
 from stigmergy.network.shares import Share, part_name
-from stigmergy.network.unix_peers import SocketNeighbourhood
+from stigmergy.network.unix_peers import SocketPeerNetwork
 
 SQLITE = "sqlite:"
 SEGMENTS = "segments:"
@@ -73,10 +73,10 @@ def part_url(url: str, share: Share) -> str:
     return f"{scheme}{folder / share.name}{_ENDINGS[scheme]}"
 
 
-def neighbourhood_of(url: str, share: Share) -> SocketNeighbourhood:
+def peer_network_of(url: str, share: Share) -> SocketPeerNetwork:
     """The sockets of all processes of a journal, as one of them sees them."""
     _, folder = _split(url)
-    return SocketNeighbourhood(share.process, lambda process: folder / f"{part_name(process, share.processes)}.tells")
+    return SocketPeerNetwork(share.process, lambda process: folder / f"{part_name(process, share.processes)}.tells")
 
 
 def processes_of(url: str) -> int:

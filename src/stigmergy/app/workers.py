@@ -21,25 +21,25 @@ from msgspec import structs
 from stigmergy.app.config import Config
 from stigmergy.app.fleet import installed_version, make_link, verifier
 from stigmergy.app.keyring import SharedKey, read_key
-from stigmergy.app.node_config import Bearings, open_ledger
+from stigmergy.app.node_config import NodeConfig, open_ledger
 from stigmergy.base.errors import ConfigError
 from stigmergy.base.system import SystemClock, SystemEntropy, SystemThreads
 from stigmergy.base.trust import Signer
 from stigmergy.bus.port import Bus
 from stigmergy.bus.topics import safe_node_name
-from stigmergy.cluster.fencing import LeasedDesk, LeasedHost
-from stigmergy.cluster.owned_shard import Door, House, Means
-from stigmergy.cluster.records import Member
+from stigmergy.cluster.fencing import LeasedHost, LeasedService
+from stigmergy.cluster.owned_shard import ShardControlServer, ShardServices, WorkerContext
+from stigmergy.cluster.records import WorkerRecord
 from stigmergy.cluster.worker import JOIN_PAUSE_S, PASSING, Tell, Worker
 from stigmergy.control.live import Live
-from stigmergy.control.server import ControlDesk, Node
+from stigmergy.control.server import ControlService, NodeDescription
 from stigmergy.journal.port import JournalIdentity, ShardLog
 from stigmergy.membership.bus_mesh import BusMesh
 from stigmergy.nats import naming
 from stigmergy.nats.address import NatsAddress, parse_address
 from stigmergy.network.bus_link import BusLink, describe_this_node
-from stigmergy.network.peers import Neighbours
-from stigmergy.network.replication import Companions
+from stigmergy.network.peers import PeerProcesses
+from stigmergy.network.replication import Replication
 from stigmergy.network.shares import Share
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.device_tasks import Devices
@@ -71,7 +71,7 @@ class NatsWorker:
         key: Path | None = None,
         trust: Sequence[str] = (),
         agents: Sequence[str] = (),
-        bearings: Bearings | None = None,
+        node_config: NodeConfig | None = None,
         name: str | None = None,
         upgrade: bool = False,
         tell: Tell = lambda *_: None,
@@ -81,15 +81,15 @@ class NatsWorker:
         self._key = key or (Path(config.fleet.key) if config.fleet.key else Path(f"{fleet.name}.key"))
         self._trusted = [read_key(text).key for text in (*config.fleet.trust, *trust)]
         self._agents = tuple(agents) or config.fleet.agents
-        self._bearings = bearings or Bearings()
+        self._node_config = node_config or NodeConfig()
         self._name = safe_node_name(name or socket.gethostname()).replace(".", "-")
         self._upgrade = upgrade
         self._tell = tell
         self._settings = config.settings or fleet.settings
         self._links: list[NatsLink] = []
         self._worker: Worker | None = None
-        check_surroundings(self._bearings, config, self._settings.retention.archive)
-        has_bus, has_ledger = self._bearings.bus is not None, self._bearings.ledger is not None
+        check_surroundings(self._node_config, config, self._settings.retention.archive)
+        has_bus, has_ledger = self._node_config.bus is not None, self._node_config.ledger is not None
         check_needs(fleet, url_beside(self.address), bus=has_bus, ledger=has_ledger)
 
     async def __aenter__(self) -> Worker:
@@ -123,29 +123,29 @@ class NatsWorker:
         store, bucket = NatsStore(link, clock), naming.cluster_bucket(self._fleet.name)
         keys = await self._wait_keys(store, bucket)
         bus_link = None
-        if self._bearings.bus is not None:
-            bus_link = await self._connect(parse_bus(self._bearings.bus), f"bus of {self._fleet.name}")
+        if self._node_config.bus is not None:
+            bus_link = await self._connect(parse_bus(self._node_config.bus), f"bus of {self._fleet.name}")
         for attachment in self._fleet.attachments:
             await attachment.open()
-        estate = NatsEstate(self._fleet, link, self._bearings, signer, self.stop, bus_link=bus_link)
-        means = Means(
+        backend = NatsClusterBackend(self._fleet, link, self._node_config, signer, self.stop, bus_link=bus_link)
+        context = WorkerContext(
             declaration=self._fleet,
-            estate=estate,
+            backend=backend,
             signer=signer,
             verifier=verifier(),
             clock=clock,
             entropy=entropy,
             settings=self._settings,
             trusted=self._trusted,
-            has_bus=self._bearings.bus is not None,
-            has_ledger=self._bearings.ledger is not None,
+            has_bus=self._node_config.bus is not None,
+            has_ledger=self._node_config.ledger is not None,
             agents=self._agents,
         )
-        about = Member(
+        about = WorkerRecord(
             id=f"{self._name}-{os.getpid()}", host=socket.gethostname(), pid=os.getpid(), version=installed_version()
         )
         self._worker = Worker(
-            keys, means, about, self._tell, upgrade=self._upgrade, reopen=lambda: store.key_value(bucket)
+            keys, context, about, self._tell, upgrade=self._upgrade, reopen=lambda: store.key_value(bucket)
         )
         return self._worker
 
@@ -176,14 +176,14 @@ class NatsWorker:
         return link
 
 
-class NatsEstate:
+class NatsClusterBackend:
     """What a worker needs on NATS for each of its shards."""
 
     def __init__(
         self,
         fleet: Declaration,
         link: NatsLink,
-        bearings: Bearings,
+        node_config: NodeConfig,
         signer: Signer,
         stop: Callable[[], None],
         *,
@@ -192,7 +192,7 @@ class NatsEstate:
         self._fleet = fleet
         self._link = link
         self._bus_link = bus_link
-        self._bearings = bearings
+        self._node_config = node_config
         self._signer = signer
         self._stop = stop
         self._entropy = SystemEntropy()
@@ -207,35 +207,35 @@ class NatsEstate:
         identity = JournalIdentity(fleet.name, fleet.shards, incarnation, (shard, shard), fleet.homes.key_name)
         return await open_shard_log(self._link, identity)
 
-    def furnish(self, host: LeasedHost, shard: int, claim: int) -> House:
+    def make_services(self, host: LeasedHost, shard: int, claim: int) -> ShardServices:
         """Neighbours, devices, bus, company and control of one shard."""
-        from stigmergy.nats.control import NatsDoor
-        from stigmergy.nats.peers import NatsNeighbourhood
+        from stigmergy.nats.control import NatsControlServer
+        from stigmergy.nats.peers import NatsPeerNetwork
 
         fleet, link = self._fleet, self._link
         share = Share(shard + 1, fleet.shards, fleet.shards)
-        neighbours = Neighbours(host, NatsNeighbourhood(link, fleet.name, shard, lambda: claim), share)
-        where = structs.replace(self._bearings, node=shard_node(shard))
+        peers = PeerProcesses(host, NatsPeerNetwork(link, fleet.name, shard, lambda: claim), share)
+        where = structs.replace(self._node_config, node=shard_node(shard))
         bus = self._open_bus(where, shard, claim)
         bus_link = None if bus is None else make_link(host, bus, self._entropy, where)
-        node = Node(
+        node = NodeDescription(
             installed_version(), link.address.shown, (self._signer.algorithm, self._signer.public_key), self._signer
         )
 
-        def door(live: Live) -> Door:
-            desk = LeasedDesk(ControlDesk(live, verifier(), node, self._stop), host)
-            return NatsDoor(link, fleet.name, shard, desk, lambda: claim)
+        def control_server(live: Live) -> ShardControlServer:
+            service = LeasedService(ControlService(live, verifier(), node, self._stop), host)
+            return NatsControlServer(link, fleet.name, shard, service, lambda: claim)
 
-        return House(
-            neighbours=neighbours,
+        return ShardServices(
+            peers=peers,
             devices=Devices(host, self._threads),
             link=bus_link,
             bus=bus,
-            companions=self._companions(host, where, bus, bus_link),
-            door=door,
+            replication=self._replication(host, where, bus, bus_link),
+            control_server=control_server,
         )
 
-    def _open_bus(self, where: Bearings, shard: int, claim: int) -> Bus | None:
+    def _open_bus(self, where: NodeConfig, shard: int, claim: int) -> Bus | None:
         if where.bus is None or self._bus_link is None:
             return None
         from stigmergy.nats.bus.bus import NatsBus
@@ -253,15 +253,15 @@ class NatsEstate:
             epoch=claim,
         )
 
-    def _companions(self, host: LeasedHost, where: Bearings, bus: Bus | None, link: BusLink | None) -> Companions:
+    def _replication(self, host: LeasedHost, where: NodeConfig, bus: Bus | None, link: BusLink | None) -> Replication:
         """Those it shares fields with, over the bus; and the ledger, if agents claim something."""
         ordered = any(plan.ordered for plan in self._fleet.plans.values())
         ledger = open_ledger(where, self._fleet.name) if ordered else None
         trusted = [read_key(text).key for text in where.peers]
         if bus is None or link is None:
             me = describe_this_node(host, where.node or "", self._entropy, installed_version())
-            return Companions(host, self._signer, self._entropy, ledger=ledger, me=me, trusted=trusted)
-        return Companions(
+            return Replication(host, self._signer, self._entropy, ledger=ledger, me=me, trusted=trusted)
+        return Replication(
             host,
             self._signer,
             self._entropy,
@@ -304,7 +304,7 @@ def url_beside(address: NatsAddress) -> str:
     return f"{scheme}://{login}{hosts}?replicas={address.replicas}{options}"
 
 
-def check_surroundings(bearings: Bearings, config: Config, archive: str | None) -> None:
+def check_surroundings(node_config: NodeConfig, config: Config, archive: str | None) -> None:
     """Refuses what workers cannot do."""
     if config.fleet.rings:
         raise ConfigError(
@@ -316,14 +316,16 @@ def check_surroundings(bearings: Bearings, config: Config, archive: str | None) 
             "the logs of workers are on the servers, as often as replicas= says; take copies out, it is for a journal "
             "on a disk"
         )
-    if bearings.ledger is not None and bearings.ledger.startswith(OF_ONE_MACHINE):
+    if node_config.ledger is not None and node_config.ledger.startswith(OF_ONE_MACHINE):
         raise ConfigError(
-            f"ledger {bearings.ledger!r} orders the claims of one machine or one process, and shards move: two agents "
-            "could hold the same; give a ledger that all workers reach, such as nats://hub:4222?replicas=3"
+            f"ledger {node_config.ledger!r} orders the claims of one machine or one process, and shards move: two "
+            "agents could hold the same; give a ledger that all workers reach, such as nats://hub:4222?replicas=3"
         )
-    if bearings.mesh is not None:
-        raise ConfigError(f"mesh {bearings.mesh!r}: workers share fields over their bus; give --bus nats://… instead")
-    if bearings.uplink is not None or bearings.collects:
+    if node_config.mesh is not None:
+        raise ConfigError(
+            f"mesh {node_config.mesh!r}: workers share fields over their bus; give --bus nats://… instead"
+        )
+    if node_config.uplink is not None or node_config.collects:
         raise ConfigError("uplink and collects are for nodes at a site and their gateways; leave them out for a worker")
     if archive is not None:
         raise ConfigError(
@@ -337,4 +339,4 @@ def shard_node(shard: int) -> str:
     return f"shard-{shard}"
 
 
-__all__ = ["NatsEstate", "NatsWorker", "Worker", "cluster_address", "parse_bus", "shard_node"]
+__all__ = ["NatsClusterBackend", "NatsWorker", "Worker", "cluster_address", "parse_bus", "shard_node"]

@@ -20,12 +20,12 @@ from msgspec import Struct
 
 from stigmergy.audit.archive_port import Archive, HoldStore
 from stigmergy.audit.directories import LiveReading
-from stigmergy.audit.flight import Cut, last_before, make_flight
+from stigmergy.audit.flight import FlightSelection, last_before, make_flight
 from stigmergy.base.errors import ConfigError, JournalCorrupt, StigmergyError
 from stigmergy.base.trust import Signer
 from stigmergy.journal.port import Journal
 from stigmergy.shard.commit import digest_commit
-from stigmergy.shard.state import Signer as KnownSigner
+from stigmergy.shard.state import EnrolledSigner as KnownSigner
 
 SEGMENT_BYTES = 4 * 1024 * 1024
 """A segment with so many bytes of commits gets no more; it is held in memory while it is written."""
@@ -42,7 +42,7 @@ class ArchiveCounters(Struct):
     archive_failures: int = 0
 
 
-class Archivist:
+class Archiver:
     """Archives the log of one node."""
 
     def __init__(
@@ -106,7 +106,7 @@ class Archivist:
 
     async def _keep(self, shard: int, first: int, upto: int) -> None:
         last = await self._measured(shard, first, upto)
-        cut = Cut(ranges=((shard, first, last),), reason="archived before it was dropped")
+        cut = FlightSelection(ranges=((shard, first, last),), reason="archived before it was dropped")
         pieces: list[bytes] = []
         made_ns, signers = self._wall_ns(), self._signers()
         for piece in make_flight(self._journal, self._signer, cut, made_ns, signers=signers, live=self._live):
@@ -154,7 +154,7 @@ HOLDS_MAX = 1_000
 TEXT_CHARS_MAX = 500
 
 
-class Hold(Struct, frozen=True, omit_defaults=True):
+class RetentionHold(Struct, frozen=True, omit_defaults=True):
     """One hold. Without an agent it is on everything, without a time on all that is still there."""
 
     number: int
@@ -173,15 +173,15 @@ class Hold(Struct, frozen=True, omit_defaults=True):
         return not self.cleared_ns
 
 
-_decoder = msgspec.json.Decoder(list[Hold])
+_decoder = msgspec.json.Decoder(list[RetentionHold])
 
 
-class Holds:
+class RetentionHolds:
     """The holds on one journal."""
 
     def __init__(self, store: HoldStore) -> None:
         self._store = store
-        self._holds: list[Hold] = []
+        self._holds: list[RetentionHold] = []
         self.trouble = ""
         """Why the record cannot be believed; then everything is held."""
         try:
@@ -189,12 +189,12 @@ class Holds:
         except StigmergyError as error:
             self.trouble = f"the record of holds cannot be read, so nothing is dropped: {error}"
 
-    def all(self) -> list[Hold]:
+    def all(self) -> list[RetentionHold]:
         """All that are known, oldest first. Raises JournalCorrupt where the record is damaged."""
         self._check_readable()
         return list(self._holds)
 
-    def set(self, reason: str, by: str, now_ns: int, *, agent: str = "", since_ns: int = 0) -> Hold:
+    def set(self, reason: str, by: str, now_ns: int, *, agent: str = "", since_ns: int = 0) -> RetentionHold:
         """Sets a hold; durable on return."""
         self._check_readable()
         if not reason.strip() or not by.strip():
@@ -202,11 +202,13 @@ class Holds:
         if agent and not all(agent.partition("/")):
             raise ConfigError(f"{agent!r} is no agent; write it like Drone/D-17, or leave it out to hold everything")
         number = max((hold.number for hold in self._holds), default=0) + 1
-        hold = Hold(number, reason[:TEXT_CHARS_MAX], by[:TEXT_CHARS_MAX], now_ns, agent=agent, since_ns=since_ns)
+        hold = RetentionHold(
+            number, reason[:TEXT_CHARS_MAX], by[:TEXT_CHARS_MAX], now_ns, agent=agent, since_ns=since_ns
+        )
         self._save([*self._holds, hold])
         return hold
 
-    def clear(self, number: int, why: str, by: str, now_ns: int) -> Hold:
+    def clear(self, number: int, why: str, by: str, now_ns: int) -> RetentionHold:
         """Clears a hold; it stays in the record, with who and why."""
         self._check_readable()
         found = next((hold for hold in self._holds if hold.number == number), None)
@@ -232,7 +234,7 @@ class Holds:
             upto = min(upto, last_before(journal, shard, first, max(upto, first - 1), hold.since_ns))
         return upto
 
-    def _save(self, holds: list[Hold]) -> None:
+    def _save(self, holds: list[RetentionHold]) -> None:
         if len(holds) > HOLDS_MAX:
             cleared = [hold for hold in holds if not hold.is_open]
             if not cleared:
@@ -246,14 +248,14 @@ class Holds:
             raise JournalCorrupt(f"{self.trouble}; put a copy of it back, or move it away to begin a new record")
 
 
-def write_holds(holds: Sequence[Hold]) -> bytes:
+def write_holds(holds: Sequence[RetentionHold]) -> bytes:
     """The record as text: its name and the digest of the rest, then one hold a line, as a JSON array."""
     lines = b",\n".join(msgspec.json.encode(hold) for hold in holds)
     body = b"[\n" + lines + b"\n]\n"
     return FIRST_WORD + b" " + blake3(body).hexdigest().encode() + b"\n" + body
 
 
-def read_holds(data: bytes) -> list[Hold]:
+def read_holds(data: bytes) -> list[RetentionHold]:
     """Reads a record. Raises JournalCorrupt for what is not as it was written."""
     if not data:
         return []
@@ -288,7 +290,7 @@ class Safeguards:
     """Those of one node; without any, retention does as it likes."""
 
     def __init__(
-        self, holds: Holds | None = None, archivist: Archivist | None = None, *, archive_or_drop: bool = False
+        self, holds: RetentionHolds | None = None, archivist: Archiver | None = None, *, archive_or_drop: bool = False
     ) -> None:
         self.holds = holds
         self.archivist = archivist

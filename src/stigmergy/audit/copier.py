@@ -33,7 +33,7 @@ from stigmergy.base.clock import Clock
 from stigmergy.base.errors import Bug, JournalCorrupt, JournalError, StigmergyError, StoreConflict, StoreCorrupt
 from stigmergy.journal.port import Journal, StoredCommit
 from stigmergy.shard.commit import HashAlgorithm, Head, digest_commit, genesis_of, open_commit
-from stigmergy.shard.snapshot import Header, PartsDigest, read_header
+from stigmergy.shard.snapshot import PartsDigest, SnapshotHeader, read_header
 from stigmergy.store.port import VERSIONS_COUNT_MAX, Objects
 
 # Copies the log and the snapshots of one shard, as far as they were not copied before.
@@ -156,7 +156,7 @@ class ShardCopy:
         self._before, self._snapshots, self._digests = before, list(reversed(chain)), digests
         return True
 
-    async def _copy_snapshot(self, position: int, digest: bytes) -> tuple[Header, CopiedSnapshot] | None:
+    async def _copy_snapshot(self, position: int, digest: bytes) -> tuple[SnapshotHeader, CopiedSnapshot] | None:
         hasher, header = PartsDigest(), None
         pieces: list[CopiedParts] = []
         bodies: list[bytes] = []

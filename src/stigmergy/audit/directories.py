@@ -18,7 +18,7 @@ from stigmergy.journal.port import Journal
 from stigmergy.shard.commit import Commit, digest_commit, genesis_of, open_commit
 from stigmergy.shard.commit_reader import Reading, learn
 from stigmergy.shard.directory import Directory
-from stigmergy.shard.snapshot import Header, PartsDigest, names_in, read_header
+from stigmergy.shard.snapshot import PartsDigest, SnapshotHeader, names_in, read_header
 from stigmergy.shard.state import ShardState
 
 # What is needed of snapshots by those who only read: the chain of those it adds to, and whether the log notes it.
@@ -32,10 +32,10 @@ NamesRead = tuple[str, int, list[str]]
 
 def read_chain(
     journal: Journal, shard: int, position: int, names: list[NamesRead] | None = None
-) -> tuple[list[Header], bytes]:
+) -> tuple[list[SnapshotHeader], bytes]:
     """The header of a snapshot behind those it adds to, base first, and the digest of its parts. Names of compiled
     agents are added to `names`, in their order. Raises JournalCorrupt."""
-    header: Header | None = None
+    header: SnapshotHeader | None = None
     digest = PartsDigest()
     own: list[NamesRead] = []
     for part in journal.read_snapshot(shard, position):
@@ -49,7 +49,7 @@ def read_chain(
     genesis = genesis_of(journal.identity.fleet, shard)
     if header.genesis != genesis or header.tables.position != position or not 0 <= header.base < position:
         raise JournalCorrupt(f"shard {shard}: the snapshot at {position} is another one")
-    before: list[Header] = []
+    before: list[SnapshotHeader] = []
     if header.base:
         before, base_digest = read_chain(journal, shard, header.base, names)
         if base_digest != header.base_digest:

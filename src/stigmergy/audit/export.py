@@ -15,7 +15,7 @@ from msgspec import Struct, structs
 
 from stigmergy.audit.directories import Directories, LiveReading
 from stigmergy.audit.flight import last_before
-from stigmergy.audit.listing import Entry, list_commit
+from stigmergy.audit.listing import LogEntry, list_commit
 from stigmergy.base.errors import Bug, ConfigError, JournalForeign
 from stigmergy.journal.port import Journal, JournalIdentity, JournalSize, SnapshotPart, StoredCommit
 from stigmergy.shard.commit import Commit, Group, Head, open_commit
@@ -33,7 +33,7 @@ class Selection(Struct, frozen=True):
     since_ns: int | None = None
     until_ns: int | None = None
 
-    def takes(self, entry: Entry) -> bool:
+    def takes(self, entry: LogEntry) -> bool:
         """Whether this entry is wanted. An effect is wanted with the event that asked for it."""
         if self.agent is not None and entry.agent != self.agent:
             return False
@@ -70,7 +70,7 @@ class Export:
         """What it takes to read the records in a commit; ask for each commit, in order."""
         return self._directories.of(commit)
 
-    def entries(self) -> Iterator[Entry | None]:
+    def entries(self) -> Iterator[LogEntry | None]:
         """The wanted entries, oldest first."""
         for commit in self.commits():
             wanted, found = self._selection, False
@@ -115,7 +115,7 @@ def _written_at(commit: Commit) -> Any:
     return (commit.runs[-1].time_ns, commit.shard)
 
 
-def flat_row(entry: Entry, encode_json: Any) -> dict[str, Any]:
+def flat_row(entry: LogEntry, encode_json: Any) -> dict[str, Any]:
     """An entry as one row of a table: what has parts is JSON in a column of text."""
     return {
         "shard": entry.shard,

@@ -20,10 +20,10 @@ from stigmergy.audit.directories import Directories, LiveReading
 from stigmergy.audit.flight_format import (
     FLIGHT_FORMAT,
     FlightDirectory,
+    FlightNames,
     FlightOpening,
-    FlightRoster,
     FlightSeal,
-    FlightWriting,
+    FlightWriter,
     RecordKind,
     flight_statement,
     frame,
@@ -36,7 +36,7 @@ from stigmergy.journal.signers import key_name, signer_changes
 from stigmergy.shard.commit import Commit, HashAlgorithm, Head, open_commit
 from stigmergy.shard.commit_reader import Reading, runs_of, said_in
 from stigmergy.shard.snapshot import read_header
-from stigmergy.shard.state import Signer as KnownSigner
+from stigmergy.shard.state import EnrolledSigner as KnownSigner
 
 # What a cut of a log needs from before it, so that it can be read on its own: layouts, templates, names of agents.
 #
@@ -49,7 +49,7 @@ NAMES_PER_RECORD = 5_000
 """A name has 128 characters at most: so a record of them is far below what one may have."""
 
 
-class Needs:
+class FlightNeeds:
     """Collects what commits need. Show it all of them, in order."""
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class Needs:
             count = max(self._first.get(kind, 0), numbers[-1] + 1 if numbers else 0)
             for start in range(0, max(len(numbers), 1), NAMES_PER_RECORD):
                 known = list(_named(reading, kind, numbers[start : start + NAMES_PER_RECORD]))
-                roster = FlightRoster(kind, count, [number for number, _ in known], [name for _, name in known])
+                roster = FlightNames(kind, count, [number for number, _ in known], [name for _, name in known])
                 yield FlightDirectory(shard, [], [roster])
 
 
@@ -109,7 +109,7 @@ SIGNERS_SHARD = 0
 """Where signers are enrolled in a log that is not in parts."""
 
 
-class Cut(Struct, frozen=True):
+class FlightSelection(Struct, frozen=True):
     """Which part of a log goes into a flight log. With an agent: all of its shard, and of that of the signers."""
 
     agent: str = ""
@@ -143,7 +143,7 @@ AGENTS_MAX = 10_000
 def make_flight(
     journal: Journal,
     signer: Signer,
-    cut: Cut,
+    cut: FlightSelection,
     made_ns: int,
     *,
     signers: Sequence[KnownSigner] | None = None,
@@ -161,7 +161,7 @@ def make_flight(
     identity = journal.identity
     if signers is None:
         signers = _signers_at(journal, ranges)
-    writing = FlightWriting()
+    writing = FlightWriter()
     opening = FlightOpening(
         format=FLIGHT_FORMAT,
         hash_algorithm=HashAlgorithm.BLAKE3_256,
@@ -176,7 +176,7 @@ def make_flight(
     yield writing.open(opening.keyed(identity.shard_by) if identity.shard_by else opening)
     for shard, first, last in ranges:
         if first > 1:
-            needs = Needs()
+            needs = FlightNeeds()
             for stored in _stored_in(journal, shard, first, last):
                 needs.take(open_commit(stored.sealed.body))
                 if not stored.sealed.position % GIVE_WAY_COMMITS:
@@ -201,12 +201,12 @@ def _stored_in(journal: Journal, shard: int, first: int, last: int) -> Iterator[
         yield stored
 
 
-def commits_in(journal: Journal, cut: Cut) -> int:
+def commits_in(journal: Journal, cut: FlightSelection) -> int:
     """How many commits a flight log would have, for whoever shows progress."""
     return sum(last - first + 1 for _, first, last in _ranges(journal, cut))
 
 
-def _ranges(journal: Journal, cut: Cut) -> list[tuple[int, int, int]]:
+def _ranges(journal: Journal, cut: FlightSelection) -> list[tuple[int, int, int]]:
     if cut.ranges is not None:
         return sorted(cut.ranges)
     wanted = None

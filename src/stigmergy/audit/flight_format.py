@@ -21,7 +21,7 @@ from stigmergy.agents.codec import UNDECODABLE, encode
 from stigmergy.base.errors import Bug, JournalCorrupt, JournalForeign
 from stigmergy.shard.commit import HashAlgorithm, Sealed, Signature, digest_commit, open_commit
 from stigmergy.shard.directory import Directory
-from stigmergy.shard.state import Signer
+from stigmergy.shard.state import EnrolledSigner
 
 FLIGHT_FORMAT = 1
 KEYED_FLIGHT_FORMAT = 2
@@ -62,7 +62,7 @@ class FlightOpening(Struct, array_like=True, frozen=True):
     agent: str
     """For whom it was made: its shard is in here, and that of the signers. Empty: all of them."""
     reason: str
-    signers: list[Signer]
+    signers: list[EnrolledSigner]
 
     def keyed(self, shard_by: str) -> KeyedFlightOpening:
         """The same of a fleet with a function of this name that says where agents live."""
@@ -86,7 +86,7 @@ class FlightCommit(Struct, array_like=True, frozen=True):
     body: bytes
 
 
-class FlightRoster(Struct, array_like=True, frozen=True):
+class FlightNames(Struct, array_like=True, frozen=True):
     """Names of compiled agents of one kind, by number; of those that the commits are about."""
 
     kind: str
@@ -102,7 +102,7 @@ class FlightDirectory(Struct, array_like=True, frozen=True):
     shard: int
     declared: list[tuple[bytes, bytes]]
     """Layouts and templates; one of the two may be empty."""
-    rosters: list[FlightRoster]
+    rosters: list[FlightNames]
 
 
 class FlightSection(Struct, array_like=True, frozen=True):
@@ -237,7 +237,7 @@ class FlightDigest:
         return self._hasher.digest()
 
 
-class FlightWriting:
+class FlightWriter:
     """Makes the bytes of a flight log, in order: `open`, `add` shard by shard, `manifest`, and the seal over that."""
 
     def __init__(self) -> None:

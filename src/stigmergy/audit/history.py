@@ -25,11 +25,11 @@ from stigmergy.audit.directories import is_noted, read_chain
 from stigmergy.base.errors import Bug, ConfigError, FoldMismatch, JournalCorrupt, NotOwned
 from stigmergy.journal.port import Journal, StoredCommit, homes_of
 from stigmergy.journal.recovery import new_state
-from stigmergy.shard.commit import Commit, Run, digest_commit, open_commit
+from stigmergy.shard.commit import Commit, EventRun, digest_commit, open_commit
 from stigmergy.shard.commit_reader import said_in
 from stigmergy.shard.homes import Homes
 from stigmergy.shard.replay import apply
-from stigmergy.shard.snapshot import Header, kind_of_part, load_agents, load_tables
+from stigmergy.shard.snapshot import SnapshotHeader, kind_of_part, load_agents, load_tables
 from stigmergy.shard.state import Limits, ShardState
 
 DECLARED = spec_of(ColumnsDeclared).tag
@@ -53,7 +53,7 @@ class Moment(Struct, frozen=True):
         )
 
 
-class Sight(Struct, frozen=True):
+class PastState(Struct, frozen=True):
     """What was seen: the agent, and the commit up to which it was folded. `known`: it had had an input by then."""
 
     agent: Any
@@ -92,14 +92,14 @@ class History:
         self._limits = limits or Limits()
         self._homes = homes_of(journal.identity, homes)
 
-    def look(self, address: str, moment: Moment) -> Sight:
+    def look(self, address: str, moment: Moment) -> PastState:
         """The agent at that moment. Reads everything in one go."""
         *_, sight = self.look_slowly(address, moment)
         if sight is None:
             raise Bug("a look at the log ended without what was seen")
         return sight
 
-    def look_slowly(self, address: str, moment: Moment) -> Iterator[Sight | None]:
+    def look_slowly(self, address: str, moment: Moment) -> Iterator[PastState | None]:
         """The same in small pieces: yields None after each commit, and at last what was seen."""
         shard = self._homes.of(address)
         check_kept(self._journal, address, shard)
@@ -114,7 +114,7 @@ class History:
             yield None
         agent = _agent_in(state, address)
         seen = state.new_agent(address, plan) if agent is None else agent
-        yield Sight(seen, agent is not None, shard, state.position, state.time_ns)
+        yield PastState(seen, agent is not None, shard, state.position, state.time_ns)
 
     def _new_state(self, shard: int, address: str) -> ShardState:
         """A shard in which only the kind of this agent may be compiled: nobody else's table is needed."""
@@ -161,7 +161,7 @@ class History:
             )
         return self._new_state(shard, address)
 
-    def _load(self, state: ShardState, address: str, headers: list[Header]) -> Iterator[None]:
+    def _load(self, state: ShardState, address: str, headers: list[SnapshotHeader]) -> Iterator[None]:
         """Takes the agent, and only it, out of a snapshot and those it adds to; of a compiled one all of its kind."""
         for header in headers:
             parts = self._journal.read_snapshot(state.shard, header.tables.position)
@@ -183,7 +183,7 @@ def narrowed(commit: Commit, address: str, state: ShardState) -> Commit:
     kind, _, name = address.partition("/")
     events = iter(commit.events)
     kept: list[tuple[str, bytes]] = []
-    runs: list[Run] = []
+    runs: list[EventRun] = []
     whole = f"{kind}/" if kind in state.tables else address
     for run in commit.runs:
         before = len(kept)

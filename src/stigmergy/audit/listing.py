@@ -23,7 +23,7 @@ from stigmergy.audit.directories import Directories, LiveReading
 from stigmergy.base.errors import ConfigError, JournalCorrupt
 from stigmergy.journal.port import Journal
 from stigmergy.shard.commit import Answer, Commit, Owed, open_commit
-from stigmergy.shard.commit_reader import Kept, Reading, Records, effects_of, runs_of
+from stigmergy.shard.commit_reader import KeptEvent, Reading, Records, effects_of, runs_of
 from stigmergy.shard.directory import Directory
 from stigmergy.shard.draft import NO_CAUSE
 from stigmergy.shard.timers import read_timer
@@ -53,7 +53,7 @@ class Cause(Struct, frozen=True):
     command_id: str = ""
 
 
-class Entry(Struct, frozen=True):
+class LogEntry(Struct, frozen=True):
     """One line of a listing: an event that was kept (`event`), a command that was answered (`answer`), or an effect of
     an event that was not kept (`effect`). An answer with a `refused` reason kept no event."""
 
@@ -71,7 +71,7 @@ class Entry(Struct, frozen=True):
     refused: str | None = None
 
 
-class Wanted(Struct, frozen=True):
+class EntryFilter(Struct, frozen=True):
     """Which entries to list. Without `first` the last `limit` of them, with it the first from there."""
 
     agent: str | None = None
@@ -90,7 +90,7 @@ class Wanted(Struct, frozen=True):
             raise ConfigError(f"from {self.first} to {self.last}: the end comes before the beginning; swap them")
 
 
-def list_log(journal: Journal, wanted: Wanted, live: LiveReading | None = None) -> Iterator[Entry | None]:
+def list_log(journal: Journal, wanted: EntryFilter, live: LiveReading | None = None) -> Iterator[LogEntry | None]:
     """The wanted entries in the order in which they were written, with None where nothing is shown yet. `live` are the
     shards of the node that runs this journal."""
     shards = _shards(journal, wanted)
@@ -126,7 +126,7 @@ def readable_fields(body: bytes) -> Any:
     return value
 
 
-def _shards(journal: Journal, wanted: Wanted) -> list[int]:
+def _shards(journal: Journal, wanted: EntryFilter) -> list[int]:
     kept = journal.identity.owned
     if wanted.shard is not None and wanted.shard not in kept:
         raise ConfigError(f"shard {wanted.shard}: this journal has shards {kept[0]} to {kept[-1]}")
@@ -135,7 +135,9 @@ def _shards(journal: Journal, wanted: Wanted) -> list[int]:
     return list(kept if not wanted.agent else journal.identity.shards_with(wanted.agent))
 
 
-def _tail(journal: Journal, directories: Directories, shards: list[int], wanted: Wanted) -> Iterator[Entry | None]:
+def _tail(
+    journal: Journal, directories: Directories, shards: list[int], wanted: EntryFilter
+) -> Iterator[LogEntry | None]:
     """Looks at longer and longer ends of the log until enough was found."""
     ends = {head.shard: head.position for head in journal.heads() if head.shard in shards}
     if wanted.last is not None:
@@ -144,7 +146,7 @@ def _tail(journal: Journal, directories: Directories, shards: list[int], wanted:
     window = 1
     while True:
         starts = {shard: max(end - window + 1, journal.first_position(shard)) for shard, end in ends.items()}
-        found: deque[Entry] = deque(maxlen=wanted.limit)
+        found: deque[LogEntry] = deque(maxlen=wanted.limit)
         for entry in _merged(journal, directories, starts, wanted, newest=wanted.limit):
             if entry is not None:
                 found.append(entry)
@@ -159,10 +161,10 @@ def _merged(
     journal: Journal,
     directories: Directories,
     starts: dict[int, int],
-    wanted: Wanted,
+    wanted: EntryFilter,
     *,
     newest: int | None = None,
-) -> Iterator[Entry | None]:
+) -> Iterator[LogEntry | None]:
     """The commits of all shards in the order of their time."""
     lanes = [_commits(journal, shard, start, wanted.last) for shard, start in sorted(starts.items())]
     for commit in heapq.merge(*lanes, key=lambda commit: (commit.runs[-1].time_ns, commit.shard)):
@@ -183,7 +185,7 @@ def _commits(journal: Journal, shard: int, start: int, last: int | None) -> Iter
         yield open_commit(stored.sealed.body)
 
 
-def _is_wanted(entry: Entry, wanted: Wanted) -> bool:
+def _is_wanted(entry: LogEntry, wanted: EntryFilter) -> bool:
     if wanted.agent and entry.agent != wanted.agent:
         return False
     types = [entry.type, *(effect.type for effect in entry.effects)]
@@ -197,7 +199,7 @@ def list_commit(
     agent: str | None = None,
     type: str | None = None,
     newest: int | None = None,
-) -> Iterator[Entry]:
+) -> Iterator[LogEntry]:
     """Everything that one commit says about agents, in the order of its events.
 
     `reading` is needed where it keeps events of compiled agents. Of these, only what is of this agent, has or causes
@@ -217,7 +219,7 @@ def list_commit(
             address, body = commit.events[index]
             causing = answered if answered and not answered.refused and answered.agent == address else None
             cause = Cause(run.source, tag_of(causing.command) if causing else "", _id(causing))
-            kept = Kept(index, address, tag_of(body), body, run.time_ns, run.source)
+            kept = KeptEvent(index, address, tag_of(body), body, run.time_ns, run.source)
             yield _event_entry(commit, kept, cause, effects.get(index, ()))
             index += 1
         answered = None
@@ -258,8 +260,8 @@ def _records_of(records: Records, reading: Reading, name: str | None) -> Iterato
             yield place, number, form
 
 
-def _event_entry(commit: Commit, kept: Kept, cause: Cause, effects: Iterable[Owed]) -> Entry:
-    return Entry(
+def _event_entry(commit: Commit, kept: KeptEvent, cause: Cause, effects: Iterable[Owed]) -> LogEntry:
+    return LogEntry(
         kind="event",
         shard=commit.shard,
         position=commit.position,
@@ -274,8 +276,8 @@ def _event_entry(commit: Commit, kept: Kept, cause: Cause, effects: Iterable[Owe
     )
 
 
-def _answer_entry(commit: Commit, answer: Answer, index: int, source: str) -> Entry:
-    return Entry(
+def _answer_entry(commit: Commit, answer: Answer, index: int, source: str) -> LogEntry:
+    return LogEntry(
         kind="answer",
         shard=commit.shard,
         position=commit.position,
@@ -290,10 +292,10 @@ def _answer_entry(commit: Commit, answer: Answer, index: int, source: str) -> En
     )
 
 
-def _effect_entry(commit: Commit, owed: Owed, index: int) -> Entry:
+def _effect_entry(commit: Commit, owed: Owed, index: int) -> LogEntry:
     run = commit.runs[-1]
     effect = owing(owed)
-    return Entry(
+    return LogEntry(
         kind="effect",
         shard=commit.shard,
         position=commit.position,

@@ -34,7 +34,7 @@ from stigmergy.audit.directories import ShardReading
 from stigmergy.audit.verification import loose_actions
 from stigmergy.base.errors import PeerError, UnknownKind
 from stigmergy.crdt.delta import read_delta
-from stigmergy.shard.commit import Answer, Commit, Owed, Run
+from stigmergy.shard.commit import Answer, Commit, EventRun, Owed
 from stigmergy.shard.commit_reader import Records
 from stigmergy.shard.dispatch import REACTIONS_BYTES_MAX, decided_events, decode
 from stigmergy.shard.draft import NO_CAUSE, collect, is_tell_back, pack_effects
@@ -62,7 +62,7 @@ HANDLER_FAILED = "the handler failed: "
 NO_ROOM = ": this shard has "
 
 
-class Redeciding:
+class Redecision:
     """One commit. `lost` are agents that cannot be folded any more; new ones are added to it."""
 
     def __init__(self, state: ShardState, homes: Homes, commit: Commit, found: Compared, lost: dict[str, None]) -> None:
@@ -108,7 +108,7 @@ class Redeciding:
 
     # ------------------------------------------------------------------ events
 
-    def _event(self, index: int, run: Run) -> None:
+    def _event(self, index: int, run: EventRun) -> None:
         address, body = self._commit.events[index]
         self._found.events += 1
         if address == SHARD_ADDRESS or address in self._lost:
@@ -142,7 +142,7 @@ class Redeciding:
     def _is_compiled(self, address: str) -> bool:
         return address.partition("/")[0] in self._state.tables
 
-    def _compiled_event(self, index: int, address: str, body: bytes, run: Run) -> None:
+    def _compiled_event(self, index: int, address: str, body: bytes, run: EventRun) -> None:
         """What the framework says of a compiled agent; or an event of the time when it was not compiled."""
         agent_plan, agent = self._agent(address)
         try:
@@ -233,7 +233,7 @@ class Redeciding:
 
     # ------------------------------------------------------------------ inputs
 
-    def _answer(self, answer: Answer, run: Run, index: int) -> None:
+    def _answer(self, answer: Answer, run: EventRun, index: int) -> None:
         """A command that was answered: does today's code say the same, and keep the same events?"""
         address = answer.agent
         if address in self._lost or (answer.refused or "").startswith(HANDLER_FAILED):
@@ -286,7 +286,7 @@ class Redeciding:
         return ""
 
     def _compare_decided(
-        self, answer: Answer, run: Run, index: int, agent_plan: AgentPlan, decided: list[tuple[Any, bytes]]
+        self, answer: Answer, run: EventRun, index: int, agent_plan: AgentPlan, decided: list[tuple[Any, bytes]]
     ) -> None:
         kept = [
             (event, body)
@@ -352,7 +352,7 @@ class Redeciding:
             found += [records.body(place, form) for place, form in mine]
         return found
 
-    def _recorded_for(self, answer: Answer, run: Run, index: int) -> list[bytes]:
+    def _recorded_for(self, answer: Answer, run: EventRun, index: int) -> list[bytes]:
         """The events that follow an answer, of its agent, up to the next answer and within its run."""
         if run.time_ns != answer.time_ns or [one for one in self._commit.answers if one.at == answer.at][-1] != answer:
             return []  # of several answers at one place all but the last kept nothing

@@ -19,18 +19,18 @@ from stigmergy.agents.plans import AgentPlan
 from stigmergy.audit.column_redecision import Restepping
 from stigmergy.audit.differences import Compared, Difference, shortened
 from stigmergy.audit.directories import read_chain
-from stigmergy.audit.redecision import Redeciding
+from stigmergy.audit.redecision import Redecision
 from stigmergy.base.errors import FoldMismatch, JournalCorrupt, JournalError, RecoveryError
 from stigmergy.base.trust import Verifier
 from stigmergy.journal.port import Journal, StoredCommit, homes_of
 from stigmergy.journal.recovery import Recovery, new_state
-from stigmergy.shard.commit import Commit, Run, digest_commit, open_commit
+from stigmergy.shard.commit import Commit, EventRun, digest_commit, open_commit
 from stigmergy.shard.homes import Homes
 from stigmergy.shard.replay import apply
 from stigmergy.shard.snapshot import (
     TABLE_PART,
-    Header,
     PartsDigest,
+    SnapshotHeader,
     digest_of_state,
     load_agents,
     read_header,
@@ -39,7 +39,7 @@ from stigmergy.shard.snapshot import (
 from stigmergy.shard.state import Limits, ShardState
 
 
-class Replaying:
+class JournalReplay:
     """One replay of one journal."""
 
     def __init__(
@@ -92,7 +92,7 @@ class Replaying:
 class _ShardReplay:
     """The replay of one shard."""
 
-    def __init__(self, replaying: Replaying, shard: int, last: int) -> None:
+    def __init__(self, replaying: JournalReplay, shard: int, last: int) -> None:
         self._journal, self._plans, self._limits, self._verifier, self._homes = replaying.parts
         self._found = replaying.found
         self._shard = shard
@@ -112,7 +112,7 @@ class _ShardReplay:
         restepping = Restepping(state, self._homes, self._found)
         for stored in islice(self._journal.read(self._shard, after=state.position), count):
             commit = self._opened(stored)
-            Redeciding(state, self._homes, commit, self._found, self._lost).run()
+            Redecision(state, self._homes, commit, self._found, self._lost).run()
             restepping.prepare(commit)
             try:
                 apply(state, without(commit, self._lost), stored.sealed.digest)
@@ -165,7 +165,7 @@ class _ShardReplay:
         parts = self._journal.read_snapshot(self._shard, position)
         digest = PartsDigest()
         differences: list[Difference] = []
-        header: Header | None = None
+        header: SnapshotHeader | None = None
         count = 0
         scratch = new_state(self._journal.identity, self._shard, self._plans, self._limits)
         try:
@@ -249,7 +249,7 @@ class _ShardReplay:
                     "state", state.position, address, "the state", field, shortened(before), shortened(after)
                 )
 
-    def _table_differences(self, state: ShardState, header: Header) -> Iterator[Difference]:
+    def _table_differences(self, state: ShardState, header: SnapshotHeader) -> Iterator[Difference]:
         if self._lost:
             return
         if not header.base and header.agents_count != len(state.agents):
@@ -279,7 +279,7 @@ def without(commit: Commit, addresses: Mapping[str, Any]) -> Commit:
         return commit
     events = iter(commit.events)
     kept: list[tuple[str, bytes]] = []
-    runs: list[Run] = []
+    runs: list[EventRun] = []
     for run in commit.runs:
         before = len(kept)
         kept += [event for event in islice(events, run.events) if event[0] not in addresses]

@@ -18,10 +18,10 @@ from stigmergy.journal.signers import Key, check_enrolment, check_revocation, ke
 from stigmergy.shard.commit import (
     COMMIT_FORMAT,
     Commit,
+    EventRun,
     Group,
     HashAlgorithm,
     Head,
-    Run,
     Sealed,
     Signature,
     genesis_of,
@@ -29,7 +29,7 @@ from stigmergy.shard.commit import (
     seal,
     statement,
 )
-from stigmergy.shard.state import Signer as KnownSigner
+from stigmergy.shard.state import EnrolledSigner as KnownSigner
 
 
 class Rotation:
@@ -102,7 +102,7 @@ class Rotation:
                 position=self._head.position + 1,
                 epoch=self._head.epoch,
                 previous=self._head.digest,
-                runs=[Run(events=int(event is not None), time_ns=time_ns, source=SHARD_ADDRESS)],
+                runs=[EventRun(events=int(event is not None), time_ns=time_ns, source=SHARD_ADDRESS)],
                 events=[] if event is None else [(SHARD_ADDRESS, encode(event))],
                 incarnation=self._journal.identity.incarnation,
             )

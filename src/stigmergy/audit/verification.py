@@ -28,7 +28,7 @@ from stigmergy.shard.commit_reader import index_of_cause, learn, said_in
 from stigmergy.shard.directory import Directory
 from stigmergy.shard.draft import NO_CAUSE
 from stigmergy.shard.snapshot import PartsDigest, read_header
-from stigmergy.shard.state import Signer
+from stigmergy.shard.state import EnrolledSigner
 
 # Checks the column runs of one shard, commit by commit: that whoever reads them finds what was kept.
 #
@@ -225,7 +225,7 @@ class Verification:
         *,
         trusted_key: tuple[int, bytes] | None = None,
         vouched: Mapping[int, Head] | None = None,
-        known_signers: Sequence[Signer] | None = None,
+        known_signers: Sequence[EnrolledSigner] | None = None,
     ) -> None:
         """Of a part of a log, `vouched` are the ends that somebody else vouches for, whose signature the caller checks,
         and `known_signers` those that may sign where it begins."""

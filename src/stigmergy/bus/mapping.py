@@ -21,7 +21,7 @@ from stigmergy.agents.messages import Command, Event, Message
 from stigmergy.base.errors import Malformed, TooLarge, UnknownTag
 from stigmergy.bus.cloudevents import read_json
 from stigmergy.bus.port import BusMessage
-from stigmergy.bus.topics import Template, fill_address
+from stigmergy.bus.topics import TopicTemplate, fill_address
 
 JSON_TYPE = "application/json"
 SURELY_SMALL_BYTES = MESSAGE_BYTES_MAX // 16
@@ -32,7 +32,7 @@ _ABSENT: Any = object()
 class DeviceEvent(Struct, frozen=True):
     """What a device says on a topic becomes an observed event of an agent."""
 
-    topic: Template
+    topic: TopicTemplate
     to: str
     event: type[Event]
     fields: Mapping[str, str]
@@ -43,22 +43,22 @@ class DeviceEvent(Struct, frozen=True):
 class DeviceCommands(Struct, frozen=True):
     """Orders in plain JSON become commands of an agent; `by` is where the JSON names the command."""
 
-    topic: Template
+    topic: TopicTemplate
     to: str
     commands: Mapping[str, type[Command]]
     by: str
     id: str
     """Where the JSON has the command's id. An order without one is done as often as it comes."""
     same: Mapping[str, str]
-    answers: Template | None
+    answers: TopicTemplate | None
     """Where the verdict is published, as plain JSON too."""
 
 
 class DeviceOrder(Struct, frozen=True):
     """What an agent publishes under a topic of its own goes to a device instead, as plain JSON."""
 
-    topic: Template
-    agent: Template
+    topic: TopicTemplate
+    agent: TopicTemplate
     about: str
     fields: Mapping[str, str]
     """Where the JSON has each field; those that are not named keep their names."""

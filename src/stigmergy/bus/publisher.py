@@ -62,7 +62,7 @@ class PublisherCounters(Struct):
     unpublishable: int = 0
 
 
-class State(enum.Enum):
+class PublishState(enum.Enum):
     """How far a message has come."""
 
     WAITING = 0
@@ -85,7 +85,7 @@ class _Item:
         self.time_ns = time_ns
         self.precious = precious
         """An alert or an order, shed last."""
-        self.state = State.WAITING
+        self.state = PublishState.WAITING
         self.sent = False
         self.previous: int | None = None
         self.shed = 0
@@ -269,7 +269,7 @@ class Publisher:
                 item.previous = lane.last[1]
             lane.last = (incarnation, sequence)
         item.shed, lane.shed = item.shed + lane.shed, 0
-        item.state = State.FLYING
+        item.state = PublishState.FLYING
         lane.flying += 1
         lane.ahead += 1
         self._flying += 1
@@ -306,13 +306,13 @@ class Publisher:
         if taken:
             self._over(item)
         else:
-            item.state = State.WAITING
+            item.state = PublishState.WAITING
             lane.ahead -= 1
             lane.failed = True
         if lane.failed and lane.flying == 0:
             # All that were under way are back: those that the broker did not take go again, in their order.
             lane.failed = False
-            lane.waiting = OrderedDict((one, None) for one in lane.items if one.state is State.WAITING)
+            lane.waiting = OrderedDict((one, None) for one in lane.items if one.state is PublishState.WAITING)
             self._pause()
         self._list(lane)
         self._pump()
@@ -332,13 +332,13 @@ class Publisher:
         """The broker has it. What one topic owes is settled in order."""
         self._end(item)
         lane = item.lane
-        while lane.items and (first := next(iter(lane.items))).state is State.OVER:
+        while lane.items and (first := next(iter(lane.items))).state is PublishState.OVER:
             del lane.items[first]
             lane.ahead -= 1
             self._settle_soon(first)
 
     def _end(self, item: _Item) -> None:
-        item.state = State.OVER
+        item.state = PublishState.OVER
         self.owed -= 1
         del self._oldest[item.precious][item]
 
@@ -357,7 +357,7 @@ class Publisher:
         """Gives up the oldest message that is not under way, alerts and orders last; False if there is none."""
         for oldest in self._oldest:
             for item in oldest:
-                if item.state is State.WAITING:
+                if item.state is PublishState.WAITING:
                     self._shed(item)
                     return True
         return False

@@ -24,7 +24,7 @@ REFUSALS_BURST = 20
 REFUSALS_IN_FLIGHT_MAX = 20
 
 
-class TellerCounters(Struct):
+class ResponderCounters(Struct):
     """What senders were told."""
 
     answers: int = 0
@@ -32,7 +32,7 @@ class TellerCounters(Struct):
     refusals_told: int = 0
 
 
-class Teller:
+class Responder:
     """Publishes answers and refusals."""
 
     def __init__(
@@ -45,7 +45,7 @@ class Teller:
         self._quota = Quotas(refusals_per_s, REFUSALS_BURST)
         self._refusals = 0
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self.counters = TellerCounters()
+        self.counters = ResponderCounters()
 
     async def answer(self, address: str, command_id: str, verdict: Verdict) -> None:
         """Publishes a verdict; raises LinkDown if the broker did not take it, and then it must be given again."""

@@ -19,29 +19,29 @@ from stigmergy.agents.plans import AgentPlan
 from stigmergy.base.errors import DefinitionError
 from stigmergy.bus.mapping import DeviceCommands, DeviceEvent, DeviceOrder
 from stigmergy.bus.presence import MemberJoined, MemberLeft
-from stigmergy.bus.topics import AGENTS, Channel, Template, escape, places_of, read_template
+from stigmergy.bus.topics import AGENTS, Channel, TopicTemplate, escape, places_of, read_template
 
 
 class Listen(Struct, frozen=True):
     """What agents elsewhere publish is given to agents here."""
 
-    what: Template
+    what: TopicTemplate
     """Kind, name and topic."""
     to: str
     fleet: str | None
     site: str | None
 
-    def template(self, fleet: str, site: str) -> Template:
+    def template(self, fleet: str, site: str) -> TopicTemplate:
         """The topics on the bus that it means, for a node of this fleet and site."""
         kind, name, *about = (_written(level) for level in self.what.levels)
         levels = (_written(self.fleet or fleet), _written(self.site or site), AGENTS, kind, name, Channel.EVENTS.value)
-        return Template(self.what.text, (*levels, *about))
+        return TopicTemplate(self.what.text, (*levels, *about))
 
 
 class Collect(Struct, frozen=True):
     """What the uplinks of other nodes bring is given to agents here."""
 
-    what: Template
+    what: TopicTemplate
     """Kind and name."""
     to: str
     fleet: str | None
@@ -52,11 +52,11 @@ class Collect(Struct, frozen=True):
         return self.what.match(address)
 
 
-COLLECT_ALL = Collect(Template("{kind}/{id}", ("{kind}", "{id}"), escaped=False), "{kind}/{id}", None, None)
+COLLECT_ALL = Collect(TopicTemplate("{kind}/{id}", ("{kind}", "{id}"), escaped=False), "{kind}/{id}", None, None)
 """Every agent of the nodes of this fleet and site, under the same address."""
 
 
-class Listening:
+class Subscriptions:
     """The bus's side of a fleet."""
 
     name: str
@@ -168,7 +168,7 @@ class Listening:
         if len(template.levels) < 3:
             raise DefinitionError(f"device_hears({what!r}): write Kind/name/topic, such as 'Drone/{{id}}/orders'")
         about = "/".join(template.levels[2:])
-        agent = Template(what, template.levels[:2], escaped=False)
+        agent = TopicTemplate(what, template.levels[:2], escaped=False)
         target = read_template(topic, escaped=False)
         if "+" in target.levels or any(place not in agent.names for place in target.names):
             raise DefinitionError(f"device_hears({what!r}): topic={topic!r} has a place that {what!r} has not")

@@ -168,7 +168,7 @@ def safe_node_name(host_name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_-]", "-", host_name.partition(".")[0])[:64] or "node"
 
 
-class Template(Struct, frozen=True):
+class TopicTemplate(Struct, frozen=True):
     """A topic with named places, such as `agents/{id}/battery`: `{id}` stands for one level."""
 
     text: str
@@ -206,7 +206,7 @@ class Template(Struct, frozen=True):
         return "/".join(write(values[level[1:-1]]) if _PLACEHOLDER.fullmatch(level) else level for level in self.levels)
 
 
-def read_template(text: str, *, escaped: bool = True) -> Template:
+def read_template(text: str, *, escaped: bool = True) -> TopicTemplate:
     """Reads a topic with places. Raises DefinitionError for one that cannot be subscribed to."""
     levels = tuple(text.split("/"))
     for level in levels:
@@ -215,7 +215,7 @@ def read_template(text: str, *, escaped: bool = True) -> Template:
             raise DefinitionError(
                 f"topic {text!r}: a level is a fixed text, a place such as {{id}}, or +; {level!r} is none"
             )
-    template = Template(text, levels, escaped)
+    template = TopicTemplate(text, levels, escaped)
     if len(dict.fromkeys(template.names)) < len(template.names):
         raise DefinitionError(f"topic {text!r}: a place is named twice; give each its own name")
     return template

@@ -31,7 +31,8 @@ from stigmergy.agents.ordered import (
     Lost,
     Released,
 )
-from stigmergy.claims import wish as wishes
+from stigmergy.claims import acquisition as acquisitions
+from stigmergy.claims.acquisition import Acquisition, Turn
 from stigmergy.claims.entries import (
     CLAIMANT_CHARS_MAX,
     Ask,
@@ -43,10 +44,9 @@ from stigmergy.claims.entries import (
     claimant_id,
 )
 from stigmergy.claims.permissions import asked_for, read_asked
-from stigmergy.claims.rules import Step
+from stigmergy.claims.rules import FoldStep
 from stigmergy.claims.state import MARGIN_MS, MILLISECOND_NS, Claims
-from stigmergy.claims.wish import Turn, Wish
-from stigmergy.claims.writer import Writing
+from stigmergy.claims.writer import ClaimWriter
 from stigmergy.shard.inputs import EffectSettled, VerdictCame
 from stigmergy.shard.outbox import Pending
 
@@ -67,7 +67,7 @@ Owes = Callable[[int, int], bool]
 """Whether a shard still owes the effect of this number: its answer was not stepped yet."""
 
 
-class DeskCounters(Struct):
+class ClaimantCounters(Struct):
     """What became of claims."""
 
     claims_asked: int = 0
@@ -95,7 +95,7 @@ class Belief(Struct, frozen=True):
     """Where any one of several would do, or did: these. Until it holds one, `resource` is all of them as one text."""
 
 
-class Sight(Protocol):
+class LedgerView(Protocol):
     """What a node has seen of others in the ledger, for saying why a claim was denied."""
 
     @property
@@ -115,14 +115,14 @@ class Sight(Protocol):
 class _Claim:
     """A wish, whose it is, and which effects wait for its verdict."""
 
-    __slots__ = ("armed_ns", "claimant", "first_number", "key", "number", "owed", "shard", "wish")
+    __slots__ = ("acquisition", "armed_ns", "claimant", "first_number", "key", "number", "owed", "shard")
 
     def __init__(self, shard: int, key: Key, claimant: bytes, first_number: int) -> None:
         self.shard = shard
         self.key = key
         self.claimant = claimant
         self.first_number = first_number
-        self.wish: Wish | None = None
+        self.acquisition: Acquisition | None = None
         self.owed: list[int] = []
         self.number = 0
         """Of the last move that was sent for it."""
@@ -138,7 +138,7 @@ class _News(Struct):
     """A verdict on its way to its agent."""
 
     claim: _Claim
-    verdict: wishes.Verdict | Released
+    verdict: acquisitions.ClaimVerdict | Released
     sequences: tuple[int, ...]
 
 
@@ -158,10 +158,12 @@ def claimant_name(agent: str, claim: str) -> str:
     return f"{agent} {claim}"
 
 
-class Desk:
+class Claimant:
     """All wishes of a node."""
 
-    def __init__(self, writing: Writing, incarnation: int, key: tuple[int, bytes], owes: Owes, sight: Sight) -> None:
+    def __init__(
+        self, writing: ClaimWriter, incarnation: int, key: tuple[int, bytes], owes: Owes, sight: LedgerView
+    ) -> None:
         self._writing = writing
         self._sight = sight
         self._log = Claims()
@@ -178,7 +180,7 @@ class Desk:
         self._gates: deque[_Gate] = deque()
         self.refuses = ""
         """If given, nothing is asked of the ledger, and this is why."""
-        self.counters = DeskCounters()
+        self.counters = ClaimantCounters()
 
     # ------------------------------------------------------------------ from the agents
 
@@ -199,15 +201,15 @@ class Desk:
             claimant = claimant_id(*self._key, self._incarnation, claimant_name(*key[:2]))
             claim = _Claim(shard, key, claimant, self._writing.next_number)
         if refused := self._refusal(claim):
-            self._tell(claim, wishes.Denied(refused), (pending.sequence,))
+            self._tell(claim, acquisitions.ClaimDenied(refused), (pending.sequence,))
             return
         for sequence in claim.owed:  # the later question is answered for both
-            self._news.append(_News(claim, wishes.Denied(""), (sequence,)))
+            self._news.append(_News(claim, acquisitions.ClaimDenied(""), (sequence,)))
         claim.owed = [pending.sequence]
         self._claims[key] = claim
         for name in _names(key):
             self._by_resource.setdefault(name, {})[key] = None
-        turn = wishes.ask(claim.wish, _wanted(claim, asked, now_ns), now_ns, self._writing.next_number)
+        turn = acquisitions.ask(claim.acquisition, _wanted(claim, asked, now_ns), now_ns, self._writing.next_number)
         self._after(claim, turn, now_ns)
 
     def _holding(self, key: Key) -> _Claim | None:
@@ -224,27 +226,27 @@ class Desk:
         return "" if self._writing.has_room else TOO_MANY
 
     def _give_back(self, shard: int, pending: Pending, asked: ClaimReleased, claim: _Claim | None, key: Key) -> None:
-        wish = None if claim is None else claim.wish
+        acquisition = None if claim is None else claim.acquisition
         told = claim or _Claim(shard, key, b"", 0)
         self._tell(told, Released(claim=key[1], resource=key[2], token=asked.token), (pending.sequence,))
         self.counters.claims_released += 1
-        if claim is None or wish is None:
+        if claim is None or acquisition is None:
             return
-        turn = wishes.release(wish, asked.token if wish.held is not None else 0)
-        if turn.wish is not None or turn.move is None:
+        turn = acquisitions.release(acquisition, asked.token if acquisition.held is not None else 0)
+        if turn.acquisition is not None or turn.move is None:
             return
         owed, claim.owed = claim.owed, []
         if owed:
-            self._tell(claim, wishes.Denied(TAKEN_BACK), tuple(owed))
+            self._tell(claim, acquisitions.ClaimDenied(TAKEN_BACK), tuple(owed))
         self._forget(claim)
         if isinstance(turn.move, Release):
             self._gates.append(_Gate(claim.name, turn.move, shard, pending.sequence))
         else:
-            self._withdraw(claim, wish, turn.move)
+            self._withdraw(claim, acquisition, turn.move)
 
     # ------------------------------------------------------------------ from the ledger
 
-    def heard(self, steps: Sequence[Step], claims: Claims, now_ns: int) -> None:
+    def heard(self, steps: Sequence[FoldStep], claims: Claims, now_ns: int) -> None:
         """The log has moved on by these steps, to this state."""
         self._log = claims
         changed = (name for step in steps for name in (step.resource, *step.others))
@@ -260,27 +262,29 @@ class Desk:
         writing = self._writing
         for key in list(keys):
             claim = self._claims.get(key)
-            if claim is None or not self._tick(claim, now_ns) or claim.wish is None:
+            if claim is None or not self._tick(claim, now_ns) or claim.acquisition is None:
                 continue
-            turn = wishes.heard(claim.wish, claims, writing.writer, writing.life, now_ns, writing.next_number)
+            turn = acquisitions.heard(
+                claim.acquisition, claims, writing.writer, writing.life, now_ns, writing.next_number
+            )
             self._after(claim, turn, now_ns)
 
     def resent(self, numbers: range, now_ns: int) -> None:
         """These moves go out now, and were never written before."""
         for number in numbers:
             claim = self._claims.get(self._by_number.get(number, ("", "", "")))
-            if claim is not None and claim.wish is not None:
-                claim.wish = wishes.resent(claim.wish, numbers, now_ns)
+            if claim is not None and claim.acquisition is not None:
+                claim.acquisition = acquisitions.resent(claim.acquisition, numbers, now_ns)
 
     def give_up(self, reason: str) -> None:
         """Nothing of the ledger is believed any more: whatever is held is lost, whatever is asked is refused."""
         self.refuses = reason
         for claim in list(self._claims.values()):
-            wish = claim.wish
-            if wish is not None and wish.held is not None:
-                self._tell(claim, wishes.Lost(wish.held.token, reason), ())
+            acquisition = claim.acquisition
+            if acquisition is not None and acquisition.held is not None:
+                self._tell(claim, acquisitions.ClaimLost(acquisition.held.token, reason), ())
             if claim.owed:
-                self._tell(claim, wishes.Denied(reason), tuple(claim.owed))
+                self._tell(claim, acquisitions.ClaimDenied(reason), tuple(claim.owed))
             self._forget(claim)
 
     # ------------------------------------------------------------------ with time
@@ -297,7 +301,9 @@ class Desk:
     @property
     def held(self) -> int:
         """How many claims are held."""
-        return sum(claim.wish is not None and claim.wish.held is not None for claim in self._claims.values())
+        return sum(
+            claim.acquisition is not None and claim.acquisition.held is not None for claim in self._claims.values()
+        )
 
     @property
     def asking(self) -> int:
@@ -313,16 +319,21 @@ class Desk:
         """Which agents of this node may act as holders of a resource at this moment, and under which tokens."""
         found: list[tuple[str, int]] = []
         for key in self._by_resource.get(resource, ()):
-            wish = self._claims[key].wish
-            if wish is not None and wish.held is not None and wish.resource == resource and wish.believes(now_ns):
-                found.append((key[0], wish.held.token))
+            acquisition = self._claims[key].acquisition
+            if (
+                acquisition is not None
+                and acquisition.held is not None
+                and acquisition.resource == resource
+                and acquisition.believes(now_ns)
+            ):
+                found.append((key[0], acquisition.held.token))
         return found
 
     def lease_end_ns(self, agent: str, claimed: Claimed) -> int | None:
         """Until when an agent may act under this claim, if it holds it under the same token."""
         claim = self._holding((agent, claimed.field, claimed.resource))
-        wish = None if claim is None else claim.wish
-        held = None if wish is None or wish.resource != claimed.resource else wish.held
+        acquisition = None if claim is None else claim.acquisition
+        held = None if acquisition is None or acquisition.resource != claimed.resource else acquisition.held
         return held.end_ns if held is not None and held.token == claimed.token else None
 
     def beliefs(self, now_ns: int) -> list[Belief]:
@@ -330,15 +341,15 @@ class Desk:
         found: list[Belief] = []
         for agent, name, resource in sorted(self._claims, key=lambda key: (key[2], key[0], key[1])):
             claim = self._claims[agent, name, resource]
-            wish = claim.wish
-            if wish is None:
+            acquisition = claim.acquisition
+            if acquisition is None:
                 continue
-            holds = wish.held if wish.believes(now_ns) else None
-            left_ns = max(0, (wish.until_ns if holds is None else holds.end_ns) - now_ns)
+            holds = acquisition.held if acquisition.believes(now_ns) else None
+            left_ns = max(0, (acquisition.until_ns if holds is None else holds.end_ns) - now_ns)
             token = 0 if holds is None else holds.token
-            times = (left_ns / SECOND_NS, wish.renew, bool(claim.owed))
-            held = resource if holds is None else wish.resource
-            found.append(Belief(agent, name, held, holds is not None, token, *times, wish.pool))
+            times = (left_ns / SECOND_NS, acquisition.renew, bool(claim.owed))
+            held = resource if holds is None else acquisition.resource
+            found.append(Belief(agent, name, held, holds is not None, token, *times, acquisition.pool))
         return found
 
     def due(self, now_ns: int) -> list[Told]:
@@ -361,19 +372,19 @@ class Desk:
         claim, (agent, field, resource) = news.claim, news.claim.key
         event: Granted | Denied | Lost | Released
         match news.verdict:
-            case wishes.Granted(token=token, end_ns=end_ns, resource=which) if now_ns < end_ns:
-                for_s, renews = (end_ns - now_ns) / SECOND_NS, claim.wish is not None and claim.wish.renew
+            case acquisitions.ClaimGranted(token=token, end_ns=end_ns, resource=which) if now_ns < end_ns:
+                for_s, renews = (end_ns - now_ns) / SECOND_NS, claim.acquisition is not None and claim.acquisition.renew
                 event = Granted(claim=field, resource=which or resource, token=token, for_s=for_s, renews=renews)
                 self.counters.claims_granted += 1
-            case wishes.Granted(token=token):
+            case acquisitions.ClaimGranted(token=token):
                 over[claim.key, token] = None  # it was never told that it holds, so it need not hear that it is over
-                event = Denied(claim=field, resource=resource, reason=wishes.TOO_LATE)
-            case wishes.Denied(reason=""):
+                event = Denied(claim=field, resource=resource, reason=acquisitions.TOO_LATE)
+            case acquisitions.ClaimDenied(reason=""):
                 return [(claim.shard, EffectSettled(LEDGER, sequence)) for sequence in news.sequences]
-            case wishes.Denied() as denied:
+            case acquisitions.ClaimDenied() as denied:
                 event = self._denied(field, resource, denied, now_ns)
                 self.counters.claims_denied += 1
-            case wishes.Lost(token=token, reason=reason, resource=which):
+            case acquisitions.ClaimLost(token=token, reason=reason, resource=which):
                 if (claim.key, token) in over:
                     return []
                 event = Lost(claim=field, resource=which or resource, token=token, reason=reason)
@@ -385,7 +396,7 @@ class Desk:
             return [(claim.shard, VerdictCame(agent, body))]
         return [(claim.shard, EffectSettled(LEDGER, sequence, body)) for sequence in news.sequences]
 
-    def _denied(self, field: str, resource: str, denied: wishes.Denied, now_ns: int) -> Denied:
+    def _denied(self, field: str, resource: str, denied: acquisitions.ClaimDenied, now_ns: int) -> Denied:
         """The denial as its agent hears it: who holds the resource, for how long, and the place in line."""
         if not denied.standings:
             return Denied(claim=field, resource=resource, reason=denied.reason)
@@ -400,7 +411,7 @@ class Desk:
             reason = f"{reason}. {NOT_UP}"
         return Denied(claim=field, resource=resource, reason=reason, holder=holder, held_s_max=left_s, place=place)
 
-    def _left_s(self, standing: wishes.Standing, now_ns: int) -> float:
+    def _left_s(self, standing: acquisitions.CurrentHolder, now_ns: int) -> float:
         over_ns = self._sight.over_ns(standing.resource, standing.began)
         return 0.0 if over_ns is None or standing.offered else max(0, over_ns - now_ns) / SECOND_NS
 
@@ -419,14 +430,14 @@ class Desk:
 
     def _tick(self, claim: _Claim, now_ns: int) -> bool:
         """Whether the claim is still there once time has had its say."""
-        if claim.wish is None:
+        if claim.acquisition is None:
             return False
-        before = claim.wish
-        turn = wishes.tick(before, now_ns, self._writing.next_number, self._log)
-        if turn.wish is before:
+        before = claim.acquisition
+        turn = acquisitions.tick(before, now_ns, self._writing.next_number, self._log)
+        if turn.acquisition is before:
             self._remember_time(claim)
             return True
-        if turn.wish is not None:
+        if turn.acquisition is not None:
             self._after(claim, turn, now_ns)
             return True
         self._deliver(claim, turn.verdicts)
@@ -440,12 +451,12 @@ class Desk:
     def _after(self, claim: _Claim, turn: Turn, now_ns: int) -> None:
         """Takes what a turn has brought: the wish as it is now, a move, verdicts."""
         self._deliver(claim, turn.verdicts)
-        if turn.wish is None:
+        if turn.acquisition is None:
             self._forget(claim)
             if turn.move is not None:
                 self._writing.put(claim.name, turn.move)
             return
-        claim.wish = turn.wish
+        claim.acquisition = turn.acquisition
         if turn.move is not None:
             self._by_number.pop(claim.number, None)
             claim.number = self._writing.next_number
@@ -453,9 +464,9 @@ class Desk:
                 self._by_number[claim.number] = claim.key
         self._remember_time(claim)
 
-    def _withdraw(self, claim: _Claim, wish: Wish, move: Move) -> None:
+    def _withdraw(self, claim: _Claim, acquisition: Acquisition, move: Move) -> None:
         """Takes a question back; if it never left this node, nobody has to hear of it."""
-        sent = wish.sent
+        sent = acquisition.sent
         if sent is not None and isinstance(sent.move, Ask | AskAny):
             self._writing.recall(sent.number)
         if isinstance(move, Withdraw | WithdrawAny) and self._writing.attempted < claim.first_number:
@@ -464,29 +475,29 @@ class Desk:
 
     def _remember_time(self, claim: _Claim) -> None:
         """Has the claim looked at when its time comes, or earlier."""
-        if claim.wish is None or (claim.armed_ns is not None and claim.armed_ns <= claim.wish.next_ns):
+        if claim.acquisition is None or (claim.armed_ns is not None and claim.armed_ns <= claim.acquisition.next_ns):
             return
         if len(self._times) > TIMES_COUNT_SPARE + 4 * len(self._claims):
             kept = [one for one in self._times if one[2] in self._claims and self._claims[one[2]].armed_ns == one[0]]
             heapq.heapify(kept)
             self._times = kept
         self._times_count += 1
-        claim.armed_ns = claim.wish.next_ns
+        claim.armed_ns = claim.acquisition.next_ns
         heapq.heappush(self._times, (claim.armed_ns, self._times_count, claim.key))
 
-    def _deliver(self, claim: _Claim, verdicts: Sequence[wishes.Verdict]) -> None:
+    def _deliver(self, claim: _Claim, verdicts: Sequence[acquisitions.ClaimVerdict]) -> None:
         for verdict in verdicts:
-            if isinstance(verdict, wishes.Lost):
+            if isinstance(verdict, acquisitions.ClaimLost):
                 self._tell(claim, verdict, ())
             else:
                 owed, claim.owed = tuple(claim.owed), []
                 self._tell(claim, verdict, owed)
 
-    def _tell(self, claim: _Claim, verdict: wishes.Verdict | Released, sequences: tuple[int, ...]) -> None:
+    def _tell(self, claim: _Claim, verdict: acquisitions.ClaimVerdict | Released, sequences: tuple[int, ...]) -> None:
         self._news.append(_News(claim, verdict, sequences))
 
     def _forget(self, claim: _Claim) -> None:
-        claim.wish = None
+        claim.acquisition = None
         self._by_number.pop(claim.number, None)
         if self._claims.get(claim.key) is claim:
             del self._claims[claim.key]
@@ -503,7 +514,7 @@ def _names(key: Key) -> list[str]:
 
 
 def why_denied(
-    reason: str, standing: wishes.Standing, holder: str, left_s: float, place: int, pool_count: int = 1
+    reason: str, standing: acquisitions.CurrentHolder, holder: str, left_s: float, place: int, pool_count: int = 1
 ) -> str:
     """A denial by the ledger for people. Of a pool it speaks of the resource that is over first."""
     who, what = holder or "another agent", "it" if pool_count == 1 else standing.resource
@@ -520,10 +531,10 @@ def why_denied(
     return f"{reason}: {has}"
 
 
-def _wanted(claim: _Claim, asked: ClaimAsked | ClaimAnyAsked, now_ns: int) -> Wish:
+def _wanted(claim: _Claim, asked: ClaimAsked | ClaimAnyAsked, now_ns: int) -> Acquisition:
     """What an effect wants. Without a time to wait, its lease is how long an answer is worth having."""
     patience_s = asked.wait_s or asked.for_s
-    return Wish(
+    return Acquisition(
         claimant=claim.claimant,
         resource="" if isinstance(asked, ClaimAnyAsked) else asked.resource,
         pool=asked.resources if isinstance(asked, ClaimAnyAsked) else (),

@@ -149,7 +149,7 @@ class Expire(Struct, array_like=True, frozen=True, tag=6):
     grant: int
 
 
-class Roster(Struct, array_like=True, frozen=True, tag=7):
+class WriterList(Struct, array_like=True, frozen=True, tag=7):
     """From here on only these keys may write. The first one counts whoever signs it, later ones if a member does."""
 
     keys: tuple[bytes, ...]
@@ -177,7 +177,7 @@ class WithdrawAny(Struct, array_like=True, frozen=True, tag=10):
     resources: tuple[str, ...]
 
 
-Move = Ask | Take | Renew | Release | Withdraw | Expire | Roster | Checkpointed | AskAny | WithdrawAny
+Move = Ask | Take | Renew | Release | Withdraw | Expire | WriterList | Checkpointed | AskAny | WithdrawAny
 
 
 class ClaimBody(Struct, array_like=True, frozen=True):
@@ -347,7 +347,7 @@ def _fault(body: ClaimBody) -> str:
     if len(body.claimant) > CLAIMANT_CHARS_MAX:
         return f"a claimant's name has at most {CLAIMANT_CHARS_MAX} characters"
     match body.move:
-        case Roster(keys=keys):
+        case WriterList(keys=keys):
             if not 0 < len(keys) <= ROSTER_COUNT_MAX or any(not 0 < len(key) <= KEY_BYTES_MAX for key in keys):
                 return f"a roster has 1 to {ROSTER_COUNT_MAX} keys"
             return ""

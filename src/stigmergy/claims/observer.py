@@ -24,7 +24,7 @@ AGAIN_MS = 5_000
 """After so long it is said again, if it did not come through."""
 
 
-class Observing:
+class LeaseObserver:
     """What is to expire, by time."""
 
     def __init__(self, writer: bytes, say: Callable[[Expire], bool]) -> None:

@@ -30,7 +30,7 @@ Asked = ClaimAsked | ClaimAnyAsked | ClaimReleased
 _asked: msgspec.msgpack.Decoder[Asked] = msgspec.msgpack.Decoder(ClaimAsked | ClaimAnyAsked | ClaimReleased)
 
 
-class Asking(Protocol):
+class ClaimRequester(Protocol):
     """Whoever asks a ledger for the agents of a host, as the host sees it."""
 
     def propose(self, shard: int, pending: Pending) -> None:

@@ -30,7 +30,7 @@ from stigmergy.claims.entries import Checkpointed, Verify, claimant_of
 from stigmergy.claims.port import Ledger, LedgerCheckpoint
 from stigmergy.claims.rules import (
     Fate,
-    Step,
+    FoldStep,
     digest,
     fold,
     is_milestone,
@@ -46,7 +46,7 @@ from stigmergy.claims.writer import Pauses
 REMEMBERED_COUNT = 64
 
 
-class Remembering:
+class CachingVerifier:
     """A Verify that asks another one, and not twice for the same while it remembers."""
 
     def __init__(self, verify: Verify) -> None:
@@ -78,7 +78,7 @@ CHECKPOINT_STAGGER_S = 2.0
 log = logging.getLogger("stigmergy.claims")
 
 
-class FollowingCounters(Struct):
+class LedgerFollowerCounters(Struct):
     """What was read."""
 
     entries_read: int = 0
@@ -88,7 +88,7 @@ class FollowingCounters(Struct):
     checkpoints_stored: int = 0
 
 
-class Following:
+class LedgerFollower:
     """The log as this node knows it. `run` is a task."""
 
     def __init__(
@@ -96,14 +96,14 @@ class Following:
         ledger: Ledger,
         signer: Signer,
         verify: Verify,
-        heard: Callable[[Sequence[Step]], None],
+        heard: Callable[[Sequence[FoldStep]], None],
         jumped: Callable[[], None],
         noted: Callable[[Checkpointed], None],
         trusted: frozenset[bytes],
     ) -> None:
         self._ledger = ledger
         self._signer = signer
-        self._verify = Remembering(verify)
+        self._verify = CachingVerifier(verify)
         self._heard = heard
         self._jumped = jumped
         self._noted = noted
@@ -125,7 +125,7 @@ class Following:
         self._storing: asyncio.Task[None] | None = None
         self.rank: Callable[[], int] = lambda: 0
         """How many nodes come before this one when a checkpoint is to be stored."""
-        self.counters = FollowingCounters()
+        self.counters = LedgerFollowerCounters()
 
     async def run(self) -> None:
         """Reads as long as it is not cancelled. Ends with an error that does not mend itself."""
@@ -200,7 +200,7 @@ class Following:
         for start in range(0, len(entries), FOLD_COUNT_MAX):
             if start:
                 await asyncio.sleep(0)
-            steps: list[Step] = []
+            steps: list[FoldStep] = []
             for entry in entries[start : start + FOLD_COUNT_MAX]:
                 step = fold(self.claims, entry.position, entry.body, self._ledger.name, self._verify)
                 self.claims = step.claims
@@ -260,7 +260,7 @@ class Following:
                 await self._ledger.cut(before)
 
 
-def _moved(step: Step) -> bytes:
+def _moved(step: FoldStep) -> bytes:
     """Whose move was granted, renewed or queued."""
     known = step.claims.resource(step.resource)
     return known.queue[-1].claimant if known.grant is None or step.fate is Fate.QUEUED else known.grant.claimant

@@ -36,11 +36,11 @@ from stigmergy.claims.entries import (
     Expire,
     Release,
     Renew,
-    Roster,
     Take,
     Verify,
     Withdraw,
     WithdrawAny,
+    WriterList,
     Written,
     read_record,
 )
@@ -52,10 +52,10 @@ from stigmergy.claims.state import (
     Claims,
     Counts,
     Grant,
-    Mark,
     Offer,
     Resource,
     Waiter,
+    WriterMark,
 )
 
 WRITERS_KEPT = WRITERS_COUNT_MAX * 3 // 4
@@ -82,7 +82,7 @@ class Fate(enum.Enum):
     UNKNOWN = "unknown"
 
 
-class Step(Struct, frozen=True):
+class FoldStep(Struct, frozen=True):
     """The state after an entry, and what became of it."""
 
     claims: Claims
@@ -95,18 +95,18 @@ class Step(Struct, frozen=True):
     """What the entry says of the state at another position."""
 
 
-def apply(claims: Claims, position: int, written: Written) -> Step:
+def apply(claims: Claims, position: int, written: Written) -> FoldStep:
     """The next state. The caller has verified who wrote it, and gives entries in the order of their positions."""
     if claims.roster and written.key not in claims.roster:
-        return Step(claims, Fate.STRANGER)
+        return FoldStep(claims, Fate.STRANGER)
     if claims.has_seen(written.writer, written.life, written.sequence):
-        return Step(claims, Fate.REPEATED)
+        return FoldStep(claims, Fate.REPEATED)
     claims = _marked(claims, position, written)
     match written.move:
-        case Roster(keys=keys):
-            return Step(structs.replace(claims, roster=tuple(sorted(dict.fromkeys(keys)))), Fate.NOTED)
+        case WriterList(keys=keys):
+            return FoldStep(structs.replace(claims, roster=tuple(sorted(dict.fromkeys(keys)))), Fate.NOTED)
         case Checkpointed():
-            return Step(claims, Fate.NOTED, noted=written.move)
+            return FoldStep(claims, Fate.NOTED, noted=written.move)
         case Ask():
             return _asked(claims, position, written, written.move)
         case Take() | Renew() | Release() | Withdraw() | Expire():
@@ -119,39 +119,41 @@ def apply(claims: Claims, position: int, written: Written) -> Step:
             assert_never(written.move)
 
 
-def _asked(claims: Claims, position: int, written: Written, ask: Ask) -> Step:
+def _asked(claims: Claims, position: int, written: Written, ask: Ask) -> FoldStep:
     name, claimant = ask.resource, written.claimant
     known = claims.resource(name)
     if known is FREE and len(claims.resources) >= RESOURCES_COUNT_MAX:
-        return Step(claims, Fate.REFUSED, name)
+        return FoldStep(claims, Fate.REFUSED, name)
     if known is FREE or claims.holds(name, claimant) or claims.offered(name, claimant):
-        return Step(_with(claims, name, _granted(known, position, written, ask.for_ms)), Fate.GRANTED, name)
+        return FoldStep(_with(claims, name, _granted(known, position, written, ask.for_ms)), Fate.GRANTED, name)
     others = tuple(waiter for waiter in known.queue if waiter.claimant != claimant)
     if not ask.waits or len(others) >= QUEUE_COUNT_MAX:
         claims = _with(claims, name, structs.replace(known, queue=others))
-        return Step(_in_lines(claims, claimant, claims.pools.get(claimant, ())), Fate.REFUSED, name)
+        return FoldStep(_in_lines(claims, claimant, claims.pools.get(claimant, ())), Fate.REFUSED, name)
     waiter = Waiter(claimant, ask.for_ms)
     if len(others) == len(known.queue):
         queue = (*others, waiter)
     else:  # it asks again, and keeps its place
         queue = tuple(waiter if one.claimant == claimant else one for one in known.queue)
-    return Step(_with(claims, name, structs.replace(known, queue=queue)), Fate.QUEUED, name)
+    return FoldStep(_with(claims, name, structs.replace(known, queue=queue)), Fate.QUEUED, name)
 
 
-def _move(claims: Claims, position: int, written: Written, move: Take | Renew | Release | Withdraw | Expire) -> Step:
+def _move(
+    claims: Claims, position: int, written: Written, move: Take | Renew | Release | Withdraw | Expire
+) -> FoldStep:
     name = move.resource
     changed, fate = _moved(claims.resource(name), position, written, move)
     if changed is claims.resource(name):
-        return Step(claims, fate, name)
+        return FoldStep(claims, fate, name)
     claims = _with(claims, name, changed)
     if changed.offer is not None and name in claims.pools.get(changed.offer.claimant, ()):
         claims = _out_of_lines(claims, changed.offer.claimant)
     if isinstance(move, Withdraw) and name in claims.pools.get(written.claimant, ()):
         claims = _in_lines(claims, written.claimant, claims.pools[written.claimant])
-    return Step(claims, fate, name)
+    return FoldStep(claims, fate, name)
 
 
-def _asked_any(claims: Claims, position: int, written: Written, ask: AskAny) -> Step:
+def _asked_any(claims: Claims, position: int, written: Written, ask: AskAny) -> FoldStep:
     names, claimant = ask.resources, written.claimant
     has_room = len(claims.resources) < RESOURCES_COUNT_MAX
     mine = [name for name in names if claims.holds(name, claimant)]
@@ -160,7 +162,7 @@ def _asked_any(claims: Claims, position: int, written: Written, ask: AskAny) -> 
     if mine:
         claims = _out_of_lines(claims, claimant)
         granted = _granted(claims.resource(mine[0]), position, written, ask.for_ms)
-        return Step(_with(claims, mine[0], granted), Fate.GRANTED, mine[0])
+        return FoldStep(_with(claims, mine[0], granted), Fate.GRANTED, mine[0])
     # A place that it has it keeps; lines that are full it does not join.
     queued = [
         name
@@ -169,7 +171,7 @@ def _asked_any(claims: Claims, position: int, written: Written, ask: AskAny) -> 
         and (claims.place(name, claimant) or len(claims.resource(name).queue) < QUEUE_COUNT_MAX)
     ]
     if not ask.waits or not queued:
-        return Step(_out_of_lines(claims, claimant), Fate.REFUSED, names[0])
+        return FoldStep(_out_of_lines(claims, claimant), Fate.REFUSED, names[0])
     left = [name for name in claims.pools.get(claimant, ()) if name not in queued]
     for name in left:
         claims = _with(claims, name, _without(claims.resource(name), claimant))
@@ -181,10 +183,10 @@ def _asked_any(claims: Claims, position: int, written: Written, ask: AskAny) -> 
         else:
             queue = (*known.queue, waiter)
         claims = _with(claims, name, structs.replace(known, queue=queue))
-    return Step(_in_lines(claims, claimant, tuple(queued)), Fate.QUEUED, queued[0], tuple(queued[1:]))
+    return FoldStep(_in_lines(claims, claimant, tuple(queued)), Fate.QUEUED, queued[0], tuple(queued[1:]))
 
 
-def _withdrawn(claims: Claims, position: int, written: Written, names: tuple[str, ...]) -> Step:
+def _withdrawn(claims: Claims, position: int, written: Written, names: tuple[str, ...]) -> FoldStep:
     """Out of every line, and what was offered or granted is freed."""
     fate = Fate.VOID
     if any(name in claims.pools.get(written.claimant, ()) for name in names):
@@ -192,7 +194,7 @@ def _withdrawn(claims: Claims, position: int, written: Written, names: tuple[str
     for name in names:
         step = _move(claims, position, written, Withdraw(name))
         claims, fate = step.claims, fate if step.fate is Fate.VOID else step.fate
-    return Step(claims, fate, names[0], names[1:])
+    return FoldStep(claims, fate, names[0], names[1:])
 
 
 def _out_of_lines(claims: Claims, claimant: bytes) -> Claims:
@@ -271,7 +273,7 @@ def _with(claims: Claims, name: str, resource: Resource) -> Claims:
 
 def _marked(claims: Claims, position: int, written: Written) -> Claims:
     """Remembers how far the writer is, and forgets who wrote longest ago if there are too many."""
-    writers = claims.writers.set(written.writer, Mark(written.life, written.sequence, position))
+    writers = claims.writers.set(written.writer, WriterMark(written.life, written.sequence, position))
     if len(writers) > WRITERS_COUNT_MAX:
         newest = sorted(writers.items(), key=lambda item: item[1].position)[-WRITERS_KEPT:]
         writers = type(writers)(newest)
@@ -282,8 +284,8 @@ def _marked(claims: Claims, position: int, written: Written) -> Claims:
 #
 # Bytes that do not decode, signatures that do not fit, formats of a later version: skipped and counted, by every
 # reader
-# alike. The fold takes nothing but the log: who may write is in the log too (`Roster`), so that two readers with other
-# settings cannot come to different holders.
+# alike. The fold takes nothing but the log: who may write is in the log too (`WriterList`), so that two readers with
+# other settings cannot come to different holders.
 #
 # At every MILESTONE_ENTRIES entries the state is a *milestone*: readers compare its digest (`Checkpointed`), and any
 # of
@@ -302,7 +304,7 @@ class ClaimsState(Struct, array_like=True, frozen=True):
 
     position: int
     resources: tuple[tuple[str, Resource], ...]
-    writers: tuple[tuple[bytes, Mark], ...]
+    writers: tuple[tuple[bytes, WriterMark], ...]
     roster: tuple[bytes, ...]
     counts: Counts
     pools: tuple[tuple[bytes, tuple[str, ...]], ...] = ()
@@ -323,10 +325,10 @@ _state_decoder = msgspec.msgpack.Decoder(ClaimsState)
 _checkpoint_decoder = msgspec.msgpack.Decoder(ClaimsCheckpoint)
 
 
-def fold(claims: Claims, position: int, data: bytes, ledger: str, verify: Verify) -> Step:
+def fold(claims: Claims, position: int, data: bytes, ledger: str, verify: Verify) -> FoldStep:
     """The state behind an entry. Entries come in the order of their positions, each once."""
     read = read_record(ledger, data, verify)
-    step = Step(claims, Fate(read)) if isinstance(read, str) else apply(claims, position, read)
+    step = FoldStep(claims, Fate(read)) if isinstance(read, str) else apply(claims, position, read)
     return structs.replace(step, claims=_counted(step.claims, position, step.fate))
 
 

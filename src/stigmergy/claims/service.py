@@ -23,14 +23,14 @@ from msgspec import Struct, structs
 from stigmergy.agents.messages import Claimed
 from stigmergy.base.errors import LedgerError, StigmergyError
 from stigmergy.base.trust import Signer, Verifier
-from stigmergy.claims.claimant import Belief, Desk, Owes, Told
-from stigmergy.claims.entries import Checkpointed, Expire, Roster
-from stigmergy.claims.observer import Observing
+from stigmergy.claims.claimant import Belief, Claimant, Owes, Told
+from stigmergy.claims.entries import Checkpointed, Expire, WriterList
+from stigmergy.claims.observer import LeaseObserver
 from stigmergy.claims.port import Ledger
-from stigmergy.claims.reader import Following
-from stigmergy.claims.rules import Step
+from stigmergy.claims.reader import LedgerFollower
+from stigmergy.claims.rules import FoldStep
 from stigmergy.claims.state import Claims as ClaimsState
-from stigmergy.claims.writer import Writing
+from stigmergy.claims.writer import ClaimWriter
 from stigmergy.shard.outbox import Pending
 
 LIFE_BITS = 32
@@ -41,7 +41,7 @@ NO_CONTACT = "no contact"
 CLOSED = "closed"
 
 
-class ClaimsStanding(Struct, frozen=True):
+class ClaimsStatus(Struct, frozen=True):
     """How a node stands with its ledger."""
 
     ledger: str
@@ -68,7 +68,7 @@ def outlive(life: int, before: int) -> int:
     return ((before >> LIFE_BITS) + 1) << LIFE_BITS | (life & ((1 << LIFE_BITS) - 1))
 
 
-class Claims:
+class ClaimService:
     """The node's side of a ledger."""
 
     def __init__(
@@ -89,10 +89,10 @@ class Claims:
         self._wake = wake
         self._trusted = tuple(sorted({signer.public_key, *trusted})) if trusted else ()
         """The keys that may write into the ledger, our own among them; empty: whoever the ledger says."""
-        self._writing = Writing(ledger, signer, incarnation, monotonic_ns, self._resent)
-        self._desk = Desk(self._writing, incarnation, (signer.algorithm, signer.public_key), owes, self)
-        self._observing = Observing(self._writing.writer, self._expire)
-        self._following = Following(
+        self._writing = ClaimWriter(ledger, signer, incarnation, monotonic_ns, self._resent)
+        self._claimant = Claimant(self._writing, incarnation, (signer.algorithm, signer.public_key), owes, self)
+        self._observing = LeaseObserver(self._writing.writer, self._expire)
+        self._following = LedgerFollower(
             ledger, signer, verifier.verify, self._heard, self._jumped, self._noted, frozenset(self._trusted)
         )
         self._following.rank = self._checkpoint_rank
@@ -116,7 +116,7 @@ class Claims:
         has its turns meanwhile."""
         deadline_s = asyncio.get_running_loop().time() + drain_s
         while asyncio.get_running_loop().time() < deadline_s:
-            if not self.is_up or not (self._writing.waiting or self._desk.giving_back):
+            if not self.is_up or not (self._writing.waiting or self._claimant.giving_back):
                 break
             await asyncio.sleep(DRAIN_LOOK_S)
         await self.kill()
@@ -141,31 +141,31 @@ class Claims:
         if not self._is_open:
             self._early.append((shard, pending))
             return
-        self._desk.propose(shard, pending, self._monotonic_ns())
+        self._claimant.propose(shard, pending, self._monotonic_ns())
         self._wake()
 
     def due(self, monotonic_ns: int) -> list[Told]:
         """What agents must hear before anything else is stepped, in this order. Call it before every step."""
         self._observing.tick(monotonic_ns)
-        return self._desk.due(monotonic_ns)
+        return self._claimant.due(monotonic_ns)
 
     @property
     def next_ns(self) -> int | None:
         """When `due` has to be called although nothing else happens."""
-        times = [time for time in (self._desk.next_ns, self._observing.next_ns) if time is not None]
+        times = [time for time in (self._claimant.next_ns, self._observing.next_ns) if time is not None]
         return min(times, default=None)
 
     def believes(self, resource: str) -> list[tuple[str, int]]:
         """Which agents of this node may act as holders of a resource right now, and under which tokens."""
-        return self._desk.believes(resource, self._monotonic_ns())
+        return self._claimant.believes(resource, self._monotonic_ns())
 
     def lease_end_ns(self, agent: str, claimed: Claimed) -> int | None:
         """Until when an agent of this node may act under this claim, by our clock; None if it does not hold it."""
-        return self._desk.lease_end_ns(agent, claimed)
+        return self._claimant.lease_end_ns(agent, claimed)
 
     def beliefs(self) -> list[Belief]:
         """All claims of agents of this node, as it sees them right now."""
-        return self._desk.beliefs(self._monotonic_ns())
+        return self._claimant.beliefs(self._monotonic_ns())
 
     def name_of(self, claimant: bytes) -> tuple[bytes, str] | None:
         """The key and the name ('Drone/1 cell') of a claimant, if its entry was read since this node started."""
@@ -180,26 +180,26 @@ class Claims:
         """What the log has come to, as far as it was read."""
         return self._following.claims
 
-    def standing(self) -> ClaimsStanding:
+    def standing(self) -> ClaimsStatus:
         """How this node stands with its ledger."""
         error = self._following.last_error or self._writing.last_error
-        return ClaimsStanding(
-            ledger=CLOSED if self._desk.refuses else CONTACT if error is None else NO_CONTACT,
-            why=self._desk.refuses or ("" if error is None else str(error)),
+        return ClaimsStatus(
+            ledger=CLOSED if self._claimant.refuses else CONTACT if error is None else NO_CONTACT,
+            why=self._claimant.refuses or ("" if error is None else str(error)),
             position=self._following.claims.position,
-            held=self._desk.held,
-            asking=self._desk.asking,
+            held=self._claimant.held,
+            asking=self._claimant.asking,
             waiting=self._writing.waiting,
         )
 
     def troubles(self) -> list[str]:
         """What does not mend itself."""
-        found = self._desk.refuses or self._following.failed
+        found = self._claimant.refuses or self._following.failed
         return [found] if found else []
 
     def counters(self) -> dict[str, int]:
         """What was asked, granted, refused and lost here, and what every reader has counted in the log."""
-        parts = (self._desk.counters, self._writing.counters, self._following.counters)
+        parts = (self._claimant.counters, self._writing.counters, self._following.counters)
         counted = {name: int(value) for part in parts for name, value in structs.asdict(part).items()}
         counted["leases_expired"] = self._observing.expired
         folded = structs.asdict(self._following.claims.counts)
@@ -210,7 +210,7 @@ class Claims:
     @property
     def is_up(self) -> bool:
         """Whether the ledger answers, and is believed."""
-        return not self._desk.refuses and self._following.last_error is None and self._writing.last_error is None
+        return not self._claimant.refuses and self._following.last_error is None and self._writing.last_error is None
 
     async def _guarded(self, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Runs a task; what ends it closes the ledger for this node, and says why."""
@@ -227,17 +227,17 @@ class Claims:
         self._writes = True
         self._check_roster()
         if self._trusted and not self._following.claims.roster:
-            self._writing.put("", Roster(self._trusted))
+            self._writing.put("", WriterList(self._trusted))
         await self._writing.run()
 
-    def _heard(self, steps: Sequence[Step]) -> None:
+    def _heard(self, steps: Sequence[FoldStep]) -> None:
         """The log was read on: who watches, who waits, who is in doubt."""
         claims, now_ns = self._following.claims, self._monotonic_ns()
         for name in dict.fromkeys(name for step in steps for name in (step.resource, *step.others) if name):
             self._observing.changed(name, claims, now_ns)
         self._look(now_ns)
         if self._writes:  # before, nothing of ours can be in it
-            self._desk.heard(steps, claims, now_ns)
+            self._claimant.heard(steps, claims, now_ns)
         self._wake()
 
     def _jumped(self) -> None:
@@ -245,7 +245,7 @@ class Claims:
         self._observing.jumped(claims, now_ns)
         self._look(now_ns)
         if self._writes:
-            self._desk.jumped(claims, now_ns)
+            self._claimant.jumped(claims, now_ns)
         self._wake()
 
     def _look(self, now_ns: int) -> None:
@@ -278,15 +278,15 @@ class Claims:
             )
 
     def _close(self, reason: str) -> None:
-        if not self._desk.refuses:
-            self._desk.give_up(reason)
+        if not self._claimant.refuses:
+            self._claimant.give_up(reason)
             self._wake()
 
     def _resent(self, numbers: range, now_ns: int) -> None:
-        self._desk.resent(numbers, now_ns)
+        self._claimant.resent(numbers, now_ns)
 
     def _expire(self, expire: Expire) -> bool:
-        return not self._desk.refuses and self._writing.put("", expire)
+        return not self._claimant.refuses and self._writing.put("", expire)
 
     def _noted(self, noted: Checkpointed) -> None:
         self._writing.put("", noted)

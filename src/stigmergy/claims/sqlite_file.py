@@ -18,8 +18,8 @@ from msgspec import Struct
 
 from stigmergy.base.errors import ConfigError, LedgerCorrupt, LedgerError, LedgerForeign, LedgerUnavailable
 from stigmergy.claims.port import check_name
-from stigmergy.journal.files import Claim, OsFiles, open_own
-from stigmergy.journal.identity import MARK_BYTES, Mark, decode_mark, mark_path
+from stigmergy.journal.files import FileLock, OsFiles, open_own
+from stigmergy.journal.identity import MARK_BYTES, AcknowledgedHead, decode_mark, mark_path
 
 SCHEME = "sqlite:"
 APPLICATION_ID = 0x5354474C
@@ -48,7 +48,7 @@ CREATE TABLE checkpoint(
 """
 
 
-class Record(Struct, frozen=True):
+class LedgerHeader(Struct, frozen=True):
     """What the table `ledger` says of the log."""
 
     name: str
@@ -69,7 +69,7 @@ class OpenedFile(Struct):
     """What opening holds: the ledger takes it over."""
 
     path: str
-    record: Record
+    record: LedgerHeader
     connection: apsw.Connection
     mark: int
     """The file of the mark, open."""
@@ -127,7 +127,7 @@ def _make_if_missing(path: str, name: str) -> None:
             connection.pragma("user_version", FORMAT)
             connection.execute(TABLES)
             incarnation = int.from_bytes(os.urandom(INCARNATION_BYTES), "big") + 1
-            record = Record(name, incarnation, 1, START, 0, START)
+            record = LedgerHeader(name, incarnation, 1, START, 0, START)
             connection.execute("INSERT INTO ledger VALUES (?, ?, ?, ?, ?, ?, ?, ?)", record.row())
         finally:
             connection.close(True)
@@ -137,7 +137,7 @@ def _make_if_missing(path: str, name: str) -> None:
         claim.close()
 
 
-def read_witness(mark: int, path: str) -> Mark | None:
+def read_witness(mark: int, path: str) -> AcknowledgedHead | None:
     """The mark of the ledger. Others may be writing it: what does not check is read again."""
     for _ in range(MARK_READS - 1):
         data = os.pread(mark, MARK_BYTES, 0)
@@ -147,7 +147,7 @@ def read_witness(mark: int, path: str) -> Mark | None:
     return decode_witness(os.pread(mark, MARK_BYTES, 0), path)
 
 
-def decode_witness(data: bytes, path: str) -> Mark | None:
+def decode_witness(data: bytes, path: str) -> AcknowledgedHead | None:
     """The mark out of its bytes; None for a blank one. Raises LedgerCorrupt."""
     mark = decode_mark(data)
     if mark is None and any(data):
@@ -158,7 +158,7 @@ def decode_witness(data: bytes, path: str) -> Mark | None:
     return mark
 
 
-def _claim(files: OsFiles, path: str) -> Claim:
+def _claim(files: OsFiles, path: str) -> FileLock:
     deadline_s = time.monotonic() + BUSY_MS / 1000
     while True:
         try:
@@ -189,7 +189,9 @@ def _wait_a_little(calls: int) -> bool:
     return calls * BUSY_LOOK_MS * 1.5 < BUSY_MS
 
 
-def examine(connection: apsw.Connection, path: str, name: str | None, witnessed: Mark | None) -> Record:
+def examine(
+    connection: apsw.Connection, path: str, name: str | None, witnessed: AcknowledgedHead | None
+) -> LedgerHeader:
     """Refuses what is not ours, of another name, of a later format, or holds less than was acknowledged."""
     if connection.pragma("application_id") != APPLICATION_ID:
         raise LedgerForeign(f"{path}: a database of another program; name the right file, it was not touched")
@@ -206,12 +208,12 @@ def examine(connection: apsw.Connection, path: str, name: str | None, witnessed:
     return record
 
 
-def read_record(connection: apsw.Connection, path: str) -> Record:
+def read_record(connection: apsw.Connection, path: str) -> LedgerHeader:
     """Where the log begins and ends."""
     rows = connection.execute("SELECT * FROM ledger").fetchall()
     match rows:
         case [(1, str(name), int(incarnation), int(first), bytes(before), int(last), bytes(chain), int(checksum))]:
-            record = Record(name, incarnation, first, before, last, chain)
+            record = LedgerHeader(name, incarnation, first, before, last, chain)
             if checksum == _checksum(msgspec.structs.astuple(record)):
                 return record
         case _:
@@ -315,7 +317,7 @@ def _look(path: str, name: str | None, deadline_s: float) -> LookedAt:
     return LookedAt(path, record.name, record.first, record.last, checked, is_whole, is_writable, os.path.getsize(path))
 
 
-def _follow(connection: apsw.Connection, path: str, record: Record, deadline_s: float) -> tuple[int, bool]:
+def _follow(connection: apsw.Connection, path: str, record: LedgerHeader, deadline_s: float) -> tuple[int, bool]:
     """Follows the chain from entry to entry; how many, and whether to the end."""
     after, chain, checked = record.first - 1, record.before, 0
     while True:

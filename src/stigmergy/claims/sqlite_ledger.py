@@ -39,14 +39,14 @@ from stigmergy.claims.port import (
 from stigmergy.claims.sqlite_file import (
     RESTORE,
     START,
+    LedgerHeader,
     OpenedFile,
-    Record,
     link,
     open_file,
     read_record,
 )
 from stigmergy.journal.files import OsFiles
-from stigmergy.journal.identity import Mark, encode_mark
+from stigmergy.journal.identity import AcknowledgedHead, encode_mark
 
 LOOK_S = 0.02
 GAP_S = 0.001
@@ -194,7 +194,7 @@ class SqliteLedger:
             self._put_record(msgspec.structs.replace(record, last=last, chain=chain))
         self._appended_s = time.monotonic()
         with contextlib.suppress(OSError):  # an old mark is still true
-            os.pwrite(self._mark, encode_mark(Mark(self._incarnation, 0, last, os.getpid())), 0)
+            os.pwrite(self._mark, encode_mark(AcknowledgedHead(self._incarnation, 0, last, os.getpid())), 0)
         return record.last + 1
 
     def _read(self, after: int, count_max: int) -> list[LedgerEntry]:
@@ -258,10 +258,10 @@ class SqliteLedger:
         self._connection.close(True)
         os.close(self._mark)
 
-    def _record(self) -> Record:
+    def _record(self) -> LedgerHeader:
         return read_record(self._connection, self._path)
 
-    def _put_record(self, record: Record) -> None:
+    def _put_record(self, record: LedgerHeader) -> None:
         self._connection.execute("INSERT OR REPLACE INTO ledger VALUES (?, ?, ?, ?, ?, ?, ?, ?)", record.row())
 
     def _checkpoint_position(self) -> int:

@@ -57,7 +57,7 @@ class Resource(Struct, array_like=True, frozen=True):
     """Who waits behind the holder, or behind whom it is offered to."""
 
 
-class Mark(Struct, array_like=True, frozen=True):
+class WriterMark(Struct, array_like=True, frozen=True):
     """How far a writer has come."""
 
     life: int
@@ -96,7 +96,7 @@ class Claims(Struct, frozen=True):
 
     position: int = 0
     resources: Map[str, Resource] = Map()
-    writers: Map[bytes, Mark] = Map()
+    writers: Map[bytes, WriterMark] = Map()
     roster: tuple[bytes, ...] = ()
     """The keys that may write, sorted; empty as long as anybody may."""
     counts: Counts = Counts()

@@ -49,7 +49,7 @@ LINE_COUNT_MAX = 10_000
 """Moves that may wait for the ledger. Of what comes then, questions are refused; the rest is left to observers."""
 
 
-class WritingCounters(Struct):
+class ClaimWriterCounters(Struct):
     """What became of a node's moves."""
 
     moves_written: int = 0
@@ -60,7 +60,7 @@ class WritingCounters(Struct):
     appends_unknown: int = 0
 
 
-class Writing:
+class ClaimWriter:
     """The line of moves. `put` and `recall` are for the desk, `run` is a task."""
 
     def __init__(
@@ -88,7 +88,7 @@ class Writing:
         self._bell = asyncio.Event()
         self._resolved = asyncio.Event()
         self.last_error: LedgerError | None = None
-        self.counters = WritingCounters()
+        self.counters = ClaimWriterCounters()
 
     @property
     def waiting(self) -> int:

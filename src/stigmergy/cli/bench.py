@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         given = f"{arguments.benchmark!r} is no benchmark" if arguments.benchmark else "which benchmark?"
         raise ConfigError(f"{given}; there are: {', '.join(benchmarks())}")
     from bench.catalogue import measure
-    from bench.showing import show
+    from bench.display import show
 
     words = [one for one in arguments.rest if one not in {"--json", "--debug"}]
     if not {"--quick", "-h", "--help"} & set(words):

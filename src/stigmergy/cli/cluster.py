@@ -28,7 +28,7 @@ from stigmergy.nats.servers import (
     NatsAddress,
     Passwords,
     ServerPlan,
-    TlsFiles,
+    ServerTlsFiles,
     draw_passwords,
     on_cluster,
     parse_address,
@@ -39,7 +39,7 @@ from stigmergy.nats.servers import (
 )
 
 if TYPE_CHECKING:
-    from stigmergy.nats.servers.status import Standing
+    from stigmergy.nats.servers.status import ClusterStatus
 
 
 # `stigmergy cluster config`: configurations for servers on real hosts, and which of their lines durability hangs on.
@@ -64,7 +64,7 @@ EXAMPLES = """examples:
 """
 
 
-class Notes(Struct, frozen=True):
+class ClusterNotes(Struct, frozen=True):
     """What a cluster was made with."""
 
     hosts: str
@@ -72,7 +72,7 @@ class Notes(Struct, frozen=True):
     store: str
     store_gib: float
     passwords: Passwords
-    tls: TlsFiles | None = None
+    tls: ServerTlsFiles | None = None
     has_mqtt: bool = True
     format: int = FORMAT
 
@@ -127,7 +127,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         return exits.OK
     if not 0 < arguments.store_gib <= 1e6:
         raise ConfigError(f"--store-gib {arguments.store_gib:g}: give how many GiB a server may use, such as 100")
-    notes = Notes(
+    notes = ClusterNotes(
         arguments.hosts,
         arguments.name,
         arguments.store,
@@ -142,11 +142,11 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     return exits.OK
 
 
-def _join(folder: Path, host: str, lost: str | None) -> tuple[Notes, list[ServerPlan]]:
+def _join(folder: Path, host: str, lost: str | None) -> tuple[ClusterNotes, list[ServerPlan]]:
     """The cluster with one server more, and the plan of that one."""
     path = folder / NOTES
     try:
-        notes = msgspec.json.decode(path.read_bytes(), type=Notes)
+        notes = msgspec.json.decode(path.read_bytes(), type=ClusterNotes)
     except FileNotFoundError:
         raise ConfigError(
             f"there is no {path}: give --to the folder that `cluster config --hosts` has written"
@@ -162,14 +162,14 @@ def _join(folder: Path, host: str, lost: str | None) -> tuple[Notes, list[Server
     return notes, [notes.plans[-1]]
 
 
-def _tls(arguments: argparse.Namespace) -> TlsFiles | None:
+def _tls(arguments: argparse.Namespace) -> ServerTlsFiles | None:
     cert, key, ca = arguments.tls_cert, arguments.tls_key, arguments.tls_ca
     if bool(cert) != bool(key) or (ca and not cert):
         raise ConfigError("--tls-cert and --tls-key belong together, and --tls-ca to both; give all, or none")
-    return None if cert is None else TlsFiles(cert, key, ca or "")
+    return None if cert is None else ServerTlsFiles(cert, key, ca or "")
 
 
-def _urls_text(notes: Notes) -> str:
+def _urls_text(notes: ClusterNotes) -> str:
     hint = (
         "" if notes.tls is None else "# Clients add ?ca=FILE, and &cert=FILE&key=FILE if the servers want to see one.\n"
     )
@@ -177,7 +177,7 @@ def _urls_text(notes: Notes) -> str:
     return hint + "".join(f"# {PURPOSES[user]}\n{url}\n" for user, url in urls.items())
 
 
-def _notes_text(notes: Notes) -> str:
+def _notes_text(notes: ClusterNotes) -> str:
     return msgspec.json.format(msgspec.json.encode(notes), indent=2).decode() + "\n"
 
 
@@ -199,7 +199,7 @@ def _write_new(folder: Path, texts: dict[str, str]) -> None:
         raise ConfigError(f"{folder} cannot be written: {error.strerror or error}; give another with --to") from None
 
 
-def _write_over(folder: Path, notes: Notes) -> None:
+def _write_over(folder: Path, notes: ClusterNotes) -> None:
     """What says which servers there are; the configurations of the others need no change: servers tell each other."""
     for name, text in ((URLS, _urls_text(notes)), (NOTES, _notes_text(notes))):
         new = folder / f"{name}.new"
@@ -284,10 +284,10 @@ def status_of_cluster(arguments: argparse.Namespace, output: Output) -> int:
         return exits.OK  # the usual way to leave
 
 
-def look_once(address: NatsAddress, fleet: str) -> Standing:
+def look_once(address: NatsAddress, fleet: str) -> ClusterStatus:
     """One look, with a connection of its own. Raises NotRunning if nobody answers."""
 
-    async def work() -> Standing:
+    async def work() -> ClusterStatus:
         try:
             async with asyncio.timeout(LOOK_S_MAX):
                 return await on_cluster(address, lambda link: _look(link, fleet), name="stigmergy status")
@@ -298,13 +298,13 @@ def look_once(address: NatsAddress, fleet: str) -> Standing:
     return asyncio.run(work())
 
 
-async def _look(link: Any, fleet: str) -> Standing:
+async def _look(link: Any, fleet: str) -> ClusterStatus:
     from stigmergy.nats.servers.status import look
 
     return await look(link, fleet)
 
 
-def described(standing: Standing) -> dict[str, Any]:
+def described(standing: ClusterStatus) -> dict[str, Any]:
     """One look as it is told to programs."""
     seen = standing.servers
     plain: dict[str, Any] = msgspec.to_builtins(standing)
@@ -470,7 +470,7 @@ async def _replace(fleet: NatsAddress, system: NatsAddress | None, lost: str, wi
     return moved
 
 
-def _check_lost(lost: str, standing: Standing) -> None:
+def _check_lost(lost: str, standing: ClusterStatus) -> None:
     seen = standing.servers
     names = [server.name for server in seen.servers]
     if seen.has_quorum is False:

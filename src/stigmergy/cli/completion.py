@@ -48,7 +48,7 @@ Pairs = Iterator[tuple[str, str]]
 """Names, and what they are."""
 
 
-class Names:
+class CompletionNames:
     """Asks at most once for each kind of name."""
 
     def of(self, metavar: str, command: str, given: Given, current: str) -> Pairs | None:
@@ -102,24 +102,26 @@ class Names:
         yield from ((f"{name}=", "") for name in known.get(message, ()) if name not in used)
 
     def _letters(self, given: Given) -> Pairs:
-        yield from ((one["letter"], f"{one['agent']} {one['error']}") for one in _listed(given, protocol.Letters()))
+        yield from (
+            (one["letter"], f"{one['agent']} {one['error']}") for one in _listed(given, protocol.LettersRequest())
+        )
 
     def _objects(self, given: Given) -> Pairs:
         if given.get("action", [""])[0] in ("show", "retire"):
-            yield from ((one["object"], ", ".join(one["agents"])) for one in _listed(given, protocol.Shared()))
+            yield from ((one["object"], ", ".join(one["agents"])) for one in _listed(given, protocol.SharedRequest()))
 
     def _shut_out(self, given: Given) -> Pairs:
-        yield from ((one["key"], one["why"]) for one in _listed(given, protocol.Quarantine()))
+        yield from ((one["key"], one["why"]) for one in _listed(given, protocol.QuarantineRequest()))
 
     def _replicas(self, given: Given) -> Pairs:
         """Those of the object that could be retired: not our own."""
         name = given.get("subject", [""])[0]
         if given.get("action") == ["retire"]:
-            for one in _listed(given, protocol.Shared(object=name)):
+            for one in _listed(given, protocol.SharedRequest(object=name)):
                 yield from ((its["replica"], "") for its in one["replicas"] if its["agent"] is None)
 
     def _resources(self, given: Given) -> Pairs:
-        for one in _listed(given, protocol.Claims()):
+        for one in _listed(given, protocol.ClaimsRequest()):
             holder = one["holder"]
             yield one["resource"], "" if holder is None or not holder["agent"] else f"held by {holder['agent']}"
 
@@ -128,7 +130,7 @@ class Names:
         place = _place(given)
         with contextlib.suppress(StigmergyError):
             if (path := find_running(place)) is not None:
-                (known,) = _asked(path, protocol.Names(prefix=prefix, limit=AGENTS_COUNT_MAX))
+                (known,) = _asked(path, protocol.NamesRequest(prefix=prefix, limit=AGENTS_COUNT_MAX))
                 return dict(known)
             if place.fleet or config_of(place).fleet.module:
                 # What a module prints while it is imported is no completion.
@@ -232,7 +234,7 @@ def split_line(line: str) -> list[str]:
     return []
 
 
-def complete(parser: argparse.ArgumentParser, words: list[str], names: Names) -> list[Word]:
+def complete(parser: argparse.ArgumentParser, words: list[str], names: CompletionNames) -> list[Word]:
     """What may stand in place of the last of these words."""
     line = _Line(parser)
     *before, current = words[-WORDS_COUNT_MAX:] or [""]
@@ -308,7 +310,7 @@ def _options(line: _Line) -> Iterator[Word]:
             yield Word(action.option_strings[-1], action.help or "")
 
 
-def _positionals(line: _Line, current: str, names: Names) -> Iterable[Word]:
+def _positionals(line: _Line, current: str, names: CompletionNames) -> Iterable[Word]:
     action = _next_positional(line)
     if action is None:
         return ()
@@ -317,7 +319,7 @@ def _positionals(line: _Line, current: str, names: Names) -> Iterable[Word]:
     return _values(line, action, current, names)
 
 
-def _values(line: _Line, action: argparse.Action, current: str, names: Names) -> Iterable[Word]:
+def _values(line: _Line, action: argparse.Action, current: str, names: CompletionNames) -> Iterable[Word]:
     """What an argument may be."""
     if action.choices is not None:
         return [Word(str(choice)) for choice in action.choices]
@@ -377,7 +379,7 @@ def run_words(arguments: argparse.Namespace, _: Output) -> int:
     try:
         with contextlib.suppress(Exception, SystemExit):
             words = split_line(arguments.line) if arguments.line is not None else arguments.words
-            for word in complete(arguments.parser, words, Names()):
+            for word in complete(arguments.parser, words, CompletionNames()):
                 if word.text.isprintable():
                     print(word.text, printable(word.about), sep="\t")
     finally:

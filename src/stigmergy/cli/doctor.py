@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from stigmergy.app.config import Config
-from stigmergy.app.fleet import Bearings, default_key_path, find_bearings, journal_path
+from stigmergy.app.fleet import NodeConfig, default_key_path, find_node_config, journal_path
 from stigmergy.base.errors import ConfigError
 from stigmergy.cli.display import exits
 from stigmergy.cli.display.output import BAD, GOOD, HEADING, Cell, Output
@@ -76,10 +76,10 @@ def _findings(arguments: argparse.Namespace) -> Iterator[Finding]:
         check_archive,
         check_bus,
         check_clusters,
-        check_company,
         check_copies,
         check_journal,
         check_needs,
+        check_replication,
         fleet_of,
     )
     from stigmergy.cli.machine_checks import check_clocks, check_disk, check_limits, check_versions
@@ -106,11 +106,11 @@ def _findings(arguments: argparse.Namespace) -> Iterator[Finding]:
         yield from check_needs(config.fleet, spec, folder_of(arguments))
     yield from check_bus(config.fleet.bus)
     yield from check_clusters((config.fleet.bus, config.fleet.ledger, url))
-    yield from check_company(config.fleet, url)
-    bearings = find_bearings(Bearings(), config)
-    if bearings.copies:
-        node = f"{bearings.site}/{bearings.node}"
-        yield from check_copies(bearings.copies, fleet_of(url), node, time.time_ns())
+    yield from check_replication(config.fleet, url)
+    node_config = find_node_config(NodeConfig(), config)
+    if node_config.copies:
+        node = f"{node_config.site}/{node_config.node}"
+        yield from check_copies(node_config.copies, fleet_of(url), node, time.time_ns())
     if url is not None:
         beside = None if path is None else default_key_path("", url)
         key = arguments.key or (Path(config.fleet.key) if config.fleet.key else beside)

@@ -23,21 +23,20 @@ from msgspec import structs
 
 from stigmergy.app.fleet import NewFile, default_key_path, inspect_all, inspect_journal, load_signer
 from stigmergy.audit.export import Export, Selection, flat_row
-from stigmergy.audit.flight import Cut, commits_in, make_flight
+from stigmergy.audit.flight import FlightSelection, commits_in, make_flight
 from stigmergy.audit.history import read_moment
-from stigmergy.audit.listing import Entry, list_commit
+from stigmergy.audit.listing import LogEntry, list_commit
 from stigmergy.base.errors import ConfigError
 from stigmergy.bus.cloudevents import JSON, CloudEvent, write_structured
 from stigmergy.cli.display import exits
 from stigmergy.cli.display.output import GOOD, NAME, Output, Progress, counted, json_line, printable_json, shown_bytes
 from stigmergy.cli.display.places import add_place, ask_stream, config_of, find_journal, find_running
-from stigmergy.control.protocol import Export as ExportRequest
-from stigmergy.control.protocol import Flight as FlightRequest
+from stigmergy.control.protocol import ExportRequest, FlightRequest
 from stigmergy.journal.port import Journal
 from stigmergy.shard.commit import Commit
 
 if TYPE_CHECKING:
-    from stigmergy.compiled.arrow import Wanted
+    from stigmergy.compiled.arrow import EventFilter
 
 
 # `stigmergy log export --format parquet`: one table of all entries, or a folder with a typed one for each event type.
@@ -81,7 +80,7 @@ class EntryTable:
         self._rows: list[dict[str, Any]] = []
         self.count = 0
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: LogEntry) -> None:
         """One more row."""
         row = flat_row(entry, msgspec.json.encode)
         self._rows.append({**row, "time": row["time_ns"] // 1000})
@@ -103,7 +102,7 @@ class EntryTable:
         self._rows = []
 
 
-def write_entries(entries: Iterable[Entry], stream: BinaryIO) -> int:
+def write_entries(entries: Iterable[LogEntry], stream: BinaryIO) -> int:
     """All entries in one table; returns how many."""
     with EntryTable(stream) as table:
         for entry in entries:
@@ -111,7 +110,7 @@ def write_entries(entries: Iterable[Entry], stream: BinaryIO) -> int:
     return table.count
 
 
-class Folder:
+class TableFolder:
     """A folder of tables. Files are made when the first row for them comes, and get their names when all are whole."""
 
     def __init__(self, path: Path) -> None:
@@ -204,10 +203,12 @@ class Folder:
                 self.rows[REST] = self._rest.count
 
 
-def _wanted(selection: Selection) -> Wanted:
-    from stigmergy.compiled.arrow import Wanted
+def _wanted(selection: Selection) -> EventFilter:
+    from stigmergy.compiled.arrow import EventFilter
 
-    return Wanted(type=selection.type, agent=selection.agent, since_ns=selection.since_ns, until_ns=selection.until_ns)
+    return EventFilter(
+        type=selection.type, agent=selection.agent, since_ns=selection.since_ns, until_ns=selection.until_ns
+    )
 
 
 FORMATS = ("jsonl", "cloudevents", "parquet")
@@ -274,7 +275,7 @@ def _export_folder(arguments: argparse.Namespace, output: Output) -> int:
     """A table for each type of event, with typed columns."""
     if arguments.format != "parquet":
         raise ConfigError(f"{arguments.file} is a folder: only --format parquet writes into one; name a file")
-    folder, selection = Folder(arguments.file), _selection(arguments)
+    folder, selection = TableFolder(arguments.file), _selection(arguments)
     with Progress(output, "exporting", "commits") as progress, _opened_journal(arguments, progress) as journal:
         export = Export(journal, selection)
         for _ in folder.write(export, selection):
@@ -331,7 +332,7 @@ class _Described(msgspec.Struct, frozen=True):
 
     fleet: str
     incarnation: int
-    entry: Entry
+    entry: LogEntry
 
 
 def _selection(arguments: argparse.Namespace) -> Selection:
@@ -366,7 +367,7 @@ def _entries(arguments: argparse.Namespace, progress: Progress) -> Iterator[_Des
                 progress.show(item["commits"], item["of"])
                 whose = (item["fleet"], item["incarnation"])
             else:
-                yield _Described(*whose, msgspec.convert(item, Entry))
+                yield _Described(*whose, msgspec.convert(item, LogEntry))
         return
     journal = inspect_all(find_journal(arguments))
     try:
@@ -437,7 +438,7 @@ def _export_flight(arguments: argparse.Namespace, output: Output) -> int:
         )
     if arguments.format is not None:
         raise ConfigError("a flight log has a form of its own; give either --flight or --format")
-    cut = Cut(
+    cut = FlightSelection(
         agent=arguments.agent or "",
         since_ns=_time_ns(arguments.since, "--since"),
         until_ns=_time_ns(arguments.until, "--until"),
@@ -457,7 +458,7 @@ def _export_flight(arguments: argparse.Namespace, output: Output) -> int:
     return exits.OK
 
 
-def _flight_pieces(arguments: argparse.Namespace, cut: Cut) -> Iterator[tuple[int, int, bytes]]:
+def _flight_pieces(arguments: argparse.Namespace, cut: FlightSelection) -> Iterator[tuple[int, int, bytes]]:
     """Commits so far, of how many, and the next bytes."""
     path = find_running(arguments)
     if path is not None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from stigmergy.app.config import Place
+from stigmergy.app.config import FleetConfig
 from stigmergy.app.copies import CopiesAt
 from stigmergy.app.fleet import (
     SQLITE,
@@ -47,7 +47,7 @@ from stigmergy.base.errors import ConfigError, JournalLocked, LedgerUnavailable,
 from stigmergy.cli.display.output import counted, shown_bytes
 from stigmergy.cli.display.places import ask, load_fleet
 from stigmergy.cli.machine_checks import REMOTE, Finding, ill, mount_of, read_mounts, well, worry
-from stigmergy.control.protocol import Status
+from stigmergy.control.protocol import StatusRequest
 from stigmergy.journal.port import Journal
 from stigmergy.node.needs import needs_of
 
@@ -60,7 +60,7 @@ HOSTS_SHOWN_MAX = 5
 UDP = "udp:"
 
 
-def check_company(place: Place, url: str | None) -> Iterator[Finding]:
+def check_replication(place: FleetConfig, url: str | None) -> Iterator[Finding]:
     """All that a configuration says of others; `url` is the journal of the node, if it is known."""
     if place.mesh is not None:
         yield from check_mesh(place.mesh, runs=_runs(url))
@@ -70,7 +70,7 @@ def check_company(place: Place, url: str | None) -> Iterator[Finding]:
         yield from check_ledger(place.ledger, fleet_of(url))
 
 
-def check_needs(place: Place, spec: str, folder: Path) -> Iterator[Finding]:
+def check_needs(place: FleetConfig, spec: str, folder: Path) -> Iterator[Finding]:
     """Whether what the fleet's agents need is configured."""
     try:
         needs = needs_of(load_fleet(spec, folder), place.agents)
@@ -279,7 +279,7 @@ def fleet_of(url: str | None) -> str | None:
         return None
     with contextlib.suppress(StigmergyError):
         if _runs(url):
-            return str(ask(control_path(url, ""), Status())["fleet"])
+            return str(ask(control_path(url, ""), StatusRequest())["fleet"])
         journal = inspect_journal(url)
         asyncio.run(journal.close())
         return journal.identity.fleet
@@ -388,7 +388,7 @@ def _elsewhere(url: str, wall_ns: int) -> tuple[list[Finding], Signers | None]:
 
 def _running(path: Path) -> tuple[list[Finding], Signers | None]:
     try:
-        status: dict[str, Any] = ask(path, Status())
+        status: dict[str, Any] = ask(path, StatusRequest())
     except StigmergyError as error:
         return [ill("journal.node", f"a node listens at {path} and does not answer: {error}", "look at it")], None
     signers = {bytes.fromhex(one["public_key"]): one["revoked_after"] for one in status["signers"]}

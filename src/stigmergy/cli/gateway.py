@@ -20,10 +20,10 @@ from stigmergy.app.gateway import (
     HubCollector,
     HubPlan,
     Leaf,
-    bearings_of,
     drop_claim,
     hub_tls,
     make_leaf,
+    node_config_of,
     read_hubs,
 )
 from stigmergy.base.errors import ConfigError
@@ -226,7 +226,7 @@ class _Gateway:
         given = self._arguments.journal or self._config.fleet.journal
         journal = f"sqlite:{folder / name}.db" if given is None else url_of(given)
         key = self._arguments.key or (None if self._config.fleet.key else folder / f"{name}.key")
-        running = Running(self._fleet, self._config, journal, key, None, (), (), bearings_of(self._plan, leaf))
+        running = Running(self._fleet, self._config, journal, key, None, (), (), node_config_of(self._plan, leaf))
         running.say = self._output.note
         return running
 

@@ -26,7 +26,7 @@ from stigmergy.base.trust import Signer
 from stigmergy.cli.display import exits
 from stigmergy.cli.display.output import GOOD, NAME, Output
 from stigmergy.cli.display.places import add_place, ask, config_of, find_journal, find_running
-from stigmergy.control.protocol import Enrol, Revoke
+from stigmergy.control.protocol import EnrolRequest, RevokeRequest
 
 EXAMPLES = """examples:
   stigmergy keys new north.key --comment "drone 7, north field"
@@ -100,7 +100,7 @@ def rotate(arguments: argparse.Namespace, output: Output) -> int:
     public = read_key(arguments.new)
     path = find_running(arguments)
     if path is not None:
-        ask(path, Enrol(algorithm=public.algorithm, public_key=public.key.hex()))
+        ask(path, EnrolRequest(algorithm=public.algorithm, public_key=public.key.hex()))
     else:
         old = _signing_key(arguments, arguments.old, "--old")
         # With the private key at hand, it signs the end of the log at once: then its node need trust no other key.
@@ -121,7 +121,9 @@ def revoke(arguments: argparse.Namespace, output: Output) -> int:
     public = read_key(arguments.key)
     path = find_running(arguments)
     if path is not None:
-        request = Revoke(algorithm=public.algorithm, public_key=public.key.hex(), last_position=arguments.last_position)
+        request = RevokeRequest(
+            algorithm=public.algorithm, public_key=public.key.hex(), last_position=arguments.last_position
+        )
         ask(path, request)
     else:
         signing = _signing_key(arguments, arguments.signing, "--with")

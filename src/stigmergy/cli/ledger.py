@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from stigmergy.app.fleet import Bearings, find_bearings, fingerprint, load_signer, read_key
+from stigmergy.app.fleet import NodeConfig, find_node_config, fingerprint, load_signer, read_key
 from stigmergy.app.ledgers import LedgerLook, change_writers, look_at_ledger
 from stigmergy.base.errors import ConfigError
 from stigmergy.cli.display import exits
@@ -89,7 +89,7 @@ def revoke(arguments: argparse.Namespace, output: Output) -> int:
 
 def _place(arguments: argparse.Namespace) -> tuple[str, str]:
     config = config_of(arguments)
-    url = find_bearings(Bearings(ledger=arguments.ledger), config).ledger
+    url = find_node_config(NodeConfig(ledger=arguments.ledger), config).ledger
     if url is None:
         raise ConfigError("which ledger? Give --ledger URL, such as nats://hub:4222?replicas=3")
     if arguments.name:

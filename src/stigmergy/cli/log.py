@@ -31,7 +31,7 @@ from stigmergy.app.parts import shown_url
 from stigmergy.audit.flight import FlightVerification, FlightVerified
 from stigmergy.audit.flight_format import FlightSection
 from stigmergy.audit.history import read_moment
-from stigmergy.audit.listing import Wanted, list_log, readable_time
+from stigmergy.audit.listing import EntryFilter, list_log, readable_time
 from stigmergy.audit.verification import Verification
 from stigmergy.base.errors import ConfigError, JournalCorrupt
 from stigmergy.cli import export
@@ -40,7 +40,7 @@ from stigmergy.cli.display.output import BAD, GOOD, HEADING, NAME, WARN, Cell, O
 from stigmergy.cli.display.places import Listing, add_place, ask, ask_list, ask_stream, find_journal, find_running
 from stigmergy.control.description import described_verification
 from stigmergy.control.log_service import answer_hold
-from stigmergy.control.protocol import Hold, Holds, Log, Unhold, Verify
+from stigmergy.control.protocol import HoldRequest, HoldsRequest, LogRequest, UnholdRequest, VerifyRequest
 from stigmergy.control.router import added_verifications
 
 # `stigmergy log verify FILE …`: flight logs, each for itself, and of several that they follow each other.
@@ -184,7 +184,7 @@ def set_hold(arguments: argparse.Namespace, output: Output) -> int:
     since = None if arguments.since is None else read_moment(arguments.since).time_ns
     if arguments.since is not None and since is None:
         raise ConfigError(f"--since {arguments.since}: give a time, such as 2026-11-15T08:00:00Z")
-    request = Hold(reason=arguments.reason, by=_by(arguments), agent=arguments.agent, since_ns=since or 0)
+    request = HoldRequest(reason=arguments.reason, by=_by(arguments), agent=arguments.agent, since_ns=since or 0)
     held = _do(arguments, request)
     output.document(held)
     what = held["agent"] or "everything"
@@ -195,7 +195,7 @@ def set_hold(arguments: argparse.Namespace, output: Output) -> int:
 
 def clear(arguments: argparse.Namespace, output: Output) -> int:
     """Clears a hold."""
-    cleared = _do(arguments, Unhold(hold=arguments.hold, reason=arguments.reason, by=_by(arguments)))
+    cleared = _do(arguments, UnholdRequest(hold=arguments.hold, reason=arguments.reason, by=_by(arguments)))
     output.document(cleared)
     output.line(("cleared", GOOD), f"  hold {cleared['hold']}; retention may drop from the next check on")
     return exits.OK
@@ -203,7 +203,7 @@ def clear(arguments: argparse.Namespace, output: Output) -> int:
 
 def list_holds(arguments: argparse.Namespace, output: Output) -> int:
     """Lists the holds."""
-    holds = _do(arguments, Holds())["holds"]
+    holds = _do(arguments, HoldsRequest())["holds"]
     output.document({"holds": holds})
     rows: list[list[Cell]] = []
     for hold in holds:
@@ -221,7 +221,7 @@ def list_holds(arguments: argparse.Namespace, output: Output) -> int:
     return exits.OK
 
 
-def _do(arguments: argparse.Namespace, request: Hold | Unhold | Holds) -> Any:
+def _do(arguments: argparse.Namespace, request: HoldRequest | UnholdRequest | HoldsRequest) -> Any:
     if arguments.nats is not None:
         raise ConfigError(
             "a hold is kept beside a journal on disk, and the logs of a fleet on workers have none: nothing there is "
@@ -298,7 +298,7 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
 
 def show(arguments: argparse.Namespace, output: Output) -> int:
     """Lists the log."""
-    wanted = Wanted(
+    wanted = EntryFilter(
         agent=arguments.agent,
         first=arguments.first,
         last=arguments.last,
@@ -309,7 +309,7 @@ def show(arguments: argparse.Namespace, output: Output) -> int:
     path = find_running(arguments)
     listing, entries = Listing(), _from_journals(arguments, wanted) if path is None else iter(())
     if path is not None:
-        listing = ask_list(path, Log(**{name: getattr(wanted, name) for name in wanted.__struct_fields__}))
+        listing = ask_list(path, LogRequest(**{name: getattr(wanted, name) for name in wanted.__struct_fields__}))
         entries = iter(listing.items)
     if output.json:
         for entry in entries:
@@ -323,7 +323,7 @@ def show(arguments: argparse.Namespace, output: Output) -> int:
     return listing.end(output)
 
 
-def _from_journals(arguments: argparse.Namespace, wanted: Wanted) -> Iterator[dict[str, Any]]:
+def _from_journals(arguments: argparse.Namespace, wanted: EntryFilter) -> Iterator[dict[str, Any]]:
     journal = inspect_all(find_journal(arguments))
     try:
         for entry in list_log(journal, wanted):
@@ -402,7 +402,9 @@ def _verified(url: str, trusted: PublicKey | None, progress: Progress) -> dict[s
 
 def _from_node(path: Path, trusted: PublicKey | None, progress: Progress) -> dict[str, Any]:
     """A running node verifies its own journal; until it is done it says how far it has come."""
-    request = Verify() if trusted is None else Verify(trusted=trusted.key.hex(), algorithm=trusted.algorithm)
+    request = (
+        VerifyRequest() if trusted is None else VerifyRequest(trusted=trusted.key.hex(), algorithm=trusted.algorithm)
+    )
     found: dict[str, Any] = {}
     for found in ask_stream(path, request):
         if "of" in found:

@@ -13,7 +13,7 @@ from stigmergy.app.fleet import PublicKey, fingerprint
 from stigmergy.base.errors import ConfigError, NotRunning
 from stigmergy.cli.cluster import add_cluster, status_of_cluster
 from stigmergy.cli.display import exits
-from stigmergy.cli.display.frames import company_fields, ranges
+from stigmergy.cli.display.frames import ranges, replication_fields
 from stigmergy.cli.display.output import (
     BAD,
     GOOD,
@@ -27,7 +27,15 @@ from stigmergy.cli.display.output import (
     shown_fields,
 )
 from stigmergy.cli.display.places import add_place, ask, ask_list, find_place, find_socket
-from stigmergy.control.protocol import Drop, Letters, Resume, Retry, Roster, Status, Stop
+from stigmergy.control.protocol import (
+    DropRequest,
+    LettersRequest,
+    ResumeRequest,
+    RetryRequest,
+    RosterRequest,
+    StatusRequest,
+    StopRequest,
+)
 from stigmergy.network.bus_link import NO_BUS, UP
 
 STOP_WAIT_S = 30.0
@@ -93,7 +101,7 @@ def status(arguments: argparse.Namespace, output: Output) -> int:
         return status_of_cluster(arguments, output)
     if arguments.name is not None or arguments.watch:
         raise ConfigError("NAME and --watch are for a cluster: give --nats URL, and no --fleet; or see stigmergy top")
-    found = ask(find_place(arguments), Status())
+    found = ask(find_place(arguments), StatusRequest())
     is_cluster = found["pid"] is None
     if is_cluster and all(one["pid"] is None for one in found["processes"]):
         raise NotRunning(f"no worker of the fleet {found['fleet']!r} answers at {found['journal']}; {WORKER_HINT}")
@@ -109,7 +117,7 @@ def status(arguments: argparse.Namespace, output: Output) -> int:
             ("waiting", counted(found["waiting"], "observed event")),
             ("dead letters", (f"{found['dead_letters']:,}", WARN if found["dead_letters"] else "")),
             *_link(found["link"]),
-            *company_fields(found),
+            *replication_fields(found),
             *(("copy", _copy(copy)) for copy in found.get("copies", ())),
             *(("signer", _signer(signer)) for signer in found["signers"]),
         ]
@@ -134,7 +142,7 @@ def status(arguments: argparse.Namespace, output: Output) -> int:
 
 def roster(arguments: argparse.Namespace, output: Output) -> int:
     """Says what a producer of batches has to know."""
-    found = ask(find_place(arguments), Roster(kind=arguments.kind))
+    found = ask(find_place(arguments), RosterRequest(kind=arguments.kind))
     output.document(found)
     agents = sum(shard["agents"] for shard in found["shards"])
     output.line((found["kind"], NAME), f"  {counted(agents, 'agent')}, records of {found['record_bytes']} bytes")
@@ -157,7 +165,7 @@ def letters(arguments: argparse.Namespace, output: Output) -> int:
         )
     path = find_place(arguments)
     if arguments.action == "list":
-        listing = ask_list(path, Letters())
+        listing = ask_list(path, LettersRequest())
         for letter in listing.items:
             output.document(letter)
         rows = [
@@ -168,7 +176,9 @@ def letters(arguments: argparse.Namespace, output: Output) -> int:
         if listing.is_empty:
             output.note("no dead letters: no input has failed, or all were retried or dropped")
         return listing.end(output)
-    request = Retry(letter=arguments.letter) if arguments.action == "retry" else Drop(letter=arguments.letter)
+    request = (
+        RetryRequest(letter=arguments.letter) if arguments.action == "retry" else DropRequest(letter=arguments.letter)
+    )
     answer = ask(path, request)
     output.document(answer)
     if answer["failed_again"]:
@@ -180,7 +190,7 @@ def letters(arguments: argparse.Namespace, output: Output) -> int:
 
 def resume(arguments: argparse.Namespace, output: Output) -> int:
     """Lets a stopped agent go on."""
-    answer = ask(find_place(arguments), Resume(agent=arguments.agent, by=_who()))
+    answer = ask(find_place(arguments), ResumeRequest(agent=arguments.agent, by=_who()))
     output.document(answer)
     output.line(("resumed", GOOD), f"  {answer['agent']}")
     return exits.OK
@@ -189,9 +199,9 @@ def resume(arguments: argparse.Namespace, output: Output) -> int:
 def stop(arguments: argparse.Namespace, output: Output) -> int:
     """Ends a node, and waits until its process has ended and the journal is free."""
     path = find_socket(arguments)
-    process = os.pidfd_open(ask(path, Status())["pid"])
+    process = os.pidfd_open(ask(path, StatusRequest())["pid"])
     try:
-        ask(path, Stop())
+        ask(path, StopRequest())
         ended, _, _ = select.select([process], [], [], STOP_WAIT_S)
     finally:
         os.close(process)

@@ -10,7 +10,7 @@ from stigmergy.base.errors import ConfigError
 from stigmergy.cli.display import exits
 from stigmergy.cli.display.output import BAD, GOOD, HEADING, NAME, WARN, Cell, Output, counted, shown_bytes
 from stigmergy.cli.display.places import Listing, add_place, ask, ask_list, find_place
-from stigmergy.control.protocol import Claims, Lift, Quarantine, Retire, Shared
+from stigmergy.control.protocol import ClaimsRequest, LiftRequest, QuarantineRequest, RetireRequest, SharedRequest
 
 ACTIONS = ("list", "show", "quarantine", "lift", "retire")
 NAMES_SHOWN_MAX = 3
@@ -68,30 +68,30 @@ def shared(arguments: argparse.Namespace, output: Output) -> int:
     path = find_place(arguments)
     match action:
         case "show":
-            listing = ask_list(path, Shared(object=subject))
+            listing = ask_list(path, SharedRequest(object=subject))
             for found in listing.items:
                 output.document(found)
                 _show_object(found, output)
             return listing.end(output)
         case "quarantine":
-            return _list_quarantine(ask_list(path, Quarantine()), output)
+            return _list_quarantine(ask_list(path, QuarantineRequest()), output)
         case "lift":
-            answer = ask(path, Lift(key=subject))
+            answer = ask(path, LiftRequest(key=subject))
             output.document(answer)
             output.line(("lifted", GOOD), f"  {answer['key']}; what it says is taken again, and checked as ever")
         case "retire":
-            answer = ask(path, Retire(object=subject, replica=replica))
+            answer = ask(path, RetireRequest(object=subject, replica=replica))
             output.document(answer)
             output.line(("retired", GOOD), f"  {answer['replica']} of {answer['object']}; if it writes, it is back")
         case _:
-            return _list_objects(ask_list(path, Shared()), output)
+            return _list_objects(ask_list(path, SharedRequest()), output)
     return exits.OK
 
 
 def claims(arguments: argparse.Namespace, output: Output) -> int:
     """Lists who holds what, or says it of one resource."""
     place = find_place(arguments)
-    listing = ask_list(place, Claims(resource=arguments.resource))
+    listing = ask_list(place, ClaimsRequest(resource=arguments.resource))
     for one in listing.items:
         output.document(one)
     if arguments.resource is not None:

@@ -33,7 +33,7 @@ from stigmergy.base import errors
 from stigmergy.base.errors import ConfigError, NotRunning, StigmergyError
 from stigmergy.cli.display import exits
 from stigmergy.cli.display.output import GOOD, NAME, WARN, Output, counted, shown_bytes, version
-from stigmergy.control.router import Switchboard
+from stigmergy.control.router import ControlRouter
 from stigmergy.journal.recovery import sum_up_passed_over
 from stigmergy.network.shares import Share
 from stigmergy.shard.homes import Homes
@@ -129,13 +129,13 @@ class Supervisor:
         self._failure: StigmergyError | None = None
         self._has_begun = False
         self._status_shown = False
-        self._switchboard = Switchboard(homes, [ControlCall(one) for one in self._sockets], self._about, self._control)
+        self._router = ControlRouter(homes, [ControlCall(one) for one in self._sockets], self._about, self._control)
 
     async def live_and_die(self) -> int:
         """Everything from the first start of the processes to their end."""
         self._heed_signals()
         lives = [asyncio.ensure_future(self._look_after(worker)) for worker in self._workers]
-        server = ControlServer(self._path, self._switchboard)
+        server = ControlServer(self._path, self._router)
         try:
             if await self._all_listen():
                 self._tell_recovered()
@@ -393,7 +393,7 @@ class Supervisor:
         before, before_s = 0, time.monotonic()
         while True:
             await asyncio.sleep(STATUS_EVERY_S)
-            standing = await self._switchboard.status()
+            standing = await self._router.status()
             events, now_s = int(standing["events"]), time.monotonic()
             rate = (events - before) / (now_s - before_s) if before else 0.0
             before, before_s = events, now_s
@@ -447,7 +447,7 @@ def _because(error: StigmergyError | None) -> str:
 # `running.control`, on files named after its share.
 
 
-class Report(Output):
+class ProcessReport(Output):
     """What a process tells its supervisor: the documents that a node prints with --json."""
 
     def __init__(self, lifeline: Lifeline) -> None:
@@ -479,7 +479,7 @@ def settle_down(share: Share) -> None:
     keep_to_one_core(share.process, share.processes)
 
 
-def failed(report: Report, error: StigmergyError) -> int:
+def failed(report: ProcessReport, error: StigmergyError) -> int:
     """Says why it cannot go on, and ends with the code for that."""
     report.error(str(error), type(error).__name__)
     return exits.code_of(error)

@@ -11,7 +11,7 @@ import msgspec
 from stigmergy.app.fleet import inspect_journal, verifier
 from stigmergy.app.parts import shown_url
 from stigmergy.audit.differences import Compared
-from stigmergy.audit.replay import Replaying
+from stigmergy.audit.replay import JournalReplay
 from stigmergy.base.errors import ConfigError, JournalForeign
 from stigmergy.cli.display import exits
 from stigmergy.cli.display.output import BAD, GOOD, HEADING, NAME, WARN, Cell, Output, Progress, counted, shown
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
                 f"{shown_url(url)} belongs to the fleet {journal.identity.fleet!r}, not to {fleet.name!r}"
             )
         limits = (config_of(arguments).settings or fleet.settings).limits
-        replaying = Replaying(
+        replaying = JournalReplay(
             journal,
             fleet.plans,
             limits,

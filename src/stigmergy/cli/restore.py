@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from stigmergy.app.config import Config
 from stigmergy.app.copies import CopiesAt, Restored, restore
-from stigmergy.app.fleet import Bearings, PublicKey, find_bearings, fingerprint, read_key, verifier
+from stigmergy.app.fleet import NodeConfig, PublicKey, find_node_config, fingerprint, read_key, verifier
 from stigmergy.app.node_config import shown
 from stigmergy.audit.listing import readable_time
 from stigmergy.audit.restore import CopyFound, choose_copy, find_copies
@@ -72,7 +72,7 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Lists, or restores."""
     config = config_of(arguments)
-    urls = tuple(arguments.copies) or find_bearings(Bearings(), config).copies
+    urls = tuple(arguments.copies) or find_node_config(NodeConfig(), config).copies
     if not urls:
         raise ConfigError(
             'where are the copies? Give --copies URL, such as nats://hub:4222, or write copies = ["nats://hub:4222"] '
@@ -137,8 +137,8 @@ class _Restoring:
     def _choose(self, listed: list[Listed]) -> Listed:
         """The version that is meant; of several stores the one whose copy is newest."""
         if self._arguments.node is None:
-            bearings = find_bearings(Bearings(), self._config)
-            own = [one for one in listed if one.found.node == f"{bearings.site}/{bearings.node}"]
+            node_config = find_node_config(NodeConfig(), self._config)
+            own = [one for one in listed if one.found.node == f"{node_config.site}/{node_config.node}"]
             listed = own or listed
         if self._arguments.version is not None and len(self._urls) > 1:
             raise ConfigError("every store counts its own versions; name one with --copies, beside --version")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from stigmergy.app.config import Config
-from stigmergy.app.fleet import Bearings, Fleet, Running, load_signer, make_process_ours
+from stigmergy.app.fleet import Fleet, NodeConfig, Running, load_signer, make_process_ours
 from stigmergy.app.node_config import shown
 from stigmergy.app.parts import check_parts, make_folder, processes_of, shown_url
 from stigmergy.base.errors import ConfigError, NotRunning, StigmergyError, TrustError
@@ -125,7 +125,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     fleet = load_fleet(spec, folder_of(arguments))
     check_processes(processes, fleet.shards)
     journal = None if arguments.journal is None else url_of(arguments.journal)
-    bearings = Bearings(
+    node_config = NodeConfig(
         arguments.bus,
         arguments.site,
         arguments.node,
@@ -136,9 +136,11 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         uplink_to=arguments.uplink_to,
         collect_from=arguments.collect_from,
     )
-    running = Running(fleet, config, journal, arguments.key, None, arguments.trust, (), bearings, rings=arguments.ring)
+    running = Running(
+        fleet, config, journal, arguments.key, None, arguments.trust, (), node_config, rings=arguments.ring
+    )
     running.say = output.note
-    _tell_unused(fleet, running.bearings, output)
+    _tell_unused(fleet, running.node_config, output)
     path = arguments.socket or running.socket
     if processes > 1:
         return _supervise(arguments, fleet, running, path, (spec, processes), output)
@@ -146,13 +148,13 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     return run_to_the_end(NodeRun(fleet, running, path, output).live_and_die())
 
 
-def _tell_unused(fleet: Fleet, bearings: Bearings, output: Output) -> None:
+def _tell_unused(fleet: Fleet, node_config: NodeConfig, output: Output) -> None:
     """What is given and of no use to this fleet is mostly a mistake."""
     plans = fleet.plans.values()
-    if bearings.mesh is not None and not any(plan.shared for plan in plans):
-        output.note(f"no agent of {fleet.name} has a Shared field: the mesh {bearings.mesh} is not used", "yellow")
-    if bearings.ledger is not None and not any(plan.ordered for plan in plans):
-        output.note(f"no agent of {fleet.name} has an Ordered field: nobody asks {bearings.ledger}", "yellow")
+    if node_config.mesh is not None and not any(plan.shared for plan in plans):
+        output.note(f"no agent of {fleet.name} has a Shared field: the mesh {node_config.mesh} is not used", "yellow")
+    if node_config.ledger is not None and not any(plan.ordered for plan in plans):
+        output.note(f"no agent of {fleet.name} has an Ordered field: nobody asks {node_config.ledger}", "yellow")
 
 
 def _supervise(
@@ -160,7 +162,7 @@ def _supervise(
 ) -> int:
     """Runs the fleet in several processes, and looks after them."""
     spec, processes = what
-    check_alone(running.bearings, running.settings.retention.archive)
+    check_alone(running.node_config, running.settings.retention.archive)
     _check_apart(fleet, output)
     check_parts(running.url, processes)
     fleet.check_safe_actions()
@@ -199,9 +201,9 @@ def _check_apart(fleet: Fleet, output: Output) -> None:
     output.note(f"{sentence}. Those that shard_by={fleet.homes.key_name} keeps in one shard do share", "yellow")
 
 
-def check_alone(bearings: Bearings, archive: str | None) -> None:
+def check_alone(node_config: NodeConfig, archive: str | None) -> None:
     """Refuses what several processes cannot do yet."""
-    bus, mesh, ledger = bearings.bus, bearings.mesh, bearings.ledger
+    bus, mesh, ledger = node_config.bus, node_config.mesh, node_config.ledger
     if bus is not None:
         raise ConfigError(
             f"a node of several processes cannot be on a bus yet ({bus}); run it with one process, or without the bus"
@@ -216,10 +218,10 @@ def check_alone(bearings: Bearings, archive: str | None) -> None:
             f"a node of several processes cannot claim from a ledger yet ({ledger}); run it with one process, or "
             "several nodes with a journal and a --node name each, on the same ledger"
         )
-    if bearings.copies:
+    if node_config.copies:
         raise ConfigError(
-            f"a node of several processes cannot copy its journal yet ({shown(bearings.copies[0])}): its parts would "
-            "be of different moments; run it with one process, or keep its log on a cluster"
+            f"a node of several processes cannot copy its journal yet ({shown(node_config.copies[0])}): its parts "
+            "would be of different moments; run it with one process, or keep its log on a cluster"
         )
     if archive is not None:
         raise ConfigError(
@@ -234,14 +236,14 @@ def _work(arguments: argparse.Namespace, config: Config, spec: str, processes: i
     try:
         fleet = load_fleet(spec, folder_of(arguments))
         share = Share(arguments.process, processes, fleet.shards)
-        report = working.Report(lifeline)
+        report = working.ProcessReport(lifeline)
         working.settle_down(share)
         where = (arguments.journal, arguments.key, None, arguments.trust)
         running = Running(fleet, config, *where, share=share, rings=arguments.ring)
         make_process_ours(large_commits=fleet.has_compiled)
         return run_to_the_end(NodeRun(fleet, running, running.socket, report).live_and_die())
     except StigmergyError as error:
-        return working.failed(working.Report(lifeline), error)
+        return working.failed(working.ProcessReport(lifeline), error)
 
 
 def run_to_the_end(life: Coroutine[Any, Any, int]) -> int:

@@ -18,7 +18,7 @@ from stigmergy.base.errors import ConfigError
 from stigmergy.cli.display import exits
 from stigmergy.cli.display.output import BAD, GOOD, Output
 from stigmergy.cli.display.places import add_place, ask, find_place
-from stigmergy.control.protocol import Observe, Send
+from stigmergy.control.protocol import ObserveRequest, SendRequest
 
 _FIELD = re.compile(r"(?P<name>[^\W\d]\w*)(?P<sign>:?=)(?P<value>.*)", re.DOTALL)
 SEND_EXAMPLES = """examples:
@@ -70,7 +70,9 @@ def send(arguments: argparse.Namespace, output: Output) -> int:
     # The id is made here, so that a command whose answer was lost can be sent again.
     command_id = arguments.command_id or new_command_id(time.time_ns(), secrets.token_bytes(RANDOM_BYTES))
     place = find_place(arguments)
-    request = Send(agent=arguments.agent, command=arguments.command, fields=fields, texts=texts, command_id=command_id)
+    request = SendRequest(
+        agent=arguments.agent, command=arguments.command, fields=fields, texts=texts, command_id=command_id
+    )
     doubt = f"whether the command was taken is unknown: send it again with --command-id {command_id}"
     answer: dict[str, Any] = ask(place, request, doubt=doubt)
     output.document({"agent": arguments.agent, "command": arguments.command, "command_id": command_id, **answer})
@@ -85,7 +87,7 @@ def observe(arguments: argparse.Namespace, output: Output) -> int:
     """Sends an observed event."""
     fields, texts = read_fields(arguments.fields)
     place = find_place(arguments)
-    ask(place, Observe(agent=arguments.agent, event=arguments.event, fields=fields, texts=texts))
+    ask(place, ObserveRequest(agent=arguments.agent, event=arguments.event, fields=fields, texts=texts))
     output.document({"agent": arguments.agent, "event": arguments.event, "observed": True})
     output.line(("observed", GOOD), f"  {arguments.agent}")
     return exits.OK

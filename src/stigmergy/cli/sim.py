@@ -17,7 +17,7 @@ from stigmergy.cli.display import exits
 from stigmergy.cli.display.output import BAD, GOOD, NAME, WARN, Output, Progress, counted
 
 if TYPE_CHECKING:
-    from stigmergy.sim.campaign import Campaign, Options, Result, Shrunk
+    from stigmergy.sim.campaign import Campaign, Options, SeedResult, Shrunk
     from stigmergy.sim.simulation import Outcome, Scenario
 
 SEEDS = "1..20"
@@ -172,7 +172,7 @@ def _ended_after(hang_s: float) -> Iterator[None]:
         faulthandler.cancel_dump_traceback_later()
 
 
-def _shrink(scenario: Scenario, options: Options, failing: Result, hang_s: float, output: Output) -> Shrunk:
+def _shrink(scenario: Scenario, options: Options, failing: SeedResult, hang_s: float, output: Output) -> Shrunk:
     from stigmergy.sim.campaign import RUNS_MAX, Shrinking
     from stigmergy.sim.simulation import run_seed
 

@@ -17,7 +17,7 @@ from stigmergy.cli.display import exits
 from stigmergy.cli.display.output import BAD, HEADING, NAME, Output, shown
 from stigmergy.cli.display.places import add_place, ask, find_fleet, find_journal, find_running_place
 from stigmergy.control.description import described_sight
-from stigmergy.control.protocol import State
+from stigmergy.control.protocol import StateRequest
 
 EXAMPLES = """examples:
   stigmergy state Drone/D-17
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     moment = Moment() if arguments.at is None else read_moment(arguments.at)
     place = find_running_place(arguments)
     if place is not None:
-        seen = ask(place, State(agent=arguments.agent, at=arguments.at))
+        seen = ask(place, StateRequest(agent=arguments.agent, at=arguments.at))
     else:
         seen = _from_journal(arguments, moment, output)
     _show(seen, output)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rich.live import Live
 
     from stigmergy.nats.servers.folder import ClusterFolder
-    from stigmergy.nats.servers.status import Standing
+    from stigmergy.nats.servers.status import ClusterStatus
 
 DATA = Path("stigmergy-cluster")
 KEY = "fleet.key"
@@ -132,7 +132,7 @@ class _Cluster:
         self._stopping = asyncio.Event()
         self._reason = ""
         self._failure: StigmergyError | None = None
-        self._standing: Standing | None = None
+        self._standing: ClusterStatus | None = None
         self._trouble = ""
         self._live: Live | None = None
         self._shards = 0 if fleet is None else fleet.shards

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from stigmergy.app.fleet import Fleet, make_process_ours
-from stigmergy.app.node_config import Bearings, find_bearings
+from stigmergy.app.node_config import NodeConfig, find_node_config
 from stigmergy.app.workers import NatsWorker
 from stigmergy.base.errors import ConfigError
 from stigmergy.cli.display import exits
@@ -78,15 +78,15 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             "stigmergy.toml"
         )
     fleet = load_fleet(spec, folder_of(arguments))
-    given = Bearings(arguments.bus, arguments.site, ledger=arguments.ledger, peers=tuple(arguments.peer))
-    report = Report(fleet, output)
+    given = NodeConfig(arguments.bus, arguments.site, ledger=arguments.ledger, peers=tuple(arguments.peer))
+    report = WorkerReport(fleet, output)
     worker = NatsWorker(
         fleet,
         arguments.nats,
         config,
         key=arguments.key,
         trust=arguments.trust,
-        bearings=find_bearings(given, config),
+        node_config=find_node_config(given, config),
         name=arguments.name,
         upgrade=arguments.upgrade,
         tell=report.tell,
@@ -95,7 +95,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     return run_to_the_end(_live_and_die(worker, report))
 
 
-async def _live_and_die(worker: NatsWorker, report: Report) -> int:
+async def _live_and_die(worker: NatsWorker, report: WorkerReport) -> int:
     loop = asyncio.get_running_loop()
 
     def signalled(number: signal.Signals) -> None:
@@ -114,7 +114,7 @@ async def _live_and_die(worker: NatsWorker, report: Report) -> int:
     return exits.OK
 
 
-class Report:
+class WorkerReport:
     """Says what happens to a worker: to people in lines, to programs in documents."""
 
     def __init__(self, fleet: Fleet, output: Output) -> None:

@@ -12,9 +12,9 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 from stigmergy.base.errors import JournalConflict, JournalUnknown, NotOwned, StigmergyError
-from stigmergy.control.protocol import Handler, write_error
-from stigmergy.devices.equipment import Hand
-from stigmergy.node.committer import Flight
+from stigmergy.control.protocol import RequestHandler, write_error
+from stigmergy.devices.equipment import ActuatorFunction
+from stigmergy.node.committer import GroupInFlight
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.host import Host
 
@@ -31,7 +31,7 @@ class LeasedHost(Host):
         """Ends at once: nothing more is written, released or told to anybody but those who wait for answers."""
         if self.failure is None:
             self.effector.halt()
-            self.block_hands.halt()
+            self.batched_actuators.halt()
             self._halt(error)
 
     def fail(self, error: Exception) -> None:
@@ -50,7 +50,7 @@ class LeasedHost(Host):
         if not self._is_over():
             super()._turn()
 
-    def _written(self, flight: Flight) -> None:
+    def _written(self, flight: GroupInFlight) -> None:
         if self._is_over():
             # It is durable, and the next owner knows of it: whoever asks again hears the same answer.
             for ticket in flight.tickets:
@@ -71,25 +71,25 @@ class LeasedHost(Host):
 
 def guarded(declaration: Declaration, may_act: MayAct) -> Declaration:
     """The same fleet with hands that carry nothing out once somebody else may do it."""
-    return declaration.with_hands(lambda hand: _guarded(hand, may_act))
+    return declaration.with_actuators(lambda actuator: _guarded(actuator, may_act))
 
 
-def _guarded(hand: Hand, may_act: MayAct) -> Hand:
+def _guarded(actuator: ActuatorFunction, may_act: MayAct) -> ActuatorFunction:
     def check() -> None:
         if not may_act():
             raise NotOwned("this worker has lost its lease; the next owner of the shard carries it out")
 
-    if inspect.iscoroutinefunction(hand):
+    if inspect.iscoroutinefunction(actuator):
 
         async def begin(order: Any) -> Any:
             check()
-            return await hand(order)
+            return await actuator(order)
 
         return begin
 
     def call(order: Any) -> Any:
         check()
-        return hand(order)
+        return actuator(order)
 
     return call
 
@@ -103,11 +103,11 @@ def _guarded(hand: Hand, may_act: MayAct) -> Hand:
 # What was asked for may be done by then, so the two are told apart: nothing was done, or it is not known.
 
 
-class LeasedDesk:
+class LeasedService:
     """A desk in front of a desk."""
 
-    def __init__(self, desk: Handler, host: LeasedHost) -> None:
-        self._desk = desk
+    def __init__(self, service: RequestHandler, host: LeasedHost) -> None:
+        self._service = service
         self._host = host
 
     async def answer(self, line: bytes) -> Iterator[bytes] | AsyncIterator[bytes]:
@@ -116,7 +116,7 @@ class LeasedDesk:
             self._host.check_owned()
         except NotOwned as error:
             return iter((write_error(error),))
-        lines = await self._desk.answer(line)
+        lines = await self._service.answer(line)
         return self._checked(lines) if isinstance(lines, Iterator) else _CheckedAsTheyCome(lines, self._host)
 
     def _checked(self, lines: Iterator[bytes]) -> Iterator[bytes]:
@@ -128,7 +128,7 @@ class LeasedDesk:
 
     def refuse(self, error: StigmergyError) -> bytes:
         """The line for a client whose request could not even be taken."""
-        return self._desk.refuse(error)
+        return self._service.refuse(error)
 
 
 class _CheckedAsTheyCome:

@@ -16,7 +16,7 @@ from enum import Enum
 from stigmergy.base.errors import Bug
 
 
-class State(Enum):
+class LifecycleState(Enum):
     """Where a shard stands in this worker."""
 
     IDLE = "idle"
@@ -35,7 +35,7 @@ class State(Enum):
     """It is not ours any more, or its host has failed: what is left here ends, without a word to the world."""
 
 
-class Signal(Enum):
+class LifecycleSignal(Enum):
     """What brings it from one state to the next."""
 
     WANTED = "the plan names us"
@@ -50,7 +50,7 @@ class Signal(Enum):
     OVER = "what was begun has ended"
 
 
-class Step(Enum):
+class LifecycleStep(Enum):
     """What is to be done on the way."""
 
     FOLLOW = "begin to replay the log, and go on"
@@ -63,35 +63,35 @@ class Step(Enum):
     WAIT = "nothing"
 
 
-TRANSITIONS: dict[tuple[State, Signal], tuple[State, Step]] = {
-    (State.IDLE, Signal.WANTED): (State.WARMING, Step.FOLLOW),
-    (State.WARMING, Signal.WARM): (State.READY, Step.ANNOUNCE),
-    (State.WARMING, Signal.UNWANTED): (State.IDLE, Step.FORGET),
-    (State.WARMING, Signal.FAILED): (State.IDLE, Step.FORGET),
-    (State.READY, Signal.FREE): (State.CLAIMING, Step.CLAIM),
-    (State.READY, Signal.UNWANTED): (State.IDLE, Step.FORGET),
-    (State.READY, Signal.FAILED): (State.IDLE, Step.FORGET),
-    (State.CLAIMING, Signal.CLAIMED): (State.OWNING, Step.SETTLE),
-    (State.CLAIMING, Signal.BEATEN): (State.READY, Step.WAIT),
-    (State.CLAIMING, Signal.FAILED): (State.LOST, Step.END),
-    (State.CLAIMING, Signal.FENCED): (State.LOST, Step.END),
-    (State.OWNING, Signal.AWAITED): (State.RELEASING, Step.RELEASE),
-    (State.OWNING, Signal.FENCED): (State.LOST, Step.END),
-    (State.OWNING, Signal.FAILED): (State.LOST, Step.END),
-    (State.RELEASING, Signal.OVER): (State.IDLE, Step.WAIT),
-    (State.RELEASING, Signal.FENCED): (State.LOST, Step.END),
-    (State.LOST, Signal.OVER): (State.IDLE, Step.WAIT),
+TRANSITIONS: dict[tuple[LifecycleState, LifecycleSignal], tuple[LifecycleState, LifecycleStep]] = {
+    (LifecycleState.IDLE, LifecycleSignal.WANTED): (LifecycleState.WARMING, LifecycleStep.FOLLOW),
+    (LifecycleState.WARMING, LifecycleSignal.WARM): (LifecycleState.READY, LifecycleStep.ANNOUNCE),
+    (LifecycleState.WARMING, LifecycleSignal.UNWANTED): (LifecycleState.IDLE, LifecycleStep.FORGET),
+    (LifecycleState.WARMING, LifecycleSignal.FAILED): (LifecycleState.IDLE, LifecycleStep.FORGET),
+    (LifecycleState.READY, LifecycleSignal.FREE): (LifecycleState.CLAIMING, LifecycleStep.CLAIM),
+    (LifecycleState.READY, LifecycleSignal.UNWANTED): (LifecycleState.IDLE, LifecycleStep.FORGET),
+    (LifecycleState.READY, LifecycleSignal.FAILED): (LifecycleState.IDLE, LifecycleStep.FORGET),
+    (LifecycleState.CLAIMING, LifecycleSignal.CLAIMED): (LifecycleState.OWNING, LifecycleStep.SETTLE),
+    (LifecycleState.CLAIMING, LifecycleSignal.BEATEN): (LifecycleState.READY, LifecycleStep.WAIT),
+    (LifecycleState.CLAIMING, LifecycleSignal.FAILED): (LifecycleState.LOST, LifecycleStep.END),
+    (LifecycleState.CLAIMING, LifecycleSignal.FENCED): (LifecycleState.LOST, LifecycleStep.END),
+    (LifecycleState.OWNING, LifecycleSignal.AWAITED): (LifecycleState.RELEASING, LifecycleStep.RELEASE),
+    (LifecycleState.OWNING, LifecycleSignal.FENCED): (LifecycleState.LOST, LifecycleStep.END),
+    (LifecycleState.OWNING, LifecycleSignal.FAILED): (LifecycleState.LOST, LifecycleStep.END),
+    (LifecycleState.RELEASING, LifecycleSignal.OVER): (LifecycleState.IDLE, LifecycleStep.WAIT),
+    (LifecycleState.RELEASING, LifecycleSignal.FENCED): (LifecycleState.LOST, LifecycleStep.END),
+    (LifecycleState.LOST, LifecycleSignal.OVER): (LifecycleState.IDLE, LifecycleStep.WAIT),
 }
 
 
-class Tenancy:
+class ShardLifecycle:
     """The state of one shard in one worker."""
 
     def __init__(self, shard: int) -> None:
         self.shard = shard
-        self.state = State.IDLE
+        self.state = LifecycleState.IDLE
 
-    def take(self, signal: Signal) -> Step:
+    def take(self, signal: LifecycleSignal) -> LifecycleStep:
         """Goes on to the next state, and says what is to be done for that."""
         following = TRANSITIONS.get((self.state, signal))
         if following is None:
@@ -102,4 +102,9 @@ class Tenancy:
     @property
     def has_host(self) -> bool:
         """Whether a host of it may run here."""
-        return self.state in (State.CLAIMING, State.OWNING, State.RELEASING, State.LOST)
+        return self.state in (
+            LifecycleState.CLAIMING,
+            LifecycleState.OWNING,
+            LifecycleState.RELEASING,
+            LifecycleState.LOST,
+        )

@@ -31,10 +31,10 @@ from stigmergy.cluster.records import (
     PLAN,
     Coordinator,
     FleetShape,
-    Member,
     Owner,
-    Plan,
-    Ready,
+    ShardPlan,
+    StandbyRecord,
+    WorkerRecord,
     owner_key,
     place,
     read_record,
@@ -64,7 +64,7 @@ TROUBLE = (StoreError, ConfigError, LinkDown)
 """What may be over in a moment; a server that is started again without its store says that it is set up wrongly."""
 
 
-class Coordinating:
+class PlanCoordinator:
     """One worker's part in it. `run` it as long as the worker is a member."""
 
     def __init__(self, keys: KeyValue, clock: Clock, register: Register, me: str, shards: int) -> None:
@@ -159,7 +159,7 @@ class Coordinating:
         if before is not None and (before.term, before.members, before.unfit) == (self._term, members, unfit):
             return
         current = {shard: self._kept_by(shard, members) for shard in range(self._shards)}
-        plan = Plan(
+        plan = ShardPlan(
             number=1 if before is None else before.number + 1,
             term=self._term,
             worker=self._me,
@@ -205,23 +205,28 @@ async def end_task(task: asyncio.Task[Any] | None) -> None:
 
 JOIN_S_MAX = 10.0
 """What is there must be known within this time."""
-Record = TypeVar("Record", Owner, Ready)
+Record = TypeVar("Record", Owner, StandbyRecord)
 WRITES_TRIED_MAX = 8
 """So often a record is written again after somebody else was faster."""
 
 
-class RosterCounters(Struct):
+class WorkerMembershipCounters(Struct):
     """What became of our lease."""
 
     lease_renewals: int = 0
     lease_renewals_missed: int = 0
 
 
-class Roster:
+class WorkerMembership:
     """One membership of one worker, from `join` until it leaves or `lost` is set. `heard` is told of every change."""
 
     def __init__(
-        self, keys: KeyValue, clock: Clock, shape: FleetShape, me: Member, heard: Callable[[], None] = lambda: None
+        self,
+        keys: KeyValue,
+        clock: Clock,
+        shape: FleetShape,
+        me: WorkerRecord,
+        heard: Callable[[], None] = lambda: None,
     ) -> None:
         self._keys = keys
         self._clock = clock
@@ -229,7 +234,7 @@ class Roster:
         self._me = me
         self._heard = heard
         self.register = Register(keys, clock, self._hear)
-        self.coordinating = Coordinating(keys, clock, self.register, me.id, shape.shards)
+        self.coordinating = PlanCoordinator(keys, clock, self.register, me.id, shape.shards)
         self._lease: Lease | None = None
         self._urgent = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -237,9 +242,11 @@ class Roster:
         """Set when the lease is gone: we are no member any more."""
         self.why = ""
         """Why it is gone."""
-        self.counters = RosterCounters()
+        self.counters = WorkerMembershipCounters()
 
-    async def join(self, *, other_folds: bool = False, complete: Callable[[Member], Member] = lambda me: me) -> None:
+    async def join(
+        self, *, other_folds: bool = False, complete: Callable[[WorkerRecord], WorkerRecord] = lambda me: me
+    ) -> None:
         """Becomes a member. Raises ConfigError if this worker does not fit to those that are there, and StoreError.
 
         With `other_folds` it may have other agents than they, or other versions: to replace them one by one. `complete`
@@ -267,7 +274,7 @@ class Roster:
         lives = (self._renew(self._lease), self.coordinating.run(), self._watch_end(self._lease))
         self._tasks = [asyncio.ensure_future(life) for life in lives]
 
-    async def _living(self) -> list[Member]:
+    async def _living(self) -> list[WorkerRecord]:
         """Those of the others who are there, each as it describes itself now.
 
         A description that looks old is not yet one of a clock that is slow: it may be of somebody who is gone, or who
@@ -281,7 +288,7 @@ class Roster:
             await asyncio.sleep(RETRY_S)
         return [one for one in self._others() if old.get(one.id) != one]
 
-    def _others(self) -> list[Member]:
+    def _others(self) -> list[WorkerRecord]:
         return [one for one in self.register.members() if one.id not in self._me.formerly]
 
     async def leave(self) -> None:
@@ -328,13 +335,13 @@ class Roster:
 
     async def say_ready(self, shard: int, position: int) -> None:
         """Says that we wait for a shard. Raises StoreError."""
-        await self._keys.put(ready_key(shard), write_record(Ready(self.me, position)))
+        await self._keys.put(ready_key(shard), write_record(StandbyRecord(self.me, position)))
 
     async def take_back_ready(self, shard: int) -> None:
         """We do not wait for it any more. Whoever wrote there after us is left alone. Raises StoreError."""
         entry = await self._keys.get(ready_key(shard))
         if entry is not None:
-            await self._take_back(Ready, entry)
+            await self._take_back(StandbyRecord, entry)
 
     async def say_owner(self, shard: int, claim: int) -> None:
         """Says that the shard is ours. Raises StaleEpoch if somebody claimed it after us, and StoreError."""

@@ -14,13 +14,13 @@ from stigmergy.base.errors import NotOwned, NotRunning, StigmergyError
 from stigmergy.base.trust import Signer, Verifier
 from stigmergy.bus.port import Bus
 from stigmergy.cluster.fencing import LeasedHost, MayAct, guarded
-from stigmergy.cluster.records import Member
-from stigmergy.cluster.standby import Claimed
+from stigmergy.cluster.records import WorkerRecord
+from stigmergy.cluster.standby import ClaimedShard
 from stigmergy.control.live import Live
 from stigmergy.journal.port import ShardLog
 from stigmergy.network.bus_link import BusLink
-from stigmergy.network.peers import Neighbours
-from stigmergy.network.replication import Companions
+from stigmergy.network.peers import PeerProcesses
+from stigmergy.network.replication import Replication
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.device_tasks import Devices
 from stigmergy.node.settings import Settings
@@ -31,7 +31,7 @@ from stigmergy.shard.inputs import EnrollSigner
 # Made before the host starts, which releases then what is still owed. Whatever is missing is left out.
 
 
-class Door(Protocol):
+class ShardControlServer(Protocol):
     """Where operators ask the host of a shard."""
 
     async def start(self) -> None:
@@ -43,108 +43,108 @@ class Door(Protocol):
         ...
 
 
-class House:
+class ShardServices:
     """The surroundings of one host."""
 
     def __init__(
         self,
         *,
-        neighbours: Neighbours | None = None,
+        peers: PeerProcesses | None = None,
         devices: Devices | None = None,
         link: BusLink | None = None,
         bus: Bus | None = None,
-        companions: Companions | None = None,
-        door: Callable[[Live], Door] | None = None,
+        replication: Replication | None = None,
+        control_server: Callable[[Live], ShardControlServer] | None = None,
     ) -> None:
-        self.neighbours = neighbours
+        self.peers = peers
         self.devices = devices
         self.link = link
         self._bus = bus
         """The connection of the link, which is closed whatever way it ends."""
-        self.companions = companions
-        self._make_door = door
-        self._door: Door | None = None
-        self._started: list[Neighbours | Devices | BusLink | Companions] = []
+        self.replication = replication
+        self._make_control_server = control_server
+        self._control_server: ShardControlServer | None = None
+        self._started: list[PeerProcesses | Devices | BusLink | Replication] = []
 
     async def start(self, live: Live) -> None:
         """Right behind the start of the host, before its first turn. Raises, with all of it ended again."""
-        live.neighbours, live.link, live.companions = self.neighbours, self.link, self.companions
+        live.peers, live.link, live.replication = self.peers, self.link, self.replication
         try:
             # Side by side: each way to the servers and back is time in which the shard has no owner.
-            await asyncio.gather(self._meet_neighbours(), self._open_door(live))
+            await asyncio.gather(self._start_peers(), self._start_control_server(live))
             if self.devices is not None:
                 self._started.append(self.devices)
                 self.devices.start()
             if self.link is not None:
                 self._started.append(self.link)
                 await self.link.start()
-            if self.companions is not None:
-                self._started.append(self.companions)
-                await self.companions.start()
+            if self.replication is not None:
+                self._started.append(self.replication)
+                await self.replication.start()
         except BaseException:
             await self.kill()
             raise
 
-    async def _meet_neighbours(self) -> None:
-        if self.neighbours is not None:
-            self._started.append(self.neighbours)
-            await self.neighbours.start()
+    async def _start_peers(self) -> None:
+        if self.peers is not None:
+            self._started.append(self.peers)
+            await self.peers.start()
 
-    async def _open_door(self, live: Live) -> None:
-        if self._make_door is not None:
-            self._door = self._make_door(live)
-            await self._door.start()
+    async def _start_control_server(self, live: Live) -> None:
+        if self._make_control_server is not None:
+            self._control_server = self._make_control_server(live)
+            await self._control_server.start()
 
     async def stop(self) -> None:
         """Before the host stops: nothing more is taken, what is owed leaves if it can."""
-        leaving = [part for part in self._started if isinstance(part, Neighbours)]
-        await asyncio.gather(self._close_door(), *(part.stop() for part in leaving))
-        for part in _in_order(self._started, (Devices, Companions, BusLink)):
+        leaving = [part for part in self._started if isinstance(part, PeerProcesses)]
+        await asyncio.gather(self._close_control_server(), *(part.stop() for part in leaving))
+        for part in _in_order(self._started, (Devices, Replication, BusLink)):
             await part.stop()
         self._started.clear()
 
     async def kill(self) -> None:
         """Ends all of it as it is, without a word to anybody."""
-        await self._close_door()
-        for part in _in_order(self._started, (Devices, Companions, BusLink, Neighbours)):
+        await self._close_control_server()
+        for part in _in_order(self._started, (Devices, Replication, BusLink, PeerProcesses)):
             with contextlib.suppress(StigmergyError):
-                await (part.stop() if isinstance(part, Neighbours) else part.kill())
+                await (part.stop() if isinstance(part, PeerProcesses) else part.kill())
         self._started.clear()
         if self._bus is not None:
             with contextlib.suppress(StigmergyError):
                 await self._bus.close()
 
-    async def _close_door(self) -> None:
-        door, self._door = self._door, None
-        if door is not None:
+    async def _close_control_server(self) -> None:
+        control_server, self._control_server = self._control_server, None
+        if control_server is not None:
             with contextlib.suppress(StigmergyError):
-                await door.close()
+                await control_server.close()
 
 
-Part = Neighbours | Devices | BusLink | Companions
+ShardService = PeerProcesses | Devices | BusLink | Replication
 
 
-def _in_order(parts: Sequence[Part], kinds: Sequence[type[Part]]) -> list[Part]:
+def _in_order(parts: Sequence[ShardService], kinds: Sequence[type[ShardService]]) -> list[ShardService]:
     return [part for kind in kinds for part in parts if isinstance(part, kind)]
 
 
-class Estate(Protocol):
+class ClusterBackend(Protocol):
     """What a worker needs of the world for a shard; the composition root gives it."""
 
     async def open_log(self, shard: int) -> ShardLog:
         """The log of a shard, made if there is none. Raises LinkDown, JournalForeign, ConfigError."""
         ...
 
-    def furnish(self, host: LeasedHost, shard: int, claim: int) -> House:
+    def make_services(self, host: LeasedHost, shard: int, claim: int) -> ShardServices:
         """What stands around the host of a shard, not yet started. `claim` is the number by which we own it."""
         ...
 
 
-class Means(Struct, frozen=True):
+class WorkerContext(Struct, frozen=True):
     """What all shards of a worker run with."""
 
     declaration: Declaration
-    estate: Estate
+    backend: ClusterBackend
     signer: Signer
     verifier: Verifier
     clock: Clock
@@ -159,25 +159,25 @@ class Means(Struct, frozen=True):
     """Which agents the fleet's workers run, the same for all of them; without any, all."""
 
 
-class Tenure:
+class OwnedShard:
     """One host of one shard, on a log that was claimed for it."""
 
-    def __init__(self, shard: int, means: Means, claimed: Claimed, may_act: MayAct) -> None:
+    def __init__(self, shard: int, context: WorkerContext, claimed: ClaimedShard, may_act: MayAct) -> None:
         self._shard = shard
-        self._means = means
+        self._context = context
         self._claimed = claimed
         self.host = LeasedHost(
-            guarded(means.declaration, may_act),
+            guarded(context.declaration, may_act),
             claimed.journal,
-            means.signer,
-            means.verifier,
-            means.clock,
-            means.settings,
-            means.trusted,
-            agents=means.agents,
+            context.signer,
+            context.verifier,
+            context.clock,
+            context.settings,
+            context.trusted,
+            agents=context.agents,
         )
         self.host.may_act = may_act
-        self.house = means.estate.furnish(self.host, shard, claimed.number)
+        self.services = context.backend.make_services(self.host, shard, claimed.number)
         self.live: Live | None = None
 
     @property
@@ -188,14 +188,14 @@ class Tenure:
     async def begin(self, over: Callable[[], None]) -> None:
         """Starts the host and all around it. `over` is called when the host ends by itself. Raises as they do."""
         found = await self.host.start(self._claimed.recovered, self._claimed.number)
-        self.live = Live(self.host, self._means.entropy, found, self.house.devices)
-        await self.house.start(self.live)
+        self.live = Live(self.host, self._context.entropy, found, self.services.devices)
+        await self.services.start(self.live)
         asyncio.ensure_future(self.host.wait_failure()).add_done_callback(lambda _: over())
 
     async def finish(self) -> Exception | None:
         """Ends in good order: what was taken is finished and written. Returns what went wrong on the way."""
         try:
-            await self.house.stop()
+            await self.services.stop()
             await self.host.stop()
         except StigmergyError as error:
             return error
@@ -204,24 +204,24 @@ class Tenure:
     async def abandon(self) -> None:
         """Ends as it is: nothing more is written, and the world hears nothing."""
         self.host.retire(NotOwned("the shard is another worker's; ask again"))
-        await self.house.kill()
+        await self.services.kill()
         await self.host.kill()
         with contextlib.suppress(StigmergyError, TimeoutError):
-            async with asyncio.timeout(self._means.settings.drain_s):
+            async with asyncio.timeout(self._context.settings.drain_s):
                 await self._claimed.journal.close()
 
-    def enrol(self, members: Sequence[Member]) -> None:
+    def enrol(self, members: Sequence[WorkerRecord]) -> None:
         """Lets the keys of members that we trust sign this log, so that each of them may own it next."""
         known = [(signer.algorithm, signer.public_key) for signer in self.host.shards.signers.state.signers]
         for member in members:
             key = (member.algorithm, key_of(member))
-            if key[1] in self._means.trusted and key not in known:
+            if key[1] in self._context.trusted and key not in known:
                 known.append(key)
-                if not self._means.verifier.acceptable(*key):  # it says what is wrong with it
+                if not self._context.verifier.acceptable(*key):  # it says what is wrong with it
                     self.host.intake.put_inside(self._shard, EnrollSigner(*key))
 
 
-def key_of(member: Member) -> bytes:
+def key_of(member: WorkerRecord) -> bytes:
     """The key that a member says it signs with; empty if it says nonsense."""
     try:
         return bytes.fromhex(member.public_key)

@@ -106,7 +106,7 @@ class KindFold(Struct, frozen=True):
     layout: str
 
 
-class Member(Struct, frozen=True):
+class WorkerRecord(Struct, frozen=True):
     """A worker, as it describes itself with every renewal of its lease."""
 
     id: str
@@ -145,7 +145,7 @@ class Coordinator(Struct, frozen=True):
     format: int = FORMAT
 
 
-class Plan(Struct, frozen=True):
+class ShardPlan(Struct, frozen=True):
     """Which shard is to be whose. Who owns one lets go when the other is ready, and not before."""
 
     number: int
@@ -174,7 +174,7 @@ class Owner(Struct, frozen=True):
     format: int = FORMAT
 
 
-class Ready(Struct, frozen=True):
+class StandbyRecord(Struct, frozen=True):
     """Who waits for a shard, and how far it has replayed."""
 
     worker: str
@@ -182,7 +182,7 @@ class Ready(Struct, frozen=True):
     format: int = FORMAT
 
 
-RecordT = TypeVar("RecordT", FleetShape, Member, Coordinator, Plan, Owner, Ready)
+RecordT = TypeVar("RecordT", FleetShape, WorkerRecord, Coordinator, ShardPlan, Owner, StandbyRecord)
 
 
 def write_record(record: Struct) -> bytes:

@@ -18,11 +18,11 @@ from stigmergy.cluster.records import (
     PLAN,
     Coordinator,
     FleetShape,
-    Member,
     Owner,
-    Plan,
-    Ready,
     RecordT,
+    ShardPlan,
+    StandbyRecord,
+    WorkerRecord,
     read_record,
     worker_of,
 )
@@ -125,7 +125,7 @@ def check_shape(known: FleetShape, ours: FleetShape) -> None:
         )
 
 
-def check_folds(known: Member, ours: Member) -> None:
+def check_folds(known: WorkerRecord, ours: WorkerRecord) -> None:
     """Refuses agents whose states are of another version than those of a worker that runs, and to be without some of
     them: their commands would be refused wherever their shard is ours."""
     theirs = {fold.kind: fold for fold in known.kinds}
@@ -145,7 +145,7 @@ def check_folds(known: Member, ours: Member) -> None:
         )
 
 
-def check_agents(known: Member, ours: Member) -> None:
+def check_agents(known: WorkerRecord, ours: WorkerRecord) -> None:
     """Refuses to run other agents of the fleet than a worker that is there: whom a shard runs would change with every
     move of it. Earlier versions do not say whom they run."""
     if known.agents_digest and known.agents_digest != ours.agents_digest:
@@ -157,12 +157,12 @@ def check_agents(known: Member, ours: Member) -> None:
         )
 
 
-def is_old(known: Member, wall_ns: int, age_s_max: float) -> bool:
+def is_old(known: WorkerRecord, wall_ns: int, age_s_max: float) -> bool:
     """Whether somebody has written this longer ago than it may, or has a clock that is behind ours."""
     return known.wall_ns - wall_ns < -(CLOCK_SKEW_S_MAX + age_s_max) * NS
 
 
-def check_clocks(known: Member, wall_ns: int, age_s_max: float) -> None:
+def check_clocks(known: WorkerRecord, wall_ns: int, age_s_max: float) -> None:
     """Refuses to work beside somebody whose clock is far from ours. What it wrote may be as old as it says."""
     ahead_s = (known.wall_ns - wall_ns) / NS
     if is_old(known, wall_ns, age_s_max) or ahead_s > CLOCK_SKEW_S_MAX:
@@ -187,7 +187,7 @@ class Register:
         self._clock = clock
         self._heard = heard
         self.mirror = Mirror(keys, self._changed)
-        self.plan: Plan | None = None
+        self.plan: ShardPlan | None = None
         """The last plan that counts."""
         self.joined_ns = 0
         """When we saw somebody join last, on our own monotonic clock."""
@@ -195,16 +195,16 @@ class Register:
         """When we heard of each member last."""
         self.skews: dict[str, float] = {}
         """Members whose wall clock differs too much from ours, and by how many seconds it is ahead."""
-        self._members: dict[str, Member] = {}
+        self._members: dict[str, WorkerRecord] = {}
         self._owners: dict[int, Owner] = {}
-        self._readies: dict[int, Ready] = {}
+        self._readies: dict[int, StandbyRecord] = {}
         self.counters = RegisterCounters()
 
-    def members(self) -> list[Member]:
+    def members(self) -> list[WorkerRecord]:
         """Who is there, by id."""
         return [self._members[name] for name in sorted(self._members)]
 
-    def member(self, worker: str) -> Member | None:
+    def member(self, worker: str) -> WorkerRecord | None:
         """One of them."""
         return self._members.get(worker)
 
@@ -232,7 +232,7 @@ class Register:
         ready = self._readies.get(shard)
         return ready.worker if ready is not None and ready.worker in self._members else NOBODY
 
-    def take_plan(self, plan: Plan) -> None:
+    def take_plan(self, plan: ShardPlan) -> None:
         """Goes by this plan from now on, unless a later one is known: a coordinator may speak that was replaced."""
         known = self.plan
         if known is not None and (plan.term, plan.number) < (known.term, known.number):
@@ -255,17 +255,17 @@ class Register:
         if worker is not None:
             self._member_changed(worker, entry)
         elif key == PLAN:
-            plan = None if entry is None else self.read(Plan, entry)
+            plan = None if entry is None else self.read(ShardPlan, entry)
             if plan is not None:
                 self.take_plan(plan)
         elif number.isdecimal() and word == "owner":
             _put(self._owners, int(number), None if entry is None else self.read(Owner, entry))
         elif number.isdecimal() and word == "ready":
-            _put(self._readies, int(number), None if entry is None else self.read(Ready, entry))
+            _put(self._readies, int(number), None if entry is None else self.read(StandbyRecord, entry))
         self._heard()
 
     def _member_changed(self, worker: str, entry: Entry | None) -> None:
-        member = None if entry is None else self.read(Member, entry)
+        member = None if entry is None else self.read(WorkerRecord, entry)
         if member is None or member.id != worker:
             self._members.pop(worker, None)
             self.renewed_ns.pop(worker, None)
@@ -278,7 +278,7 @@ class Register:
         self._members[worker] = member
         self.renewed_ns[worker] = self._clock.monotonic_ns()
 
-    def _compare_clocks(self, member: Member) -> None:
+    def _compare_clocks(self, member: WorkerRecord) -> None:
         """What was written just now says how far another's clock is from ours."""
         ahead_s = (member.wall_ns - self._clock.wall_ns()) / NS
         if abs(ahead_s) > CLOCK_SKEW_S_MAX:

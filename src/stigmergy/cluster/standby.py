@@ -19,7 +19,7 @@ from stigmergy.base.trust import Verifier
 from stigmergy.journal.port import Journal, JournalIdentity, ShardLog, SnapshotPart
 from stigmergy.journal.recovery import Basis, Recovered, Recovery, new_state
 from stigmergy.shard.snapshot import read_header
-from stigmergy.shard.state import Limits, ShardState, Signer
+from stigmergy.shard.state import EnrolledSigner, Limits, ShardState
 
 PORTION_EVENTS = 200
 """So many events are replayed before others have their turn: a fraction of a millisecond."""
@@ -35,7 +35,7 @@ NOTED_MAX = 1_024
 """Snapshots of its owner that are remembered: far more than any owner keeps."""
 
 
-class Claimed(Struct, frozen=True):
+class ClaimedShard(Struct, frozen=True):
     """A shard that is ours: what a host starts from."""
 
     journal: Journal
@@ -85,7 +85,7 @@ class Standby:
         return self._state.position
 
     @property
-    def signers(self) -> Sequence[Signer]:
+    def signers(self) -> Sequence[EnrolledSigner]:
         """Who may sign, as far as it has replayed."""
         return self._state.signers
 
@@ -105,7 +105,7 @@ class Standby:
             except TimeoutError:
                 continue
 
-    async def claim(self, owner: str) -> Claimed:
+    async def claim(self, owner: str) -> ClaimedShard:
         """Reads what is left and takes the shard over. Raises JournalConflict if its owner goes on writing too fast,
         and else as recovery does."""
         async with self._turn:
@@ -118,7 +118,7 @@ class Standby:
                 except (JournalConflict, JournalUnknown):
                     continue
                 try:
-                    return Claimed(journal, number, self._recovered())
+                    return ClaimedShard(journal, number, self._recovered())
                 except BaseException:
                     await journal.close()
                     raise

@@ -32,11 +32,11 @@ from stigmergy.base.errors import (
     UnknownKind,
     WrongKey,
 )
-from stigmergy.cluster.lifecycle import Signal, State, Step, Tenancy
-from stigmergy.cluster.membership import Roster, end_task
-from stigmergy.cluster.owned_shard import Means, Tenure, key_of
+from stigmergy.cluster.lifecycle import LifecycleSignal, LifecycleState, LifecycleStep, ShardLifecycle
+from stigmergy.cluster.membership import WorkerMembership, end_task
+from stigmergy.cluster.owned_shard import OwnedShard, WorkerContext, key_of
 from stigmergy.cluster.records import NOBODY
-from stigmergy.cluster.standby import Claimed, Standby
+from stigmergy.cluster.standby import ClaimedShard, Standby
 from stigmergy.control.live import Live
 from stigmergy.journal.port import ShardLog
 from stigmergy.journal.signers import check_own_key
@@ -101,7 +101,7 @@ HOPELESS = (ConfigError, DefinitionError, JournalCorrupt, JournalForeign, Recove
 REASON_CHARS_MAX = 300
 
 
-class Happening(Struct, frozen=True):
+class ShardEvent(Struct, frozen=True):
     """What became of a shard, for people and programs."""
 
     event: str
@@ -109,29 +109,29 @@ class Happening(Struct, frozen=True):
     fields: dict[str, Any] = {}
 
 
-Tell = Callable[[Happening], None]
+Tell = Callable[[ShardEvent], None]
 
 
-class Tenant:
+class ShardSupervisor:
     """One shard in one worker, from `start` until `end`."""
 
     def __init__(
         self,
         shard: int,
-        means: Means,
-        roster: Roster,
+        context: WorkerContext,
+        membership: WorkerMembership,
         places: asyncio.Semaphore,
         tell: Tell,
         logs: SeenLogs,
     ) -> None:
         """`places` are the replays that may be under way at once."""
         self.shard = shard
-        self._means = means
-        self._roster = roster
+        self._context = context
+        self._membership = membership
         self._places = places
         self._tell_all = tell
         self._logs = logs
-        self._tenancy = Tenancy(shard)
+        self._lifecycle = ShardLifecycle(shard)
         self._woken = asyncio.Event()
         self.life: asyncio.Task[None] | None = None
         """Ends only with `end`, or with a bug of ours."""
@@ -139,7 +139,7 @@ class Tenant:
         self._log: ShardLog | None = None
         self._standby: Standby | None = None
         self._is_warm = False
-        self._tenure: Tenure | None = None
+        self._owned: OwnedShard | None = None
         self._abandoning: asyncio.Task[None] | None = None
         self._error: Exception | None = None
         """What went wrong on the way to the present state."""
@@ -156,14 +156,14 @@ class Tenant:
         """Set it, and the shard is let go whether somebody is ready or not."""
 
     @property
-    def state(self) -> State:
+    def state(self) -> LifecycleState:
         """Where it stands."""
-        return self._tenancy.state
+        return self._lifecycle.state
 
     @property
     def live(self) -> Live | None:
         """The running shard, while it is ours."""
-        return None if self._tenure is None else self._tenure.live
+        return None if self._owned is None else self._owned.live
 
     def start(self) -> None:
         """Begins to look."""
@@ -175,12 +175,12 @@ class Tenant:
 
     async def end(self) -> None:
         """Ends whatever is left, as it is: for a worker that has lost its lease, or ends."""
-        if self._tenure is not None:
-            self._tenure.host.retire(NotOwned("the shard is another worker's; ask again"))
+        if self._owned is not None:
+            self._owned.host.retire(NotOwned("the shard is another worker's; ask again"))
         await end_task(self.life)
         await self._abandon()
         await self._forget()
-        self._tenancy = Tenancy(self.shard)
+        self._lifecycle = ShardLifecycle(self.shard)
 
     # ------------------------------------------------------------------ looking
 
@@ -196,102 +196,102 @@ class Tenant:
                 async with asyncio.timeout(min(LOOK_EVERY_S, rest_s) if rest_s > 0 else LOOK_EVERY_S):
                     await self._woken.wait()
 
-    async def _go(self, signal: Signal) -> None:
+    async def _go(self, signal: LifecycleSignal) -> None:
         """Takes a step, and those that follow from it."""
-        following: Signal | None = signal
+        following: LifecycleSignal | None = signal
         while following is not None:
-            step = self._tenancy.take(following)
+            step = self._lifecycle.take(following)
             self._since_ns = self._now_ns()
             following = await self._do(step)
 
-    def _look(self) -> Signal | None:
+    def _look(self) -> LifecycleSignal | None:
         """What the world says about the present state."""
-        wanted = self._roster.register.planned(self.shard) == self._roster.me
+        wanted = self._membership.register.planned(self.shard) == self._membership.me
         rested = self._now_ns() >= self._rests_until_ns
         if rested:
             self.unfit = ""
         match self.state:
-            case State.IDLE:
-                return Signal.WANTED if wanted and rested else None
-            case State.WARMING | State.READY:
-                return self._look_at_log(rested) if wanted else Signal.UNWANTED
-            case State.OWNING if self._tenure is not None:
-                return self._look_at_host(self._tenure, wanted)
+            case LifecycleState.IDLE:
+                return LifecycleSignal.WANTED if wanted and rested else None
+            case LifecycleState.WARMING | LifecycleState.READY:
+                return self._look_at_log(rested) if wanted else LifecycleSignal.UNWANTED
+            case LifecycleState.OWNING if self._owned is not None:
+                return self._look_at_host(self._owned, wanted)
             case _:
                 return None
 
-    def _look_at_log(self, rested: bool) -> Signal | None:
+    def _look_at_log(self, rested: bool) -> LifecycleSignal | None:
         if self._following is not None and self._following.done():
             self._error = _error_of(self._following)
-            return Signal.FAILED
+            return LifecycleSignal.FAILED
         if self._standby is None or not self._is_warm:
             return None
-        if self.state is State.WARMING:
+        if self.state is LifecycleState.WARMING:
             return self._look_at_keys(self._standby)
-        owner = self._roster.register.owner(self.shard)
-        return Signal.FREE if rested and owner in (NOBODY, self._roster.me) else None
+        owner = self._membership.register.owner(self.shard)
+        return LifecycleSignal.FREE if rested and owner in (NOBODY, self._membership.me) else None
 
-    def _look_at_keys(self, standby: Standby) -> Signal | None:
+    def _look_at_keys(self, standby: Standby) -> LifecycleSignal | None:
         """Whether we may sign this log, and believe who signs it. Who has it may have to let us first."""
-        means, owner = self._means, self._roster.register.member(self._roster.register.owner(self.shard))
+        context, owner = self._context, self._membership.register.member(self._membership.register.owner(self.shard))
         try:
-            if owner is not None and key_of(owner) not in (means.signer.public_key, *means.trusted):
+            if owner is not None and key_of(owner) not in (context.signer.public_key, *context.trusted):
                 raise WrongKey(
                     f"worker {owner.id} signs with the key {owner.public_key[:16]}…, which this one does not trust; "
                     "give all workers one --key, or name it with --trust"
                 )
             if standby.position:
-                check_own_key(standby.signers, (means.signer.algorithm, means.signer.public_key))
+                check_own_key(standby.signers, (context.signer.algorithm, context.signer.public_key))
         except TrustError as error:
             if owner is not None and (self._now_ns() - self._since_ns) / NS < ENROLLED_S_MAX:
                 return None
             self._error = error
-            return Signal.FAILED
-        return Signal.WARM
+            return LifecycleSignal.FAILED
+        return LifecycleSignal.WARM
 
-    def _look_at_host(self, tenure: Tenure, wanted: bool) -> Signal | None:
-        register = self._roster.register
-        if tenure.host.failure is not None or not self._roster.is_held:
-            self._error = tenure.host.failure
-            return Signal.FENCED if self._is_fenced() else Signal.FAILED
-        tenure.enrol(register.members())
+    def _look_at_host(self, owned: OwnedShard, wanted: bool) -> LifecycleSignal | None:
+        register = self._membership.register
+        if owned.host.failure is not None or not self._membership.is_held:
+            self._error = owned.host.failure
+            return LifecycleSignal.FENCED if self._is_fenced() else LifecycleSignal.FAILED
+        owned.enrol(register.members())
         successor = register.planned(self.shard)
         awaited = not wanted and successor != NOBODY and register.awaited_by(self.shard) == successor
-        return Signal.AWAITED if awaited or self.must_go else None
+        return LifecycleSignal.AWAITED if awaited or self.must_go else None
 
     def _is_fenced(self) -> bool:
-        return not self._roster.is_held or isinstance(self._error, JournalConflict | NotOwned | StaleEpoch)
+        return not self._membership.is_held or isinstance(self._error, JournalConflict | NotOwned | StaleEpoch)
 
     # ------------------------------------------------------------------ steps
 
-    async def _do(self, step: Step) -> Signal | None:
+    async def _do(self, step: LifecycleStep) -> LifecycleSignal | None:
         """Does what a step says; returns what came of it, where that is known at once."""
         match step:
-            case Step.FOLLOW:
+            case LifecycleStep.FOLLOW:
                 self._following = asyncio.ensure_future(self._replay())
                 return None
-            case Step.ANNOUNCE:
+            case LifecycleStep.ANNOUNCE:
                 return await self._announce()
-            case Step.CLAIM:
+            case LifecycleStep.CLAIM:
                 return await self._claim()
-            case Step.SETTLE:
+            case LifecycleStep.SETTLE:
                 return await self._settle()
-            case Step.RELEASE:
+            case LifecycleStep.RELEASE:
                 return await self._release()
-            case Step.END:
+            case LifecycleStep.END:
                 return await self._lose()
-            case Step.FORGET:
+            case LifecycleStep.FORGET:
                 return await self._give_up()
-            case Step.WAIT:
+            case LifecycleStep.WAIT:
                 return None
 
     async def _replay(self) -> None:
         self._is_warm = False
-        means = self._means
+        context = self._context
         async with self._places:
-            self._log = await means.estate.open_log(self.shard)
+            self._log = await context.backend.open_log(self.shard)
             self._logs.check_same(self.shard, self._log.identity.incarnation)
-            self._standby = Standby(self._log, means.declaration.plans, means.verifier, means.settings.limits)
+            self._standby = Standby(self._log, context.declaration.plans, context.verifier, context.settings.limits)
             await self._standby.warm()
         self._is_warm = True
         self.wake()
@@ -303,93 +303,93 @@ class Tenant:
         finally:
             self.wake()
 
-    async def _announce(self) -> Signal | None:
+    async def _announce(self) -> LifecycleSignal | None:
         position = 0 if self._standby is None else self._standby.position
         self._tell("ready", position=position, seconds=self._took_s())
-        if not await self._try_again(partial(self._roster.say_ready, self.shard, position)):
-            return Signal.FAILED
+        if not await self._try_again(partial(self._membership.say_ready, self.shard, position)):
+            return LifecycleSignal.FAILED
         return None
 
-    async def _claim(self) -> Signal | None:
+    async def _claim(self) -> LifecycleSignal | None:
         """From free to served."""
         await self._stop_following()
         standby = self._standby
         if standby is None:
-            return Signal.FAILED
+            return LifecycleSignal.FAILED
         try:
-            claimed = await standby.claim(self._roster.me)
+            claimed = await standby.claim(self._membership.me)
         except JournalConflict:
             self._rest()
             self._following = asyncio.ensure_future(self._follow_on(standby))
-            return Signal.BEATEN
+            return LifecycleSignal.BEATEN
         except StigmergyError as error:
             self._error = error
-            return Signal.FAILED
+            return LifecycleSignal.FAILED
         return await self._begin(claimed)
 
-    async def _begin(self, claimed: Claimed) -> Signal:
+    async def _begin(self, claimed: ClaimedShard) -> LifecycleSignal:
         try:
             self._logs.check_end(self.shard, claimed.recovered.states[0].position)
-            tenure = self._tenure = Tenure(self.shard, self._means, claimed, lambda: self._roster.is_held)
-            await tenure.begin(self.wake)
+            owned = self._owned = OwnedShard(self.shard, self._context, claimed, lambda: self._membership.is_held)
+            await owned.begin(self.wake)
             self._served_s = self._took_s()
-            if not await self._try_again(partial(self._roster.say_owner, self.shard, claimed.number)):
-                return Signal.FENCED
+            if not await self._try_again(partial(self._membership.say_owner, self.shard, claimed.number)):
+                return LifecycleSignal.FENCED
         except StaleEpoch as error:
             self._error = error
-            return Signal.FENCED
+            return LifecycleSignal.FENCED
         except StigmergyError as error:
             self._error = error
-            if self._tenure is None:
+            if self._owned is None:
                 await claimed.journal.close()
-            return Signal.FAILED
-        return Signal.CLAIMED
+            return LifecycleSignal.FAILED
+        return LifecycleSignal.CLAIMED
 
-    async def _settle(self) -> Signal | None:
-        tenure = self._tenure
-        if tenure is not None:
-            position = tenure.host.durable_position(self.shard)
-            self._tell("owns", claim=tenure.claim, position=position, seconds=self._served_s)
+    async def _settle(self) -> LifecycleSignal | None:
+        owned = self._owned
+        if owned is not None:
+            position = owned.host.durable_position(self.shard)
+            self._tell("owns", claim=owned.claim, position=position, seconds=self._served_s)
         await self._forget()
-        await self._try_again(partial(self._roster.take_back_ready, self.shard))
+        await self._try_again(partial(self._membership.take_back_ready, self.shard))
         return None
 
-    async def _release(self) -> Signal | None:
+    async def _release(self) -> LifecycleSignal | None:
         """Lets go in good order: what was taken is finished and written first."""
-        tenure = self._tenure
-        if tenure is None:
-            return Signal.OVER
-        self._error = await tenure.finish()
+        owned = self._owned
+        if owned is None:
+            return LifecycleSignal.OVER
+        self._error = await owned.finish()
         if self._error is not None:
-            return Signal.FENCED
-        self._logs.reached(self.shard, tenure.host.durable_position(self.shard))
-        self._tenure = None
-        if not await self._try_again(partial(self._roster.let_go, self.shard)):
-            return Signal.FENCED
-        self._tell("released", to=self._roster.register.planned(self.shard), seconds=self._took_s())
-        return Signal.OVER
+            return LifecycleSignal.FENCED
+        self._logs.reached(self.shard, owned.host.durable_position(self.shard))
+        self._owned = None
+        if not await self._try_again(partial(self._membership.let_go, self.shard)):
+            return LifecycleSignal.FENCED
+        self._tell("released", to=self._membership.register.planned(self.shard), seconds=self._took_s())
+        return LifecycleSignal.OVER
 
-    async def _lose(self) -> Signal | None:
+    async def _lose(self) -> LifecycleSignal | None:
         fenced, error = self._is_fenced(), self._error
         await self._abandon()
         await self._forget()
         if not fenced:
             self._fail()
-        why = self._roster.why or "the lease of this worker is gone" if error is None else str(error)
+        why = self._membership.why or "the lease of this worker is gone" if error is None else str(error)
         self._tell("lost", fenced=fenced, reason=printable(why, REASON_CHARS_MAX))
         self._error = None
-        await self._try_again(partial(self._roster.let_go, self.shard))
-        await self._try_again(partial(self._roster.take_back_ready, self.shard))
-        return Signal.OVER
+        await self._try_again(partial(self._membership.let_go, self.shard))
+        await self._try_again(partial(self._membership.take_back_ready, self.shard))
+        return LifecycleSignal.OVER
 
-    async def _give_up(self) -> Signal | None:
+    async def _give_up(self) -> LifecycleSignal | None:
         """Follows no more: it is not wanted here, or cannot be done here."""
         if self._error is not None:
             self._fail()
             self._tell("unfit" if self.unfit else "waits", reason=printable(self._error, REASON_CHARS_MAX))
             self._error = None
         await self._forget()
-        await self._try_again(partial(self._roster.take_back_ready, self.shard))
+        await self._try_again(partial(self._membership.take_back_ready, self.shard))
         return None
 
     # ------------------------------------------------------------------ within
@@ -412,7 +412,7 @@ class Tenant:
 
     async def _try_again(self, write: Callable[[], Awaitable[None]]) -> bool:
         """Writes until it is written, or our lease is gone: then it does not matter any more."""
-        while self._roster.is_held:
+        while self._membership.is_held:
             try:
                 await write()
                 return True
@@ -423,11 +423,11 @@ class Tenant:
     async def _abandon(self) -> None:
         """Ends the host as it is; to the end, also where whoever waits for that is ended meanwhile: a worker that loses
         its lease ends us while we do this, and half an end leaves a bus, a door and tasks behind for good."""
-        tenure, self._tenure = self._tenure, None
-        if tenure is not None:
-            if tenure.live is not None:
-                self._logs.reached(self.shard, tenure.host.durable_position(self.shard))
-            self._abandoning = asyncio.ensure_future(tenure.abandon())
+        owned, self._owned = self._owned, None
+        if owned is not None:
+            if owned.live is not None:
+                self._logs.reached(self.shard, owned.host.durable_position(self.shard))
+            self._abandoning = asyncio.ensure_future(owned.abandon())
         if self._abandoning is not None:
             await asyncio.shield(self._abandoning)
             self._abandoning = None
@@ -444,13 +444,13 @@ class Tenant:
                 await log.close()
 
     def _now_ns(self) -> int:
-        return self._means.clock.monotonic_ns()
+        return self._context.clock.monotonic_ns()
 
     def _took_s(self) -> float:
         return round((self._now_ns() - self._since_ns) / NS, 6)
 
     def _tell(self, event: str, **fields: Any) -> None:
-        self._tell_all(Happening(event, self.shard, fields))
+        self._tell_all(ShardEvent(event, self.shard, fields))
 
 
 def _error_of(task: asyncio.Task[None]) -> Exception:

@@ -17,11 +17,11 @@ from msgspec import structs
 
 from stigmergy.agents.assignment import Assignment, shown
 from stigmergy.base.errors import ConfigError, NotOwned, StoreError, StoreUnavailable, StoreUnknown
-from stigmergy.cluster.lifecycle import State
-from stigmergy.cluster.membership import Roster
-from stigmergy.cluster.owned_shard import Means
-from stigmergy.cluster.records import FleetShape, KindFold, Member, digest_of
-from stigmergy.cluster.supervisor import Happening, SeenLogs, Tenant
+from stigmergy.cluster.lifecycle import LifecycleState
+from stigmergy.cluster.membership import WorkerMembership
+from stigmergy.cluster.owned_shard import WorkerContext
+from stigmergy.cluster.records import FleetShape, KindFold, WorkerRecord, digest_of
+from stigmergy.cluster.supervisor import SeenLogs, ShardEvent, ShardSupervisor
 from stigmergy.control.live import Live
 from stigmergy.network.shares import PROCESSES_MAX
 from stigmergy.node.needs import check_needs
@@ -54,8 +54,8 @@ class Worker:
     def __init__(
         self,
         keys: KeyValue,
-        means: Means,
-        about: Member,
+        context: WorkerContext,
+        about: WorkerRecord,
         tell: Tell = lambda *_: None,
         *,
         upgrade: bool = False,
@@ -67,23 +67,23 @@ class Worker:
         """
         self._keys = keys
         self._reopen = reopen
-        self._means = means
+        self._context = context
         self._about = about
         self._tell = tell
         self._upgrade = upgrade
-        declaration = means.declaration
+        declaration = context.declaration
         if declaration.shards > PROCESSES_MAX:
             raise ConfigError(
                 f"fleet {declaration.name!r}: {declaration.shards} shards; workers can share {PROCESSES_MAX} at most"
             )
         Assignment(
-            means.agents, declaration.plans
+            context.agents, declaration.plans
         )  # refuses what names none of the fleet's, before a shard fails of it
-        check_needs(declaration, "nats://hub:4222?replicas=3", bus=means.has_bus, ledger=means.has_ledger)
+        check_needs(declaration, "nats://hub:4222?replicas=3", bus=context.has_bus, ledger=context.has_ledger)
         self._shape = FleetShape(declaration.name, declaration.shards, declaration.homes.key_name)
-        self.roster: Roster | None = None
+        self.membership: WorkerMembership | None = None
         """The present membership; None between two of them."""
-        self.tenants: dict[int, Tenant] = {}
+        self.supervisors: dict[int, ShardSupervisor] = {}
         self._stopping = False
         self._skewed: tuple[str, ...] = ()
         self._woken = asyncio.Event()
@@ -98,18 +98,18 @@ class Worker:
         """Works until it is stopped. Raises ConfigError if it does not fit to those that are there, StoreForeign for a
         bucket of somebody else. While the store does not answer it says so, and tries again and again."""
         while not self._stopping:
-            roster = await self._join()
-            if roster is None:
+            membership = await self._join()
+            if membership is None:
                 await asyncio.sleep(JOIN_PAUSE_S)
                 continue
-            self.roster = roster
+            self.membership = membership
             self.memberships += 1
-            self._formerly.append(roster.me)
+            self._formerly.append(membership.me)
             try:
-                self._begin(roster)
-                await self._work(roster)
+                self._begin(membership)
+                await self._work(membership)
             finally:
-                await self._end(roster)
+                await self._end(membership)
 
     def stop(self) -> None:
         """Has it hand everything over, and end."""
@@ -118,27 +118,27 @@ class Worker:
 
     def owned(self) -> list[int]:
         """The shards that are ours now."""
-        return [shard for shard, tenant in self.tenants.items() if tenant.state is State.OWNING]
+        return [shard for shard, supervisor in self.supervisors.items() if supervisor.state is LifecycleState.OWNING]
 
     def live(self, shard: int) -> Live:
         """The running shard, if it is ours at this very moment. Raises NotOwned otherwise: what we know may be old."""
-        tenant = self.tenants.get(shard)
-        live = None if tenant is None or self.roster is None or not self.roster.is_held else tenant.live
+        supervisor = self.supervisors.get(shard)
+        live = None if supervisor is None or self.membership is None or not self.membership.is_held else supervisor.live
         if live is None:
             raise NotOwned(f"shard {shard} is not this worker's now; ask who has it")
         return live
 
     # ------------------------------------------------------------------ within
 
-    async def _join(self) -> Roster | None:
+    async def _join(self) -> WorkerMembership | None:
         """A new membership, under a new id; None, and told, while there can be none. At first only the store is waited
         for: whoever does not fit is told so."""
         me = self._describe_anew()
         try:
             if self.memberships and self._reopen is not None:
                 self._keys = await self._reopen()
-            roster = Roster(self._keys, self._means.clock, self._shape, me, self._heard)
-            await roster.join(other_folds=self._upgrade, complete=self._with_key)
+            membership = WorkerMembership(self._keys, self._context.clock, self._shape, me, self._heard)
+            await membership.join(other_folds=self._upgrade, complete=self._with_key)
         except (StoreError, ConfigError) as error:
             # Who has fitted once is not sent away because of somebody who came meanwhile, or of a clock that is mended.
             # A store without a majority comes back: after a power cut workers may be there before the servers.
@@ -149,54 +149,59 @@ class Worker:
                 self._tell("waits", {"reason": reason})
             return None
         self._waits_for = ""
-        others = [member.id for member in roster.register.members() if member.id != me.id]
+        others = [member.id for member in membership.register.members() if member.id != me.id]
         self._tell("joined", {"worker": me.id, "others": others})
-        return roster
+        return membership
 
-    def _describe_anew(self) -> Member:
-        means = self._means
-        folds = kinds_of(means.declaration.plans)
+    def _describe_anew(self) -> WorkerRecord:
+        context = self._context
+        folds = kinds_of(context.declaration.plans)
         return structs.replace(
             self._about,
-            id=f"{self._about.id}-{means.entropy.token(ID_BYTES).hex()}",
+            id=f"{self._about.id}-{context.entropy.token(ID_BYTES).hex()}",
             kinds=tuple(KindFold(fold.kind, fold.version, fold.layout.hex()) for fold in folds),
-            since_ns=means.clock.wall_ns(),
+            since_ns=context.clock.wall_ns(),
             formerly=tuple(self._formerly),
-            bus=means.has_bus,
-            agents=shown(means.agents),
-            agents_digest=digest_of(means.agents),
+            bus=context.has_bus,
+            agents=shown(context.agents),
+            agents_digest=digest_of(context.agents),
         )
 
-    def _with_key(self, me: Member) -> Member:
+    def _with_key(self, me: WorkerRecord) -> WorkerRecord:
         """With the key that it signs with, which is made now if it is missing: a start that is refused leaves none."""
-        signer = self._means.signer
+        signer = self._context.signer
         return structs.replace(me, algorithm=signer.algorithm, public_key=signer.public_key.hex())
 
-    def _begin(self, roster: Roster) -> None:
+    def _begin(self, membership: WorkerMembership) -> None:
         places = asyncio.Semaphore(WARM_COUNT_MAX)
         for shard in range(self._shape.shards):
-            self.tenants[shard] = Tenant(shard, self._means, roster, places, self._happened, self._logs)
-            self.tenants[shard].start()
+            self.supervisors[shard] = ShardSupervisor(
+                shard, self._context, membership, places, self._happened, self._logs
+            )
+            self.supervisors[shard].start()
 
-    async def _work(self, roster: Roster) -> None:
+    async def _work(self, membership: WorkerMembership) -> None:
         """Until the lease is gone, or everything is handed over. Raises what a tenant did not expect."""
         loop = asyncio.get_running_loop()
         deadline_s = float("inf")
-        while not roster.lost.is_set():
+        while not membership.lost.is_set():
             self._woken.clear()
-            self._check_lives(roster)
-            self._tell_clocks(roster)
-            unfit = {shard: tenant.unfit for shard, tenant in self.tenants.items() if tenant.unfit}
-            roster.describe(owns=tuple(self.owned()), unfit=unfit, unmet=self._unmet())
+            self._check_lives(membership)
+            self._tell_clocks(membership)
+            unfit = {shard: supervisor.unfit for shard, supervisor in self.supervisors.items() if supervisor.unfit}
+            membership.describe(owns=tuple(self.owned()), unfit=unfit, unmet=self._unmet())
             if self._stopping and deadline_s == float("inf"):
                 deadline_s = loop.time() + LEAVE_S_MAX
-                roster.describe(leaving=True)
+                membership.describe(leaving=True)
                 self._tell("leaving", {"shards": self.owned()})
             if self._stopping:
-                others = [member for member in roster.register.members() if not member.leaving]
+                others = [member for member in membership.register.members() if not member.leaving]
                 if not others or loop.time() >= deadline_s:
                     self._let_all_go()
-                if all(tenant.state in (State.IDLE, State.WARMING, State.READY) for tenant in self.tenants.values()):
+                if all(
+                    supervisor.state in (LifecycleState.IDLE, LifecycleState.WARMING, LifecycleState.READY)
+                    for supervisor in self.supervisors.values()
+                ):
                     return
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S if self._stopping else 1.0):
@@ -204,48 +209,48 @@ class Worker:
 
     def _unmet(self) -> tuple[str, ...]:
         """What agents turn out to need, although nobody could see it at the start; told once."""
-        hosts = [tenant.live.host for tenant in self.tenants.values() if tenant.live is not None]
+        hosts = [supervisor.live.host for supervisor in self.supervisors.values() if supervisor.live is not None]
         if not self._told_unheard and any(host.effector.counters.unheard for host in hosts):
             self._told_unheard = UNHEARD
             self._tell("troubled", {"reason": UNHEARD})
         return (self._told_unheard,) if self._told_unheard else ()
 
     def _let_all_go(self) -> None:
-        for tenant in self.tenants.values():
-            if not tenant.must_go:
-                tenant.must_go = True
-                tenant.wake()
+        for supervisor in self.supervisors.values():
+            if not supervisor.must_go:
+                supervisor.must_go = True
+                supervisor.wake()
 
-    def _check_lives(self, roster: Roster) -> None:
-        roster.check_lives()
-        for tenant in self.tenants.values():
-            if tenant.life is not None and tenant.life.done() and not tenant.life.cancelled():
-                tenant.life.result()
+    def _check_lives(self, membership: WorkerMembership) -> None:
+        membership.check_lives()
+        for supervisor in self.supervisors.values():
+            if supervisor.life is not None and supervisor.life.done() and not supervisor.life.cancelled():
+                supervisor.life.result()
 
-    def _tell_clocks(self, roster: Roster) -> None:
+    def _tell_clocks(self, membership: WorkerMembership) -> None:
         """Says once whose clock is far from ours."""
-        skewed = tuple(sorted(roster.register.skews))
+        skewed = tuple(sorted(membership.register.skews))
         if skewed != self._skewed:
             self._skewed = skewed
-            self._tell("clocks", {"ahead_s": {name: round(roster.register.skews[name], 3) for name in skewed}})
+            self._tell("clocks", {"ahead_s": {name: round(membership.register.skews[name], 3) for name in skewed}})
 
-    async def _end(self, roster: Roster) -> None:
-        self.roster = None
-        for tenant in self.tenants.values():
-            await tenant.end()
-        self.tenants.clear()
-        if roster.lost.is_set():
-            await roster.abandon()
-            self._tell("fenced", {"worker": roster.me, "reason": roster.why})
+    async def _end(self, membership: WorkerMembership) -> None:
+        self.membership = None
+        for supervisor in self.supervisors.values():
+            await supervisor.end()
+        self.supervisors.clear()
+        if membership.lost.is_set():
+            await membership.abandon()
+            self._tell("fenced", {"worker": membership.me, "reason": membership.why})
         else:
-            await roster.leave()
-            self._tell("left", {"worker": roster.me})
+            await membership.leave()
+            self._tell("left", {"worker": membership.me})
 
     def _heard(self) -> None:
-        for tenant in self.tenants.values():
-            tenant.wake()
+        for supervisor in self.supervisors.values():
+            supervisor.wake()
         self._woken.set()
 
-    def _happened(self, happening: Happening) -> None:
+    def _happened(self, happening: ShardEvent) -> None:
         self._tell(happening.event, {"shard": happening.shard, **happening.fields})
         self._woken.set()

@@ -51,7 +51,7 @@ _TYPES = {
 }
 
 
-class Wanted(Struct, frozen=True):
+class EventFilter(Struct, frozen=True):
     """Which events. Times are inclusive, a type is a tag with or without its version, an agent is Kind/name."""
 
     kind: str | None = None
@@ -72,10 +72,10 @@ class Wanted(Struct, frozen=True):
         return self.type is None or self.type in (tag, tag.partition("@")[0])
 
 
-ALL = Wanted()
+ALL = EventFilter()
 
 
-class Piece(Struct, frozen=True):
+class RecordSlice(Struct, frozen=True):
     """Some records of one type out of one run, or their actions."""
 
     rows: Values
@@ -90,15 +90,15 @@ class Heap:
     """Pieces of one type and shard on their way into a batch."""
 
     def __init__(self) -> None:
-        self.pieces: list[Piece] = []
+        self.pieces: list[RecordSlice] = []
         self.count = 0
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: RecordSlice) -> None:
         """One more."""
         self.pieces.append(piece)
         self.count += len(piece.rows)
 
-    def take(self) -> list[Piece]:
+    def take(self) -> list[RecordSlice]:
         """All of them; it is empty then."""
         pieces, self.pieces, self.count = self.pieces, [], 0
         return pieces
@@ -142,7 +142,7 @@ class EventBatches:
     """Makes record batches of the events of compiled agents. Show it commits; it gives out batches when they are full,
     and `rest` at the end. Each batch is of one event type and one shard, in the order of the log."""
 
-    def __init__(self, wanted: Wanted = ALL, *, rows: int = ROWS_PER_BATCH) -> None:
+    def __init__(self, wanted: EventFilter = ALL, *, rows: int = ROWS_PER_BATCH) -> None:
         self._wanted = wanted
         self._rows = rows
         self._heaps: dict[tuple[int, bytes, int], tuple[Heap, Layout, Reading]] = {}
@@ -181,7 +181,7 @@ class EventBatches:
                 rows = records[places]
             key = (commit.shard, run.layout, number)
             heap = self._heaps.setdefault(key, (Heap(), layout, reading))[0]
-            heap.add(Piece(rows, commit.position, places + np.int32(first), run.time_ns, run.source))
+            heap.add(RecordSlice(rows, commit.position, places + np.int32(first), run.time_ns, run.source))
             if heap.count >= self._rows:
                 yield from self._made(key, heap, layout, reading)
 
@@ -205,7 +205,7 @@ class EventBatches:
             yield batch
 
 
-def common_columns(agents: Any, shard: int, pieces: Sequence[Piece]) -> dict[str, Any]:
+def common_columns(agents: Any, shard: int, pieces: Sequence[RecordSlice]) -> dict[str, Any]:
     """The columns that all batches have."""
     lengths = [len(piece.rows) for piece in pieces]
     sources: dict[str, int] = {}

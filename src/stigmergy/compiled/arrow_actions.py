@@ -20,9 +20,9 @@ from stigmergy.agents.columns import (
     SLOT_BYTES,
     ColumnRun,
     Constant,
-    Part,
     Slot,
     Template,
+    TemplatePart,
     Templates,
     text_of,
 )
@@ -32,9 +32,9 @@ from stigmergy.compiled.arrow import (
     ALL,
     ROWS_PER_BATCH,
     Addresses,
+    EventFilter,
     Heap,
-    Piece,
-    Wanted,
+    RecordSlice,
     a_batch,
     common_columns,
     enum_values,
@@ -51,7 +51,7 @@ NameOf = Callable[[int], str]
 class OrderBatches:
     """Makes record batches of the actions of compiled agents, as EventBatches does of their events."""
 
-    def __init__(self, wanted: Wanted = ALL, *, rows: int = ROWS_PER_BATCH) -> None:
+    def __init__(self, wanted: EventFilter = ALL, *, rows: int = ROWS_PER_BATCH) -> None:
         self._wanted = wanted
         self._rows = rows
         self._heaps: dict[tuple[int, bytes, str], tuple[Heap, Templates, Reading]] = {}
@@ -89,7 +89,9 @@ class OrderBatches:
             places = np.flatnonzero(np.isin(numbers, mine))
             key = (commit.shard, run.templates, tag)
             heap = self._heaps.setdefault(key, (Heap(), templates, reading))[0]
-            heap.add(Piece(rows[places], commit.position, indices[places], run.time_ns, run.source, places + run.first))
+            heap.add(
+                RecordSlice(rows[places], commit.position, indices[places], run.time_ns, run.source, places + run.first)
+            )
             if heap.count >= self._rows:
                 yield from self._made(key, heap, templates, reading)
 
@@ -144,7 +146,7 @@ def _field_column(
     return behind.take(arrow.array(places, mask=places < 0))
 
 
-def _part_column(part: Part, templates: Templates, rows: Values, reading: Reading) -> Any:
+def _part_column(part: TemplatePart, templates: Templates, rows: Values, reading: Reading) -> Any:
     if isinstance(part, Constant):
         value = msgspec.to_builtins(msgspec.msgpack.decode(part.value))
         return arrow.repeat(arrow.scalar(value), len(rows))

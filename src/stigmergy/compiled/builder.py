@@ -63,7 +63,7 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "stigmergy" / "compiled"
 
 
-class Store:
+class ProgramCache:
     """The folder of one program."""
 
     def __init__(self, folder: Path) -> None:
@@ -204,7 +204,7 @@ def build(program: Program, say: Say, root: Path | None = None) -> Built:
     """Loads a program from the folder `root`, or compiles it. Raises ConfigError for a folder that is not ours."""
     begin_s = time.perf_counter()
     digest = _digest(program)
-    store = Store((root or cache_folder()) / f"{program.kind}-{digest}")
+    store = ProgramCache((root or cache_folder()) / f"{program.kind}-{digest}")
     module = _module(program, digest)
     made: dict[str, Function | None] = {name: _load(store, name) for name in _SIGNATURES}
     missing = [name for name, function in made.items() if function is None]
@@ -265,7 +265,7 @@ def _module(program: Program, digest: str) -> ModuleType:
     return module
 
 
-def _told(store: Store, seconds: float) -> str:
+def _told(store: ProgramCache, seconds: float) -> str:
     if store.trouble is None:
         return f"compiled in {seconds:.1f} s, kept in {store.folder}"
     return (
@@ -277,7 +277,7 @@ def _told(store: Store, seconds: float) -> str:
 # ---- compiling
 
 
-def _compile_all(program: Program, module: ModuleType, store: Store, names: list[str]) -> dict[str, Function]:
+def _compile_all(program: Program, module: ModuleType, store: ProgramCache, names: list[str]) -> dict[str, Function]:
     """Compiles what is missing; the source is what we have in hand, never what lies on disk."""
     if _config.DISABLE_JIT:
         raise ConfigError("NUMBA_DISABLE_JIT is set, and with it nothing can be compiled; unset it")
@@ -327,7 +327,7 @@ def _context() -> Any:
     return cpu_target.target_context
 
 
-def _load(store: Store, name: str) -> Function | None:
+def _load(store: ProgramCache, name: str) -> Function | None:
     """A function as it was kept: for this processor, or for one of the oldest kind. None: there is none to be had."""
     own = processor()
     for made_for in (own, (own[0], GENERIC, "")):

@@ -21,7 +21,7 @@ from stigmergy.compiled import faults
 from stigmergy.compiled.expressions import Expressions, as_float
 from stigmergy.compiled.frames import field_value, load, name_words
 from stigmergy.compiled.sources import MISSING, Source, source_of
-from stigmergy.compiled.values import BOOL, FLOAT, INT, REFUSED, TEXT, Kind, Value, constant_of, fits
+from stigmergy.compiled.values import BOOL, FLOAT, INT, REFUSED, TEXT, Value, ValueKind, constant_of, fits
 from stigmergy.compiled.windows import WindowInfo
 
 # What handlers ask a window for: its length, what it has counted, and fields of its entries, in one loop over them.
@@ -33,7 +33,7 @@ _ASKED = ("total", "mean", *_EXTREMES, *_ENDS)
 _COUNTED = ("dropped", "ahead")
 
 
-class Asking(Expressions):
+class WindowCalls(Expressions):
     """A frame that compiles what windows are asked for."""
 
     def window_at(self, node: ast.expr) -> WindowInfo | None:
@@ -197,7 +197,7 @@ def _arguments(node: ast.Call) -> tuple[ast.expr, ast.expr | None] | None:
     return given["field"], given.get("default")
 
 
-def _zero(kind: Kind) -> str:
+def _zero(kind: ValueKind) -> str:
     return "0.0" if kind == FLOAT else "0"
 
 
@@ -218,7 +218,7 @@ _REFUSED: dict[Any, tuple[str, str]] = {
 }
 
 
-class Calls(Asking):
+class Calls(WindowCalls):
     """A frame that compiles calls."""
 
     @abstractmethod

@@ -90,7 +90,7 @@ _STAND_INS: Mapping[Any, Callable[..., Any]] = {
 # ---- fields
 
 
-class Field(Struct, frozen=True):
+class NumberField(Struct, frozen=True):
     """What may be stored in a field for ints or floats."""
 
     where: str
@@ -116,10 +116,10 @@ class Field(Struct, frozen=True):
         return all(holds(value, bound) for holds, bound in self.bounds)
 
 
-def fields_of(cls: type[Any]) -> dict[str, Field]:
+def fields_of(cls: type[Any]) -> dict[str, NumberField]:
     """The int and float fields of a class, in the order of their declaration."""
     hints = resolve_hints(cls, cls.__qualname__)
-    found: dict[str, Field] = {}
+    found: dict[str, NumberField] = {}
     for name in cls.__struct_fields__:
         plain, *notes = get_args(hints[name]) if get_origin(hints[name]) is Annotated else (hints[name],)
         if plain in (int, float):
@@ -131,7 +131,7 @@ def fields_of(cls: type[Any]) -> dict[str, Field]:
                 if bound is not None
             )
             width = () if plain is float else ((ge, INT_MIN), (le, INT_MAX))
-            found[name] = Field(f"{cls.__name__}.{name}", plain is float, (*width, *bounds))
+            found[name] = NumberField(f"{cls.__name__}.{name}", plain is float, (*width, *bounds))
     return found
 
 

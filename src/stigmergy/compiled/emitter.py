@@ -23,7 +23,7 @@ from stigmergy.compiled.frames import (
     Body,
     FormInfo,
     Lines,
-    Record,
+    RecordView,
     Unit,
     field_value,
     load,
@@ -181,7 +181,7 @@ class Emitter:
 
     def _take(self, lines: Lines, body: Body, form: FormInfo) -> int:
         """An event without `decide`: kept as it came. Returns how many records it writes."""
-        record = Record(form, "in", "base", f"e{self._unit.number()}")
+        record = RecordView(form, "in", "base", f"e{self._unit.number()}")
         writes = form.is_kept and not self._plain
         if writes:
             lines.add(f"to = kept_count * {self._unit.record_words}")
@@ -192,7 +192,7 @@ class Emitter:
 
     def _decide(self, lines: Lines, body: Body, form: FormInfo, handler: Callable[..., Any]) -> int:
         """What a decision yields is queued behind the kept records, then evolved and reacted to one by one."""
-        record = Record(form, "in", "base", f"e{self._unit.number()}")
+        record = RecordView(form, "in", "base", f"e{self._unit.number()}")
         inner = Lines()
         frame = self._frame(handler, "decide", body, record, inner)
         yielded: dict[type[Message], int] = {}
@@ -226,7 +226,7 @@ class Emitter:
 
     def _decided(self, lines: Lines, body: Body, form: FormInfo, *, thinned: bool) -> None:
         """One event of a decision."""
-        record = Record(form, "kept", "at_event", f"e{self._unit.number()}")
+        record = RecordView(form, "kept", "at_event", f"e{self._unit.number()}")
         self._apply(lines, body, record, "new_kept" if form.is_kept else str(NO_CAUSE))
         if form.is_kept and thinned:
             # Behind one that is not kept, the others move up.
@@ -237,7 +237,7 @@ class Emitter:
         if form.is_kept:
             lines.add("new_kept += 1")
 
-    def _apply(self, lines: Lines, body: Body, record: Record, cause: str, *, reacts: bool = True) -> None:
+    def _apply(self, lines: Lines, body: Body, record: RecordView, cause: str, *, reacts: bool = True) -> None:
         """Evolves and reacts."""
         handlers = self._handlers.get(record.form.message, Handlers())
         inner = Lines()
@@ -256,7 +256,7 @@ class Emitter:
         lines.extend(inner)
 
     def _frame(
-        self, handler: Callable[..., Any], role: str, body: Body, record: Record, lines: Lines
+        self, handler: Callable[..., Any], role: str, body: Body, record: RecordView, lines: Lines
     ) -> Statements | None:
         """A frame for a handler; None, with a finding, where its source cannot be read."""
         unit = self._unit
@@ -354,7 +354,7 @@ class Emitter:
     def _folded(self, lines: Lines, form: FormInfo) -> None:
         body = Body("i", "0, 0, 0")
         inner = Lines()
-        self._apply(inner, body, Record(form, "in", "base", f"e{self._unit.number()}"), "0", reacts=False)
+        self._apply(inner, body, RecordView(form, "in", "base", f"e{self._unit.number()}"), "0", reacts=False)
         self._load_state(lines, body)
         lines.extend(inner)
         self._store_state(lines, body)

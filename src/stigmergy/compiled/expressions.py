@@ -14,9 +14,9 @@ from typing import Any
 
 from stigmergy.compiled import faults
 from stigmergy.compiled.fields import CONFIRMATIONS
-from stigmergy.compiled.frames import Frame, Record, name_words
+from stigmergy.compiled.frames import Frame, RecordView, name_words
 from stigmergy.compiled.sources import MISSING
-from stigmergy.compiled.values import BOOL, FLOAT, INT, REFUSED, TEXT, Kind, Value, constant_of, fits, float_text
+from stigmergy.compiled.values import BOOL, FLOAT, INT, REFUSED, TEXT, Value, ValueKind, constant_of, fits, float_text
 
 # Conditions: comparisons, `and`, `or`, `a if b else c`. What is not needed is not evaluated.
 
@@ -290,7 +290,7 @@ class Expressions(Conditions):
             return self.refuse(node, "is no constant of a module or class", "name a field or a constant")
         return self.constant(node, found)
 
-    def of_message(self, node: ast.Attribute, record: Record) -> Value:
+    def of_message(self, node: ast.Attribute, record: RecordView) -> Value:
         """A field of a message."""
         if node.attr in record.form.fields:
             return record.read(node.attr)
@@ -471,7 +471,7 @@ class Expressions(Conditions):
             return Value(kind, (f"{name}[{index.code}]",))
         return Value(kind, (f"{name}[{index.code}]",), low=min(items), high=max(items))
 
-    def _table(self, node: ast.expr) -> tuple[Kind, tuple[Any, ...]] | None:
+    def _table(self, node: ast.expr) -> tuple[ValueKind, tuple[Any, ...]] | None:
         """A constant tuple of one kind."""
         items: Any = MISSING
         if isinstance(node, ast.Tuple):

@@ -17,7 +17,7 @@ from stigmergy.agents.effects import ActionDone, ActionFailed, WorkFailed
 from stigmergy.agents.messages import Message, union_members
 from stigmergy.agents.ordered import Claim
 from stigmergy.compiled.faults import INT_MAX, INT_MIN
-from stigmergy.compiled.values import BOOL, FLOAT, INT, Kind
+from stigmergy.compiled.values import BOOL, FLOAT, INT, ValueKind
 from stigmergy.crdt.value import SharedValue
 
 CONFIRMATIONS: dict[type[Message], str] = {ActionDone: "action", ActionFailed: "action", WorkFailed: "work"}
@@ -68,7 +68,7 @@ class Field(Struct, frozen=True):
     """A field: how it is stored, and what may be in it."""
 
     name: str
-    kind: Kind
+    kind: ValueKind
     code: str
     low: int = INT_MIN
     high: int = INT_MAX
@@ -122,7 +122,7 @@ def names_field(name: str, names: Sequence[str], *, others: bool = False) -> Fie
     """The field of an event of the framework that holds one of these texts, or, with `others`, OTHER for any other."""
     known = (*names, OTHER) if others else tuple(names)
     members = tuple((text, encode(text)) for text in known)
-    return Field(name, Kind("name", names=known, open=others), ENUM, members=members)
+    return Field(name, ValueKind("name", names=known, open=others), ENUM, members=members)
 
 
 def lay_out(fields: Sequence[Field], start: int) -> tuple[list[Column], int]:
@@ -179,7 +179,7 @@ def _bytes_field(name: str, metas: list[Meta]) -> Field | Refusal:
     (length,) = (length for length in longest if length is not None)
     if not 0 < length <= BYTES_LENGTH_MAX:
         return Refusal(f"{length} bytes", f"give 1 to {BYTES_LENGTH_MAX}, or keep a digest of them")
-    return Field(name, Kind("bytes", size=length), f"S{length}")
+    return Field(name, ValueKind("bytes", size=length), f"S{length}")
 
 
 def _enum_field(name: str, cls: type[enum.Enum]) -> Field | Refusal:
@@ -196,7 +196,7 @@ def _enum_field(name: str, cls: type[enum.Enum]) -> Field | Refusal:
         return Refusal(f"{cls.__name__} has values that are not written ({error})", "give its members ints or texts")
     if not 0 < len(members) <= MEMBERS_COUNT_MAX:
         return Refusal(f"{cls.__name__} has {len(members)} members", f"give it 1 to {MEMBERS_COUNT_MAX}")
-    return Field(name, Kind("enum", enum=cls), ENUM, members=members)
+    return Field(name, ValueKind("enum", enum=cls), ENUM, members=members)
 
 
 def _refusal_of(hint: Any) -> Refusal:

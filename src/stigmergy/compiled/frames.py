@@ -15,7 +15,7 @@ from stigmergy.compiled.faults import Findings, Make, always, shown
 from stigmergy.compiled.fields import Field, width_of
 from stigmergy.compiled.program import Making, Site
 from stigmergy.compiled.sources import Source
-from stigmergy.compiled.values import BOOL, FLOAT, INT, REFUSED, Kind, Value, is_atom, word_count
+from stigmergy.compiled.values import BOOL, FLOAT, INT, REFUSED, Value, ValueKind, is_atom, word_count
 
 SLOTS_AT = 8
 SLOTS_COUNT_MAX = 48
@@ -135,7 +135,7 @@ class Body:
         return f"return finish(result, {self.taken}, {self.counts}, {int(reason)}, {site})"
 
 
-class Record:
+class RecordView:
     """Where a message lies while its handlers run: which arrays, which word it begins at, what is read of it."""
 
     def __init__(self, form: FormInfo, arrays: str, base: str, prefix: str) -> None:
@@ -172,8 +172,8 @@ class Frame:
         self.number = unit.number()
         self.self_name = ""
         self.message_name = ""
-        self.record: Record | None = None
-        self.entries: dict[str, Record] = {}
+        self.record: RecordView | None = None
+        self.entries: dict[str, RecordView] = {}
         """Entries of windows, by the names that loops over them give them."""
         self.locals: dict[str, Value] = {}
         self.assigned: set[str] | None = set()
@@ -254,7 +254,7 @@ class Frame:
         return value
 
 
-def name_words(name: str, kind: Kind) -> tuple[str, ...]:
+def name_words(name: str, kind: ValueKind) -> tuple[str, ...]:
     """The names of the words of a value."""
     count = word_count(kind)
     return (name,) if count == 1 else tuple(f"{name}_w{index}" for index in range(count))

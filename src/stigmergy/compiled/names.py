@@ -35,7 +35,7 @@ _END = b"\0"
 Entries = NDArray[np.uint64]
 
 
-class Roster:
+class NameTable:
     """Names by number, numbers by name, and a check value for each enrolment."""
 
     def __init__(self) -> None:

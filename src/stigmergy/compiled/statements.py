@@ -11,11 +11,11 @@ import ast
 from stigmergy.agents.agent import reject
 from stigmergy.agents.messages import Message
 from stigmergy.compiled.faults import shown
-from stigmergy.compiled.frames import Body, Lines, Record, Unit, field_value, name_words
+from stigmergy.compiled.frames import Body, Lines, RecordView, Unit, field_value, name_words
 from stigmergy.compiled.sources import Source
 from stigmergy.compiled.values import FLOAT, INT, REFUSED, TEXT, Value, fits
 from stigmergy.compiled.windows import WindowInfo
-from stigmergy.compiled.yields import Deciding, outside
+from stigmergy.compiled.yields import DecideStatements, outside
 
 ROUNDS_COUNT_MAX = 256
 YIELDS_COUNT_MAX = 256
@@ -31,7 +31,7 @@ _REFUSED: dict[type[ast.stmt], tuple[str, str]] = {
 }
 
 
-class Statements(Deciding):
+class Statements(DecideStatements):
     """A frame that compiles statements: one function as a whole."""
 
     def __init__(self, unit: Unit, body: Body, source: Source, where: str, role: str, lines: Lines) -> None:
@@ -313,7 +313,7 @@ class Statements(Deciding):
             return
         self.use_window(info)
         number = self.unit.number()
-        record = self.entries[name] = Record(info.form, "row", f"at{number}", f"e{number}")
+        record = self.entries[name] = RecordView(info.form, "row", f"at{number}", f"e{number}")
         before = set(self.assigned)
         self.rounds *= rounds
         self._loops += 1

@@ -24,7 +24,7 @@ from stigmergy.agents.plans import AgentPlan, plan_agent
 from stigmergy.agents.windows import HEAD_BYTES, is_window, read_row, window_of, write_row
 from stigmergy.base.errors import Bug, FoldMismatch, JournalCorrupt, Malformed
 from stigmergy.compiled.fields import CONFIRMATIONS, OTHER
-from stigmergy.compiled.names import Roster
+from stigmergy.compiled.names import NameTable
 from stigmergy.compiled.program import DIRTY_SHIFT, Program
 from stigmergy.compiled.rows import Bytes, Rows, fresh_bytes
 
@@ -85,14 +85,14 @@ class NamesPart(Struct, array_like=True, frozen=True, tag="names"):
     checks: bytes
 
 
-Part = RowsPart | NamesPart
-_decoder = msgspec.msgpack.Decoder(Part)
+TablePart = RowsPart | NamesPart
+_decoder = msgspec.msgpack.Decoder(TablePart)
 
 
-def read_part(body: bytes) -> Part:
+def read_part(body: bytes) -> TablePart:
     """Decodes a part; what is in it is checked when it is taken. Raises JournalCorrupt."""
     try:
-        part: Part = _decoder.decode(body)
+        part: TablePart = _decoder.decode(body)
     except UNDECODABLE as error:
         raise _corrupt(f"does not decode ({error})") from None
     if part.format != PART_FORMAT:
@@ -286,7 +286,7 @@ def _field(rows: Bytes, dtype: np.dtype[Any], name: str) -> NDArray[Any]:
 NameOf = Callable[[int], str]
 
 
-class Carrying:
+class RowCodec:
     """From messages and agents to records and rows, and back, for one class."""
 
     def __init__(self, program: Program) -> None:
@@ -403,10 +403,10 @@ Image = tuple[list[Run], Bytes]
 """Rows that have changed, and what they are."""
 
 
-class Holding:
+class TableStorage:
     """Names and rows of one table."""
 
-    def __init__(self, program: Program, carrying: Carrying) -> None:
+    def __init__(self, program: Program, carrying: RowCodec) -> None:
         self._layout = program.layout
         self._width = program.layout.row_bytes
         self._first_row = program.first_row
@@ -418,7 +418,7 @@ class Holding:
             start_digest(program.first_row),
         )
         """What a part of a snapshot must say for its rows to be taken as they are."""
-        self.roster = Roster()
+        self.roster = NameTable()
         self.ahead = Rows(self._width)
         self.durable = Rows(self._width)
         self.stopped = Rows(1)

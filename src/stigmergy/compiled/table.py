@@ -31,12 +31,12 @@ from stigmergy.compiled.builder import Built, build
 from stigmergy.compiled.program import ALONE, NEWCOMER, NO_CAUSE, NOW_NS, RESULT_LENGTH, SITE, SLOTS, Program
 from stigmergy.compiled.reader import read_agent
 from stigmergy.compiled.rows import Bytes, Rows
-from stigmergy.compiled.storage import Carrying, Holding, Image
+from stigmergy.compiled.storage import Image, RowCodec, TableStorage
 
 # One step of a table while it is under way: which records are next, what has come of those before. No numba.
 
 
-class Taking:
+class TableStep:
     """What becomes of the records of one step."""
 
     __slots__ = (
@@ -89,7 +89,7 @@ _action_head = struct.Struct("<IHHII")
 class CompiledTable:
     """The rows of one kind in one shard."""
 
-    def __init__(self, program: Program, built: Built, carrying: Carrying) -> None:
+    def __init__(self, program: Program, built: Built, carrying: RowCodec) -> None:
         self._program = program
         self._carrying = carrying
         self._step = built.step
@@ -97,7 +97,7 @@ class CompiledTable:
         self._layout = program.layout
         self._layout_digest = program.layout.digest()
         self._templates_digest = program.templates.digest()
-        self._holding = Holding(program, carrying)
+        self._holding = TableStorage(program, carrying)
         self._roster = self._holding.roster
         self._newcomer = False
         """The row behind the last holds what its first record has made of an agent that is to be enrolled now."""
@@ -211,7 +211,7 @@ class CompiledTable:
         if newcomer:
             self._expect(known, newcomer)
         flags = (ALONE if count == 1 else 0) | (NEWCOMER if newcomer else 0)
-        call = Taking(data, count, known, flags, now_ns, start, room_bytes)
+        call = TableStep(data, count, known, flags, now_ns, start, room_bytes)
         if self._careful:
             self._take_carefully(call)
         else:
@@ -235,7 +235,7 @@ class CompiledTable:
         self._holding.expect_newcomer()
         self._name_of_newcomer = newcomer
 
-    def _take(self, call: Taking) -> None:
+    def _take(self, call: TableStep) -> None:
         """Calls the compiled code until all is taken, something halts it, or the room is used up.
 
         How many records fit depends on how many actions they cause. So most of the room is given to records and a
@@ -250,7 +250,7 @@ class CompiledTable:
             records_max = max(1, (call.left - share) // self._kept_bytes)
             self._call(call, min(call.count, call.number + records_max), share)
 
-    def _take_carefully(self, call: Taking) -> None:
+    def _take_carefully(self, call: TableStep) -> None:
         """The same where effects must be made that are no batched actions: how much room they take is known only then,
         and making one may fail. So a quarter of the room is for them; if they take more, or one cannot be made, the
         rows are put back, and the records of that call are taken one by one."""
@@ -268,7 +268,7 @@ class CompiledTable:
                         call.halt = Halt.FAULT
             stride = max(STRIDE_MIN, min(STRIDE_MAX, 2 * (call.number - number)))
 
-    def _goes_on(self, call: Taking) -> bool:
+    def _goes_on(self, call: TableStep) -> bool:
         if call.number == call.count or call.halt > Halt.FULL:
             return False
         if call.left < INPUT_BYTES_MAX and call.number > call.start:
@@ -276,7 +276,7 @@ class CompiledTable:
             return False
         return True
 
-    def _try(self, call: Taking, end: int, share: int, others_bytes: int) -> bool:
+    def _try(self, call: TableStep, end: int, share: int, others_bytes: int) -> bool:
         """One call, with the effects that come of it, which may take so much room. If they cannot be made, False, and
         nothing has happened."""
         rows = self._holding.matrix(self._holding.ahead)
@@ -298,7 +298,7 @@ class CompiledTable:
         call.left -= size_bytes
         return True
 
-    def _call(self, call: Taking, end: int, share: int) -> int:
+    def _call(self, call: TableStep, end: int, share: int) -> int:
         """One call of the compiled code, up to record `end`; how many effects it has made that are no actions."""
         holding, result, action_bytes = self._holding, self._result, self._action_bytes
         at = call.actions * action_bytes
@@ -332,7 +332,7 @@ class CompiledTable:
         self._kept = np.empty(self._kept_bytes + (in_eights if self._keeps else 0), np.uint8)
         self._actions = np.empty(in_eights + self._actions_bytes, np.uint8)
 
-    def _agents_of(self, call: Taking, start: int, end: int) -> NDArray[np.int64]:
+    def _agents_of(self, call: TableStep, start: int, end: int) -> NDArray[np.int64]:
         """The agents of these records, as far as there are such."""
         width = self._record_bytes
         numbers = call.data[start * width : end * width].view(np.uint32)[:: width // 4].astype(np.int64)
@@ -493,7 +493,7 @@ class CompiledEngine:
         self.program = program
         self.built: Built | None = None
         """The machine code, once `prepare` was called."""
-        self._carrying = Carrying(program)
+        self._carrying = RowCodec(program)
 
     @property
     def layout(self) -> Layout:

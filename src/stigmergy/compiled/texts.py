@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from stigmergy.agents.columns import FORMAT_WIDTH_MAX, Formatted, OwnName, Slot, Text
 from stigmergy.compiled.calls import Calls
-from stigmergy.compiled.values import BOOL, FLOAT, INT, TEXT, Kind, Value
+from stigmergy.compiled.values import BOOL, FLOAT, INT, TEXT, Value, ValueKind
 
 _digits = re.compile(r"\d+")
 _CODES = {"int": "i8", "float": "f8", "bool": "b1"}
@@ -28,23 +28,23 @@ class Slots:
         return at
 
 
-class Piece(Struct, frozen=True):
+class TextNumber(Struct, frozen=True):
     """A number inside a text."""
 
     value: Value
     how: str
 
 
-class Draft(Struct, frozen=True):
+class DraftText(Struct, frozen=True):
     """A text whose numbers have no slots yet."""
 
-    pieces: list[str | Piece | OwnName]
+    pieces: list[str | TextNumber | OwnName]
 
     def text(self, slots: Slots) -> Text:
         """The text, with its numbers in slots."""
         made: list[str | Formatted | OwnName] = []
         for piece in self.pieces:
-            if isinstance(piece, Piece):
+            if isinstance(piece, TextNumber):
                 number = piece.value
                 value = Value(INT, (f"np.int64({number.code})",)) if number.kind == BOOL else number
                 made.append(Formatted(slots.add(value), _CODES[number.kind.name], piece.how))
@@ -62,20 +62,20 @@ class Draft(Struct, frozen=True):
 class Texts(Calls):
     """A frame that compiles texts."""
 
-    def text(self, node: ast.expr) -> Draft | None:
+    def text(self, node: ast.expr) -> DraftText | None:
         """A text; None for what is none, or was refused."""
         draft = self._text(node)
         try:
             for piece in draft.pieces if draft is not None else ():
-                (piece.how if isinstance(piece, Piece) else str(piece)).encode()
+                (piece.how if isinstance(piece, TextNumber) else str(piece)).encode()
         except UnicodeEncodeError as error:
             self.refuse(node, f"has no bytes in UTF-8 ({error})", "leave half a character out")
             return None
         return draft
 
-    def _text(self, node: ast.expr) -> Draft | None:
+    def _text(self, node: ast.expr) -> DraftText | None:
         if isinstance(node, ast.JoinedStr):
-            pieces: list[str | Piece | OwnName] = []
+            pieces: list[str | TextNumber | OwnName] = []
             for part in node.values:
                 if isinstance(part, ast.FormattedValue):
                     piece = self._piece(part)
@@ -85,17 +85,17 @@ class Texts(Calls):
                 else:
                     assert isinstance(part, ast.Constant)
                     pieces.append(str(part.value))
-            return Draft(pieces)
+            return DraftText(pieces)
         name = self.own_name(node)
         if name is not None:
-            return Draft([name])
+            return DraftText([name])
         value = self.value(node)
         if not value.is_known:
             return None
         if value.kind != TEXT:
             self.refuse(node, f"{value.kind} where a text is wanted", 'write f"{x}"')
             return None
-        return Draft([value.constant])
+        return DraftText([value.constant])
 
     def own_name(self, node: ast.expr) -> OwnName | None:
         """`self.id` or `self.address`."""
@@ -105,7 +105,7 @@ class Texts(Calls):
             case _:
                 return None
 
-    def _piece(self, part: ast.FormattedValue) -> str | Piece | OwnName | None:
+    def _piece(self, part: ast.FormattedValue) -> str | TextNumber | OwnName | None:
         how = ""
         if part.conversion != -1:
             self.refuse(part.value, "!r, !s and !a are not on the list of what compiles", "leave it out")
@@ -130,7 +130,7 @@ class Texts(Calls):
             return None
         return self._formatted(part.value, value, how)
 
-    def _formatted(self, node: ast.expr, value: Value, how: str) -> str | Piece | None:
+    def _formatted(self, node: ast.expr, value: Value, how: str) -> str | TextNumber | None:
         """A number with its format, which is tried out now: later it may not fail."""
         wide = any(int(digits) > FORMAT_WIDTH_MAX for digits in _digits.findall(how))
         if wide or how.endswith(("c", "n")):
@@ -143,12 +143,12 @@ class Texts(Calls):
         except ValueError as error:
             self.refuse(node, f"the format {how!r} fails ({error})", "use another")
             return None
-        return Piece(self.spill(value), how)
+        return TextNumber(self.spill(value), how)
 
 
 def slot_of(value: Value, members: list[tuple[str, bytes]], slots: Slots) -> Slot:
     """A number, enum or bytes in slots of its own."""
-    kind: Kind = value.kind
+    kind: ValueKind = value.kind
     if kind == BOOL:
         return Slot(slots.add(Value(INT, (f"np.int64({value.code})",))), "b1")
     if kind.name == "bytes":

@@ -14,7 +14,7 @@ NOT_CONSTANT = object()
 WORD_BYTES = 8
 
 
-class Kind(Struct, frozen=True):
+class ValueKind(Struct, frozen=True):
     """The kind of a value. All ints are i8 while they are calculated with, all floats f8."""
 
     name: str
@@ -32,18 +32,18 @@ class Kind(Struct, frozen=True):
         return f"{self.size} bytes" if self.name == "bytes" else self.name
 
 
-INT = Kind("int")
-FLOAT = Kind("float")
-BOOL = Kind("bool")
-TEXT = Kind("text")
-UNKNOWN = Kind("unknown")
+INT = ValueKind("int")
+FLOAT = ValueKind("float")
+BOOL = ValueKind("bool")
+TEXT = ValueKind("text")
+UNKNOWN = ValueKind("unknown")
 """Of what was refused: nothing that is made of it is worth another finding."""
 
 
 class Value(Struct, frozen=True):
     """A value: texts of Python expressions without side effects, one for each word it takes."""
 
-    kind: Kind
+    kind: ValueKind
     words: tuple[str, ...] = ()
     constant: Any = NOT_CONSTANT
     low: int = INT_MIN
@@ -73,7 +73,7 @@ def constant_of(value: Any) -> Value | None:
     """A constant as a value; None for what has no fixed width. An int may be too large for i8: `fits` tells."""
     if isinstance(value, enum.Enum):
         members = list(type(value))
-        return Value(Kind("enum", enum=type(value)), (str(members.index(value)),), value)
+        return Value(ValueKind("enum", enum=type(value)), (str(members.index(value)),), value)
     # Exactly these types: a number of another library calculates in its own way.
     kind = type(value)
     if kind is bool:
@@ -83,7 +83,7 @@ def constant_of(value: Any) -> Value | None:
     if kind is float:
         return Value(FLOAT, (float_text(value),), value)
     if kind is bytes and value:
-        return Value(Kind("bytes", size=len(value)), words_of(value), value)
+        return Value(ValueKind("bytes", size=len(value)), words_of(value), value)
     return Value(TEXT, ("0",), value) if kind is str else None
 
 
@@ -113,7 +113,7 @@ def words_of(value: bytes) -> tuple[str, ...]:
     return tuple(int_text(int.from_bytes(filled[at : at + 8], "little", signed=True)) for at in starts)
 
 
-def word_count(kind: Kind) -> int:
+def word_count(kind: ValueKind) -> int:
     """How many words a value of this kind takes."""
     return -(-kind.size // WORD_BYTES) if kind.name == "bytes" else 1
 

@@ -15,7 +15,7 @@ from stigmergy.agents.columns import ROW_BYTES_MAX, Column, Halt
 from stigmergy.agents.messages import SECOND_NS, Message, spec_of
 from stigmergy.agents.windows import HEAD_BYTES, TIME_BYTES, TIME_NS_MAX, Shape, Window, WindowColumns
 from stigmergy.compiled.faults import int_of_infinity, int_of_nan, number_at
-from stigmergy.compiled.frames import SLOTS_AT, Body, FormInfo, Lines, Record, Unit, load, store
+from stigmergy.compiled.frames import SLOTS_AT, Body, FormInfo, Lines, RecordView, Unit, load, store
 from stigmergy.compiled.program import Site
 from stigmergy.compiled.values import FLOAT, INT, Value
 
@@ -122,7 +122,7 @@ def store_windows(lines: Lines, body: Body) -> None:
             store(lines, value, column, "row", "row")
 
 
-def add_to_window(lines: Lines, unit: Unit, body: Body, record: Record, info: WindowInfo) -> None:
+def add_to_window(lines: Lines, unit: Unit, body: Body, record: RecordView, info: WindowInfo) -> None:
     """One more event, before any handler sees it."""
     body.windows.setdefault(info.name, info)
     body.fed.setdefault(info.name, info)
@@ -138,7 +138,7 @@ def add_to_window(lines: Lines, unit: Unit, body: Body, record: Record, info: Wi
         _add(lines, record, info, time)
 
 
-def _add(lines: Lines, record: Record, info: WindowInfo, time: str) -> None:
+def _add(lines: Lines, record: RecordView, info: WindowInfo, time: str) -> None:
     window, seen, count = info.window, info.local("seen"), info.local("count")
     lines.add(f"if {time} > {seen}:")
     lines.add(f"    {seen} = {time}")
@@ -170,7 +170,7 @@ def _add(lines: Lines, record: Record, info: WindowInfo, time: str) -> None:
             _drop_old(lines, info)
 
 
-def _append(lines: Lines, record: Record, info: WindowInfo, time: str) -> None:
+def _append(lines: Lines, record: RecordView, info: WindowInfo, time: str) -> None:
     place, count = info.local("place"), info.local("count")
     info.find(lines, place, count)
     lines.add(f"row_i8[{place}] = {time}")
@@ -212,7 +212,7 @@ def _compact(lines: Lines, info: WindowInfo) -> None:
         lines.add(f"{count} = {live}")
 
 
-def _read_time(lines: Lines, unit: Unit, body: Body, record: Record, info: WindowInfo, time: str) -> None:
+def _read_time(lines: Lines, unit: Unit, body: Body, record: RecordView, info: WindowInfo, time: str) -> None:
     """The time of an event by its own field, with what Python raises for one that is none."""
     if info.window.by not in info.form.fields:
         return  # found where the field is declared

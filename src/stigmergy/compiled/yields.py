@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from stigmergy.agents.agent import Rejection
 from stigmergy.agents.codec import UNDECODABLE, encode
-from stigmergy.agents.columns import Constant, Halt, Part, Slot, Template, Text, text_of
+from stigmergy.agents.columns import Constant, Halt, Slot, Template, TemplatePart, Text, text_of
 from stigmergy.agents.effects import CancelWake, Publish, Tell, WakeMe, WakeMeAt
 from stigmergy.agents.messages import (
     BINDING,
@@ -38,7 +38,7 @@ from stigmergy.compiled.fields import CONFIRMATIONS, Field, Refusal, field_of
 from stigmergy.compiled.frames import ACTION_WORDS, SLOTS_COUNT_MAX, ZEROS, Body, FormInfo, Lines, Unit, store
 from stigmergy.compiled.program import Making
 from stigmergy.compiled.sources import MISSING, Source
-from stigmergy.compiled.texts import Draft, Slots, Texts, slot_of
+from stigmergy.compiled.texts import DraftText, Slots, Texts, slot_of
 from stigmergy.compiled.values import BOOL, FLOAT, INT, Value
 from stigmergy.shard.timers import MOMENT_S_END, timer_body
 
@@ -51,14 +51,14 @@ class Given(Struct, frozen=True):
 
     node: ast.expr
     value: Value | None = None
-    draft: Draft | None = None
+    draft: DraftText | None = None
     constant: Any = MISSING
 
 
 class Made(Struct, frozen=True):
     """A field of an effect: how it is declared in the log, and how it is made."""
 
-    part: Part
+    part: TemplatePart
     build: Build
 
 
@@ -317,7 +317,7 @@ _TIMES: dict[type[Effect], tuple[str, str]] = {
 """Which times the interpreted engine refuses; see shard/timers.py."""
 
 
-class Effecting(Messages):
+class EffectStatements(Messages):
     """A frame that compiles the effects of @react handlers."""
 
     def __init__(self, unit: Unit, body: Body, source: Source, where: str, role: str, lines: Lines) -> None:
@@ -466,7 +466,7 @@ def _time_refused(cls: type[Effect], name: str, part: Slot, value: Value) -> Mak
 # Decisions: what a `yield` or a refusal in a @decide handler comes to.
 
 
-class Deciding(Effecting):
+class DecideStatements(EffectStatements):
     """A frame that compiles what @decide handlers do."""
 
     def __init__(self, unit: Unit, body: Body, source: Source, where: str, role: str, lines: Lines) -> None:

@@ -17,16 +17,16 @@ from stigmergy.agents.messages import Command, Event, Message
 from stigmergy.agents.plans import AgentPlan
 from stigmergy.agents.text import messages_of
 from stigmergy.audit.copier import CopyStanding
-from stigmergy.audit.history import Sight
+from stigmergy.audit.history import PastState
 from stigmergy.audit.listing import readable_fields, readable_time
 from stigmergy.audit.verification import Verified
 from stigmergy.journal.recovery import Recovered
-from stigmergy.network.bus_link import LinkStanding
-from stigmergy.network.replication import Company
-from stigmergy.shard.memory import Letter
+from stigmergy.network.bus_link import LinkStatus
+from stigmergy.network.replication import ReplicationStatus
+from stigmergy.shard.memory import DeadLetter
 
 
-def described_sight(address: str, sight: Sight, stopped: str | None = None) -> dict[str, Any]:
+def described_sight(address: str, sight: PastState, stopped: str | None = None) -> dict[str, Any]:
     """The state of an agent as it is told to people and programs."""
     return {
         "agent": address,
@@ -52,13 +52,13 @@ def described_head(head: Any) -> dict[str, Any]:
     return {"shard": head.shard, "position": head.position, "epoch": head.epoch, "digest": head.digest.hex()}
 
 
-def described_link(link: LinkStanding) -> dict[str, Any]:
+def described_link(link: LinkStatus) -> dict[str, Any]:
     """How a node stands with its bus."""
     found: dict[str, Any] = {"state": link.link, "why": link.why, "owed": link.owed, "members": link.members}
     return found if link.uplink is None else {**found, "uplink": msgspec.structs.asdict(link.uplink)}
 
 
-def described_company(company: Company) -> dict[str, Any]:
+def described_replication(company: ReplicationStatus) -> dict[str, Any]:
     """How a node stands with its peers and its ledger; nothing of what it does not have."""
     found: dict[str, Any] = {}
     if company.shared is not None:
@@ -112,7 +112,7 @@ def described_verification(url: str, found: Verified) -> dict[str, Any]:
     }
 
 
-def described_letter(letter: Letter) -> dict[str, Any]:
+def described_letter(letter: DeadLetter) -> dict[str, Any]:
     """A dead letter."""
     return {
         "letter": letter.letter,

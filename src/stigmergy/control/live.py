@@ -25,13 +25,13 @@ from stigmergy.base.errors import ConfigError, StigmergyError, TrustError, Unkno
 from stigmergy.bus.presence import Member
 from stigmergy.journal.recovery import Recovered
 from stigmergy.journal.signers import check_enrolment, check_revocation
-from stigmergy.network.bus_link import BusLink, LinkStanding
-from stigmergy.network.peers import Neighbours
-from stigmergy.network.replication import Companions, Company
-from stigmergy.node.column_feeds import Feedings
+from stigmergy.network.bus_link import BusLink, LinkStatus
+from stigmergy.network.peers import PeerProcesses
+from stigmergy.network.replication import Replication, ReplicationStatus
+from stigmergy.node.column_feeds import RingReaders
 from stigmergy.node.column_intake import durable_addresses
 from stigmergy.node.column_roster import Roster
-from stigmergy.node.device_tasks import Devices, DeviceStanding
+from stigmergy.node.device_tasks import Devices, DeviceStatus
 from stigmergy.node.host import Host
 from stigmergy.node.intake import check_address
 from stigmergy.shard.batches import is_batch
@@ -45,7 +45,7 @@ from stigmergy.shard.inputs import (
     RevokeSigner,
     Verdict,
 )
-from stigmergy.shard.memory import Letter
+from stigmergy.shard.memory import DeadLetter
 from stigmergy.shard.shard import Shard
 
 BY_CHARS_MAX = 200
@@ -53,7 +53,7 @@ LETTER_ID = re.compile(r"(\d{1,4})\.\d+\.\d+", re.ASCII)
 AgentT = TypeVar("AgentT", bound=Agent)
 
 
-class Standing(Struct, frozen=True):
+class NodeStatus(Struct, frozen=True):
     """Where a node stands, for people and for metrics."""
 
     fleet: str
@@ -66,8 +66,8 @@ class Standing(Struct, frozen=True):
     stopped: dict[str, str]
     journal_bytes: int
     counters: dict[str, int]
-    link: LinkStanding = LinkStanding()
-    company: Company = Company()
+    link: LinkStatus = LinkStatus()
+    company: ReplicationStatus = ReplicationStatus()
     copies: list[CopyStanding] = []
     """How far the copies of the journal elsewhere are, store by store."""
     at_rest: list[str] = []
@@ -86,11 +86,11 @@ class Live:
         self.recovered = recovered
         self.link: BusLink | None = None
         """The node's side of the bus; None without one."""
-        self.neighbours: Neighbours | None = None
+        self.peers: PeerProcesses | None = None
         """The other processes of this fleet; None where this one has all shards."""
-        self.companions: Companions | None = None
+        self.replication: Replication | None = None
         """The node's side of those it shares state with, and of its ledger."""
-        self.feedings: Feedings | None = None
+        self.feedings: RingReaders | None = None
         """The rings it is fed from."""
         self.copies: Callable[[], list[CopyStanding]] = list
         """How far the copies of the journal are."""
@@ -173,7 +173,7 @@ class Live:
             )
         return sorted(found)
 
-    def devices(self) -> list[DeviceStanding]:
+    def devices(self) -> list[DeviceStatus]:
         """How each sensor and control loop of this node is doing."""
         return [] if self._devices is None else self._devices.standing()
 
@@ -181,9 +181,9 @@ class Live:
         """Who is in the fleet, this node included, with what each can do; empty without a bus or mesh."""
         if self.link is not None:
             return self.link.members()
-        return [] if self.companions is None else self.companions.members()
+        return [] if self.replication is None else self.replication.members()
 
-    def dead_letters(self) -> list[Letter]:
+    def dead_letters(self) -> list[DeadLetter]:
         """Inputs that failed, oldest first, as the disk has them."""
         host = self._host
         return [letter for shard in host.shards for letter in shard.state.letters_at(self._durable(shard))]
@@ -195,11 +195,11 @@ class Live:
             found |= shard.state.stopped_at(self._durable(shard))
         return found
 
-    def retry(self, letter: Letter) -> None:
+    def retry(self, letter: DeadLetter) -> None:
         """Gives a dead letter to its agent once more, as the next input."""
         self._put(self._shard_of_letter(letter), LetterRetried(letter.letter))
 
-    def drop(self, letter: Letter) -> None:
+    def drop(self, letter: DeadLetter) -> None:
         """Gives a dead letter up."""
         self._put(self._shard_of_letter(letter), LetterDropped(letter.letter))
 
@@ -226,7 +226,7 @@ class Live:
         self._put(state.shard, RevokeSigner(*key, last))
 
     def _shard_of_letter(self, letter: object) -> int:
-        found = LETTER_ID.fullmatch(letter.letter) if isinstance(letter, Letter) else None
+        found = LETTER_ID.fullmatch(letter.letter) if isinstance(letter, DeadLetter) else None
         if found is None or int(found[1]) not in self._host.shards:
             raise ConfigError(f"{letter!r} is no dead letter of this node; give one of those that dead_letters() lists")
         return int(found[1])
@@ -239,12 +239,12 @@ class Live:
         """The position up to which this shard is on disk."""
         return self._host.durable_position(shard.state.shard)
 
-    def standing(self) -> Standing:
+    def standing(self) -> NodeStatus:
         """Where this node stands: what is on disk, and what the counters of this run say beside it."""
         host = self._host
         counters: dict[str, int] = {}
         parts: list[Any] = [host.mailbox.counters, host.ingress.counters, host.columns.counters, host.tells.counters]
-        parts += [host.effector.counters, host.block_hands.counters, host.housekeeper.counters]
+        parts += [host.effector.counters, host.batched_actuators.counters, host.housekeeper.counters]
         for counted in (*(shard.counters for shard in host.shards), *parts):
             for name, value in structs.asdict(counted).items():
                 counters[name] = counters.get(name, 0) + value
@@ -252,13 +252,13 @@ class Live:
             counters |= self._devices.counters()
         if self.link is not None:
             counters |= self.link.counters()
-        if self.companions is not None:
-            counters |= self.companions.counters()
-        if self.neighbours is not None:
-            counters |= self.neighbours.counters()
+        if self.replication is not None:
+            counters |= self.replication.counters()
+        if self.peers is not None:
+            counters |= self.peers.counters()
         if self.feedings is not None:
             counters |= self.feedings.counters()
-        return Standing(
+        return NodeStatus(
             fleet=host.declaration.name,
             agents=sum(len(shard.state.agents) + sum(shard.state.enrolled.values()) for shard in host.shards)
             - self._agents_not_kept_yet(),
@@ -274,16 +274,16 @@ class Live:
             stopped=self.stopped(),
             journal_bytes=self._journal_bytes(),
             counters=counters,
-            link=LinkStanding() if self.link is None else self.link.standing(),
-            company=Company() if self.companions is None else self.companions.standing(),
+            link=LinkStatus() if self.link is None else self.link.standing(),
+            company=ReplicationStatus() if self.replication is None else self.replication.standing(),
             copies=list(self.copies()),
             at_rest=sorted(address for shard in host.shards for address in shard.state.at_rest),
             troubles=[
                 *(why for _, why in sorted(host.housekeeper.troubles.items())),
-                *host.block_hands.troubles(),
+                *host.batched_actuators.troubles(),
                 *(() if self.link is None else self.link.troubles()),
-                *(() if self.companions is None else self.companions.troubles()),
-                *(() if self.neighbours is None else self.neighbours.troubles()),
+                *(() if self.replication is None else self.replication.troubles()),
+                *(() if self.peers is None else self.peers.troubles()),
                 *(() if self.feedings is None else self.feedings.troubles()),
             ],
         )

@@ -9,10 +9,10 @@ import base64
 from collections.abc import Iterator
 from typing import Any
 
-from stigmergy.audit.archive import Hold, Holds
+from stigmergy.audit.archive import RetentionHold, RetentionHolds
 from stigmergy.audit.directories import LiveReading
 from stigmergy.audit.export import Export, Selection
-from stigmergy.audit.flight import Cut, commits_in, make_flight
+from stigmergy.audit.flight import FlightSelection, commits_in, make_flight
 from stigmergy.audit.listing import readable_time
 from stigmergy.base.errors import ConfigError
 from stigmergy.base.trust import Signer
@@ -25,7 +25,7 @@ TOLD_COMMITS = 1_000
 """So often an export says how far it has come."""
 
 
-def export_items(journal: Journal, request: protocol.Export, live: LiveReading) -> Iterator[Any]:
+def export_items(journal: Journal, request: protocol.ExportRequest, live: LiveReading) -> Iterator[Any]:
     """Entries, and before the first and after every so many commits how far it is, and whose log it is."""
     selection = Selection(**{name: getattr(request, name) for name in Selection.__struct_fields__})
     export = Export(journal, selection, live)
@@ -40,10 +40,10 @@ def export_items(journal: Journal, request: protocol.Export, live: LiveReading) 
 
 
 def flight_items(
-    journal: Journal, signer: Signer, request: protocol.Flight, made_ns: int, live: LiveReading
+    journal: Journal, signer: Signer, request: protocol.FlightRequest, made_ns: int, live: LiveReading
 ) -> Iterator[Any]:
     """The bytes of a flight log up to the end that the log has now."""
-    asked = Cut(request.agent, request.since_ns, request.until_ns, reason=request.reason)
+    asked = FlightSelection(request.agent, request.since_ns, request.until_ns, reason=request.reason)
     of = commits_in(journal, asked)
     written = 0
     for piece in make_flight(journal, signer, asked, made_ns, live=live):
@@ -55,21 +55,25 @@ def flight_items(
             yield None
 
 
-def answer_hold(holds: Holds | None, request: protocol.Holds | protocol.Hold | protocol.Unhold, now_ns: int) -> Any:
+def answer_hold(
+    holds: RetentionHolds | None,
+    request: protocol.HoldsRequest | protocol.HoldRequest | protocol.UnholdRequest,
+    now_ns: int,
+) -> Any:
     """Does what is asked of the holds; it is durable when this returns."""
     if holds is None:
         raise ConfigError("only a journal that is a file can be held: holds lie beside it")
     match request:
-        case protocol.Hold():
+        case protocol.HoldRequest():
             agent, since_ns = request.agent, request.since_ns
             return described_hold(holds.set(request.reason, request.by, now_ns, agent=agent, since_ns=since_ns))
-        case protocol.Unhold():
+        case protocol.UnholdRequest():
             return described_hold(holds.clear(request.hold, request.reason, request.by, now_ns))
         case _:
             return {"holds": [described_hold(hold) for hold in holds.all()]}
 
 
-def described_hold(hold: Hold) -> dict[str, Any]:
+def described_hold(hold: RetentionHold) -> dict[str, Any]:
     """A hold as it is told to people and programs."""
     return {
         "hold": hold.number,

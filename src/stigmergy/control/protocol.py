@@ -30,7 +30,7 @@ class Request(Struct, tag_field="do", forbid_unknown_fields=True, omit_defaults=
     v: int = 0
 
 
-class Send(Request, tag="send"):
+class SendRequest(Request, tag="send"):
     """Gives an agent a command, and waits for its durable answer. `texts` are read by the types of the fields."""
 
     agent: str
@@ -40,7 +40,7 @@ class Send(Request, tag="send"):
     command_id: str | None = None
 
 
-class Observe(Request, tag="observe"):
+class ObserveRequest(Request, tag="observe"):
     """Tells an agent what was observed."""
 
     agent: str
@@ -49,38 +49,38 @@ class Observe(Request, tag="observe"):
     texts: dict[str, str] = {}
 
 
-class State(Request, tag="state"):
+class StateRequest(Request, tag="state"):
     """An agent's durable state; `at` is a position or a time."""
 
     agent: str
     at: str | None = None
 
 
-class Status(Request, tag="status"):
+class StatusRequest(Request, tag="status"):
     """Where the node stands."""
 
 
-class Names(Request, tag="names"):
+class NamesRequest(Request, tag="names"):
     """What the node knows: agent kinds with their commands and events, and agents whose address begins like this."""
 
     prefix: str = ""
     limit: int = 100
 
 
-class Roster(Request, tag="roster"):
+class RosterRequest(Request, tag="roster"):
     """How records for agents of a compiled kind are made: for programs that send column batches."""
 
     kind: str
 
 
-class EnrollAgents(Request, tag="enroll_agents"):
+class EnrollAgentsRequest(Request, tag="enroll_agents"):
     """Gives compiled agents their numbers, durably; those that have one keep it. So many names at a time."""
 
     kind: str
     names: list[str]
 
 
-class Log(Request, tag="log"):
+class LogRequest(Request, tag="log"):
     """A stream of what the log says; the keys are those of `stigmergy log show`."""
 
     agent: str | None = None
@@ -91,14 +91,14 @@ class Log(Request, tag="log"):
     limit: int = 100
 
 
-class Verify(Request, tag="verify"):
+class VerifyRequest(Request, tag="verify"):
     """A stream: how many commits were verified so far, and at last what was found. `trusted` is a key in hex digits."""
 
     trusted: str | None = None
     algorithm: int = 1
 
 
-class Export(Request, tag="export"):
+class ExportRequest(Request, tag="export"):
     """A stream of all that the log says, for other tools: entries as those of `log`, and in between how many commits
     were read. The keys are those of `stigmergy log export`, times in ns."""
 
@@ -111,7 +111,7 @@ class Export(Request, tag="export"):
     until_ns: int | None = None
 
 
-class Flight(Request, tag="flight"):
+class FlightRequest(Request, tag="flight"):
     """A stream of the bytes of a flight log, sealed with the node's key: `data` in base64, with how far it is."""
 
     agent: str = ""
@@ -120,11 +120,11 @@ class Flight(Request, tag="flight"):
     reason: str = ""
 
 
-class Holds(Request, tag="holds"):
+class HoldsRequest(Request, tag="holds"):
     """The holds on the journal, cleared ones included."""
 
 
-class Hold(Request, tag="hold"):
+class HoldRequest(Request, tag="hold"):
     """Holds the log of an agent, or all of it, from a time on: nothing of it is dropped until the hold is cleared."""
 
     reason: str
@@ -133,7 +133,7 @@ class Hold(Request, tag="hold"):
     since_ns: int = 0
 
 
-class Unhold(Request, tag="unhold"):
+class UnholdRequest(Request, tag="unhold"):
     """Clears a hold; it stays in the record, with who and why."""
 
     hold: int
@@ -141,37 +141,37 @@ class Unhold(Request, tag="unhold"):
     by: str
 
 
-class Letters(Request, tag="letters"):
+class LettersRequest(Request, tag="letters"):
     """A stream of the dead letters, oldest first."""
 
 
-class Retry(Request, tag="retry"):
+class RetryRequest(Request, tag="retry"):
     """Gives a dead letter to its agent once more."""
 
     letter: str
 
 
-class Drop(Request, tag="drop"):
+class DropRequest(Request, tag="drop"):
     """Gives a dead letter up."""
 
     letter: str
 
 
-class Resume(Request, tag="resume"):
+class ResumeRequest(Request, tag="resume"):
     """Lets a stopped agent go on; `by` is who says so, for the log."""
 
     agent: str
     by: str = "control"
 
 
-class Enrol(Request, tag="enrol"):
+class EnrolRequest(Request, tag="enrol"):
     """Lets another key sign from the next commit on; the key in hex digits."""
 
     public_key: str
     algorithm: int = 1
 
 
-class Revoke(Request, tag="revoke"):
+class RevokeRequest(Request, tag="revoke"):
     """A key's signatures count up to a position of shard 0, without one up to now."""
 
     public_key: str
@@ -179,66 +179,66 @@ class Revoke(Request, tag="revoke"):
     last_position: int | None = None
 
 
-class Shared(Request, tag="shared"):
+class SharedRequest(Request, tag="shared"):
     """A stream of the shared objects that this node holds, or the one that is named."""
 
     object: str | None = None
 
 
-class Quarantine(Request, tag="quarantine"):
+class QuarantineRequest(Request, tag="quarantine"):
     """A stream of those from whom nothing more is taken, and why."""
 
 
-class Lift(Request, tag="lift"):
+class LiftRequest(Request, tag="lift"):
     """Lets a key take part again that was shut out: its hex digits, or as many of them as tell it apart."""
 
     key: str
 
 
-class Retire(Request, tag="retire"):
+class RetireRequest(Request, tag="retire"):
     """Declares a replica of a shared object dead: nodes name it no more. Its hex digits, or as many as are needed."""
 
     object: str
     replica: str
 
 
-class Claims(Request, tag="claims"):
+class ClaimsRequest(Request, tag="claims"):
     """A stream of resources that somebody claims, or the one that is named: what the ledger says, and this node."""
 
     resource: str | None = None
 
 
-class Stop(Request, tag="stop"):
+class StopRequest(Request, tag="stop"):
     """Drains and ends the node."""
 
 
 AnyRequest = (
-    Send
-    | Observe
-    | State
-    | Status
-    | Names
-    | Roster
-    | EnrollAgents
-    | Log
-    | Verify
-    | Export
-    | Flight
-    | Holds
-    | Hold
-    | Unhold
-    | Letters
-    | Retry
-    | Drop
-    | Resume
-    | Enrol
-    | Revoke
-    | Shared
-    | Quarantine
-    | Lift
-    | Retire
-    | Claims
-    | Stop
+    SendRequest
+    | ObserveRequest
+    | StateRequest
+    | StatusRequest
+    | NamesRequest
+    | RosterRequest
+    | EnrollAgentsRequest
+    | LogRequest
+    | VerifyRequest
+    | ExportRequest
+    | FlightRequest
+    | HoldsRequest
+    | HoldRequest
+    | UnholdRequest
+    | LettersRequest
+    | RetryRequest
+    | DropRequest
+    | ResumeRequest
+    | EnrolRequest
+    | RevokeRequest
+    | SharedRequest
+    | QuarantineRequest
+    | LiftRequest
+    | RetireRequest
+    | ClaimsRequest
+    | StopRequest
 )
 
 
@@ -323,7 +323,7 @@ def error_named(kind: str, text: str) -> StigmergyError:
 # The control port: who answers what operators ask, one line in and lines out; what they mean is not its business.
 
 
-class Handler(Protocol):
+class RequestHandler(Protocol):
     """Who answers."""
 
     async def answer(self, line: bytes) -> Iterator[bytes] | AsyncIterator[bytes]:

@@ -12,12 +12,12 @@ from typing import Any
 from stigmergy.audit.listing import readable_time
 from stigmergy.base.errors import ConfigError
 from stigmergy.claims.claimant import Belief
-from stigmergy.claims.service import Claims
+from stigmergy.claims.service import ClaimService
 from stigmergy.claims.state import Grant, Resource
 from stigmergy.control import protocol
 from stigmergy.crdt.anti_entropy.authorship import Quarantined
-from stigmergy.crdt.anti_entropy.held import Held
-from stigmergy.network.replication import Companions
+from stigmergy.crdt.anti_entropy.held_object import HeldObject
+from stigmergy.network.replication import Replication
 from stigmergy.network.replicator import Replicator
 
 REPLICAS_TOLD_MAX = 1_000
@@ -32,15 +32,15 @@ NO_LEDGER = (
 )
 
 
-class CompanyDesk:
+class ReplicationService:
     """Answers about one node. Without company everything is refused, with what to do."""
 
-    def __init__(self, companions: Companions | None) -> None:
-        self._companions = companions
+    def __init__(self, replication: Replication | None) -> None:
+        self._replication = replication
 
     # ------------------------------------------------------------------ shared objects
 
-    def shared(self, request: protocol.Shared) -> Iterator[dict[str, Any]]:
+    def shared(self, request: protocol.SharedRequest) -> Iterator[dict[str, Any]]:
         """The objects that this node holds, by name; or the one that is named."""
         replicas = self._replicas()
         objects = replicas.machine.objects
@@ -54,7 +54,7 @@ class CompanyDesk:
         """Who is shut out, the first first."""
         return (described_quarantined(one) for one in self._replicas().quarantined())
 
-    def lift(self, request: protocol.Lift) -> dict[str, Any]:
+    def lift(self, request: protocol.LiftRequest) -> dict[str, Any]:
         """Lets a key take part again. The beginning of its hex digits will do, where only one begins so."""
         replicas = self._replicas()
         digits = request.key.strip().lower()
@@ -65,7 +65,7 @@ class CompanyDesk:
         replicas.lift_quarantine(found[0])
         return {"key": found[0].hex(), "lifted": True}
 
-    def retire(self, request: protocol.Retire) -> dict[str, Any]:
+    def retire(self, request: protocol.RetireRequest) -> dict[str, Any]:
         """Leaves a dead replica out of what nodes tell each other about an object."""
         replicas = self._replicas()
         held = next((held for held in replicas.machine.objects if held.name == request.object), None)
@@ -86,15 +86,15 @@ class CompanyDesk:
         return {"object": held.name, "replica": found[0].hex(), "retired": True}
 
     def _replicas(self) -> Replicator:
-        if self._companions is None or self._companions.replicas is None:
+        if self._replication is None or self._replication.replicas is None:
             raise ConfigError(NOTHING_SHARED)
-        return self._companions.replicas
+        return self._replication.replicas
 
     # ------------------------------------------------------------------ claims
 
-    def claims(self, request: protocol.Claims) -> Iterator[dict[str, Any]]:
+    def claims(self, request: protocol.ClaimsRequest) -> Iterator[dict[str, Any]]:
         """Resources that somebody wants, by the log or by what agents here ask for; or the one that is named."""
-        claims = None if self._companions is None else self._companions.claims
+        claims = None if self._replication is None else self._replication.claims
         if claims is None:
             raise ConfigError(NO_LEDGER)
         beliefs: dict[str, list[Belief]] = {}
@@ -109,7 +109,7 @@ class CompanyDesk:
         return (described_resource(claims, name, folded.resource(name), beliefs.get(name, [])) for name in names)
 
 
-def described_object(replicas: Replicator, held: Held) -> dict[str, Any]:
+def described_object(replicas: Replicator, held: HeldObject) -> dict[str, Any]:
     """A shared object as this node holds it."""
     store = held.store
     vector = store.context.vector()
@@ -150,7 +150,7 @@ def described_quarantined(one: Quarantined) -> dict[str, Any]:
     }
 
 
-def described_resource(claims: Claims, name: str, resource: Resource, beliefs: list[Belief]) -> dict[str, Any]:
+def described_resource(claims: ClaimService, name: str, resource: Resource, beliefs: list[Belief]) -> dict[str, Any]:
     """A resource: what the log says of it, and what this node believes."""
     grant = resource.grant
     return {
@@ -190,7 +190,7 @@ def _lease(grant: Grant | None) -> dict[str, Any]:
     return {"token": grant.token, "since": grant.began, "for_s": grant.for_ms / 1000}
 
 
-def _claimant(claims: Claims, claimant: bytes) -> dict[str, Any]:
+def _claimant(claims: ClaimService, claimant: bytes) -> dict[str, Any]:
     """Who it is, as its own entry says; only the id where that entry was cut off before this node came."""
     named = claims.name_of(claimant)
     if named is None:

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from stigmergy.base.errors import JournalConflict, JournalUnknown, LinkDown, NotOwned, NotRunning, StigmergyError
 from stigmergy.control import protocol
 from stigmergy.control.protocol import read_reply, read_request
-from stigmergy.control.router import Branch
+from stigmergy.control.router import OwnerClient
 
 MOVED_S_MAX = 15.0
 """A shard that moves answers again within this, also where a server that led its log was killed."""
@@ -28,16 +28,23 @@ MOVED = (NotOwned, NotRunning, JournalConflict, JournalUnknown, LinkDown)
 """What an owner says that is none any more."""
 UNTAKEN = (NotOwned, NotRunning)
 """Of these, what an owner says before it has taken an observation, and never after: it may be said again."""
-PATIENT = (protocol.Send, protocol.Observe, protocol.State, protocol.Resume, protocol.EnrollAgents, protocol.Enrol)
+RETRYABLE = (
+    protocol.SendRequest,
+    protocol.ObserveRequest,
+    protocol.StateRequest,
+    protocol.ResumeRequest,
+    protocol.EnrollAgentsRequest,
+    protocol.EnrolRequest,
+)
 """Requests for which somebody waits until the shard has arrived."""
 
 
-class PatientBranch:
+class RetryingClient:
     """A branch that is asked again while nobody, or only an owner of the past, answers there."""
 
     def __init__(
         self,
-        branch: Branch,
+        branch: OwnerClient,
         is_anybody_there: Callable[[], Awaitable[bool]],
         *,
         moved_s_max: float = MOVED_S_MAX,
@@ -52,28 +59,34 @@ class PatientBranch:
     def ask(self, request: bytes) -> AsyncIterator[bytes]:
         """The lines that answer a request, as they come. Raises NotRunning once the time is over."""
         asked = read_request(request)
-        within_s = self._moved_s_max if isinstance(asked, PATIENT) else self._look_s_max
-        moved = MOVED if _is_repeatable(asked) else UNTAKEN if isinstance(asked, protocol.Observe) else ()
-        return _Patient(self._branch, self._is_anybody_there, request, within_s, moved)
+        within_s = self._moved_s_max if isinstance(asked, RETRYABLE) else self._look_s_max
+        moved = MOVED if _is_repeatable(asked) else UNTAKEN if isinstance(asked, protocol.ObserveRequest) else ()
+        return _RetriedRequest(self._branch, self._is_anybody_there, request, within_s, moved)
 
 
 def _is_repeatable(request: protocol.AnyRequest) -> bool:
     """Whether asking twice is as good as asking once."""
     match request:
-        case protocol.Send():
+        case protocol.SendRequest():
             return request.command_id is not None
-        case protocol.Observe() | protocol.Retry() | protocol.Drop() | protocol.Enrol() | protocol.Revoke():
+        case (
+            protocol.ObserveRequest()
+            | protocol.RetryRequest()
+            | protocol.DropRequest()
+            | protocol.EnrolRequest()
+            | protocol.RevokeRequest()
+        ):
             return False
         case _:
             return True
 
 
-class _Patient:
+class _RetriedRequest:
     """One request: its first line may take several attempts, the others come as they come."""
 
     def __init__(
         self,
-        branch: Branch,
+        branch: OwnerClient,
         is_anybody_there: Callable[[], Awaitable[bool]],
         request: bytes,
         within_s: float,
@@ -88,7 +101,7 @@ class _Patient:
         self._moved = moved
         self._lines: AsyncIterator[bytes] | None = None
 
-    def __aiter__(self) -> _Patient:
+    def __aiter__(self) -> _RetriedRequest:
         return self
 
     async def __anext__(self) -> bytes:

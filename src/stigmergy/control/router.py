@@ -25,7 +25,7 @@ from stigmergy.control.protocol import (
     write_reply,
     write_request,
 )
-from stigmergy.network.bus_link import LinkStanding
+from stigmergy.network.bus_link import LinkStatus
 from stigmergy.network.shares import owned_by, process_of
 from stigmergy.node.column_roster import check_enrolled_names, joined_rosters
 from stigmergy.shard.homes import Homes
@@ -88,7 +88,7 @@ def added_status(
         },
         "counters": _counters(known),
         "troubles": [*troubles, *(trouble for one in known for trouble in one["troubles"])],
-        "link": known[0]["link"] if known else described_link(LinkStanding()),
+        "link": known[0]["link"] if known else described_link(LinkStatus()),
         "processes": [],
     }
     if at_rest := sorted(agent for one in known for agent in one.get("at_rest", ())):
@@ -230,7 +230,7 @@ class MergedEntries:
 LETTER_ID = re.compile(r"(\d{1,4})\.\d+\.\d+", re.ASCII)
 
 
-class Branch(Protocol):
+class OwnerClient(Protocol):
     """The control endpoint of one of the processes."""
 
     def ask(self, request: bytes) -> AsyncIterator[bytes]:
@@ -279,13 +279,13 @@ class _Found:
         return list(self.items.values())
 
 
-class Switchboard:
+class ControlRouter:
     """Answers requests about a node of several processes. `about` says what is known of the node itself."""
 
     def __init__(
         self,
         homes: Homes,
-        branches: Sequence[Branch],
+        branches: Sequence[OwnerClient],
         about: Callable[[], dict[str, Any]],
         stop: Callable[[], None],
         wording: Wording = PROCESSES,
@@ -321,39 +321,39 @@ class Switchboard:
         if shard is not None:
             return _Passed(self._branch(shard), line, self._said(self._wording.one, shard), self._wording.again)
         match request:
-            case protocol.Status():
+            case protocol.StatusRequest():
                 return _one(await self.status())
-            case protocol.Names():
+            case protocol.NamesRequest():
                 return _one(joined_names(await self._ask_all(line), request.limit))
-            case protocol.Roster():
+            case protocol.RosterRequest():
                 return _one(joined_rosters(await self._ask_all(line)))
-            case protocol.EnrollAgents():
+            case protocol.EnrollAgentsRequest():
                 return _one(await self._enroll(request))
-            case protocol.Log():
+            case protocol.LogRequest():
                 return await self._log(request)
-            case protocol.Letters():
+            case protocol.LettersRequest():
                 found = await self._ask_who_answers(line)
                 return _stream([item for items in found.all_items() for item in items], found.missing)
-            case protocol.Claims():
+            case protocol.ClaimsRequest():
                 found = await self._ask_who_answers(line)
                 return _stream(joined_claims(found.all_items()), found.missing)
-            case protocol.Shared() | protocol.Quarantine():
+            case protocol.SharedRequest() | protocol.QuarantineRequest():
                 found = await self._ask_who_answers(line)
                 return _stream(self._listed(found), found.missing)
-            case protocol.Lift():
+            case protocol.LiftRequest():
                 return _one(await self._ask_those_that_can(line))
-            case protocol.Retire():
+            case protocol.RetireRequest():
                 return _one(await self._retire(line, request))
-            case protocol.Verify():
+            case protocol.VerifyRequest():
                 verified = [items[-1] for items in await self._ask_streams(line)]
                 return _stream([added_verifications(str(self._about()["journal"]), verified)])
-            case protocol.Export():
+            case protocol.ExportRequest():
                 return MergedEntries([branch.ask(line) for branch in self._branches])
-            case protocol.Enrol():
+            case protocol.EnrolRequest():
                 return _one((await self._ask_all(line))[0])
-            case protocol.Revoke():
+            case protocol.RevokeRequest():
                 return _one(await self._revoke(line, request))
-            case protocol.Stop():
+            case protocol.StopRequest():
                 self._stop()
                 return _one({"stopping": True})
             case _:
@@ -362,13 +362,15 @@ class Switchboard:
     def _shard_of(self, request: protocol.AnyRequest) -> int | None:
         """The one shard that a request is about, if it is about one."""
         match request:
-            case protocol.Send() | protocol.Observe() | protocol.State() | protocol.Resume():
+            case (
+                protocol.SendRequest() | protocol.ObserveRequest() | protocol.StateRequest() | protocol.ResumeRequest()
+            ):
                 return self._homes.of(request.agent)
-            case protocol.Log() | protocol.Export():
+            case protocol.LogRequest() | protocol.ExportRequest():
                 if request.shard is not None and not 0 <= request.shard < self._shards:
                     raise ConfigError(f"shard {request.shard}: this fleet has shards 0 to {self._shards - 1}")
                 return request.shard if request.agent is None else self._homes.of(request.agent)
-            case protocol.Retry() | protocol.Drop():
+            case protocol.RetryRequest() | protocol.DropRequest():
                 found = LETTER_ID.fullmatch(request.letter)
                 if found is None or int(found[1]) >= self._shards:
                     raise ConfigError(
@@ -378,7 +380,7 @@ class Switchboard:
             case _:
                 return None
 
-    def _branch(self, shard: int) -> Branch:
+    def _branch(self, shard: int) -> OwnerClient:
         return self._branches[process_of(shard, len(self._branches), self._shards) - 1]
 
     def _said(self, wording: str, first: int, last: int = 0) -> str:
@@ -390,7 +392,7 @@ class Switchboard:
 
     async def _status_of(self, process: int) -> str:
         try:
-            self._last[process] = await _first(self._branches[process - 1], write_request(protocol.Status()))
+            self._last[process] = await _first(self._branches[process - 1], write_request(protocol.StatusRequest()))
         except StigmergyError as error:
             owned = owned_by(process, len(self._branches), self._shards)
             return f"{self._said(self._wording.standing, owned[0], owned[-1])}: {error}"
@@ -432,10 +434,10 @@ class Switchboard:
             raise found.refused[0]
         return [{self._wording.part: number, **item} for number, items in found.items.items() for item in items]
 
-    async def _retire(self, line: bytes, request: protocol.Retire) -> Any:
+    async def _retire(self, line: bytes, request: protocol.RetireRequest) -> Any:
         """Leaves a dead replica out with all that hold the object. One that an agent of any of them has is not dead."""
         digits = request.replica.strip().lower()
-        found = await self._ask_who_answers(write_request(protocol.Shared(object=request.object)))
+        found = await self._ask_who_answers(write_request(protocol.SharedRequest(object=request.object)))
         if found.missing:
             raise NotRunning(
                 f"{found.missing[0]['why']}; whether an agent there has it is not known: nothing was retired"
@@ -466,14 +468,14 @@ class Switchboard:
             raise refused[0]
         return done[0]
 
-    async def _log(self, request: protocol.Log) -> Iterator[bytes]:
+    async def _log(self, request: protocol.LogRequest) -> Iterator[bytes]:
         """The first entries of all, or the last, by their times; as many as were asked for."""
         found = await self._ask_who_answers(write_request(request))
         entries = sorted((entry for items in found.all_items() for entry in items), key=_written_at)
         few = entries[: request.limit] if request.first is not None else entries[-request.limit :]
         return _stream(few, found.missing)
 
-    async def _enroll(self, request: protocol.EnrollAgents) -> Any:
+    async def _enroll(self, request: protocol.EnrollAgentsRequest) -> Any:
         """Each process enrols those agents that it has; one that has none of them says what it has anyhow."""
         check_enrolled_names(request.names)
         homes = [
@@ -484,12 +486,16 @@ class Switchboard:
         places: dict[str, list[int]] = {}
         for process, branch in enumerate(self._branches, start=1):
             mine = [name for name, home in zip(request.names, homes, strict=True) if home == process]
-            asked = protocol.EnrollAgents(kind=request.kind, names=mine) if mine else protocol.Roster(kind=request.kind)
+            asked = (
+                protocol.EnrollAgentsRequest(kind=request.kind, names=mine)
+                if mine
+                else protocol.RosterRequest(kind=request.kind)
+            )
             found.append(await _first(branch, write_request(asked)))
             places.update(zip(mine, found[-1]["places"], strict=True))
         return joined_rosters(found, [places[name] for name in request.names])
 
-    async def _revoke(self, line: bytes, request: protocol.Revoke) -> Any:
+    async def _revoke(self, line: bytes, request: protocol.RevokeRequest) -> Any:
         if request.last_position is not None:
             raise ConfigError(
                 "a last position is one in the log of one part, and each has its own; leave it out to revoke up to "
@@ -501,7 +507,7 @@ class Switchboard:
 class _Passed:
     """An answer of one process, passed on line by line."""
 
-    def __init__(self, branch: Branch, line: bytes, who: str, again: str) -> None:
+    def __init__(self, branch: OwnerClient, line: bytes, who: str, again: str) -> None:
         self._lines = branch.ask(line)
         self._who = who
         self._again = again
@@ -536,7 +542,7 @@ _ITEM = write_reply(Reply(v=VERSION, item=0))[:-3]
 """How the line of an item begins."""
 
 
-async def _first(branch: Branch, line: bytes) -> Any:
+async def _first(branch: OwnerClient, line: bytes) -> Any:
     """The one answer of a process; raises what it refuses with."""
     lines = branch.ask(line)
     try:
@@ -545,7 +551,7 @@ async def _first(branch: Branch, line: bytes) -> Any:
         await _close(lines)
 
 
-async def _items(branch: Branch, line: bytes) -> list[Any]:
+async def _items(branch: OwnerClient, line: bytes) -> list[Any]:
     """All items of the answer of a process; raises what it refuses with."""
     lines = branch.ask(line)
     found: list[Any] = []

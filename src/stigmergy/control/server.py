@@ -18,8 +18,8 @@ from msgspec import Struct
 from stigmergy.agents.messages import Command, Event
 from stigmergy.agents.text import phrase
 from stigmergy.audit.directories import live_readings
-from stigmergy.audit.history import History, Moment, Sight, read_moment
-from stigmergy.audit.listing import Wanted, list_log
+from stigmergy.audit.history import History, Moment, PastState, read_moment
+from stigmergy.audit.listing import EntryFilter, list_log
 from stigmergy.audit.verification import Verification
 from stigmergy.base.errors import (
     ConfigError,
@@ -33,20 +33,20 @@ from stigmergy.base.errors import (
 from stigmergy.base.trust import Signer, Verifier
 from stigmergy.control import protocol
 from stigmergy.control.description import (
-    described_company,
     described_copies,
     described_head,
     described_kind,
     described_letter,
     described_link,
     described_recovery,
+    described_replication,
     described_sight,
     described_verification,
 )
 from stigmergy.control.live import Live
 from stigmergy.control.log_service import answer_hold, export_items, flight_items
 from stigmergy.control.protocol import VERSION, Reply, read_request, write_error, write_reply
-from stigmergy.control.replication_service import CompanyDesk
+from stigmergy.control.replication_service import ReplicationService
 from stigmergy.journal.signers import Key, check_enrolment, check_revocation
 from stigmergy.node.column_roster import Roster, check_enrolled_names, described_roster
 from stigmergy.shard.inputs import Accepted, EnrollSigner, LetterDropped, LetterRetried, ResumeAgent, RevokeSigner
@@ -59,7 +59,7 @@ VERIFY_TOLD_COMMITS = 1_000
 """So often a verification says how far it has come, so that its client knows that it goes on."""
 
 
-class Node(Struct, frozen=True):
+class NodeDescription(Struct, frozen=True):
     """What the desk says of the process around it."""
 
     version: str
@@ -69,10 +69,10 @@ class Node(Struct, frozen=True):
     """What flight logs are sealed with: the node's own key."""
 
 
-class ControlDesk:
+class ControlService:
     """Answers requests about one running fleet. `stop` is called when somebody asks for that."""
 
-    def __init__(self, live: Live, verifier: Verifier, node: Node, stop: Callable[[], None]) -> None:
+    def __init__(self, live: Live, verifier: Verifier, node: NodeDescription, stop: Callable[[], None]) -> None:
         self._live = live
         self._host = live.host
         self._verifier = verifier
@@ -80,7 +80,7 @@ class ControlDesk:
         self._stop = stop
         self._reading = live_readings(self._host.shards)
         self._since_ns = self._host.clock.monotonic_ns()
-        self._company = CompanyDesk(live.companions)
+        self._replication = ReplicationService(live.replication)
         self._long = False
         """Whether somebody looks back or verifies; one at a time, because each takes from the agents' time."""
 
@@ -88,20 +88,20 @@ class ControlDesk:
         """The lines that answer this one; an empty one means: not yet, do something else meanwhile."""
         try:
             request = read_request(line)
-            if isinstance(request, protocol.Log):
+            if isinstance(request, protocol.LogRequest):
                 return _stream(self._log(request))
-            if isinstance(request, protocol.Verify):
+            if isinstance(request, protocol.VerifyRequest):
                 return _stream(self._verify(request))
-            if isinstance(request, protocol.Export | protocol.Flight):
+            if isinstance(request, protocol.ExportRequest | protocol.FlightRequest):
                 return _stream(self._exported(request))
-            if isinstance(request, protocol.Letters):
+            if isinstance(request, protocol.LettersRequest):
                 return _stream(described_letter(letter) for letter in self._live.dead_letters())
-            if isinstance(request, protocol.Shared):
-                return _stream(self._company.shared(request))
-            if isinstance(request, protocol.Quarantine):
-                return _stream(self._company.quarantine())
-            if isinstance(request, protocol.Claims):
-                return _stream(self._company.claims(request))
+            if isinstance(request, protocol.SharedRequest):
+                return _stream(self._replication.shared(request))
+            if isinstance(request, protocol.QuarantineRequest):
+                return _stream(self._replication.quarantine())
+            if isinstance(request, protocol.ClaimsRequest):
+                return _stream(self._replication.claims(request))
             return iter((write_reply(Reply(v=VERSION, ok=await self._do(request))),))
         except Exception as error:
             return iter((write_error(error),))
@@ -112,9 +112,9 @@ class ControlDesk:
 
     async def _do(self, request: protocol.AnyRequest) -> Any:
         match request:
-            case protocol.Send():
+            case protocol.SendRequest():
                 return await self._send(request)
-            case protocol.Observe():
+            case protocol.ObserveRequest():
                 self._host.assignment.check(request.agent)
                 plan = self._host.shards.first.state.plan_at(request.agent)
                 event = phrase(plan, Event, request.event, request.fields, request.texts)
@@ -127,44 +127,50 @@ class ControlDesk:
                         f"whether it is kept is not known, and it is not said twice: {error}"
                     ) from None
                 return {"observed": True}
-            case protocol.State():
+            case protocol.StateRequest():
                 return await self._state(request)
-            case protocol.Status():
+            case protocol.StatusRequest():
                 return self._status()
-            case protocol.Names():
+            case protocol.NamesRequest():
                 return self._names(request)
-            case protocol.Roster():
+            case protocol.RosterRequest():
                 return self._roster(self._live.roster(request.kind))
-            case protocol.EnrollAgents():
+            case protocol.EnrollAgentsRequest():
                 check_enrolled_names(request.names)
                 return self._roster(await self._live.enroll(request.kind, request.names))
-            case protocol.Retry() | protocol.Drop():
+            case protocol.RetryRequest() | protocol.DropRequest():
                 return await self._take_letter(request)
-            case protocol.Resume():
+            case protocol.ResumeRequest():
                 return await self._resume(request)
-            case protocol.Enrol():
+            case protocol.EnrolRequest():
                 return await self._enrol(request)
-            case protocol.Revoke():
+            case protocol.RevokeRequest():
                 return await self._revoke(request)
-            case protocol.Holds() | protocol.Hold() | protocol.Unhold():
-                if isinstance(request, protocol.Hold) and request.agent.partition("/")[2]:
+            case protocol.HoldsRequest() | protocol.HoldRequest() | protocol.UnholdRequest():
+                if isinstance(request, protocol.HoldRequest) and request.agent.partition("/")[2]:
                     self._host.shards.first.state.plan_at(request.agent)  # A kind that was misspelt would hold nothing.
                 return answer_hold(self._host.housekeeper.safeguards.holds, request, self._host.clock.wall_ns())
-            case protocol.Lift():
-                return self._company.lift(request)
-            case protocol.Retire():
-                return self._company.retire(request)
-            case protocol.Stop():
+            case protocol.LiftRequest():
+                return self._replication.lift(request)
+            case protocol.RetireRequest():
+                return self._replication.retire(request)
+            case protocol.StopRequest():
                 self._stop()
                 return {"stopping": True}
-            case protocol.Log() | protocol.Letters() | protocol.Verify() | protocol.Export() | protocol.Flight():
+            case (
+                protocol.LogRequest()
+                | protocol.LettersRequest()
+                | protocol.VerifyRequest()
+                | protocol.ExportRequest()
+                | protocol.FlightRequest()
+            ):
                 return None
-            case protocol.Shared() | protocol.Quarantine() | protocol.Claims():
+            case protocol.SharedRequest() | protocol.QuarantineRequest() | protocol.ClaimsRequest():
                 return None
             case _:
                 assert_never(request)
 
-    async def _send(self, request: protocol.Send) -> Any:
+    async def _send(self, request: protocol.SendRequest) -> Any:
         self._host.assignment.check(request.agent)
         plan = self._host.shards.first.state.plan_at(request.agent)
         command = phrase(plan, Command, request.command, request.fields, request.texts)
@@ -173,7 +179,7 @@ class ControlDesk:
             return {"accepted": True, "position": verdict.position, "reason": None}
         return {"accepted": False, "position": None, "reason": verdict.reason}
 
-    async def _state(self, request: protocol.State) -> Any:
+    async def _state(self, request: protocol.StateRequest) -> Any:
         address = request.agent
         number = self._host.intake.shard_of(address)
         if request.at is not None:
@@ -183,11 +189,11 @@ class ControlDesk:
             positions = {head.shard: head.position for head in self._host.journal.heads()}
             known = self._host.durable_image(address) is not None
             time_ns = self._host.shards[number].state.time_ns
-            sight = Sight(agent, known, number, positions.get(number, 0), time_ns)
+            sight = PastState(agent, known, number, positions.get(number, 0), time_ns)
         stopped = self._live.stopped().get(address) if request.at is None else None
         return described_sight(address, sight, stopped)
 
-    async def _look_back(self, address: str, moment: Moment) -> Sight:
+    async def _look_back(self, address: str, moment: Moment) -> PastState:
         self._begin_long()
         try:
             history = History(
@@ -214,8 +220,8 @@ class ControlDesk:
         self._long = False
         self._host.housekeeper.safeguards.readers -= 1
 
-    def _log(self, request: protocol.Log) -> Iterator[Any]:
-        wanted = Wanted(
+    def _log(self, request: protocol.LogRequest) -> Iterator[Any]:
+        wanted = EntryFilter(
             agent=request.agent,
             first=request.first,
             last=request.last,
@@ -225,7 +231,7 @@ class ControlDesk:
         )
         return list_log(self._host.journal, wanted, self._reading)
 
-    def _verify(self, request: protocol.Verify) -> Iterator[Any]:
+    def _verify(self, request: protocol.VerifyRequest) -> Iterator[Any]:
         """Verifies the journal as it is now, beside the work of the node."""
         trusted = None if request.trusted is None else _key(request.trusted, request.algorithm)
         self._begin_long()
@@ -240,12 +246,12 @@ class ControlDesk:
         finally:
             self._end_long()
 
-    def _exported(self, request: protocol.Export | protocol.Flight) -> Iterator[Any]:
+    def _exported(self, request: protocol.ExportRequest | protocol.FlightRequest) -> Iterator[Any]:
         """What the log says, or the log itself as a flight log, beside the work of the node."""
         self._begin_long()
         try:
             journal = self._host.journal
-            if isinstance(request, protocol.Export):
+            if isinstance(request, protocol.ExportRequest):
                 yield from export_items(journal, request, self._reading)
                 return
             if self._node.sealing is None:
@@ -255,19 +261,19 @@ class ControlDesk:
         finally:
             self._end_long()
 
-    async def _take_letter(self, request: protocol.Retry | protocol.Drop) -> Any:
+    async def _take_letter(self, request: protocol.RetryRequest | protocol.DropRequest) -> Any:
         letter = next((one for one in self._live.dead_letters() if one.letter == request.letter), None)
         if letter is None:
             raise ConfigError(f"there is no dead letter {request.letter!r}; stigmergy letters lists those there are")
         shard = int(letter.letter.partition(".")[0])
-        retried = isinstance(request, protocol.Retry)
+        retried = isinstance(request, protocol.RetryRequest)
         await self._host.intake.take(shard, LetterRetried(letter.letter) if retried else LetterDropped(letter.letter))
         # A retry that fails again is a letter again, of the same agent with the same input.
         again = [one for one in self._live.dead_letters() if (one.agent, one.input) == (letter.agent, letter.input)]
         failed = retried and any(one.letter != letter.letter for one in again)
         return {"letter": letter.letter, "agent": letter.agent, "retried": retried, "failed_again": failed}
 
-    async def _resume(self, request: protocol.Resume) -> Any:
+    async def _resume(self, request: protocol.ResumeRequest) -> Any:
         number = self._host.intake.home_of(request.agent)
         state = self._host.shards[number].state
         state.plan_at(request.agent)
@@ -276,14 +282,14 @@ class ControlDesk:
         await self._host.intake.take(number, ResumeAgent(request.agent, request.by))
         return {"agent": request.agent, "resumed": True}
 
-    async def _enrol(self, request: protocol.Enrol) -> Any:
+    async def _enrol(self, request: protocol.EnrolRequest) -> Any:
         key = _key(request.public_key, request.algorithm)
         state = self._host.shards.signers.state
         check_enrolment(state.signers, self._verifier, key)
         await self._host.intake.take(state.shard, EnrollSigner(*key))
         return {"public_key": key[1].hex(), "enrolled": True}
 
-    async def _revoke(self, request: protocol.Revoke) -> Any:
+    async def _revoke(self, request: protocol.RevokeRequest) -> Any:
         key = _key(request.public_key, request.algorithm)
         state = self._host.shards.signers.state
         last = state.position if request.last_position is None else request.last_position
@@ -294,7 +300,7 @@ class ControlDesk:
     def _roster(self, roster: Roster) -> Any:
         return described_roster(roster, [shard.state.shard for shard in self._host.shards])
 
-    def _names(self, request: protocol.Names) -> Any:
+    def _names(self, request: protocol.NamesRequest) -> Any:
         if not 1 <= request.limit <= NAMES_COUNT_MAX:
             raise ConfigError(f"limit {request.limit}: give 1 to {NAMES_COUNT_MAX}")
         addresses = (address for shard in self._host.shards for address in shard.state.agents)
@@ -340,7 +346,7 @@ class ControlDesk:
             "counters": standing.counters,
             "troubles": standing.troubles,
             "link": described_link(standing.link),
-            **described_company(standing.company),
+            **described_replication(standing.company),
             **described_copies(standing.copies),
         }
 

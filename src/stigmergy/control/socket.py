@@ -16,7 +16,7 @@ from pathlib import Path
 
 from stigmergy.base.errors import NotRunning, Overloaded, TooLarge
 from stigmergy.base.unix_socket import answers_at, bound, connected, reason
-from stigmergy.control.protocol import Handler
+from stigmergy.control.protocol import RequestHandler
 
 REQUEST_BYTES_MAX = 256 * 1024
 """A longer line is refused, and its connection closed."""
@@ -39,7 +39,12 @@ class ControlServer:
     """Listens on a socket until it is closed."""
 
     def __init__(
-        self, path: Path, handler: Handler, *, request_s_max: float = REQUEST_S_MAX, idle_s_max: float = IDLE_S_MAX
+        self,
+        path: Path,
+        handler: RequestHandler,
+        *,
+        request_s_max: float = REQUEST_S_MAX,
+        idle_s_max: float = IDLE_S_MAX,
     ) -> None:
         self._path = path
         self._handler = handler
@@ -213,4 +218,4 @@ class ControlCall:
             writer.close()
 
 
-__all__ = ["ControlCall", "ControlClient", "ControlServer", "Handler", "answers_at"]
+__all__ = ["ControlCall", "ControlClient", "ControlServer", "RequestHandler", "answers_at"]

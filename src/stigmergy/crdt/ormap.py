@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar, cast
 from stigmergy.crdt.causality import Dot
 from stigmergy.crdt.coding import Coder, coder_of
 from stigmergy.crdt.delta import Edit, Path
-from stigmergy.crdt.tree import Node, entries_of
+from stigmergy.crdt.tree import TreeNode, entries_of
 from stigmergy.crdt.value import Removed, SharedValue, argument_of, class_of
 
 K = TypeVar("K")
@@ -82,7 +82,7 @@ class ORMap(SharedValue, Generic[K, V]):
         return class_of(self._inner)(self._inner, self.field)
 
 
-def _all_below(node: Node, path: Path) -> Removed:
+def _all_below(node: TreeNode, path: Path) -> Removed:
     places: dict[Path, list[Dot]] = {}
     for place, replica, counter, _ in entries_of(node, path):
         places.setdefault(place, []).append(Dot(replica, counter))

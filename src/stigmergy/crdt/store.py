@@ -39,7 +39,7 @@ from stigmergy.crdt.causality import NOTHING, Context, Counter, Dot
 from stigmergy.crdt.delta import Delta, Edit, Path, check_replica, next_stamp_ns, one_each
 from stigmergy.crdt.errors import BadStore, LimitReached, NotContiguous
 from stigmergy.crdt.payloads import PRESENCE, STAMPED, TOTAL, fault_of, stamped, total_of, total_payload
-from stigmergy.crdt.tree import BARE, Dots, Node, differing, node_at, places_of, tree_of, with_dots
+from stigmergy.crdt.tree import BARE, Dots, TreeNode, differing, node_at, places_of, tree_of, with_dots
 
 DIGEST_BYTES: Final = 16
 ENTRY_BYTES_MAX: Final = 24
@@ -50,14 +50,14 @@ _SUM_MASK: Final = 2 ** (8 * DIGEST_BYTES) - 1
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class Store:
+class ReplicaStore:
     """One object at one replica. Never changed, only replaced. Begin with EMPTY."""
 
     __slots__ = ("_frontier", "_sum", "context", "live_bytes", "live_count", "root")
 
     def __init__(
         self,
-        root: Node,
+        root: TreeNode,
         context: Context,
         frontier: Map[bytes, None],
         live_count: int,
@@ -89,7 +89,7 @@ class Store:
         others = [replica for replica in sorted(frontier) if replica != author]
         return tuple([Dot(replica, counter(replica)) for replica in others[:SEEN_COUNT_MAX]])
 
-    def apply(self, delta: Delta) -> Store:
+    def apply(self, delta: Delta) -> ReplicaStore:
         """With the changes of a delta; the same store if all are known. Part of them may be known.
 
         Raises NotContiguous if changes are missing that it builds upon, LimitReached if a hard bound would be passed.
@@ -119,7 +119,7 @@ class Store:
             frontier = frontier.set(author, None)
         return writing.written(context.advanced(author, delta.last), frontier)
 
-    def join(self, other: Store) -> Store:
+    def join(self, other: ReplicaStore) -> ReplicaStore:
         """What both know and neither has removed."""
         if not self.context or self is other:
             return other
@@ -163,7 +163,7 @@ class Store:
         vector = self.context.vector()
         numbers = {replica: number for number, (replica, _) in enumerate(vector)}
         return _encode(
-            Stored(
+            StoredReplica(
                 vector=tuple(Dot(*one) for one in vector),
                 frontier=tuple(sorted(numbers[replica] for replica in self._frontier)),
                 places=tuple([(path, _numbered(dots, numbers)) for path, dots in places_of(self.root)]),
@@ -171,7 +171,7 @@ class Store:
         )
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Store):
+        if not isinstance(other, ReplicaStore):
             return NotImplemented
         return self is other or (
             self._sum == other._sum and self.live_count == other.live_count and self.context == other.context
@@ -206,7 +206,7 @@ class _Writing:
 
     __slots__ = ("live_bytes", "live_count", "root", "sum")
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: ReplicaStore) -> None:
         self.root = store.root
         self.live_count = store.live_count
         self.live_bytes = store.live_bytes
@@ -246,15 +246,15 @@ class _Writing:
         if left is not live:
             self.root = with_dots(self.root, path, 0, left)
 
-    def written(self, context: Context, frontier: Map[bytes, None]) -> Store:
-        return Store(self.root, context, frontier, self.live_count, self.live_bytes, self.sum & _SUM_MASK)
+    def written(self, context: Context, frontier: Map[bytes, None]) -> ReplicaStore:
+        return ReplicaStore(self.root, context, frontier, self.live_count, self.live_bytes, self.sum & _SUM_MASK)
 
 
-EMPTY: Final = Store(BARE, NOTHING, Map(), 0, 0, 0)
+EMPTY: Final = ReplicaStore(BARE, NOTHING, Map(), 0, 0, 0)
 """Nothing is known, nothing is alive."""
 
 
-def read_store(body: bytes) -> Store:
+def read_store(body: bytes) -> ReplicaStore:
     """The store in canonical bytes. Raises BadStore, and nothing else, for everything else."""
     if len(body) > STORE_BYTES_MAX:
         raise BadStore(f"a store of {len(body)} bytes, at most {STORE_BYTES_MAX}")
@@ -273,7 +273,7 @@ def read_store(body: bytes) -> Store:
         for path, dots in stored.places
     ]
     entries_sum = sum(_entry_sum(path, writer, *live) for path, dots in places for writer, live in dots.items())
-    return Store(
+    return ReplicaStore(
         tree_of(places),
         Context.of(stored.vector),
         Map({replicas[number]: None for number in stored.frontier}),
@@ -290,7 +290,7 @@ _Live = tuple[_Number, Counter, Annotated[bytes, Meta(max_length=PAYLOAD_BYTES_M
 _Place = tuple[_Path, Annotated[tuple[_Live, ...], Meta(min_length=1, max_length=PLACE_DOTS_COUNT_HARD_MAX)]]
 
 
-class Stored(Struct, frozen=True, array_like=True, tag_field="format", tag=1):
+class StoredReplica(Struct, frozen=True, array_like=True, tag_field="format", tag=1):
     """A store as bytes. Numbers count through the vector."""
 
     vector: Annotated[tuple[Dot, ...], Meta(max_length=REPLICAS_COUNT_HARD_MAX)]
@@ -298,10 +298,10 @@ class Stored(Struct, frozen=True, array_like=True, tag_field="format", tag=1):
     places: Annotated[tuple[_Place, ...], Meta(max_length=LIVE_COUNT_HARD_MAX)]
 
 
-_decoder = msgspec.msgpack.Decoder(Stored)
+_decoder = msgspec.msgpack.Decoder(StoredReplica)
 
 
-def _fault(stored: Stored) -> str | None:
+def _fault(stored: StoredReplica) -> str | None:
     """What is wrong with a store that has the right types; none if nothing is."""
     vector = [dot.replica for dot in stored.vector]
     if not _rising(vector):
@@ -351,7 +351,7 @@ def _entry_sum(path: Path, replica: bytes, counter: int, payload: bytes) -> int:
     return int.from_bytes(blake3(_encode((path, replica, counter, payload))).digest(DIGEST_BYTES))
 
 
-def mint(edit: Edit, store: Store, replica: bytes, now_ns: int) -> Delta:
+def mint(edit: Edit, store: ReplicaStore, replica: bytes, now_ns: int) -> Delta:
     """Makes an edit the next change of this replica. Raises LimitReached if it would pass a writer's bound.
 
     The edit may have been made against an older store than this one, by the same replica: of the dots to be removed
@@ -384,7 +384,7 @@ def mint(edit: Edit, store: Store, replica: bytes, now_ns: int) -> Delta:
     return delta
 
 
-def _check_new_replica(store: Store, replica: bytes) -> None:
+def _check_new_replica(store: ReplicaStore, replica: bytes) -> None:
     check_replica(replica)
     if len(store.context) >= REPLICAS_COUNT_MAX:
         raise LimitReached(
@@ -393,7 +393,7 @@ def _check_new_replica(store: Store, replica: bytes) -> None:
         )
 
 
-def _minted(edit: Edit, store: Store, replica: bytes, path: Path, payload: bytes, now_ns: int) -> bytes:
+def _minted(edit: Edit, store: ReplicaStore, replica: bytes, path: Path, payload: bytes, now_ns: int) -> bytes:
     """The payload as it is kept: with its stamp, or as a total."""
     kind = payload[0]
     if kind == STAMPED and edit.after_ns is not None:
@@ -409,7 +409,7 @@ def _minted(edit: Edit, store: Store, replica: bytes, path: Path, payload: bytes
     return payload
 
 
-def _still_there(edit: Edit, store: Store, replica: bytes) -> list[tuple[Path, tuple[Dot, ...]]]:
+def _still_there(edit: Edit, store: ReplicaStore, replica: bytes) -> list[tuple[Path, tuple[Dot, ...]]]:
     """What is to be removed and is alive; without the author's own where something is added instead."""
     added = dict(edit.added)
     found = []
@@ -426,7 +426,7 @@ def _still_there(edit: Edit, store: Store, replica: bytes) -> list[tuple[Path, t
     return found
 
 
-def _check_room(store: Store, added: tuple[tuple[Path, int, bytes], ...]) -> None:
+def _check_room(store: ReplicaStore, added: tuple[tuple[Path, int, bytes], ...]) -> None:
     if store.live_count + len(added) > LIVE_COUNT_MAX:
         raise LimitReached(
             f"the object has {store.live_count} live entries and would get {len(added)} more, at most "

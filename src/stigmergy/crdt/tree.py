@@ -23,21 +23,21 @@ Entry = tuple[Path, bytes, int, bytes]
 NO_DOTS: Final[Dots] = Map()
 
 
-class Node:
+class TreeNode:
     """One place and all below it. Never changed."""
 
     __slots__ = ("children", "dots")
 
-    def __init__(self, dots: Dots, children: Map[bytes, Node]) -> None:
+    def __init__(self, dots: Dots, children: Map[bytes, TreeNode]) -> None:
         self.dots = dots
         self.children = children
 
 
-NO_CHILDREN: Final[Map[bytes, Node]] = Map()
-BARE: Final = Node(NO_DOTS, NO_CHILDREN)
+NO_CHILDREN: Final[Map[bytes, TreeNode]] = Map()
+BARE: Final = TreeNode(NO_DOTS, NO_CHILDREN)
 
 
-def node_at(root: Node, path: Path) -> Node:
+def node_at(root: TreeNode, path: Path) -> TreeNode:
     """The node of a place, or a bare one."""
     node = root
     for key in path:
@@ -48,19 +48,19 @@ def node_at(root: Node, path: Path) -> Node:
     return node
 
 
-def with_dots(node: Node, path: Path, at: int, dots: Dots) -> Node:
+def with_dots(node: TreeNode, path: Path, at: int, dots: Dots) -> TreeNode:
     """The tree below `node` with these dots in the place that path[at:] leads to."""
     if at == len(path):
-        return Node(dots, node.children)
+        return TreeNode(dots, node.children)
     key, children = path[at], node.children
     old = children.get(key)
     child = with_dots(BARE if old is None else old, path, at + 1, dots)
     if child.dots or child.children:
-        return Node(node.dots, children.set(key, child))
-    return node if old is None else Node(node.dots, children.delete(key))
+        return TreeNode(node.dots, children.set(key, child))
+    return node if old is None else TreeNode(node.dots, children.delete(key))
 
 
-def entries_of(node: Node, path: Path = ()) -> Iterator[Entry]:
+def entries_of(node: TreeNode, path: Path = ()) -> Iterator[Entry]:
     """Everything alive from here down, in no particular order."""
     for replica, (counter, payload) in node.dots.items():
         yield path, replica, counter, payload
@@ -68,7 +68,7 @@ def entries_of(node: Node, path: Path = ()) -> Iterator[Entry]:
         yield from entries_of(child, (*path, key))
 
 
-def places_of(node: Node, path: Path = ()) -> Iterator[tuple[Path, Dots]]:
+def places_of(node: TreeNode, path: Path = ()) -> Iterator[tuple[Path, Dots]]:
     """Places with what is alive in them, sorted."""
     if node.dots:
         yield path, node.dots
@@ -81,7 +81,7 @@ def places_of(node: Node, path: Path = ()) -> Iterator[tuple[Path, Dots]]:
             yield below, child.dots
 
 
-def differing(one: Node, other: Node, path: Path = ()) -> Iterator[tuple[Path, Dots, Dots]]:
+def differing(one: TreeNode, other: TreeNode, path: Path = ()) -> Iterator[tuple[Path, Dots, Dots]]:
     """Places whose dots may differ, with the dots of both. What the two trees share is passed over."""
     if one is other:
         return
@@ -94,7 +94,7 @@ def differing(one: Node, other: Node, path: Path = ()) -> Iterator[tuple[Path, D
             yield from differing(BARE, child, (*path, key))
 
 
-def tree_of(places: Iterable[tuple[Path, dict[bytes, Live]]]) -> Node:
+def tree_of(places: Iterable[tuple[Path, dict[bytes, Live]]]) -> TreeNode:
     """A tree with these dots in these places."""
     top = _Growing()
     for path, dots in places:
@@ -114,6 +114,6 @@ class _Growing:
         self.dots: dict[bytes, Live] = {}
         self.children: dict[bytes, _Growing] = {}
 
-    def grown(self) -> Node:
+    def grown(self) -> TreeNode:
         children = {key: child.grown() for key, child in self.children.items()}
-        return Node(Map(self.dots) if self.dots else NO_DOTS, Map(children) if children else NO_CHILDREN)
+        return TreeNode(Map(self.dots) if self.dots else NO_DOTS, Map(children) if children else NO_CHILDREN)

@@ -14,8 +14,8 @@ from stigmergy.crdt.causality import Dot
 from stigmergy.crdt.coding import NO_CODER, Coder
 from stigmergy.crdt.delta import Delta, Path
 from stigmergy.crdt.errors import BadDelta, WrongHint
-from stigmergy.crdt.store import EMPTY, Store, read_store
-from stigmergy.crdt.tree import Node, entries_of, node_at
+from stigmergy.crdt.store import EMPTY, ReplicaStore, read_store
+from stigmergy.crdt.tree import TreeNode, entries_of, node_at
 
 Plain = tuple[str, bytes]
 """A value as it is stored: the name of its field and the bytes of its store."""
@@ -36,12 +36,12 @@ class SharedValue:
     nests: ClassVar[bool] = False
     """Whether its second argument is a shared type again, one key further down."""
 
-    def __init__(self, hint: Any, field: str, path: Path = (), store: Store = EMPTY) -> None:
+    def __init__(self, hint: Any, field: str, path: Path = (), store: ReplicaStore = EMPTY) -> None:
         self.hint = hint
         self.field = field
         self.path = path
         self.store = store
-        self._node: Node = node_at(store.root, path) if path else store.root
+        self._node: TreeNode = node_at(store.root, path) if path else store.root
         self._coder, self._inner = self._types(hint)
 
     @staticmethod
@@ -50,7 +50,7 @@ class SharedValue:
         check_hint(hint)
         return class_of(hint)(hint, field)
 
-    def with_store(self, store: Store) -> Self:
+    def with_store(self, store: ReplicaStore) -> Self:
         """The same place in another state of the object."""
         other = object.__new__(self.__class__)
         other.hint, other.field, other.path, other.store = self.hint, self.field, self.path, store
@@ -76,7 +76,7 @@ class SharedValue:
         for path, _ in delta.removed:
             self._check_place(path, 0)
 
-    def check_store(self, store: Store) -> None:
+    def check_store(self, store: ReplicaStore) -> None:
         """The same for a whole store."""
         for path, _, _, payload in entries_of(store.root):
             self._check_place(path, 0)

@@ -26,7 +26,7 @@ Confirm = Callable[[Order[Any]], Awaitable[bool] | bool]
 """Whether the world is as this order wanted it. Reads only; asked often."""
 
 
-class Patience(Struct, frozen=True):
+class RetryPolicy(Struct, frozen=True):
     """How often one actuator or worker is tried and for how long; None: as the settings say for all."""
 
     tries: int | None = None

@@ -17,7 +17,7 @@ from stigmergy.agents.effects import Order
 from stigmergy.agents.messages import Action, Event, Work, spec_of
 from stigmergy.agents.plans import AgentPlan
 from stigmergy.base.errors import ConfigError, DefinitionError
-from stigmergy.devices.actuators import Confirm, Patience, confirmed
+from stigmergy.devices.actuators import Confirm, RetryPolicy, confirmed
 from stigmergy.devices.filters import Take, Thinning
 from stigmergy.devices.loops import LoopSpec, MakeSafe, SetPoints, Tick
 from stigmergy.devices.port import Attachment
@@ -28,22 +28,22 @@ ActionT = TypeVar("ActionT", bound=Action)
 WorkT = TypeVar("WorkT", bound=Work)
 AgentT = TypeVar("AgentT", bound=Agent)
 AttachmentT = TypeVar("AttachmentT", bound=Attachment)
-BatchedHandT = TypeVar("BatchedHandT", bound="BatchedHand")
+BatchedActuatorT = TypeVar("BatchedActuatorT", bound="BatchedActuator")
 PolledT = TypeVar("PolledT", bound=Polled)
 PushedT = TypeVar("PushedT", bound=Pushed)
-Hand = Callable[[Order[Any]], Awaitable[Event | None] | Event | None]
+ActuatorFunction = Callable[[Order[Any]], Awaitable[Event | None] | Event | None]
 """An actuator or worker: given an order, it returns when it is done, or raises."""
-BatchedHand = Callable[[Any], Awaitable[None] | None]
+BatchedActuator = Callable[[Any], Awaitable[None] | None]
 """The same for many orders at once: see node/column_actuators.py."""
 
 
-class Hands(Struct, frozen=True):
+class Actuators(Struct, frozen=True):
     """Who carries out which effect, by the effect's tag."""
 
-    by_tag: dict[str, tuple[type[Action] | type[Work], Hand]]
-    patience: dict[str, Patience] = {}
+    by_tag: dict[str, tuple[type[Action] | type[Work], ActuatorFunction]]
+    retry_policy: dict[str, RetryPolicy] = {}
     """How often and for how long; the settings say it for those that are not named here."""
-    batched: dict[str, tuple[type[Action], BatchedHand]] = {}
+    batched: dict[str, tuple[type[Action], BatchedActuator]] = {}
     """Who carries out actions of compiled agents in bulk."""
 
 
@@ -54,23 +54,23 @@ class Equipment:
     plans: Mapping[str, AgentPlan]
 
     def __init__(self) -> None:
-        self._hands: dict[str, tuple[type[Action] | type[Work], Hand]] = {}
-        self._patience: dict[str, Patience] = {}
-        self._batched: dict[str, tuple[type[Action], BatchedHand]] = {}
+        self._actuators: dict[str, tuple[type[Action] | type[Work], ActuatorFunction]] = {}
+        self._retry_policies: dict[str, RetryPolicy] = {}
+        self._batched: dict[str, tuple[type[Action], BatchedActuator]] = {}
         self._nobody: dict[str, str] = {}
         self.attachments: list[Attachment] = []
         self.sensors: dict[str, SensorSpec] = {}
         self.loops: dict[str, LoopSpec] = {}
 
     @property
-    def hands(self) -> Hands:
+    def actuators(self) -> Actuators:
         """The registered actuators and workers."""
-        return Hands(dict(self._hands), dict(self._patience), dict(self._batched))
+        return Actuators(dict(self._actuators), dict(self._retry_policies), dict(self._batched))
 
-    def with_hands(self, change: Callable[[Any], Any]) -> Self:
+    def with_actuators(self, change: Callable[[Any], Any]) -> Self:
         """The same fleet with other hands: for who must know of each order before it is carried out."""
         changed = copy(self)
-        changed._hands = {tag: (effect, change(call)) for tag, (effect, call) in self._hands.items()}
+        changed._actuators = {tag: (effect, change(call)) for tag, (effect, call) in self._actuators.items()}
         changed._batched = {tag: (effect, change(call)) for tag, (effect, call) in self._batched.items()}
         return changed
 
@@ -144,7 +144,7 @@ class Equipment:
                 if inspect.isasyncgenfunction(call):
                     raise DefinitionError(f"{what}: it speaks by itself, so leave every_s=… out, or return instead")
                 limit_s = max(every_s, WITHIN_S_MIN) if within_s is None else within_s
-                Patience(within_s=limit_s).check(what)
+                RetryPolicy(within_s=limit_s).check(what)
             names = _names(what, kind, agents)
             self.sensors[called] = SensorSpec(called, kind, call, every_s, limit_s or 0.0, thinning, names)
             return call
@@ -194,35 +194,37 @@ class Equipment:
         enough: the world is asked, first and after acting, whether it is so, and the try lasts until it is.
         """
 
-        def register(hand: Callable[[Order[ActionT]], Awaitable[None] | None]) -> Callable[[Order[ActionT]], Any]:
+        def register(actuator: Callable[[Order[ActionT]], Awaitable[None] | None]) -> Callable[[Order[ActionT]], Any]:
             seen: Confirm | None = confirm
-            _check_hand("actuator", Action, action, hand)
-            self._register(action, hand if seen is None else confirmed(hand, seen), Patience(tries, within_s))
-            return hand
+            _check_actuator("actuator", Action, action, actuator)
+            self._register(
+                action, actuator if seen is None else confirmed(actuator, seen), RetryPolicy(tries, within_s)
+            )
+            return actuator
 
         return register
 
     def batch_actuator(
         self, action: type[ActionT], *, tries: int | None = None, within_s: float | None = None
-    ) -> Callable[[BatchedHandT], BatchedHandT]:
+    ) -> Callable[[BatchedActuatorT], BatchedActuatorT]:
         """Registers who carries out this action for compiled agents, many orders at a time: it is given `Orders`.
 
         Returning confirms all of them. What interpreted agents ask for, and what makes agents safe, still needs an
         actuator.
         """
 
-        def register(hand: BatchedHandT) -> BatchedHandT:
-            _check_hand("batch_actuator", Action, action, hand)
+        def register(actuator: BatchedActuatorT) -> BatchedActuatorT:
+            _check_actuator("batch_actuator", Action, action, actuator)
             tag = spec_of(action).tag
             if tag in self._batched:
                 raise DefinitionError(
                     f"fleet {self.name!r}: {action.__name__} has somebody to carry it out in bulk already"
                 )
-            patience = Patience(tries, within_s)
-            patience.check(f"fleet {self.name!r}: {action.__name__}")
-            self._batched[tag] = (action, hand)
-            self._patience.setdefault(tag, patience)
-            return hand
+            retry_policy = RetryPolicy(tries, within_s)
+            retry_policy.check(f"fleet {self.name!r}: {action.__name__}")
+            self._batched[tag] = (action, actuator)
+            self._retry_policies.setdefault(tag, retry_policy)
+            return actuator
 
         return register
 
@@ -231,10 +233,10 @@ class Equipment:
     ) -> Callable[[Callable[[Order[WorkT]], Awaitable[Event] | Event]], Callable[[Order[WorkT]], Any]]:
         """Registers who does slow work. The event it returns comes back to the agent as an observed one."""
 
-        def register(hand: Callable[[Order[WorkT]], Awaitable[Event] | Event]) -> Callable[[Order[WorkT]], Any]:
-            _check_hand("worker", Work, work, hand)
-            self._register(work, hand, Patience(tries, within_s))
-            return hand
+        def register(actuator: Callable[[Order[WorkT]], Awaitable[Event] | Event]) -> Callable[[Order[WorkT]], Any]:
+            _check_actuator("worker", Work, work, actuator)
+            self._register(work, actuator, RetryPolicy(tries, within_s))
+            return actuator
 
         return register
 
@@ -249,31 +251,33 @@ class Equipment:
         for plan in self.plans.values():
             for action in safe_actions_of(plan):
                 kind, tag = type(action), spec_of(type(action)).tag
-                if tag not in self._hands and tag not in self._nobody:
+                if tag not in self._actuators and tag not in self._nobody:
                     raise ConfigError(
                         f"{plan.cls.__name__} is to be made safe by {kind.__name__}, and nobody carries that out; "
                         f"write an actuator, @fleet.actuator({kind.__name__}), or, where there is nothing to make "
                         f'safe, fleet.no_actuator({kind.__name__}, because="…")'
                     )
 
-    def _register(self, effect: type[Action] | type[Work], hand: Hand, patience: Patience) -> None:
+    def _register(
+        self, effect: type[Action] | type[Work], actuator: ActuatorFunction, retry_policy: RetryPolicy
+    ) -> None:
         tag = spec_of(effect).tag
-        if tag in self._hands:
+        if tag in self._actuators:
             raise DefinitionError(f"fleet {self.name!r}: {effect.__name__} has somebody to carry it out already")
-        patience.check(f"fleet {self.name!r}: {effect.__name__}")
-        self._hands[tag] = (effect, hand)
-        self._patience[tag] = patience
+        retry_policy.check(f"fleet {self.name!r}: {effect.__name__}")
+        self._actuators[tag] = (effect, actuator)
+        self._retry_policies[tag] = retry_policy
 
     def _check_kind(self, what: str, kind: type[Agent]) -> None:
         if not any(plan.cls is kind for plan in self.plans.values()):
             raise DefinitionError(f"{what}: {kind.__name__} is no agent class of fleet {self.name!r}; add it there")
 
 
-def _check_hand(what: str, wanted: type, effect: object, hand: object) -> None:
+def _check_actuator(what: str, wanted: type, effect: object, actuator: object) -> None:
     if not (isinstance(effect, type) and issubclass(effect, wanted)):
         raise DefinitionError(f"{what}({effect!r}): name a class that subclasses {wanted.__name__}")
-    if not callable(hand):
-        raise DefinitionError(f"{what}({effect.__name__}): {hand!r} is no function; put it above one")
+    if not callable(actuator):
+        raise DefinitionError(f"{what}({effect.__name__}): {actuator!r} is no function; put it above one")
 
 
 def _names(what: str, kind: type[Agent], agents: Sequence[str] | None) -> tuple[str, ...] | None:

@@ -20,7 +20,7 @@ from stigmergy.agents.messages import SECOND_NS
 from stigmergy.base.clock import Clock
 from stigmergy.base.errors import DefinitionError
 from stigmergy.devices.fence import Fence
-from stigmergy.devices.sensors import Report, Ticker, raise_if_ours
+from stigmergy.devices.sensors import FaultReport, Ticker, raise_if_ours
 
 AgentT = TypeVar("AgentT", bound=Agent)
 ValueT = TypeVar("ValueT")
@@ -101,7 +101,7 @@ class LoopCounters(Struct):
     """Times that making the output safe has failed: it is tried again at the next turn."""
 
 
-class Beside(Struct, frozen=True):
+class LoopContext(Struct, frozen=True):
     """What a loop sees of the node it runs beside."""
 
     image: Callable[[], Agent | None]
@@ -112,7 +112,7 @@ class Beside(Struct, frozen=True):
 class Loop:
     """Turns one loop for one agent."""
 
-    def __init__(self, spec: LoopSpec, address: str, beside: Beside, clock: Clock, counters: LoopCounters) -> None:
+    def __init__(self, spec: LoopSpec, address: str, beside: LoopContext, clock: Clock, counters: LoopCounters) -> None:
         self._spec = spec
         self._id = _name(address)
         self._beside = beside
@@ -120,7 +120,7 @@ class Loop:
         self._driving = False
         self._abandoned = False
         self.counters = counters
-        self.report = Report(f"loop {spec.name} of {address}", clock)
+        self.report = FaultReport(f"loop {spec.name} of {address}", clock)
 
     async def run(self) -> None:
         """Until it is cancelled; the output is then made safe."""

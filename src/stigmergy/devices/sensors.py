@@ -122,7 +122,7 @@ class SensorCounters(Struct):
     """Reads that raised, took too long or gave what is no event; pushing sensors that ended; what was not taken."""
 
 
-class Report:
+class FaultReport:
     """Says what goes wrong, without saying it a thousand times."""
 
     def __init__(self, what: str, clock: Clock) -> None:
@@ -145,7 +145,7 @@ class Report:
         self._unsaid = 0
 
 
-class Outlet:
+class SensorOutlet:
     """From one sensor to one agent: thins, keeps at most one reading waiting, and hands over one at a time."""
 
     def __init__(
@@ -168,7 +168,7 @@ class Outlet:
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self.counters = counters
-        self.report = Report(f"sensor {spec.name} of {address}", clock)
+        self.report = FaultReport(f"sensor {spec.name} of {address}", clock)
 
     @property
     def agent(self) -> str:
@@ -253,7 +253,7 @@ class Outlet:
 class Poller:
     """Asks one sensor about one agent, on a steady beat."""
 
-    def __init__(self, spec: SensorSpec, outlet: Outlet, clock: Clock, threads: Threads) -> None:
+    def __init__(self, spec: SensorSpec, outlet: SensorOutlet, clock: Clock, threads: Threads) -> None:
         assert spec.every_s is not None
         self._spec = spec
         self._outlet = outlet
@@ -302,7 +302,7 @@ class Poller:
 class Pusher:
     """Keeps one pushing sensor of one agent going."""
 
-    def __init__(self, spec: SensorSpec, outlet: Outlet) -> None:
+    def __init__(self, spec: SensorSpec, outlet: SensorOutlet) -> None:
         self._spec = spec
         self._outlet = outlet
 

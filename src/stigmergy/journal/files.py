@@ -25,7 +25,7 @@ OTHERS = stat.S_IRWXG | stat.S_IRWXO
 """Files of a journal are for their owner only: made so, and made so again where they are found open to others."""
 
 
-class Claim(Protocol):
+class FileLock(Protocol):
     """A small file that nobody else can claim until it is closed, or its process ends."""
 
     def read(self) -> bytes:
@@ -68,7 +68,7 @@ class Files(Protocol):
         """Takes the rights away that group and others have to a file or folder of ours; a link is left alone."""
         ...
 
-    def claim(self, path: str) -> Claim:
+    def claim(self, path: str) -> FileLock:
         """Claims the file, made if it is missing. Raises BlockingIOError if somebody has it."""
         ...
 
@@ -93,7 +93,7 @@ class Files(Protocol):
         ...
 
 
-class OsClaim:
+class OsFileLock:
     """A claim by flock: it ends with the process, however that ends, and holds against this process too."""
 
     def __init__(self, path: str) -> None:
@@ -158,8 +158,8 @@ class OsFiles:
             if (stat.S_ISREG(mode) or stat.S_ISDIR(mode)) and mode & OTHERS:
                 os.chmod(path, stat.S_IMODE(mode) & ~OTHERS)
 
-    def claim(self, path: str) -> Claim:
-        return OsClaim(path)
+    def claim(self, path: str) -> FileLock:
+        return OsFileLock(path)
 
     def replace(self, source: str, target: str) -> None:
         _sync(source, os.O_RDWR)
@@ -300,7 +300,7 @@ class Reserve:
 # and about once a second while nothing is written (CHECK_EVERY_S of ports.journal).
 
 
-class Watch:
+class FileWatch:
     """The files of one journal, as they were when it opened them."""
 
     def __init__(self, files: Files, place: str, paths: Iterable[str]) -> None:

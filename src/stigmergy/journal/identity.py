@@ -26,7 +26,7 @@ _CHECKSUM = struct.Struct("<I")
 MARK_BYTES = _RECORD.size + _CHECKSUM.size
 
 
-class Mark(Struct, frozen=True):
+class AcknowledgedHead(Struct, frozen=True):
     """The last commit of the last acknowledged group; position 0 if there was none yet."""
 
     incarnation: int
@@ -40,13 +40,13 @@ def mark_path(path: str) -> str:
     return path + "-mark"
 
 
-def encode_mark(mark: Mark) -> bytes:
+def encode_mark(mark: AcknowledgedHead) -> bytes:
     """The mark's bytes. They fit into one sector, so that a torn write leaves the old mark or the new one."""
     record = _RECORD.pack(_MAGIC, mark.incarnation, mark.shard, mark.position, mark.pid)
     return record + _CHECKSUM.pack(zlib.crc32(record))
 
 
-def read_mark(data: bytes, path: str) -> Mark | None:
+def read_mark(data: bytes, path: str) -> AcknowledgedHead | None:
     """The mark out of its file; None for one that was never written, or of which nothing has reached the disk.
 
     Raises JournalCorrupt for anything else. One write puts all of a mark into one sector: no crash leaves a part of it.
@@ -60,7 +60,7 @@ def read_mark(data: bytes, path: str) -> Mark | None:
     return mark
 
 
-def decode_mark(data: bytes) -> Mark | None:
+def decode_mark(data: bytes) -> AcknowledgedHead | None:
     """The mark, or None for anything else."""
     if len(data) < MARK_BYTES:
         return None
@@ -68,7 +68,7 @@ def decode_mark(data: bytes) -> Mark | None:
     magic, incarnation, shard, position, pid = _RECORD.unpack(record)
     if magic != _MAGIC or _CHECKSUM.unpack_from(data, _RECORD.size)[0] != zlib.crc32(record):
         return None
-    return Mark(incarnation=incarnation, shard=shard, position=position, pid=pid)
+    return AcknowledgedHead(incarnation=incarnation, shard=shard, position=position, pid=pid)
 
 
 INCARNATION_MAX = (1 << 63) - 1
@@ -107,7 +107,7 @@ def _remedy(found: JournalIdentity) -> str:
     return "it is a part of a journal of several processes: run it with as many as it was made for"
 
 
-def check_mark(heads: Mapping[int, Head], identity: JournalIdentity, mark: Mark | None, path: str) -> None:
+def check_mark(heads: Mapping[int, Head], identity: JournalIdentity, mark: AcknowledgedHead | None, path: str) -> None:
     """Refuses a journal that holds less than was acknowledged."""
     if mark is None or mark.position == 0 or mark.incarnation != identity.incarnation:
         return
@@ -121,8 +121,8 @@ def check_mark(heads: Mapping[int, Head], identity: JournalIdentity, mark: Mark 
         )
 
 
-def own_mark(identity: JournalIdentity, mark: Mark | None) -> Mark:
+def own_mark(identity: JournalIdentity, mark: AcknowledgedHead | None) -> AcknowledgedHead:
     """The mark from now on: what it said, if it spoke of this incarnation, and our process."""
     if mark is not None and mark.incarnation == identity.incarnation:
-        return Mark(identity.incarnation, mark.shard, mark.position, os.getpid())
-    return Mark(identity.incarnation, 0, 0, os.getpid())
+        return AcknowledgedHead(identity.incarnation, mark.shard, mark.position, os.getpid())
+    return AcknowledgedHead(identity.incarnation, 0, 0, os.getpid())

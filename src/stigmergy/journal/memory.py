@@ -1,7 +1,7 @@
 """A journal in memory, for tests and for agents that may forget. It never touches a disk.
 
-`MemoryStore` is what a disk would be: it outlives the journal that writes to it, so that a test can let a process die
-and start another one on the same store. "Durable" means here that the store is still referenced.
+`MemoryJournalStore` is what a disk would be: it outlives the journal that writes to it, so that a test can let a
+process die and start another one on the same store. "Durable" means here that the store is still referenced.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CAPACITY_BYTES = 1 << 30
 """What a store takes by default before it says that it is full: a forgotten test must not eat the machine."""
 
 
-class MemoryStore:
+class MemoryJournalStore:
     """What survives the death of a process: commits and snapshots of one journal, and who owns it."""
 
     def __init__(self, identity: JournalIdentity, capacity_bytes: int = CAPACITY_BYTES) -> None:
@@ -64,9 +64,9 @@ class MemoryStore:
 
 
 class MemoryJournal:
-    """The Journal port over a MemoryStore. Each write gives way to the event loop once, as a disk would."""
+    """The Journal port over a MemoryJournalStore. Each write gives way to the event loop once, as a disk would."""
 
-    def __init__(self, store: MemoryStore) -> None:
+    def __init__(self, store: MemoryJournalStore) -> None:
         if store.owner is not None:
             raise JournalLocked("the store belongs to a journal that is open; close that one, or reopen it")
         store.owner = self
@@ -206,12 +206,12 @@ class MemoryJournal:
         self._idle.clear()
 
 
-def open_journal(url: str, identity: JournalIdentity, *, store: MemoryStore | None = None) -> MemoryJournal:
+def open_journal(url: str, identity: JournalIdentity, *, store: MemoryJournalStore | None = None) -> MemoryJournal:
     """Opens a fresh store, or the one given, which must belong to the same fleet and number of shards."""
     if not url.startswith(SCHEME):
         raise ConfigError(f"journal URL {url!r}: expected {SCHEME!r}")
     if store is None:
-        store = MemoryStore(identity)
+        store = MemoryJournalStore(identity)
     known, wanted = ((one.fleet, one.shards, one.part) for one in (store.identity, identity))
     if known != wanted:
         raise JournalForeign(
@@ -233,7 +233,7 @@ class MemoryShard:
     """What survives all workers: the log of one shard, how often it was claimed, and who follows it."""
 
     def __init__(self, identity: JournalIdentity) -> None:
-        self.store = MemoryStore(identity)
+        self.store = MemoryJournalStore(identity)
         self.claims = 0
         self.followers: list[Grown] = []
 

@@ -18,7 +18,7 @@ from stigmergy.base.errors import BadSignature, ConfigError, TrustError, WrongKe
 from stigmergy.base.trust import Verifier
 from stigmergy.journal.port import StoredCommit
 from stigmergy.shard.commit import Commit, Head, Signature, statement
-from stigmergy.shard.state import ShardState, Signer
+from stigmergy.shard.state import EnrolledSigner, ShardState
 
 # Checks, while a log is read, that keys which the log has enrolled vouch for the heads of all shards.
 #
@@ -161,7 +161,7 @@ class SignerRecord(Struct):
     signatures: int = 0
 
 
-def check_enrolment(signers: Sequence[Signer], verifier: Verifier, key: Key) -> None:
+def check_enrolment(signers: Sequence[EnrolledSigner], verifier: Verifier, key: Key) -> None:
     """Refuses a key that is no good, or that this log knows already."""
     if reason := verifier.acceptable(*key):
         raise TrustError(f"the key {key_name(key[1])} cannot be enrolled: {reason}; make another one")
@@ -171,7 +171,7 @@ def check_enrolment(signers: Sequence[Signer], verifier: Verifier, key: Key) -> 
             raise WrongKey(f"the key {key_name(key[1])} {what}")
 
 
-def check_own_key(signers: Sequence[Signer], key: Key) -> None:
+def check_own_key(signers: Sequence[EnrolledSigner], key: Key) -> None:
     """Refuses to go on with a log in which our key may not sign."""
     known = {(signer.algorithm, signer.public_key): signer.revoked_after for signer in signers}
     if key not in known or known[key] is not None:
@@ -201,7 +201,9 @@ def check_ends(ends: Sequence[Sequence[bytes]], key: Key, trusted: Sequence[byte
     return ours
 
 
-def check_revocation(signers: Sequence[Signer], key: Key, signed_by: Key, last_position: int, head: int) -> None:
+def check_revocation(
+    signers: Sequence[EnrolledSigner], key: Key, signed_by: Key, last_position: int, head: int
+) -> None:
     """Refuses a revocation that would leave the log without a valid end."""
     known = {(signer.algorithm, signer.public_key): signer for signer in signers}
     if key not in known:
@@ -233,7 +235,7 @@ class SignerHistory:
         self.records: list[SignerRecord] = []
         self._by_key: dict[Key, SignerRecord] = {}
 
-    def adopt(self, signers: Sequence[Signer]) -> None:
+    def adopt(self, signers: Sequence[EnrolledSigner]) -> None:
         """Takes over who is enrolled from a snapshot, where the log before it was dropped."""
         for signer in signers:
             record = SignerRecord(signer.algorithm, signer.public_key, 0, b"", signer.revoked_after)

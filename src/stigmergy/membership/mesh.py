@@ -123,7 +123,7 @@ def check_datagram(to: str, body: bytes, bytes_max: int) -> None:
 BYTES_MAX = 64 * 1024
 
 
-class Alone:
+class NullMesh:
     """The Mesh port of a node that has no way to others. Whatever is sent is dropped and counted."""
 
     contact = ""

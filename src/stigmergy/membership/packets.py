@@ -37,7 +37,7 @@ _FLEET_CONTEXT = "stigmergy 2026 membership of a fleet"
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 
 
-class Status(IntEnum):
+class MemberStatus(IntEnum):
     """What is known of a member, from the weakest word to the strongest about the same incarnation."""
 
     ALIVE = 0
@@ -167,7 +167,7 @@ def _is_in_order(update: SwimUpdate) -> bool:
     return (
         _NAME.fullmatch(update.node) is not None
         and 0 <= update.incarnation <= INCARNATION_MAX
-        and 0 <= update.status <= Status.LEFT
+        and 0 <= update.status <= MemberStatus.LEFT
         and len(update.run) == RUN_BYTES
         and len(update.contact) <= CONTACT_CHARS_MAX
         and len(update.about) <= ABOUT_BYTES_MAX
@@ -188,7 +188,7 @@ GONE_COUNT_MAX = 4_096
 """Members that are gone and remembered. One more, and the one that went first is forgotten."""
 
 
-class Table:
+class MemberTable:
     """All that is known."""
 
     def __init__(self, *, members_count_max: int = MEMBERS_COUNT_MAX, gone_count_max: int = GONE_COUNT_MAX) -> None:
@@ -225,20 +225,20 @@ class Table:
 
     def lost(self) -> list[str]:
         """The names of those who are gone without having said so, sorted."""
-        return sorted(node for node, (update, _) in self._gone.items() if update.status == Status.DEAD)
+        return sorted(node for node, (update, _) in self._gone.items() if update.status == MemberStatus.DEAD)
 
     def take(self, update: SwimUpdate, now_ns: int) -> bool:
         """Takes an update; says whether it was news. What is no member yet has to be alive to become one."""
         known = self.get(update.node)
-        if known is None and update.status != Status.ALIVE:
+        if known is None and update.status != MemberStatus.ALIVE:
             return False
         if known is not None and update.rank <= known.rank:
             return False
-        is_here = update.status in (Status.ALIVE, Status.SUSPECT)
+        is_here = update.status in (MemberStatus.ALIVE, MemberStatus.SUSPECT)
         if is_here and update.node not in self._present and len(self._present) >= self._members_count_max:
             self.full_count += 1
             return False
-        if known is not None and update.status != Status.ALIVE:
+        if known is not None and update.status != MemberStatus.ALIVE:
             # Only the member itself says how it is reached and what it is.
             update = structs.replace(update, contact=known.contact, about=known.about)
         self._remove(update.node)

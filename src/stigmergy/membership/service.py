@@ -18,9 +18,9 @@ from msgspec import Struct, structs
 from stigmergy.base.clock import Clock, Entropy
 from stigmergy.bus.presence import Member, MemberJoined, MemberLeft, MembersReset, Tell, locate
 from stigmergy.membership.mesh import Mesh
-from stigmergy.membership.packets import ABOUT_BYTES_MAX, INCARNATION_MAX, RUN_BYTES, Status, SwimUpdate
+from stigmergy.membership.packets import ABOUT_BYTES_MAX, INCARNATION_MAX, RUN_BYTES, MemberStatus, SwimUpdate
 from stigmergy.membership.settings import SwimSettings
-from stigmergy.membership.swim import Appeared, Identity, Swim
+from stigmergy.membership.swim import Appeared, OwnRecord, Swim
 
 SECOND_NS = 1_000_000_000
 MILLISECOND_NS = 1_000_000
@@ -31,7 +31,7 @@ LEFT_BECAUSE = "it said so"
 DEAD_BECAUSE = "it did not answer, neither to us nor to others"
 
 
-class Roster(Protocol):
+class MemberList(Protocol):
     """Who is here, however that is found out: Presence on a bus, Membership on a mesh.
 
     Both are made with a `Tell`, which gets MembersReset at the start, then MemberJoined for whoever is found, again if
@@ -125,7 +125,7 @@ class Membership:
 
     def suspects(self) -> list[str]:
         """Those of them who do not answer at present, by name."""
-        return [record.node for record in self.swim.members() if record.status == Status.SUSPECT]
+        return [record.node for record in self.swim.members() if record.status == MemberStatus.SUSPECT]
 
     def counters(self) -> dict[str, int]:
         """What membership did and what went over its mesh."""
@@ -144,7 +144,7 @@ class Membership:
         now_ns = self._clock.monotonic_ns()
         # A restart must outdo what others know of the last run. If the clock went back it does so a little later.
         incarnation = min(max(0, self._clock.wall_ns() // MILLISECOND_NS), INCARNATION_MAX // 2)
-        identity = Identity(
+        identity = OwnRecord(
             self._me.node, self._entropy.token(RUN_BYTES), incarnation, self._mesh.contact, write_about(self._me)
         )
         chance = random.Random(self._entropy.token(SEED_BYTES))
@@ -199,7 +199,7 @@ class Membership:
                 member = _member(event.record)
                 self._tell(MemberJoined(member.node, member.kinds, member.actions, member.agents))
             else:
-                left = event.record.status == Status.LEFT
+                left = event.record.status == MemberStatus.LEFT
                 self._tell(MemberLeft(event.record.node, LEFT_BECAUSE if left else DEAD_BECAUSE))
 
     def _wake_at(self, wake_ns: int) -> None:

@@ -29,11 +29,11 @@ from stigmergy.membership.packets import (
     INCARNATION_MAX,
     PACKET_FORMAT,
     SEQUENCE_MAX,
+    MemberStatus,
+    MemberTable,
     PacketKind,
-    Status,
     SwimPacket,
     SwimUpdate,
-    Table,
     fitting,
     fleet_key,
     read_packet,
@@ -64,7 +64,7 @@ class _Other:
         self.heard_ns = 0
 
 
-class Identity:
+class OwnRecord:
     """Our own record, and the runs that contest it."""
 
     def __init__(self, node: str, run: bytes, incarnation: int, contact: str, about: bytes) -> None:
@@ -73,7 +73,7 @@ class Identity:
         self.incarnation = incarnation
         self.contact = contact
         self.about = about
-        self.status = Status.ALIVE
+        self.status = MemberStatus.ALIVE
         self._others: dict[bytes, _Other] = {}
         self._answered_ns: int | None = None
 
@@ -108,7 +108,7 @@ class Identity:
     def _contests(self, update: SwimUpdate, now_ns: int, pause_ns: int) -> bool:
         if update.rank <= self.record.rank:
             return False
-        if update.status == Status.ALIVE:
+        if update.status == MemberStatus.ALIVE:
             other = self._others.pop(update.run, None) or _Other()
             self._others[update.run] = other
             if len(self._others) > TWINS_COUNT_MAX:
@@ -301,7 +301,7 @@ class SwimCounters(Struct):
     paused_count: int = 0
 
 
-class Ready(Struct, frozen=True):
+class SwimReady(Struct, frozen=True):
     """What is to be done now."""
 
     sends: tuple[tuple[str, bytes], ...]
@@ -322,7 +322,7 @@ class Swim:
 
     def __init__(
         self,
-        identity: Identity,
+        identity: OwnRecord,
         *,
         fleet: str,
         bytes_max: int,
@@ -335,7 +335,7 @@ class Swim:
             raise Bug(f"membership needs datagrams of {BYTES_MIN} bytes, not {bytes_max}")
         self.identity = identity
         self.settings = settings or SwimSettings()
-        self.table = Table()
+        self.table = MemberTable()
         self.counters = SwimCounters()
         self._key = fleet_key(fleet)
         self._bytes_max = bytes_max
@@ -404,7 +404,7 @@ class Swim:
         self.table.forget(now_ns - int(self.settings.forget_s * SECOND_NS))
         for node, suspect in list(self._suspects.items()):
             if suspect.until_ns <= now_ns:
-                self._declare(node, Status.DEAD, now_ns)
+                self._declare(node, MemberStatus.DEAD, now_ns)
                 self.counters.declared_dead_count += 1
         self._relays = {number: relay for number, relay in self._relays.items() if relay[3] > now_ns}
         self._probe_on(now_ns)
@@ -415,7 +415,7 @@ class Swim:
         """Says goodbye; from now on nothing is answered."""
         if self._has_left:
             return
-        self.identity.status = Status.LEFT
+        self.identity.status = MemberStatus.LEFT
         self.table.take(self.identity.record, now_ns)
         for node in self._some(self._others(), FAREWELLS_PER_DOUBLING * self.table.present_count.bit_length()):
             self._send(node, PacketKind.STATE, first=(self.identity.record,))
@@ -423,12 +423,12 @@ class Swim:
 
     # Out.
 
-    def ready(self) -> Ready:
+    def ready(self) -> SwimReady:
         """What is to be done now; it is forgotten here."""
         wakes = [self._next_sync_ns, *(suspect.until_ns for suspect in self._suspects.values())]
         wakes.append(self._next_probe_ns if self._probe is None else self._probe.due_ns)
         self._wake_ns = min(wakes)
-        ready = Ready(tuple(self._sends), tuple(self._events), self._wake_ns)
+        ready = SwimReady(tuple(self._sends), tuple(self._events), self._wake_ns)
         self._sends, self._events = [], []
         return ready
 
@@ -454,7 +454,7 @@ class Swim:
         known = self.table.get(node)
         if known is not None and update.rank <= known.rank:
             return  # old news, as most are
-        if update.status == Status.DEAD and self.table.is_present(node):
+        if update.status == MemberStatus.DEAD and self.table.is_present(node):
             self._ask_the_dead(update, now_ns)
         else:
             self._take(update, now_ns)
@@ -470,7 +470,7 @@ class Swim:
         if is_rumour:
             self._rumours.add(record)
         self._suspects.pop(node, None)
-        if record.status == Status.SUSPECT:
+        if record.status == MemberStatus.SUSPECT:
             suspicion_s = self.settings.suspicion_s(self.table.present_count)
             self._suspects[node] = _Suspect(now_ns + int(suspicion_s * SECOND_NS))
         if not self.table.is_present(node):
@@ -486,13 +486,13 @@ class Swim:
         """Others say that somebody is dead: the other side of a partition, maybe. It has the time of a suspicion here,
         and we ask it: nobody is gone from our list who has not been silent towards us."""
         if update.node not in self._suspects and len(self._suspects) < ASKED_COUNT_MAX:
-            self._take(structs.replace(update, status=Status.SUSPECT), now_ns, is_rumour=False)
+            self._take(structs.replace(update, status=MemberStatus.SUSPECT), now_ns, is_rumour=False)
             self._ping(update.node, self._next_sequence())
 
     def _hear_of_sender(self, sender: str, packet: SwimPacket, now_ns: int) -> tuple[SwimUpdate, ...]:
         """A packet proves that its sender's run lives. Returns what it must be told if we thought otherwise."""
         known = self.table.get(sender)
-        spoken = SwimUpdate(sender, packet.incarnation, Status.ALIVE, packet.run)
+        spoken = SwimUpdate(sender, packet.incarnation, MemberStatus.ALIVE, packet.run)
         if known is not None and known.rank > spoken.rank:
             return (known,)
         if known is not None and known.run == packet.run:
@@ -501,7 +501,7 @@ class Swim:
             self._send_sync(sender, PacketKind.SYNC)  # a stranger, or a new run: its answer says what it is
         return ()
 
-    def _declare(self, node: str, status: Status, now_ns: int) -> None:
+    def _declare(self, node: str, status: MemberStatus, now_ns: int) -> None:
         record = self.table[node]
         self._take(SwimUpdate(node, record.incarnation, status, record.run), now_ns)
 
@@ -562,12 +562,12 @@ class Swim:
 
     def _suspect(self, node: str, now_ns: int) -> None:
         self.counters.suspected_count += 1
-        self._declare(node, Status.SUSPECT, now_ns)
+        self._declare(node, MemberStatus.SUSPECT, now_ns)
 
     def _ping(self, node: str, sequence: int) -> None:
         """A suspect is told so with the very packet that asks whether it is there."""
         record = self.table.get(node)
-        is_contested = record is not None and record.status != Status.ALIVE
+        is_contested = record is not None and record.status != MemberStatus.ALIVE
         self._send(node, PacketKind.PING, sequence, first=(record,) if record is not None and is_contested else ())
 
     def _stood_still(self, late_ns: int) -> None:

@@ -26,9 +26,9 @@ from stigmergy.nats.link import NO_RESPONDERS, NatsLink
 
 # The bytes of channels on NATS: what is said to reach somebody, and the pieces that frames travel in. Pure.
 #
-# On a subject where somebody listens: a `Call` with where the caller hears, answered by `Answered` or `Declined`; and
-# `Owned`, by which a newer owner makes an older one fall silent. On a channel every message begins with its kind in
-# one
+# On a subject where somebody listens: a `ChannelRequest` with where the caller hears, answered by `ChannelAccepted`
+# or `ChannelRefused`; and `OwnerAnnounced`, by which a newer owner makes an older one fall silent. On a channel
+# every message begins with its kind in one
 # byte and a number in eight, the highest first:
 #
 #     PIECE, LAST   the number of this piece, from 1; its bytes follow. A frame is its pieces up to the LAST.
@@ -42,41 +42,41 @@ HEAD = struct.Struct(">BQ")
 REASON_CHARS_MAX = 300
 
 
-class Call(Struct, array_like=True, frozen=True, tag=1):
+class ChannelRequest(Struct, array_like=True, frozen=True, tag=1):
     """Somebody wants a channel, and hears at this subject. It has spoken with an owner of this rank before."""
 
     format: int
     subject: str
-    rank: int
+    epoch: int
 
 
-class Answered(Struct, array_like=True, frozen=True, tag=2):
+class ChannelAccepted(Struct, array_like=True, frozen=True, tag=2):
     """It has one, and is heard at this subject, by an owner of this rank."""
 
     subject: str
-    rank: int
+    epoch: int
 
 
-class Declined(Struct, array_like=True, frozen=True, tag=3):
+class ChannelRefused(Struct, array_like=True, frozen=True, tag=3):
     """It gets none, and why."""
 
     why: str
 
 
-class Owned(Struct, array_like=True, frozen=True, tag=4):
+class OwnerAnnounced(Struct, array_like=True, frozen=True, tag=4):
     """From now on this one answers here; whoever has a lower rank is an owner of the past."""
 
-    rank: int
+    epoch: int
     instance: str
 
 
-Said = Call | Answered | Declined | Owned
+ChannelMessage = ChannelRequest | ChannelAccepted | ChannelRefused | OwnerAnnounced
 
-_decoder: msgspec.msgpack.Decoder[Said] = msgspec.msgpack.Decoder(Said)
+_decoder: msgspec.msgpack.Decoder[ChannelMessage] = msgspec.msgpack.Decoder(ChannelMessage)
 write_said = msgspec.msgpack.Encoder().encode
 
 
-def read_said(data: bytes) -> Said:
+def read_said(data: bytes) -> ChannelMessage:
     """Reads what was said where somebody listens; raises Malformed."""
     try:
         return _decoder.decode(data)
@@ -305,22 +305,22 @@ class Channels:
         """Who has not heard that its channel was lost with the link."""
         self._serving: dict[asyncio.Task[None], NatsChannel] = {}
         self._saying: dict[asyncio.Future[Any], None] = {}
-        self._ranks: dict[str, int] = {}
+        self._epochs: dict[str, int] = {}
         """The highest rank that ever answered at a subject."""
         self._endings: list[Callable[[], Awaitable[None]]] = []
         self._hears = False
         self._subject = ""
         self._serve: Serve | None = None
-        self._rank = 0
+        self._epoch = 0
         self._beating: asyncio.Task[None] | None = None
         self._is_closed = False
         self._link_ending = link.on_link(self._on_link)
 
     # ------------------------------------------------------------------ life
 
-    async def listen(self, subject: str, serve: Serve, rank: int = 0) -> None:
+    async def listen(self, subject: str, serve: Serve, epoch: int = 0) -> None:
         """Answers those who call at this subject, and silences who did so with a lower rank."""
-        self._subject, self._serve, self._rank = subject, serve, rank
+        self._subject, self._serve, self._epoch = subject, serve, epoch
         await self._hear()
         self._endings.append(await self._link.subscribe(subject, self._on_said, drains=True))
         with contextlib.suppress(LinkDown):
@@ -333,14 +333,14 @@ class Channels:
             raise LinkDown("nobody is called any more")
         await self._hear()
         where = self._next_place()
-        call = Call(FORMAT, where, self._ranks.get(subject, 0))
+        call = ChannelRequest(FORMAT, where, self._epochs.get(subject, 0))
         channel = self._make(where)
         try:
             message = await self._link.request(subject, write_said(call), within_s=self._call_s_max)
             answer = _read_answer(message.data)
-            if isinstance(answer, Declined):
+            if isinstance(answer, ChannelRefused):
                 raise LinkDown(f"it takes no calls: {answer.why}")
-            if answer.rank < self._ranks.get(subject, 0):
+            if answer.epoch < self._epochs.get(subject, 0):
                 raise LinkDown("an owner of the past has answered; the present one does not yet")
         except NoResponders:
             channel.lose("nobody is there")
@@ -348,7 +348,7 @@ class Channels:
         except BaseException:
             channel.lose("the call was given up")
             raise
-        self._ranks[subject] = answer.rank
+        self._epochs[subject] = answer.epoch
         self._connect(channel, where, answer.subject)
         return channel
 
@@ -380,18 +380,18 @@ class Channels:
         except Malformed:
             return  # somebody else's; nothing is owed to it
         match said:
-            case Call():
+            case ChannelRequest():
                 await self._answer(said, message.reply)
-            case Owned():
-                if said.rank > self._rank:
+            case OwnerAnnounced():
+                if said.epoch > self._epoch:
                     self._retire()
-                elif said.rank < self._rank and said.instance != self._instance:
+                elif said.epoch < self._epoch and said.instance != self._instance:
                     await self._announce()
             case _:
                 return
 
-    async def _answer(self, call: Call, reply: str) -> None:
-        if call.rank > self._rank:
+    async def _answer(self, call: ChannelRequest, reply: str) -> None:
+        if call.epoch > self._epoch:
             self._retire()
             return
         if self._serve is None or not reply:
@@ -404,12 +404,12 @@ class Channels:
         elif len(self._channels) >= CHANNELS_MAX:
             why = f"{CHANNELS_MAX} channels are open already; try again when one has ended"
         if why:
-            await self._try(reply, write_said(Declined(printable(why, REASON_CHARS_MAX))))
+            await self._try(reply, write_said(ChannelRefused(printable(why, REASON_CHARS_MAX))))
             return
         where = self._next_place()
         channel = self._make(where)
         self._connect(channel, where, call.subject)
-        if await self._try(reply, write_said(Answered(where, self._rank))):
+        if await self._try(reply, write_said(ChannelAccepted(where, self._epoch))):
             self._serving[task := asyncio.ensure_future(self._served(self._serve, channel))] = channel
             task.add_done_callback(lambda done: self._serving.pop(done, None))
         else:
@@ -423,7 +423,7 @@ class Channels:
 
     async def _announce(self) -> None:
         if self._serve is not None:
-            await self._try(self._subject, write_said(Owned(self._rank, self._instance)))
+            await self._try(self._subject, write_said(OwnerAnnounced(self._epoch, self._instance)))
 
     def _retire(self) -> None:
         """Somebody newer answers here: we do not, and whoever is connected with us calls again."""
@@ -521,11 +521,11 @@ class Channels:
         return True
 
 
-def _read_answer(data: bytes) -> Answered | Declined:
+def _read_answer(data: bytes) -> ChannelAccepted | ChannelRefused:
     try:
         said = read_said(data)
     except Malformed as error:
         raise LinkDown(f"somebody else has answered there: {error}") from None
-    if not isinstance(said, Answered | Declined):
+    if not isinstance(said, ChannelAccepted | ChannelRefused):
         raise LinkDown("somebody else has answered there; nothing was sent")
     return said

@@ -34,7 +34,7 @@ class NotEncrypted(nats_errors.Error):
         return "the server does not speak TLS; nothing was sent to it"
 
 
-class Connection(Client):
+class NatsConnection(Client):
     """One connection of the library, and those that it makes after it."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 
 from stigmergy.base.errors import LinkDown, NotRunning, Overloaded, TooLarge
-from stigmergy.control.protocol import Handler
+from stigmergy.control.protocol import RequestHandler
 from stigmergy.nats.channels import Channels, NatsChannel
 from stigmergy.nats.link import NatsLink
 from stigmergy.nats.naming import control_subject
@@ -25,10 +25,10 @@ REQUEST_S_MAX = 60.0
 GIVE_WAY_LINES = 64
 """After so many lines of a stream the node gets its turn."""
 
-__all__ = ["NatsBranch", "NatsDoor", "NatsRoom"]
+__all__ = ["NatsControlClient", "NatsControlServer", "NatsOwnerClient"]
 
 
-class NatsDoor:
+class NatsControlServer:
     """Answers for one shard. `rank` is asked at its start: the number of the claim by which the shard is owned."""
 
     def __init__(
@@ -36,14 +36,14 @@ class NatsDoor:
         link: NatsLink,
         fleet: str,
         shard: int,
-        handler: Handler,
-        rank: Callable[[], int] = lambda: 0,
+        handler: RequestHandler,
+        epoch: Callable[[], int] = lambda: 0,
         *,
         request_s_max: float = REQUEST_S_MAX,
     ) -> None:
         self._subject = control_subject(fleet, shard)
         self._handler = handler
-        self._rank = rank
+        self._epoch = epoch
         self._request_s_max = request_s_max
         self._channels = Channels(link, frame_bytes_max=REPLY_BYTES_MAX)
         self._asking = 0
@@ -51,7 +51,7 @@ class NatsDoor:
 
     async def start(self) -> None:
         """Begins to answer."""
-        await self._channels.listen(self._subject, self._serve, self._rank())
+        await self._channels.listen(self._subject, self._serve, self._epoch())
 
     async def close(self) -> None:
         """Answers nobody any more; who waits for an answer hears that it does not come."""
@@ -103,7 +103,7 @@ class NatsDoor:
             await channel.send(line)
 
 
-class NatsRoom:
+class NatsControlClient:
     """From where the owners of shards are asked, over one link."""
 
     def __init__(self, link: NatsLink, fleet: str) -> None:
@@ -111,9 +111,9 @@ class NatsRoom:
         self._fleet = fleet
         self.where = link.address.shown
 
-    def branch(self, shard: int) -> NatsBranch:
+    def branch(self, shard: int) -> NatsOwnerClient:
         """Who is asked for one shard."""
-        return NatsBranch(self._channels, self._fleet, shard, self.where)
+        return NatsOwnerClient(self._channels, self._fleet, shard, self.where)
 
     async def is_answered(self, shard: int) -> bool:
         """Whether somebody answers for a shard at this moment."""
@@ -129,7 +129,7 @@ class NatsRoom:
         await self._channels.close()
 
 
-class NatsBranch:
+class NatsOwnerClient:
     """The control endpoint of the owner of one shard, whoever that is when it is asked."""
 
     def __init__(self, channels: Channels, fleet: str, shard: int, where: str) -> None:

@@ -25,7 +25,7 @@ from nats.aio.subscription import Subscription
 
 from stigmergy.base.errors import ConfigError, LinkDown, StigmergyError, TooLarge
 from stigmergy.nats.address import NatsAddress
-from stigmergy.nats.client import CONNECTING_FAILS, Connection, end_quietly, explain, is_cancelled, tls_context
+from stigmergy.nats.client import CONNECTING_FAILS, NatsConnection, end_quietly, explain, is_cancelled, tls_context
 from stigmergy.nats.errors import Ack as Ack  # noqa: PLC0414 - others take it from here
 from stigmergy.nats.errors import JetStreamRefused, NoResponders, Unanswered, no_jetstream, read_ack
 
@@ -322,7 +322,7 @@ class NatsLink:
 
     async def _live(self) -> None:
         while not self._is_closing:
-            client = Connection()
+            client = NatsConnection()
             self._ended.clear()
             try:
                 await client.connect(**self._options())

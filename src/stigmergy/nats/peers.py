@@ -12,33 +12,33 @@ from stigmergy.base.errors import LinkDown
 from stigmergy.nats.channels import Channels
 from stigmergy.nats.link import NatsLink
 from stigmergy.nats.naming import tells_subject
-from stigmergy.network.peer_port import FRAME_BYTES_MAX, Answer, Channel
+from stigmergy.network.peer_port import FRAME_BYTES_MAX, Answer, PeerChannel
 
-__all__ = ["NatsNeighbourhood"]
+__all__ = ["NatsPeerNetwork"]
 
 
-class NatsNeighbourhood:
+class NatsPeerNetwork:
     """Where the owner of a shard listens for the owners of the others, and from where it calls them.
 
     `rank` is asked when it begins to listen: the number of the claim by which it owns the shard. A higher one silences
     whoever has a lower one.
     """
 
-    def __init__(self, link: NatsLink, fleet: str, shard: int, rank: Callable[[], int] = lambda: 0) -> None:
+    def __init__(self, link: NatsLink, fleet: str, shard: int, epoch: Callable[[], int] = lambda: 0) -> None:
         self._fleet = fleet
         self._shard = shard
-        self._rank = rank
+        self._epoch = epoch
         self._channels = Channels(link, frame_bytes_max=FRAME_BYTES_MAX)
 
     async def open(self, answer: Answer) -> None:
         """Listens at the shard's subject."""
 
-        async def serve(channel: Channel) -> None:
+        async def serve(channel: PeerChannel) -> None:
             await answer(channel)
 
-        await self._channels.listen(tells_subject(self._fleet, self._shard), serve, self._rank())
+        await self._channels.listen(tells_subject(self._fleet, self._shard), serve, self._epoch())
 
-    async def connect(self, process: int) -> Channel:
+    async def connect(self, process: int) -> PeerChannel:
         """Calls the owner of a shard."""
         try:
             return await self._channels.call(tells_subject(self._fleet, process - 1))

@@ -23,7 +23,7 @@ from stigmergy.bus.mapping import write_device_order
 from stigmergy.bus.port import Bus, BusMessage
 from stigmergy.bus.presence import Member, Presence, describe_node
 from stigmergy.bus.publisher import Publisher
-from stigmergy.bus.replies import Teller
+from stigmergy.bus.replies import Responder
 from stigmergy.bus.subscriptions import COLLECT_ALL
 from stigmergy.bus.topics import Topics, check_level_name
 from stigmergy.network.subscriber import Subscriber
@@ -32,9 +32,9 @@ from stigmergy.node.ingress import BUS_SOURCES
 from stigmergy.shard.inputs import EffectsSettled
 from stigmergy.shard.outbox import Pending
 from stigmergy.uplink.collector import Levels, Relay
-from stigmergy.uplink.names import Sender
+from stigmergy.uplink.names import UplinkSource
 from stigmergy.uplink.rules import UplinkRule
-from stigmergy.uplink.sender import UplinkStanding
+from stigmergy.uplink.sender import UplinkStatus
 
 RECALLED_COMMITS_MAX = 2_000
 """So many of the last commits are read at the start for what was published last."""
@@ -45,7 +45,7 @@ LOCAL_ONLY = "local-only"
 NO_BUS = "none"
 
 
-class LinkStanding(Struct, frozen=True):
+class LinkStatus(Struct, frozen=True):
     """How a node stands with its bus."""
 
     link: str = NO_BUS
@@ -55,7 +55,7 @@ class LinkStanding(Struct, frozen=True):
     owed: int = 0
     """Published messages that the broker has not taken yet."""
     members: int = 0
-    uplink: UplinkStanding | None = None
+    uplink: UplinkStatus | None = None
     """How far the receiver of the node's uplink is behind; None without one."""
 
 
@@ -81,7 +81,7 @@ class BusLink:
         self.node = check_level_name("node", node)
         self.topics = Topics(declaration.name, check_level_name("site", site))
         me = describe_this_node(host, node, entropy, version)
-        self.teller = Teller(bus, self.topics, node, clock.monotonic_ns, refusals_per_s=settings.bus.refusals_per_s)
+        self.teller = Responder(bus, self.topics, node, clock.monotonic_ns, refusals_per_s=settings.bus.refusals_per_s)
         self.publisher = Publisher(
             bus,
             self.topics,
@@ -113,7 +113,7 @@ class BusLink:
             every_s=settings.bus.presence_every_s,
             gone_s=settings.bus.presence_gone_s,
         )
-        sender = Sender(declaration.name, site, node)
+        sender = UplinkSource(declaration.name, site, node)
         all_of_them = (COLLECT_ALL,) if collects else ()
         collected = (*declaration.collects, *all_of_them)
         self.relay = Relay(bus, host, sender, me.run, self.teller, uplink, collected, levels)
@@ -163,10 +163,10 @@ class BusLink:
         """Who is in the fleet, as far as is known."""
         return self.presence.members()
 
-    def standing(self) -> LinkStanding:
+    def standing(self) -> LinkStatus:
         """How this node stands with its bus."""
         error = self._bus.last_error
-        return LinkStanding(
+        return LinkStatus(
             link=LOCAL_ONLY if self._is_local_only else UP,
             why=self.presence.conflict or ("" if error is None else str(error)) or self.relay.why_cut_off,
             owed=self.publisher.owed,
@@ -255,7 +255,7 @@ def describe_this_node(host: Host, node: str, entropy: Entropy, version: str) ->
     """What this run of a node says about itself."""
     since = datetime.fromtimestamp(host.clock.wall_ns() / 1_000_000_000, UTC).isoformat(timespec="seconds")
     run = entropy.token(RUN_BYTES).hex()
-    member = describe_node(node, run, version, since, host.declaration.plans, host.declaration.hands.by_tag)
+    member = describe_node(node, run, version, since, host.declaration.plans, host.declaration.actuators.by_tag)
     # Of several owners of shards each runs those of its shards only; they announce nothing.
     if len(host.journal.identity.owned) < host.shards.total:
         return member

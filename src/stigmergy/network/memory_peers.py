@@ -1,6 +1,6 @@
 """The neighbour port in memory, for tests and the simulator: processes that are objects in one event loop.
 
-`MemoryStreet` is what connects them, and outlives them: a test can cut off a process, or let it die.
+`MemoryPeerHub` is what connects them, and outlives them: a test can cut off a process, or let it die.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import asyncio
 from collections import deque
 
 from stigmergy.base.errors import LinkDown, TooLarge
-from stigmergy.network.peer_port import FRAME_BYTES_MAX, Answer, Channel
+from stigmergy.network.peer_port import FRAME_BYTES_MAX, Answer, PeerChannel
 
 FRAMES_WAITING_MAX = 16
 """Who sends more waits until the other side has read some."""
@@ -57,7 +57,7 @@ class MemoryChannel:
         return self.other or self
 
 
-class MemoryStreet:
+class MemoryPeerHub:
     """Where the processes of a fleet find each other."""
 
     def __init__(self) -> None:
@@ -65,9 +65,9 @@ class MemoryStreet:
         self._served: dict[int, dict[asyncio.Task[None], MemoryChannel]] = {}
         self._channels: list[tuple[int, int, MemoryChannel]] = []
 
-    def neighbourhood(self, process: int) -> MemoryNeighbourhood:
+    def peer_network(self, process: int) -> MemoryPeerNetwork:
         """The street as one process sees it."""
-        return MemoryNeighbourhood(self, process)
+        return MemoryPeerNetwork(self, process)
 
     def connect(self, caller: int, process: int) -> MemoryChannel:
         """Connects two of them."""
@@ -100,24 +100,24 @@ class MemoryStreet:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-class MemoryNeighbourhood:
+class MemoryPeerNetwork:
     """The Neighbourhood port over a street."""
 
-    def __init__(self, street: MemoryStreet, process: int) -> None:
-        self._street = street
+    def __init__(self, hub: MemoryPeerHub, process: int) -> None:
+        self._hub = hub
         self._process = process
 
     async def open(self, answer: Answer) -> None:
         """Listens."""
-        self._street.answers[self._process] = answer
+        self._hub.answers[self._process] = answer
 
-    async def connect(self, process: int) -> Channel:
+    async def connect(self, process: int) -> PeerChannel:
         """Calls a neighbour."""
-        return self._street.connect(self._process, process)
+        return self._hub.connect(self._process, process)
 
     async def close(self) -> None:
         """Listens no more."""
-        await self._street.leave(self._process)
+        await self._hub.leave(self._process)
 
 
 async def _served(answer: Answer, channel: MemoryChannel) -> None:

@@ -9,7 +9,7 @@ FRAME_BYTES_MAX = 1024 * 1024
 """A longer frame is refused, and its connection closed."""
 
 
-class Channel(Protocol):
+class PeerChannel(Protocol):
     """One connection between two processes.
 
     Ordering: frames arrive in the order in which they were sent.
@@ -32,18 +32,18 @@ class Channel(Protocol):
         ...
 
 
-Answer = Callable[[Channel], Awaitable[None]]
+Answer = Callable[[PeerChannel], Awaitable[None]]
 """Serves one connection that a neighbour has begun; the connection is closed when it is done."""
 
 
-class Neighbourhood(Protocol):
+class PeerNetwork(Protocol):
     """Where a process listens for its neighbours, and from where it calls them. Processes are numbered from 1."""
 
     async def open(self, answer: Answer) -> None:
         """Listens; `answer` is called for each who connects. Raises ConfigError where it cannot be."""
         ...
 
-    async def connect(self, process: int) -> Channel:
+    async def connect(self, process: int) -> PeerChannel:
         """Calls a neighbour. Raises LinkDown if it does not answer now; never waits for one that is not there."""
         ...
 

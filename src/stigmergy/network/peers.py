@@ -6,25 +6,27 @@ from collections.abc import Sequence
 
 from msgspec import structs
 
-from stigmergy.network.peer_port import Channel, Neighbourhood
+from stigmergy.network.peer_port import PeerChannel, PeerNetwork
 from stigmergy.network.shares import Share
-from stigmergy.network.tell_receiver import Receiving, ReceivingCounters
-from stigmergy.network.tell_sender import Sending, SendingCounters
+from stigmergy.network.tell_receiver import TellReceiver, TellReceiverCounters
+from stigmergy.network.tell_sender import TellSender, TellSenderCounters
 from stigmergy.node.host import Host
 from stigmergy.shard.outbox import Pending
 
 
-class Neighbours:
+class PeerProcesses:
     """Makes a host one of several. Make it before the host starts, which releases then what is still owed; `start` it
     right behind that, before the host takes its first turn."""
 
-    def __init__(self, host: Host, neighbourhood: Neighbourhood, share: Share) -> None:
+    def __init__(self, host: Host, peer_network: PeerNetwork, share: Share) -> None:
         self._host = host
-        self._neighbourhood = neighbourhood
+        self._peer_network = peer_network
         self._share = share
-        self._sent = SendingCounters()
-        self._received = ReceivingCounters()
-        self._sendings = {process: Sending(host, neighbourhood, share, process, self._sent) for process in share.others}
+        self._sent = TellSenderCounters()
+        self._received = TellReceiverCounters()
+        self._sendings = {
+            process: TellSender(host, peer_network, share, process, self._sent) for process in share.others
+        }
         host.shards.owner_of = self.owner_of
         host.tells.elsewhere = self
 
@@ -33,14 +35,14 @@ class Neighbours:
         for sending in self._sendings.values():
             sending.start()
         try:
-            await self._neighbourhood.open(self._serve)
+            await self._peer_network.open(self._serve)
         except BaseException:
             await self.stop()
             raise
 
     async def stop(self) -> None:
         """Takes and sends nothing more. What was not confirmed stays owed on either side."""
-        await self._neighbourhood.close()
+        await self._peer_network.close()
         for sending in self._sendings.values():
             await sending.stop()
 
@@ -63,5 +65,5 @@ class Neighbours:
         """Neighbours that do not want us, and why."""
         return [sending.trouble for sending in self._sendings.values() if sending.trouble]
 
-    async def _serve(self, channel: Channel) -> None:
-        await Receiving(self._host, self._share, channel, self._received).serve()
+    async def _serve(self, channel: PeerChannel) -> None:
+        await TellReceiver(self._host, self._share, channel, self._received).serve()

@@ -17,29 +17,29 @@ from stigmergy.base.clock import Entropy
 from stigmergy.base.trust import Signer
 from stigmergy.bus.presence import Member
 from stigmergy.claims.port import Ledger, SignedLedger
-from stigmergy.claims.service import Claims, ClaimsStanding, life_of
-from stigmergy.membership.mesh import MEMBERSHIP, REPLICAS, Alone, Mesh, MeshChannels
+from stigmergy.claims.service import ClaimService, ClaimsStatus, life_of
+from stigmergy.membership.mesh import MEMBERSHIP, REPLICAS, Mesh, MeshChannels, NullMesh
 from stigmergy.membership.service import Membership
 from stigmergy.network.bus_link import tell_interested
-from stigmergy.network.replicator import Replicator, SharedStanding
+from stigmergy.network.replicator import Replicator, SharedStatus
 from stigmergy.node.host import Host
 
 LIFE_BYTES = 4
 ALONE = "alone"
 
-Names = Callable[[], Sequence[str]]
+ListNames = Callable[[], Sequence[str]]
 """Who is there, as a transport with presence knows it."""
 
 
-class Company(Struct, frozen=True):
+class ReplicationStatus(Struct, frozen=True):
     """How a node stands with others: what it shares, and what it has claimed. None: it does not."""
 
-    shared: SharedStanding | None = None
-    claims: ClaimsStanding | None = None
+    shared: SharedStatus | None = None
+    claims: ClaimsStatus | None = None
     members: int = 0
 
 
-class Companions:
+class Replication:
     """The others' side of a host. Without a mesh only its own agents share, without a ledger nothing is granted."""
 
     def __init__(
@@ -50,7 +50,7 @@ class Companions:
         *,
         mesh: Mesh | None = None,
         ledger: Ledger | None = None,
-        names: Names | None = None,
+        names: ListNames | None = None,
         me: Member | None = None,
         seeds: Sequence[str] = (),
         trusted: Sequence[bytes] = (),
@@ -61,7 +61,7 @@ class Companions:
         self._channels: MeshChannels | None = None
         self.membership: Membership | None = None
         self.replicas: Replicator | None = None
-        self.claims: Claims | None = None
+        self.claims: ClaimService | None = None
         if mesh is not None and names is None and me is not None:
             self._channels = MeshChannels(mesh)
             self.membership = Membership(
@@ -77,7 +77,7 @@ class Companions:
             host.assignment.locate = self.membership.locate
         if any(plan.shared for plan in host.declaration.plans.values()):
             # Also alone: agents of this node that share a field hear of each other's writes.
-            own: Mesh = mesh or Alone(ALONE)
+            own: Mesh = mesh or NullMesh(ALONE)
             if self._channels is not None:
                 own = self._channels.channel(REPLICAS)
             self.replicas = Replicator(
@@ -87,7 +87,7 @@ class Companions:
         if isinstance(ledger, SignedLedger):
             ledger.sign_with(signer, trusted)
         if ledger is not None:
-            host.claims = self.claims = Claims(
+            host.claims = self.claims = ClaimService(
                 ledger,
                 signer,
                 host.verifier,
@@ -134,9 +134,9 @@ class Companions:
         """Who is there, where the mesh is probed for it."""
         return [] if self.membership is None else self.membership.members()
 
-    def standing(self) -> Company:
+    def standing(self) -> ReplicationStatus:
         """How this node stands with the others."""
-        return Company(
+        return ReplicationStatus(
             shared=None if self.replicas is None else self.replicas.standing(),
             claims=None if self.claims is None else self.claims.standing(),
             members=len(self.members()),

@@ -28,12 +28,12 @@ from stigmergy.agents.shared import (
 from stigmergy.base.clock import Entropy
 from stigmergy.base.errors import NotRunning, StigmergyError
 from stigmergy.base.trust import Signer
-from stigmergy.crdt.anti_entropy.authorship import Node, Quarantined, Trust
-from stigmergy.crdt.anti_entropy.held import Hand
-from stigmergy.crdt.anti_entropy.machine import Machine
-from stigmergy.crdt.anti_entropy.rules import Moment, Rules
+from stigmergy.crdt.anti_entropy.authorship import NodeIdentity, Quarantined, Trust
+from stigmergy.crdt.anti_entropy.held_object import PendingMerge
+from stigmergy.crdt.anti_entropy.machine import AntiEntropy
+from stigmergy.crdt.anti_entropy.rules import ClockReading, Rules
 from stigmergy.crdt.delta import read_delta
-from stigmergy.crdt.store import Store
+from stigmergy.crdt.store import ReplicaStore
 from stigmergy.crdt.value import SharedValue
 from stigmergy.membership.mesh import Mesh
 from stigmergy.node.host import Host
@@ -43,7 +43,7 @@ from stigmergy.shard.inputs import SharedReceived
 # Where replicas are in a host: which field of which agent is a replica of which object, and what of it is on disk.
 
 
-class Place(Struct, frozen=True):
+class SharedReplica(Struct, frozen=True):
     """A shared field of an agent here."""
 
     object: str
@@ -54,13 +54,13 @@ class Place(Struct, frozen=True):
     field: str
 
 
-class Places:
+class SharedReplicas:
     """All shared fields of all agents of one host."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        self._by_field: dict[tuple[str, str], Place] = {}
-        self._by_replica: dict[tuple[str, bytes], Place] = {}
+        self._by_field: dict[tuple[str, str], SharedReplica] = {}
+        self._by_replica: dict[tuple[str, bytes], SharedReplica] = {}
         self._apart: dict[tuple[str, str], str] = {}
         """Fields that belong to no object, by kind and name: why, for the first agent."""
 
@@ -74,7 +74,7 @@ class Places:
                 if self._fields(address) and address not in shard.state.at_rest:
                     yield address
 
-    def take(self, address: str) -> list[tuple[Place, Store, SharedValue]]:
+    def take(self, address: str) -> list[tuple[SharedReplica, ReplicaStore, SharedValue]]:
         """The shared fields of an agent that were not known yet, with what is on disk of them and an empty value.
 
         Without those that `shared(by=…)` has no group for: it may be another function since the agent was made. The
@@ -86,12 +86,12 @@ class Places:
         kind, _, agent_id = address.partition("/")
         shard = self._host.intake.shard_of(address)
         replica = self._host.shards[shard].state.replica_of(address)
-        taken: list[tuple[Place, Store, SharedValue]] = []
+        taken: list[tuple[SharedReplica, ReplicaStore, SharedValue]] = []
         for name, field in self._fields(address).items():
             if (address, name) not in self._by_field:
-                store: Store = getattr(agent, name).store
+                store: ReplicaStore = getattr(agent, name).store
                 try:
-                    place = Place(field.object_of(kind, agent_id), replica, shard, address, name)
+                    place = SharedReplica(field.object_of(kind, agent_id), replica, shard, address, name)
                 except Exception as error:  # a function of the user's may raise anything
                     self._apart.setdefault((kind, name), f"{address}, {type(error).__name__}: {error}")
                     continue
@@ -100,15 +100,15 @@ class Places:
                 taken.append((place, store, field.initial))
         return taken
 
-    def of_field(self, address: str, field: str) -> Place | None:
+    def of_field(self, address: str, field: str) -> SharedReplica | None:
         """The place of a field of an agent; None for a field that is not shared any more."""
         return self._by_field.get((address, field))
 
-    def of_replica(self, name: str, replica: bytes) -> Place:
+    def of_replica(self, name: str, replica: bytes) -> SharedReplica:
         """The place of a replica of ours."""
         return self._by_replica[name, replica]
 
-    def durable(self, place: Place) -> Store:
+    def durable(self, place: SharedReplica) -> ReplicaStore:
         """What is on disk of it."""
         value: SharedValue = getattr(self._host.durable_image(place.agent), place.field)
         return value.store
@@ -134,12 +134,12 @@ TICK_S_MAX = 1.0
 FRAME_BYTES = 4 * 1024
 """What a state may have around it on its way."""
 
-Roster = Callable[[], Sequence[str]]
+ListMembers = Callable[[], Sequence[str]]
 """The names of all members, as far as is known; our own may be among them."""
 Shared = tuple[str, SharedChanged | Merged | None]
 
 
-class SharedStanding(Struct, frozen=True):
+class SharedStatus(Struct, frozen=True):
     """How this node stands with the others that share its state."""
 
     objects: int = 0
@@ -165,7 +165,7 @@ class Replicator:
         mesh: Mesh,
         signer: Signer,
         entropy: Entropy,
-        roster: Roster,
+        roster: ListMembers,
         *,
         trusted: Sequence[bytes] | None = None,
         settings: SharedSettings | None = None,
@@ -173,10 +173,10 @@ class Replicator:
         self._host = host
         self._mesh = mesh
         self._roster = roster
-        self._places = Places(host)
+        self._places = SharedReplicas(host)
         fleet, chance = host.declaration.name, random.Random(entropy.token(SEED_BYTES))
-        self.machine = Machine(
-            Node(fleet, mesh.node, signer.algorithm, signer.public_key, host.replica_incarnation),
+        self.machine = AntiEntropy(
+            NodeIdentity(fleet, mesh.node, signer.algorithm, signer.public_key, host.replica_incarnation),
             Trust(
                 sign=signer.sign,
                 verify=host.verifier.verify,
@@ -234,10 +234,10 @@ class Replicator:
 
     # ------------------------------------------------------------------ for people
 
-    def standing(self) -> SharedStanding:
+    def standing(self) -> SharedStatus:
         """How this node stands with the others."""
         objects = self.machine.objects
-        return SharedStanding(
+        return SharedStatus(
             objects=len(objects),
             replicas=len(self._places),
             peers=self.machine.peers_count,
@@ -321,9 +321,9 @@ class Replicator:
         delay_s = max(TICK_S_MIN, (wake_ns - now_ns) / SECOND_NS)
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick)
 
-    def _moment(self) -> Moment:
+    def _moment(self) -> ClockReading:
         clock = self._host.clock
-        return Moment(clock.monotonic_ns(), clock.wall_ns())
+        return ClockReading(clock.monotonic_ns(), clock.wall_ns())
 
     # ------------------------------------------------------------------ what goes out
 
@@ -340,13 +340,13 @@ class Replicator:
         ready = self.machine.ready(self._moment())
         for to, data in ready.datagrams:
             self._mesh.send_nowait(to, data)
-        for hand in ready.hands:
-            self._hand(hand)
+        for merge in ready.merges:
+            self._merge(merge)
         self._arm()
 
-    def _hand(self, hand: Hand) -> None:
-        place = self._places.of_replica(hand.object, hand.replica)
-        received = SharedReceived(place.agent, place.field, hand.deltas, hand.state)
+    def _merge(self, merge: PendingMerge) -> None:
+        place = self._places.of_replica(merge.object, merge.replica)
+        received = SharedReceived(place.agent, place.field, merge.deltas, merge.state)
         try:
             taken = self._host.intake.take(place.shard, received)
         except StigmergyError as error:
@@ -354,7 +354,7 @@ class Replicator:
             return
         taken.add_done_callback(partial(self._taken, place))
 
-    def _taken(self, place: Place, done: asyncio.Future[None]) -> None:
+    def _taken(self, place: SharedReplica, done: asyncio.Future[None]) -> None:
         """What was handed over is on disk, or it was not taken."""
         error = NotRunning("cancelled") if done.cancelled() else done.exception()
         if not self._running:
@@ -366,7 +366,7 @@ class Replicator:
             self.machine.merged(place.object, place.replica, self._places.durable(place), self._moment())
         self._flush_soon()
 
-    def _refused(self, place: Place, error: BaseException) -> None:
+    def _refused(self, place: SharedReplica, error: BaseException) -> None:
         if not isinstance(error, NotRunning):
             self._declined[place.object] = f"shared object '{place.object}': not taken from peers: {error}"
         self.machine.declined(place.object, place.replica, self._moment())
@@ -383,7 +383,7 @@ def rules_of(settings: SharedSettings) -> Rules:
         resend_ns=int(settings.resend_s * SECOND_NS),
         buffer_bytes_max=settings.buffer_bytes_max,
         batch_bytes_max=DELTAS_BYTES_MAX // 2,
-        hand_bytes_max=DELTAS_BYTES_MAX // 2,
+        merge_bytes_max=DELTAS_BYTES_MAX // 2,
         body_bytes_max=STATE_BYTES_MAX + FRAME_BYTES,
         skew_ns_max=int(settings.skew_s * SECOND_NS),
         retire_ns=int(settings.retire_after_s * SECOND_NS),

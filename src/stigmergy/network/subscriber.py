@@ -48,7 +48,7 @@ from stigmergy.bus.mapping import (
 )
 from stigmergy.bus.port import Bus, BusMessage, Gate
 from stigmergy.bus.quotas import Quotas
-from stigmergy.bus.replies import QUERY, Teller
+from stigmergy.bus.replies import QUERY, Responder
 from stigmergy.bus.subscriptions import Listen
 from stigmergy.bus.topics import (
     AGENT_LEVELS,
@@ -116,7 +116,7 @@ class Subscriber:
         bus: Bus,
         topics: Topics,
         host: Host,
-        teller: Teller,
+        teller: Responder,
         settings: BusSettings,
         fresh_id: Callable[[], str],
     ) -> None:

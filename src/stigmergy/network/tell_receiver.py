@@ -13,34 +13,34 @@ from msgspec import Struct
 from stigmergy.agents.codec import printable
 from stigmergy.agents.effects import shard_sink
 from stigmergy.base.errors import Bug, DataLost, LinkDown, Malformed, NotRunning, StigmergyError
-from stigmergy.network.peer_port import Channel
+from stigmergy.network.peer_port import PeerChannel
 from stigmergy.network.shares import Share
 from stigmergy.network.tell_sender import (
     FORMAT,
-    Arrived,
-    Declined,
-    Frame,
-    Goodbye,
     Hello,
-    Opening,
-    Parcel,
-    Reached,
+    PairOpening,
+    PairPosition,
+    PeerFrame,
+    PeerRefused,
+    TellBatch,
+    TellsAcknowledged,
+    TellsRefused,
     Welcome,
     read_frame,
     write_frame,
 )
 from stigmergy.node.host import Host
-from stigmergy.node.mailbox import Letter
+from stigmergy.node.mailbox import Queued
 from stigmergy.shard.inputs import Delivery
 
 HELLO_S_MAX = 5.0
 """Who connects and says nothing for so long is sent away."""
-PARCELS_WAITING_MAX = 256
+TELL_BATCHES_WAITING_MAX = 256
 """One who sends more parcels than this before any of them is durable does not keep to its window."""
 REASON_CHARS_MAX = 500
 
 
-class ReceivingCounters(Struct):
+class TellReceiverCounters(Struct):
     """What came from neighbours."""
 
     neighbour_tells_in: int = 0
@@ -48,10 +48,10 @@ class ReceivingCounters(Struct):
     neighbours_refused: int = 0
 
 
-class Receiving:
+class TellReceiver:
     """Serves one connection, until it breaks."""
 
-    def __init__(self, host: Host, share: Share, channel: Channel, counters: ReceivingCounters) -> None:
+    def __init__(self, host: Host, share: Share, channel: PeerChannel, counters: TellReceiverCounters) -> None:
         self._host = host
         self._share = share
         self._channel = channel
@@ -59,7 +59,7 @@ class Receiving:
         self._from = 0
         self._waiting = 0
         """Parcels that are not durable yet."""
-        self._replies: dict[tuple[str, int, int], Frame] = {}
+        self._replies: dict[tuple[str, int, int], PeerFrame] = {}
         """What is to be said, one of a kind for each pair: a later one says more."""
         self._woken = asyncio.Event()
         self._is_over = False
@@ -108,12 +108,12 @@ class Receiving:
         share = self._share
         return Hello(FORMAT, self._host.declaration.name, share.shards, share.process, share.processes)
 
-    def _take(self, frame: Frame) -> None:
+    def _take(self, frame: PeerFrame) -> None:
         match frame:
-            case Opening():
+            case PairOpening():
                 self._check_pair(frame.source, frame.target)
                 self._reached(frame)
-            case Parcel():
+            case TellBatch():
                 self._check_pair(frame.source, frame.target)
                 self._put(frame)
             case _:
@@ -125,7 +125,7 @@ class Receiving:
         if not theirs or target not in self._host.shards:
             raise Malformed(f"shard {source} of process {self._from} has nothing to tell shard {target} here")
 
-    def _reached(self, opening: Opening) -> None:
+    def _reached(self, opening: PairOpening) -> None:
         marks = self._host.shards[opening.target].state.marks
         consumed = marks.consumed(shard_sink(opening.source), 0)
         if consumed < opening.settled:
@@ -136,31 +136,31 @@ class Receiving:
             )
             self._host.fail(lost)
             raise lost
-        self._say("reached", Reached(opening.source, opening.target, consumed))
+        self._say("reached", PairPosition(opening.source, opening.target, consumed))
 
-    def _put(self, parcel: Parcel) -> None:
-        if self._waiting >= PARCELS_WAITING_MAX:
+    def _put(self, batch: TellBatch) -> None:
+        if self._waiting >= TELL_BATCHES_WAITING_MAX:
             raise Malformed(f"{self._waiting} parcels wait already; a neighbour keeps to its window")
-        if not parcel.items or parcel.sequence < 1:
+        if not batch.items or batch.sequence < 1:
             raise Malformed("a parcel has items, and sequences count from 1")
         self._waiting += 1
-        self._counters.neighbour_tells_in += len(parcel.items)
-        delivery = Delivery(shard_sink(parcel.source), parcel.items, sequence=parcel.sequence, epoch=parcel.epoch)
-        ticket = _Ticket(parcel, self._arrived, self._declined)
-        self._host.intake.put_letter(Letter(parcel.target, delivery, (ticket,), len(parcel.items)))
+        self._counters.neighbour_tells_in += len(batch.items)
+        delivery = Delivery(shard_sink(batch.source), batch.items, sequence=batch.sequence, epoch=batch.epoch)
+        ticket = _Ticket(batch, self._arrived, self._declined)
+        self._host.intake.put_queued(Queued(batch.target, delivery, (ticket,), len(batch.items)))
 
-    def _arrived(self, parcel: Parcel) -> None:
+    def _arrived(self, batch: TellBatch) -> None:
         self._waiting -= 1
-        last = parcel.sequence + len(parcel.items) - 1
-        self._say("arrived", Arrived(parcel.source, parcel.target, last))
+        last = batch.sequence + len(batch.items) - 1
+        self._say("arrived", TellsAcknowledged(batch.source, batch.target, last))
 
-    def _declined(self, parcel: Parcel, error: Exception) -> None:
+    def _declined(self, batch: TellBatch, error: Exception) -> None:
         self._waiting -= 1
         self._counters.neighbour_parcels_declined += 1
         why = printable(error, REASON_CHARS_MAX)
-        self._say("declined", Declined(parcel.source, parcel.target, type(error).__name__, why))
+        self._say("declined", TellsRefused(batch.source, batch.target, type(error).__name__, why))
 
-    def _say(self, kind: str, frame: Reached | Arrived | Declined) -> None:
+    def _say(self, kind: str, frame: PairPosition | TellsAcknowledged | TellsRefused) -> None:
         if not self._is_over:
             self._replies[kind, frame.source, frame.target] = frame
             self._woken.set()
@@ -184,7 +184,7 @@ class Receiving:
             return
         self._counters.neighbours_refused += 1
         try:
-            await self._channel.send(write_frame(Goodbye(printable(error, REASON_CHARS_MAX))))
+            await self._channel.send(write_frame(PeerRefused(printable(error, REASON_CHARS_MAX))))
         except StigmergyError:
             return
 
@@ -192,17 +192,17 @@ class Receiving:
 class _Ticket:
     """Waits until a parcel is durable, and tells the connection that it came over."""
 
-    __slots__ = ("_arrived", "_declined", "_parcel")
+    __slots__ = ("_arrived", "_batch", "_declined")
 
     def __init__(
-        self, parcel: Parcel, arrived: Callable[[Parcel], None], declined: Callable[[Parcel, Exception], None]
+        self, batch: TellBatch, arrived: Callable[[TellBatch], None], declined: Callable[[TellBatch, Exception], None]
     ) -> None:
-        self._parcel = parcel
+        self._batch = batch
         self._arrived = arrived
         self._declined = declined
 
     def resolve(self) -> None:
-        self._arrived(self._parcel)
+        self._arrived(self._batch)
 
     def fail(self, error: Exception) -> None:
-        self._declined(self._parcel, error)
+        self._declined(self._batch, error)

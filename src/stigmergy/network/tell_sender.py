@@ -18,7 +18,7 @@ from msgspec import Struct, field
 from stigmergy.agents.codec import UNDECODABLE, printable
 from stigmergy.agents.effects import shard_sink
 from stigmergy.base.errors import Bug, DataLost, LinkDown, Malformed, StaleEpoch, StigmergyError
-from stigmergy.network.peer_port import Channel, Neighbourhood
+from stigmergy.network.peer_port import PeerChannel, PeerNetwork
 from stigmergy.network.shares import Share, owned_by
 from stigmergy.node.host import Host
 from stigmergy.node.tells import told_items
@@ -28,8 +28,8 @@ from stigmergy.shard.outbox import Pending
 # What processes that share a fleet say to each other, and its bytes.
 #
 # Who connects says hello, and is welcomed or sent away. Then, for each pair of shards over which it has something to
-# tell, it asks how far that pair is (`Opening`, `Reached`), and sends (`Parcel`) what follows; it hears when that is
-# durable (`Arrived`), or why it was not taken (`Declined`), which ends the connection.
+# tell, it asks how far that pair is (`PairOpening`, `PairPosition`), and sends (`TellBatch`) what follows; it hears
+# when that is durable (`TellsAcknowledged`), or why it was not taken (`TellsRefused`), which ends the connection.
 
 FORMAT = 1
 
@@ -48,13 +48,13 @@ class Welcome(Struct, array_like=True, frozen=True, tag=2):
     """The other one is who we take it for."""
 
 
-class Goodbye(Struct, array_like=True, frozen=True, tag=3):
+class PeerRefused(Struct, array_like=True, frozen=True, tag=3):
     """It is not, or what it does is wrong; and why. The connection is closed."""
 
     why: str
 
 
-class Opening(Struct, array_like=True, frozen=True, tag=4):
+class PairOpening(Struct, array_like=True, frozen=True, tag=4):
     """We have something to tell over this pair of shards; so far the receiver has said that it has durable."""
 
     source: int
@@ -62,7 +62,7 @@ class Opening(Struct, array_like=True, frozen=True, tag=4):
     settled: int
 
 
-class Reached(Struct, array_like=True, frozen=True, tag=5):
+class PairPosition(Struct, array_like=True, frozen=True, tag=5):
     """So far the pair has been consumed; nothing behind it was, ever."""
 
     source: int
@@ -70,7 +70,7 @@ class Reached(Struct, array_like=True, frozen=True, tag=5):
     consumed: int
 
 
-class Parcel(Struct, array_like=True, frozen=True, tag=6):
+class TellBatch(Struct, array_like=True, frozen=True, tag=6):
     """Tells that follow each other, from one shard to another; the first has this sequence."""
 
     source: int
@@ -80,7 +80,7 @@ class Parcel(Struct, array_like=True, frozen=True, tag=6):
     items: list[tuple[str, bytes]]
 
 
-class Arrived(Struct, array_like=True, frozen=True, tag=7):
+class TellsAcknowledged(Struct, array_like=True, frozen=True, tag=7):
     """Up to here the pair's tells are durable at the receiver."""
 
     source: int
@@ -88,7 +88,7 @@ class Arrived(Struct, array_like=True, frozen=True, tag=7):
     last: int
 
 
-class Declined(Struct, array_like=True, frozen=True, tag=8):
+class TellsRefused(Struct, array_like=True, frozen=True, tag=8):
     """A parcel was not taken: the name of the error, and what it says."""
 
     source: int
@@ -97,13 +97,13 @@ class Declined(Struct, array_like=True, frozen=True, tag=8):
     why: str
 
 
-Frame = Hello | Welcome | Goodbye | Opening | Reached | Parcel | Arrived | Declined
+PeerFrame = Hello | Welcome | PeerRefused | PairOpening | PairPosition | TellBatch | TellsAcknowledged | TellsRefused
 
-_decoder: msgspec.msgpack.Decoder[Frame] = msgspec.msgpack.Decoder(Frame)
+_decoder: msgspec.msgpack.Decoder[PeerFrame] = msgspec.msgpack.Decoder(PeerFrame)
 write_frame = msgspec.msgpack.Encoder().encode
 
 
-def read_frame(data: bytes) -> Frame:
+def read_frame(data: bytes) -> PeerFrame:
     """Reads a frame; raises Malformed."""
     try:
         return _decoder.decode(data)
@@ -111,10 +111,10 @@ def read_frame(data: bytes) -> Frame:
         raise Malformed(f"a neighbour sent what does not decode ({error}); run the same version in all") from None
 
 
-PARCEL_ITEMS_MAX = 1_000
-PARCEL_BYTES_MAX = 256 * 1024
+TELL_BATCH_ITEMS_MAX = 1_000
+TELL_BATCH_BYTES_MAX = 256 * 1024
 """A parcel with so much in it is sent; a single tell may be larger."""
-PARCELS_IN_FLIGHT_MAX = 64
+TELL_BATCHES_IN_FLIGHT_MAX = 64
 BYTES_IN_FLIGHT_MAX = 4 * 1024 * 1024
 """What is under way to one neighbour and not confirmed; then it waits in the outbox."""
 PAUSE_S = 0.02
@@ -128,7 +128,7 @@ Pair = tuple[int, int]
 """A shard of ours, and one of the neighbour's."""
 
 
-class SendingCounters(Struct):
+class TellSenderCounters(Struct):
     """What went to neighbours."""
 
     neighbour_tells_out: int = 0
@@ -149,14 +149,14 @@ class _Lane(Struct):
     """On this connection: whether the neighbour was asked how far the pair is, and has said it."""
 
 
-class Sending:
+class TellSender:
     """Sends to one process. `start` once the host has recovered, `stop` at the end."""
 
     def __init__(
-        self, host: Host, neighbourhood: Neighbourhood, share: Share, process: int, counters: SendingCounters
+        self, host: Host, peer_network: PeerNetwork, share: Share, process: int, counters: TellSenderCounters
     ) -> None:
         self._host = host
-        self._neighbourhood = neighbourhood
+        self._peer_network = peer_network
         self._share = share
         self._process = process
         self._counters = counters
@@ -165,7 +165,7 @@ class Sending:
         """Pairs that have something to send now, in the order in which they get their turn."""
         self._in_flight: dict[Pair, deque[tuple[int, int]]] = {}
         """Parcels under way: the last sequence and the bytes of each."""
-        self._parcels_count = 0
+        self._batches_count = 0
         self._bytes_count = 0
         self._woken = asyncio.Event()
         self._broken: Exception | None = None
@@ -219,7 +219,7 @@ class Sending:
         while True:
             await self._wait_owed()
             try:
-                channel = await self._neighbourhood.connect(self._process)
+                channel = await self._peer_network.connect(self._process)
             except StigmergyError:
                 await self._pause()
                 continue
@@ -251,7 +251,7 @@ class Sending:
         await asyncio.sleep(self._pause_s)
         self._pause_s = min(PAUSE_S_MAX, self._pause_s * 2)
 
-    async def _talk(self, channel: Channel) -> None:
+    async def _talk(self, channel: PeerChannel) -> None:
         """One connection, from hello until it breaks, which is raised, or until nothing is owed any more."""
         await self._meet(channel)
         self.is_up, self.trouble, self._pause_s, self._broken = True, "", PAUSE_S, None
@@ -288,7 +288,7 @@ class Sending:
             return False
         return True
 
-    async def _meet(self, channel: Channel) -> None:
+    async def _meet(self, channel: PeerChannel) -> None:
         share = self._share
         hello = Hello(FORMAT, self._host.declaration.name, share.shards, share.process, share.processes)
         await channel.send(write_frame(hello))
@@ -297,12 +297,12 @@ class Sending:
                 answer = read_frame(await channel.receive())
         except TimeoutError:
             raise LinkDown(f"process {self._process} has not answered for {WELCOME_S_MAX:g} s") from None
-        if isinstance(answer, Goodbye):
+        if isinstance(answer, PeerRefused):
             raise Malformed(answer.why)
         if not isinstance(answer, Welcome):
             raise Malformed(f"it answered a hello with {type(answer).__name__}; run the same version in all processes")
 
-    async def _hear(self, channel: Channel) -> None:
+    async def _hear(self, channel: PeerChannel) -> None:
         try:
             while self._broken is None:
                 self._take(read_frame(await channel.receive()))
@@ -318,7 +318,7 @@ class Sending:
         """Everything that was not confirmed waits again, in order, before what came later."""
         self._ready.clear()
         self._in_flight.clear()
-        self._parcels_count = self._bytes_count = 0
+        self._batches_count = self._bytes_count = 0
         for lane in self._lanes.values():
             lane.waiting.extendleft(reversed(lane.under_way))
             lane.under_way.clear()
@@ -329,7 +329,7 @@ class Sending:
     def _next_frame(self) -> bytes | None:
         """What is to be sent next; None if nothing is, or too much is under way."""
         while self._ready:
-            full = self._parcels_count >= PARCELS_IN_FLIGHT_MAX or self._bytes_count >= BYTES_IN_FLIGHT_MAX
+            full = self._batches_count >= TELL_BATCHES_IN_FLIGHT_MAX or self._bytes_count >= BYTES_IN_FLIGHT_MAX
             pair = next(iter(self._ready)) if not full else next((p for p in self._ready if self._asks(p)), None)
             if pair is None:
                 return None
@@ -340,7 +340,7 @@ class Sending:
             if not lane.is_asked:
                 lane.is_asked = True
                 settled = self._host.shards[pair[0]].state.outbox.cursor(shard_sink(pair[1]))
-                return write_frame(Opening(pair[0], pair[1], settled))
+                return write_frame(PairOpening(pair[0], pair[1], settled))
             frame = self._pack(pair, lane)
             self._make_ready(pair, lane)
             return frame
@@ -353,32 +353,32 @@ class Sending:
         """The next parcel of a pair: tells whose sequences follow each other."""
         pendings = [lane.waiting.popleft()]
         size_bytes = len(pendings[0].body)
-        while lane.waiting and len(pendings) < PARCEL_ITEMS_MAX:
+        while lane.waiting and len(pendings) < TELL_BATCH_ITEMS_MAX:
             following = lane.waiting[0]
             size_bytes += len(following.body)
-            if size_bytes > PARCEL_BYTES_MAX or following.sequence != pendings[-1].sequence + 1:
+            if size_bytes > TELL_BATCH_BYTES_MAX or following.sequence != pendings[-1].sequence + 1:
                 break
             pendings.append(lane.waiting.popleft())
         lane.under_way.extend(pendings)
         lane.sent_last = max(lane.sent_last, pendings[-1].sequence)
-        frame = write_frame(Parcel(pair[0], pair[1], lane.epoch, pendings[0].sequence, told_items(pendings)))
+        frame = write_frame(TellBatch(pair[0], pair[1], lane.epoch, pendings[0].sequence, told_items(pendings)))
         self._in_flight.setdefault(pair, deque()).append((pendings[-1].sequence, len(frame)))
-        self._parcels_count += 1
+        self._batches_count += 1
         self._bytes_count += len(frame)
         self._counters.neighbour_tells_out += len(pendings)
         return frame
 
-    def _take(self, frame: Frame) -> None:
+    def _take(self, frame: PeerFrame) -> None:
         match frame:
-            case Reached():
+            case PairPosition():
                 self._reached((frame.source, frame.target), frame.consumed)
-            case Arrived():
+            case TellsAcknowledged():
                 self._arrived((frame.source, frame.target), frame.last)
-            case Declined():
+            case TellsRefused():
                 if frame.kind == StaleEpoch.__name__:
                     raise StaleEpoch(frame.why)
                 raise LinkDown(f"process {self._process} did not take a parcel: {frame.why}")
-            case Goodbye():
+            case PeerRefused():
                 raise Malformed(frame.why)
             case _:
                 raise Malformed(f"a neighbour that takes says no {type(frame).__name__}; run the same version in all")
@@ -398,11 +398,11 @@ class Sending:
         settled: list[int] = []
         while lane.under_way and lane.under_way[0].sequence <= last:
             settled.append(lane.under_way.popleft().sequence)
-        parcels = self._in_flight.get(pair, deque())
-        while parcels and parcels[0][0] <= last:
-            self._parcels_count -= 1
-            self._bytes_count -= parcels.popleft()[1]
-        if not parcels:
+        batches = self._in_flight.get(pair, deque())
+        while batches and batches[0][0] <= last:
+            self._batches_count -= 1
+            self._bytes_count -= batches.popleft()[1]
+        if not batches:
             self._in_flight.pop(pair, None)
         if settled:
             self._counters.neighbour_tells_settled += len(settled)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from stigmergy.base.errors import LinkDown, StigmergyError, TooLarge
 from stigmergy.base.unix_socket import bound, connected, reason
-from stigmergy.network.peer_port import FRAME_BYTES_MAX, Answer, Channel
+from stigmergy.network.peer_port import FRAME_BYTES_MAX, Answer, PeerChannel
 
 LENGTH_BYTES = 4
 CONNECTIONS_MAX = 512
@@ -58,7 +58,7 @@ class SocketChannel:
         self._writer.close()
 
 
-class SocketNeighbourhood:
+class SocketPeerNetwork:
     """The sockets of all processes of one fleet; this one listens on its own."""
 
     def __init__(self, process: int, path_of: Callable[[int], Path]) -> None:
@@ -67,7 +67,7 @@ class SocketNeighbourhood:
         self._server: asyncio.Server | None = None
         self._identity: tuple[int, int] | None = None
         self._answer: Answer | None = None
-        self._connections: dict[asyncio.Task[None], Channel] = {}
+        self._connections: dict[asyncio.Task[None], PeerChannel] = {}
 
     async def open(self, answer: Answer) -> None:
         """Listens beside the journal."""
@@ -78,7 +78,7 @@ class SocketNeighbourhood:
         self._answer = answer
         self._server = await asyncio.start_unix_server(self._serve, sock=listening, limit=FRAME_BYTES_MAX)
 
-    async def connect(self, process: int) -> Channel:
+    async def connect(self, process: int) -> PeerChannel:
         """Calls a neighbour."""
         try:
             calling = connected(self._path_of(process), 0)

@@ -23,8 +23,8 @@ from stigmergy.agents.columns import ACTION_HEAD_BYTES, SLOT_BYTES, Slot, Templa
 from stigmergy.agents.effects import Order
 from stigmergy.agents.messages import Action
 from stigmergy.base.errors import DeviceRefused
-from stigmergy.devices.actuators import Patience
-from stigmergy.devices.equipment import Hands
+from stigmergy.devices.actuators import RetryPolicy
+from stigmergy.devices.equipment import Actuators
 from stigmergy.node.effector import INDEX_BITS, PAUSE_S_MAX
 from stigmergy.node.settings import Settings
 from stigmergy.shard.inputs import ActionsConfirmed
@@ -204,17 +204,17 @@ class _Work(Struct):
     """What the last of these tries has returned, if it is still to be waited for."""
 
 
-class BlockHands:
+class BatchedActuators:
     """Carries out blocks. `confirm` is told, per shard, how far a kind's actions are over."""
 
     def __init__(
         self,
-        hands: Hands,
+        actuators: Actuators,
         states: Callable[[int], ShardState],
         settings: Settings,
         confirm: Callable[[int, ActionsConfirmed], None],
     ) -> None:
-        self._hands = hands
+        self._actuators = actuators
         self._states = states
         self._settings = settings
         self._confirm = confirm
@@ -317,8 +317,8 @@ class BlockHands:
         work.attempt, work.begun = 0, None
 
     async def _carry_out_type(self, shard: int, work: _Work, tag: str) -> bool:
-        patience = self._hands.patience.get(tag, Patience())
-        tries = patience.tries or self._settings.effect_tries
+        retry_policy = self._actuators.retry_policy.get(tag, RetryPolicy())
+        tries = retry_policy.tries or self._settings.effect_tries
         pause_s = self._settings.effect_pause_s
         while work.begun is not None or work.attempt < tries:
             if work.begun is None:
@@ -334,7 +334,7 @@ class BlockHands:
                 if begun is None:
                     begun = self._begin(shard, work.block, tag, work.attempt)
                 if inspect.isawaitable(begun):
-                    async with asyncio.timeout(patience.within_s or self._settings.effect_within_s):
+                    async with asyncio.timeout(retry_policy.within_s or self._settings.effect_within_s):
                         await begun
             except (Exception, asyncio.CancelledError) as error:
                 if isinstance(error, asyncio.CancelledError) and _is_cancelled():
@@ -363,10 +363,10 @@ class BlockHands:
 
     def _call_of(self, tag: str) -> tuple[type[Action], Callable[[Any], Any], bool]:
         """Who carries out an action; whether in bulk. For one that lost its batched hand, the ordinary one."""
-        batched = self._hands.batched.get(tag)
+        batched = self._actuators.batched.get(tag)
         if batched is not None:
             return batched[0], batched[1], True
-        ordinary = self._hands.by_tag.get(tag)
+        ordinary = self._actuators.by_tag.get(tag)
         if ordinary is None or not issubclass(ordinary[0], Action):
             raise DeviceRefused(f"nobody is registered to carry out {tag}")
         return ordinary[0], ordinary[1], False
@@ -382,8 +382,8 @@ class BlockHands:
         return _Work(block, left, failed=block.count - sum(left.values()))
 
     def _is_there(self, tag: str) -> bool:
-        return tag in self._hands.batched or (
-            tag in self._hands.by_tag and issubclass(self._hands.by_tag[tag][0], Action)
+        return tag in self._actuators.batched or (
+            tag in self._actuators.by_tag and issubclass(self._actuators.by_tag[tag][0], Action)
         )
 
     def _over(self, shard: int, work: _Work) -> None:

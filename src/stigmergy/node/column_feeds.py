@@ -46,7 +46,7 @@ class _Taken(Struct):
     kept: asyncio.Future[None]
 
 
-class Feeding:
+class RingReader:
     """Takes what is in one ring. `run` until it is cancelled or there is trouble; `close` once the node has finished
     what it was given, so that this is marked."""
 
@@ -170,14 +170,14 @@ class Feeding:
         self.trouble = self.trouble or trouble
 
 
-class Feedings:
+class RingReaders:
     """The rings of one node. `start` when the node runs, `stop` before it stops, `close` after that."""
 
     def __init__(self, host: Host, rings: Mapping[str, RingConsumer]) -> None:
         self._host = host
         self._counters = FeedCounters()
         self._feedings = [
-            Feeding(name, consumer, host.mailbox.has_room, self._deliver, self._counters)
+            RingReader(name, consumer, host.mailbox.has_room, self._deliver, self._counters)
             for name, consumer in rings.items()
         ]
         self._tasks: list[asyncio.Task[None]] = []

@@ -19,8 +19,8 @@ from stigmergy.journal.ownership import Shards
 from stigmergy.node.column_roster import Place, Roster, ShardRoster
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.ingress import Accept, Ingress, IngressCounters
-from stigmergy.node.intake import DECLARED, MISSING, Intake, Waiter
-from stigmergy.node.mailbox import Letter, Mailbox
+from stigmergy.node.intake import DECLARED, MISSING, AwaitedTicket, Intake
+from stigmergy.node.mailbox import Mailbox, Queued
 from stigmergy.shard.batches import ColumnBatch, open_batch
 from stigmergy.shard.draft import Ready
 from stigmergy.shard.inputs import ColumnDelivery, EnrollAgents, SequencesSkipped
@@ -58,7 +58,7 @@ class ColumnIntake:
         self._monotonic_ns = monotonic_ns
         self._gap_wait_ns = gap_wait_ns
         self._gap_deliveries_max = gap_deliveries_max
-        self._doors: dict[int, Ingress[ColumnBatch]] = {}
+        self._ingresses: dict[int, Ingress[ColumnBatch]] = {}
         self.counters = IngressCounters()
 
     def deliver(self, data: bytes | memoryview) -> asyncio.Future[None]:
@@ -68,11 +68,11 @@ class ColumnIntake:
             # Records stay where they lie until they are written. Whoever gives up waiting may use this memory again.
             data = bytes(data)
         # Which door it is stands inside; any of them can open it.
-        batch = self._door(self._shards.first.state.shard).open(data)
+        batch = self._ingress(self._shards.first.state.shard).open(data)
         self._check(batch)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        door = self._door(batch.header.shard)
-        self._post(batch.header.shard, door.admit(batch, len(data), (Waiter(future),), self._monotonic_ns()))
+        ingress = self._ingress(batch.header.shard)
+        self._post(batch.header.shard, ingress.admit(batch, len(data), (AwaitedTicket(future),), self._monotonic_ns()))
         # Also where it came early: the clock must be set to when it will have waited long enough.
         self._intake.wake()
         return future
@@ -132,37 +132,37 @@ class ColumnIntake:
 
     def overdue(self, monotonic_ns: int) -> None:
         """Early batches that have waited long enough: the gap before them is declared lost."""
-        for shard, door in self._doors.items():
-            self._post(shard, door.overdue(monotonic_ns))
+        for shard, ingress in self._ingresses.items():
+            self._post(shard, ingress.overdue(monotonic_ns))
 
     @property
     def next_ns(self) -> int | None:
         """When the oldest early batch will have waited long enough."""
-        waiting = [at_ns for door in self._doors.values() if (at_ns := door.next_ns) is not None]
+        waiting = [at_ns for ingress in self._ingresses.values() if (at_ns := ingress.next_ns) is not None]
         return min(waiting, default=None)
 
     def forget(self, shard: int, source: str, incarnation: int) -> bool:
         """The shard could not take what was let through: the next one is measured against the marks again. Whether it
         came through a door of ours."""
-        return shard in self._doors and self._doors[shard].forget(source, incarnation)
+        return shard in self._ingresses and self._ingresses[shard].forget(source, incarnation)
 
     def fail_all(self, error: Exception) -> None:
         """Tells everybody who waits that it is over."""
-        for door in self._doors.values():
-            for ticket in door.clear():
+        for ingress in self._ingresses.values():
+            for ticket in ingress.clear():
                 ticket.fail(error)
 
-    def _door(self, shard: int) -> Ingress[ColumnBatch]:
-        door = self._doors.get(shard)
-        if door is None:
-            door = self._doors[shard] = Ingress(
+    def _ingress(self, shard: int) -> Ingress[ColumnBatch]:
+        ingress = self._ingresses.get(shard)
+        if ingress is None:
+            ingress = self._ingresses[shard] = Ingress(
                 open_batch,
                 self._shards[shard].state.marks.consumed,
                 gap_wait_ns=self._gap_wait_ns,
                 gap_deliveries_max=self._gap_deliveries_max,
             )
-            door.counters = self.counters
-        return door
+            ingress.counters = self.counters
+        return ingress
 
     def _post(self, shard: int, accepted: list[Accept[ColumnBatch]]) -> None:
         """Puts what the door let through into the mailbox. For what finds no room, whoever waits is told."""
@@ -186,7 +186,7 @@ class ColumnIntake:
         if accepted.skip_to:
             because = DECLARED if accepted.declared else MISSING
             skipped = SequencesSkipped(header.source, header.incarnation, header.epoch, accepted.skip_to - 1, because)
-            self._mailbox.put_note(Letter(shard=shard, input=skipped, items=0), policy)
+            self._mailbox.put_note(Queued(shard=shard, input=skipped, items=0), policy)
         delivery = ColumnDelivery(
             source=header.source,
             kind=header.kind,
@@ -200,8 +200,8 @@ class ColumnIntake:
             epoch=header.epoch,
         )
         size_bytes = len(delivery.records)
-        letter = Letter(shard, delivery, accepted.tickets, max(1, size_bytes // ITEM_BYTES), accepted.size_bytes)
-        self._mailbox.put_telemetry(letter, policy)
+        queued = Queued(shard, delivery, accepted.tickets, max(1, size_bytes // ITEM_BYTES), accepted.size_bytes)
+        self._mailbox.put_telemetry(queued, policy)
 
     def _place(self, kind: str, name: str) -> Place:
         shard = self._intake.home_of(f"{kind}/{name}")
@@ -249,23 +249,23 @@ SMALL_BYTES = 64 * 1024
 """Larger ones are left alone: to copy them costs more than to step them one by one."""
 
 
-def join_letters(letters: Sequence[Letter]) -> list[Letter]:
+def join_queued(queued_inputs: Sequence[Queued]) -> list[Queued]:
     """The letters, with deliveries that follow each other made into one that carries the tickets of all."""
-    joined: list[Letter] = []
-    run: list[Letter] = []
+    joined: list[Queued] = []
+    run: list[Queued] = []
     size_bytes = 0
-    for letter in letters:
-        if run and not (_follows(run[-1], letter) and size_bytes + letter.size_bytes <= JOINED_BYTES_MAX):
+    for queued in queued_inputs:
+        if run and not (_follows(run[-1], queued) and size_bytes + queued.size_bytes <= JOINED_BYTES_MAX):
             joined.append(_joined(run))
             run, size_bytes = [], 0
-        run.append(letter)
-        size_bytes += letter.size_bytes
+        run.append(queued)
+        size_bytes += queued.size_bytes
     if run:
         joined.append(_joined(run))
     return joined
 
 
-def _follows(before: Letter, after: Letter) -> bool:
+def _follows(before: Queued, after: Queued) -> bool:
     one, other = before.input, after.input
     if not isinstance(one, ColumnDelivery) or not isinstance(other, ColumnDelivery) or other.start:
         return False
@@ -280,22 +280,22 @@ def _follows(before: Letter, after: Letter) -> bool:
     )
 
 
-def _joined(run: list[Letter]) -> Letter:
+def _joined(run: list[Queued]) -> Queued:
     first = run[0]
     if len(run) == 1 or not isinstance(first.input, ColumnDelivery):
         return first
-    deliveries = [letter.input for letter in run if isinstance(letter.input, ColumnDelivery)]
+    deliveries = [queued.input for queued in run if isinstance(queued.input, ColumnDelivery)]
     delivery = structs.replace(
         first.input,
         records=b"".join(one.records for one in deliveries),
         count=sum(one.count for one in deliveries),
     )
-    return Letter(
+    return Queued(
         shard=first.shard,
         input=delivery,
-        tickets=tuple(ticket for letter in run for ticket in letter.tickets),
-        items=sum(letter.items for letter in run),
-        size_bytes=sum(letter.size_bytes for letter in run),
+        tickets=tuple(ticket for queued in run for ticket in queued.tickets),
+        items=sum(queued.items for queued in run),
+        size_bytes=sum(queued.size_bytes for queued in run),
     )
 
 

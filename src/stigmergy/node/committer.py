@@ -35,7 +35,7 @@ HELD_UP_NS = SECOND_NS // 10
 gets so much longer once, because what it has said meanwhile waits in the event loop."""
 
 
-class Flight(Struct):
+class GroupInFlight(Struct):
     """A group on its way to the disk, and whoever waits for it."""
 
     readies: list[Ready]
@@ -58,7 +58,7 @@ class Committer:
         batch_events_max: int,
         write_within_ns: int,
         gather: Callable[[], None],
-        durable: Callable[[Flight], None],
+        durable: Callable[[GroupInFlight], None],
         failed: Callable[[BaseException], None],
     ) -> None:
         self._shards = shards
@@ -82,9 +82,9 @@ class Committer:
         self._tickets: list[Ticket] = []
         self._items = 0
         self._over = False
-        self.flight: Flight | None = None
+        self.flight: GroupInFlight | None = None
         """On its way to the disk."""
-        self._sealed: Flight | None = None
+        self._sealed: GroupInFlight | None = None
         """Sealed while another was on its way, because the drafts were full: it goes next."""
         self.draining = False
         self.covers_all = False
@@ -207,7 +207,7 @@ class Committer:
     def _close_drafts(self, monotonic_ns: int) -> None:
         """Seals what the drafts hold, if anything, and signs it: it is what is written next."""
         # Sealed from here on, whatever may fail in between: what is sealed is not durable, and tickets are told.
-        flight = self._sealed = Flight([], self._tickets)
+        flight = self._sealed = GroupInFlight([], self._tickets)
         readies = flight.readies
         self._tickets = []
         self._items = 0
@@ -255,7 +255,7 @@ class Committer:
         error = NotRunning("the write was cancelled") if write.cancelled() else write.exception()
         if self._over:
             return
-        flight = self.flight or Flight([], [])
+        flight = self.flight or GroupInFlight([], [])
         if isinstance(error, JournalFull) and flight.group is not None:
             group, flight.group = flight.group, None
             self._start(self._append_with_room(group), self._clock.monotonic_ns())
@@ -271,7 +271,7 @@ class Committer:
         if len(flight.tickets) + sum(ready.sealed.events for ready in flight.readies) <= QUICKLY_TOLD_MAX:
             # Told in no time, and whoever waits for an effect waits for nothing else.
             self._durable(flight)
-            flight = Flight([], [])
+            flight = GroupInFlight([], [])
         failure: BaseException | None = None
         try:
             # The disk comes first: while it works on the next group, what is durable by now is told and released.

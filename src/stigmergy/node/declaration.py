@@ -14,7 +14,7 @@ from stigmergy.agents.agent import Agent
 from stigmergy.agents.columns import Engine, Say
 from stigmergy.agents.plans import AgentPlan
 from stigmergy.base.errors import ConfigError, DefinitionError
-from stigmergy.bus.subscriptions import Listening
+from stigmergy.bus.subscriptions import Subscriptions
 from stigmergy.devices.equipment import Equipment
 from stigmergy.node.mailbox import BLOCK, StreamPolicy
 from stigmergy.node.settings import Settings
@@ -72,7 +72,7 @@ def _engine_of(cls: type[Agent]) -> Engine:
     return engine_of(cls)
 
 
-class Declaration(Equipment, Listening):
+class Declaration(Equipment, Subscriptions):
     """A fleet: a name, agent classes, and who carries out their actions and slow work."""
 
     def __init__(
@@ -92,7 +92,7 @@ class Declaration(Equipment, Listening):
         _check_declared(name, agents, shards)
         _check_options(name, settings, streams)
         Equipment.__init__(self)
-        Listening.__init__(self)
+        Subscriptions.__init__(self)
         self.name = name
         self.shards = shards
         self.homes = Homes(shards, shard_by)

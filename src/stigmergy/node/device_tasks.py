@@ -17,9 +17,9 @@ from msgspec import Struct, structs
 
 from stigmergy.agents.agent import Agent
 from stigmergy.agents.messages import SECOND_NS
-from stigmergy.devices.loops import Beside, Loop, LoopCounters, LoopSpec
+from stigmergy.devices.loops import Loop, LoopContext, LoopCounters, LoopSpec
 from stigmergy.devices.port import Attachment, Threads
-from stigmergy.devices.sensors import Outlet, Poller, Pusher, SensorCounters, SensorSpec, log
+from stigmergy.devices.sensors import Poller, Pusher, SensorCounters, SensorOutlet, SensorSpec, log
 from stigmergy.journal.recovery import Recovered
 from stigmergy.node.host import Host
 
@@ -30,7 +30,7 @@ TASKS_COUNT_MAX = 10_000
 """Sensors and loops times agents on one node; more agents than that are not read, and the standing says how many."""
 
 
-class DeviceStanding(Struct, frozen=True):
+class DeviceStatus(Struct, frozen=True):
     """How a sensor or loop is doing."""
 
     name: str
@@ -60,7 +60,7 @@ class Devices:
         self._host = host
         self._threads = threads
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
-        self._outlets: dict[tuple[str, str], Outlet] = {}
+        self._outlets: dict[tuple[str, str], SensorOutlet] = {}
         self._loops: dict[tuple[str, str], Loop] = {}
         self._sensor_counters = {name: SensorCounters() for name in host.declaration.sensors}
         self._loop_counters = {name: LoopCounters() for name in host.declaration.loops}
@@ -120,9 +120,9 @@ class Devices:
             loop.abandon()
         await self.stop()
 
-    def standing(self) -> list[DeviceStanding]:
+    def standing(self) -> list[DeviceStatus]:
         """How each sensor and loop is doing, over all its agents."""
-        found: list[DeviceStanding] = []
+        found: list[DeviceStatus] = []
         reports = {key: outlet.report for key, outlet in self._outlets.items()}
         reports |= {key: loop.report for key, loop in self._loops.items()}
         for spec in self._specs():
@@ -131,7 +131,7 @@ class Devices:
             counters: Struct = self._counters(spec)
             counted: dict[str, int] = structs.asdict(counters)
             kind = spec.kind.__agent_kind__
-            found.append(DeviceStanding(_key(spec), kind, len(mine), counted, problems[-1] if problems else ""))
+            found.append(DeviceStatus(_key(spec), kind, len(mine), counted, problems[-1] if problems else ""))
         return found
 
     def counters(self) -> dict[str, int]:
@@ -184,12 +184,12 @@ class Devices:
             return
         clock = self._host.clock
         if isinstance(spec, LoopSpec):
-            beside = Beside(lambda: self._image(address), self._now_s)
+            beside = LoopContext(lambda: self._image(address), self._now_s)
             loop = self._loops[key] = Loop(spec, address, beside, clock, self._loop_counters[spec.name])
             self._tasks[key] = asyncio.ensure_future(loop.run())
             return
         counters = self._sensor_counters[spec.name]
-        outlet = Outlet(spec, address, self._host.intake.observe, self._is_stopped, clock, counters)
+        outlet = SensorOutlet(spec, address, self._host.intake.observe, self._is_stopped, clock, counters)
         self._outlets[key] = outlet
         runner: Any = Pusher(spec, outlet) if spec.every_s is None else Poller(spec, outlet, clock, self._threads)
         self._tasks[key] = asyncio.ensure_future(runner.run())

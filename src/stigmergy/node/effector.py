@@ -27,8 +27,8 @@ from stigmergy.agents.messages import Action, Claimed, Event, Work, spec_of
 from stigmergy.agents.plans import AgentPlan, confirmation
 from stigmergy.base.clock import Clock
 from stigmergy.base.errors import ClaimLapsed, DeviceRefused
-from stigmergy.devices.actuators import Patience
-from stigmergy.devices.equipment import Hand, Hands
+from stigmergy.devices.actuators import RetryPolicy
+from stigmergy.devices.equipment import ActuatorFunction, Actuators
 from stigmergy.devices.staleness import safe_actions_of
 from stigmergy.node.column_intake import addresses_of
 from stigmergy.node.settings import Settings
@@ -66,11 +66,11 @@ Begun = Awaitable[Any] | BaseException | None
 """How far a try has come that was begun: to be awaited, or over."""
 
 
-class _Hand(Struct):
+class _Actuator(Struct):
     """A registered actuator or worker with its decoder."""
 
     effect: type[Action] | type[Work]
-    call: Hand
+    call: ActuatorFunction
     decode: Callable[[bytes], Any]
     tries: int
     within_s: float
@@ -81,11 +81,11 @@ class Effector:
     """Carries out effects. `settle` is told, for each, when it is over."""
 
     def __init__(
-        self, hands: Hands, plans: Mapping[str, AgentPlan], settings: Settings, incarnation: int, settle: Settle
+        self, actuators: Actuators, plans: Mapping[str, AgentPlan], settings: Settings, incarnation: int, settle: Settle
     ) -> None:
-        self._hands = {
-            tag: _fitted(effect, call, hands.patience.get(tag, Patience()), settings)
-            for tag, (effect, call) in hands.by_tag.items()
+        self._actuators = {
+            tag: _fitted(effect, call, actuators.retry_policy.get(tag, RetryPolicy()), settings)
+            for tag, (effect, call) in actuators.by_tag.items()
         }
         self._plans = plans
         self._settings = settings
@@ -100,7 +100,7 @@ class Effector:
         self._tasks: dict[str, dict[Lane, asyncio.Task[None]]] = {}
         self._safe_tasks: dict[int, asyncio.Task[None]] = {}
         self._safe_count = 0
-        self._safe_waiting: deque[tuple[_Hand, Order[Any]]] = deque()
+        self._safe_waiting: deque[tuple[_Actuator, Order[Any]]] = deque()
         """Safe actions that plain functions carry out, while others have their turn."""
         self._slice_end_s: float | None = None
         self._halted = False
@@ -139,8 +139,8 @@ class Effector:
         """
         self.counters.safe += 1
         tag = spec_of(type(action)).tag
-        hand = self._hands.get(tag)
-        if hand is None:
+        actuator = self._actuators.get(tag)
+        if actuator is None:
             self.counters.safe_failed += 1
             return
         order: Order[Any] = Order(
@@ -150,10 +150,10 @@ class Effector:
             token=((position + 1) << INDEX_BITS) - 1,
             sequence=0,
         )
-        if inspect.iscoroutinefunction(hand.call):
-            self._begin_safe(hand, order)
+        if inspect.iscoroutinefunction(actuator.call):
+            self._begin_safe(actuator, order)
             return
-        self._safe_waiting.append((hand, order))
+        self._safe_waiting.append((actuator, order))
         if self._slice_end_s is None:
             self._next_slice()
         else:
@@ -172,13 +172,13 @@ class Effector:
         while self._safe_waiting and asyncio.get_running_loop().time() < end_s:
             self._begin_safe(*self._safe_waiting.popleft())
 
-    def _begin_safe(self, hand: _Hand, order: Order[Any]) -> None:
-        begun = _call(hand, order)
+    def _begin_safe(self, actuator: _Actuator, order: Order[Any]) -> None:
+        begun = _call(actuator, order)
         if begun is None:
             return
         self._safe_count += 1
         number = self._safe_count
-        self._safe_tasks[number] = asyncio.ensure_future(self._finish_safe(hand, order, begun))
+        self._safe_tasks[number] = asyncio.ensure_future(self._finish_safe(actuator, order, begun))
         self._safe_tasks[number].add_done_callback(lambda _: self._safe_tasks.pop(number, None))
 
     @property
@@ -226,19 +226,19 @@ class Effector:
             self._settle(shard, EffectSettled(pending.sink, pending.sequence))
             return True, None
         tag = tag_of(pending.body)
-        hand = self._hands.get(tag)
-        if hand is None:
+        actuator = self._actuators.get(tag)
+        if actuator is None:
             self._failed(shard, pending, tag, f"nobody is registered to carry out {tag}")
             return True, None
-        if inspect.iscoroutinefunction(hand.call):
+        if inspect.iscoroutinefunction(actuator.call):
             return False, None
         try:
-            result = hand.call(self._order(hand, shard, pending, attempt=1))
+            result = actuator.call(self._order(actuator, shard, pending, attempt=1))
         except BaseException as error:
-            return False, _of_the_hand(error)
+            return False, _of_the_actuator(error)
         if inspect.isawaitable(result):
             return False, result
-        self._done(shard, pending, hand, result)
+        self._done(shard, pending, actuator, result)
         return True, None
 
     def _has_room(self, sink: str) -> bool:
@@ -279,13 +279,13 @@ class Effector:
             self._settle(shard, EffectSettled(pending.sink, pending.sequence))
             return
         tag = tag_of(pending.body)
-        hand = self._hands.get(tag)
-        if hand is None:
+        actuator = self._actuators.get(tag)
+        if actuator is None:
             self._failed(shard, pending, tag, f"nobody is registered to carry out {tag}")
             return
         reason = ""
         pause_s = self._settings.effect_pause_s
-        for attempt in range(1, hand.tries + 1):
+        for attempt in range(1, actuator.tries + 1):
             if attempt > 1:
                 await asyncio.sleep(pause_s)
                 pause_s = max(pause_s, min(pause_s * 2, PAUSE_S_MAX))
@@ -293,8 +293,8 @@ class Effector:
                     return
                 self.counters.retries += 1
             try:
-                trying: Any = hand.call(self._order(hand, shard, pending, attempt)) if begun is None else begun
-                result = await self._finish(trying, hand.within_s)
+                trying: Any = actuator.call(self._order(actuator, shard, pending, attempt)) if begun is None else begun
+                result = await self._finish(trying, actuator.within_s)
             except DeviceRefused as error:
                 self.counters.lapsed += isinstance(error, ClaimLapsed)
                 self._failed(shard, pending, tag, printable(error, _REASON_CHARS_MAX))
@@ -302,10 +302,12 @@ class Effector:
             except BaseException as error:
                 reason = _reason(error)
             else:
-                self._done(shard, pending, hand, result)
+                self._done(shard, pending, actuator, result)
                 return
             begun = None
-        self._failed(shard, pending, tag, f"{reason}, after {hand.tries} {'try' if hand.tries == 1 else 'tries'}")
+        self._failed(
+            shard, pending, tag, f"{reason}, after {actuator.tries} {'try' if actuator.tries == 1 else 'tries'}"
+        )
 
     async def _finish(self, begun: Any, within_s: float) -> Any:
         """Waits for a try that was begun, within its time; raises what it has raised."""
@@ -322,10 +324,10 @@ class Effector:
                 raise TimeoutError(f"no answer within {within_s:g} s") from None
             raise
 
-    def _order(self, hand: _Hand, shard: int, pending: Pending, attempt: int) -> Order[Any]:
+    def _order(self, actuator: _Actuator, shard: int, pending: Pending, attempt: int) -> Order[Any]:
         """The order, made at the last moment before the hand is called: raises ClaimLapsed if it is bound to a claim
         that is not held any more."""
-        effect = hand.decode(pending.body)
+        effect = actuator.decode(pending.body)
         claim: OrderClaim | None = None
         if effect.valid_while is not UNSET:
             claim = self.held_claim(pending.agent, effect.valid_while)
@@ -342,21 +344,23 @@ class Effector:
             claim=claim,
         )
 
-    def _done(self, shard: int, pending: Pending, hand: _Hand, result: Any) -> None:
-        name = spec_of(hand.effect).name
+    def _done(self, shard: int, pending: Pending, actuator: _Actuator, result: Any) -> None:
+        name = spec_of(actuator.effect).name
         body: bytes | None
-        if issubclass(hand.effect, Work):
+        if issubclass(actuator.effect, Work):
             if not isinstance(result, Event):
                 returned = type(result).__name__
-                self._failed(shard, pending, spec_of(hand.effect).tag, f"the worker returned {returned}, not an event")
+                self._failed(
+                    shard, pending, spec_of(actuator.effect).tag, f"the worker returned {returned}, not an event"
+                )
                 return
             try:
                 body = encode(result)
             except Exception as error:
-                self._failed(shard, pending, spec_of(hand.effect).tag, f"the result has no bytes: {_reason(error)}")
+                self._failed(shard, pending, spec_of(actuator.effect).tag, f"the result has no bytes: {_reason(error)}")
                 return
             if unreadable := self._unreadable(pending.agent, body):
-                self._failed(shard, pending, spec_of(hand.effect).tag, unreadable)
+                self._failed(shard, pending, spec_of(actuator.effect).tag, unreadable)
                 return
         else:
             said = ActionDone(action=name, key=self._key(shard, pending))
@@ -393,9 +397,9 @@ class Effector:
     def _failed(self, shard: int, pending: Pending, tag: str, reason: str) -> None:
         self.counters.failed += 1
         name = tag.partition("@")[0]
-        hand = self._hands.get(tag)
+        actuator = self._actuators.get(tag)
         failure: ActionFailed | WorkFailed
-        if (hand is not None and issubclass(hand.effect, Work)) or pending.sink == "work":
+        if (actuator is not None and issubclass(actuator.effect, Work)) or pending.sink == "work":
             failure = WorkFailed(work=name, key=self._key(shard, pending), reason=reason)
         else:
             failure = ActionFailed(action=name, key=self._key(shard, pending), reason=reason)
@@ -408,39 +412,41 @@ class Effector:
     def _key(self, shard: int, pending: Pending) -> str:
         return _key(shard, pending)
 
-    async def _finish_safe(self, hand: _Hand, order: Order[Any], begun: Begun) -> None:
+    async def _finish_safe(self, actuator: _Actuator, order: Order[Any], begun: Begun) -> None:
         pause_s = self._settings.effect_pause_s
-        for attempt in range(2, hand.tries + 2):
+        for attempt in range(2, actuator.tries + 2):
             try:
-                await self._finish(begun, hand.within_s)
+                await self._finish(begun, actuator.within_s)
             except BaseException as error:
                 _reason(error)
             else:
                 return
-            if attempt <= hand.tries:
+            if attempt <= actuator.tries:
                 await asyncio.sleep(pause_s)
                 pause_s = max(pause_s, min(pause_s * 2, PAUSE_S_MAX))
-                begun = _call(hand, structs.replace(order, attempt=attempt))
+                begun = _call(actuator, structs.replace(order, attempt=attempt))
         self.counters.safe_failed += 1
 
 
-def _fitted(effect: type[Action] | type[Work], call: Hand, patience: Patience, settings: Settings) -> _Hand:
+def _fitted(
+    effect: type[Action] | type[Work], call: ActuatorFunction, retry_policy: RetryPolicy, settings: Settings
+) -> _Actuator:
     """A hand with its decoder, and with the patience of the settings where it has none of its own."""
     decode = msgspec.msgpack.Decoder(effect).decode
-    tries = settings.effect_tries if patience.tries is None else patience.tries
-    return _Hand(effect, call, decode, tries, patience.within_s or settings.effect_within_s)
+    tries = settings.effect_tries if retry_policy.tries is None else retry_policy.tries
+    return _Actuator(effect, call, decode, tries, retry_policy.within_s or settings.effect_within_s)
 
 
-def _call(hand: _Hand, order: Order[Any]) -> Begun:
+def _call(actuator: _Actuator, order: Order[Any]) -> Begun:
     """Begins a try: what is to be awaited, the error that it has raised, or None if it is done."""
     try:
-        result = hand.call(order)
+        result = actuator.call(order)
     except BaseException as error:
-        return _of_the_hand(error)
+        return _of_the_actuator(error)
     return result if inspect.isawaitable(result) else None
 
 
-def _of_the_hand(error: BaseException) -> BaseException:
+def _of_the_actuator(error: BaseException) -> BaseException:
     """What a plain function has raised, whatever it is, as a try that failed; raises it again if programs end by it."""
     if isinstance(error, KeyboardInterrupt | SystemExit):
         raise error

@@ -23,21 +23,21 @@ from stigmergy.agents.shared import Merged, SharedChanged, replica_incarnation, 
 from stigmergy.base.clock import Clock
 from stigmergy.base.errors import Bug, NotRunning
 from stigmergy.base.trust import Signer, Verifier
-from stigmergy.claims.permissions import Asking, losses_at_start, without_ledger
+from stigmergy.claims.permissions import ClaimRequester, losses_at_start, without_ledger
 from stigmergy.devices.staleness import Staleness
 from stigmergy.journal.ownership import Shards
 from stigmergy.journal.port import Journal
 from stigmergy.journal.recovery import Recovered, Recovery, check_receivers
 from stigmergy.journal.signers import check_ends, check_own_key
-from stigmergy.node.column_actuators import BlockHands
-from stigmergy.node.column_intake import ColumnIntake, addresses_of, catch_up, durable_agent, follow, join_letters
-from stigmergy.node.committer import Committer, Flight
+from stigmergy.node.column_actuators import BatchedActuators
+from stigmergy.node.column_intake import ColumnIntake, addresses_of, catch_up, durable_agent, follow, join_queued
+from stigmergy.node.committer import Committer, GroupInFlight
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.effector import Effector, Safety
 from stigmergy.node.housekeeping import Housekeeper
 from stigmergy.node.ingress import Ingress
-from stigmergy.node.intake import Intake, Repeats, Waiter
-from stigmergy.node.mailbox import Letter, Mailbox, fail_untaken
+from stigmergy.node.intake import AwaitedTicket, Intake, Repeats
+from stigmergy.node.mailbox import Mailbox, Queued, fail_untaken
 from stigmergy.node.settings import Settings
 from stigmergy.node.tells import Tells
 from stigmergy.node.wakeups import Alarms, Waker
@@ -84,7 +84,7 @@ class Host:
         """Told of durable changes of shared fields, and of agents with such fields that are new; the replicas' side."""
         self.on_members: Callable[[], None] = lambda: None
         """Told that somebody has joined or left; the replicas' side."""
-        self.claims: Asking | None = None
+        self.claims: ClaimRequester | None = None
         """Asks the ledger for agents; set before the start, which releases what is still owed."""
         self.waker = Waker(self._turn)
         self._wake = self.wake = self.waker.wake
@@ -103,7 +103,7 @@ class Host:
         )
         self.tells = Tells(self.shards, self.mailbox, self.intake.put_inside, self.assignment, clock.monotonic_ns)
         self.effector = Effector(
-            declaration.hands, declaration.plans, self.settings, journal.identity.incarnation, self._inform
+            declaration.actuators, declaration.plans, self.settings, journal.identity.incarnation, self._inform
         )
         self.effector.held_claim = self._held_claim
         self._safety = Safety(self.shards, self.effector, clock, self.intake.put_inside)
@@ -116,8 +116,8 @@ class Host:
             gap_wait_ns=int(self.settings.gap_wait_s * SECOND_NS),
             gap_deliveries_max=self.settings.gap_deliveries_max,
         )
-        self.block_hands = BlockHands(
-            declaration.hands, lambda number: self.shards[number].state, self.settings, self._inform
+        self.batched_actuators = BatchedActuators(
+            declaration.actuators, lambda number: self.shards[number].state, self.settings, self._inform
         )
         self.failure: Exception | None = None
         self._failed = asyncio.Event()
@@ -158,11 +158,11 @@ class Host:
                 self._staleness.refresh(address, None, monotonic_ns)
         for shard in self.shards:
             for loss in losses_at_start(shard.state):
-                self.mailbox.put_inside(Letter(shard.state.shard, loss, first=True))
+                self.mailbox.put_inside(Queued(shard.state.shard, loss, first=True))
         self._ring(now_ns, monotonic_ns)
         for shard in self.shards:
             self._release(shard.state.shard, list(shard.state.outbox.owed()))
-            self.block_hands.release(shard.state.shard, list(shard.state.blocks.owed()))
+            self.batched_actuators.release(shard.state.shard, list(shard.state.blocks.owed()))
             for address in shard.state.stopped:
                 # Whether its safe action went out before the node stopped is not known.
                 self._safety.make_safe(shard, address, "stopped by its supervision before this start", journal=True)
@@ -180,7 +180,7 @@ class Host:
             self._durable[state.shard] = state.position
             catch_up(state)
             for table in state.tables.values():
-                table.batch(list(declaration.hands.batched))
+                table.batch(list(declaration.actuators.batched))
         self.housekeeper = Housekeeper(self.shards, self.journal, self.settings, self.clock, self._inform)
         for state, basis in zip(recovered.states, recovered.bases, strict=True):
             self.housekeeper.adopt(state.shard, basis)
@@ -215,14 +215,14 @@ class Host:
         self.committer.draining = True
         deadline_s = self._loop_time() + self.settings.drain_s
         while self.failure is None and self._loop_time() < deadline_s:
-            busy = self.mailbox.waiting or self.effector.busy or self.block_hands.busy
+            busy = self.mailbox.waiting or self.effector.busy or self.batched_actuators.busy
             if not busy and self.committer.idle:
                 break
             self._wake()
             await asyncio.sleep(DRAIN_LOOK_S)
         await self.effector.wait_safe(self.settings.drain_s)
         await self.effector.close()
-        await self.block_hands.close()
+        await self.batched_actuators.close()
         # What the last effects have left to write; bounded as well, because a disk may stall.
         while self.failure is None and self._loop_time() < deadline_s + self.settings.drain_s:
             if not self.mailbox.pressing and self.committer.idle:
@@ -239,7 +239,7 @@ class Host:
         """Ends at once, as a crash would: nothing more is written, nobody is told. For simulations."""
         self._halt(NotRunning("the node was killed"))
         await self.effector.close()
-        await self.block_hands.close()
+        await self.batched_actuators.close()
 
     def durable_position(self, shard: int) -> int:
         """The position up to which a shard is on disk."""
@@ -280,7 +280,7 @@ class Host:
         if self.failure is not None:
             return
         self.effector.halt()
-        self.block_hands.halt()
+        self.batched_actuators.halt()
         try:
             self._safety.make_all_safe()
         finally:
@@ -331,60 +331,66 @@ class Host:
         room = self.committer.room
         if room and self.claims is not None:
             for number, told in self.claims.due(monotonic_ns):
-                self.mailbox.put_inside(Letter(number, told, first=True))
+                self.mailbox.put_inside(Queued(number, told, first=True))
         if not room or not self.mailbox.waiting:
             return False
         owed = sum(shard.state.outbox.count + shard.state.blocks.count for shard in self.shards)
-        letters = join_letters(list(self.mailbox.take(room, telemetry=owed < self.settings.owed_count_max)))
-        left: list[Letter] = []
+        queued_inputs = join_queued(list(self.mailbox.take(room, telemetry=owed < self.settings.owed_count_max)))
+        left: list[Queued] = []
         for shard in self.shards:
             number = shard.state.shard
-            mine = letters if len(self.shards) == 1 else [letter for letter in letters if letter.shard == number]
+            mine = (
+                queued_inputs
+                if len(self.shards) == 1
+                else [queued for queued in queued_inputs if queued.shard == number]
+            )
             if mine:
                 try:
-                    stepped = shard.step([letter.input for letter in mine], now_ns)
+                    stepped = shard.step([queued.input for queued in mine], now_ns)
                 except BaseException as error:
-                    fail_untaken(letters, error)
+                    fail_untaken(queued_inputs, error)
                     raise
                 left += self._after_step(shard, stepped, mine, monotonic_ns)
         self.mailbox.put_back(left)
-        self.committer.took(sum(letter.items for letter in letters), full=bool(left))
-        return bool(letters)
+        self.committer.took(sum(queued.items for queued in queued_inputs), full=bool(left))
+        return bool(queued_inputs)
 
     def _gather(self) -> None:
         """Steps what has lingered while a write was under way."""
         self._step(self._now_ns(), self.clock.monotonic_ns())
 
-    def _after_step(self, shard: Shard, stepped: Stepped, letters: Sequence[Letter], monotonic_ns: int) -> list[Letter]:
+    def _after_step(
+        self, shard: Shard, stepped: Stepped, queued_inputs: Sequence[Queued], monotonic_ns: int
+    ) -> list[Queued]:
         """Sorts out who waits for what; returns the letters that found no room in this commit."""
         for address, event in stepped.fresh:
             self._staleness.refresh(address, event, monotonic_ns)
         number = shard.state.shard
         for asked, verdict, position in stepped.repeats:
             self._repeats.add(number, position, asked, verdict)
-        taken = len(letters) - len(stepped.left)
+        taken = len(queued_inputs) - len(stepped.left)
         left = [
-            Letter(number, one, letter.tickets, letter.items, letter.size_bytes, letter.first)
-            for one, letter in zip(stepped.left, letters[taken:], strict=True)
+            Queued(number, one, queued.tickets, queued.items, queued.size_bytes, queued.first)
+            for one, queued in zip(stepped.left, queued_inputs[taken:], strict=True)
         ]
-        self._refuse(number, stepped, letters)
-        tickets = [ticket for letter in letters[:taken] for ticket in letter.tickets]
+        self._refuse(number, stepped, queued_inputs)
+        tickets = [ticket for queued in queued_inputs[:taken] for ticket in queued.tickets]
         if stepped.wait_ns is not None:
             self.committer.may_wait(monotonic_ns + stepped.wait_ns)
         for ticket in tickets:
-            if stepped.wait_ns != 0 and isinstance(ticket, Waiter) and ticket.eager:
+            if stepped.wait_ns != 0 and isinstance(ticket, AwaitedTicket) and ticket.eager:
                 ticket.resolve()
             else:
                 self.committer.notify(ticket, written=stepped.wait_ns is not None)
         self._repeats.give()
         return left
 
-    def _refuse(self, number: int, stepped: Stepped, letters: Sequence[Letter]) -> None:
+    def _refuse(self, number: int, stepped: Stepped, queued_inputs: Sequence[Queued]) -> None:
         """What a shard did not consume is not acknowledged, and its source is measured against the marks again."""
         for untaken, error in stepped.untaken:
-            for letter in letters:
-                if letter.input is untaken:
-                    tickets, letter.tickets = letter.tickets, ()
+            for queued in queued_inputs:
+                if queued.input is untaken:
+                    tickets, queued.tickets = queued.tickets, ()
                     for ticket in tickets:
                         ticket.fail(error)
             # A note of what was skipped came through the door of its source: that of this shard, or that of envelopes.
@@ -393,7 +399,7 @@ class Host:
                 if isinstance(untaken, Delivery) or not self.columns.forget(number, *source):
                     self.ingress.forget(*source)
 
-    def _written(self, flight: Flight) -> None:
+    def _written(self, flight: GroupInFlight) -> None:
         if self.failure is not None:
             return
         try:
@@ -408,7 +414,7 @@ class Host:
                 raise
         self._wake()
 
-    def _after_write(self, flight: Flight) -> None:
+    def _after_write(self, flight: GroupInFlight) -> None:
         """The group is durable: now, and not before, everybody is told and effects leave."""
         monotonic_ns = self.clock.monotonic_ns()
         for ready in flight.readies:
@@ -424,7 +430,7 @@ class Host:
             if ready.shared:
                 self.on_shared(number, ready.shared)
             follow(self.shards[number].state, ready)
-            self.block_hands.release(number, ready.blocks)
+            self.batched_actuators.release(number, ready.blocks)
             self.housekeeper.durable(ready)
         for ticket in flight.tickets:
             ticket.resolve()

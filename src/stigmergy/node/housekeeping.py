@@ -22,7 +22,7 @@ from stigmergy.shard.commit import SnapshotNote
 from stigmergy.shard.draft import Ready
 from stigmergy.shard.inputs import SnapshotStored
 from stigmergy.shard.shard import Shard
-from stigmergy.shard.snapshot import SnapshotTaking
+from stigmergy.shard.snapshot import SnapshotWriter
 
 # Which agents have changed since the last snapshot, as long as they are the smaller part: then one may add to it.
 #
@@ -110,7 +110,7 @@ class _ShardRecord(Struct):
     size_bytes: int = 0
     changes: Changes = field(default_factory=Changes)
     """Since the last snapshot."""
-    taking: SnapshotTaking | None = None
+    taking: SnapshotWriter | None = None
     taken_changes: Changes = field(default_factory=Changes)
     """Those that the snapshot under way holds."""
     noted: list[tuple[int, int]] = []
@@ -273,7 +273,7 @@ class Housekeeper:
         base = record.noted[-1][0] if incremental else 0
         # What was left of an unfinished snapshot of this position is replaced, and must not be dropped any more.
         self._obsolete = [one for one in self._obsolete if one != (state.shard, state.position)]
-        record.taking = SnapshotTaking(
+        record.taking = SnapshotWriter(
             state,
             base=base,
             base_digest=record.digest if incremental else b"",
@@ -310,7 +310,7 @@ class Housekeeper:
         self.counters.snapshot_bytes += taking.size_bytes
         self._tell(shard, SnapshotStored(note=note))
 
-    def _give_up(self, record: _ShardRecord, taking: SnapshotTaking) -> None:
+    def _give_up(self, record: _ShardRecord, taking: SnapshotWriter) -> None:
         """A snapshot can wait; the log goes on. What it had changed counts for the next one."""
         record.taking = None
         record.changes.add(record.taken_changes)

@@ -25,7 +25,7 @@ EXPECTED_COUNT_MAX = 100_000
 """Sources whose next number is remembered here; the marks know the others, which then may have to wait for a gap."""
 
 
-class Parcel(Protocol):
+class NumberedBatch(Protocol):
     """What is numbered: consecutive inputs of one source, in an envelope or a column batch."""
 
     @property
@@ -58,7 +58,7 @@ class Parcel(Protocol):
         ...
 
 
-ParcelT = TypeVar("ParcelT", bound=Parcel)
+NumberedBatchT = TypeVar("NumberedBatchT", bound=NumberedBatch)
 
 
 class IngressCounters(Struct):
@@ -71,19 +71,19 @@ class IngressCounters(Struct):
     refused: int = 0
 
 
-class Early(Struct, Generic[ParcelT]):
+class Early(Struct, Generic[NumberedBatchT]):
     """An envelope that came before those that should precede it."""
 
-    envelope: ParcelT
+    envelope: NumberedBatchT
     size_bytes: int
     tickets: tuple[Ticket, ...]
     since_ns: int
 
 
-class Accept(Struct, Generic[ParcelT], frozen=True):
+class Accept(Struct, Generic[NumberedBatchT], frozen=True):
     """What the door lets through: an envelope in order, or the end of a gap that nobody filled."""
 
-    envelope: ParcelT
+    envelope: NumberedBatchT
     size_bytes: int
     tickets: tuple[Ticket, ...]
     skip_to: int = 0
@@ -92,31 +92,31 @@ class Accept(Struct, Generic[ParcelT], frozen=True):
     """Whether their sender said that they are lost; otherwise they did not come in time."""
 
 
-class Ingress(Generic[ParcelT]):
-    """Keeps the order of each source. `open_parcel` decodes, `consumed` tells how far the shards have consumed it."""
+class Ingress(Generic[NumberedBatchT]):
+    """Keeps the order of each source. `open_numbered` decodes, `consumed` tells how far the shards have consumed it."""
 
     def __init__(
         self,
-        open_parcel: Callable[[Any], ParcelT],
+        open_numbered: Callable[[Any], NumberedBatchT],
         consumed: Callable[[str, int], int],
         *,
         gap_wait_ns: int,
         gap_deliveries_max: int,
     ) -> None:
-        self._open_parcel = open_parcel
+        self._open_numbered = open_numbered
         self._consumed = consumed
         self._gap_wait_ns = gap_wait_ns
         self._gap_deliveries_max = gap_deliveries_max
         self._expected: dict[tuple[str, int], int] = {}
-        self._early: dict[tuple[str, int], dict[int, Early[ParcelT]]] = {}
+        self._early: dict[tuple[str, int], dict[int, Early[NumberedBatchT]]] = {}
         self._early_count = 0
         self._early_bytes = 0
         self.counters = IngressCounters()
 
-    def open(self, data: bytes | memoryview) -> ParcelT:
+    def open(self, data: bytes | memoryview) -> NumberedBatchT:
         """Opens an envelope or a batch; raises Malformed or TooLarge and counts it."""
         try:
-            envelope = self._open_parcel(data)
+            envelope = self._open_numbered(data)
         except StigmergyError:
             self.counters.malformed += 1
             raise
@@ -128,8 +128,8 @@ class Ingress(Generic[ParcelT]):
         return envelope
 
     def admit(
-        self, envelope: ParcelT, size_bytes: int, tickets: tuple[Ticket, ...], monotonic_ns: int
-    ) -> list[Accept[ParcelT]]:
+        self, envelope: NumberedBatchT, size_bytes: int, tickets: tuple[Ticket, ...], monotonic_ns: int
+    ) -> list[Accept[NumberedBatchT]]:
         """What may go to the step now: nothing yet for one that came early; more than one when it fills a gap."""
         key = (envelope.source, envelope.incarnation)
         expected = self._expected.get(key)
@@ -144,9 +144,9 @@ class Ingress(Generic[ParcelT]):
         accepted += self._release(key)
         return accepted
 
-    def overdue(self, monotonic_ns: int) -> list[Accept[ParcelT]]:
+    def overdue(self, monotonic_ns: int) -> list[Accept[NumberedBatchT]]:
         """Early ones that have waited long enough, all of them: the gap before each is declared lost."""
-        accepted: list[Accept[ParcelT]] = []
+        accepted: list[Accept[NumberedBatchT]] = []
         for key in list(self._early):
             while waiting := self._early.get(key):
                 lowest = min(waiting)
@@ -182,7 +182,7 @@ class Ingress(Generic[ParcelT]):
         if len(self._expected) > EXPECTED_COUNT_MAX:
             del self._expected[next(iter(self._expected))]
 
-    def _hold(self, key: tuple[str, int], early: Early[ParcelT]) -> None:
+    def _hold(self, key: tuple[str, int], early: Early[NumberedBatchT]) -> None:
         waiting = self._early.get(key, {})
         before = waiting.get(early.envelope.sequence)
         growth_bytes = early.size_bytes - (0 if before is None else before.size_bytes)
@@ -207,9 +207,9 @@ class Ingress(Generic[ParcelT]):
         self._early_bytes += early.size_bytes
         self._early.setdefault(key, waiting)[early.envelope.sequence] = early
 
-    def _release(self, key: tuple[str, int]) -> list[Accept[ParcelT]]:
+    def _release(self, key: tuple[str, int]) -> list[Accept[NumberedBatchT]]:
         """Early ones whose turn has come."""
-        accepted: list[Accept[ParcelT]] = []
+        accepted: list[Accept[NumberedBatchT]] = []
         while waiting := self._early.get(key):
             lowest, expected = min(waiting), self._expected[key]
             if lowest - waiting[lowest].envelope.lost > expected:
@@ -220,15 +220,15 @@ class Ingress(Generic[ParcelT]):
         return accepted
 
     def _in_order(
-        self, envelope: ParcelT, size_bytes: int, tickets: tuple[Ticket, ...], expected: int
-    ) -> Accept[ParcelT]:
+        self, envelope: NumberedBatchT, size_bytes: int, tickets: tuple[Ticket, ...], expected: int
+    ) -> Accept[NumberedBatchT]:
         """One whose turn has come. What is still missing before it is what its sender has declared lost."""
         if envelope.sequence <= expected:
             return Accept(envelope, size_bytes, tickets)
         self.counters.gaps += 1
         return Accept(envelope, size_bytes, tickets, skip_to=envelope.sequence, declared=True)
 
-    def _pop(self, key: tuple[str, int], sequence: int) -> Early[ParcelT]:
+    def _pop(self, key: tuple[str, int], sequence: int) -> Early[NumberedBatchT]:
         waiting = self._early[key]
         early = waiting.pop(sequence)
         self._early_count -= 1

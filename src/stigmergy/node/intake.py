@@ -17,7 +17,7 @@ from stigmergy.base.errors import Malformed, NotRunning, Overloaded, UnknownKind
 from stigmergy.journal.ownership import Shards
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.ingress import Accept, Ingress
-from stigmergy.node.mailbox import BLOCK, Letter, Mailbox
+from stigmergy.node.mailbox import BLOCK, Mailbox, Queued
 from stigmergy.shard.draft import OVERHEAD_BYTES
 from stigmergy.shard.inputs import ELSEWHERE, LOCAL, Ask, Asked, Delivery, Input, SequencesSkipped, Verdict
 
@@ -34,7 +34,7 @@ class Stream(Struct, frozen=True):
     epoch: int = 0
 
 
-class Waiter:
+class AwaitedTicket:
     """A ticket that somebody awaits: resolved when each of its letters is durable, failed when one of them is not."""
 
     __slots__ = ("_future", "_left", "eager")
@@ -45,9 +45,9 @@ class Waiter:
         self.eager = eager
         """Satisfied with having been taken, where the event's promise lets the disk come later."""
 
-    def expect(self, letters: int) -> None:
+    def expect(self, queued_inputs: int) -> None:
         """So many letters carry this ticket."""
-        self._left = letters
+        self._left = queued_inputs
 
     def resolve(self) -> None:
         self._left -= 1
@@ -101,7 +101,7 @@ class Intake:
         if self._has_key or len(self._shards) < self._shards.total:
             self._check_homes(envelope.items)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiter = Waiter(future)
+        waiter = AwaitedTicket(future)
         accepted = self._ingress.admit(envelope, len(data), (waiter,), self._monotonic_ns())
         self.post(accepted)
         # Also where it came early: the clock must be set to when it will have waited long enough.
@@ -122,11 +122,11 @@ class Intake:
         source, incarnation, epoch = stream.source, stream.incarnation, stream.epoch
         if sequence > 1:
             skipped = SequencesSkipped(source, incarnation, epoch, sequence - 1, MISSING if missing else "")
-            self._mailbox.put_note(Letter(shard=shard, input=skipped, items=0), policy)
+            self._mailbox.put_note(Queued(shard=shard, input=skipped, items=0), policy)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         delivery = Delivery(source, [(address, body)], sequence, incarnation, epoch)
         size_bytes = len(body) + 4 * len(address) + OVERHEAD_BYTES
-        self._mailbox.put_telemetry(Letter(shard, delivery, (Waiter(future),), 1, size_bytes), policy)
+        self._mailbox.put_telemetry(Queued(shard, delivery, (AwaitedTicket(future),), 1, size_bytes), policy)
         self._wake()
         return future
 
@@ -155,13 +155,13 @@ class Intake:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         body = written(event, Event)
         delivery = Delivery(source=source, items=[(address, body)])
-        letter = Letter(
+        queued = Queued(
             shard=self.home_of(address),
             input=delivery,
-            tickets=(Waiter(future, eager=True),),
+            tickets=(AwaitedTicket(future, eager=True),),
             size_bytes=len(body) + 64,
         )
-        self._mailbox.put_telemetry(letter, BLOCK)
+        self._mailbox.put_telemetry(queued, BLOCK)
         self._wake()
         return future
 
@@ -176,7 +176,7 @@ class Intake:
         body = command if isinstance(command, bytes) else written(command, Command)
         ask = Ask(agent=address, command_id=command_id, command=body, source=source, client=client)
         shard = self.home_of(address)
-        self._mailbox.put_command(Letter(shard=shard, input=ask))
+        self._mailbox.put_command(Queued(shard=shard, input=ask))
         future: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
         self._asks.setdefault((address, command_id, body), []).append(future)
         self._wake()
@@ -188,20 +188,20 @@ class Intake:
 
     def put_inside(self, shard: int, one: Input) -> None:
         """Takes an input from inside: a timer, a result, a note."""
-        self._mailbox.put_inside(Letter(shard=shard, input=one))
+        self._mailbox.put_inside(Queued(shard=shard, input=one))
         self._wake()
 
-    def put_letter(self, letter: Letter) -> None:
+    def put_queued(self, queued: Queued) -> None:
         """Takes a letter of another process, whose sender waits on its ticket."""
         self.check_open()
-        self._mailbox.put_inside(letter)
+        self._mailbox.put_inside(queued)
         self._wake()
 
     def take(self, shard: int, one: Input) -> asyncio.Future[None]:
         """Takes an input of an operator: a retry, an enrolment. Done when what followed from it is durable."""
         self.check_open()
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._mailbox.put_inside(Letter(shard=shard, input=one, tickets=(Waiter(future),)))
+        self._mailbox.put_inside(Queued(shard=shard, input=one, tickets=(AwaitedTicket(future),)))
         self._wake()
         return future
 
@@ -213,8 +213,8 @@ class Intake:
 
     def fail_all(self, error: Exception) -> None:
         """Tells everybody who waits that it is over."""
-        for letter in self._mailbox.clear():
-            for ticket in letter.tickets:
+        for queued in self._mailbox.clear():
+            for ticket in queued.tickets:
                 ticket.fail(error)
         for waiting in self._ingress.clear():
             waiting.fail(error)
@@ -246,7 +246,7 @@ class Intake:
         shards = len(self._shards)
         parts = [envelope.items] if shards == 1 else self._split(envelope.items)
         for ticket in accepted.tickets:
-            if isinstance(ticket, Waiter):
+            if isinstance(ticket, AwaitedTicket):
                 ticket.expect(shards)
         for shard, part in zip((one.state.shard for one in self._shards), parts, strict=True):
             if accepted.skip_to:
@@ -257,7 +257,7 @@ class Intake:
                     last=accepted.skip_to - 1,
                     because=DECLARED if accepted.declared else MISSING,
                 )
-                self._mailbox.put_note(Letter(shard=shard, input=skipped, items=0), policy)
+                self._mailbox.put_note(Queued(shard=shard, input=skipped, items=0), policy)
             delivery = Delivery(
                 source=envelope.source,
                 items=part,
@@ -267,8 +267,8 @@ class Intake:
                 # How much of it is for this shard is not known; all of it may be.
                 size_bytes=accepted.size_bytes if shards == 1 else 0,
             )
-            letter = Letter(shard, delivery, accepted.tickets, len(part), accepted.size_bytes // shards)
-            self._mailbox.put_telemetry(letter, policy)
+            queued = Queued(shard, delivery, accepted.tickets, len(part), accepted.size_bytes // shards)
+            self._mailbox.put_telemetry(queued, policy)
 
     def _split(self, items: list[tuple[str, bytes]]) -> list[list[tuple[str, bytes]]]:
         """One list for each shard, of full length: the numbers of a source run through all of them."""

@@ -61,7 +61,7 @@ class Ticket(Protocol):
         ...
 
 
-class Letter(Struct):
+class Queued(Struct):
     """One input on its way to its shard, and whoever waits for it."""
 
     shard: int
@@ -112,16 +112,16 @@ class Mailbox:
         self._commands_count_max = commands_count_max
         self._items_max = telemetry_items_max
         self._bytes_max = telemetry_bytes_max
-        self._first: deque[Letter] = deque()
-        self._inside: deque[Letter] = deque()
-        self._commands: deque[Letter] = deque()
-        self._telemetry: FairQueue[Letter] = FairQueue(TURN_COST)
-        self._blocked: FairQueue[Letter] = FairQueue(TURN_COST)
+        self._first: deque[Queued] = deque()
+        self._inside: deque[Queued] = deque()
+        self._commands: deque[Queued] = deque()
+        self._telemetry: FairQueue[Queued] = FairQueue(TURN_COST)
+        self._blocked: FairQueue[Queued] = FairQueue(TURN_COST)
         self._items = 0
         self._bytes = 0
         self._blocked_bytes = 0
         self._sampled: dict[Stream, int] = {}
-        self._streams: dict[Stream, deque[Letter]] = {}
+        self._streams: dict[Stream, deque[Queued]] = {}
         """What waits of each stream from which something may be shed, in order. Notes of what was shed among it."""
         self._gone = 0
         """Letters in the telemetry lane that were merged into later ones; they are passed over."""
@@ -131,72 +131,72 @@ class Mailbox:
         """Whether observed events of so many bytes would be taken at once, by whichever policy."""
         return not self._blocked and self._items < self._items_max and self._bytes + size_bytes <= self._bytes_max
 
-    def put_inside(self, letter: Letter) -> None:
+    def put_inside(self, queued: Queued) -> None:
         """From a timer, a sink or another shard: what we owe bounds how many there can be."""
-        (self._first if letter.first else self._inside).append(letter)
+        (self._first if queued.first else self._inside).append(queued)
 
-    def put_command(self, letter: Letter) -> None:
+    def put_command(self, queued: Queued) -> None:
         """From somebody who waits for the answer."""
         if len(self._commands) >= self._commands_count_max:
             self.counters.overloads += 1
             raise Overloaded(f"{self._commands_count_max} commands are waiting; nothing was taken, try again later")
-        self._commands.append(letter)
+        self._commands.append(queued)
 
-    def put_telemetry(self, letter: Letter, policy: StreamPolicy) -> None:
+    def put_telemetry(self, queued: Queued, policy: StreamPolicy) -> None:
         """Observed events of one source. Without room the policy decides; to block is to wait in line."""
         if policy.overflow is Overflow.BLOCK:
-            if self._blocked.count_of(_source(letter)) or not self._fits(letter):
-                self._block(letter)
+            if self._blocked.count_of(_source(queued)) or not self._fits(queued):
+                self._block(queued)
             else:
-                self._add(letter)
+                self._add(queued)
         elif policy.overflow is Overflow.SAMPLE:
-            if not self._fits(letter):
-                self._shed_newest(letter)
-            elif self._items <= self._items_max // 2 or not self._skip(letter, policy):
-                self._add_shedding(letter)
+            if not self._fits(queued):
+                self._shed_newest(queued)
+            elif self._items <= self._items_max // 2 or not self._skip(queued, policy):
+                self._add_shedding(queued)
         else:
-            if not self._fits(letter):
-                self._drop_oldest(letter)
-            if self._fits(letter):
-                self._add_shedding(letter)
+            if not self._fits(queued):
+                self._drop_oldest(queued)
+            if self._fits(queued):
+                self._add_shedding(queued)
             else:
-                self._shed_newest(letter)
+                self._shed_newest(queued)
 
-    def put_note(self, note: Letter, policy: StreamPolicy) -> None:
+    def put_note(self, note: Queued, policy: StreamPolicy) -> None:
         """A stream's numbers that will not come. It keeps its place among what the same stream has sent."""
         if policy.overflow is Overflow.BLOCK:
             self.put_telemetry(note, policy)
         else:
             self._add_shedding(note)
 
-    def take(self, items_max: int, *, telemetry: bool) -> Iterator[Letter]:
+    def take(self, items_max: int, *, telemetry: bool) -> Iterator[Queued]:
         """Letters in the order in which they are to be stepped, until so many items are out. Take all of them."""
         taken = 0
         for lane in (self._first, self._inside, self._commands):
             while lane and taken < items_max:
-                letter = lane.popleft()
-                taken += letter.items
-                yield letter
+                queued = lane.popleft()
+                taken += queued.items
+                yield queued
         while telemetry and self._telemetry and taken < items_max:
-            _, letter = self._telemetry.pop()
-            if letter.shard == GONE:
+            _, queued = self._telemetry.pop()
+            if queued.shard == GONE:
                 self._gone -= 1
                 continue
-            self._leave(letter)
-            taken += letter.items
-            yield letter
+            self._leave(queued)
+            taken += queued.items
+            yield queued
         while self._blocked:
-            source, letter = self._blocked.pop()
-            if not self._fits(letter):
-                self._blocked.put_first(source, letter, _cost(letter))
+            source, queued = self._blocked.pop()
+            if not self._fits(queued):
+                self._blocked.put_first(source, queued, _cost(queued))
                 break
-            self._blocked_bytes -= letter.size_bytes
-            self._add(letter)
+            self._blocked_bytes -= queued.size_bytes
+            self._add(queued)
 
-    def put_back(self, letters: list[Letter]) -> None:
+    def put_back(self, queued_inputs: list[Queued]) -> None:
         """Letters that found no room in the commit: they come first next time."""
-        for letter in reversed(letters):
-            (self._first if letter.first else self._inside).appendleft(letter)
+        for queued in reversed(queued_inputs):
+            (self._first if queued.first else self._inside).appendleft(queued)
 
     @property
     def waiting(self) -> bool:
@@ -218,55 +218,55 @@ class Mailbox:
         """How many observed events are waiting."""
         return self._items
 
-    def clear(self) -> list[Letter]:
+    def clear(self) -> list[Queued]:
         """Empties the lanes; the caller tells everybody who waits."""
-        letters = [*self._first, *self._inside, *self._commands, *self._telemetry.clear(), *self._blocked.clear()]
+        queued_inputs = [*self._first, *self._inside, *self._commands, *self._telemetry.clear(), *self._blocked.clear()]
         self._first.clear()
         self._inside.clear()
         self._commands.clear()
         self._streams.clear()
         self._items = self._bytes = self._blocked_bytes = self._gone = 0
-        return letters
+        return queued_inputs
 
-    def _fits(self, letter: Letter) -> bool:
+    def _fits(self, queued: Queued) -> bool:
         empty = self._items == 0 and self._bytes == 0
         return empty or (
-            self._items + letter.items <= self._items_max and self._bytes + letter.size_bytes <= self._bytes_max
+            self._items + queued.items <= self._items_max and self._bytes + queued.size_bytes <= self._bytes_max
         )
 
-    def _block(self, letter: Letter) -> None:
-        times = 1 if self._blocked.count_of(_source(letter)) else 2
-        full = self._blocked and self._blocked_bytes + letter.size_bytes > times * self._bytes_max
+    def _block(self, queued: Queued) -> None:
+        times = 1 if self._blocked.count_of(_source(queued)) else 2
+        full = self._blocked and self._blocked_bytes + queued.size_bytes > times * self._bytes_max
         if full or len(self._blocked) >= times * BLOCKED_COUNT_MAX:
             self.counters.overloads += 1
             raise Overloaded(f"{len(self._blocked)} senders wait for room already; nothing was taken, slow down")
         self.counters.blocked += 1
-        self._blocked.put(_source(letter), letter, _cost(letter))
-        self._blocked_bytes += letter.size_bytes
+        self._blocked.put(_source(queued), queued, _cost(queued))
+        self._blocked_bytes += queued.size_bytes
 
-    def _add(self, letter: Letter) -> None:
-        self._telemetry.put(_source(letter), letter, _cost(letter))
-        self._items += letter.items
-        self._bytes += letter.size_bytes
+    def _add(self, queued: Queued) -> None:
+        self._telemetry.put(_source(queued), queued, _cost(queued))
+        self._items += queued.items
+        self._bytes += queued.size_bytes
 
-    def _add_shedding(self, letter: Letter) -> None:
-        self._add(letter)
-        self._streams.setdefault(_stream(letter), deque()).append(letter)
+    def _add_shedding(self, queued: Queued) -> None:
+        self._add(queued)
+        self._streams.setdefault(_stream(queued), deque()).append(queued)
 
-    def _leave(self, letter: Letter) -> None:
-        self._items -= letter.items
-        self._bytes -= letter.size_bytes
+    def _leave(self, queued: Queued) -> None:
+        self._items -= queued.items
+        self._bytes -= queued.size_bytes
         if self._streams:
-            stream = _stream(letter)
+            stream = _stream(queued)
             mine = self._streams.get(stream)
-            if mine is not None and mine[0] is letter:
+            if mine is not None and mine[0] is queued:
                 mine.popleft()
                 if not mine:
                     del self._streams[stream]
 
-    def _skip(self, letter: Letter, policy: StreamPolicy) -> bool:
+    def _skip(self, queued: Queued, policy: StreamPolicy) -> bool:
         """Whether sampling leaves this one out."""
-        stream = _stream(letter)
+        stream = _stream(queued)
         if stream not in self._sampled and len(self._sampled) >= SAMPLED_COUNT_MAX:
             self._sampled.clear()
         count = self._sampled.get(stream, 0)
@@ -274,54 +274,54 @@ class Mailbox:
         if count == 0:
             return False
         before = self.counters.shed_items
-        self._shed_newest(letter)
+        self._shed_newest(queued)
         self.counters.sampled_items += self.counters.shed_items - before
         return True
 
-    def _drop_oldest(self, letter: Letter) -> None:
+    def _drop_oldest(self, queued: Queued) -> None:
         """Makes room by dropping the oldest deliveries of the same stream, as far as there are any."""
-        mine = self._streams.get(_stream(letter))
-        while mine and not self._fits(letter):
+        mine = self._streams.get(_stream(queued))
+        while mine and not self._fits(queued):
             oldest = mine[0]
             if not isinstance(oldest.input, SequencesSkipped):
-                self._check_room_to_wait(oldest, letter)
+                self._check_room_to_wait(oldest, queued)
                 self._become_note(oldest)
             elif len(mine) == 1:
                 return
             else:
-                self._check_room_to_wait(oldest, letter)
+                self._check_room_to_wait(oldest, queued)
                 mine.popleft()
                 self._become_note(mine[0])
                 _merge(oldest, into=mine[0])
                 self._forget(oldest)
 
-    def _shed_newest(self, letter: Letter) -> None:
+    def _shed_newest(self, queued: Queued) -> None:
         """Sheds what just came. Its note goes behind what waits of the same stream, merged with one that is there."""
-        mine = self._streams.get(_stream(letter))
+        mine = self._streams.get(_stream(queued))
         if mine and isinstance(mine[-1].input, SequencesSkipped):
-            self._check_room_to_wait(mine[-1], letter)
-            self._become_note(letter, waiting=False)
-            _merge(letter, into=mine[-1])
+            self._check_room_to_wait(mine[-1], queued)
+            self._become_note(queued, waiting=False)
+            _merge(queued, into=mine[-1])
         else:
-            self._become_note(letter, waiting=False)
-            self._add_shedding(letter)
+            self._become_note(queued, waiting=False)
+            self._add_shedding(queued)
 
-    def _check_room_to_wait(self, note: Letter, letter: Letter) -> None:
-        if len(note.tickets) + len(letter.tickets) > NOTE_TICKETS_MAX:
+    def _check_room_to_wait(self, note: Queued, queued: Queued) -> None:
+        if len(note.tickets) + len(queued.tickets) > NOTE_TICKETS_MAX:
             self.counters.overloads += 1
             raise Overloaded(f"{len(note.tickets)} senders wait for what was shed; nothing was taken, slow down")
 
-    def _become_note(self, letter: Letter, *, waiting: bool = True) -> None:
+    def _become_note(self, queued: Queued, *, waiting: bool = True) -> None:
         """Counts what is shed and leaves a note in its place, so that its source's mark moves past it."""
-        shed = letter.input
+        shed = queued.input
         if not isinstance(shed, Delivery | ColumnDelivery):
             return
         self.counters.shed_items += shed.length
         if waiting:
-            self._items -= letter.items
-            self._bytes -= letter.size_bytes
-        letter.items = letter.size_bytes = 0
-        letter.input = SequencesSkipped(
+            self._items -= queued.items
+            self._bytes -= queued.size_bytes
+        queued.items = queued.size_bytes = 0
+        queued.input = SequencesSkipped(
             source=shed.source,
             incarnation=shed.incarnation,
             epoch=shed.epoch,
@@ -329,10 +329,10 @@ class Mailbox:
             because="shed: more came than could be taken",
         )
 
-    def _forget(self, letter: Letter) -> None:
+    def _forget(self, queued: Queued) -> None:
         """Its place in the lane is empty from now on; when most places are, the lane is made anew."""
-        letter.shard = GONE
-        letter.tickets = ()
+        queued.shard = GONE
+        queued.tickets = ()
         self._gone += 1
         if 2 * self._gone > len(self._telemetry):
             for waiting in self._telemetry.clear():
@@ -341,24 +341,24 @@ class Mailbox:
             self._gone = 0
 
 
-def _stream(letter: Letter) -> Stream:
-    one = letter.input
+def _stream(queued: Queued) -> Stream:
+    one = queued.input
     if isinstance(one, Delivery | ColumnDelivery | SequencesSkipped):
-        return (letter.shard, one.source, one.incarnation)
-    return (letter.shard, "", 0)
+        return (queued.shard, one.source, one.incarnation)
+    return (queued.shard, "", 0)
 
 
-def _source(letter: Letter) -> str:
+def _source(queued: Queued) -> str:
     """With whom a letter takes turns. Shards and incarnations of a source share one turn."""
-    return _stream(letter)[1]
+    return _stream(queued)[1]
 
 
-def _cost(letter: Letter) -> int:
+def _cost(queued: Queued) -> int:
     """By bytes and by the work of each item; a note costs next to nothing."""
-    return ITEM_COST * letter.items + letter.size_bytes + 1
+    return ITEM_COST * queued.items + queued.size_bytes + 1
 
 
-def _merge(note: Letter, into: Letter) -> None:
+def _merge(note: Queued, into: Queued) -> None:
     """One note for both, up to the later of their ends: either may be of a repetition. A reason is never lost."""
     one, other = into.input, note.input
     if isinstance(one, SequencesSkipped) and isinstance(other, SequencesSkipped):
@@ -367,8 +367,8 @@ def _merge(note: Letter, into: Letter) -> None:
     into.tickets = (*into.tickets, *note.tickets)
 
 
-def fail_untaken(letters: Sequence[Letter], error: BaseException) -> None:
+def fail_untaken(queued_inputs: Sequence[Queued], error: BaseException) -> None:
     """The step itself has failed, and with it the host: whoever sent these letters must not wait for ever."""
     failed = Bug(f"the step failed ({type(error).__name__}: {error}); what was sent is not kept")
-    for ticket in (ticket for letter in letters for ticket in letter.tickets):
+    for ticket in (ticket for queued in queued_inputs for ticket in queued.tickets):
         ticket.fail(failed)

@@ -17,7 +17,7 @@ from stigmergy.agents.codec import tag_of
 from stigmergy.agents.effects import shard_sink
 from stigmergy.agents.messages import SECOND_NS
 from stigmergy.journal.ownership import Shards
-from stigmergy.node.mailbox import Letter, Mailbox, Ticket
+from stigmergy.node.mailbox import Mailbox, Queued, Ticket
 from stigmergy.shard.inputs import Delivery, EffectSettled, Input
 from stigmergy.shard.outbox import Pending
 
@@ -65,9 +65,9 @@ class Settles:
         del error  # it stays owed, and is released again after the next start
 
 
-def letter_of(
+def queued_of(
     shard: int, epoch: int, sink: str, pendings: Sequence[Pending], put: Callable[[int, Input], None]
-) -> Letter:
+) -> Queued:
     """The letter with these tells of a shard; the shard hears through `put` when they have arrived."""
     target = shard_of_sink(sink)
     items = told_items(pendings)
@@ -75,10 +75,10 @@ def letter_of(
     delivery = Delivery(shard_sink(shard), items, sequence=first, epoch=epoch)
     # What a shard tells itself is settled in the very step that takes it.
     tickets: tuple[Ticket, ...] = () if target == shard else (Settles(put, shard, sink, first, first + len(items) - 1),)
-    return Letter(target, delivery, tickets, len(items))
+    return Queued(target, delivery, tickets, len(items))
 
 
-class Elsewhere(Protocol):
+class RemoteShards(Protocol):
     """The owners of the other shards, as a host sees them."""
 
     def release(self, shard: int, epoch: int, target: int, pendings: Sequence[Pending]) -> None:
@@ -105,7 +105,7 @@ class Tells:
         self._shards = shards
         self._mailbox = mailbox
         self._put = put
-        self.elsewhere: Elsewhere | None = None
+        self.elsewhere: RemoteShards | None = None
         """Who takes tells for shards that are not ours; without anybody they stay owed until a start with somebody."""
 
     def release(self, shard: int, owed: Sequence[Pending]) -> list[Pending]:
@@ -123,7 +123,7 @@ class Tells:
                 self._report(pendings)
             target = shard_of_sink(sink)
             if target in self._shards:
-                self._mailbox.put_inside(letter_of(shard, epoch, sink, pendings, self._put))
+                self._mailbox.put_inside(queued_of(shard, epoch, sink, pendings, self._put))
             elif self.elsewhere is not None:
                 self.elsewhere.release(shard, epoch, target, pendings)
         return others

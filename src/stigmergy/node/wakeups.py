@@ -13,10 +13,10 @@ from typing import Protocol
 
 from stigmergy.agents.messages import SECOND_NS
 from stigmergy.shard.inputs import TimerDue
-from stigmergy.shard.timers import Timer
+from stigmergy.shard.timers import PendingTimer
 
 
-class Watch(Protocol):
+class DeadlineWatch(Protocol):
     """Something that waits for a time."""
 
     @property
@@ -34,7 +34,7 @@ class Waker:
         self._timer: asyncio.TimerHandle | None = None
         self._armed_ns = 0
         self._over = False
-        self.watches: dict[str, Watch] = {}
+        self.watches: dict[str, DeadlineWatch] = {}
         """By their names, what time may bring. Set before the first turn."""
         self.on_unserved: Callable[[str, int], None] = lambda *_: None
         """Told of a watch that is due after a turn that could have served it, and how many such turns there were in a
@@ -121,7 +121,7 @@ class Alarms:
         self._due_ns: dict[tuple[int, str, str], int] = {}
         """What each timer was last set to: entries with another due time are old."""
 
-    def set(self, shard: int, timer: Timer, set_at_ns: int, monotonic_ns: int) -> None:
+    def set(self, shard: int, timer: PendingTimer, set_at_ns: int, monotonic_ns: int) -> None:
         """Watches a timer that was set at this time of the log, which was just now."""
         wait_ns = max(0, timer.due_ns - set_at_ns)
         if timer.follows_wall:

@@ -16,8 +16,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from stigmergy.ring.consumer import BlockingConsumer, Consumer
+from stigmergy.ring.mapped_ring import MappedRing, remove_ring
 from stigmergy.ring.memory import MemoryRing
-from stigmergy.ring.place import Place, remove_ring
 from stigmergy.ring.producer import BlockingProducer, Producer
 
 __all__ = [
@@ -40,7 +40,7 @@ def open_producer(path: str | Path, *, capacity_bytes: int | None = None) -> Pro
     Without a capacity the ring is taken as it is, and a new one has CAPACITY_BYTES. Raises RingLocked, RingForeign,
     RingDamaged, and ConfigError where no ring can be.
     """
-    place = Place(str(path), capacity_bytes, claims="room")
+    place = MappedRing(str(path), capacity_bytes, claims="room")
     try:
         return Producer(place.memory, place.ready, place.room, place.leave, place.check_in_place)
     except BaseException:
@@ -50,7 +50,7 @@ def open_producer(path: str | Path, *, capacity_bytes: int | None = None) -> Pro
 
 def open_blocking_producer(path: str | Path, *, capacity_bytes: int | None = None) -> BlockingProducer:
     """The same for a plain script or thread."""
-    place = Place(str(path), capacity_bytes, claims="room")
+    place = MappedRing(str(path), capacity_bytes, claims="room")
     try:
         return BlockingProducer(place.memory, place.ready, place.room, place.leave, place.check_in_place)
     except BaseException:
@@ -60,7 +60,7 @@ def open_blocking_producer(path: str | Path, *, capacity_bytes: int | None = Non
 
 def open_consumer(path: str | Path, *, capacity_bytes: int | None = None) -> Consumer:
     """The one consumer of the ring at this path, for an event loop; the ring is made if it is missing."""
-    place = Place(str(path), capacity_bytes, claims="ready")
+    place = MappedRing(str(path), capacity_bytes, claims="ready")
     try:
         return Consumer(place.memory, place.ready, place.room, place.leave)
     except BaseException:
@@ -70,7 +70,7 @@ def open_consumer(path: str | Path, *, capacity_bytes: int | None = None) -> Con
 
 def open_blocking_consumer(path: str | Path, *, capacity_bytes: int | None = None) -> BlockingConsumer:
     """The same for a plain script or thread."""
-    place = Place(str(path), capacity_bytes, claims="ready")
+    place = MappedRing(str(path), capacity_bytes, claims="ready")
     try:
         return BlockingConsumer(place.memory, place.ready, place.room, place.leave)
     except BaseException:

@@ -34,7 +34,7 @@ from stigmergy.base.errors import (
     PeerError,
     StaleMapping,
 )
-from stigmergy.shard.draft import DRAFT_BYTES_MAX, NO_CAUSE, OVERHEAD_BYTES, Counters, Draft, owe, pack_effect
+from stigmergy.shard.draft import DRAFT_BYTES_MAX, NO_CAUSE, OVERHEAD_BYTES, Draft, ShardCounters, owe, pack_effect
 from stigmergy.shard.homes import Homes
 from stigmergy.shard.inputs import ColumnDelivery
 from stigmergy.shard.state import ShardState
@@ -54,11 +54,11 @@ def column_cause(place: int) -> int:
     return COLUMN_CAUSES - place
 
 
-class Handler(Protocol):
+class OrdinaryDispatch(Protocol):
     """The ordinary way, for what is no matter of columns."""
 
     @property
-    def counters(self) -> Counters:
+    def counters(self) -> ShardCounters:
         """What was taken, failed and passed over."""
         ...
 
@@ -81,13 +81,13 @@ class Handler(Protocol):
         ...
 
 
-class Columnar:
+class ColumnDispatcher:
     """Turns records into what a draft keeps."""
 
-    def __init__(self, state: ShardState, homes: Homes, handling: Handler) -> None:
+    def __init__(self, state: ShardState, homes: Homes, dispatcher: OrdinaryDispatch) -> None:
         self._state = state
         self._homes = homes
-        self._handling = handling
+        self._dispatcher = dispatcher
         self._undeclared = {kind: _declaration(kind, table) for kind, table in state.tables.items()}
         """What the log may not say yet: looked at once for each run of this node."""
         for table in state.tables.values():
@@ -143,7 +143,7 @@ class Columnar:
             self._give_up(draft, delivery, table, start, stretch, now_ns)
             start += 1
         taken = start - delivery.start
-        self._handling.counters.inputs += taken
+        self._dispatcher.counters.inputs += taken
         return taken
 
     def record_of(self, address: str, message: Message) -> bytes:
@@ -200,7 +200,7 @@ class Columnar:
                     return False
                 first = len(self._state.tables[kind]) - len(names)
                 event = AgentsEnrolled(kind=kind, first=first, names=_fitting(names))
-                self._handling.keep(draft, SHARD_ADDRESS, event, now_ns)
+                self._dispatcher.keep(draft, SHARD_ADDRESS, event, now_ns)
         return True
 
     def check_room(self, what: str, count: int = 1) -> None:
@@ -211,7 +211,7 @@ class Columnar:
 
     def _enroll(self, draft: Draft, kind: str, names: tuple[str, ...], now_ns: int) -> None:
         event = AgentsEnrolled(kind=kind, first=len(self._state.tables[kind]), names=names)
-        self._handling.keep(draft, SHARD_ADDRESS, event, now_ns)
+        self._dispatcher.keep(draft, SHARD_ADDRESS, event, now_ns)
         if self._state.plans[kind].stale_rules:
             draft.fresh.extend((f"{kind}/{name}", None) for name in names)
 
@@ -226,7 +226,7 @@ class Columnar:
             return
         table, directory = self._state.tables[kind], self._state.directory
         if table.layout_digest not in directory.layouts or table.templates_digest not in directory.templates:
-            self._handling.keep(draft, SHARD_ADDRESS, event, now_ns)
+            self._dispatcher.keep(draft, SHARD_ADDRESS, event, now_ns)
 
     def _enter(
         self, draft: Draft, kind: str, table: Table, source: str, stretch: Stretch, now_ns: int, address: str = ""
@@ -292,7 +292,7 @@ class Columnar:
             body = record
         error = stretch.error or self._reason(stretch.halt, address)
         reached = stretch.halt is Halt.FAULT
-        self._handling.fail(draft, address, body, delivery.source, error, now_ns, reached=reached)
+        self._dispatcher.fail(draft, address, body, delivery.source, error, now_ns, reached=reached)
 
     def _reason(self, halt: Halt, address: str) -> PeerError:
         match halt:
@@ -339,4 +339,4 @@ def _fitting(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-__all__ = ["Columnar", "column_cause"]
+__all__ = ["ColumnDispatcher", "column_cause"]

@@ -47,7 +47,7 @@ class SignatureAlgorithm(enum.IntEnum):
     ED25519 = 1
 
 
-class Run(Struct, array_like=True, frozen=True):
+class EventRun(Struct, array_like=True, frozen=True):
     """So many of the commit's events, in order, were taken at this time from this source."""
 
     events: int
@@ -110,7 +110,7 @@ class Commit(Struct, array_like=True, frozen=True):
     position: int
     epoch: int
     previous: bytes
-    runs: list[Run]
+    runs: list[EventRun]
     events: list[tuple[str, bytes]]
     answers: list[Answer] = []
     owed: list[Owed] = []

@@ -53,7 +53,7 @@ class Reading(Protocol):
         ...
 
 
-class Kept(msgspec.Struct, frozen=True):
+class KeptEvent(msgspec.Struct, frozen=True):
     """An event that a commit keeps."""
 
     index: int
@@ -116,11 +116,11 @@ class Records:
         fields.update(read_columns(made.columns, self.run.records, place * self.layout.record_bytes))
         return encode(fields)
 
-    def kept(self, place: int, agent: int, form: int) -> Kept:
+    def kept(self, place: int, agent: int, form: int) -> KeptEvent:
         """A record as an event."""
         run = self.run
         tag = self.layout.forms[form].tag
-        return Kept(self.first + place, self.address(agent), tag, self.body(place, form), run.time_ns, run.source)
+        return KeptEvent(self.first + place, self.address(agent), tag, self.body(place, form), run.time_ns, run.source)
 
 
 def said_in(commit: Commit) -> Iterator[ColumnsDeclared | AgentsEnrolled]:
@@ -152,7 +152,7 @@ def runs_of(commit: Commit, reading: Reading) -> Iterator[Records]:
         first += run.count
 
 
-def walk(commit: Commit, reading: Reading) -> Iterator[Kept]:
+def walk(commit: Commit, reading: Reading) -> Iterator[KeptEvent]:
     """All events of a commit in their order. Raises JournalCorrupt for records that cannot be read."""
     yield from walk_messages(commit)
     for records in runs_of(commit, reading):
@@ -160,12 +160,12 @@ def walk(commit: Commit, reading: Reading) -> Iterator[Kept]:
             yield records.kept(place, agent, form)
 
 
-def walk_messages(commit: Commit) -> Iterator[Kept]:
+def walk_messages(commit: Commit) -> Iterator[KeptEvent]:
     """The events that are no records."""
     events = enumerate(commit.events)
     for run in commit.runs:
         for index, (address, body) in islice(events, run.events):
-            yield Kept(index, address, tag_of(body), body, run.time_ns, run.source)
+            yield KeptEvent(index, address, tag_of(body), body, run.time_ns, run.source)
 
 
 def index_of_cause(commit: Commit, cause: int) -> int:

@@ -29,20 +29,20 @@ from stigmergy.agents.effects import WindowClosed
 from stigmergy.agents.messages import SECOND_NS, Command, Effect, Event, Message
 from stigmergy.agents.ordered import CLAIM_EVENTS, LEDGER, Claim, Denied, read_verdict
 from stigmergy.agents.plans import AgentPlan, Plan
-from stigmergy.agents.shared import Merged, Writing, check_groups, check_merged
+from stigmergy.agents.shared import Merged, SharedWrites, check_groups, check_merged
 from stigmergy.agents.supervision import SHARD_ADDRESS, AgentStopped, InputFailed
 from stigmergy.base.errors import Malformed, Overloaded, PeerError, TooLarge
 from stigmergy.crdt.delta import Edit
-from stigmergy.shard.column_dispatch import Columnar
+from stigmergy.shard.column_dispatch import ColumnDispatcher
 from stigmergy.shard.commit import Answer
 from stigmergy.shard.draft import (
     DRAFT_BYTES_MAX,
     NO_CAUSE,
     OVERHEAD_BYTES,
-    Counters,
     Draft,
-    Outcome,
+    InputOutcome,
     PackedEffect,
+    ShardCounters,
     collect,
     enter,
     owe,
@@ -51,7 +51,7 @@ from stigmergy.shard.draft import (
 )
 from stigmergy.shard.homes import Homes
 from stigmergy.shard.inputs import ELSEWHERE, Accepted, Asked, Refused, SharedReceived
-from stigmergy.shard.memory import Letter, Remembered
+from stigmergy.shard.memory import DeadLetter, Remembered
 from stigmergy.shard.state import ShardState, fold_fact
 
 # Collects what one `decide` yields, all of it against the unchanged state, before any of it changes the state.
@@ -73,11 +73,11 @@ def decided_events(
     A fact that is decided about is kept already, and so not yielded again.
     """
     decided: list[tuple[Any, bytes]] = []
-    writing: Writing | None = None
+    writing: SharedWrites | None = None
     events = plan.decide(agent, message) if plan.decide is not None else None
     for event in events or ():
         if isinstance(event, Edit):
-            writing = writing or Writing(agent, agent_plan.shared, replica_of(agent.address), now_ns)
+            writing = writing or SharedWrites(agent, agent_plan.shared, replica_of(agent.address), now_ns)
             decided.append(agent_plan.written(writing.event(event)))
         elif not isinstance(event, Event):
             raise TypeError(f"a @decide handler yields events; {type(event).__name__} is none")
@@ -102,14 +102,14 @@ class _Quiet(Exception):
     """Nobody is to react."""
 
 
-class Handling:
+class InputDispatcher:
     """Turns inputs into what a draft keeps."""
 
     def __init__(self, state: ShardState, homes: Homes) -> None:
         self._state = state
         self._homes = homes
-        self.counters = Counters()
-        self.columnar = Columnar(state, homes, self)
+        self.counters = ShardCounters()
+        self.columnar = ColumnDispatcher(state, homes, self)
 
     def take_items(self, draft: Draft, items: list[tuple[str, bytes]], source: str, now_ns: int) -> int:
         """Takes messages of one source in order; returns how many, fewer than given only when the draft is full.
@@ -359,7 +359,7 @@ class Handling:
             agent = fold_fact(agent_plan, before, event, now_ns)
             plan = agent_plan.plans[type(event)]
             timers = window_timers(self._state, agent_plan, plan, agent, event)
-            outcome = Outcome(
+            outcome = InputOutcome(
                 events=[(plan, event, body)],
                 effects=[(timer, 0) for timer in timers],
                 size_bytes=len(body) + (1 + len(timers)) * (len(address) + OVERHEAD_BYTES),
@@ -518,17 +518,19 @@ PEERS = "peers"
 """The source of what other replicas have written."""
 
 
-def take_verdict(state: ShardState, handling: Handling, draft: Draft, address: str, body: bytes, now_ns: int) -> None:
+def take_verdict(
+    state: ShardState, dispatcher: InputDispatcher, draft: Draft, address: str, body: bytes, now_ns: int
+) -> None:
     """Takes a verdict of the ledger. One about a claim that the agent no longer has a field for is passed over."""
     verdict = read_verdict(body)
     agent = state.agents.get(address)
     if agent is not None and address not in state.at_rest and verdict.claim in state.plan_of[type(agent)].ordered:
         draft.begin_run(now_ns, LEDGER)
-        handling.follow(draft, address, verdict, LEDGER, now_ns)
+        dispatcher.follow(draft, address, verdict, LEDGER, now_ns)
 
 
 def take_merged(
-    state: ShardState, handling: Handling, draft: Draft, received: SharedReceived, now_ns: int
+    state: ShardState, dispatcher: InputDispatcher, draft: Draft, received: SharedReceived, now_ns: int
 ) -> PeerError | Overloaded | None:
     """Takes what peers have written; returns why not, if not. What is known already leaves no trace."""
     agent = state.agents.get(received.agent)
@@ -540,14 +542,14 @@ def take_merged(
     except (PeerError, Overloaded) as error:
         return error
     if new is None:
-        handling.counters.duplicates += 1
+        dispatcher.counters.duplicates += 1
         return None
     draft.begin_run(now_ns, PEERS)
-    handling.follow(draft, received.agent, new, PEERS, now_ns)
+    dispatcher.follow(draft, received.agent, new, PEERS, now_ns)
     return None
 
 
-def retry(state: ShardState, handling: Handling, draft: Draft, letter: Letter, now_ns: int) -> None:
+def retry(state: ShardState, dispatcher: InputDispatcher, draft: Draft, letter: DeadLetter, now_ns: int) -> None:
     """Gives a letter to its agent once more.
 
     A fact on which a handler failed is part of the agent's state already. So it is not kept again: what follows from it
@@ -557,16 +559,16 @@ def retry(state: ShardState, handling: Handling, draft: Draft, letter: Letter, n
     agent = state.agents.get(address)
     fact = None if agent is None else _fact_in(state.plan_of[type(agent)], agent, letter.input)
     if fact is None:
-        handling.take(draft, address, letter.input, letter.source, now_ns)
+        dispatcher.take(draft, address, letter.input, letter.source, now_ns)
     elif address in state.at_rest or address in state.stopped:
         why = f"{address} is stopped: {state.stopped.get(address)}; resume it, then retry this"
         refusal = PeerError(state.assignment.refusal(address) if address in state.at_rest else why)
-        handling.fail(draft, address, letter.input, letter.source, refusal, now_ns)
+        dispatcher.fail(draft, address, letter.input, letter.source, refusal, now_ns)
     else:
         decides = state.plan_at(address).plans[type(fact)].decide is not None
-        error = (handling.follow_up if decides else handling.react_again)(draft, address, fact, now_ns)
+        error = (dispatcher.follow_up if decides else dispatcher.react_again)(draft, address, fact, now_ns)
         if error is not None:
-            handling.fail(draft, address, letter.input, letter.source, error, now_ns, reached=True)
+            dispatcher.fail(draft, address, letter.input, letter.source, error, now_ns, reached=True)
 
 
 def _fact_in(agent_plan: AgentPlan, agent: Any, body: bytes) -> Event | None:

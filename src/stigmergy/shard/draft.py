@@ -24,10 +24,10 @@ from stigmergy.shard.commit import (
     COMMIT_FORMAT,
     Answer,
     Commit,
+    EventRun,
     HashAlgorithm,
     MarkMoved,
     Owed,
-    Run,
     Sealed,
     Settled,
     SnapshotNote,
@@ -36,7 +36,7 @@ from stigmergy.shard.homes import Homes
 from stigmergy.shard.inputs import ELSEWHERE, Asked, Input, Verdict
 from stigmergy.shard.outbox import Block, Pending
 from stigmergy.shard.state import ShardState, evolve_event
-from stigmergy.shard.timers import WINDOW_PREFIX, Timer, TimerSet, read_timer, timer_body
+from stigmergy.shard.timers import WINDOW_PREFIX, PendingTimer, TimerSet, read_timer, timer_body
 
 NEVER_NS = 2**62
 DRAFT_BYTES_MAX = 240 * 1024
@@ -84,7 +84,7 @@ class Draft:
         self.confirmed: dict[str, int] = {}
         self.blocks: list[Block] = []
         self.pending: list[Pending] = []
-        self.timers: list[tuple[Timer, int]] = []
+        self.timers: list[tuple[PendingTimer, int]] = []
         self.verdicts: list[tuple[Asked, Verdict]] = []
         self.touched: dict[str, Any] = {}
         """Agents as they were before this draft (None: not there); queries see these until it is durable."""
@@ -224,7 +224,7 @@ class Draft:
             self.begin_run(time_ns, "")
         starts = [start for start, _, _ in self._runs] + [len(self.events)]
         runs = [
-            Run(events=self._kept_between(starts[number], starts[number + 1]), time_ns=time_ns, source=source)
+            EventRun(events=self._kept_between(starts[number], starts[number + 1]), time_ns=time_ns, source=source)
             for number, (_, time_ns, source) in enumerate(self._runs)
         ]
         events, owed, answers = self.events, self.owed, self.answers
@@ -299,7 +299,7 @@ class Ready(Struct, frozen=True):
     owed: list[Pending]
     blocks: list[Block]
     """Actions for batched hands."""
-    timers: list[tuple[Timer, int]]
+    timers: list[tuple[PendingTimer, int]]
     """Timers that were set, each with the time of the step that set it."""
     stopped: list[str]
     """Agents that supervision has stopped: their safe actions are due."""
@@ -323,7 +323,7 @@ PackedEffect = tuple[str, bytes]
 """Sink and bytes."""
 
 
-class Outcome(Struct):
+class InputOutcome(Struct):
     """The events and effects of one input."""
 
     events: list[tuple[Plan, Any, bytes]]
@@ -400,9 +400,9 @@ def collect(
     decided: Sequence[tuple[Any, bytes]],
     now_ns: int,
     bytes_max: int,
-) -> Outcome:
+) -> InputOutcome:
     """Evolves and reacts to each event in turn. The agent changes; on an exception the caller puts its image back."""
-    outcome = Outcome(events=[], effects=[])
+    outcome = InputOutcome(events=[], effects=[])
     overhead = len(agent.address) + OVERHEAD_BYTES
     for event, body in decided:
         plan = agent_plan.plan_for(type(event))
@@ -467,7 +467,9 @@ def is_tell_back(owed: Owed) -> bool:
     return to == owed.agent and tag_of(body) == _TOLD_BACK
 
 
-def enter(state: ShardState, draft: Draft, address: str, agent: Any, image: Any, outcome: Outcome, now_ns: int) -> None:
+def enter(
+    state: ShardState, draft: Draft, address: str, agent: Any, image: Any, outcome: InputOutcome, now_ns: int
+) -> None:
     """Lets an outcome become part of the draft and of the state. `image` is the agent before; None: it is new."""
     if outcome.events:
         state.agents[address] = agent
@@ -568,7 +570,7 @@ def _are_same(agent_plan: AgentPlan, one: Any, other: Any) -> bool:
 # Counts what became of inputs: for metrics, not part of the state. No input is passed over without being counted.
 
 
-class Counters(Struct):
+class ShardCounters(Struct):
     """What became of inputs since the start; for metrics, not part of the state."""
 
     inputs: int = 0

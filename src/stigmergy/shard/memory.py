@@ -49,7 +49,7 @@ class Remembered(Struct, array_like=True, frozen=True):
     refused: str | None
 
 
-class Letter(Struct, array_like=True, frozen=True):
+class DeadLetter(Struct, array_like=True, frozen=True):
     """An input that failed, kept where it can be looked at, retried or dropped."""
 
     letter: str
@@ -324,23 +324,23 @@ def _shown(time_ms: int) -> str:
         return f"{time_ms} ms"
 
 
-class Letters:
+class DeadLetters:
     """The dead letters, oldest first; past the limits the oldest leave the table (the log still has them)."""
 
     def __init__(self, count_max: int = LETTERS_COUNT_MAX, bytes_max: int = LETTERS_BYTES_MAX) -> None:
-        self._letters: dict[str, Letter] = {}
+        self._letters: dict[str, DeadLetter] = {}
         self._count_max = count_max
         self._bytes_max = bytes_max
         self._bytes = 0
 
-    def put(self, letter: Letter) -> None:
+    def put(self, letter: DeadLetter) -> None:
         """Adds a letter."""
         self._letters[letter.letter] = letter
         self._bytes += len(letter.input)
         while len(self._letters) > self._count_max or self._bytes > self._bytes_max:
             self.take(next(iter(self._letters)))
 
-    def get(self, letter: str) -> Letter | None:
+    def get(self, letter: str) -> DeadLetter | None:
         """The letter, if it is there."""
         return self._letters.get(letter)
 
@@ -350,11 +350,11 @@ class Letters:
         if taken is not None:
             self._bytes -= len(taken.input)
 
-    def all(self) -> list[Letter]:
+    def all(self) -> list[DeadLetter]:
         """Every letter, oldest first."""
         return list(self._letters.values())
 
-    def restore(self, letters: list[Letter]) -> None:
+    def restore(self, letters: list[DeadLetter]) -> None:
         """Takes over what a snapshot says."""
         self._letters = {letter.letter: letter for letter in letters}
         self._bytes = sum(len(letter.input) for letter in letters)

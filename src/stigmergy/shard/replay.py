@@ -19,7 +19,7 @@ from stigmergy.agents.now import step_time_ns
 from stigmergy.agents.plans import AgentPlan, Plan
 from stigmergy.agents.supervision import FACTS, FRAMEWORK_EVENTS, SHARD_ADDRESS
 from stigmergy.base.errors import FoldMismatch, JournalCorrupt
-from stigmergy.shard.commit import Commit, Run
+from stigmergy.shard.commit import Commit, EventRun
 from stigmergy.shard.memory import Remembered
 from stigmergy.shard.state import ShardState, evolve_event, fold_fact
 from stigmergy.shard.timers import read_timer
@@ -99,12 +99,12 @@ def _fold_records(state: ShardState, commit: Commit, run: ColumnRun, layout: Lay
         ) from None
     token = step_time_ns.set(run.time_ns)
     try:
-        _fold_run(state, commit, iter(events), Run(len(events), run.time_ns, run.source))
+        _fold_run(state, commit, iter(events), EventRun(len(events), run.time_ns, run.source))
     finally:
         step_time_ns.reset(token)
 
 
-def _fold_run(state: ShardState, commit: Commit, events: Iterator[tuple[str, bytes]], run: Run) -> None:
+def _fold_run(state: ShardState, commit: Commit, events: Iterator[tuple[str, bytes]], run: EventRun) -> None:
     agents, plan_of = state.agents, state.plan_of
     now_ns = run.time_ns
     for address, body in islice(events, run.events):

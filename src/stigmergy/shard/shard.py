@@ -45,7 +45,7 @@ from stigmergy.agents.supervision import (
 )
 from stigmergy.base.errors import Bug, Overloaded, PeerError, StigmergyError
 from stigmergy.shard.commit import COMMIT_BYTES_MAX, MarkMoved, Settled, seal
-from stigmergy.shard.dispatch import ADDRESS_CHARS_MAX, Handling, retry, take_merged, take_verdict
+from stigmergy.shard.dispatch import ADDRESS_CHARS_MAX, InputDispatcher, retry, take_merged, take_verdict
 from stigmergy.shard.draft import COLUMNS_REST_BYTES, DRAFT_BYTES_MAX, NEVER_NS, Draft, Ready, Stepped
 from stigmergy.shard.homes import Homes
 from stigmergy.shard.inputs import (
@@ -92,7 +92,7 @@ class Shard:
         self._own_sink = shard_sink(state.shard)
         self._draft = Draft(state.position + 1)
         self.homes = homes or Homes()
-        self._handling = Handling(state, self.homes)
+        self._dispatcher = InputDispatcher(state, self.homes)
         self._now_ns = state.time_ns
         self.epoch = state.epoch
         """The owner's; that of the state is the last one journaled."""
@@ -103,7 +103,7 @@ class Shard:
     @property
     def counters(self) -> Any:
         """What was taken, refused, failed and passed over since the start."""
-        return self._handling.counters
+        return self._dispatcher.counters
 
     def step(self, inputs: Sequence[Input], now_ns: int) -> Stepped:
         """Takes inputs in order. Returns how long the draft may wait for the disk (None: there is nothing to write).
@@ -124,7 +124,7 @@ class Shard:
     def _take_all(self, inputs: Sequence[Input], now_ns: int) -> list[Input]:
         """Takes inputs until the draft is full; returns the rest."""
         draft = self._draft
-        if self.state.directory.unlisted and not self._handling.columnar.list_names(draft, now_ns):
+        if self.state.directory.unlisted and not self._dispatcher.columnar.list_names(draft, now_ns):
             draft.hurry(0)
             return list(inputs)
         for number, one in enumerate(inputs):
@@ -213,14 +213,14 @@ class Shard:
 
     def _deliver(self, delivery: Delivery, now_ns: int) -> Delivery | None:
         """Takes a delivery; returns the part of it that has to wait for the next commit."""
-        draft, handling = self._draft, self._handling
+        draft, dispatcher = self._draft, self._dispatcher
         items = delivery.items
         first = delivery.sequence
         if first:
             try:
                 seen = self.state.marks.admit(delivery.source, delivery.incarnation, delivery.epoch, first)
             except (PeerError, Overloaded) as error:
-                handling.counters.count_untaken(error)
+                dispatcher.counters.count_untaken(error)
                 self._untaken.append((delivery, error))
                 return None
             if seen:
@@ -233,7 +233,7 @@ class Shard:
         if not fitting:
             return delivery if items is delivery.items else self._rest(delivery, items, first)
         draft.begin_run(now_ns, delivery.source)
-        taken = handling.take_items(draft, fitting, delivery.source, now_ns)
+        taken = dispatcher.take_items(draft, fitting, delivery.source, now_ns)
         if first:
             self._move_mark(delivery.source, delivery.incarnation, delivery.epoch, first + taken - 1)
             if delivery.source == self._own_sink:
@@ -242,7 +242,7 @@ class Shard:
 
     def _deliver_columns(self, delivery: ColumnDelivery, now_ns: int) -> ColumnDelivery | None:
         """Takes records; returns the part of them that has to wait for the next commit."""
-        columnar, sequence, start = self._handling.columnar, delivery.sequence, delivery.start
+        columnar, sequence, start = self._dispatcher.columnar, delivery.sequence, delivery.start
         try:
             known = columnar.check(delivery)
             if sequence:
@@ -252,7 +252,7 @@ class Shard:
                     self._pass_over(delivery, seen)
                 sequence, start = sequence + seen, start + seen
         except (PeerError, Overloaded) as error:
-            self._handling.counters.count_untaken(error)
+            self._dispatcher.counters.count_untaken(error)
             self._untaken.append((delivery, error))
             return None
         if start == delivery.count:
@@ -269,9 +269,9 @@ class Shard:
     def _enroll(self, enroll: EnrollAgents, now_ns: int) -> None:
         self._draft.begin_run(now_ns, SHARD_ADDRESS)
         try:
-            self._handling.columnar.enroll(self._draft, enroll.kind, enroll.names, now_ns)
+            self._dispatcher.columnar.enroll(self._draft, enroll.kind, enroll.names, now_ns)
         except (PeerError, Overloaded) as error:
-            self._handling.counters.count_untaken(error)
+            self._dispatcher.counters.count_untaken(error)
             self._untaken.append((enroll, error))
 
     def _confirm(self, confirmed: ActionsConfirmed) -> None:
@@ -288,7 +288,7 @@ class Shard:
 
     def _pass_over(self, delivery: Delivery | ColumnDelivery, count: int) -> None:
         """The first so many items were consumed before. A new owner who repeats them is an owner all the same."""
-        self._handling.counters.duplicates += count
+        self._dispatcher.counters.duplicates += count
         if delivery.epoch > self.state.marks.epoch(delivery.source, delivery.incarnation):
             consumed = self.state.marks.consumed(delivery.source, delivery.incarnation)
             self._move_mark(delivery.source, delivery.incarnation, delivery.epoch, consumed)
@@ -297,7 +297,7 @@ class Shard:
 
     def _take(self, one: Single, now_ns: int) -> None:
         """Takes any other input."""
-        state, draft, handling = self.state, self._draft, self._handling
+        state, draft, dispatcher = self.state, self._draft, self._dispatcher
         match one:
             case Ask():
                 self._ask(one, now_ns)
@@ -307,7 +307,7 @@ class Shard:
                 self._effect_settled(one, now_ns)
             case EffectsSettled():
                 settled = self._settle(one.sink, one.sequences)
-                handling.counters.duplicates += len(one.sequences) - settled
+                dispatcher.counters.duplicates += len(one.sequences) - settled
             case SequencesSkipped():
                 self._skip(one, now_ns)
             case LetterRetried() | LetterDropped():
@@ -315,12 +315,12 @@ class Shard:
             case ResumeAgent():
                 if one.agent in state.stopped:
                     draft.begin_run(now_ns, one.by)
-                    handling.keep(draft, one.agent, AgentResumed(by=one.by), now_ns)
-                    handling.close_windows(draft, one.agent, now_ns, now_ns)
+                    dispatcher.keep(draft, one.agent, AgentResumed(by=one.by), now_ns)
+                    dispatcher.close_windows(draft, one.agent, now_ns, now_ns)
             case SafeActionOut():
                 draft.begin_run(now_ns, SHARD_ADDRESS)
                 taken = SafeActionTaken(action=one.action, because=one.because)
-                handling.keep(draft, self._log_of(one.agent), taken, now_ns)
+                dispatcher.keep(draft, self._log_of(one.agent), taken, now_ns)
             case SnapshotStored():
                 draft.snapshots.append(one.note)
                 draft.grow(bodies_bytes=COMMIT_NOTE_BYTES)
@@ -330,24 +330,24 @@ class Shard:
                 enrolled = SignerEnrolled(
                     algorithm=one.algorithm, public_key=one.public_key, cites=state.digest, epoch=state.epoch
                 )
-                handling.keep(draft, SHARD_ADDRESS, enrolled, now_ns)
+                dispatcher.keep(draft, SHARD_ADDRESS, enrolled, now_ns)
             case RevokeSigner():
                 draft.begin_run(now_ns, SHARD_ADDRESS)
                 revoked = SignerRevoked(
                     algorithm=one.algorithm, public_key=one.public_key, last_position=one.last_position
                 )
-                handling.keep(draft, SHARD_ADDRESS, revoked, now_ns)
+                dispatcher.keep(draft, SHARD_ADDRESS, revoked, now_ns)
             case EnrollAgents():
                 self._enroll(one, now_ns)
             case ActionsConfirmed():
                 self._confirm(one)
             case SharedReceived():
-                error = take_merged(state, handling, draft, one, now_ns)
+                error = take_merged(state, dispatcher, draft, one, now_ns)
                 if error is not None:
-                    handling.counters.count_untaken(error)
+                    dispatcher.counters.count_untaken(error)
                     self._untaken.append((one, error))
             case VerdictCame():
-                take_verdict(state, handling, draft, one.agent, one.verdict, now_ns)
+                take_verdict(state, dispatcher, draft, one.agent, one.verdict, now_ns)
             case _:
                 assert_never(one)
 
@@ -365,52 +365,52 @@ class Shard:
         agent, client = printable(ask.agent, ADDRESS_CHARS_MAX), printable(ask.client, SOURCE_CHARS_MAX)
         known = self.state.answers.get(agent, ask.command_id)
         if known is not None:
-            if self.state.answers.is_other(agent, ask.command_id, self._handling.digest_of(ask.agent, ask.command)):
-                self._handling.counters.refused += 1
+            if self.state.answers.is_other(agent, ask.command_id, self._dispatcher.digest_of(ask.agent, ask.command)):
+                self._dispatcher.counters.refused += 1
                 reason = f"another command had the id {ask.command_id[:100]!r}; send this one with an id of its own"
                 self._repeats.append((asked, Refused(reason), 0))
                 return
-            self._handling.counters.duplicates += 1
+            self._dispatcher.counters.duplicates += 1
             verdict: Verdict = Accepted(known.position) if known.refused is None else Refused(known.refused)
             self._repeats.append((asked, verdict, known.position))
             return
         refusal = self.state.answers.refusal(agent, client, ask.command_id, now_ns)
         if refusal is not None:
-            self._handling.counters.refused += 1
+            self._dispatcher.counters.refused += 1
             self._repeats.append((asked, Refused(refusal), 0))
             return
         self._draft.begin_run(now_ns, ask.source)
-        self._handling.take_command(self._draft, ask.agent, ask.command, ask.command_id, now_ns, client)
+        self._dispatcher.take_command(self._draft, ask.agent, ask.command, ask.command_id, now_ns, client)
 
     def _timer_due(self, due: TimerDue, now_ns: int) -> None:
-        state, draft, handling = self.state, self._draft, self._handling
+        state, draft, dispatcher = self.state, self._draft, self._dispatcher
         timer = state.timers.get(due.agent, due.name)
         if timer is None or timer.due_ns != due.due_ns:
-            handling.counters.duplicates += 1
+            dispatcher.counters.duplicates += 1
             return
         draft.begin_run(now_ns, shard_sink(state.shard))
         draft.fire(due.agent, due.name)
         draft.hurry(0)
         state.timers.fire(due.agent, due.name)
         if due.name.startswith(WINDOW_PREFIX):
-            handling.close_windows(draft, due.agent, max(now_ns, due.due_ns), now_ns)
+            dispatcher.close_windows(draft, due.agent, max(now_ns, due.due_ns), now_ns)
         else:
             plan = state.plans.get(due.agent.partition("/")[0])
             body = woken_body(() if plan is None else plan.known_tags, due.name)
-            handling.take(draft, due.agent, body, "timer", now_ns)
+            dispatcher.take(draft, due.agent, body, "timer", now_ns)
 
     def _effect_settled(self, settled: EffectSettled, now_ns: int) -> None:
         pending = self.state.outbox.get(settled.sink, settled.sequence)
         if pending is None or pending.position >= self._draft.position:
-            self._handling.counters.duplicates += 1
+            self._dispatcher.counters.duplicates += 1
             return
         self._settle(settled.sink, (settled.sequence,))
         if settled.sink == LEDGER:
             if settled.result is not None:
-                take_verdict(self.state, self._handling, self._draft, pending.agent, settled.result, now_ns)
-        elif settled.result is not None and self._handling.understands(pending.agent, settled.result):
+                take_verdict(self.state, self._dispatcher, self._draft, pending.agent, settled.result, now_ns)
+        elif settled.result is not None and self._dispatcher.understands(pending.agent, settled.result):
             self._draft.begin_run(now_ns, settled.sink)
-            self._handling.take(self._draft, pending.agent, settled.result, settled.sink, now_ns)
+            self._dispatcher.take(self._draft, pending.agent, settled.result, settled.sink, now_ns)
 
     def _settle(self, sink: str, sequences: Sequence[int]) -> int:
         """Forgets effects that are owed by a commit before this one; nobody can have carried out a later one.
@@ -430,16 +430,16 @@ class Shard:
         try:
             self.state.marks.admit(skipped.source, skipped.incarnation, skipped.epoch, first)
         except (PeerError, Overloaded) as error:
-            self._handling.counters.count_untaken(error)
+            self._dispatcher.counters.count_untaken(error)
             self._untaken.append((skipped, error))
             return
         if skipped.last < first:
             return
         if skipped.because:
             self._draft.begin_run(now_ns, skipped.source)
-            self._handling.counters.skipped += skipped.last - first + 1
+            self._dispatcher.counters.skipped += skipped.last - first + 1
             event = InputsSkipped(source=skipped.source, first=first, last=skipped.last, because=skipped.because)
-            self._handling.keep(self._draft, SHARD_ADDRESS, event, now_ns)
+            self._dispatcher.keep(self._draft, SHARD_ADDRESS, event, now_ns)
         self._move_mark(skipped.source, skipped.incarnation, skipped.epoch, skipped.last)
 
     def _take_letter(self, taken: LetterRetried | LetterDropped, now_ns: int) -> None:
@@ -449,9 +449,9 @@ class Shard:
         retried = isinstance(taken, LetterRetried)
         self._draft.begin_run(now_ns, letter.source)
         event = LetterTaken(letter=letter.letter, retried=retried)
-        self._handling.keep(self._draft, self._log_of(letter.agent), event, now_ns)
+        self._dispatcher.keep(self._draft, self._log_of(letter.agent), event, now_ns)
         if retried:
-            retry(self.state, self._handling, self._draft, letter, now_ns)
+            retry(self.state, self._dispatcher, self._draft, letter, now_ns)
 
     def _move_mark(self, source: str, incarnation: int, epoch: int, sequence: int) -> None:
         moved = MarkMoved(source=source, incarnation=incarnation, epoch=epoch, sequence=sequence)

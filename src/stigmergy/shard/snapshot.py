@@ -23,10 +23,10 @@ from stigmergy.agents.fields import carry_filled
 from stigmergy.agents.plans import AgentPlan
 from stigmergy.base.errors import DefinitionError, FoldMismatch, JournalCorrupt, JournalForeign
 from stigmergy.shard.commit import HashAlgorithm, MarkMoved, SnapshotNote
-from stigmergy.shard.memory import Letter, Remembered
+from stigmergy.shard.memory import DeadLetter, Remembered
 from stigmergy.shard.outbox import Block, Pending
-from stigmergy.shard.state import ShardState, Signer
-from stigmergy.shard.timers import Timer
+from stigmergy.shard.state import EnrolledSigner, ShardState
+from stigmergy.shard.timers import PendingTimer
 
 SNAPSHOT_FORMAT = 1
 AGENTS_PER_PART = 200
@@ -39,7 +39,7 @@ _CONTEXT = "stigmergy 2026 snapshot parts"
 _MISSING = object()
 
 
-class Tables(Struct, array_like=True, frozen=True):
+class SnapshotTables(Struct, array_like=True, frozen=True):
     """Everything a shard knows beside its agents."""
 
     shard: int
@@ -51,12 +51,12 @@ class Tables(Struct, array_like=True, frozen=True):
     marks: list[MarkMoved]
     sent: dict[str, int]
     owed: list[Pending]
-    timers: list[Timer]
+    timers: list[PendingTimer]
     answers: list[Remembered]
-    letters: list[Letter]
+    letters: list[DeadLetter]
     failures: list[tuple[str, list[int]]]
     stopped: list[tuple[str, str]]
-    signers: list[Signer]
+    signers: list[EnrolledSigner]
     declared: list[tuple[bytes, bytes]] = []
     """Layouts and templates of compiled agents."""
     blocks: list[Block] = []
@@ -74,7 +74,7 @@ class Tables(Struct, array_like=True, frozen=True):
     """What tells the commands behind `answers` from others, one for each; empty if none is known."""
 
 
-class Kind(Struct, array_like=True, frozen=True):
+class KindVersion(Struct, array_like=True, frozen=True):
     """The version of the fold that made an agent kind's states."""
 
     kind: str
@@ -82,7 +82,7 @@ class Kind(Struct, array_like=True, frozen=True):
     layout: bytes
 
 
-class Header(Struct, array_like=True, frozen=True):
+class SnapshotHeader(Struct, array_like=True, frozen=True):
     """Part 0."""
 
     format: int
@@ -92,21 +92,21 @@ class Header(Struct, array_like=True, frozen=True):
     base_digest: bytes
     """The digest of that one's parts, so that who vouches for this one vouches for both. Empty for a full one."""
     agents_count: int
-    kinds: list[Kind]
-    tables: Tables
+    kinds: list[KindVersion]
+    tables: SnapshotTables
     genesis: bytes
     """What the first commit of this log cites, so that also without that one it is known whose log it is."""
 
 
-_TABLES_FIELDS_MIN = Tables.__struct_fields__.index("declared")
-_header_decoder = msgspec.msgpack.Decoder(Header)
+_TABLES_FIELDS_MIN = SnapshotTables.__struct_fields__.index("declared")
+_header_decoder = msgspec.msgpack.Decoder(SnapshotHeader)
 _table_parts = msgspec.msgpack.Decoder(tuple[str, bytes, bytes])
 _agents_decoder = msgspec.msgpack.Decoder(list[tuple[str, bytes]])
 
 
-def tables_of(state: ShardState) -> Tables:
+def tables_of(state: ShardState) -> SnapshotTables:
     """The tables of a shard in a fixed order."""
-    return Tables(
+    return SnapshotTables(
         shard=state.shard,
         position=state.position,
         digest=state.digest,
@@ -167,9 +167,9 @@ def _culprit(plan: AgentPlan, agent: Any) -> str:
     return ""
 
 
-def kinds_of(plans: Mapping[str, AgentPlan]) -> list[Kind]:
+def kinds_of(plans: Mapping[str, AgentPlan]) -> list[KindVersion]:
     """The fold versions of all agent kinds, in a fixed order."""
-    return [Kind(plan.kind, plan.version, plan.layout) for _, plan in sorted(plans.items())]
+    return [KindVersion(plan.kind, plan.version, plan.layout) for _, plan in sorted(plans.items())]
 
 
 def fold_digest(plans: Mapping[str, AgentPlan]) -> bytes:
@@ -177,7 +177,7 @@ def fold_digest(plans: Mapping[str, AgentPlan]) -> bytes:
     return blake3(encode(kinds_of(plans))).digest(length=16)
 
 
-class SnapshotTaking:
+class SnapshotWriter:
     """A snapshot under way. Begin it between `seal` and `step`, and give it the images of every commit after."""
 
     def __init__(
@@ -198,7 +198,7 @@ class SnapshotTaking:
         self.parts_count = 0
         self.size_bytes = 0
         self._hasher = blake3(derive_key_context=_CONTEXT)
-        header = Header(
+        header = SnapshotHeader(
             format=SNAPSHOT_FORMAT,
             hash_algorithm=HashAlgorithm.BLAKE3_256,
             base=base,
@@ -267,10 +267,10 @@ class SnapshotTaking:
         return body
 
 
-def encode_header(header: Header) -> bytes:
+def encode_header(header: SnapshotHeader) -> bytes:
     """The bytes of part 0, before they are compressed."""
-    fields = [getattr(header, name) for name in Header.__struct_fields__]
-    fields[Header.__struct_fields__.index("tables")] = without_empty_end(header.tables, _TABLES_FIELDS_MIN)
+    fields = [getattr(header, name) for name in SnapshotHeader.__struct_fields__]
+    fields[SnapshotHeader.__struct_fields__.index("tables")] = without_empty_end(header.tables, _TABLES_FIELDS_MIN)
     return encode(fields)
 
 
@@ -297,7 +297,7 @@ class PartsDigest:
         return self._hasher.digest()
 
 
-def read_header(body: bytes) -> Header:
+def read_header(body: bytes) -> SnapshotHeader:
     """Decodes part 0."""
     try:
         header = _header_decoder.decode(_decompress(body))
@@ -311,7 +311,7 @@ def read_header(body: bytes) -> Header:
     return header
 
 
-def load_tables(state: ShardState, tables: Tables) -> None:
+def load_tables(state: ShardState, tables: SnapshotTables) -> None:
     """Puts the tables of a snapshot in place of the state's own. The agents of its parts are there already.
 
     Raises FoldMismatch for agents with numbers whose kind has become a compiled one: replay the log instead.
@@ -348,7 +348,7 @@ def load_tables(state: ShardState, tables: Tables) -> None:
         state.stop_row(address, stopped=True)
 
 
-def load_agents(state: ShardState, header: Header, part: bytes) -> None:
+def load_agents(state: ShardState, header: SnapshotHeader, part: bytes) -> None:
     """Puts the agents of one part into the state, carried over where their kind has a newer version.
 
     Raises FoldMismatch where a kind has changed and its `upcast_state` does not say how: replay the log instead.
@@ -381,7 +381,7 @@ def load_agents(state: ShardState, header: Header, part: bytes) -> None:
             ) from None
 
 
-def _load_rows(state: ShardState, header: Header, part: bytes) -> None:
+def _load_rows(state: ShardState, header: SnapshotHeader, part: bytes) -> None:
     """Puts the rows of one part into their table, which carries them over where the class has another version."""
     try:
         kind, layout, body = _table_parts.decode(part[len(TABLE_PART) :])
@@ -411,7 +411,7 @@ def _other_layout(plan: AgentPlan, version: int) -> FoldMismatch:
     )
 
 
-def _carry_over(plan: AgentPlan, old: Kind, address: str, body: bytes) -> Any:
+def _carry_over(plan: AgentPlan, old: KindVersion, address: str, body: bytes) -> Any:
     carried = None
     fields = msgspec.msgpack.decode(body)
     if old.version != plan.version:
@@ -462,7 +462,7 @@ def _digest_part(hasher: Any, body: bytes) -> None:
 PART_FORMAT = 1
 
 
-class Names(Struct, array_like=True, frozen=True, tag="names"):
+class SnapshotNames(Struct, array_like=True, frozen=True, tag="names"):
     """The beginning of a part with names; what follows is about enrolments."""
 
     format: int
@@ -472,14 +472,14 @@ class Names(Struct, array_like=True, frozen=True, tag="names"):
     """Compressed, each followed by a zero byte."""
 
 
-class Rows(Struct, array_like=True, frozen=True, tag="rows"):
+class SnapshotRows(Struct, array_like=True, frozen=True, tag="rows"):
     """Any other part."""
 
     format: int
 
 
 _outer = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw, bytes])
-_inner: msgspec.msgpack.Decoder[Names | Rows] = msgspec.msgpack.Decoder(Names | Rows)
+_inner: msgspec.msgpack.Decoder[SnapshotNames | SnapshotRows] = msgspec.msgpack.Decoder(SnapshotNames | SnapshotRows)
 
 
 def kind_of_part(part: bytes) -> str:
@@ -499,7 +499,7 @@ def names_in(part: bytes) -> tuple[str, int, list[str]] | None:
         found = _inner.decode(body)
     except UNDECODABLE as error:
         raise JournalCorrupt(f"a part of a snapshot does not decode ({error}); an older one is used") from None
-    if not isinstance(found, Names):
+    if not isinstance(found, SnapshotNames):
         return None
     if found.format != PART_FORMAT:
         raise JournalCorrupt(f"names of format {found.format} in a snapshot, this version reads {PART_FORMAT}")

@@ -34,7 +34,7 @@ from stigmergy.base.errors import ConfigError, DefinitionError, JournalCorrupt, 
 from stigmergy.shard.commit import GENESIS, Head
 from stigmergy.shard.directory import Directory
 from stigmergy.shard.marks import Marks
-from stigmergy.shard.memory import Answers, Failures, Letter, Letters, Pasts
+from stigmergy.shard.memory import Answers, DeadLetter, DeadLetters, Failures, Pasts
 from stigmergy.shard.outbox import Blocks, Outbox
 from stigmergy.shard.timers import Timers
 
@@ -67,7 +67,7 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
             )
 
 
-class Signer(Struct, array_like=True, frozen=True):
+class EnrolledSigner(Struct, array_like=True, frozen=True):
     """A key that may sign this shard's groups; `revoked_after` is the last position its signatures count for."""
 
     algorithm: int
@@ -138,12 +138,12 @@ class ShardState:
         self.outbox = Outbox()
         self.timers = Timers()
         self.answers = Answers()
-        self.letters = Letters()
+        self.letters = DeadLetters()
         self.failures = Failures()
-        self._past_letters: Pasts[list[Letter]] = Pasts()
+        self._past_letters: Pasts[list[DeadLetter]] = Pasts()
         self.stopped: dict[str, str] = {}
         self._past_stopped: Pasts[dict[str, str]] = Pasts()
-        self.signers: list[Signer] = []
+        self.signers: list[EnrolledSigner] = []
         self.position = 0
         self.genesis = genesis
         """What the first commit cites: it stands for the fleet and the shard."""
@@ -203,7 +203,7 @@ class ShardState:
         """How many agents there are."""
         return len(self.agents) + sum(len(table) for table in self.tables.values())
 
-    def letters_at(self, position: int) -> list[Letter]:
+    def letters_at(self, position: int) -> list[DeadLetter]:
         """The dead letters as the commit at this position left them, one of the last few."""
         return self._past_letters.at(position, self.letters.all)
 
@@ -232,7 +232,7 @@ class ShardState:
             self._past_stopped.keep(self.position + 1, self.stopped.copy)
         match event:
             case InputFailed():
-                self.letters.put(Letter(event.letter, event.to, event.source, event.error, event.input))
+                self.letters.put(DeadLetter(event.letter, event.to, event.source, event.error, event.input))
             case LetterTaken():
                 self.letters.take(event.letter)
             case AgentStopped():
@@ -247,10 +247,10 @@ class ShardState:
             case AgentsEnrolled():
                 self._enroll(event)
             case SignerEnrolled():
-                self.signers.append(Signer(event.algorithm, event.public_key))
+                self.signers.append(EnrolledSigner(event.algorithm, event.public_key))
             case SignerRevoked():
                 self.signers = [
-                    Signer(known.algorithm, known.public_key, event.last_position)
+                    EnrolledSigner(known.algorithm, known.public_key, event.last_position)
                     if (known.algorithm, known.public_key) == (event.algorithm, event.public_key)
                     else known
                     for known in self.signers

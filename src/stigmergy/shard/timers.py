@@ -25,7 +25,7 @@ class TimerSet(Struct, array_like=True, frozen=True):
     follows_wall: bool = False
 
 
-class Timer(Struct, array_like=True, frozen=True, order=True):
+class PendingTimer(Struct, array_like=True, frozen=True, order=True):
     """A timer that will go off. Ordered as timers fire: by due time, then agent, then name."""
 
     due_ns: int
@@ -74,18 +74,18 @@ class Timers:
     """The timers of a shard's agents."""
 
     def __init__(self) -> None:
-        self._timers: dict[tuple[str, str], Timer] = {}
+        self._timers: dict[tuple[str, str], PendingTimer] = {}
 
-    def put(self, agent: str, timer: TimerSet) -> Timer | None:
+    def put(self, agent: str, timer: TimerSet) -> PendingTimer | None:
         """Sets, replaces or cancels; returns the timer that now exists under this name."""
         if timer.due_ns is None:
             self._timers.pop((agent, timer.name), None)
             return None
-        made = Timer(timer.due_ns, agent, timer.name, timer.follows_wall)
+        made = PendingTimer(timer.due_ns, agent, timer.name, timer.follows_wall)
         self._timers[agent, timer.name] = made
         return made
 
-    def get(self, agent: str, name: str) -> Timer | None:
+    def get(self, agent: str, name: str) -> PendingTimer | None:
         """The timer under this name, if there is one."""
         return self._timers.get((agent, name))
 
@@ -93,11 +93,11 @@ class Timers:
         """Forgets a timer that went off."""
         self._timers.pop((agent, name), None)
 
-    def all(self) -> list[Timer]:
+    def all(self) -> list[PendingTimer]:
         """Every timer in the order in which they fire."""
         return sorted(self._timers.values())
 
-    def restore(self, timers: list[Timer]) -> None:
+    def restore(self, timers: list[PendingTimer]) -> None:
         """Takes over what a snapshot says."""
         self._timers = {(timer.agent, timer.name): timer for timer in timers}
 

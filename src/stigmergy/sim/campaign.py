@@ -81,7 +81,7 @@ class Options(Struct, frozen=True, kw_only=True):
         return given
 
 
-class Result(Struct, frozen=True):
+class SeedResult(Struct, frozen=True):
     """What one seed gave, without its timeline."""
 
     seed: int
@@ -99,16 +99,16 @@ class Result(Struct, frozen=True):
 class Campaign(Struct):
     """All that was found."""
 
-    results: list[Result] = []
+    results: list[SeedResult] = []
     seconds: float = 0.0
 
     @property
-    def failing(self) -> list[Result]:
+    def failing(self) -> list[SeedResult]:
         """The seeds with violations."""
         return [result for result in self.results if result.violations]
 
     @property
-    def ended(self) -> list[Result]:
+    def ended(self) -> list[SeedResult]:
         """Those of them that came to their end, so that they can be run again. The others hung or crashed."""
         return [result for result in self.failing if result.trace]
 
@@ -148,8 +148,8 @@ def run_campaign(
     """Runs all seeds. `done` is told how many are; `note` gets a sentence about each that fails, hangs or is slow, as
     soon as that is known. One that runs for `hang_s` seconds of real time is ended, and the others go on."""
     begin_s = time.monotonic()
-    results: list[Result] = []
-    pool = Pool(name, options, seeds, jobs, hang_s, note)
+    results: list[SeedResult] = []
+    pool = ProcessPool(name, options, seeds, jobs, hang_s, note)
     try:
         for result in pool.run():
             results.append(result)
@@ -166,7 +166,7 @@ def run_campaign(
 # ------------------------------------------------------------------ processes
 
 
-class Pool:
+class ProcessPool:
     """Worker processes, and the seeds that wait for one."""
 
     def __init__(
@@ -186,7 +186,7 @@ class Pool:
         self._workers: list[_Worker] = []
         self._folder = tempfile.TemporaryDirectory(prefix="stigmergy-sim-")
 
-    def run(self) -> Iterator[Result]:
+    def run(self) -> Iterator[SeedResult]:
         """Results as they come. Raises what a scenario raises that is no finding."""
         while self._waiting or any(worker.seed is not None for worker in self._workers):
             self._give_out()
@@ -214,7 +214,7 @@ class Pool:
             if worker.seed is None and self._waiting:
                 worker.begin(self._waiting.popleft())
 
-    def _take(self, worker: _Worker) -> Result:
+    def _take(self, worker: _Worker) -> SeedResult:
         try:
             answer = worker.connection.recv()
         except (EOFError, ConnectionError):
@@ -225,7 +225,7 @@ class Pool:
             worker.end()
             self._workers.remove(worker)
         worker.seed = None
-        result: Result = answer
+        result: SeedResult = answer
         return result
 
     def _name_if_slow(self, worker: _Worker) -> None:
@@ -262,14 +262,14 @@ class _Worker:
         with contextlib.suppress(ConnectionError):  # it has ended already: there will be no answer
             self.connection.send(seed)
 
-    def last_words(self) -> Result:
+    def last_words(self) -> SeedResult:
         """What is known of a seed whose process has ended without an answer."""
         self.process.join()
         stack = Path(self._stack).read_text(encoding="utf-8", errors="replace")
         how = f"its process ended with code {self.process.exitcode}"
         if stack:
             how = f"hung: ended after {self._hang_s + GRACE_S:g} s inside of a call that never returns"
-        return Result(self.seed or 0, "", [how], [], 0, 0, time.monotonic() - self.since_s, stack)
+        return SeedResult(self.seed or 0, "", [how], [], 0, 0, time.monotonic() - self.since_s, stack)
 
     def end(self) -> None:
         self.process.kill()
@@ -302,7 +302,7 @@ def serve(connection: Connection, name: str, options: Options, hang_s: float, st
             watchdog.stop()
             faulthandler.cancel_dump_traceback_later()
             found = (outcome.trace, outcome.violations, outcome.plan, outcome.simulated_ns, outcome.messages)
-            connection.send(Result(seed, *found, time.monotonic() - begin_s))
+            connection.send(SeedResult(seed, *found, time.monotonic() - begin_s))
 
 
 class _Watchdog:
@@ -333,7 +333,7 @@ class _Watchdog:
         cpu_s = time.process_time() - self._cpu_s
         said = f"hung: ended after {self._hang_s:g} s, {cpu_s:.1f} s of them on a processor, {_where(frame)}"
         stack = "".join(traceback.format_stack(frame)) or "no stack"
-        self._connection.send(Result(self._seed, "", [said], [], 0, 0, self._hang_s, stack))
+        self._connection.send(SeedResult(self._seed, "", [said], [], 0, 0, self._hang_s, stack))
         os._exit(1)
 
 

@@ -19,7 +19,7 @@ from stigmergy.shard.commit import Commit, Signature, digest_commit, genesis_of,
 FINDINGS_MAX = 20
 
 
-class Acknowledged(Struct, frozen=True):
+class AcknowledgedInput(Struct, frozen=True):
     """One input that was acknowledged: by whom, for whom, and its bytes."""
 
     node: str
@@ -30,7 +30,7 @@ class Acknowledged(Struct, frozen=True):
 
 
 def nothing_acknowledged_is_lost(
-    acknowledged: Iterable[Acknowledged],
+    acknowledged: Iterable[AcknowledgedInput],
     kept: Collection[tuple[str, str, bytes]],
     skipped: Sequence[tuple[str, str, int, int]] = (),
 ) -> list[str]:
@@ -61,7 +61,7 @@ Verify = Callable[[int, bytes, bytes, bytes], bool]
 """Algorithm, key, message, signature."""
 
 
-class Signed(Struct, frozen=True):
+class SignedLog(Struct, frozen=True):
     """The log of one shard of one node: its commits, their digests, and the signatures over their heads."""
 
     node: str
@@ -73,7 +73,7 @@ class Signed(Struct, frozen=True):
     key: bytes
 
 
-def chain_is_valid(log: Signed, verify: Verify) -> list[str]:
+def chain_is_valid(log: SignedLog, verify: Verify) -> list[str]:
     """Positions without a gap, every digest cited by the next, every signature good and by the node's own key."""
     findings: list[str] = []
     where = f"{log.node}, shard {log.shard}"
@@ -139,7 +139,7 @@ def replicas_equal_specification(
 # Nothing is doubled: a receiver that keeps marks takes each message of each source once, in their order.
 
 
-class Taken(Struct, frozen=True):
+class TakenMessage(Struct, frozen=True):
     """What a receiver took: of whom, and as which of its messages."""
 
     receiver: str
@@ -148,7 +148,7 @@ class Taken(Struct, frozen=True):
     what: str = ""
 
 
-def nothing_is_doubled(taken: Iterable[Taken]) -> list[str]:
+def nothing_is_doubled(taken: Iterable[TakenMessage]) -> list[str]:
     """Looks at what was taken in the order in which it was taken: per receiver and source the numbers must grow."""
     findings: list[str] = []
     last: dict[tuple[str, str], int] = {}
@@ -203,7 +203,7 @@ def one_holder_at_a_time(holds: Iterable[Hold]) -> list[str]:
     return findings
 
 
-class Holding:
+class HoldRecorder:
     """Makes holds of what is seen from moment to moment: `seen` for everybody who believes to hold, then `looked`."""
 
     def __init__(self) -> None:

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 import apsw
 from msgspec import Struct
 
-from stigmergy.sim.platter import Folder, Inode, Truncate, Write, tear
+from stigmergy.sim.platter import DiskFolder, Inode, Truncate, Write, tear
 
 # SQLite's view of a SimDisk: a VFS under which the real journal runs. Translates errors, keeps SQLite's locks.
 #
@@ -172,7 +172,7 @@ class Call(enum.Enum):
     RENAME = "rename"
 
 
-class Fault(enum.Enum):
+class DiskFault(enum.Enum):
     """What can happen to a call."""
 
     EIO = "the device fails: a write may be half done, a sync may have lost what it was to make durable"
@@ -227,9 +227,9 @@ class SimDisk:
         """Called when machine or process have gone down."""
         self.calls = 0
         self.calls_by_kind: Counter[Call] = Counter()
-        self._plan: dict[int, Fault] = {}
-        self._plan_by_kind: dict[tuple[Call, int], Fault] = {}
-        self._folder = Folder()
+        self._plan: dict[int, DiskFault] = {}
+        self._plan_by_kind: dict[tuple[Call, int], DiskFault] = {}
+        self._folder = DiskFolder()
         self._life = 0
         self.down = False
         self.power_losses = 0
@@ -240,11 +240,11 @@ class SimDisk:
 
     # Faults.
 
-    def fail(self, number: int, fault: Fault) -> None:
+    def fail(self, number: int, fault: DiskFault) -> None:
         """Plans a fault for the call with this number; the next call has number `calls + 1`."""
         self._plan[number] = fault
 
-    def fail_kind(self, kind: Call, number: int, fault: Fault) -> None:
+    def fail_kind(self, kind: Call, number: int, fault: DiskFault) -> None:
         """Plans a fault for the n-th call of a kind, counted from the beginning (`calls_by_kind`)."""
         self._plan_by_kind[kind, number] = fault
 
@@ -403,16 +403,16 @@ class SimDisk:
         growth = max(0, offset + len(data) - len(inode.seen))
         room = max(0, self.capacity_bytes - self.used_bytes())
         fault = self._count(Call.WRITE, file.path, offset, len(data), file)
-        if fault is Fault.KILL:
+        if fault is DiskFault.KILL:
             self._crash(fault)
-        if fault is Fault.POWER_LOSS:
+        if fault is DiskFault.POWER_LOSS:
             inode.apply(Write(offset, data))
             self._crash(fault)
-        if fault is Fault.EIO:
+        if fault is DiskFault.EIO:
             for sector in tear(Write(offset, data), self._chance):
                 inode.apply(sector)
             self._crash(fault)
-        if growth and (growth > room or fault is Fault.ENOSPC):
+        if growth and (growth > room or fault is DiskFault.ENOSPC):
             # At least one byte does not fit, as an operating system would have it.
             fits = len(data) - growth + (min(room, growth - 1) if growth > room else 0)
             if fits > 0:
@@ -424,10 +424,10 @@ class SimDisk:
         growth = size - len(file.inode.seen)
         room = max(0, self.capacity_bytes - self.used_bytes())
         fault = self._count(Call.RESERVE, file.path, size, max(0, growth), file)
-        if fault is Fault.POWER_LOSS and growth > 0:
+        if fault is DiskFault.POWER_LOSS and growth > 0:
             file.inode.apply(Truncate(size))
         self._crash(fault)
-        if growth > room or (growth > 0 and fault is Fault.ENOSPC):
+        if growth > room or (growth > 0 and fault is DiskFault.ENOSPC):
             raise OSError(errno.ENOSPC, "the simulated disk is full", file.path)
         if growth > 0:
             file.inode.apply(Truncate(size))
@@ -438,7 +438,7 @@ class SimDisk:
 
     def do_sync(self, file: SimFile) -> None:
         fault = self._count(Call.SYNC, file.path, 0, 0, file)
-        if fault is Fault.EIO:
+        if fault is DiskFault.EIO:
             file.inode.fail_sync(self._chance)
             if self.after_failed_sync is AfterFailedSync.DROPPED_CACHE:
                 file.inode.forget_cache()
@@ -450,7 +450,7 @@ class SimDisk:
     def _ask(self, kind: Call, path: str, offset: int, size: int, file: SimFile | None) -> None:
         self._crash(self._count(kind, path, offset, size, file))
 
-    def _count(self, kind: Call, path: str, offset: int, size: int, file: SimFile | None) -> Fault | None:
+    def _count(self, kind: Call, path: str, offset: int, size: int, file: SimFile | None) -> DiskFault | None:
         self._check_up()
         if file is not None and file.life != self._life:
             raise Crashed
@@ -461,18 +461,18 @@ class SimDisk:
         planned = self._plan.pop(self.calls, None)
         return self._plan_by_kind.pop((kind, self.calls_by_kind[kind]), None) or planned
 
-    def _crash(self, fault: Fault | None) -> None:
+    def _crash(self, fault: DiskFault | None) -> None:
         """Carries out what ends a call. ENOSPC does not: only a write needs room."""
         match fault:
-            case Fault.POWER_LOSS:
+            case DiskFault.POWER_LOSS:
                 self.lose_power()
                 raise Crashed
-            case Fault.KILL:
+            case DiskFault.KILL:
                 self.kill()
                 raise Crashed
-            case Fault.EIO:
+            case DiskFault.EIO:
                 raise OSError(errno.EIO, "simulated failure of the device")
-            case Fault.ENOSPC | None:
+            case DiskFault.ENOSPC | None:
                 return
 
     def _next_number(self) -> int:

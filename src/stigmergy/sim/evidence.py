@@ -12,11 +12,11 @@ from stigmergy.agents.plans import AgentPlan
 from stigmergy.agents.supervision import SHARD_ADDRESS, InputFailed, InputsSkipped
 from stigmergy.audit.directories import ShardReading
 from stigmergy.keys.ed25519 import Ed25519Verifier
-from stigmergy.shard.commit_reader import Kept, walk
+from stigmergy.shard.commit_reader import KeptEvent, walk
 from stigmergy.sim.checkers import (
-    Acknowledged,
-    Signed,
-    Taken,
+    AcknowledgedInput,
+    SignedLog,
+    TakenMessage,
     Watched,
     chain_is_valid,
     nothing_acknowledged_is_lost,
@@ -56,7 +56,7 @@ def check_fleet(fleet: SimFleet) -> list[str]:
     return found
 
 
-def check_company(fleet: SimFleet) -> list[str]:
+def check_replication(fleet: SimFleet) -> list[str]:
     """While nodes still run: replicas are equal; nobody is shut out but liars, and nothing has diverged but by them."""
     found = [f"replicas_converge: {finding}" for finding in fleet.apart()]
     liars, lies = fleet.keys_of_liars(), fleet.lies.objects
@@ -73,7 +73,7 @@ def count_shut_out(fleet: SimFleet) -> int:
     return sum(len(shared.quarantined) for _, shared in fleet.honest_standings())
 
 
-def events_of(node: SimNode, shard: int) -> Iterator[tuple[int, Kept]]:
+def events_of(node: SimNode, shard: int) -> Iterator[tuple[int, KeptEvent]]:
     """All events in the log of one shard, with their positions."""
     reading = ShardReading(node.logbook.states[shard])
     for commit in node.logbook.commits[shard]:
@@ -90,7 +90,7 @@ def _check_chain(node: SimNode) -> list[str]:
         # The heads of a later one stand for all before it; to check each of very many takes longer than the run did.
         step = max(1, len(signatures) // SIGNATURES_MAX)
         signatures = signatures[::-1][::step][::-1]
-        log = Signed(
+        log = SignedLog(
             node.name,
             logbook.identity.fleet,
             shard,
@@ -128,14 +128,14 @@ def _check_acknowledged(machine: Machine) -> list[str]:
                 skipped.append((machine.name, skip.source, skip.first, skip.last))
     plans, source = machine.fleet.plans, machine.feed.source
     known: dict[tuple[str, str], bool] = {}
-    told: list[Acknowledged] = []
+    told: list[AcknowledgedInput] = []
     for one in machine.feed.told:
         kind = one.address.partition("/")[0]
         key = (kind, tag_of(one.body))
         if key not in known:
             known[key] = _is_kept(plans[kind], key[1])
         if one.source == source and known[key]:
-            told.append(Acknowledged(machine.name, one.source, one.number, one.address, one.body))
+            told.append(AcknowledgedInput(machine.name, one.source, one.number, one.address, one.body))
     return nothing_acknowledged_is_lost(told, kept, skipped)
 
 
@@ -144,7 +144,7 @@ def _check_doubled(machine: Machine) -> list[str]:
     source, node = machine.feed.source, machine.node
     said = machine.feed.said()
     seen: dict[tuple[str, bytes], int] = {}
-    taken: list[Taken] = []
+    taken: list[TakenMessage] = []
     for shard in range(len(node.logbook.commits)):
         for position, event in events_of(node, shard):
             if event.source != source:
@@ -153,7 +153,7 @@ def _check_doubled(machine: Machine) -> list[str]:
             seen[key] = seen.get(key, 0) + 1
             what = f"{event.tag} at position {position}"
             number = min(seen[key], said.get(key, 0))
-            taken.append(Taken(event.address, f"{source} {event.body.hex()}", number, what))
+            taken.append(TakenMessage(event.address, f"{source} {event.body.hex()}", number, what))
     return nothing_is_doubled(one for one in taken if one.number)
 
 

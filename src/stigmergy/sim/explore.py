@@ -46,7 +46,7 @@ class Model(Protocol[S]):
         ...
 
 
-class Moment(Struct, Generic[S], frozen=True):
+class ScheduleStep(Struct, Generic[S], frozen=True):
     """One step of a schedule, and where it led."""
 
     what: str
@@ -65,7 +65,7 @@ class Exploration(Struct, Generic[S], frozen=True):
     complete: bool
     """Whether every state that can be reached was looked at; else a bound has cut the search."""
     wrong: str | None = None
-    counterexample: tuple[Moment[S], ...] | None = None
+    counterexample: tuple[ScheduleStep[S], ...] | None = None
     """The shortest schedule that ends in a wrong state."""
 
     def schedule(self, describe: Callable[[S], str] | None = None) -> str:
@@ -147,12 +147,12 @@ class _Search(Generic[S]):
         complete = not self._cut and found is None
         return Exploration(len(self._seen), self._transitions, depth, self._ends, complete, wrong, found)
 
-    def _way_to(self, state: S) -> tuple[Moment[S], ...]:
-        moments: list[Moment[S]] = []
+    def _way_to(self, state: S) -> tuple[ScheduleStep[S], ...]:
+        moments: list[ScheduleStep[S]] = []
         at: S | None = state
         while at is not None:
             before, what = self._seen[at]
-            moments.append(Moment(what, at))
+            moments.append(ScheduleStep(what, at))
             at = before
         return tuple(reversed(moments))
 

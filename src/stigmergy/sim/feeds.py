@@ -38,7 +38,7 @@ ANSWER_S = 5.0
 ASK_PAUSE_S = 0.2
 
 
-class Told(Struct, frozen=True):
+class DurableReport(Struct, frozen=True):
     """What a feed was told is durable."""
 
     source: str
@@ -47,7 +47,7 @@ class Told(Struct, frozen=True):
     body: bytes
 
 
-class Feed:
+class SimFeed:
     """All that comes to one machine from outside."""
 
     def __init__(
@@ -81,7 +81,7 @@ class Feed:
         """How many of the items were sent at least once."""
         self._flushing = False
         self._timer: asyncio.TimerHandle | None = None
-        self.told: list[Told] = []
+        self.told: list[DurableReport] = []
         self.acknowledged_count = 0
         self.delivered_count = 0
         self.asking_count = 0
@@ -228,7 +228,7 @@ class Feed:
             address, body = self._items[place - first]
             self.acknowledged_count += 1
             if self._remembers:
-                self.told.append(Told(self.source, place, address, body))
+                self.told.append(DurableReport(self.source, place, address, body))
             answered = self._waiting[place - first]
             if answered is not None and not answered.done():
                 answered.set_result(None)

@@ -27,15 +27,14 @@ from stigmergy.base.errors import ConfigError
 from stigmergy.bus.memory import MemoryBroker
 from stigmergy.bus.port import BusMessage
 from stigmergy.bus.topics import AGENTS
-from stigmergy.network.replicator import SharedStanding
+from stigmergy.network.replicator import SharedStatus
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.host import Host
 from stigmergy.node.settings import Settings, Snapshots
 from stigmergy.shard.commit import Group
 from stigmergy.shard.commit_reader import walk
-from stigmergy.sim.checkers import Holding, replicas_converge
-from stigmergy.sim.disk import AfterFailedSync
-from stigmergy.sim.disk import Fault as DiskFault
+from stigmergy.sim.checkers import HoldRecorder, replicas_converge
+from stigmergy.sim.disk import AfterFailedSync, DiskFault
 from stigmergy.sim.errors import SimulationError
 from stigmergy.sim.faults import (
     ALL,
@@ -65,10 +64,10 @@ from stigmergy.sim.liar import Lies, begin_to_lie, tell_the_truth
 from stigmergy.sim.links import Links, SimBroker, SimBus
 from stigmergy.sim.machine import MEMORY, SEGMENTS, WRITE_S, Machine, draw_journal
 from stigmergy.sim.network import Network
-from stigmergy.sim.node import Part, SimNode
+from stigmergy.sim.node import NodeService, SimNode
 from stigmergy.sim.run import Run
-from stigmergy.sim.services import Company
-from stigmergy.sim.timeline import Chronicle, Entry
+from stigmergy.sim.services import SimServices
+from stigmergy.sim.timeline import Chronicle, TimelineEntry
 
 # Which agents there are in a simulated fleet, and on which machine each of them lives.
 
@@ -159,7 +158,7 @@ Lie = Callable[[str, bool], None]
 """Makes a node's replicas lie, or stop it."""
 
 
-class Breaking:
+class FaultInjector:
     """One run's faults at work. `run` it beside everything else, then `heal`."""
 
     def __init__(
@@ -345,8 +344,8 @@ class SimFleet:
         self.broker = SimBroker(redeliver_after_s=chance.choice((None, None, 0.5)))
         self.network = Network(run.seed)
         self.links = Links(names, self.broker, self.network)
-        self.company = Company(run, setup.fleet, self.network, names, bus=setup.bus)
-        self.holding = Holding()
+        self.services = SimServices(run, setup.fleet, self.network, names, bus=setup.bus)
+        self.holding = HoldRecorder()
         self.chronicle = Chronicle(self.placement) if chronicle else None
         if self.chronicle is not None:
             self.broker.passed = self._message_passed
@@ -385,7 +384,7 @@ class SimFleet:
             if self._follows:
                 machine = self.machines[name]
                 machine.feed.heard = lambda *arrival, machine=machine: self._heard(machine, *arrival)
-        self.breaking = Breaking(
+        self.breaking = FaultInjector(
             self._plan(names), self.machines, self.links, (setup.fleet, *setup.versions), self._fault
         )
         self.breaking.lie = self._lie
@@ -397,7 +396,7 @@ class SimFleet:
     def _plan(self, names: list[str]) -> list[Planned]:
         setup = self.setup
         has = ["disk", *(("versions",) if setup.versions else ())]
-        has += ["replicas", "liar"] if self.company.shares else []
+        has += ["replicas", "liar"] if self.services.shares else []
         chance = self.run.chance("plan")
         plan = draw_plan(setup.faults, chance, names, int(setup.for_s * MS), has=has)
         known = {one.number: None for one in plan}
@@ -424,7 +423,7 @@ class SimFleet:
         """Starts all machines, one after the other."""
         for machine in self.machines.values():
             await machine.start()
-        if self.company.claims:
+        if self.services.claims:
             self._watch_holders()
         self.breaking.start()
         self.note("", "phase", "everything runs; faults begin")
@@ -469,7 +468,7 @@ class SimFleet:
         """A group of commits is durable on a machine."""
         if self._follows:
             self._follow(machine, group)
-        if self.company.claims:
+        if self.services.claims:
             self._look_at_holders()
         for hear in self.on_kept:
             hear(machine, group)
@@ -496,8 +495,8 @@ class SimFleet:
         since_ns = self._up_since.get(name)
         return [*self.up_ns[name], *([] if since_ns is None else [(since_ns, self.run.loop.time_ns())])]
 
-    def _parts(self, machine: Machine, node: SimNode, host: Host) -> Sequence[Part]:
-        made = self.company.make(node, host, machine.quality, machine.context)
+    def _parts(self, machine: Machine, node: SimNode, host: Host) -> Sequence[NodeService]:
+        made = self.services.make(node, host, machine.quality, machine.context)
         for one in made:
             if one.replicas is not None and machine.name in self._lying:
                 begin_to_lie(one.replicas, self.setup.fleet.name, node.signer, self.lies)
@@ -517,7 +516,7 @@ class SimFleet:
         else:
             self._lying.pop(name, None)
         live = self.machines[name].live
-        replicas = None if live is None or live.companions is None else live.companions.replicas
+        replicas = None if live is None or live.replication is None else live.replication.replicas
         if replicas is not None and begins:
             begin_to_lie(replicas, self.setup.fleet.name, self.machines[name].node.signer, self.lies)
         elif replicas is not None:
@@ -541,12 +540,12 @@ class SimFleet:
             ]
         return found
 
-    def honest_standings(self) -> list[tuple[str, SharedStanding]]:
+    def honest_standings(self) -> list[tuple[str, SharedStatus]]:
         """What the nodes that run and never lied say about what they share."""
-        found: list[tuple[str, SharedStanding]] = []
+        found: list[tuple[str, SharedStatus]] = []
         for name, machine in self.machines.items():
             live = machine.live
-            replicas = None if live is None or live.companions is None else live.companions.replicas
+            replicas = None if live is None or live.replication is None else live.replication.replicas
             if name not in self.liars and replicas is not None:
                 found.append((name, replicas.standing()))
         return found
@@ -579,7 +578,7 @@ class SimFleet:
         """Asks every node that runs what it believes to hold at this very moment, by its own clock."""
         for name, machine in self.machines.items():
             live = machine.live
-            claims = None if live is None or live.companions is None else live.companions.claims
+            claims = None if live is None or live.replication is None else live.replication.claims
             for belief in () if claims is None else claims.beliefs():
                 if belief.holds:
                     self.holding.seen(belief.resource, f"{belief.agent} on {name}", belief.token)
@@ -590,7 +589,7 @@ class SimFleet:
     def note(self, node: str, kind: str, text: str, agent: str = "", peer: str = "", since_ns: int = 0) -> None:
         """Adds to the timeline, if one is kept."""
         if self.chronicle is not None:
-            entry = Entry(self.run.loop.time_ns(), node, kind, text, agent, peer, since_ns)  # type: ignore[arg-type]
+            entry = TimelineEntry(self.run.loop.time_ns(), node, kind, text, agent, peer, since_ns)  # type: ignore[arg-type]
             self.chronicle.add(entry)
 
     def _heard(self, machine: Machine, source: str, first: int, items: list[tuple[str, bytes]]) -> None:

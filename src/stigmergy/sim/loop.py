@@ -72,7 +72,7 @@ def nanoseconds(seconds: float) -> int:
     return instant
 
 
-class Timers:
+class LoopTimers:
     """The timers that are set. Cancelled ones are skipped; they never hold time up."""
 
     def __init__(self) -> None:
@@ -203,7 +203,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         # A string is seeded through SHA-512: the loop's draws have nothing in common with others of the same seed.
         self._chance = random.Random(f"stigmergy.sim.loop/{seed}") if shuffle else None
         self._soon: deque[asyncio.Handle] = deque()
-        self._timers = Timers()
+        self._timers = LoopTimers()
         self._task_count = 0
         self._tasks: dict[int, asyncio.Task[Any]] = {}
         self._tasks_swept_at = TASKS_SWEPT_MIN

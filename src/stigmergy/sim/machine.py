@@ -24,8 +24,8 @@ from stigmergy.devices.staleness import safe_actions_of
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.settings import Settings
 from stigmergy.shard.commit import Group
-from stigmergy.sim.disk import Fault
-from stigmergy.sim.feeds import Feed
+from stigmergy.sim.disk import DiskFault
+from stigmergy.sim.feeds import SimFeed
 from stigmergy.sim.links import Quality
 from stigmergy.sim.loop import ACTOR
 from stigmergy.sim.node import SimNode
@@ -45,20 +45,20 @@ def equip(fleet: Declaration, receiver: Receiver, *, devices: bool) -> Declarati
     if devices:
         return made
 
-    def hand(order: Order[Any]) -> Awaitable[None] | None:
+    def actuator(order: Order[Any]) -> Awaitable[None] | None:
         if receiver.temper.delay_s:
             return Slowly(receiver, order)
         receiver.act(order)
         return None
 
-    hands = dict(fleet._hands)
-    for tag, (effect, _) in fleet._hands.items():
+    actuators = dict(fleet._actuators)
+    for tag, (effect, _) in fleet._actuators.items():
         if issubclass(effect, Action):
-            hands[tag] = (effect, hand)
+            actuators[tag] = (effect, actuator)
     for plan in fleet.plans.values():
         for action in safe_actions_of(plan):
-            hands.setdefault(spec_of(type(action)).tag, (type(action), hand))
-    made._hands = hands
+            actuators.setdefault(spec_of(type(action)).tag, (type(action), actuator))
+    made._actuators = actuators
     made._batched = {tag: (action, _take_all) for tag, (action, _) in fleet._batched.items()}
     made.sensors, made.loops, made.attachments = {}, {}, []
     return made
@@ -163,7 +163,7 @@ class Machine:
         self._known = 0
         """How much was found wrong before they were."""
         self._planned: list[int] = []
-        self.feed = Feed(
+        self.feed = SimFeed(
             name,
             self._live,
             quality,
@@ -263,7 +263,7 @@ class Machine:
 
     # ------------------------------------------------------------------ faults of the disk
 
-    def plan(self, fault: Fault, calls: int) -> None:
+    def plan(self, fault: DiskFault, calls: int) -> None:
         """One of the next calls to the disk ends in a fault."""
         number = self.node.disk.calls + max(1, calls)
         self._planned.append(number)

@@ -21,12 +21,12 @@ from stigmergy.bus.memory import MemoryBroker, MemoryBus
 from stigmergy.control.live import Live
 from stigmergy.journal import segments, sqlite
 from stigmergy.journal.files import Files
-from stigmergy.journal.memory import MemoryJournal, MemoryStore
+from stigmergy.journal.memory import MemoryJournal, MemoryJournalStore
 from stigmergy.journal.port import Journal, JournalIdentity
 from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
 from stigmergy.network.bus_link import BusLink
-from stigmergy.network.peers import Neighbours
-from stigmergy.network.replication import Companions
+from stigmergy.network.peers import PeerProcesses
+from stigmergy.network.replication import Replication
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.device_tasks import Devices, Inline, start_attached
 from stigmergy.node.host import Host
@@ -102,7 +102,7 @@ TURNS_UNSERVED_MAX = 100
 """A turn serves all that is due, so one such turn is a bug; the bound leaves room for one that mends itself."""
 
 
-class Part(Protocol):
+class NodeService(Protocol):
     """What runs on a node beside its host and its bus: a mesh, replicas, claims."""
 
     async def start(self) -> None:
@@ -133,9 +133,9 @@ class SimNode:
         broker: MemoryBroker | None = None,
         uplink: UplinkRule | None = None,
         part: tuple[int, int] | None = None,
-        attach: Callable[[Host], Neighbours] | None = None,
+        attach: Callable[[Host], PeerProcesses] | None = None,
         incarnation: int = 1,
-        parts: Callable[[SimNode, Host], Sequence[Part]] | None = None,
+        parts: Callable[[SimNode, Host], Sequence[NodeService]] | None = None,
         make_bus: Callable[[MemoryBroker], MemoryBus] | None = None,
         on_durable: Callable[[Group], None] | None = None,
     ) -> None:
@@ -159,13 +159,13 @@ class SimNode:
         )
         self._attach = attach
         """Makes the node one of several processes that share its fleet."""
-        self.neighbours: Neighbours | None = None
+        self.peers: PeerProcesses | None = None
         self._make_parts = parts
-        self.parts: Sequence[Part] = ()
+        self.parts: Sequence[NodeService] = ()
         self._make_bus = make_bus or (lambda broker: MemoryBus(broker, name))
         self._on_durable = on_durable
         self.logbook = Logbook(self._identity, self.declaration.plans, self.settings.limits)
-        self.store = MemoryStore(self._identity) if in_memory else None
+        self.store = MemoryJournalStore(self._identity) if in_memory else None
         self._in_segments = in_segments
         self._journal: WatchedJournal | None = None
         self._live: Live | None = None
@@ -236,11 +236,11 @@ class SimNode:
             host.waker.on_unserved = self._not_served
             devices = Devices(host, Inline())
             link = self.link = self._make_link(host)
-            self.neighbours = None if self._attach is None else self._attach(host)
+            self.peers = None if self._attach is None else self._attach(host)
             self.parts = () if self._make_parts is None else tuple(self._make_parts(self, host))
             recovered = await start_attached(host, devices)
-            if self.neighbours is not None:
-                await self.neighbours.start()
+            if self.peers is not None:
+                await self.peers.start()
         except StigmergyError as error:
             self.record("does not start", type(error).__name__)
             await self._die()
@@ -251,7 +251,7 @@ class SimNode:
         self._devices = devices
         devices.start()
         self._live = Live(host, self.entropy, recovered, devices)
-        self._live.companions = next((part for part in self.parts if isinstance(part, Companions)), None)
+        self._live.replication = next((part for part in self.parts if isinstance(part, Replication)), None)
         if link is not None:
             self._live.link = link
             await link.start()
@@ -295,8 +295,8 @@ class SimNode:
                 await part.stop()
             if live.link is not None:
                 await live.link.stop()
-            if self.neighbours is not None:
-                await self.neighbours.stop()
+            if self.peers is not None:
+                await self.peers.stop()
             await live.host.stop()
             if self._devices is not None:
                 await self._devices.close()
@@ -343,8 +343,8 @@ class SimNode:
         parts, self.parts = self.parts, ()
         for part in reversed(parts):
             await part.kill()
-        if self.neighbours is not None:
-            await self.neighbours.stop()
+        if self.peers is not None:
+            await self.peers.stop()
         bus, self._bus = self._bus, None
         if bus is not None and self.broker is not None:
             # The broker sees the connection break; nothing that still runs here reaches it any more.

@@ -90,7 +90,7 @@ class Inode:
                     _apply(self._durable, part)
 
 
-class Folder:
+class DiskFolder:
     """Names of files. All names of a disk are in one folder: a path is just a name."""
 
     def __init__(self) -> None:

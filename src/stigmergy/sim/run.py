@@ -39,7 +39,7 @@ _CONTEXT = "stigmergy 2026 simulation trace"
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
 
 
-class Record(Struct, frozen=True):
+class TraceRecord(Struct, frozen=True):
     """One thing that happened. Two records are equal if their bytes are."""
 
     number: int
@@ -64,15 +64,15 @@ class Record(Struct, frozen=True):
         return "" if detail is None else repr(detail)
 
 
-class Difference(Struct, frozen=True):
+class TraceDifference(Struct, frozen=True):
     """Where two traces part. If `left` and `right` are both None, all that is known is the range of numbers."""
 
     after: int
     """Up to this number the traces are the same."""
     upto: int
     """The first different record has at most this number."""
-    left: Record | None = None
-    right: Record | None = None
+    left: TraceRecord | None = None
+    right: TraceRecord | None = None
 
     def __str__(self) -> str:
         if self.left is None and self.right is None:
@@ -92,7 +92,7 @@ class Trace:
         self._count = 0
         self._records_max = records_max
         self._keep_from = keep_from
-        self._kept: deque[Record] = deque(maxlen=records_max)
+        self._kept: deque[TraceRecord] = deque(maxlen=records_max)
         self._checkpoints: list[bytes] = []
         self._stride = 1
 
@@ -110,11 +110,13 @@ class Trace:
         if self._keep_from is None or self._keep_from <= self._count < self._keep_from + self._records_max:
             cut = len(body) > DETAIL_BYTES_KEPT_MAX
             digest = blake3(body).digest() if cut else b""
-            self._kept.append(Record(self._count, time_ns, node, what, body[:DETAIL_BYTES_KEPT_MAX], len(body), digest))
+            self._kept.append(
+                TraceRecord(self._count, time_ns, node, what, body[:DETAIL_BYTES_KEPT_MAX], len(body), digest)
+            )
         if self._count % self._stride == 0:
             self._add_checkpoint()
 
-    def records(self) -> list[Record]:
+    def records(self) -> list[TraceRecord]:
         """The records that are kept, oldest first."""
         return list(self._kept)
 
@@ -138,7 +140,7 @@ class Trace:
             self._stride *= 2
 
 
-def first_difference(left: Trace, right: Trace) -> Difference | None:
+def first_difference(left: Trace, right: Trace) -> TraceDifference | None:
     """Where two traces part, as exactly as what they kept allows; None if they are the same."""
     if left.count == right.count and left.hexdigest() == right.hexdigest():
         return None
@@ -151,9 +153,9 @@ def first_difference(left: Trace, right: Trace) -> Difference | None:
         if (in_left is None and number <= left.count) or (in_right is None and number <= right.count):
             break
         if in_left != in_right:
-            return Difference(number - 1, number, in_left, in_right)
+            return TraceDifference(number - 1, number, in_left, in_right)
         after = number
-    return Difference(after, upto)
+    return TraceDifference(after, upto)
 
 
 def _range_of_difference(left: Trace, right: Trace) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from stigmergy.claims.memory_ledger import MemoryLedgerStore
 from stigmergy.membership.bus_mesh import BusMesh
 from stigmergy.membership.mesh import Hear
 from stigmergy.network.bus_link import describe_this_node
-from stigmergy.network.replication import Companions
+from stigmergy.network.replication import Replication
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.host import Host
 from stigmergy.sim.links import Quality, SimLedger
@@ -42,7 +42,7 @@ class OwnMesh(SimMesh):
         await super().open(pass_on)
 
 
-class Company:
+class SimServices:
     """How the nodes of one run get together."""
 
     def __init__(self, run: Run, fleet: Declaration, network: Network, names: list[str], *, bus: bool) -> None:
@@ -55,7 +55,7 @@ class Company:
         """Whether replicas gossip over the broker, instead of a mesh of their own."""
         self._store = MemoryLedgerStore(fleet.name)
 
-    def make(self, node: SimNode, host: Host, quality: Quality, context: Context) -> list[Companions]:
+    def make(self, node: SimNode, host: Host, quality: Quality, context: Context) -> list[Replication]:
         """The companions of a node that is about to start; none for a fleet that has no use for them."""
         if not self.shares and not self.claims:
             return []
@@ -64,7 +64,7 @@ class Company:
         link, bus = node.link, node.bus
         if self.over_bus and link is not None and bus is not None:
             return [
-                Companions(
+                Replication(
                     host,
                     node.signer,
                     node.entropy,
@@ -75,7 +75,7 @@ class Company:
             ]
         self._network.crash(node.name)  # whoever had the name before
         return [
-            Companions(
+            Replication(
                 host,
                 node.signer,
                 node.entropy,

@@ -30,7 +30,7 @@ from stigmergy.base.errors import ConfigError, StigmergyError
 from stigmergy.node.declaration import Declaration
 from stigmergy.sim.checkers import everything_makes_progress
 from stigmergy.sim.errors import SimulationError
-from stigmergy.sim.evidence import check_company, check_fleet, count_shut_out
+from stigmergy.sim.evidence import check_fleet, check_replication, count_shut_out
 from stigmergy.sim.faults import ALL, Fault, Planned, read_faults
 from stigmergy.sim.fleet import FOR_S, HEAL_S, Setup, SimFleet
 from stigmergy.sim.machine import Replaced
@@ -200,7 +200,7 @@ class _Stage:
             f"everything_makes_progress: {setup.heal_s:g} s after the heal {finding}"
             for finding in (() if world.converged() else everything_makes_progress(world.settling()))
         ]
-        self.violations += check_company(fleet)
+        self.violations += check_replication(fleet)
         self._shut_out = count_shut_out(fleet)
         await fleet.stop()
 

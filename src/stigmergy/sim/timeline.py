@@ -20,16 +20,16 @@ AFTER_FINDING_COUNT = 8
 COLUMNS_MAX = 6
 """More nodes than this are written below each other, not beside each other."""
 
-Kind = Literal["fault", "life", "input", "kept", "order", "message", "finding", "phase"]
+TimelineKind = Literal["fault", "life", "input", "kept", "order", "message", "finding", "phase"]
 
 
-class Entry(Struct, frozen=True):
+class TimelineEntry(Struct, frozen=True):
     """One thing that happened."""
 
     time_ns: int
     node: str
     """Where; empty for the world."""
-    kind: Kind
+    kind: TimelineKind
     text: str
     agent: str = ""
     peer: str = ""
@@ -45,10 +45,10 @@ class Chronicle:
         """`agents` says who lives on each node."""
         self.nodes = list(agents)
         self.agents = {node: list(here) for node, here in agents.items()}
-        self.entries: deque[Entry] = deque(maxlen=entries_max)
+        self.entries: deque[TimelineEntry] = deque(maxlen=entries_max)
         self.total = 0
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: TimelineEntry) -> None:
         """Keeps an entry; the oldest goes when there is no more room."""
         self.total += 1
         self.entries.append(entry)
@@ -85,7 +85,7 @@ def render(chronicle: Chronicle, *, last: int = 40, width: int = 120) -> str:
     return "\n".join([*head, *lines, *([f"… {behind} entries after"] if behind else [])])
 
 
-def _beside(entries: Sequence[Entry], nodes: Sequence[str], width: int) -> list[str]:
+def _beside(entries: Sequence[TimelineEntry], nodes: Sequence[str], width: int) -> list[str]:
     room = (width - 11) // max(1, len(nodes)) - 2
     column = max(COLUMN_CHARS_MIN, min(COLUMN_CHARS_MAX, room))
     lines = ["seconds    " + "  ".join(node[:column].ljust(column) for node in nodes)]
@@ -103,14 +103,14 @@ def _beside(entries: Sequence[Entry], nodes: Sequence[str], width: int) -> list[
     return lines
 
 
-def _below(entries: Sequence[Entry], nodes: Sequence[str]) -> list[str]:
+def _below(entries: Sequence[TimelineEntry], nodes: Sequence[str]) -> list[str]:
     wide = max(len(node) for node in nodes)
     return [
         f"{_seconds(entry.time_ns)} {entry.node.ljust(wide)} {_SIGNS[entry.kind]} {_told(entry)}" for entry in entries
     ]
 
 
-def _told(entry: Entry) -> str:
+def _told(entry: TimelineEntry) -> str:
     sender = f"from {entry.peer}: " if entry.peer else ""
     agent = f"{entry.agent} " if entry.agent else ""
     return f"{sender}{agent}{entry.text}"

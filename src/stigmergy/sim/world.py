@@ -363,7 +363,7 @@ class World:
         self._orders.append((node, order, self.now_s))
 
     def _fleet_apart(self) -> bool:
-        return bool(self._fleet.company.shares and self._fleet.apart())
+        return bool(self._fleet.services.shares and self._fleet.apart())
 
     def _machine(self, address: str) -> Machine:
         home = self._fleet.home.get(address)
@@ -434,7 +434,7 @@ def _in_line(live: Live) -> int:
 
     A fleet may live on so: each is denied when its time is over, and only then it is late.
     """
-    claims = None if live.companions is None else live.companions.claims
+    claims = None if live.replication is None else live.replication.claims
     if claims is None:
         return 0
     waits = {

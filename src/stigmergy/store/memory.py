@@ -1,8 +1,8 @@
 """A store in this process, for tests, simulations and fleets that live in one program. It never touches a disk.
 
-`memory:PLACE` is one store for all who open it. `MemoryShelf` is what a cluster would be: it outlives connections, so
-that a test can let a process die and start another. Time comes from the clock that is given, pauses from the event
-loop, so that it runs in virtual time and every run repeats.
+`memory:PLACE` is one store for all who open it. `MemoryStoreServer` is what a cluster would be: it outlives
+connections, so that a test can let a process die and start another. Time comes from the clock that is given, pauses
+from the event loop, so that it runs in virtual time and every run repeats.
 
     store = MemoryStore(shelf, clock)
     store.line.cut_off = True          # nothing comes through, in either direction, until it is False again
@@ -48,7 +48,7 @@ from stigmergy.store.port import (
 # The way from one program to a shelf: it can be cut off, mended and closed.
 
 
-class Watcher(Protocol):
+class ConnectionWatcher(Protocol):
     """Who must be told when the line is mended, and stopped when it is closed."""
 
     def begin(self) -> None:
@@ -60,14 +60,14 @@ class Watcher(Protocol):
         ...
 
 
-class Line:
+class MemoryConnection:
     """One connection. Each call over it gives way to the event loop once, as a wire would."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self._cut_off = False
         self._closed = False
-        self._watchers: list[Watcher] = []
+        self._watchers: list[ConnectionWatcher] = []
 
     @property
     def cut_off(self) -> bool:
@@ -94,11 +94,11 @@ class Line:
         if self._closed:
             raise Bug("the store is closed; open it again")
 
-    def enlist(self, watcher: Watcher) -> None:
+    def enlist(self, watcher: ConnectionWatcher) -> None:
         """Remembers who watches."""
         self._watchers.append(watcher)
 
-    def dismiss(self, watcher: Watcher) -> None:
+    def dismiss(self, watcher: ConnectionWatcher) -> None:
         """Forgets who watched."""
         self._watchers.remove(watcher)
 
@@ -122,7 +122,7 @@ class _Kept(Struct):
     """On the clock of the shelf; None for a key that stays."""
 
 
-class Listener(Struct, eq=False):
+class KeyListener(Struct, eq=False):
     """Who is to be told of which keys."""
 
     prefix: str
@@ -134,7 +134,7 @@ class MemoryBucket:
 
     def __init__(self, name: str, clock: Clock, capacity_bytes: int = CAPACITY_BYTES) -> None:
         self.name = name
-        self.listeners: list[Listener] = []
+        self.listeners: list[KeyListener] = []
         self._clock = clock
         self._capacity_bytes = capacity_bytes
         self._used_bytes = 0
@@ -212,7 +212,7 @@ class StoredObject(Struct, frozen=True):
     data: bytes
 
 
-class MemoryShelf:
+class MemoryStoreServer:
     """All buckets of one store."""
 
     def __init__(self, clock: Clock, capacity_bytes: int = CAPACITY_BYTES) -> None:
@@ -260,11 +260,11 @@ _log = logging.getLogger(__name__)
 class MemoryWatch:
     """Calls one listener, each time from the event loop, and wakes up when leases run out."""
 
-    def __init__(self, line: Line, bucket: MemoryBucket, prefix: str, heard: Heard) -> None:
+    def __init__(self, line: MemoryConnection, bucket: MemoryBucket, prefix: str, heard: Heard) -> None:
         self._line = line
         self._bucket = bucket
         self._heard = heard
-        self._listener = Listener(prefix, self._tell)
+        self._listener = KeyListener(prefix, self._tell)
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False
@@ -331,7 +331,7 @@ class MemoryWatch:
 class MemoryKeyValue:
     """The KeyValue port."""
 
-    def __init__(self, line: Line, bucket: MemoryBucket) -> None:
+    def __init__(self, line: MemoryConnection, bucket: MemoryBucket) -> None:
         self._line = line
         self._bucket = bucket
 
@@ -383,7 +383,7 @@ class MemoryKeyValue:
 class MemoryLease(HeldLease):
     """The Lease port."""
 
-    def __init__(self, line: Line, bucket: MemoryBucket, entry: Entry, ttl_s: int, asked_ns: int) -> None:
+    def __init__(self, line: MemoryConnection, bucket: MemoryBucket, entry: Entry, ttl_s: int, asked_ns: int) -> None:
         self._line = line
         self._bucket = bucket
         super().__init__(entry, lease_end_ns(asked_ns, ttl_s))
@@ -432,11 +432,11 @@ class MemoryLease(HeldLease):
 class MemoryObjects:
     """The Objects port."""
 
-    def __init__(self, line: Line, shelf: MemoryShelf, bucket: str) -> None:
+    def __init__(self, line: MemoryConnection, server: MemoryStoreServer, bucket: str) -> None:
         self._line = line
-        self._shelf = shelf
+        self._server = server
         self._bucket = bucket
-        self._kept = shelf.objects(bucket)
+        self._kept = server.objects(bucket)
 
     @property
     def bucket(self) -> str:
@@ -445,10 +445,10 @@ class MemoryObjects:
     async def put(self, name: str, data: bytes, *, label: str = "", versions_kept: int = 1) -> ObjectVersion:
         check_object(name, len(data), label, versions_kept)
         await self._line.reach()
-        self._shelf.check_room(len(data))
+        self._server.check_room(len(data))
         digest = blake3(data).hexdigest()
         wall_ns = self._line.clock.wall_ns()
-        about = ObjectVersion(name, self._shelf.next_version(), len(data), digest, label, wall_ns)
+        about = ObjectVersion(name, self._server.next_version(), len(data), digest, label, wall_ns)
         kept = self._kept.setdefault(name, [])
         kept.append(StoredObject(about, bytes(data)))
         del kept[:-versions_kept]
@@ -482,17 +482,17 @@ class MemoryObjects:
 
 SCHEME = "memory:"
 
-_shelves: dict[str, MemoryShelf] = {}
+_shelves: dict[str, MemoryStoreServer] = {}
 
 
-def memory_shelf(place: str, clock: Clock) -> MemoryShelf:
+def memory_store_server(place: str, clock: Clock) -> MemoryStoreServer:
     """The shelf at `memory:PLACE`, made with this clock if there is none."""
     if place not in _shelves:
-        _shelves[place] = MemoryShelf(clock)
+        _shelves[place] = MemoryStoreServer(clock)
     return _shelves[place]
 
 
-def forget_shelf(place: str) -> None:
+def forget_store_server(place: str) -> None:
     """The next one to open it gets a new shelf that knows nothing."""
     _shelves.pop(place, None)
 
@@ -500,21 +500,21 @@ def forget_shelf(place: str) -> None:
 class MemoryStore:
     """The Store port: one connection to a shelf, with the clock of who opened it."""
 
-    def __init__(self, shelf: MemoryShelf, clock: Clock) -> None:
-        self.line = Line(clock)
-        self._shelf = shelf
+    def __init__(self, server: MemoryStoreServer, clock: Clock) -> None:
+        self.line = MemoryConnection(clock)
+        self._server = server
 
     async def key_value(self, bucket: str) -> KeyValue:
         await self.line.reach()
-        return MemoryKeyValue(self.line, self._shelf.keys(bucket))
+        return MemoryKeyValue(self.line, self._server.keys(bucket))
 
     async def objects(self, bucket: str) -> Objects:
         await self.line.reach()
-        return MemoryObjects(self.line, self._shelf, bucket)
+        return MemoryObjects(self.line, self._server, bucket)
 
     async def find_objects(self, bucket: str) -> Objects | None:
         await self.line.reach()
-        return await self.objects(bucket) if self._shelf.has_objects(bucket) else None
+        return await self.objects(bucket) if self._server.has_objects(bucket) else None
 
     async def close(self) -> None:
         self.line.close()
@@ -525,4 +525,4 @@ async def open_store(url: str, clock: Clock) -> MemoryStore:
     place = url.removeprefix(SCHEME)
     if not url.startswith(SCHEME) or not place:
         raise ConfigError(f"store {url!r}: write memory:PLACE, for example memory:town")
-    return MemoryStore(memory_shelf(place, clock), clock)
+    return MemoryStore(memory_store_server(place, clock), clock)

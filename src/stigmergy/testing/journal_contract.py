@@ -26,9 +26,9 @@ from stigmergy.shard.commit import (
     COMMIT_FORMAT,
     GENESIS,
     Commit,
+    EventRun,
     Group,
     HashAlgorithm,
-    Run,
     Sealed,
     Signature,
     SignatureAlgorithm,
@@ -53,7 +53,7 @@ def make_commit(
             position=position,
             epoch=epoch,
             previous=previous,
-            runs=[Run(events=1, time_ns=1_000_000 * position, source="test")],
+            runs=[EventRun(events=1, time_ns=1_000_000 * position, source="test")],
             events=[(f"agent/{shard}", msgpack.encode(payload))],
         )
     )

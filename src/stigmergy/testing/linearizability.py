@@ -82,7 +82,7 @@ Log = Sequence[tuple[int, bytes]]
 """The whole log as it was in the end: positions and bodies."""
 
 
-class Hold(Struct, frozen=True):
+class ObservedHold(Struct, frozen=True):
     """Somebody who believed to hold something, from one moment to another."""
 
     client: str
@@ -95,7 +95,7 @@ class Hold(Struct, frozen=True):
     """The last moment at which it did."""
 
 
-class Action(Struct, frozen=True):
+class FencedAction(Struct, frozen=True):
     """Something done under a token, at a place that refuses tokens older than the newest it has seen."""
 
     client: str
@@ -248,10 +248,10 @@ def _short(body: bytes) -> str:
 # ---------------------------------------------------------------------- who holds
 
 
-def holding_violations(holds: Iterable[Hold]) -> list[str]:
+def holding_violations(holds: Iterable[ObservedHold]) -> list[str]:
     """Two at a time, a token that two have, or tokens whose order is not that of time."""
     found: list[str] = []
-    by_resource: dict[str, list[Hold]] = {}
+    by_resource: dict[str, list[ObservedHold]] = {}
     for hold in holds:
         by_resource.setdefault(hold.resource, []).append(hold)
     for resource, mine in sorted(by_resource.items()):
@@ -259,7 +259,7 @@ def holding_violations(holds: Iterable[Hold]) -> list[str]:
         for hold in mine:
             if owner.setdefault(hold.token, hold.client) != hold.client:
                 found.append(f"{resource}: token {hold.token} was given to {owner[hold.token]} and to {hold.client}")
-        latest: Hold | None = None
+        latest: ObservedHold | None = None
         for hold in sorted(mine, key=lambda one: (one.told_ns, one.token)):
             if latest is not None and hold.told_ns < latest.over_ns and hold.client != latest.client:
                 found.append(
@@ -282,11 +282,11 @@ def holding_violations(holds: Iterable[Hold]) -> list[str]:
 # ---------------------------------------------------------------------- behind a fence
 
 
-def fence_violations(actions: Iterable[Action]) -> list[str]:
+def fence_violations(actions: Iterable[FencedAction]) -> list[str]:
     """What no fence, one for each resource, can have done: let an older token through behind a newer one, or refuse
     one that nothing newer had overtaken."""
     found: list[str] = []
-    by_resource: dict[str, list[Action]] = {}
+    by_resource: dict[str, list[FencedAction]] = {}
     for action in actions:
         by_resource.setdefault(action.resource, []).append(action)
     for resource, mine in sorted(by_resource.items()):
@@ -311,7 +311,7 @@ def fence_violations(actions: Iterable[Action]) -> list[str]:
     return found[:SHOWN_COUNT_MAX]
 
 
-def _earliest_ns(action: Action, taken: Sequence[Action]) -> int:
+def _earliest_ns(action: FencedAction, taken: Sequence[FencedAction]) -> int:
     """Not before its own start, nor before that of anything that was let through under a lower token."""
     return max([action.start_ns, *(one.start_ns for one in taken if one.token < action.token)])
 
@@ -319,7 +319,7 @@ def _earliest_ns(action: Action, taken: Sequence[Action]) -> int:
 # ---------------------------------------------------------------------- by trying all orders
 
 State = TypeVar("State", bound=Hashable)
-Timed = TypeVar("Timed", Operation, Action)
+Timed = TypeVar("Timed", Operation, FencedAction)
 
 
 def explained_by_search(
@@ -383,10 +383,10 @@ def log_explained_by_search(history: Sequence[Operation], log: Log) -> bool:
     return explained_by_search(history, 0, step, lambda length: length == len(log))
 
 
-def fence_explained_by_search(actions: Sequence[Action]) -> bool:
+def fence_explained_by_search(actions: Sequence[FencedAction]) -> bool:
     """The same question as `fence_violations` of one resource, by trying all orders. The state is the newest token."""
 
-    def step(newest: int, action: Action) -> int | None:
+    def step(newest: int, action: FencedAction) -> int | None:
         if action.outcome is Outcome.REFUSED:
             return newest if action.token < newest else None
         return action.token if action.token >= newest else None

@@ -46,7 +46,7 @@ class MeshRig(Protocol):
         ...
 
 
-class Heard:
+class HeardDatagrams:
     """Remembers what was heard."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Heard:
         self.datagrams.append((sender, body))
 
 
-class Scene:
+class MeshScene:
     """A rig in use: closes what a test has opened."""
 
     def __init__(self, rig: MeshRig) -> None:
@@ -69,9 +69,9 @@ class Scene:
         self._meshes.append(mesh)
         return mesh
 
-    async def hearing(self, node: str) -> tuple[Mesh, Heard]:
+    async def hearing(self, node: str) -> tuple[Mesh, HeardDatagrams]:
         """An open mesh, and what it hears."""
-        mesh, heard = await self.closed(node), Heard()
+        mesh, heard = await self.closed(node), HeardDatagrams()
         await mesh.open(heard)
         return mesh, heard
 
@@ -82,14 +82,14 @@ class Scene:
         await self._rig.end()
 
 
-SceneTest = Callable[[Any, Scene], Coroutine[Any, Any, None]]
+SceneTest = Callable[[Any, MeshScene], Coroutine[Any, Any, None]]
 
 
 def on_a_mesh(test: SceneTest) -> Callable[[Any, MeshRig], None]:
     """Runs an async test under plain pytest, with everything closed afterwards."""
 
     async def play(contract: Any, rig: MeshRig) -> None:
-        scene = Scene(rig)
+        scene = MeshScene(rig)
         try:
             await test(contract, scene)
         finally:
@@ -131,7 +131,7 @@ class MeshContract:
     # Datagrams.
 
     @on_a_mesh
-    async def test_datagram_arrives_as_it_was_sent_and_names_its_sender(self, scene: Scene) -> None:
+    async def test_datagram_arrives_as_it_was_sent_and_names_its_sender(self, scene: MeshScene) -> None:
         (one, _), (other, heard) = await scene.hearing(NODES[0]), await scene.hearing(NODES[1])
         for body in (bytes(range(256)), b"", b"x" * one.bytes_max):
             await send_until(one, NODES[1], body, lambda body=body: (NODES[0], body) in heard.datagrams)  # type: ignore[misc]
@@ -139,7 +139,7 @@ class MeshContract:
         assert other.counters.received_count == len(heard.datagrams)
 
     @on_a_mesh
-    async def test_only_the_one_it_is_for_hears_it(self, scene: Scene) -> None:
+    async def test_only_the_one_it_is_for_hears_it(self, scene: MeshScene) -> None:
         boxes = {node: await scene.hearing(node) for node in NODES}
         for sender, (mesh, _) in boxes.items():
             for to, (_, heard) in boxes.items():
@@ -152,14 +152,14 @@ class MeshContract:
             assert all(body.startswith(sender.encode()) for sender, body in heard.datagrams)
 
     @on_a_mesh
-    async def test_mesh_says_who_it_is_and_what_it_carries(self, scene: Scene) -> None:
+    async def test_mesh_says_who_it_is_and_what_it_carries(self, scene: MeshScene) -> None:
         mesh, _ = await scene.hearing(NODES[2])
         assert mesh.node == NODES[2]
         assert mesh.bytes_max >= BYTES_MIN
         assert len(mesh.contact.encode()) <= CONTACT_BYTES_MAX
 
     @on_a_mesh
-    async def test_what_could_never_be_sent_is_refused(self, scene: Scene) -> None:
+    async def test_what_could_never_be_sent_is_refused(self, scene: MeshScene) -> None:
         mesh, _ = await scene.hearing(NODES[0])
         with pytest.raises(TooLarge):
             mesh.send_nowait(NODES[1], bytes(mesh.bytes_max + 1))
@@ -171,7 +171,7 @@ class MeshContract:
     # What cannot be sent is dropped and counted.
 
     @on_a_mesh
-    async def test_nothing_is_sent_to_oneself(self, scene: Scene) -> None:
+    async def test_nothing_is_sent_to_oneself(self, scene: MeshScene) -> None:
         mesh, heard = await scene.hearing(NODES[0])
         mesh.send_nowait(NODES[0], b"to myself")
         await asyncio.sleep(QUIET_S)
@@ -179,7 +179,7 @@ class MeshContract:
         assert (mesh.counters.sent_count, mesh.counters.dropped_count) == (0, 1)
 
     @on_a_mesh
-    async def test_stranger_gets_nothing_and_harms_nobody(self, scene: Scene) -> None:
+    async def test_stranger_gets_nothing_and_harms_nobody(self, scene: MeshScene) -> None:
         (one, _), (_, heard) = await scene.hearing(NODES[0]), await scene.hearing(NODES[1])
         for _ in range(50):
             one.send_nowait(STRANGER, b"x")
@@ -187,12 +187,12 @@ class MeshContract:
         assert {body for _, body in heard.datagrams} == {b"y"}
 
     @on_a_mesh
-    async def test_before_it_is_open_and_after_it_is_closed_everything_is_dropped(self, scene: Scene) -> None:
+    async def test_before_it_is_open_and_after_it_is_closed_everything_is_dropped(self, scene: MeshScene) -> None:
         mesh = await scene.closed(NODES[0])
         mesh.send_nowait(NODES[1], b"early")
         assert mesh.counters.dropped_count == 1
         _, heard = await scene.hearing(NODES[1])
-        await mesh.open(Heard())
+        await mesh.open(HeardDatagrams())
         await send_until(mesh, NODES[1], b"in time", lambda: bool(heard.datagrams))
         await mesh.close()
         dropped = mesh.counters.dropped_count
@@ -202,7 +202,7 @@ class MeshContract:
         assert {body for _, body in heard.datagrams} == {b"in time"}
 
     @on_a_mesh
-    async def test_node_that_is_not_there_yet_is_reached_once_it_is(self, scene: Scene) -> None:
+    async def test_node_that_is_not_there_yet_is_reached_once_it_is(self, scene: MeshScene) -> None:
         mesh, heard_back = await scene.hearing(NODES[0])
         for number in range(20):
             mesh.send_nowait(NODES[1], b"%d" % number)
@@ -212,7 +212,7 @@ class MeshContract:
         await send_until(other, NODES[0], b"back", lambda: (NODES[1], b"back") in heard_back.datagrams)
 
     @on_a_mesh
-    async def test_burst_is_sent_or_counted_and_what_arrives_is_whole(self, scene: Scene) -> None:
+    async def test_burst_is_sent_or_counted_and_what_arrives_is_whole(self, scene: MeshScene) -> None:
         (one, _), (_, heard) = await scene.hearing(NODES[0]), await scene.hearing(NODES[1])
         await send_until(one, NODES[1], b"first", lambda: bool(heard.datagrams))
         await asyncio.sleep(QUIET_S)
@@ -232,7 +232,7 @@ class MeshContract:
     # Hearing.
 
     @on_a_mesh
-    async def test_hear_is_not_called_from_within_a_send_and_may_send_itself(self, scene: Scene) -> None:
+    async def test_hear_is_not_called_from_within_a_send_and_may_send_itself(self, scene: MeshScene) -> None:
         one, other = await scene.closed(NODES[0]), await scene.closed(NODES[1])
         within, bounced = [False], [0, 0]
 
@@ -251,12 +251,12 @@ class MeshContract:
         await send_until(one, NODES[1], b"ball", lambda: min(bounced) > 20)
 
     @on_a_mesh
-    async def test_hearer_that_raises_is_told_of_and_the_mesh_goes_on(self, scene: Scene) -> None:
+    async def test_hearer_that_raises_is_told_of_and_the_mesh_goes_on(self, scene: MeshScene) -> None:
         failures: list[BaseException] = []
         asyncio.get_running_loop().set_exception_handler(
             lambda _, context: failures.append(context.get("exception") or Bug(str(context)))
         )
-        heard = Heard()
+        heard = HeardDatagrams()
 
         def hear(sender: str, body: bytes) -> None:
             heard(sender, body)
@@ -272,7 +272,7 @@ class MeshContract:
     # Its life.
 
     @on_a_mesh
-    async def test_closed_mesh_hears_nothing_more(self, scene: Scene) -> None:
+    async def test_closed_mesh_hears_nothing_more(self, scene: MeshScene) -> None:
         (one, _), (other, heard) = await scene.hearing(NODES[0]), await scene.hearing(NODES[1])
         await send_until(one, NODES[1], b"x", lambda: bool(heard.datagrams))
         for _ in range(20):
@@ -286,22 +286,22 @@ class MeshContract:
         await other.close()
 
     @on_a_mesh
-    async def test_mesh_that_was_never_opened_can_be_closed(self, scene: Scene) -> None:
+    async def test_mesh_that_was_never_opened_can_be_closed(self, scene: MeshScene) -> None:
         mesh = await scene.closed(NODES[0])
         await mesh.close()
         await mesh.close()
 
     @on_a_mesh
-    async def test_it_is_opened_once(self, scene: Scene) -> None:
+    async def test_it_is_opened_once(self, scene: MeshScene) -> None:
         mesh, _ = await scene.hearing(NODES[0])
         with pytest.raises(Bug):
-            await mesh.open(Heard())
+            await mesh.open(HeardDatagrams())
         await mesh.close()
         with pytest.raises(Bug):
-            await mesh.open(Heard())
+            await mesh.open(HeardDatagrams())
 
     @on_a_mesh
-    async def test_node_comes_back_under_its_name(self, scene: Scene) -> None:
+    async def test_node_comes_back_under_its_name(self, scene: MeshScene) -> None:
         (one, heard_back), (other, heard) = await scene.hearing(NODES[0]), await scene.hearing(NODES[1])
         await send_until(one, NODES[1], b"x", lambda: bool(heard.datagrams))
         await other.close()
@@ -310,7 +310,7 @@ class MeshContract:
         await send_until(other, NODES[0], b"back", lambda: (NODES[1], b"back") in heard_back.datagrams)
 
     @on_a_mesh
-    async def test_introductions_of_any_kind_do_no_harm(self, scene: Scene) -> None:
+    async def test_introductions_of_any_kind_do_no_harm(self, scene: MeshScene) -> None:
         (one, _), (other, heard) = await scene.hearing(NODES[0]), await scene.hearing(NODES[1])
         for contact in ("", "nonsense", "\x00", "127.0.0.1:1", "x" * 10_000, other.contact):
             one.introduce(STRANGER, contact)

@@ -139,7 +139,7 @@ def lost_in_encoding(message: Message, now_ns: int) -> str | None:
     return None
 
 
-class Watch:
+class HandlerTrace:
     """What the handlers of one agent class did."""
 
     def __init__(self) -> None:
@@ -283,7 +283,7 @@ class Scenario(Generic[A]):
         self, agent: type[A], past: tuple[Event, ...], id: str, at: float, fleet: Iterable[type[Agent]] | None
     ) -> None:
         __tracebackhide__ = True
-        self._watch = Watch()
+        self._watch = HandlerTrace()
         self._plan = self._watch.over(plan_agent(agent))
         self._others = None if fleet is None else plan_agents(other for other in fleet if other is not agent)
         self._address = f"{self._plan.kind}/{id}"

@@ -27,17 +27,17 @@ from stigmergy.devices.mavlink.messages import (
     CommandInt,
     CommandLong,
     ExtendedSysState,
-    Frame,
     GlobalPosition,
     Heartbeat,
     Landed,
+    MavCommand,
+    MavFrame,
     MavMessage,
-    Order,
-    Parser,
-    Result,
+    MavParser,
+    MavResult,
+    MavWriter,
     StatusText,
     SysStatus,
-    Writer,
 )
 
 TICK_S = 0.02
@@ -82,17 +82,17 @@ class SimulatedVehicle:
         self._asked: set[int] | None = {Heartbeat.NUMBER} if taciturn else None
         """Messages that it was asked for; None: it tells all of them anyhow."""
         self._home = home
-        self._writer = Writer(system, 1)
+        self._writer = MavWriter(system, 1)
         self._chance = random.Random(f"stigmergy.testing.vehicle/{seed}")
-        self._parser = Parser()
+        self._parser = MavParser()
         self._transport: asyncio.DatagramTransport | None = None
         self._flying: asyncio.Task[None] | None = None
         self._target: tuple[float, float, float] | None = None
         self._lands_there = False
         self._time_s = 0.0
         self.faults = Faults()
-        self.refuse: dict[Order, Result] = {}
-        self.deaf_for: dict[Order, int] = {}
+        self.refuse: dict[MavCommand, MavResult] = {}
+        self.deaf_for: dict[MavCommand, int] = {}
         """So many commands of this kind are not heard."""
         self.armed = False
         self.mode = 0
@@ -102,7 +102,7 @@ class SimulatedVehicle:
         self.battery_percent = 100.0
         self.heard: list[MavMessage] = []
         """Commands, as they came; repetitions too."""
-        self.acted: list[Order] = []
+        self.acted: list[MavCommand] = []
         """Commands that were carried out."""
         self.partner_heartbeats = 0
 
@@ -156,7 +156,7 @@ class SimulatedVehicle:
 
     # What it is told.
 
-    def _take(self, frame: Frame) -> None:
+    def _take(self, frame: MavFrame) -> None:
         message = frame.message
         if isinstance(message, Heartbeat):
             self.partner_heartbeats += 1
@@ -165,9 +165,9 @@ class SimulatedVehicle:
             return
         self.heard.append(message)
         try:
-            order = Order(message.command)
+            order = MavCommand(message.command)
         except ValueError:
-            self._acknowledge(frame, message.command, Result.UNSUPPORTED)
+            self._acknowledge(frame, message.command, MavResult.UNSUPPORTED)
             return
         if self.deaf_for.get(order, 0) > 0:
             self.deaf_for[order] -= 1
@@ -175,59 +175,59 @@ class SimulatedVehicle:
         result = self.refuse.get(order)
         if result is None:
             result = self._obey(order, message)
-        if result is Result.ACCEPTED:
+        if result is MavResult.ACCEPTED:
             self.acted.append(order)
         self._acknowledge(frame, order, result)
 
-    def _acknowledge(self, frame: Frame, command: int, result: Result) -> None:
+    def _acknowledge(self, frame: MavFrame, command: int, result: MavResult) -> None:
         self._send(
             CommandAck(command=command, result=result, target_system=frame.system, target_component=frame.component)
         )
 
-    def _obey(self, order: Order, message: CommandLong | CommandInt) -> Result:
+    def _obey(self, order: MavCommand, message: CommandLong | CommandInt) -> MavResult:
         match order:
-            case Order.ARM if isinstance(message, CommandLong):
+            case MavCommand.ARM if isinstance(message, CommandLong):
                 return self._arm(message.param1 >= 0.5)
-            case Order.TAKE_OFF if isinstance(message, CommandLong):
+            case MavCommand.TAKE_OFF if isinstance(message, CommandLong):
                 return self._take_off(message.param7)
-            case Order.LAND:
+            case MavCommand.LAND:
                 self._target, self._lands_there = (self.latitude, self.longitude, 0.0), True
-            case Order.RETURN_HOME:
+            case MavCommand.RETURN_HOME:
                 self._target, self._lands_there = (*self._home[:2], max(self.height_m, 10.0)), True
-            case Order.REPOSITION if isinstance(message, CommandInt):
+            case MavCommand.REPOSITION if isinstance(message, CommandInt):
                 if self.landed is Landed.ON_GROUND:
                     self.say("not in the air")
-                    return Result.DENIED
+                    return MavResult.DENIED
                 height = message.z - self._home[2]
                 self._target, self._lands_there = (message.x / 1e7, message.y / 1e7, height), False
-            case Order.SET_MODE if isinstance(message, CommandLong):
+            case MavCommand.SET_MODE if isinstance(message, CommandLong):
                 self.mode = int(message.param2)
-            case Order.SET_MESSAGE_INTERVAL if isinstance(message, CommandLong):
+            case MavCommand.SET_MESSAGE_INTERVAL if isinstance(message, CommandLong):
                 if self._asked is not None:
                     self._asked.add(int(message.param1))
             case _:
-                return Result.UNSUPPORTED
-        return Result.ACCEPTED
+                return MavResult.UNSUPPORTED
+        return MavResult.ACCEPTED
 
-    def _arm(self, wanted: bool) -> Result:
+    def _arm(self, wanted: bool) -> MavResult:
         if wanted and self.battery_percent < 10:
             self.say("PreArm: battery low")
-            return Result.DENIED
+            return MavResult.DENIED
         if not wanted and self.landed is not Landed.ON_GROUND:
             self.say("Disarm denied: not landed")
-            return Result.DENIED
+            return MavResult.DENIED
         self.armed = wanted
-        return Result.ACCEPTED
+        return MavResult.ACCEPTED
 
-    def _take_off(self, height: float) -> Result:
+    def _take_off(self, height: float) -> MavResult:
         if not self.armed:
             self.say("Take-off denied: not armed")
-            return Result.DENIED
+            return MavResult.DENIED
         above = height - self._home[2] if self._autopilot is Autopilot.PX4 else height
         self._target, self._lands_there = (self.latitude, self.longitude, above), False
         if self.landed is Landed.ON_GROUND:
             self.landed = Landed.TAKING_OFF
-        return Result.ACCEPTED
+        return MavResult.ACCEPTED
 
     # Its flight.
 

@@ -20,19 +20,19 @@ from stigmergy.agents.codec import ENVELOPE_FORMAT, REASON_CHARS_MAX, Envelope, 
 from stigmergy.base.errors import ConfigError, LinkDown, NotRunning, Overloaded, PeerError, StaleEpoch, StigmergyError
 from stigmergy.bus.port import Bus, BusMessage
 from stigmergy.bus.quotas import Quotas
-from stigmergy.bus.replies import Teller
+from stigmergy.bus.replies import Responder
 from stigmergy.bus.subscriptions import COLLECT_ALL, Collect
 from stigmergy.node.host import Host
 from stigmergy.node.ingress import UPLINK_SOURCES, Accept
-from stigmergy.node.intake import Waiter
-from stigmergy.node.mailbox import Letter
+from stigmergy.node.intake import AwaitedTicket
+from stigmergy.node.mailbox import Queued
 from stigmergy.node.settings import BusSettings
 from stigmergy.shard.draft import OVERHEAD_BYTES
 from stigmergy.shard.inputs import ELSEWHERE, SequencesSkipped
-from stigmergy.uplink.messages import MARKS_COUNT_MAX, Batch, Inquiry, Mark, Told, read_up, write_message
-from stigmergy.uplink.names import Sender, Sorting, sender_of
+from stigmergy.uplink.messages import MARKS_COUNT_MAX, Batch, Inquiry, Told, UplinkMark, read_up, write_message
+from stigmergy.uplink.names import UplinkRoutes, UplinkSource, sender_of
 from stigmergy.uplink.rules import UplinkRule
-from stigmergy.uplink.sender import Uplink, UplinkStanding
+from stigmergy.uplink.sender import Uplink, UplinkStatus
 
 HOLE_MAX = 64
 """So many numbers without an event between two of a commit are passed over one by one; more of them, in one go."""
@@ -71,9 +71,9 @@ class Collector:
         self,
         basins: Sequence[Basin],
         host: Host,
-        me: Sender,
+        me: UplinkSource,
         run: str,
-        teller: Teller,
+        teller: Responder,
         collects: Sequence[Collect],
         settings: BusSettings,
     ) -> None:
@@ -82,7 +82,7 @@ class Collector:
         self._me = me
         self._run = run
         self._teller = teller
-        self._sorting = Sorting(host.declaration, collects, host.assignment.runs)
+        self._sorting = UplinkRoutes(host.declaration, collects, host.assignment.runs)
         self._quotas = Quotas(settings.messages_per_s, settings.burst)
         self._confirmed: dict[Key, int] = {}
         """Per source and incarnation, what is durable in all shards."""
@@ -197,13 +197,13 @@ class Collector:
         policy = self._host.declaration.policy_of(source)
         for shard in self._host.shards:
             passed = SequencesSkipped(source, batch.incarnation, batch.epoch, last, because)
-            self._host.mailbox.put_note(Letter(shard=shard.state.shard, input=passed, items=0), policy)
+            self._host.mailbox.put_note(Queued(shard=shard.state.shard, input=passed, items=0), policy)
 
     def _post(self, batch: Batch, source: str, number: int, items: list[tuple[str, bytes]]) -> asyncio.Future[None]:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         size_bytes = sum(len(body) + 4 * len(address) + OVERHEAD_BYTES for address, body in items)
         envelope = Envelope(ENVELOPE_FORMAT, source, batch.incarnation, batch.epoch, number, items)
-        self._host.intake.post([Accept(envelope, size_bytes, (Waiter(done),))])
+        self._host.intake.post([Accept(envelope, size_bytes, (AwaitedTicket(done),))])
         return done
 
     def _stretches(self, batch: Batch, message: BusMessage) -> list[tuple[int, list[tuple[str, bytes]]]]:
@@ -231,7 +231,7 @@ class Collector:
 
     # ------------------------------------------------------------------ what senders are told
 
-    def _marks_of(self, sender: Sender) -> list[Mark]:
+    def _marks_of(self, sender: UplinkSource) -> list[UplinkMark]:
         found = [
             self._mark(int(key[0].removeprefix(sender.prefix)), key)
             for key in self._confirmed
@@ -239,11 +239,11 @@ class Collector:
         ]
         return found[-MARKS_COUNT_MAX:]
 
-    def _mark(self, shard: int, key: Key) -> Mark:
+    def _mark(self, shard: int, key: Key) -> UplinkMark:
         epoch = max(one.state.marks.epoch(*key) for one in self._host.shards)
-        return Mark(shard, key[1], epoch, self._confirmed.get(key, 0), self._digests.get(key, b""))
+        return UplinkMark(shard, key[1], epoch, self._confirmed.get(key, 0), self._digests.get(key, b""))
 
-    async def _tell(self, bus: Bus, sender: Sender, nonce: str, marks: list[Mark], refused: str) -> None:
+    async def _tell(self, bus: Bus, sender: UplinkSource, nonce: str, marks: list[UplinkMark], refused: str) -> None:
         """On the bus that it speaks on. A sender that does not hear this asks again."""
         told = Told(self._me.node, self._run, nonce, marks, printable(refused, REASON_CHARS_MAX))
         with contextlib.suppress(LinkDown, NotRunning, TimeoutError):
@@ -298,9 +298,9 @@ class Relay:
         self,
         bus: Bus,
         host: Host,
-        me: Sender,
+        me: UplinkSource,
         run: str,
-        teller: Teller,
+        teller: Responder,
         rule: UplinkRule | None,
         collects: Sequence[Collect],
         levels: Levels | None = None,
@@ -360,7 +360,7 @@ class Relay:
         errors = [str(bus.last_error) for bus in self.levels.buses if bus.last_error is not None]
         return errors[0] if errors else ""
 
-    def standing(self) -> UplinkStanding | None:
+    def standing(self) -> UplinkStatus | None:
         """How the node's own uplink stands; None without one."""
         return None if self.uplink is None else self.uplink.standing()
 

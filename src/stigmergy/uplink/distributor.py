@@ -30,8 +30,8 @@ from stigmergy.bus.topics import Channel, Topics
 from stigmergy.node.declaration import Declaration
 from stigmergy.store.port import KeyValue
 from stigmergy.uplink.collector import MISSING, TELL_WITHIN_S
-from stigmergy.uplink.messages import MARKS_COUNT_MAX, Batch, Inquiry, Mark, Told, read_up, write_message
-from stigmergy.uplink.names import Sender, Sorting, sender_of
+from stigmergy.uplink.messages import MARKS_COUNT_MAX, Batch, Inquiry, Told, UplinkMark, read_up, write_message
+from stigmergy.uplink.names import UplinkRoutes, UplinkSource, sender_of
 
 ANY_SITE = "+"
 MARKS_PREFIX = "mark."
@@ -68,14 +68,16 @@ class DistributorCounters(Struct):
 class Distributor:
     """Between the uplinks of sites and a bus. `start`, `stop`."""
 
-    def __init__(self, below: Bus, bus: Bus, keys: KeyValue, declaration: Declaration, me: Sender, run: str) -> None:
+    def __init__(
+        self, below: Bus, bus: Bus, keys: KeyValue, declaration: Declaration, me: UplinkSource, run: str
+    ) -> None:
         self._below = below
         self._bus = bus
         self._keys = keys
         self._me = me
         self._run = run
         self._topics = Topics(me.fleet, me.site)
-        self._sorting = Sorting(declaration, (*declaration.collects, COLLECT_ALL))
+        self._sorting = UplinkRoutes(declaration, (*declaration.collects, COLLECT_ALL))
         self._marks: dict[Key, KeptMark] = {}
         self._revisions: dict[str, int] = {}
         """Of the marks in the store, as we know them."""
@@ -124,7 +126,7 @@ class Distributor:
         if refused:
             self.last_refusal = f"{source}: {refused}"
         known = self._marks.get((source, said.incarnation))
-        marks = [] if known is None else [Mark(known.shard, known.incarnation, known.epoch, known.number)]
+        marks = [] if known is None else [UplinkMark(known.shard, known.incarnation, known.epoch, known.number)]
         await self._tell(sender, "", marks, refused)
 
     async def _hand_out(self, batch: Batch, source: str) -> str:
@@ -205,15 +207,15 @@ class Distributor:
 
     # ------------------------------------------------------------------ what senders are told
 
-    def _marks_of(self, sender: Sender) -> list[Mark]:
+    def _marks_of(self, sender: UplinkSource) -> list[UplinkMark]:
         found = [
-            Mark(mark.shard, mark.incarnation, mark.epoch, mark.number)
+            UplinkMark(mark.shard, mark.incarnation, mark.epoch, mark.number)
             for mark in self._marks.values()
             if mark.source.startswith(sender.prefix)
         ]
         return found[-MARKS_COUNT_MAX:]
 
-    async def _tell(self, sender: Sender, nonce: str, marks: list[Mark], refused: str) -> None:
+    async def _tell(self, sender: UplinkSource, nonce: str, marks: list[UplinkMark], refused: str) -> None:
         """A sender that does not hear this asks again."""
         told = Told(self._me.node, self._run, nonce, marks, printable(refused, REASON_CHARS_MAX))
         with contextlib.suppress(LinkDown, NotRunning, TimeoutError):

@@ -17,7 +17,7 @@ from stigmergy.audit.flight import last_before
 from stigmergy.base.errors import DataLost, JournalCorrupt
 from stigmergy.journal.port import Journal, StoredCommit
 from stigmergy.shard.commit import Commit, digest_commit, open_commit
-from stigmergy.uplink.messages import DIGEST_BYTES, ITEM_OVERHEAD_BYTES, ITEMS_COUNT_MAX, Batch, Mark
+from stigmergy.uplink.messages import DIGEST_BYTES, ITEM_OVERHEAD_BYTES, ITEMS_COUNT_MAX, Batch, UplinkMark
 from stigmergy.uplink.rules import Item, Sieve, SieveCounters, UplinkRule, complete_position, number_of, position_of
 
 GULP_COMMITS = 128
@@ -30,7 +30,7 @@ NOTES_MAX = 1_000
 WANTED_NOTES = 64
 
 
-class Flight(Struct, frozen=True):
+class BatchInFlight(Struct, frozen=True):
     """A batch that the receiver has not confirmed yet."""
 
     incarnation: int
@@ -74,7 +74,7 @@ class Lane:
         self.shard = shard
         self._rule = rule
         self._counters = counters
-        self.flights: deque[Flight] = deque()
+        self.flights: deque[BatchInFlight] = deque()
         self.trouble = ""
         """Why nothing is sent; empty when something is."""
         self.confirmed_position = 0
@@ -104,7 +104,7 @@ class Lane:
 
     # ------------------------------------------------------------------ where to begin
 
-    def resume(self, marks: Mapping[int, Mark], head: int, epoch: int, now_ns: int) -> Iterator[None]:
+    def resume(self, marks: Mapping[int, UplinkMark], head: int, epoch: int, now_ns: int) -> Iterator[None]:
         """Begins behind the receiver's marks, one for each incarnation. Run it to its end, giving way in between.
 
         Raises DataLost if the receiver has more than this journal: then nothing is sent, because its numbers would
@@ -128,7 +128,7 @@ class Lane:
             yield from self._read_back(first, start - 1)
         self._sieve.counters = self._counters
 
-    def _check_ours(self, own: Mark, first: int, head: int, epoch: int) -> None:
+    def _check_ours(self, own: UplinkMark, first: int, head: int, epoch: int) -> None:
         """The receiver knows nothing of this journal that is not in it."""
         position = position_of(own.number)
         if position > head or own.epoch > epoch:
@@ -143,7 +143,7 @@ class Lane:
             "copy a journal of its own; nothing is sent"
         )
 
-    def _start_of_copy(self, marks: Mapping[int, Mark], first: int, head: int) -> int:
+    def _start_of_copy(self, marks: Mapping[int, UplinkMark], first: int, head: int) -> int:
         """A journal that the receiver does not know: new, or a copy, whose first part it may know from the original."""
         start = 1
         for incarnation, mark in marks.items():
@@ -246,7 +246,7 @@ class Lane:
         after = self._sent.get(incarnation, 0)
         self._sent[incarnation] = upto
         self._cut_ns = now_ns
-        self.flights.append(Flight(incarnation, upto, now_ns, self._covered.time_ns))
+        self.flights.append(BatchInFlight(incarnation, upto, now_ns, self._covered.time_ns))
         if incarnation != self._journal.identity.incarnation:
             # Of a journal that this one is a copy of: its last owner may have come further than the copy knows.
             epoch = max(epoch, self._epochs.get(incarnation, 0))

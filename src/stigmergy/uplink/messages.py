@@ -33,7 +33,7 @@ PACK_FROM_BYTES = 200
 PACK_LEVEL = 1
 
 
-class Mark(Struct, frozen=True, array_like=True):
+class UplinkMark(Struct, frozen=True, array_like=True):
     """How far the receiver has come with a shard: everything up to this number is durable there."""
 
     shard: int
@@ -59,7 +59,7 @@ class Told(Struct, frozen=True, array_like=True, tag="told"):
     """Another one each time that it starts: it may have been restored from a copy meanwhile."""
     nonce: str
     """Of the inquiry that this answers; empty behind a batch."""
-    marks: list[Mark]
+    marks: list[UplinkMark]
     """All of this uplink in the answer to an inquiry; behind a batch, that of its shard."""
     refused: str = ""
     """Why the last batch was not taken, if it was not."""

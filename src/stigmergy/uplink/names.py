@@ -24,7 +24,7 @@ MARKS = "marks"
 SHARD_DIGITS = 5
 
 
-class Sender(Struct, frozen=True):
+class UplinkSource(Struct, frozen=True):
     """The node whose uplink it is."""
 
     fleet: str
@@ -57,11 +57,11 @@ def uplinks_pattern(fleet: str, site: str) -> str:
     return f"{'/'.join(levels)}/{UPLINK}/+"
 
 
-def sender_of(topic: str) -> Sender:
+def sender_of(topic: str) -> UplinkSource:
     """Whose uplink a topic is. Raises Malformed for any other."""
     levels = topic.split("/")
     if len(levels) == 4 and levels[2] == UPLINK:
-        sender = Sender(*(unescape(levels[number]) for number in (0, 1, 3)))
+        sender = UplinkSource(*(unescape(levels[number]) for number in (0, 1, 3)))
         if len(sender.prefix) + SHARD_DIGITS <= SOURCE_CHARS_MAX:
             return sender
     raise Malformed(f"{topic[:200]!r} is no topic of an uplink")
@@ -72,7 +72,7 @@ def sender_of(topic: str) -> Sender:
 SUMMARY = spec_of(Summary).name
 
 
-class Sorting:
+class UplinkRoutes:
     """What a fleet's declarations say about events from uplinks."""
 
     def __init__(

@@ -21,8 +21,8 @@ from stigmergy.bus.port import Bus, BusMessage
 from stigmergy.node.host import Host
 from stigmergy.node.settings import UplinkSettings
 from stigmergy.uplink.lane import Lane
-from stigmergy.uplink.messages import Inquiry, Mark, Told, Up, read_told, write_message
-from stigmergy.uplink.names import Sender
+from stigmergy.uplink.messages import Inquiry, Told, Up, UplinkMark, read_told, write_message
+from stigmergy.uplink.names import UplinkSource
 from stigmergy.uplink.rules import SieveCounters, UplinkRule
 
 REST_FACTOR = 4
@@ -44,7 +44,7 @@ class UplinkCounters(SieveCounters):
     """Times that the receiver did not take a batch."""
 
 
-class UplinkStanding(Struct, frozen=True):
+class UplinkStatus(Struct, frozen=True):
     """How an uplink stands."""
 
     to: str = ""
@@ -64,7 +64,7 @@ class Uplink:
     """Sends. `start` before the bus opens, `link` when the link comes or goes, `stop` at the end."""
 
     def __init__(
-        self, bus: Bus, host: Host, sender: Sender, rule: UplinkRule, settings: UplinkSettings, run: str
+        self, bus: Bus, host: Host, sender: UplinkSource, rule: UplinkRule, settings: UplinkSettings, run: str
     ) -> None:
         self._bus = bus
         self._host = host
@@ -111,7 +111,7 @@ class Uplink:
 
     # ------------------------------------------------------------------ what others want to know
 
-    def standing(self) -> UplinkStanding:
+    def standing(self) -> UplinkStatus:
         """How far behind the receiver is."""
         states = [shard.state for shard in self._host.shards]
         behind = [
@@ -120,7 +120,7 @@ class Uplink:
             if state.position > lane.confirmed_position
         ]
         troubles = [self._trouble, self._refused, *(lane.trouble for lane in self._lanes)]
-        return UplinkStanding(
+        return UplinkStatus(
             to=self._receiver,
             commits_behind=sum(commits for commits, _ in behind),
             seconds_behind=max((age_ns for _, age_ns in behind), default=0) / SECOND_NS,
@@ -187,7 +187,7 @@ class Uplink:
         self._receiver, self._receiver_run = told.receiver, told.run
         self._other_run = False
         self._refused = self._trouble = ""
-        marks: dict[int, dict[int, Mark]] = {}
+        marks: dict[int, dict[int, UplinkMark]] = {}
         for mark in told.marks:
             marks.setdefault(mark.shard, {})[mark.incarnation] = mark
         heads = self._heads()
@@ -273,7 +273,7 @@ class Uplink:
                 self._refused = f"{told.receiver} did not take a batch: {told.refused}"
         self._woken.set()
 
-    def _heed(self, marks: Sequence[Mark]) -> None:
+    def _heed(self, marks: Sequence[UplinkMark]) -> None:
         for mark in marks:
             if mark.shard < len(self._lanes) and self._lanes[mark.shard].confirm(mark.incarnation, mark.number):
                 self._heard_ns = self._now_ns()

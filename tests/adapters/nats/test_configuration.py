@@ -18,9 +18,9 @@ from stigmergy.nats.servers.configuration import (
     DURABLE_LINES,
     LOOK_SUBJECT,
     Passwords,
-    Place,
+    ServerHost,
     ServerPlan,
-    TlsFiles,
+    ServerTlsFiles,
     User,
     parse_hosts,
     plan_hosts,
@@ -43,12 +43,12 @@ CLUSTER: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def tls(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
+def tls(tmp_path_factory: pytest.TempPathFactory) -> ServerTlsFiles:
     folder = tmp_path_factory.mktemp("tls")
     authority = trustme.CA()
     authority.issue_cert("127.0.0.1", "localhost").private_key_and_cert_chain_pem.write_to_path(folder / "both.pem")
     authority.cert_pem.write_to_path(folder / "ca.pem")
-    return TlsFiles(str(folder / "both.pem"), str(folder / "both.pem"), str(folder / "ca.pem"))
+    return ServerTlsFiles(str(folder / "both.pem"), str(folder / "both.pem"), str(folder / "ca.pem"))
 
 
 def takes(text: str, folder: Path) -> str:
@@ -79,7 +79,7 @@ def test_the_server_takes_every_plan(settings: dict[str, Any], tmp_path: Path) -
     takes(write_configuration(ServerPlan(name="s1", store=str(tmp_path / "store"), **settings)), tmp_path)
 
 
-def test_the_server_takes_tls(tls: TlsFiles, tmp_path: Path) -> None:
+def test_the_server_takes_tls(tls: ServerTlsFiles, tmp_path: Path) -> None:
     plan = ServerPlan(name="s1", store=str(tmp_path), tls=tls, leaf_port=7422, mqtt_port=1883, **CLUSTER)
     takes(write_configuration(plan), tmp_path)
     leaf = ServerPlan(name="s1", store=str(tmp_path), hubs=("hub:7422",), hub_tls=tls)
@@ -124,8 +124,8 @@ def test_what_is_no_cluster_is_refused_with_a_reason(hosts: str, says: str) -> N
 
 
 def test_servers_of_one_host_have_names_of_their_own() -> None:
-    assert server_names([Place("a", 4222), Place("b", 4222)]) == ["a", "b"]
-    assert server_names([Place("a", 1), Place("a", 2), Place("[::1]", 3)]) == ["a-1", "a-2", "--1"]
+    assert server_names([ServerHost("a", 4222), ServerHost("b", 4222)]) == ["a", "b"]
+    assert server_names([ServerHost("a", 1), ServerHost("a", 2), ServerHost("[::1]", 3)]) == ["a-1", "a-2", "--1"]
 
 
 def test_urls_can_be_read_again() -> None:
@@ -211,7 +211,7 @@ class TestRunning:
             asyncio.run(try_it())
 
 
-async def test_an_encrypted_server(tls: TlsFiles, tmp_path: Path) -> None:
+async def test_an_encrypted_server(tls: ServerTlsFiles, tmp_path: Path) -> None:
     (port,) = free_ports(1)
     server = NatsServer(ServerPlan(name="s1", store=str(tmp_path / "store"), port=port, tls=tls), tmp_path)
     server.start()

@@ -13,7 +13,7 @@ from nats.aio.msg import Msg
 from stigmergy.base.errors import ConfigError, LinkDown, TooLarge
 from stigmergy.nats import link as link_module
 from stigmergy.nats.address import parse_address
-from stigmergy.nats.client import HEADERS_KNOWN_MAX, Connection
+from stigmergy.nats.client import HEADERS_KNOWN_MAX, NatsConnection
 from stigmergy.nats.errors import STREAM_NOT_FOUND, JetStreamRefused, NoResponders, Unanswered
 from stigmergy.nats.link import NatsLink
 from stigmergy.nats.servers.configuration import User
@@ -382,15 +382,15 @@ async def test_connection_that_was_closed_connects_to_nobody_any_more(server: Na
 async def test_what_the_library_cancels_within_does_not_end_the_link(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    connect, calls = Connection.connect, []
+    connect, calls = NatsConnection.connect, []
 
-    async def cancelled_at_first(client: Connection, **options: Any) -> None:
+    async def cancelled_at_first(client: NatsConnection, **options: Any) -> None:
         calls.append(client)
         if len(calls) < 3:
             raise asyncio.CancelledError
         await connect(client, **options)
 
-    monkeypatch.setattr(Connection, "connect", cancelled_at_first)
+    monkeypatch.setattr(NatsConnection, "connect", cancelled_at_first)
     with start_single(tmp_path) as server:
         link = NatsLink(parse_address(server.url), name="test")
         link.start()
@@ -400,7 +400,7 @@ async def test_what_the_library_cancels_within_does_not_end_the_link(
 
 
 async def test_headers_that_come_again_are_read_the_same_and_belong_to_their_message() -> None:
-    client = Connection()
+    client = NatsConnection()
     plain, status = b"NATS/1.0\r\nA: 1\r\nB: x y\r\n\r\n", b"NATS/1.0 404 No Messages\r\n\r\n"
     for raw, said in ((plain, {"A": "1", "B": "x y"}), (status, {"Status": "404", "Description": "No Messages"})):
         for _ in range(3):

@@ -8,7 +8,7 @@ import pytest
 
 from stigmergy.base.errors import LinkDown, NotRunning, StigmergyError
 from stigmergy.nats.address import parse_address
-from stigmergy.nats.control import ASKING_MAX, REQUEST_BYTES_MAX, NatsDoor, NatsRoom
+from stigmergy.nats.control import ASKING_MAX, REQUEST_BYTES_MAX, NatsControlClient, NatsControlServer
 from stigmergy.nats.link import NatsLink
 from stigmergy.testing.bus_rig import wait_until
 from stigmergy.testing.nats import NatsCluster, start_single
@@ -52,7 +52,7 @@ def echo(line: bytes) -> Iterator[bytes]:
     return iter((b"you said " + line,))
 
 
-async def first(room: NatsRoom, line: bytes, shard: int = 0) -> bytes:
+async def first(room: NatsControlClient, line: bytes, shard: int = 0) -> bytes:
     lines = room.branch(shard).ask(line)
     async with asyncio.timeout(WAIT_S):
         found = await anext(lines)
@@ -62,21 +62,21 @@ async def first(room: NatsRoom, line: bytes, shard: int = 0) -> bytes:
 
 async def test_a_line_is_answered_by_the_owner_of_its_shard(link: NatsLink, request: pytest.FixtureRequest) -> None:
     fleet = request.node.name
-    doors = [
-        NatsDoor(link, fleet, 0, Desk(lambda _: iter((b"0\n",)))),
-        NatsDoor(link, fleet, 1, Desk(lambda _: iter((b"1\n",)))),
+    control_servers = [
+        NatsControlServer(link, fleet, 0, Desk(lambda _: iter((b"0\n",)))),
+        NatsControlServer(link, fleet, 1, Desk(lambda _: iter((b"1\n",)))),
     ]
-    for door in doors:
-        await door.start()
-    room = NatsRoom(link, fleet)
+    for control_server in control_servers:
+        await control_server.start()
+    room = NatsControlClient(link, fleet)
     assert [await first(room, b"who?\n", shard) for shard in (0, 1)] == [b"0\n", b"1\n"]
     with pytest.raises(NotRunning, match="nobody answers for shard 2 of the fleet"):
         await first(room, b"who?\n", 2)
     assert [await room.is_answered(shard) for shard in range(3)] == [True, True, False]
-    for door in doors:
-        await door.close()
+    for control_server in control_servers:
+        await control_server.close()
     await room.close()
-    room = NatsRoom(link, fleet)
+    room = NatsControlClient(link, fleet)
     with pytest.raises(NotRunning, match="nobody answers for shard 0"):
         await first(room, b"who?\n")
     await room.close()
@@ -90,30 +90,30 @@ async def test_long_streams_and_large_lines_arrive_whole_and_in_order(link: Nats
             yield line
 
     for answers in (lambda _: iter(lines), lambda _: slowly()):
-        door, room = NatsDoor(link, "streams", 0, Desk(answers)), NatsRoom(link, "streams")
-        await door.start()
+        control_server, room = NatsControlServer(link, "streams", 0, Desk(answers)), NatsControlClient(link, "streams")
+        await control_server.start()
         got: list[bytes] = []
         async with asyncio.timeout(60):
             with pytest.raises(LinkDown):  # noqa: PT012
                 async for line in room.branch(0).ask(b"all\n"):
                     got.append(line)
         assert got == lines[1:]
-        for one in (door, room):
+        for one in (control_server, room):
             await one.close()
 
 
 async def test_too_much_is_refused_and_harms_nobody(link: NatsLink) -> None:
     desk = Desk(echo)
     desk.go_on = asyncio.Event()
-    door, room = NatsDoor(link, "much", 0, desk), NatsRoom(link, "much")
-    await door.start()
+    control_server, room = NatsControlServer(link, "much", 0, desk), NatsControlClient(link, "much")
+    await control_server.start()
     assert b"refused: a request of more than" in await first(room, b"x" * (REQUEST_BYTES_MAX + 1))
     waiting = [asyncio.ensure_future(first(room, b"%d" % number)) for number in range(ASKING_MAX)]
     await wait_until(lambda: len(desk.asked) == ASKING_MAX)
     assert b"refused: 64 requests are answered already" in await first(room, b"one more")
     desk.go_on.set()
     assert await asyncio.gather(*waiting) == [b"you said %d" % number for number in range(ASKING_MAX)]
-    for one in (door, room):
+    for one in (control_server, room):
         await one.close()
 
 
@@ -124,22 +124,25 @@ async def test_a_handler_that_takes_too_long_or_breaks_ends_its_own_request_only
         return echo(line)
 
     desk = Desk(broken)
-    door, room = NatsDoor(link, "broken", 0, desk, request_s_max=0.3), NatsRoom(link, "broken")
-    await door.start()
+    control_server, room = (
+        NatsControlServer(link, "broken", 0, desk, request_s_max=0.3),
+        NatsControlClient(link, "broken"),
+    )
+    await control_server.start()
     with pytest.raises(LinkDown):
         await first(room, b"break")
     assert await first(room, b"x") == b"you said x"
     desk.go_on = asyncio.Event()
     assert b"refused: no answer within 0.3 s" in await first(room, b"slow")
-    assert door.failed_requests == 1
-    for one in (door, room):
+    assert control_server.failed_requests == 1
+    for one in (control_server, room):
         await one.close()
 
 
 async def test_the_newest_owner_answers(link: NatsLink) -> None:
-    old = NatsDoor(link, "owners", 0, Desk(lambda _: iter((b"old",))), lambda: 1)
-    new = NatsDoor(link, "owners", 0, Desk(lambda _: iter((b"new",))), lambda: 2)
-    room = NatsRoom(link, "owners")
+    old = NatsControlServer(link, "owners", 0, Desk(lambda _: iter((b"old",))), lambda: 1)
+    new = NatsControlServer(link, "owners", 0, Desk(lambda _: iter((b"new",))), lambda: 2)
+    room = NatsControlClient(link, "owners")
     await old.start()
     assert await first(room, b"who?") == b"old"
     await new.start()
@@ -151,10 +154,10 @@ async def test_the_newest_owner_answers(link: NatsLink) -> None:
 
 async def test_who_asks_and_leaves_is_let_go(link: NatsLink) -> None:
     desk = Desk(lambda _: iter([b"line\n"] * 100_000))
-    door, room = NatsDoor(link, "left", 0, desk), NatsRoom(link, "left")
-    await door.start()
+    control_server, room = NatsControlServer(link, "left", 0, desk), NatsControlClient(link, "left")
+    await control_server.start()
     for _ in range(ASKING_MAX + 5):
         assert await first(room, b"all") == b"line\n"
-    await wait_until(lambda: not door._asking)
-    for one in (door, room):
+    await wait_until(lambda: not control_server._asking)
+    for one in (control_server, room):
         await one.close()

@@ -13,7 +13,7 @@ from stigmergy.control.live import Live
 from stigmergy.keys.ed25519 import Ed25519Signer
 from stigmergy.nats.address import parse_address
 from stigmergy.nats.gateway.crossing import Crossing, CrossingPlan
-from stigmergy.nats.gateway.hub import Claim
+from stigmergy.nats.gateway.hub import SiteClaim
 from stigmergy.nats.gateway.uplink_bus import UplinkBus
 from stigmergy.nats.ledger import open_ledger
 from stigmergy.nats.link import NatsLink
@@ -259,7 +259,7 @@ async def test_an_answer_that_nobody_has_foreseen_ends_nothing(monkeypatch: pyte
     heard: list[bool] = []
     address = parse_address("nats://127.0.0.1:9")
     crossing = Crossing(
-        CrossingPlan(leaf=address, claim=Claim("moss", "1"), hubs=()), NatsLink(address, name="moss"), heard.append
+        CrossingPlan(leaf=address, claim=SiteClaim("moss", "1"), hubs=()), NatsLink(address, name="moss"), heard.append
     )
     crossing.start()
     await wait_until(lambda: heard == [True])

@@ -9,7 +9,7 @@ from stigmergy.bus.topics import escape
 from stigmergy.nats import naming
 from stigmergy.nats.bus.subjects import is_covered
 from stigmergy.nats.gateway.subjects import check_site, kept_subjects, site_subjects, subject_of, topic_of
-from stigmergy.uplink.names import Sender
+from stigmergy.uplink.names import UplinkSource
 
 
 def test_topics_have_subjects_outside_of_the_fleet() -> None:
@@ -21,7 +21,7 @@ def test_topics_have_subjects_outside_of_the_fleet() -> None:
 
 @given(st.text(max_size=20), st.text(max_size=20), st.text(max_size=20))
 def test_every_uplink_has_one_subject(fleet: str, site: str, node: str) -> None:
-    sender = Sender(escape(fleet), escape(site), escape(node))
+    sender = UplinkSource(escape(fleet), escape(site), escape(node))
     for topic in (sender.topic, sender.marks_topic):
         subject = subject_of(topic)
         assert topic_of(subject) == topic

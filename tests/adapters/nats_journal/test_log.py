@@ -23,8 +23,17 @@ from stigmergy.nats.journal import (
     snapshots as shelf,
 )
 from stigmergy.nats.journal.journal import NatsJournal
-from stigmergy.nats.journal.messages import GROUP, NOTE, PIECE, Assembler, Entry, LogState, decode_note, encode_group
-from stigmergy.nats.journal.snapshots import Shelf
+from stigmergy.nats.journal.messages import (
+    GROUP,
+    NOTE,
+    PIECE,
+    Assembler,
+    LogMessage,
+    LogState,
+    decode_note,
+    encode_group,
+)
+from stigmergy.nats.journal.snapshots import SnapshotStore
 from stigmergy.nats.journal.stream import LogStream
 from stigmergy.shard.commit import Group
 from stigmergy.testing.journal_contract import CommitChain, make_commit, make_group, stored
@@ -84,7 +93,7 @@ async def test_opening_reads_from_the_last_note_on(
     taken: list[int] = []
     take = LogState.take
 
-    def counted(self: LogState, entry: Entry) -> list[StoredCommit]:
+    def counted(self: LogState, entry: LogMessage) -> list[StoredCommit]:
         taken.append(entry.sequence)
         return take(self, entry)
 
@@ -169,14 +178,14 @@ async def test_a_message_on_another_subject_or_out_of_order_is_found(server: Nat
 
 def test_a_fold_refuses_what_does_not_follow() -> None:
     state, chain = LogState(), CommitChain()
-    state.take(Entry(1, GROUP, encode_group(1, chain.group([0]))))
+    state.take(LogMessage(1, GROUP, encode_group(1, chain.group([0]))))
     with pytest.raises(JournalCorrupt, match="comes behind 1"):
-        state.take(Entry(3, GROUP, encode_group(1, chain.group([0]))))
+        state.take(LogMessage(3, GROUP, encode_group(1, chain.group([0]))))
     with pytest.raises(JournalCorrupt, match="position 3 follows 1"):
-        state.take(Entry(2, GROUP, encode_group(1, make_group(make_commit(0, 3)))))
+        state.take(LogMessage(2, GROUP, encode_group(1, make_group(make_commit(0, 3)))))
     note = msgspec.msgpack.encode([2, "claimed", 0, "a", b"", []])
     with pytest.raises(JournalForeign, match="format 2"):
-        decode_note(Entry(9, NOTE, note))
+        decode_note(LogMessage(9, NOTE, note))
 
 
 def test_pieces_whose_beginning_is_missing_are_passed_over() -> None:
@@ -184,11 +193,11 @@ def test_pieces_whose_beginning_is_missing_are_passed_over() -> None:
     payload = encode_group(4, group)
     pieces = [msgspec.msgpack.encode([4, number, payload[at : at + 100]]) for number, at in enumerate((0, 100))]
     for number, kind in ((1, PIECE), (0, PIECE), (0, PIECE), (1, NOTE), (1, "end")):
-        assert assembler.take(Entry(1, kind, pieces[number])) is None
-    assert assembler.take(Entry(6, PIECE, pieces[0])) is None
-    assert assembler.take(Entry(7, PIECE, pieces[0])) is None
+        assert assembler.take(LogMessage(1, kind, pieces[number])) is None
+    assert assembler.take(LogMessage(6, PIECE, pieces[0])) is None
+    assert assembler.take(LogMessage(7, PIECE, pieces[0])) is None
     end = msgspec.msgpack.encode([4, 1, payload[100:]])
-    assert assembler.take(Entry(8, "end", end)) == (7, stored(group, shard=0))
+    assert assembler.take(LogMessage(8, "end", end)) == (7, stored(group, shard=0))
 
 
 # ---------------------------------------------------------------------- snapshots
@@ -232,14 +241,14 @@ async def test_a_changed_or_missing_part_is_found(
     journal = open_journal(f"{server.url}/{place}", IDENTITY)
     await journal.put_snapshot(0, 1, [SnapshotPart(0, b"state"), SnapshotPart(1, b"more")])
     log = await journal._log()
-    subject = f"{Shelf(log.link, place)._subject}.0.1.{journal.claim}"
+    subject = f"{SnapshotStore(log.link, place)._subject}.0.1.{journal.claim}"
     chunk = msgspec.msgpack.encode([1, bytes(32), b"changed"])
     await log.link.publish(f"{subject}.0.0", chunk)
     await log.link.publish(f"{subject}.1.0", b"nonsense")
     monkeypatch.setattr(shelf, "READ_WITHIN_S", 0.2)
     with pytest.raises(JournalCorrupt, match="not those that were stored"):
         list(journal.read_snapshot(0, 1))
-    reading = Shelf(log.link, place)
+    reading = SnapshotStore(log.link, place)
     with pytest.raises(JournalCorrupt, match="part 1"):
         await reading.read(0, 1, journal.claim, 1)
     with pytest.raises(JournalCorrupt, match="not there"):

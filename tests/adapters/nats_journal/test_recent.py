@@ -13,7 +13,7 @@ from stigmergy.journal.port import JournalIdentity
 from stigmergy.nats.journal import journal as module
 from stigmergy.nats.journal import open_journal
 from stigmergy.nats.journal.journal import Ahead, Recent
-from stigmergy.nats.journal.messages import Entry
+from stigmergy.nats.journal.messages import LogMessage
 from stigmergy.nats.link import NatsLink
 from stigmergy.testing.journal_contract import CommitChain, stored
 from stigmergy.testing.nats import NatsCluster, start_single
@@ -69,7 +69,7 @@ async def test_shards_that_share_a_log_are_fetched_once(server: NatsCluster, pla
     fetched: list[int] = []
     fetch = journal._fetch
 
-    async def counted(sequence: int, link: NatsLink) -> list[Entry]:
+    async def counted(sequence: int, link: NatsLink) -> list[LogMessage]:
         fetched.append(sequence)
         return await fetch(sequence, link)
 

@@ -13,7 +13,7 @@ from stigmergy.nats.errors import CLUSTER_NOT_AVAILABLE, JetStreamRefused, Unans
 from stigmergy.nats.journal import inspect_journals, open_journal, stream
 from stigmergy.nats.journal import opener as opening
 from stigmergy.nats.journal.journal import NatsJournal
-from stigmergy.nats.journal.messages import GROUP, NOTE, PIECE, Entry
+from stigmergy.nats.journal.messages import GROUP, NOTE, PIECE, LogMessage
 from stigmergy.nats.journal.shard_log import open_shard_log
 from stigmergy.nats.journal.stream import LogPlace, LogStream
 from stigmergy.nats.link import NatsLink
@@ -204,7 +204,7 @@ async def test_what_another_has_put_there_is_a_conflict_and_our_own_is_success(s
         await log.write(GROUP, b"another's", 1)
     with pytest.raises(JournalConflict):
         await log.write(PIECE, b"ours", 1)
-    assert await log.get(2) == Entry(2, GROUP, b"ours")
+    assert await log.get(2) == LogMessage(2, GROUP, b"ours")
     assert await log.get(3) is None
     await journal.close()
 

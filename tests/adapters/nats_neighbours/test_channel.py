@@ -13,11 +13,11 @@ from stigmergy.nats.channels import (
     OVER,
     PIECE,
     TAKEN,
-    Answered,
-    Call,
-    Declined,
+    ChannelAccepted,
+    ChannelRefused,
+    ChannelRequest,
     NatsChannel,
-    Owned,
+    OwnerAnnounced,
     read_said,
     write_said,
 )
@@ -147,7 +147,12 @@ async def test_a_beat_is_heard_and_nothing_else() -> None:
 
 
 def test_what_is_said_reads_back_and_nonsense_is_refused() -> None:
-    for said in (Call(1, "_INBOX.a.1", 7), Answered("_INBOX.b.1", 8), Declined("full"), Owned(9, "c")):
+    for said in (
+        ChannelRequest(1, "_INBOX.a.1", 7),
+        ChannelAccepted("_INBOX.b.1", 8),
+        ChannelRefused("full"),
+        OwnerAnnounced(9, "c"),
+    ):
         assert read_said(write_said(said)) == said
     for nonsense in (b"", b"\x00", b"\xff" * 100, write_said([9, 1, 2])):
         with pytest.raises(Malformed):

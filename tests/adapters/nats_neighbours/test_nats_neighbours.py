@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from rigs.neighbour_contract import NeighbourContract, echo, ends
+from rigs.peer_contract import PeerContract, echo, ends
 from stigmergy.base.errors import LinkDown
 from stigmergy.nats import channels
 from stigmergy.nats.address import parse_address
 from stigmergy.nats.link import NatsLink
-from stigmergy.nats.peers import NatsNeighbourhood
-from stigmergy.network.peer_port import Channel, Neighbourhood
+from stigmergy.nats.peers import NatsPeerNetwork
+from stigmergy.network.peer_port import PeerChannel, PeerNetwork
 from stigmergy.testing.nats import NatsCluster, start_single
 from stigmergy.testing.proxy import LinkProxy
 
@@ -37,9 +37,9 @@ class NatsRig:
         self._fleet = fleet
         self._links: list[NatsLink] = []
 
-    async def neighbourhood(self, process: int) -> Neighbourhood:
+    async def peer_network(self, process: int) -> PeerNetwork:
         self._links.append(await NatsLink.open(parse_address(self._url), name=f"process {process}"))
-        return NatsNeighbourhood(self._links[-1], self._fleet, process - 1)
+        return NatsPeerNetwork(self._links[-1], self._fleet, process - 1)
 
     async def end(self) -> None:
         for link in self._links:
@@ -51,7 +51,7 @@ def fleet(request: pytest.FixtureRequest) -> str:
     return f"fleet {request.node.name}"
 
 
-class TestContract(NeighbourContract):
+class TestContract(PeerContract):
     @pytest.fixture
     def rig(self, server: NatsCluster, fleet: str) -> NatsRig:
         return NatsRig(server.url, fleet)
@@ -64,7 +64,7 @@ async def link(server: NatsCluster) -> AsyncIterator[NatsLink]:
     await link.close()
 
 
-async def reach(near: NatsNeighbourhood) -> Channel:
+async def reach(near: NatsPeerNetwork) -> PeerChannel:
     """A channel to the owner of shard 1, as soon as there is one: under load a link may break by itself."""
     async with asyncio.timeout(WAIT_S):
         while True:
@@ -74,7 +74,7 @@ async def reach(near: NatsNeighbourhood) -> Channel:
                 await asyncio.sleep(0.05)
 
 
-async def said(near: NatsNeighbourhood) -> bytes:
+async def said(near: NatsPeerNetwork) -> bytes:
     """What the present owner of shard 1 says."""
     channel = await reach(near)
     try:
@@ -84,12 +84,12 @@ async def said(near: NatsNeighbourhood) -> bytes:
         channel.close()
 
 
-def owner(link: NatsLink, fleet: str, rank: int) -> NatsNeighbourhood:
-    return NatsNeighbourhood(link, fleet, 1, lambda: rank)
+def owner(link: NatsLink, fleet: str, epoch: int) -> NatsPeerNetwork:
+    return NatsPeerNetwork(link, fleet, 1, lambda: epoch)
 
 
-async def listen(owner: NatsNeighbourhood, name: bytes) -> None:
-    async def say(channel: Channel) -> None:
+async def listen(owner: NatsPeerNetwork, name: bytes) -> None:
+    async def say(channel: PeerChannel) -> None:
         await channel.send(name)
         await echo(channel)
 
@@ -97,7 +97,7 @@ async def listen(owner: NatsNeighbourhood, name: bytes) -> None:
 
 
 async def test_a_newer_owner_silences_the_old_one_and_breaks_its_channels(link: NatsLink, fleet: str) -> None:
-    near, old, new = NatsNeighbourhood(link, fleet, 0), owner(link, fleet, 3), owner(link, fleet, 4)
+    near, old, new = NatsPeerNetwork(link, fleet, 0), owner(link, fleet, 3), owner(link, fleet, 4)
     await listen(old, b"old")
     channel = await near.connect(2)
     assert await channel.receive() == b"old"
@@ -117,7 +117,7 @@ async def test_an_old_owner_that_comes_back_late_falls_silent(server: NatsCluste
     proxy = LinkProxy(server.servers[0].plan.port)
     port = await proxy.start()
     away = await NatsLink.open(parse_address(f"nats://127.0.0.1:{port}"), name="away")
-    near, old, new = NatsNeighbourhood(link, fleet, 0), owner(away, fleet, 3), owner(link, fleet, 4)
+    near, old, new = NatsPeerNetwork(link, fleet, 0), owner(away, fleet, 3), owner(link, fleet, 4)
     await listen(old, b"old")
     assert await said(near) == b"old"
     proxy.cut()
@@ -144,13 +144,13 @@ async def test_a_cut_link_ends_channels_at_both_sides_and_the_next_call_succeeds
     away = await NatsLink.open(parse_address(f"nats://127.0.0.1:{port}"), name="away")
     over = asyncio.Event()
 
-    async def serve(channel: Channel) -> None:
+    async def serve(channel: PeerChannel) -> None:
         try:
             await echo(channel)
         finally:
             over.set()
 
-    near, far = NatsNeighbourhood(away, fleet, 0), NatsNeighbourhood(link, fleet, 1)
+    near, far = NatsPeerNetwork(away, fleet, 0), NatsPeerNetwork(link, fleet, 1)
     await far.open(serve)
     channel = await reach(near)
     await channel.send(b"here?")
@@ -178,7 +178,7 @@ async def test_one_who_was_cut_off_for_a_moment_tells_whom_it_has_lost(
     proxy = LinkProxy(server.servers[0].plan.port)
     port = await proxy.start()
     away = await NatsLink.open(parse_address(f"nats://127.0.0.1:{port}"), name="away")
-    near, far = NatsNeighbourhood(link, fleet, 0), NatsNeighbourhood(away, fleet, 1)
+    near, far = NatsPeerNetwork(link, fleet, 0), NatsPeerNetwork(away, fleet, 1)
     await far.open(echo)
     channel = await reach(near)
     proxy.drop()
@@ -196,7 +196,7 @@ async def test_a_link_that_says_nothing_any_more_is_noticed_within_bounds(
     proxy = LinkProxy(server.servers[0].plan.port)
     port = await proxy.start()
     away = await NatsLink.open(parse_address(f"nats://127.0.0.1:{port}"), name="away")
-    near, far = NatsNeighbourhood(link, fleet, 0), NatsNeighbourhood(away, fleet, 1)
+    near, far = NatsPeerNetwork(link, fleet, 0), NatsPeerNetwork(away, fleet, 1)
     await far.open(echo)
     channel = await reach(near)
     proxy.stall()
@@ -215,12 +215,12 @@ import asyncio, sys
 from stigmergy.nats import channels
 from stigmergy.nats.address import parse_address
 from stigmergy.nats.link import NatsLink
-from stigmergy.nats.peers import NatsNeighbourhood
-from rigs.neighbour_contract import echo
+from stigmergy.nats.peers import NatsPeerNetwork
+from rigs.peer_contract import echo
 
 async def main():
     link = await NatsLink.open(parse_address(sys.argv[1]), name="other")
-    await NatsNeighbourhood(link, sys.argv[2], 1).open(echo)
+    await NatsPeerNetwork(link, sys.argv[2], 1).open(echo)
     print("listens", flush=True)
     await asyncio.sleep(60)
 
@@ -245,7 +245,7 @@ async def test_a_process_that_is_killed_or_stopped_is_noticed(
         assert other.stdout is not None
         async with asyncio.timeout(WAIT_S):
             assert await other.stdout.readline() == b"listens\n"
-        near = NatsNeighbourhood(link, fleet, 0)
+        near = NatsPeerNetwork(link, fleet, 0)
         channel = await near.connect(2)
         await channel.send(b"here?")
         assert await channel.receive() == b"here?"

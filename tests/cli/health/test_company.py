@@ -8,7 +8,7 @@ from pathlib import Path
 import apsw
 import pytest
 
-from stigmergy.app.config import Place
+from stigmergy.app.config import FleetConfig
 from stigmergy.app.fleet import make_private_key
 from stigmergy.app.journals import journals_in
 from stigmergy.base.errors import ConfigError, LedgerCorrupt
@@ -19,11 +19,11 @@ from stigmergy.claims.sqlite_ledger import open_ledger
 from stigmergy.cli import fleet_checks as company
 from stigmergy.cli.fleet_checks import (
     check_binding,
-    check_company,
     check_hosts,
     check_ledger,
     check_mesh,
     check_peers,
+    check_replication,
 )
 from stigmergy.cli.machine_checks import Finding, Mount
 
@@ -52,7 +52,7 @@ def spoil(path: Path, sql: str) -> None:
 
 
 def test_nothing_is_said_of_what_is_not_there() -> None:
-    assert list(check_company(Place(), None)) == []
+    assert list(check_replication(FleetConfig(), None)) == []
 
 
 def test_a_socket_that_is_free_and_one_that_is_taken() -> None:

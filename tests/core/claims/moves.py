@@ -5,7 +5,7 @@ from __future__ import annotations
 from blake3 import blake3
 
 from stigmergy.claims.entries import ClaimBody, Move, Written, claimant_id, write_record, writer_id
-from stigmergy.claims.rules import Step, apply
+from stigmergy.claims.rules import FoldStep, apply
 from stigmergy.claims.state import Claims
 
 LEDGER = "airspace"
@@ -52,10 +52,10 @@ class Log:
         self.claims = Claims()
         self.position = 0
 
-    def add(self, node: Node, move: Move, name: str = "a") -> Step:
+    def add(self, node: Node, move: Move, name: str = "a") -> FoldStep:
         return self.put(node.written(move, name))
 
-    def put(self, written: Written) -> Step:
+    def put(self, written: Written) -> FoldStep:
         self.position += 1
         step = apply(self.claims, self.position, written)
         self.claims = step.claims

@@ -22,10 +22,10 @@ from stigmergy.claims.entries import (
     Move,
     Release,
     Renew,
-    Roster,
     SealedRecord,
     Take,
     Withdraw,
+    WriterList,
     Written,
     claimant_id,
     claimant_of,
@@ -45,7 +45,7 @@ MOVES: tuple[Move, ...] = (
     Release(CELL, 4),
     Withdraw(CELL),
     Expire(CELL, 9),
-    Roster((b"one", b"two")),
+    WriterList((b"one", b"two")),
     Checkpointed(9, bytes(32)),
 )
 
@@ -162,9 +162,9 @@ FAULTS: tuple[ClaimBody, ...] = (
     ClaimBody(1, 1, 1, "a", Take(CELL, 1, FOR_MS_MAX + 1)),
     ClaimBody(1, 1, 1, "a", Renew(CELL, 1, 0)),
     ClaimBody(1, 1, 1, "a", Renew("", 1, 1_000)),
-    ClaimBody(1, 1, 1, "a", Roster(())),
-    ClaimBody(1, 1, 1, "a", Roster((b"key",) * (ROSTER_COUNT_MAX + 1))),
-    ClaimBody(1, 1, 1, "a", Roster((b"",))),
+    ClaimBody(1, 1, 1, "a", WriterList(())),
+    ClaimBody(1, 1, 1, "a", WriterList((b"key",) * (ROSTER_COUNT_MAX + 1))),
+    ClaimBody(1, 1, 1, "a", WriterList((b"",))),
     ClaimBody(1, 1, 1, "a", Checkpointed(1, b"short")),
 )
 

@@ -7,7 +7,7 @@ import pytest
 from stigmergy.agents.codec import encode
 from stigmergy.base.errors import Malformed
 from stigmergy.claims import rules as folding
-from stigmergy.claims.entries import Ask, Expire, Release, Renew, Roster, Withdraw
+from stigmergy.claims.entries import Ask, Expire, Release, Renew, Withdraw, WriterList
 from stigmergy.claims.rules import (
     ClaimsCheckpoint,
     Fate,
@@ -47,7 +47,7 @@ def test_what_is_not_in_order_is_skipped_and_counted() -> None:
             north.record(Ask("another", 1_000)),
             north.record(Release(CELL, 99)),
             south.record(Expire(CELL, 2)),
-            south.record(Roster((b"south",))),
+            south.record(WriterList((b"south",))),
             north.record(Withdraw(CELL)),
         ]
     )

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stigmergy.base.errors import Malformed
-from stigmergy.claims.entries import Ask, Expire, Move, Release, Renew, Roster, Take, Withdraw, Written
+from stigmergy.claims.entries import Ask, Expire, Move, Release, Renew, Take, Withdraw, WriterList, Written
 from stigmergy.claims.rules import Fate, apply, fold, read_checkpoint, read_state, state_bytes
 from stigmergy.claims.state import QUEUE_COUNT_MAX, Claims
 from tests.core.claims.moves import LEDGER, Node, verify
@@ -23,7 +23,7 @@ MOVES: st.SearchStrategy[Move] = st.one_of(
     st.builds(Release, CELLS, POSITIONS),
     st.builds(Withdraw, CELLS),
     st.builds(Expire, CELLS, POSITIONS),
-    st.just(Roster((b"0", b"1", b"2"))),
+    st.just(WriterList((b"0", b"1", b"2"))),
 )
 HISTORIES = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 2), MOVES), max_size=60)
 """Who, in which life, what. Node 3 is not in the roster."""

@@ -7,7 +7,8 @@ from hypothesis import given as property_given
 from hypothesis import strategies as st
 
 from stigmergy.base.errors import Malformed
-from stigmergy.claims import wish as wishes
+from stigmergy.claims import acquisition as acquisitions
+from stigmergy.claims.acquisition import Acquisition, ClaimDenied, ClaimGranted, ClaimLost, CurrentHolder
 from stigmergy.claims.entries import (
     POOL_COUNT_MAX,
     Ask,
@@ -24,7 +25,6 @@ from stigmergy.claims.entries import (
 )
 from stigmergy.claims.rules import Fate, read_state, state_bytes
 from stigmergy.claims.state import QUEUE_COUNT_MAX, Claims
-from stigmergy.claims.wish import Denied, Granted, Lost, Standing, Wish
 from tests.core.claims.moves import LEDGER, Log, Node, sign_with, verify
 
 DOCKS = ("dock-1", "dock-2", "dock-3")
@@ -224,67 +224,69 @@ def check_lines(claims: Claims) -> None:
 SECOND = 1_000_000_000
 
 
-def wanted(node: Node, *, waits: bool = True) -> Wish:
-    return Wish(node.claimant(), "", 5_000, False, waits, 9 * SECOND, pool=TWO)
+def wanted(node: Node, *, waits: bool = True) -> Acquisition:
+    return Acquisition(node.claimant(), "", 5_000, False, waits, 9 * SECOND, pool=TWO)
 
 
 def test_a_wish_holds_the_one_that_it_was_granted() -> None:
     log, a, b = Log(), Node("a"), Node("b")
     log.add(a, Ask("dock-1", 60_000))
-    turn = wishes.ask(None, wanted(b), 0, 1)
+    turn = acquisitions.ask(None, wanted(b), 0, 1)
     assert turn.move == ASK
-    assert turn.wish is not None
+    assert turn.acquisition is not None
     log.add(b, turn.move)
-    turn = wishes.heard(turn.wish, log.claims, b.writer, 1, SECOND, 2)
-    assert turn.verdicts == (Granted(2, 5 * SECOND, "dock-2"),)
-    assert turn.wish is not None
-    assert wishes.release(turn.wish, 2).move == Release("dock-2", 2)
-    renewed = wishes.ask(turn.wish, wanted(b), 2 * SECOND, 2)
-    assert renewed.wish is not None
-    assert (renewed.wish.resource, renewed.move) == ("dock-2", Renew("dock-2", 2, 5_000))
-    over = wishes.tick(turn.wish, 5 * SECOND, 3)
-    assert over.verdicts == (Lost(2, wishes.LEASE_OVER, "dock-2"),)
+    turn = acquisitions.heard(turn.acquisition, log.claims, b.writer, 1, SECOND, 2)
+    assert turn.verdicts == (ClaimGranted(2, 5 * SECOND, "dock-2"),)
+    assert turn.acquisition is not None
+    assert acquisitions.release(turn.acquisition, 2).move == Release("dock-2", 2)
+    renewed = acquisitions.ask(turn.acquisition, wanted(b), 2 * SECOND, 2)
+    assert renewed.acquisition is not None
+    assert (renewed.acquisition.resource, renewed.move) == ("dock-2", Renew("dock-2", 2, 5_000))
+    over = acquisitions.tick(turn.acquisition, 5 * SECOND, 3)
+    assert over.verdicts == (ClaimLost(2, acquisitions.LEASE_OVER, "dock-2"),)
 
 
 def test_a_wish_takes_what_it_is_offered_and_asks_again_for_all_if_that_was_passed_on() -> None:
     log, a, b, c = Log(), Node("a"), Node("b"), Node("c")
     log.add(a, ASK)
     log.add(b, ASK)
-    turn = wishes.ask(None, wanted(c), 0, 1)
-    assert turn.wish is not None
+    turn = acquisitions.ask(None, wanted(c), 0, 1)
+    assert turn.acquisition is not None
     assert turn.move is not None
     log.add(c, turn.move)
-    turn = wishes.heard(turn.wish, log.claims, c.writer, 1, 0, 2)
+    turn = acquisitions.heard(turn.acquisition, log.claims, c.writer, 1, 0, 2)
     assert (turn.move, turn.verdicts) == (None, ())
     log.add(b, Release("dock-2", 2))
-    assert turn.wish is not None
-    turn = wishes.heard(turn.wish, log.claims, c.writer, 1, 0, 2)
+    assert turn.acquisition is not None
+    turn = acquisitions.heard(turn.acquisition, log.claims, c.writer, 1, 0, 2)
     assert turn.move == Take("dock-2", 4, 5_000)
     log.add(a, Expire("dock-2", 4))
-    assert turn.wish is not None
+    assert turn.acquisition is not None
     log.add(c, turn.move)
-    turn = wishes.heard(turn.wish, log.claims, c.writer, 1, 0, 3)
+    turn = acquisitions.heard(turn.acquisition, log.claims, c.writer, 1, 0, 3)
     assert turn.move == ASK
-    assert turn.wish is not None
+    assert turn.acquisition is not None
     log.add(c, turn.move)
-    turn = wishes.heard(turn.wish, log.claims, c.writer, 1, 0, 4)
-    assert turn.verdicts == (Granted(7, 5 * SECOND, "dock-2"),)
+    turn = acquisitions.heard(turn.acquisition, log.claims, c.writer, 1, 0, 4)
+    assert turn.verdicts == (ClaimGranted(7, 5 * SECOND, "dock-2"),)
 
 
 def test_the_end_of_patience_says_who_has_each_of_them() -> None:
     log, a, b, c = Log(), Node("a"), Node("b"), Node("c")
     log.add(a, ASK)
     log.add(b, ASK)
-    turn = wishes.ask(None, wanted(c), 0, 1)
-    assert turn.wish is not None
+    turn = acquisitions.ask(None, wanted(c), 0, 1)
+    assert turn.acquisition is not None
     assert turn.move is not None
     log.add(c, turn.move)
-    turn = wishes.heard(turn.wish, log.claims, c.writer, 1, 0, 2)
-    assert turn.wish is not None
-    turn = wishes.tick(turn.wish, 9 * SECOND, 2, log.claims)
-    standings = (Standing("dock-1", a.claimant(), 1, place=1), Standing("dock-2", b.claimant(), 2, place=1))
-    assert turn.verdicts == (Denied(wishes.NOT_SERVED, standings),)
+    turn = acquisitions.heard(turn.acquisition, log.claims, c.writer, 1, 0, 2)
+    assert turn.acquisition is not None
+    turn = acquisitions.tick(turn.acquisition, 9 * SECOND, 2, log.claims)
+    standings = (CurrentHolder("dock-1", a.claimant(), 1, place=1), CurrentHolder("dock-2", b.claimant(), 2, place=1))
+    assert turn.verdicts == (ClaimDenied(acquisitions.NOT_SERVED, standings),)
     assert turn.move == WithdrawAny(TWO)
-    unheard = wishes.ask(None, wanted(c), 0, 1)
-    assert unheard.wish is not None
-    assert wishes.tick(unheard.wish, 9 * SECOND, 2, log.claims).verdicts == (Denied(wishes.NO_VERDICT),)
+    unheard = acquisitions.ask(None, wanted(c), 0, 1)
+    assert unheard.acquisition is not None
+    assert acquisitions.tick(unheard.acquisition, 9 * SECOND, 2, log.claims).verdicts == (
+        ClaimDenied(acquisitions.NO_VERDICT),
+    )

@@ -6,9 +6,9 @@ import pytest
 from msgspec import structs
 
 from stigmergy.claims import rules, state
-from stigmergy.claims.entries import Ask, Checkpointed, Expire, Release, Renew, Roster, Take, Withdraw
+from stigmergy.claims.entries import Ask, Checkpointed, Expire, Release, Renew, Take, Withdraw, WriterList
 from stigmergy.claims.rules import Fate
-from stigmergy.claims.state import FREE, Grant, Mark, Offer, Waiter
+from stigmergy.claims.state import FREE, Grant, Offer, Waiter, WriterMark
 from tests.core.claims.moves import CELL, Log, Node
 
 
@@ -180,7 +180,7 @@ def test_an_earlier_life_is_not_heard_any_more(log: Log) -> None:
     late = old.written(Ask(CELL, 1_000))
     log.add(new, Ask("another", 1_000))
     assert log.put(late).fate is Fate.REPEATED
-    assert log.claims.writers[new.writer] == Mark(2, 1, 1)
+    assert log.claims.writers[new.writer] == WriterMark(2, 1, 1)
     assert log.claims.has_seen(new.writer, 1, 99)
     assert not log.claims.has_seen(new.writer, 2, 2)
     assert not log.claims.has_seen(b"nobody", 1, 1)
@@ -193,11 +193,11 @@ def test_claims_of_one_agent_are_apart(log: Log, north: Node) -> None:
 
 def test_only_the_roster_may_write_once_there_is_one(log: Log, north: Node, south: Node, east: Node) -> None:
     log.add(north, Ask(CELL, 1_000))
-    assert log.add(south, Roster((b"south", b"north", b"south"))).fate is Fate.NOTED
+    assert log.add(south, WriterList((b"south", b"north", b"south"))).fate is Fate.NOTED
     assert log.claims.roster == (b"north", b"south")
     assert log.add(east, Ask("another", 1_000)).fate is Fate.STRANGER
-    assert log.add(east, Roster((b"east",))).fate is Fate.STRANGER
-    assert log.add(north, Roster((b"south",))).fate is Fate.NOTED
+    assert log.add(east, WriterList((b"east",))).fate is Fate.STRANGER
+    assert log.add(north, WriterList((b"south",))).fate is Fate.NOTED
     assert log.add(north, Release(CELL, 1)).fate is Fate.STRANGER
     assert log.claims.holds(CELL, north.claimant()) is not None
     assert log.add(south, Expire(CELL, 1)).fate is Fate.EXPIRED

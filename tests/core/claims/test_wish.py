@@ -5,23 +5,23 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from stigmergy.claims import wish as wishes
-from stigmergy.claims.entries import Ask, Expire, Move, Release, Renew, Take, Withdraw
-from stigmergy.claims.state import MILLISECOND_NS, QUEUE_COUNT_MAX
-from stigmergy.claims.wish import (
-    Denied,
-    Granted,
-    Held,
-    Lost,
-    Standing,
+from stigmergy.claims import acquisition as acquisitions
+from stigmergy.claims.acquisition import (
+    Acquisition,
+    ClaimDenied,
+    ClaimGranted,
+    ClaimLost,
+    CurrentHolder,
+    HeldClaim,
     Turn,
-    Wish,
     ask,
     heard,
     release,
     resent,
     tick,
 )
+from stigmergy.claims.entries import Ask, Expire, Move, Release, Renew, Take, Withdraw
+from stigmergy.claims.state import MILLISECOND_NS, QUEUE_COUNT_MAX
 from tests.core.claims.moves import CELL, Log, Node
 
 SECOND = 1_000 * MILLISECOND_NS
@@ -35,17 +35,17 @@ class Claimant:
         self.node = Node(name)
         self.now = 0
         self.renew, self.waits = renew, waits
-        self.wish: Wish | None = None
+        self.acquisition: Acquisition | None = None
         self.sends: list[Move] = []
-        self.told: list[wishes.Verdict] = []
+        self.told: list[acquisitions.ClaimVerdict] = []
 
     def ask(self, for_ms: int = 10_000, until_ns: int = 60 * SECOND) -> None:
-        wanted = Wish(self.node.claimant(), CELL, for_ms, self.renew, self.waits, until_ns)
-        self._take(ask(self.wish, wanted, self.now, self._number))
+        wanted = Acquisition(self.node.claimant(), CELL, for_ms, self.renew, self.waits, until_ns)
+        self._take(ask(self.acquisition, wanted, self.now, self._number))
 
     def release(self, token: int) -> None:
-        assert self.wish is not None
-        self._take(release(self.wish, token))
+        assert self.acquisition is not None
+        self._take(release(self.acquisition, token))
 
     def lands(self) -> None:
         """What was sent is in the log now."""
@@ -54,32 +54,32 @@ class Claimant:
         self.sends = []
 
     def reads(self) -> None:
-        assert self.wish is not None
-        self._take(heard(self.wish, self.log.claims, self.node.writer, 1, self.now, self._number))
+        assert self.acquisition is not None
+        self._take(heard(self.acquisition, self.log.claims, self.node.writer, 1, self.now, self._number))
 
     def ticks(self, now: int) -> None:
         self.now = now
-        assert self.wish is not None
-        self._take(tick(self.wish, now, self._number, self.log.claims))
+        assert self.acquisition is not None
+        self._take(tick(self.acquisition, now, self._number, self.log.claims))
 
     def is_over(self) -> bool:
-        return self.wish is None
+        return self.acquisition is None
 
     def believes(self) -> bool:
-        return self.wish is not None and self.wish.believes(self.now)
+        return self.acquisition is not None and self.acquisition.believes(self.now)
 
     @property
-    def held(self) -> Held:
-        assert self.wish is not None
-        assert self.wish.held is not None
-        return self.wish.held
+    def held(self) -> HeldClaim:
+        assert self.acquisition is not None
+        assert self.acquisition.held is not None
+        return self.acquisition.held
 
     @property
     def _number(self) -> int:
         return self.node.sequence + len(self.sends) + 1
 
     def _take(self, turn: Turn) -> None:
-        self.wish = turn.wish
+        self.acquisition = turn.acquisition
         self.told += turn.verdicts
         if turn.move is not None:
             self.sends.append(turn.move)
@@ -99,18 +99,18 @@ def test_holds_from_the_grant_until_its_own_clock_says_that_it_is_over(log: Log)
     one.lands()
     one.now = 5 * SECOND
     one.reads()
-    assert one.told == [Granted(1, 12 * SECOND)]
-    assert one.held == Held(1, 2 * SECOND, 10_000, 12 * SECOND)
+    assert one.told == [ClaimGranted(1, 12 * SECOND)]
+    assert one.held == HeldClaim(1, 2 * SECOND, 10_000, 12 * SECOND)
     assert one.believes()
-    assert one.wish is not None
-    assert one.wish.next_ns == 12 * SECOND
+    assert one.acquisition is not None
+    assert one.acquisition.next_ns == 12 * SECOND
     one.reads()
     one.ticks(12 * SECOND - 1)
     assert one.believes()
     one.now = 12 * SECOND
     assert not one.believes()
     one.ticks(12 * SECOND)
-    assert one.told[1:] == [Lost(1, wishes.LEASE_OVER)]
+    assert one.told[1:] == [ClaimLost(1, acquisitions.LEASE_OVER)]
     assert one.is_over()
     assert one.sends == [Release(CELL, 1)]
 
@@ -119,10 +119,10 @@ def test_no_verdict_means_not_held(log: Log) -> None:
     one = Claimant(log)
     one.ask(until_ns=3 * SECOND)
     one.reads()
-    assert one.wish is not None
-    assert one.wish.next_ns == 3 * SECOND
+    assert one.acquisition is not None
+    assert one.acquisition.next_ns == 3 * SECOND
     one.ticks(3 * SECOND)
-    assert one.told == [Denied(wishes.NO_VERDICT)]
+    assert one.told == [ClaimDenied(acquisitions.NO_VERDICT)]
     assert one.is_over()
     assert one.sends == [Ask(CELL, 10_000), Withdraw(CELL)]
 
@@ -133,7 +133,7 @@ def test_a_verdict_that_comes_after_the_lease_is_none(log: Log) -> None:
     one.lands()
     one.now = SECOND
     one.reads()
-    assert one.told == [Denied(wishes.TOO_LATE)]
+    assert one.told == [ClaimDenied(acquisitions.TOO_LATE)]
     assert one.is_over()
     assert one.sends == [Release(CELL, 1)]
 
@@ -145,7 +145,7 @@ def test_a_refusal_says_why(log: Log) -> None:
     one.ask()
     one.lands()
     one.reads()
-    assert one.told == [Denied(wishes.HELD_BY_OTHERS, (Standing(CELL, holder.claimant(), 1),))]
+    assert one.told == [ClaimDenied(acquisitions.HELD_BY_OTHERS, (CurrentHolder(CELL, holder.claimant(), 1),))]
     assert one.is_over()
 
 
@@ -156,7 +156,7 @@ def test_a_full_queue_is_said(log: Log) -> None:
     one.ask()
     one.lands()
     one.reads()
-    assert one.told == [Denied(wishes.QUEUE_FULL, (Standing(CELL, Node("node-0").claimant(), 1),))]
+    assert one.told == [ClaimDenied(acquisitions.QUEUE_FULL, (CurrentHolder(CELL, Node("node-0").claimant(), 1),))]
 
 
 def test_who_is_not_heard_is_told_so(log: Log) -> None:
@@ -166,7 +166,7 @@ def test_who_is_not_heard_is_told_so(log: Log) -> None:
     log.add(Node("north", life=2), Withdraw("another"))
     one.lands()
     one.reads()
-    assert one.told == [Denied(wishes.NOT_HEARD)]
+    assert one.told == [ClaimDenied(acquisitions.NOT_HEARD)]
 
 
 def test_waits_takes_what_it_is_offered_and_counts_from_then(log: Log) -> None:
@@ -185,7 +185,7 @@ def test_waits_takes_what_it_is_offered_and_counts_from_then(log: Log) -> None:
     one.lands()
     one.now = 21 * SECOND
     one.reads()
-    assert one.told == [Granted(4, 30 * SECOND)]
+    assert one.told == [ClaimGranted(4, 30 * SECOND)]
 
 
 def test_waits_again_if_its_offer_was_passed_on(log: Log) -> None:
@@ -232,7 +232,7 @@ def test_patience_ends_in_the_queue_too(log: Log) -> None:
     one.reads()
     log.add(holder, Renew(CELL, 1, 1_000))
     one.ticks(5 * SECOND)
-    assert one.told == [Denied(wishes.NOT_SERVED, (Standing(CELL, holder.claimant(), 4, place=2),))]
+    assert one.told == [ClaimDenied(acquisitions.NOT_SERVED, (CurrentHolder(CELL, holder.claimant(), 4, place=2),))]
     assert one.sends == [Withdraw(CELL)]
 
 
@@ -247,7 +247,9 @@ def test_the_end_of_patience_says_whom_it_was_offered_to(log: Log) -> None:
     log.add(holder, Release(CELL, 1))
     one.reads()
     one.ticks(5 * SECOND)
-    assert one.told == [Denied(wishes.NOT_SERVED, (Standing(CELL, first.claimant(), 4, offered=True, place=1),))]
+    assert one.told == [
+        ClaimDenied(acquisitions.NOT_SERVED, (CurrentHolder(CELL, first.claimant(), 4, offered=True, place=1),))
+    ]
 
 
 def test_an_offer_whose_answer_did_not_come_is_no_verdict(log: Log) -> None:
@@ -260,7 +262,7 @@ def test_an_offer_whose_answer_did_not_come_is_no_verdict(log: Log) -> None:
     log.add(holder, Release(CELL, 1))
     one.reads()
     one.ticks(5 * SECOND)
-    assert one.told == [Denied(wishes.NO_VERDICT)]
+    assert one.told == [ClaimDenied(acquisitions.NO_VERDICT)]
 
 
 def test_renews_after_a_third_of_the_lease(log: Log) -> None:
@@ -268,16 +270,16 @@ def test_renews_after_a_third_of_the_lease(log: Log) -> None:
     one.ask(for_ms=9_000)
     one.lands()
     one.reads()
-    assert one.wish is not None
-    assert one.wish.next_ns == 3 * SECOND
+    assert one.acquisition is not None
+    assert one.acquisition.next_ns == 3 * SECOND
     one.ticks(3 * SECOND)
     assert one.sends == [Renew(CELL, 1, 9_000)]
-    assert one.wish.next_ns == 9 * SECOND
+    assert one.acquisition.next_ns == 9 * SECOND
     one.lands()
     one.now = 4 * SECOND
     one.reads()
-    assert one.told == [Granted(1, 9 * SECOND)]
-    assert one.held == Held(1, 3 * SECOND, 9_000, 12 * SECOND)
+    assert one.told == [ClaimGranted(1, 9 * SECOND)]
+    assert one.held == HeldClaim(1, 3 * SECOND, 9_000, 12 * SECOND)
 
 
 def test_a_renewal_that_does_not_come_through(log: Log) -> None:
@@ -289,7 +291,7 @@ def test_a_renewal_that_does_not_come_through(log: Log) -> None:
     one.ticks(8 * SECOND)
     assert len(one.sends) == 1
     one.ticks(9 * SECOND)
-    assert one.told[-1] == Lost(1, wishes.NOT_RENEWED)
+    assert one.told[-1] == ClaimLost(1, acquisitions.NOT_RENEWED)
     assert one.sends[-1] == Release(CELL, 1)
 
 
@@ -302,7 +304,7 @@ def test_a_renewal_that_was_too_late_for_the_ledger(log: Log) -> None:
     log.add(Node("observer"), Expire(CELL, 1))
     one.lands()
     one.reads()
-    assert one.told[-1] == Lost(1, wishes.TAKEN_AWAY)
+    assert one.told[-1] == ClaimLost(1, acquisitions.TAKEN_AWAY)
     assert one.is_over()
 
 
@@ -317,7 +319,7 @@ def test_who_asks_for_what_it_holds_renews_it(log: Log) -> None:
     assert one.held.end_ns == 10 * SECOND
     one.lands()
     one.reads()
-    assert one.told == [Granted(1, 10 * SECOND), Granted(1, 24 * SECOND)]
+    assert one.told == [ClaimGranted(1, 10 * SECOND), ClaimGranted(1, 24 * SECOND)]
 
 
 def test_a_shorter_lease_is_shorter_from_when_it_is_asked_for(log: Log) -> None:
@@ -329,7 +331,7 @@ def test_a_shorter_lease_is_shorter_from_when_it_is_asked_for(log: Log) -> None:
     one.ask(for_ms=2_000)
     assert one.held.end_ns == 3 * SECOND
     one.ticks(3 * SECOND)
-    assert one.told[1:] == [Lost(1, wishes.LEASE_OVER), Denied(wishes.NO_VERDICT)]
+    assert one.told[1:] == [ClaimLost(1, acquisitions.LEASE_OVER), ClaimDenied(acquisitions.NO_VERDICT)]
 
 
 def test_a_renewal_without_an_answer_is_refused_and_the_rest_is_held(log: Log) -> None:
@@ -339,7 +341,7 @@ def test_a_renewal_without_an_answer_is_refused_and_the_rest_is_held(log: Log) -
     one.reads()
     one.ask(for_ms=60_000, until_ns=2 * SECOND)
     one.ticks(2 * SECOND)
-    assert one.told[1:] == [Denied(wishes.NOT_PROLONGED)]
+    assert one.told[1:] == [ClaimDenied(acquisitions.NOT_PROLONGED)]
     assert one.believes()
     one.lands()
     one.reads()
@@ -355,7 +357,7 @@ def test_what_the_ledger_has_given_away_is_lost_and_refused(log: Log) -> None:
     one.ask()
     log.add(Node("observer"), Expire(CELL, 1))
     one.reads()
-    assert one.told[1:] == [Lost(1, wishes.TAKEN_AWAY), Denied(wishes.TAKEN_AWAY)]
+    assert one.told[1:] == [ClaimLost(1, acquisitions.TAKEN_AWAY), ClaimDenied(acquisitions.TAKEN_AWAY)]
 
 
 def test_gives_back_what_it_holds(log: Log) -> None:
@@ -374,7 +376,7 @@ def test_gives_back_whatever_there_is(log: Log) -> None:
     one = Claimant(log)
     one.ask()
     one.release(9)
-    assert one.wish is not None
+    assert one.acquisition is not None
     one.release(0)
     assert one.is_over()
     assert one.sends == [Ask(CELL, 10_000), Withdraw(CELL)]
@@ -389,14 +391,14 @@ def test_gives_back_whatever_there_is(log: Log) -> None:
 def test_what_was_never_written_may_count_from_when_it_is_sent(log: Log) -> None:
     one = Claimant(log)
     one.ask(for_ms=10_000)
-    assert one.wish is not None
-    assert resent(one.wish, range(5, 9), 3 * SECOND) is one.wish
-    one.wish = resent(one.wish, range(1, 2), 3 * SECOND)
+    assert one.acquisition is not None
+    assert resent(one.acquisition, range(5, 9), 3 * SECOND) is one.acquisition
+    one.acquisition = resent(one.acquisition, range(1, 2), 3 * SECOND)
     one.lands()
     one.now = 4 * SECOND
     one.reads()
-    assert one.told == [Granted(1, 13 * SECOND)]
-    assert resent(one.wish, range(1, 2), 9 * SECOND) is one.wish
+    assert one.told == [ClaimGranted(1, 13 * SECOND)]
+    assert resent(one.acquisition, range(1, 2), 9 * SECOND) is one.acquisition
 
 
 def test_asking_anew_while_the_first_question_is_under_way(log: Log) -> None:
@@ -410,11 +412,11 @@ def test_asking_anew_while_the_first_question_is_under_way(log: Log) -> None:
     assert one.told == []
     one.lands()
     one.reads()
-    assert one.told == [Granted(2, 6 * SECOND)]
+    assert one.told == [ClaimGranted(2, 6 * SECOND)]
 
 
 def test_wishes_are_values(log: Log) -> None:
     one = Claimant(log)
     one.ask()
-    assert one.wish is not None
-    assert hash(structs.replace(one.wish)) == hash(one.wish)
+    assert one.acquisition is not None
+    assert hash(structs.replace(one.acquisition)) == hash(one.acquisition)

@@ -14,7 +14,7 @@ from stigmergy.membership.packets import (
     write_packet,
 )
 from stigmergy.membership.settings import SwimSettings
-from stigmergy.membership.swim import Appeared, Identity, Swim, Vanished
+from stigmergy.membership.swim import Appeared, OwnRecord, Swim, Vanished
 
 KEY = fleet_key("fleet")
 SECOND_NS = 1_000_000_000
@@ -39,7 +39,7 @@ class Scene:
             self.start(name)
 
     def start(self, name: str, *, life: int = 1, incarnation: int = 10, about: bytes = b"") -> Swim:
-        identity = Identity(name, run_of(name, life), incarnation, f"{name}:1", about)
+        identity = OwnRecord(name, run_of(name, life), incarnation, f"{name}:1", about)
         chance = random.Random(f"{name}/{life}")
         self.nodes[name] = Swim(
             identity,

@@ -8,8 +8,8 @@ from stigmergy.base.errors import Bug, ConfigError
 from stigmergy.membership.packets import (
     DIGESTS_BYTES,
     INCARNATION_MAX,
+    MemberStatus,
     PacketKind,
-    Status,
     SwimPacket,
     SwimUpdate,
     write_packet,
@@ -21,14 +21,14 @@ from stigmergy.membership.swim import (
     PAGES_COUNT_MAX,
     RELAYS_COUNT_MAX,
     TWINS_COUNT_MAX,
-    Identity,
+    OwnRecord,
     Rumours,
     Swim,
 )
 from tests.core.swim.scene import KEY, SECOND_NS, Scene, run_of
 
 
-def said(node: str, status: Status, incarnation: int = 10, life: int = 1) -> SwimUpdate:
+def said(node: str, status: MemberStatus, incarnation: int = 10, life: int = 1) -> SwimUpdate:
     return SwimUpdate(node, incarnation, status, run_of(node, life), "", b"")
 
 
@@ -136,7 +136,7 @@ def test_member_that_left_while_it_was_asked_is_not_suspected() -> None:
         node.tick(scene.now_ns)
     target = node._probe.target
     other = "b" if target == "c" else "c"
-    scene.tell("a", other, PacketKind.STATE, said(target, Status.LEFT))
+    scene.tell("a", other, PacketKind.STATE, said(target, MemberStatus.LEFT))
     while node.counters.probes_count < 2:
         scene.now_ns += SECOND_NS // 10
         node.tick(scene.now_ns)
@@ -147,13 +147,13 @@ def test_suspects_are_asked_again_and_told_so() -> None:
     scene = Scene("a", "b", "c")
     scene.acquaint()
     node = scene.nodes["a"]
-    scene.tell("a", "c", PacketKind.PING, said("b", Status.SUSPECT))
+    scene.tell("a", "c", PacketKind.PING, said("b", MemberStatus.SUSPECT))
     scene.now_ns += SECOND_NS
     node.tick(scene.now_ns)
     asked = [packet for to, packet in scene.sent("a") if to == "b" and packet.kind == PacketKind.PING]
     assert asked
     assert asked[0].updates[0] == node.table["b"]
-    assert asked[0].updates[0].status == Status.SUSPECT
+    assert asked[0].updates[0].status == MemberStatus.SUSPECT
 
 
 def test_suspects_are_asked_few_at_a_time_and_not_for_ever() -> None:
@@ -161,7 +161,7 @@ def test_suspects_are_asked_few_at_a_time_and_not_for_ever() -> None:
     scene = Scene(*names, settings=SwimSettings(suspicion_s_min=60))
     scene.acquaint()
     node = scene.nodes["n00"]
-    scene.tell("n00", "n01", PacketKind.PING, *(said(name, Status.SUSPECT) for name in names[2:]))
+    scene.tell("n00", "n01", PacketKind.PING, *(said(name, MemberStatus.SUSPECT) for name in names[2:]))
     asked: list[int] = []
     for _ in range(20):
         scene.now_ns += SECOND_NS
@@ -181,13 +181,13 @@ def test_node_alone_asks_nobody() -> None:
 # Objection.
 
 
-@pytest.mark.parametrize("status", [Status.SUSPECT, Status.DEAD, Status.LEFT])
-def test_who_is_spoken_of_objects_in_its_answer(status: Status) -> None:
+@pytest.mark.parametrize("status", [MemberStatus.SUSPECT, MemberStatus.DEAD, MemberStatus.LEFT])
+def test_who_is_spoken_of_objects_in_its_answer(status: MemberStatus) -> None:
     scene = Scene("a", "b")
     scene.acquaint()
     ((_, ack),) = scene.tell("a", "b", PacketKind.PING, said("a", status, 12))
     assert ack.incarnation == 13
-    assert ack.updates[0] == SwimUpdate("a", 13, Status.ALIVE, run_of("a"), "a:1", b"")
+    assert ack.updates[0] == SwimUpdate("a", 13, MemberStatus.ALIVE, run_of("a"), "a:1", b"")
     assert scene.nodes["a"].counters.refuted_count == 1
     scene.tell("a", "b", PacketKind.PING, said("a", status, 12))
     assert scene.nodes["a"].counters.refuted_count == 1
@@ -196,7 +196,7 @@ def test_who_is_spoken_of_objects_in_its_answer(status: Status) -> None:
 def test_objection_is_believed_from_the_head_of_a_packet() -> None:
     scene = Scene("a", "b")
     scene.acquaint()
-    scene.tell("a", "c", PacketKind.STATE, said("b", Status.SUSPECT))
+    scene.tell("a", "c", PacketKind.STATE, said("b", MemberStatus.SUSPECT))
     assert scene.status("b", at="a") == "suspect"
     scene.tell("a", "b", PacketKind.PING, incarnation=11)
     assert scene.status("b", at="a") == "alive"
@@ -206,19 +206,19 @@ def test_objection_is_believed_from_the_head_of_a_packet() -> None:
 def test_suspect_who_does_not_know_is_told_when_it_speaks() -> None:
     scene = Scene("a", "b")
     scene.acquaint()
-    scene.tell("a", "c", PacketKind.STATE, said("b", Status.SUSPECT))
+    scene.tell("a", "c", PacketKind.STATE, said("b", MemberStatus.SUSPECT))
     ((_, ack),) = [item for item in scene.tell("a", "b", PacketKind.PING) if item[1].kind == PacketKind.ACK]
     assert ack.updates[0].node == "b"
-    assert ack.updates[0].status == Status.SUSPECT
+    assert ack.updates[0].status == MemberStatus.SUSPECT
 
 
 def test_who_is_gone_here_and_does_not_know_is_told_when_it_speaks() -> None:
     scene = Scene("a", "b")
     scene.acquaint()
-    scene.nodes["a"]._declare("b", Status.DEAD, scene.now_ns)
+    scene.nodes["a"]._declare("b", MemberStatus.DEAD, scene.now_ns)
     scene.nodes["a"]._rumours = Rumours()  # nothing is passed on any more
     ((_, ack),) = scene.tell("a", "b", PacketKind.PING)
-    assert [(update.node, update.status) for update in ack.updates] == [("b", Status.DEAD)]
+    assert [(update.node, update.status) for update in ack.updates] == [("b", MemberStatus.DEAD)]
 
 
 def test_suspicion_ends_with_an_objection() -> None:
@@ -237,25 +237,30 @@ def test_who_is_called_dead_is_suspected_and_has_its_time(kind: PacketKind) -> N
     scene.acquaint()
     node = scene.nodes["a"]
     for _ in range(3):
-        scene.tell("a", "b", kind, said("c", Status.DEAD))
+        scene.tell("a", "b", kind, said("c", MemberStatus.DEAD))
         scene.now_ns += SECOND_NS
         node.tick(scene.now_ns)
         assert scene.status("c", at="a") == "suspect"
     scene.now_ns += SECOND_NS
     node.tick(scene.now_ns)
     assert scene.status("c", at="a") == "dead"
-    scene.tell("a", "b", kind, said("c", Status.DEAD, 11))
+    scene.tell("a", "b", kind, said("c", MemberStatus.DEAD, 11))
     assert node.table["c"].incarnation == 11
     assert scene.events == [("a", "vanished", "c")]
-    scene.tell("a", "b", kind, said("c", Status.SUSPECT, 12))
+    scene.tell("a", "b", kind, said("c", MemberStatus.SUSPECT, 12))
     assert scene.events[-1] == ("a", "appeared", "c")
 
 
 def test_who_is_called_dead_is_told_so_at_once_and_objects() -> None:
     scene = Scene("a", "b", "c")
     scene.acquaint()
-    ((to, ping),) = scene.tell("a", "b", PacketKind.STATE, said("c", Status.DEAD))
-    assert (to, ping.kind, ping.updates[0].node, ping.updates[0].status) == ("c", PacketKind.PING, "c", Status.SUSPECT)
+    ((to, ping),) = scene.tell("a", "b", PacketKind.STATE, said("c", MemberStatus.DEAD))
+    assert (to, ping.kind, ping.updates[0].node, ping.updates[0].status) == (
+        "c",
+        PacketKind.PING,
+        "c",
+        MemberStatus.SUSPECT,
+    )
     scene.nodes["c"].step("a", write_packet(ping, KEY), scene.now_ns)
     scene.carry()
     assert scene.status("c", at="a") == "alive"
@@ -265,7 +270,7 @@ def test_who_is_called_dead_is_told_so_at_once_and_objects() -> None:
 def test_what_others_call_dead_is_not_passed_on_as_our_own_suspicion() -> None:
     scene = Scene("a", "b", "c")
     scene.acquaint()
-    scene.tell("a", "b", PacketKind.STATE, said("c", Status.DEAD))
+    scene.tell("a", "b", PacketKind.STATE, said("c", MemberStatus.DEAD))
     ((_, ack),) = scene.tell("a", "b", PacketKind.PING)
     assert ack.updates == ()
 
@@ -274,14 +279,14 @@ def test_others_make_us_suspect_few_at_a_time() -> None:
     names = [f"n{number:02}" for number in range(40)]
     scene = Scene(*names)
     scene.acquaint()
-    scene.tell("n00", "n01", PacketKind.STATE, *(said(name, Status.DEAD) for name in names[2:]))
+    scene.tell("n00", "n01", PacketKind.STATE, *(said(name, MemberStatus.DEAD) for name in names[2:]))
     assert sum(scene.status(name, at="n00") == "suspect" for name in names) == ASKED_COUNT_MAX
 
 
 def test_nobody_is_buried_who_was_never_known() -> None:
     scene = Scene("a", "b")
     scene.acquaint()
-    scene.tell("a", "b", PacketKind.PING, said("ghost", Status.DEAD), said("ghost", Status.SUSPECT))
+    scene.tell("a", "b", PacketKind.PING, said("ghost", MemberStatus.DEAD), said("ghost", MemberStatus.SUSPECT))
     assert scene.status("ghost", at="a") == "unknown"
     assert scene.events == []
 
@@ -320,7 +325,7 @@ def test_new_run_is_a_new_member() -> None:
     scene.acquaint()
     sent = scene.tell("a", "b", PacketKind.PING, life=2, incarnation=20)
     assert [packet.kind for _, packet in sent] == [PacketKind.SYNC, PacketKind.ACK]
-    scene.tell("a", "b", PacketKind.STATE, said("b", Status.ALIVE, 20, life=2), life=2, incarnation=20)
+    scene.tell("a", "b", PacketKind.STATE, said("b", MemberStatus.ALIVE, 20, life=2), life=2, incarnation=20)
     assert scene.events == [("a", "appeared", "b")]
     assert scene.nodes["a"].table["b"].run == run_of("b", 2)
 
@@ -367,7 +372,7 @@ def test_node_without_company_tries_three_seeds_and_then_the_missing_one_by_one(
     scene.nodes["a"].tick(0)
     greeted = [to for to, packet in scene.sent("a") if packet.kind == PacketKind.SYNC]
     assert len(greeted) == len(set(greeted)) == 3
-    scene.tell("a", "s1", PacketKind.STATE, said("s1", Status.ALIVE))
+    scene.tell("a", "s1", PacketKind.STATE, said("s1", MemberStatus.ALIVE))
     scene.now_ns += 3 * SECOND_NS // 2
     scene.nodes["a"].tick(scene.now_ns)
     greeted = [to for to, packet in scene.sent("a") if packet.kind == PacketKind.SYNC]
@@ -400,7 +405,7 @@ def test_partition_heals_without_seeds() -> None:
 def test_who_is_long_gone_is_forgotten() -> None:
     scene = Scene("a", "b", "c", settings=SwimSettings(forget_s=30))
     scene.acquaint()
-    scene.nodes["a"]._declare("c", Status.DEAD, scene.now_ns)
+    scene.nodes["a"]._declare("c", MemberStatus.DEAD, scene.now_ns)
     scene.now_ns += 29 * SECOND_NS
     scene.nodes["a"].tick(scene.now_ns)
     assert scene.status("c", at="a") == "dead"
@@ -424,7 +429,7 @@ def test_equal_lists_cost_one_answer() -> None:
 def test_comparison_is_bounded_and_comes_to_its_end() -> None:
     scene = Scene("a", "b")
     for number in range(1_000):
-        record = SwimUpdate(f"node-{number:04}", 1, Status.ALIVE, run_of("x"), "10.0.0.1:7946", b"about" * 10)
+        record = SwimUpdate(f"node-{number:04}", 1, MemberStatus.ALIVE, run_of("x"), "10.0.0.1:7946", b"about" * 10)
         scene.nodes["a"].table.take(record, 0)
     scene.sent("a")
     sent = scene.tell("a", "b", PacketKind.SYNC, digests=bytes(DIGESTS_BYTES))
@@ -459,7 +464,7 @@ def test_junk_own_words_and_own_name_are_refused_and_counted() -> None:
 
 def test_mesh_that_is_too_small_is_a_bug() -> None:
     with pytest.raises(Bug, match="900"):
-        Swim(Identity("a", b"12345678", 1, "", b""), fleet="f", bytes_max=899, choose=lambda _: 0, now_ns=0)
+        Swim(OwnRecord("a", b"12345678", 1, "", b""), fleet="f", bytes_max=899, choose=lambda _: 0, now_ns=0)
 
 
 # Twins.
@@ -473,7 +478,7 @@ def test_twin_is_found_and_forgotten() -> None:
     for _ in range(4):
         scene.now_ns += 2 * SECOND_NS
         # Another run outdoes each of our answers.
-        scene.tell("a", "b", PacketKind.PING, said("a", Status.ALIVE, node.identity.incarnation + 1, life=2))
+        scene.tell("a", "b", PacketKind.PING, said("a", MemberStatus.ALIVE, node.identity.incarnation + 1, life=2))
     assert node.twin(scene.now_ns) == run_of("a", 2)
     assert node.twin(scene.now_ns + 60 * SECOND_NS) is None
 
@@ -484,7 +489,7 @@ def test_late_word_of_an_earlier_run_is_no_twin() -> None:
     node = scene.nodes["a"]
     for incarnation in (11, 13):  # it had objected twice just before it ended
         scene.now_ns += 2 * SECOND_NS
-        scene.tell("a", "b", PacketKind.PING, said("a", Status.ALIVE, incarnation, life=2))
+        scene.tell("a", "b", PacketKind.PING, said("a", MemberStatus.ALIVE, incarnation, life=2))
     assert node.identity.incarnation == 14
     assert node.twin(scene.now_ns) is None
 
@@ -495,7 +500,7 @@ def test_twins_answer_each_other_once_a_probe() -> None:
     node = scene.nodes["a"]
     scene.now_ns += SECOND_NS
     for _ in range(50):
-        scene.tell("a", "b", PacketKind.PING, said("a", Status.ALIVE, node.identity.incarnation + 1, life=2))
+        scene.tell("a", "b", PacketKind.PING, said("a", MemberStatus.ALIVE, node.identity.incarnation + 1, life=2))
     assert node.counters.refuted_count == 1
 
 
@@ -503,10 +508,10 @@ def test_earlier_run_is_no_twin_and_a_dead_one_is_outdone() -> None:
     scene = Scene("a", "b")
     scene.acquaint()
     node = scene.nodes["a"]
-    scene.tell("a", "b", PacketKind.PING, said("a", Status.ALIVE, 5, life=2))
+    scene.tell("a", "b", PacketKind.PING, said("a", MemberStatus.ALIVE, 5, life=2))
     assert node.identity.incarnation == 10
     scene.now_ns += 2 * SECOND_NS
-    scene.tell("a", "b", PacketKind.PING, said("a", Status.DEAD, 15, life=2))
+    scene.tell("a", "b", PacketKind.PING, said("a", MemberStatus.DEAD, 15, life=2))
     assert node.identity.incarnation == 16
     assert node.twin(scene.now_ns) is None
 
@@ -517,14 +522,14 @@ def test_runs_of_our_name_that_are_remembered_are_bounded() -> None:
     for life in range(2, 40):
         scene.now_ns += 2 * SECOND_NS
         incarnation = scene.nodes["a"].identity.incarnation + 1
-        scene.tell("a", "b", PacketKind.PING, said("a", Status.ALIVE, incarnation, life=life))
+        scene.tell("a", "b", PacketKind.PING, said("a", MemberStatus.ALIVE, incarnation, life=life))
     assert len(scene.nodes["a"].identity._others) == TWINS_COUNT_MAX
 
 
 def test_highest_incarnation_is_not_exceeded() -> None:
     scene = Scene("a", "b")
     scene.acquaint()
-    scene.tell("a", "b", PacketKind.PING, said("a", Status.DEAD, INCARNATION_MAX))
+    scene.tell("a", "b", PacketKind.PING, said("a", MemberStatus.DEAD, INCARNATION_MAX))
     assert scene.nodes["a"].identity.incarnation == INCARNATION_MAX
 
 

@@ -15,8 +15,8 @@ from stigmergy.membership.packets import (
     PACKET_BYTES_MAX,
     PACKET_FORMAT,
     UPDATE_BYTES_MIN,
+    MemberStatus,
     PacketKind,
-    Status,
     SwimPacket,
     SwimUpdate,
     fitting,
@@ -169,6 +169,6 @@ def test_field_that_cannot_be_is_malformed(wrong: dict[str, object]) -> None:
     ],
 )
 def test_update_that_cannot_be_is_malformed(wrong: dict[str, object]) -> None:
-    update = msgspec.structs.replace(SwimUpdate("a", 1, Status.ALIVE, RUN), **wrong)
+    update = msgspec.structs.replace(SwimUpdate("a", 1, MemberStatus.ALIVE, RUN), **wrong)
     with pytest.raises(Malformed):
         read_packet(write_packet(msgspec.structs.replace(PING, updates=(update,)), KEY), KEY)

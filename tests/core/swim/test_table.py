@@ -5,33 +5,33 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stigmergy.membership.packets import Status, SwimUpdate, Table
+from stigmergy.membership.packets import MemberStatus, MemberTable, SwimUpdate
 from stigmergy.membership.swim import NAMES_COUNT_MAX, Probe, Round, Rumours
 
 A, B = b"run-aaaa", b"run-bbbb"
 
 
 def alive(node: str, incarnation: int = 1, run: bytes = A) -> SwimUpdate:
-    return SwimUpdate(node, incarnation, Status.ALIVE, run, f"{node}:1", b"about")
+    return SwimUpdate(node, incarnation, MemberStatus.ALIVE, run, f"{node}:1", b"about")
 
 
-def said(node: str, status: Status, incarnation: int = 1, run: bytes = A) -> SwimUpdate:
+def said(node: str, status: MemberStatus, incarnation: int = 1, run: bytes = A) -> SwimUpdate:
     return SwimUpdate(node, incarnation, status, run)
 
 
 # The table.
 
 updates = st.builds(
-    SwimUpdate, st.sampled_from("abc"), st.integers(0, 3), st.sampled_from(Status), st.sampled_from([A, B])
+    SwimUpdate, st.sampled_from("abc"), st.integers(0, 3), st.sampled_from(MemberStatus), st.sampled_from([A, B])
 )
 
 
 @given(st.lists(updates), st.randoms(use_true_random=False))
 def test_order_and_repetition_do_not_matter(news: list[SwimUpdate], chance: random.Random) -> None:
-    one, other = Table(), Table()
+    one, other = MemberTable(), MemberTable()
     for table in (one, other):
         for node in "abc":
-            table.take(SwimUpdate(node, 0, Status.ALIVE, b"first-000"[:8]), 0)
+            table.take(SwimUpdate(node, 0, MemberStatus.ALIVE, b"first-000"[:8]), 0)
     for update in news:
         one.take(update, 1)
     again = news * 2
@@ -46,39 +46,39 @@ def test_order_and_repetition_do_not_matter(news: list[SwimUpdate], chance: rand
 
 
 def test_higher_rank_holds() -> None:
-    table = Table()
+    table = MemberTable()
     assert table.take(alive("a"), 0)
     for update in (
-        said("a", Status.SUSPECT),
+        said("a", MemberStatus.SUSPECT),
         alive("a", 2),
-        said("a", Status.SUSPECT, 2),
-        said("a", Status.DEAD, 2),
-        said("a", Status.LEFT, 2),
+        said("a", MemberStatus.SUSPECT, 2),
+        said("a", MemberStatus.DEAD, 2),
+        said("a", MemberStatus.LEFT, 2),
         alive("a", 3),
     ):
         assert table.take(update, 0)
         assert not table.take(update, 0)
         assert table["a"].rank == update.rank
         assert (table["a"].contact, table["a"].about) == ("a:1", b"about")
-    assert not table.take(said("a", Status.LEFT, 2), 0)
+    assert not table.take(said("a", MemberStatus.LEFT, 2), 0)
     assert table.take(alive("a", 3, B), 0)
 
 
 def test_only_the_living_become_members() -> None:
-    table = Table()
-    for status in (Status.SUSPECT, Status.DEAD, Status.LEFT):
+    table = MemberTable()
+    for status in (MemberStatus.SUSPECT, MemberStatus.DEAD, MemberStatus.LEFT):
         assert not table.take(said("a", status), 0)
     assert table.get("a") is None
     assert table.present_count == 0
 
 
 def test_present_lost_and_left() -> None:
-    table = Table()
+    table = MemberTable()
     for node in "dbca":
         table.take(alive(node), 0)
-    table.take(said("b", Status.SUSPECT), 0)
-    table.take(said("c", Status.DEAD), 0)
-    table.take(said("d", Status.LEFT), 0)
+    table.take(said("b", MemberStatus.SUSPECT), 0)
+    table.take(said("c", MemberStatus.DEAD), 0)
+    table.take(said("d", MemberStatus.LEFT), 0)
     assert table.present() == ["a", "b"]
     assert table.lost() == ["c"]
     assert table.is_present("b")
@@ -87,24 +87,24 @@ def test_present_lost_and_left() -> None:
 
 
 def test_too_many_are_not_taken_and_the_first_gone_is_forgotten() -> None:
-    table = Table(members_count_max=2, gone_count_max=1)
+    table = MemberTable(members_count_max=2, gone_count_max=1)
     table.take(alive("a"), 0)
     table.take(alive("b"), 0)
     assert not table.take(alive("c"), 0)
     assert table.full_count == 1
-    assert table.take(said("a", Status.SUSPECT), 0)  # who is in stays in
-    table.take(said("a", Status.DEAD), 0)
-    table.take(said("b", Status.DEAD), 0)
+    assert table.take(said("a", MemberStatus.SUSPECT), 0)  # who is in stays in
+    table.take(said("a", MemberStatus.DEAD), 0)
+    table.take(said("b", MemberStatus.DEAD), 0)
     assert table.get("a") is None
     assert table.get("b") is not None
     assert table.take(alive("c"), 0)
 
 
 def test_gone_are_forgotten_after_their_time() -> None:
-    table = Table()
+    table = MemberTable()
     for number, node in enumerate("abc"):
         table.take(alive(node), 0)
-        table.take(said(node, Status.DEAD), number)
+        table.take(said(node, MemberStatus.DEAD), number)
     table.forget(before_ns=2)
     assert [table.get(node) is None for node in "abc"] == [True, True, False]
     table.forget(before_ns=10)
@@ -112,18 +112,18 @@ def test_gone_are_forgotten_after_their_time() -> None:
 
 
 def test_digests_tell_where_tables_differ_and_suspicion_does_not_count() -> None:
-    one, other = Table(), Table()
+    one, other = MemberTable(), MemberTable()
     for number in range(50):
         for table in (one, other):
             table.take(alive(f"n{number}"), 0)
-    one.take(said("n7", Status.SUSPECT), 0)
+    one.take(said("n7", MemberStatus.SUSPECT), 0)
     assert one.differing(other.digests()) == []
     one.take(alive("n7", 2), 0)
     (bucket,) = one.differing(other.digests())
     assert "n7" in [update.node for update in one.in_bucket(bucket)]
     other.take(alive("n7", 2), 0)
     assert one.digests() == other.digests()
-    one.take(said("n7", Status.DEAD, 2), 0)
+    one.take(said("n7", MemberStatus.DEAD, 2), 0)
     assert one.differing(other.digests()) == [bucket]
     assert "n7" in [update.node for update in one.in_bucket(bucket)]
     assert sum(len(one.in_bucket(number)) for number in range(64)) == 50

@@ -10,15 +10,15 @@ from typing import Any
 from blake3 import blake3
 
 from stigmergy.agents.shared import replica_id, replica_seed
-from stigmergy.crdt.anti_entropy.authorship import Node, Trust
-from stigmergy.crdt.anti_entropy.held import Hand
-from stigmergy.crdt.anti_entropy.machine import Machine
-from stigmergy.crdt.anti_entropy.rules import MILLISECOND_NS, SECOND_NS, Moment, Rules
+from stigmergy.crdt.anti_entropy.authorship import NodeIdentity, Trust
+from stigmergy.crdt.anti_entropy.held_object import PendingMerge
+from stigmergy.crdt.anti_entropy.machine import AntiEntropy
+from stigmergy.crdt.anti_entropy.rules import MILLISECOND_NS, SECOND_NS, ClockReading, Rules
 from stigmergy.crdt.delta import Delta, Edit, read_delta
 from stigmergy.crdt.lww_register import LWWRegister
 from stigmergy.crdt.orset import ORSet
 from stigmergy.crdt.pncounter import PNCounter
-from stigmergy.crdt.store import EMPTY, Store, mint, read_store
+from stigmergy.crdt.store import EMPTY, ReplicaStore, mint, read_store
 from stigmergy.crdt.value import SharedValue
 
 FLEET = "tests"
@@ -69,22 +69,22 @@ class Member:
         self.kind: dict[str, Any] = {}
         self.clock_off_ns = 0
         self.up = False
-        self.machine: Machine = None  # type: ignore[assignment]
+        self.machine: AntiEntropy = None  # type: ignore[assignment]
         self.life = 0
-        self.declines: Callable[[Hand], bool] = lambda hand: False
+        self.declines: Callable[[PendingMerge], bool] = lambda hand: False
         self.merges = True
         """Otherwise its host is done with what it gets, and has not taken it."""
 
     @property
-    def moment(self) -> Moment:
+    def moment(self) -> ClockReading:
         now_ns = self.fleet.now_ns
-        return Moment(now_ns, START_NS + now_ns + self.clock_off_ns)
+        return ClockReading(now_ns, START_NS + now_ns + self.clock_off_ns)
 
     def start(self) -> None:
         fleet = self.fleet
-        node = Node(FLEET, self.name, 1, self.key, self.incarnation)
+        node = NodeIdentity(FLEET, self.name, 1, self.key, self.incarnation)
         self.life += 1
-        self.machine = Machine(
+        self.machine = AntiEntropy(
             node,
             fleet.trust(self.key),
             lambda count, of: fleet.chance.sample(range(of), count),
@@ -150,11 +150,11 @@ class Member:
         ready = self.machine.ready(self.moment)
         for to, data in ready.datagrams:
             self.fleet.send(self.name, to, data)
-        for hand in ready.hands:
+        for hand in ready.merges:
             life = self.life
             self.fleet.later(HOST_NS, lambda hand=hand, life=life: self._host(hand, life))  # type: ignore[misc]
 
-    def _host(self, hand: Hand, life: int) -> None:
+    def _host(self, hand: PendingMerge, life: int) -> None:
         if not self.up or life != self.life:
             return
         replica = self.replicas[hand.object, hand.replica]
@@ -256,4 +256,4 @@ class Fleet:
         return sum(getattr(member.machine.counters, counter) for member in self.members.values())
 
 
-__all__ = ["EMPTY", "LWWRegister", "ORSet", "PNCounter", "Store"]
+__all__ = ["EMPTY", "LWWRegister", "ORSet", "PNCounter", "ReplicaStore"]

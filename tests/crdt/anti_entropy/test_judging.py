@@ -5,11 +5,11 @@ from typing import Any
 from msgspec import structs
 
 from stigmergy.crdt.anti_entropy.authorship import delta_statement, object_id
-from stigmergy.crdt.anti_entropy.messages import Change, Digests, State, Vectors, read_frame, write_frame
+from stigmergy.crdt.anti_entropy.messages import Change, Digests, FullState, Vectors, read_frame, write_frame
 from stigmergy.crdt.anti_entropy.rules import SECOND_NS, Rules
 from stigmergy.crdt.causality import Dot
 from stigmergy.crdt.delta import Delta
-from stigmergy.crdt.store import EMPTY, Store, mint
+from stigmergy.crdt.store import EMPTY, ReplicaStore, mint
 from tests.crdt.anti_entropy.fleet import (
     FLEET,
     OBJECT,
@@ -33,10 +33,10 @@ def signed(member: Member, delta: Delta, name: str = OBJECT) -> bytes:
 
 
 def said(member: Member, message: Any) -> bytes:
-    return member.machine._desk.signed(message)
+    return member.machine._context.signed(message)
 
 
-def adds(member: Member, element: str, store: Store = EMPTY) -> Delta:
+def adds(member: Member, element: str, store: ReplicaStore = EMPTY) -> Delta:
     value = ORSet.empty(ORSet[str], "seen").with_store(store)
     assert isinstance(value, ORSet)
     return mint(value.add(element), store, member.replica().id, 0)
@@ -101,7 +101,7 @@ def test_a_state_with_a_change_of_ours_that_we_never_made_is_forged() -> None:
     fleet.run(1)
     b = fleet["b"]
     forged = b.replica().store.apply(adds(b, "not mine", b.replica().store))
-    b.hear("a", said(fleet["a"], State(object_id(OBJECT), forged.to_bytes())))
+    b.hear("a", said(fleet["a"], FullState(object_id(OBJECT), forged.to_bytes())))
     (out,) = b.machine.quarantined()
     assert out.node == "a"
     assert "which has made 1" in out.why
@@ -185,7 +185,7 @@ def test_what_does_not_fit_the_types_is_refused() -> None:
     assert isinstance(counter, PNCounter)
     wrong = mint(counter.add(1), EMPTY, a.replica().id, 0)
     b.hear("a", signed(a, wrong))
-    b.hear("a", said(a, State(object_id(OBJECT), EMPTY.apply(wrong).to_bytes())))
+    b.hear("a", said(a, FullState(object_id(OBJECT), EMPTY.apply(wrong).to_bytes())))
     assert b.machine.counters.shared_misfits == 2
     assert len(b.machine.troubles()) == 2
     assert b.machine.quarantined() == []
@@ -198,7 +198,7 @@ def test_without_declared_types_everything_fits() -> None:
     b.machine.hold("Thing.seen/other", replica, "Thing/other", EMPTY, b.moment)
     delta = adds(fleet["a"], "x")
     b.machine.step("a", signed(fleet["a"], delta, "Thing.seen/other"), b.moment)
-    assert len(b.machine.ready(b.moment).hands) == 1
+    assert len(b.machine.ready(b.moment).merges) == 1
 
 
 def test_bad_bytes_in_good_envelopes_are_refused() -> None:
@@ -210,21 +210,21 @@ def test_bad_bytes_in_good_envelopes_are_refused() -> None:
     for bad in (
         write_frame(structs.replace(change, delta=b"no delta")),
         write_frame(structs.replace(change, address="Thing/other")),
-        said(a, State(object_id(OBJECT), b"no store")),
-        said(fleet["b"], State(object_id(OBJECT), EMPTY.to_bytes())),
+        said(a, FullState(object_id(OBJECT), b"no store")),
+        said(fleet["b"], FullState(object_id(OBJECT), EMPTY.to_bytes())),
         b"",
         b"\x12",
     ):
         before = b.machine.counters.shared_refused
         b.hear("a", bad)
         assert b.machine.counters.shared_refused == before + 1
-    b.hear("a", said(a, State(object_id("nothing"), b"")))
+    b.hear("a", said(a, FullState(object_id("nothing"), b"")))
     b.hear("a", said(a, Vectors(object_id("nothing"), bytes(16), (), 0, bytes(8), 0)))
     b.hear("a", write_frame(structs.replace(change, object=object_id("nothing"))))
     b.hear("a", said(a, Digests(bytes(8), bytes(8), ((object_id("nothing"), bytes(16)),))))
     assert b.machine.counters.shared_strange == 3
     known = b.machine.counters.shared_known
-    b.hear("a", said(a, State(object_id(OBJECT), EMPTY.to_bytes())))
+    b.hear("a", said(a, FullState(object_id(OBJECT), EMPTY.to_bytes())))
     assert b.machine.counters.shared_known == known + 1
 
 
@@ -236,11 +236,11 @@ def test_a_name_belongs_to_who_was_heard_first_until_it_leaves() -> None:
     thief.key = b"another key".ljust(32, b"\0")
     thief.start()
     refused = b.machine.counters.shared_refused
-    b.hear("a", said(thief, State(object_id(OBJECT), EMPTY.to_bytes())))
+    b.hear("a", said(thief, FullState(object_id(OBJECT), EMPTY.to_bytes())))
     assert b.machine.counters.shared_refused == refused + 1
     b.machine.members([], b.moment)
     b.machine.members(["a"], b.moment)
-    b.hear("a", said(thief, State(object_id(OBJECT), EMPTY.to_bytes())))
+    b.hear("a", said(thief, FullState(object_id(OBJECT), EMPTY.to_bytes())))
     assert b.machine.counters.shared_refused == refused + 1
 
 
@@ -251,7 +251,7 @@ def test_a_state_whose_stamps_are_ahead_waits_and_lww_is_checked() -> None:
     a.clock_off_ns = 10 * SECOND_NS
     register = a.value()
     delta = mint(register.set("ahead"), EMPTY, a.replica().id, a.moment.wall_ns)
-    b.hear("a", said(a, State(object_id(OBJECT), EMPTY.apply(delta).to_bytes())))
+    b.hear("a", said(a, FullState(object_id(OBJECT), EMPTY.apply(delta).to_bytes())))
     assert b.machine.counters.shared_skewed == 1
     assert b.value().value is None
 
@@ -263,9 +263,9 @@ def test_a_newer_state_takes_the_place_of_one_that_waits() -> None:
     one = EMPTY.apply(adds(a, "x"))
     two = one.apply(adds(a, "y", one))
     for store in (two, one):
-        b.machine.step("a", said(a, State(object_id(OBJECT), store.to_bytes())), b.moment)
+        b.machine.step("a", said(a, FullState(object_id(OBJECT), store.to_bytes())), b.moment)
     assert b.machine.counters.shared_states_taken == 1
-    assert len(b.machine.ready(b.moment).hands) == 1
+    assert len(b.machine.ready(b.moment).merges) == 1
 
 
 def test_a_change_that_builds_upon_a_forgotten_one_names_it() -> None:
@@ -275,5 +275,5 @@ def test_a_change_that_builds_upon_a_forgotten_one_names_it() -> None:
     waits = structs.replace(adds(fleet["a"], "x"), seen=(Dot(b"somebody", 3),))
     b.machine.step("a", signed(fleet["a"], waits), b.moment)
     ready = b.machine.ready(b.moment)
-    assert ready.hands == ()
+    assert ready.merges == ()
     assert len(ready.datagrams) == 1  # it asks

@@ -3,19 +3,19 @@
 import pytest
 from msgspec import structs
 
-from stigmergy.crdt.anti_entropy.authorship import QUARANTINED_COUNT_MAX, Keys, Quarantine, Quarantined, object_id
+from stigmergy.crdt.anti_entropy.authorship import QUARANTINED_COUNT_MAX, KnownKeys, Quarantine, Quarantined, object_id
 from stigmergy.crdt.anti_entropy.context import TROUBLES_COUNT_MAX
-from stigmergy.crdt.anti_entropy.held import Epoch, Silence, epoch_of, joined, understood
+from stigmergy.crdt.anti_entropy.held_object import Retirements, Silence, epoch_of, joined, understood
 from stigmergy.crdt.anti_entropy.messages import (
     Acknowledged,
-    Ask,
     BadMessage,
+    BodyOffer,
+    BodyPart,
     Digests,
+    FetchParts,
+    FullState,
     Interests,
-    Offer,
-    Part,
-    Signed,
-    State,
+    SignedMessage,
     Vectors,
     body_digest,
     is_gossip,
@@ -25,9 +25,9 @@ from stigmergy.crdt.anti_entropy.messages import (
     write_message,
 )
 from stigmergy.crdt.anti_entropy.peers import Outstanding, Peers
-from stigmergy.crdt.anti_entropy.pool import Kept, Pool, ripe
+from stigmergy.crdt.anti_entropy.pool import ChangePool, SignedChange, ripe
 from stigmergy.crdt.anti_entropy.rules import KEYS_COUNT_MAX, SECOND_NS, Rules
-from stigmergy.crdt.anti_entropy.transfers import FETCHED_COUNT_MAX, Arrived, Incoming, Outgoing
+from stigmergy.crdt.anti_entropy.transfers import FETCHED_COUNT_MAX, Incoming, Outgoing, ReceivedBody
 from stigmergy.crdt.causality import Context, Dot
 from stigmergy.crdt.delta import Delta
 from stigmergy.crdt.errors import LimitReached
@@ -38,9 +38,9 @@ A, B, C = b"a" * 8, b"b" * 8, b"c" * 8
 DIGEST = bytes(16)
 
 
-def change(replica: bytes, first: int, last: int = 0, seen: tuple[tuple[bytes, int], ...] = ()) -> Kept:
+def change(replica: bytes, first: int, last: int = 0, seen: tuple[tuple[bytes, int], ...] = ()) -> SignedChange:
     delta = Delta(replica, first, last or first, tuple(Dot(*one) for one in seen), (), ())
-    return Kept(delta.to_bytes(), delta, b"key", "peer")
+    return SignedChange(delta.to_bytes(), delta, b"key", "peer")
 
 
 # Messages.
@@ -52,15 +52,15 @@ def change(replica: bytes, first: int, last: int = 0, seen: tuple[tuple[bytes, i
         Interests(b"12345678" * 2),
         Digests(bytes(8), b"12345678", ((b"12345678", DIGEST),)),
         Vectors(b"12345678", DIGEST, ((A, 1), (B, 2**63 - 1)), 3, b"retired.", 2),
-        Offer(DIGEST, 5000, 900, bytes(8)),
-        Ask(DIGEST, (0, 5)),
-        State(b"12345678", b"store"),
+        BodyOffer(DIGEST, 5000, 900, bytes(8)),
+        FetchParts(DIGEST, (0, 5)),
+        FullState(b"12345678", b"store"),
     ],
 )
 def test_what_is_written_is_read(message: object) -> None:
     body = write_message(message)  # type: ignore[arg-type]
     assert read_message(body) == message
-    frame = Signed(1, b"key", "node", body, b"signature")
+    frame = SignedMessage(1, b"key", "node", body, b"signature")
     assert read_frame(write_frame(frame)) == frame
     assert is_gossip(write_frame(frame))
 
@@ -73,7 +73,7 @@ def test_what_is_written_is_read(message: object) -> None:
         write_message(Interests(b"1234567")),
         write_message(Vectors(b"12345678", DIGEST, ((B, 1), (A, 1)), 0, bytes(8), 0)),
         write_message(Vectors(b"12345678", DIGEST, ((A, 0),), 0, bytes(8), 0)),
-        write_message(State(b"short", b"")),
+        write_message(FullState(b"short", b"")),
         b"\x91\x63",
     ],
 )
@@ -83,7 +83,7 @@ def test_bad_messages_are_refused(body: bytes) -> None:
 
 
 def test_frames_have_one_form_only() -> None:
-    data = write_frame(Part(DIGEST, 1, b"piece"))
+    data = write_frame(BodyPart(DIGEST, 1, b"piece"))
     for bad in (b"", b"\x00", b"\x15" + data[1:], data[:-1], data + b"\0", b"\x12" + data[1:], data[:1] + b"\xdc\0\3"):
         with pytest.raises(BadMessage):
             read_frame(bad)
@@ -102,7 +102,7 @@ def test_frames_have_one_form_only() -> None:
 
 
 def test_only_trusted_keys_are_believed_and_memory_is_bounded() -> None:
-    keys = Keys(toy_trust(b"k", frozenset({b"good"})))
+    keys = KnownKeys(toy_trust(b"k", frozenset({b"good"})))
     assert keys.believes(1, b"good")
     assert not keys.believes(1, b"bad")
     assert keys.signed_by(1, b"good", b"said", toy_signature(b"good", b"said"))
@@ -118,7 +118,7 @@ def test_only_trusted_keys_are_believed_and_memory_is_bounded() -> None:
 
 
 def test_a_pool_finds_what_somebody_lacks_while_it_is_kept() -> None:
-    pool = Pool(Rules(buffer_count_max=3))
+    pool = ChangePool(Rules(buffer_count_max=3))
     kept = [change(A, 1, 2), change(A, 3), change(B, 1)]
     for one in kept:
         assert pool.add(one) == []
@@ -136,7 +136,7 @@ def test_a_pool_finds_what_somebody_lacks_while_it_is_kept() -> None:
 
 
 def test_what_overlaps_and_differs_contradicts() -> None:
-    pool = Pool(Rules())
+    pool = ChangePool(Rules())
     pool.add(change(A, 5, 8))
     pool.add(change(A, 12, 12))
     for first, last in ((1, 4), (9, 11), (13, 20), (5, 8), (12, 12)):
@@ -233,7 +233,7 @@ def test_a_way_that_ends_nowhere_is_given_up() -> None:
     a.machine.release(OBJECT, a.replica().id, a.moment)
     a.machine.release("no such object", a.replica().id, a.moment)
     fleet.run(1)
-    assert len(a.machine._desk.outstanding) == 0
+    assert len(a.machine._context.outstanding) == 0
     assert a.machine.known_interests("nobody") == ()
 
 
@@ -250,7 +250,7 @@ def test_a_quarantine_is_bounded() -> None:
 
 
 def test_troubles_are_bounded() -> None:
-    desk = Fleet("a").start()["a"].machine._desk
+    desk = Fleet("a").start()["a"].machine._context
     for number in range(TROUBLES_COUNT_MAX + 5):
         desk.trouble(f"trouble {number}")
         desk.trouble(f"trouble {number}")
@@ -289,20 +289,20 @@ def test_an_epoch_is_understood_by_who_knows_the_same() -> None:
     assert understood(structs.replace(told, vector=()), here, ()) is None
     assert understood(told, Context.of([(A, 1), (B, 2), (C, 4)]), ()) is None
     assert understood(structs.replace(told, retired_count=0), here, ()) == {A: 1}
-    assert epoch_of(()) == Epoch()
+    assert epoch_of(()) == Retirements()
 
 
 # Transfers.
 
 
-def fetch(incoming: Incoming, outgoing: Outgoing, offer: Offer) -> Arrived | None:
+def fetch(incoming: Incoming, outgoing: Outgoing, offer: BodyOffer) -> ReceivedBody | None:
     ask = incoming.offered("peer", offer, 0)
     while ask is not None:
         parts = outgoing.parts(ask, 0)
         ask = None
         for part in parts:
             taken = incoming.take(part, 0)
-            if isinstance(taken, Arrived):
+            if isinstance(taken, ReceivedBody):
                 return taken
             if taken is not None:
                 ask = taken[1]
@@ -317,13 +317,13 @@ def test_a_body_goes_over_in_parts() -> None:
     assert offer is not None
     assert outgoing.offer(body, bytes(8), 0) == offer
     assert outgoing.size_bytes == len(body)
-    assert fetch(incoming, outgoing, offer) == Arrived("peer", body)
+    assert fetch(incoming, outgoing, offer) == ReceivedBody("peer", body)
     assert incoming.offered("peer", offer, 0) is None  # just fetched
     assert incoming.offered("peer", offer, rules.interval_ns) is not None
     assert len(incoming) == 1
-    assert outgoing.parts(Ask(DIGEST, (0,)), 0) == []
-    assert outgoing.parts(Ask(offer.body, (99,)), 0) == []
-    assert incoming.take(Part(DIGEST, 0, b""), 0) is None
+    assert outgoing.parts(FetchParts(DIGEST, (0,)), 0) == []
+    assert outgoing.parts(FetchParts(offer.body, (99,)), 0) == []
+    assert incoming.take(BodyPart(DIGEST, 0, b""), 0) is None
 
 
 def test_wrong_parts_spoil_a_body_and_nothing_else() -> None:
@@ -334,9 +334,9 @@ def test_wrong_parts_spoil_a_body_and_nothing_else() -> None:
     ask = incoming.offered("peer", offer, 0)
     assert ask is not None
     one, two = outgoing.parts(ask, 0)
-    assert incoming.take(Part(offer.body, 0, b"short"), 0) is None
+    assert incoming.take(BodyPart(offer.body, 0, b"short"), 0) is None
     assert incoming.spoilt_count == 1
-    assert incoming.take(Part(offer.body, 0, b"x" * len(one.piece)), 0) is None
+    assert incoming.take(BodyPart(offer.body, 0, b"x" * len(one.piece)), 0) is None
     assert incoming.take(one, 0) is None
     assert incoming.take(two, 0) is None
     assert incoming.spoilt_count == 2
@@ -347,14 +347,14 @@ def test_parts_that_do_not_come_are_asked_for_again_and_given_up() -> None:
     rules = Rules(part_tries=2)
     incoming = Incoming(rules)
     assert [incoming.next_ns] == [None]
-    assert incoming.offered("peer", Offer(DIGEST, 3000, 1000, bytes(8)), 0) is not None
+    assert incoming.offered("peer", BodyOffer(DIGEST, 3000, 1000, bytes(8)), 0) is not None
     assert incoming.next_ns == rules.part_ns
     assert incoming.tick(rules.part_ns - 1) == []
     for number in (1, 2):
-        assert incoming.tick(number * rules.part_ns) == [("peer", Ask(DIGEST, (0, 1, 2)))]
+        assert incoming.tick(number * rules.part_ns) == [("peer", FetchParts(DIGEST, (0, 1, 2)))]
     assert incoming.tick(3 * rules.part_ns) == []
     assert len(incoming) == 0
-    incoming.offered("peer", Offer(DIGEST, 3000, 1000, bytes(8)), 0)
+    incoming.offered("peer", BodyOffer(DIGEST, 3000, 1000, bytes(8)), 0)
     incoming.drop_peer("another")
     incoming.drop_peer("peer")
     assert len(incoming) == 0
@@ -365,7 +365,7 @@ def test_transfers_are_bounded() -> None:
     incoming = Incoming(rules)
 
     def offered(peer: str, number: int, about: int = 0, size_bytes: int = 1000, part_bytes: int = 1000) -> bool:
-        offer = Offer(number.to_bytes(16), size_bytes, part_bytes, about.to_bytes(8))
+        offer = BodyOffer(number.to_bytes(16), size_bytes, part_bytes, about.to_bytes(8))
         return incoming.offered(peer, offer, 0) is not None
 
     assert offered("a", 1, about=1)
@@ -406,20 +406,20 @@ def test_what_is_fetched_is_no_offer_and_no_part() -> None:
     fleet.run(1)
     a, b = fleet["a"], fleet["b"]
     for inner in (
-        write_frame(Part(DIGEST, 0, bytes(1200))),
-        a.machine._desk.signed(Ask(DIGEST, tuple(range(200, 456)))),
+        write_frame(BodyPart(DIGEST, 0, bytes(1200))),
+        a.machine._context.signed(FetchParts(DIGEST, tuple(range(200, 456)))),
     ):
-        offer = Offer(body_digest(inner), len(inner), 1000, bytes(8))
-        b.hear("a", a.machine._desk.signed(offer))
+        offer = BodyOffer(body_digest(inner), len(inner), 1000, bytes(8))
+        b.hear("a", a.machine._context.signed(offer))
         refused = b.machine.counters.shared_refused
         for number in range(2):
-            b.hear("a", write_frame(Part(offer.body, number, inner[number * 1000 : (number + 1) * 1000])))
+            b.hear("a", write_frame(BodyPart(offer.body, number, inner[number * 1000 : (number + 1) * 1000])))
         assert b.machine.counters.shared_refused == refused + 1
     assert object_id(OBJECT) in a.machine.known_interests("b")
 
 
 def test_nobody_is_told_nothing() -> None:
-    desk = Fleet("a").start()["a"].machine._desk
+    desk = Fleet("a").start()["a"].machine._context
     desk.say([], Interests(b""), 0)
     assert desk.ready().datagrams == ()
     out = Quarantined(b"key", "", "", b"", "", 0)

@@ -15,7 +15,7 @@ from stigmergy.crdt.anti_entropy.messages import (
     Change,
     Proof,
     Shown,
-    Signed,
+    SignedMessage,
     Vectors,
     body_digest,
     read_frame,
@@ -152,7 +152,7 @@ def test_the_search_goes_through_all_that_is_kept() -> None:
     fleet.watch = lambda sender, to, data: heard.append(data)
     fleet.run(5)
     spoken = [read_frame(data) for data in heard if data[0] == MESSAGE]
-    kinds = [type(read_message(frame.body)) for frame in spoken if isinstance(frame, Signed)]
+    kinds = [type(read_message(frame.body)) for frame in spoken if isinstance(frame, SignedMessage)]
     assert kinds
     assert not {Shown, Proof, Caught} & set(kinds)
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from stigmergy.crdt.anti_entropy.held import NO_EPOCH
-from stigmergy.crdt.anti_entropy.messages import PART, Signed, Vectors, read_frame, read_message
+from stigmergy.crdt.anti_entropy.held_object import NO_EPOCH
+from stigmergy.crdt.anti_entropy.messages import PART, SignedMessage, Vectors, read_frame, read_message
 from stigmergy.crdt.anti_entropy.rules import SECOND_NS, Rules
 from tests.crdt.anti_entropy.fleet import OBJECT, Fleet, LWWRegister
 
@@ -264,7 +264,7 @@ def vectors_of(fleet: Fleet, seconds: float) -> list[Vectors]:
 
     def watch(sender: str, to: str, data: bytes) -> None:
         frame = read_frame(data)
-        if isinstance(frame, Signed):
+        if isinstance(frame, SignedMessage):
             message = read_message(frame.body)
             if isinstance(message, Vectors):
                 found.append(message)

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from stigmergy.crdt.anti_entropy.held import Hand
+from stigmergy.crdt.anti_entropy.held_object import PendingMerge
 from stigmergy.crdt.anti_entropy.messages import CHANGE, Change, read_frame
 from stigmergy.crdt.anti_entropy.rules import MILLISECOND_NS, Rules
 from tests.crdt.anti_entropy.fleet import OBJECT, Fleet, PNCounter
@@ -50,14 +50,14 @@ def test_what_builds_upon_more_is_signed_apart() -> None:
 
 
 def test_much_at_once_is_handed_over_in_portions() -> None:
-    fleet = Fleet("a b", rules=Rules(hand_bytes_max=500)).start()
+    fleet = Fleet("a b", rules=Rules(merge_bytes_max=500)).start()
     fleet.run(1)
     fleet["b"].crash()
     for number in range(20):
         fleet["a"].add(f"element {number}")
     sizes: list[int] = []
 
-    def measured(hand: Hand) -> bool:
+    def measured(hand: PendingMerge) -> bool:
         sizes.append(sum(len(delta) for delta in hand.deltas))
         return False
 
@@ -334,6 +334,6 @@ def test_thousands_of_objects_are_held_without_delay() -> None:
     a = Fleet("a b").start()["a"]
     for number in range(3_000):
         a.machine.hold(f"Thing.seen/{number}", a.replica().id, "Thing/a", a.replica().store, a.moment)
-        assert a.machine._desk._interests is None
-    assert len(a.machine._desk.interests) == 8 * 3_001
-    assert a.machine._desk.interests is a.machine._desk.interests
+        assert a.machine._context._interests is None
+    assert len(a.machine._context.interests) == 8 * 3_001
+    assert a.machine._context.interests is a.machine._context.interests

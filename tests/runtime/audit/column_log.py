@@ -10,16 +10,16 @@ from msgspec import structs
 from stigmergy.agents.codec import encode
 from stigmergy.agents.columns import ColumnRun, write_record
 from stigmergy.agents.supervision import AgentsEnrolled, ColumnsDeclared, SignerEnrolled
-from stigmergy.journal.memory import MemoryJournal, MemoryStore
+from stigmergy.journal.memory import MemoryJournal, MemoryJournalStore
 from stigmergy.journal.port import JournalIdentity
 from stigmergy.keys.ed25519 import Ed25519Signer
 from stigmergy.shard.commit import (
     COLUMNS_FORMAT,
     Commit,
+    EventRun,
     Group,
     HashAlgorithm,
     Owed,
-    Run,
     Sealed,
     Signature,
     genesis_of,
@@ -56,7 +56,7 @@ class ColumnLog:
 
     def __init__(self, journal: Any = None) -> None:
         identity = JournalIdentity(FLEET, 1, 7)
-        self.journal = MemoryJournal(MemoryStore(identity)) if journal is None else journal
+        self.journal = MemoryJournal(MemoryJournalStore(identity)) if journal is None else journal
         self._previous = genesis_of(FLEET, 0)
         self.position = 0
 
@@ -79,7 +79,7 @@ class ColumnLog:
             position=self.position,
             epoch=1,
             previous=self._previous,
-            runs=[Run(len(events), time_ns, source)],
+            runs=[EventRun(len(events), time_ns, source)],
             events=list(events),
             owed=list(owed),
             incarnation=7,

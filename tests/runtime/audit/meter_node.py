@@ -10,7 +10,7 @@ from stigmergy import Fleet, Settings, Snapshots
 from stigmergy.agents.plans import AgentPlan
 from stigmergy.base.system import SystemClock, SystemEntropy
 from stigmergy.control.live import Live
-from stigmergy.journal.memory import MemoryJournal, MemoryStore
+from stigmergy.journal.memory import MemoryJournal, MemoryJournalStore
 from stigmergy.journal.port import JournalIdentity
 from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
 from stigmergy.node.column_actuators import Orders
@@ -42,7 +42,7 @@ def a_fleet(plans: Mapping[str, AgentPlan] | None = None, *, every_events: int =
     return fleet
 
 
-async def run(store: MemoryStore, fleet: Fleet, rounds: int = 10) -> None:
+async def run(store: MemoryJournalStore, fleet: Fleet, rounds: int = 10) -> None:
     """One life of a node: commands, events, failures, and agents that come later."""
     store.owner = None
     host = Host(fleet, MemoryJournal(store), SIGNER, Ed25519Verifier(), SystemClock())
@@ -58,9 +58,9 @@ async def run(store: MemoryStore, fleet: Fleet, rounds: int = 10) -> None:
     store.owner = None
 
 
-def a_store(fleet: Fleet) -> MemoryStore:
+def a_store(fleet: Fleet) -> MemoryJournalStore:
     """An empty journal."""
-    return MemoryStore(JournalIdentity(fleet=fleet.name, shards=fleet.shards, incarnation=1))
+    return MemoryJournalStore(JournalIdentity(fleet=fleet.name, shards=fleet.shards, incarnation=1))
 
 
 def interpreted(fleet: Fleet) -> dict[str, AgentPlan]:

@@ -13,27 +13,27 @@ from stigmergy.agents.codec import encode
 from stigmergy.agents.supervision import AgentsEnrolled
 from stigmergy.audit.directories import Directories, directory_at
 from stigmergy.audit.export import Export, Selection
-from stigmergy.audit.flight import NAMES_PER_RECORD, Cut, FlightVerification, Needs, make_flight
+from stigmergy.audit.flight import NAMES_PER_RECORD, FlightNeeds, FlightSelection, FlightVerification, make_flight
 from stigmergy.audit.flight_format import FLIGHT_MAGIC, FlightDirectory, RecordKind, frame
 from stigmergy.audit.flight_journal import FlightFile, open_flight, open_whole_flight
-from stigmergy.audit.listing import Entry, Wanted, list_log
+from stigmergy.audit.listing import EntryFilter, LogEntry, list_log
 from stigmergy.audit.verification import Verification, _distinct, distinct_plain
 from stigmergy.base.errors import JournalCorrupt
 from stigmergy.journal.port import JournalIdentity, SnapshotPart
 from stigmergy.journal.sqlite import open_journal
 from stigmergy.keys.ed25519 import Ed25519Verifier
 from stigmergy.shard.commit import Commit, SnapshotNote, genesis_of, open_commit
-from stigmergy.shard.commit_reader import Kept, Records
-from stigmergy.shard.snapshot import TABLE_PART, Header, PartsDigest, Tables, encode_header
-from stigmergy.shard.state import Signer
+from stigmergy.shard.commit_reader import KeptEvent, Records
+from stigmergy.shard.snapshot import TABLE_PART, PartsDigest, SnapshotHeader, SnapshotTables, encode_header
+from stigmergy.shard.state import EnrolledSigner
 from tests.formats.golden_columns import LAYOUT, TEMPLATES
 from tests.runtime.audit.column_log import FLEET, SECOND_NS, SIGNER, ColumnLog, a_log, a_run, alarm, measured
 
 VERIFIER = Ed25519Verifier()
 
 
-def entries(journal: Any, **wanted: Any) -> list[Entry]:
-    return [entry for entry in list_log(journal, Wanted(**wanted)) if entry is not None]
+def entries(journal: Any, **wanted: Any) -> list[LogEntry]:
+    return [entry for entry in list_log(journal, EntryFilter(**wanted)) if entry is not None]
 
 
 async def test_a_listing_shows_records_as_events_with_their_effects() -> None:
@@ -178,10 +178,10 @@ def a_snapshot(log: ColumnLog, position: int, names: list[str], **changes: Any) 
     commit: Commit = open_commit([one.sealed.body for one in log.journal.read(0)][position - 1])
     digest = [one.sealed.digest for one in log.journal.read(0)][position - 1]
     time_ns = commit.runs[-1].time_ns
-    signers = [Signer(1, SIGNER.public_key)]
+    signers = [EnrolledSigner(1, SIGNER.public_key)]
     declared = [(encode(LAYOUT), encode(TEMPLATES))]
-    tables = Tables(0, position, digest, 1, time_ns, 9, [], {}, [], [], [], [], [], [], signers, declared)
-    header = Header(1, 1, 0, b"", 0, [], tables, genesis_of(FLEET, 0))
+    tables = SnapshotTables(0, position, digest, 1, time_ns, 9, [], {}, [], [], [], [], [], [], signers, declared)
+    header = SnapshotHeader(1, 1, 0, b"", 0, [], tables, genesis_of(FLEET, 0))
     header = structs.replace(header, **changes)
     body = "".join(f"{name}\0" for name in names).encode()
     part = encode(("names", 1, 0, len(names), zlib.compress(body), 0, b"", b""))
@@ -243,7 +243,7 @@ async def test_a_later_snapshot_reads_what_was_before_it() -> None:
 
 
 def cut(log: ColumnLog, folder: Path, **changes: Any) -> FlightFile:
-    asked = Cut(**{"since_ns": 4 * SECOND_NS, **changes})
+    asked = FlightSelection(**{"since_ns": 4 * SECOND_NS, **changes})
     data = b"".join(make_flight(log.journal, SIGNER, asked, 9))
     (folder / "cut.flight").write_bytes(data)
     return open_flight(folder / "cut.flight")
@@ -307,7 +307,7 @@ async def test_many_names_are_several_records() -> None:
     await log.begin(())
     await log.add(("", encode(AgentsEnrolled(kind="Meter", first=0, names=names))))
     commit = await log.add(columns=[a_run([measured(number, 0) for number in range(len(names))], 0)])
-    needs = Needs()
+    needs = FlightNeeds()
     needs.take(commit)
     made = list(needs.directories(0, Directories(log.journal).at(0, 3)))
     assert [len(roster.names) for one in made for roster in one.rosters] == [NAMES_PER_RECORD, 1]
@@ -347,7 +347,7 @@ async def test_only_what_is_shown_of_a_large_commit_is_taken_apart(monkeypatch: 
     taken: list[int] = []
     kept = Records.kept
 
-    def counted(records: Records, place: int, agent: int, form: int) -> Kept:
+    def counted(records: Records, place: int, agent: int, form: int) -> KeptEvent:
         taken.append(place)
         return kept(records, place, agent, form)
 

@@ -11,9 +11,9 @@ from stigmergy.agents.effects import Effects
 from stigmergy.agents.plans import AgentPlan
 from stigmergy.audit.column_redecision import DECIDED, NO_TABLE
 from stigmergy.audit.differences import Compared
-from stigmergy.audit.replay import Replaying
+from stigmergy.audit.replay import JournalReplay
 from stigmergy.base.errors import FoldMismatch
-from stigmergy.journal.memory import MemoryJournal, MemoryStore
+from stigmergy.journal.memory import MemoryJournal, MemoryJournalStore
 from stigmergy.keys.ed25519 import Ed25519Verifier
 from tests.core.meters import Beep, Counted, LimitSet, Measured, Meter, SetLimit, meter_engine
 from tests.core.plain_table import PlainTable, compiled
@@ -23,15 +23,15 @@ FLEET = a_fleet()
 
 
 @pytest.fixture
-async def store() -> MemoryStore:
+async def store() -> MemoryJournalStore:
     store = a_store(FLEET)
     for _ in range(2):
         await run(store, FLEET)
     return store
 
 
-def replay(store: MemoryStore, plans: dict[str, AgentPlan]) -> Compared:
-    return Replaying(MemoryJournal(store), plans, FLEET.settings.limits, Ed25519Verifier()).run()
+def replay(store: MemoryJournalStore, plans: dict[str, AgentPlan]) -> Compared:
+    return JournalReplay(MemoryJournal(store), plans, FLEET.settings.limits, Ed25519Verifier()).run()
 
 
 def todays(monkeypatch: pytest.MonkeyPatch, **handlers: Any) -> dict[str, AgentPlan]:
@@ -53,7 +53,7 @@ def _by_message(handlers: dict[str, Any]) -> Any:
         yield known[message], (what, handler)
 
 
-async def test_the_same_code_does_the_same(store: MemoryStore) -> None:
+async def test_the_same_code_does_the_same(store: MemoryJournalStore) -> None:
     found = replay(store, FLEET.plans)
     assert found.differences == []
     assert found.effects >= 15
@@ -64,7 +64,9 @@ async def test_the_same_code_does_the_same(store: MemoryStore) -> None:
     assert found.not_compared[DECIDED] == 200
 
 
-async def test_another_reaction_is_found_with_its_place(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_another_reaction_is_found_with_its_place(
+    store: MemoryJournalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def on_measured(meter: Meter, event: Measured) -> Effects:
         if meter.level > 300:
             yield Beep(count=1, loud=True)
@@ -78,7 +80,7 @@ async def test_another_reaction_is_found_with_its_place(store: MemoryStore, monk
     assert found.differences_count > 5
 
 
-async def test_an_event_that_fails_today_is_found(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_event_that_fails_today_is_found(store: MemoryJournalStore, monkeypatch: pytest.MonkeyPatch) -> None:
     def on_measured(meter: Meter, event: Measured) -> Effects:
         if meter.level > 500:
             raise RuntimeError("too much")
@@ -91,7 +93,7 @@ async def test_an_event_that_fails_today_is_found(store: MemoryStore, monkeypatc
 
 
 async def test_a_command_that_is_answered_otherwise_is_found(
-    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+    store: MemoryJournalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def set_limit(meter: Meter, command: SetLimit) -> Any:
         yield LimitSet(limit=command.limit + 1)
@@ -100,7 +102,9 @@ async def test_a_command_that_is_answered_otherwise_is_found(
     assert {(one.kind, one.field) for one in found.differences} >= {("answer", "refused"), ("event", "limit")}
 
 
-async def test_another_fold_is_found_in_the_snapshots(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_another_fold_is_found_in_the_snapshots(
+    store: MemoryJournalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def counted(meter: Meter, event: Counted) -> None:
         meter.total += 2 * event.by
 
@@ -110,7 +114,7 @@ async def test_another_fold_is_found_in_the_snapshots(store: MemoryStore, monkey
 
 
 async def test_what_cannot_be_folded_ends_the_replay_of_its_shard(
-    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+    store: MemoryJournalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fold = PlainTable.fold
     calls = 0
@@ -128,7 +132,7 @@ async def test_what_cannot_be_folded_ends_the_replay_of_its_shard(
     assert found.not_compared["commits behind one that cannot be folded"] > 10
 
 
-async def test_a_kind_that_is_no_longer_compiled_is_folded_and_that_is_said(store: MemoryStore) -> None:
+async def test_a_kind_that_is_no_longer_compiled_is_folded_and_that_is_said(store: MemoryJournalStore) -> None:
     found = replay(store, interpreted(FLEET))
     assert found.differences == []
     assert found.not_compared[NO_TABLE] > 20

@@ -8,23 +8,23 @@ from msgspec import structs
 
 from stigmergy import Agent, Command, Event, Events, Fleet, decide, evolve
 from stigmergy.audit.archive_folder import NewFile
-from stigmergy.audit.flight import Cut, FlightVerification, FlightVerified, commits_in, make_flight
+from stigmergy.audit.flight import FlightSelection, FlightVerification, FlightVerified, commits_in, make_flight
 from stigmergy.audit.flight_format import FLIGHT_MAGIC, FlightCommit, RecordKind, frame
 from stigmergy.audit.flight_journal import INDEX_EVERY, FlightFile, open_flight
 from stigmergy.audit.rotation import Rotation
 from stigmergy.base.errors import Bug, ConfigError, JournalCorrupt, JournalError, JournalForeign
 from stigmergy.base.system import SystemClock, SystemEntropy
 from stigmergy.control.live import Live
-from stigmergy.journal.memory import MemoryJournal, MemoryStore
+from stigmergy.journal.memory import MemoryJournal, MemoryJournalStore
 from stigmergy.journal.port import JournalIdentity
 from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
 from stigmergy.node.host import Host
 from stigmergy.shard.commit import (
     Commit,
+    EventRun,
     Group,
     HashAlgorithm,
     Head,
-    Run,
     Signature,
     digest_commit,
     genesis_of,
@@ -61,7 +61,7 @@ class Pad(Agent):
 
 def recorded(shards: int = 1, notes: int = 6) -> MemoryJournal:
     """The journal of a node that has stopped."""
-    store = MemoryStore(JournalIdentity("pads", shards, 7))
+    store = MemoryJournalStore(JournalIdentity("pads", shards, 7))
 
     async def live() -> MemoryJournal:
         fleet = Fleet("pads", agents=[Pad], shards=shards)
@@ -75,9 +75,11 @@ def recorded(shards: int = 1, notes: int = 6) -> MemoryJournal:
     return asyncio.run(live())
 
 
-def write(path: Path, journal: MemoryJournal, cut: Cut | None = None, signer: Ed25519Signer = SIGNER) -> FlightFile:
+def write(
+    path: Path, journal: MemoryJournal, cut: FlightSelection | None = None, signer: Ed25519Signer = SIGNER
+) -> FlightFile:
     with NewFile(path) as file:
-        for piece in make_flight(journal, signer, cut or Cut(), made_ns=99):
+        for piece in make_flight(journal, signer, cut or FlightSelection(), made_ns=99):
             file.write(piece)
     return open_flight(path)
 
@@ -99,7 +101,7 @@ def test_a_whole_log_is_sound_and_says_what_is_in_it(tmp_path: Path, shards: int
     journal = recorded(shards)
     found = verified(write(tmp_path / "whole", journal), trusted=SIGNER)
     assert problems(found) == []
-    assert found.verified.commits == journal.size().commits == commits_in(journal, Cut())
+    assert found.verified.commits == journal.size().commits == commits_in(journal, FlightSelection())
     assert found.agents == {"Pad/0": 3, "Pad/1": 2, "Pad/2": 1, "Pad/3": 1}
     assert (found.fleet, found.made_ns, found.sealed_by) == ("pads", 99, SIGNER.public_key)
     assert 0 < found.first_ns <= found.last_ns
@@ -143,7 +145,7 @@ def test_a_changed_commit_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("shards", [1, 3])
 def test_one_agent_takes_its_shard_and_that_of_the_signers(tmp_path: Path, shards: int) -> None:
     journal = recorded(shards)
-    flight = write(tmp_path / "one", journal, Cut(agent="Pad/1", reason="incident 7"))
+    flight = write(tmp_path / "one", journal, FlightSelection(agent="Pad/1", reason="incident 7"))
     assert {head.shard for head in flight.heads()} <= {0, shard_of("Pad/1", shards)}
     found = verified(flight, trusted=SIGNER)
     assert problems(found) == []
@@ -157,16 +159,16 @@ def test_a_part_of_a_log_is_sound_by_itself(tmp_path: Path) -> None:
     heads = {head.shard: head.position for head in journal.heads()}
     for shard, last in heads.items():
         ranges = ((shard, 2, last),) if last >= 2 else ((shard, 1, last),)
-        assert problems(verified(write(tmp_path / "part", journal, Cut(ranges=ranges)))) == []
+        assert problems(verified(write(tmp_path / "part", journal, FlightSelection(ranges=ranges)))) == []
     times = [stored.sealed.time_ns for stored in journal.read(0)]
-    found = verified(write(tmp_path / "late", journal, Cut(since_ns=times[1])))
+    found = verified(write(tmp_path / "late", journal, FlightSelection(since_ns=times[1])))
     assert problems(found) == []
     assert found.first_ns >= times[1]
-    early = verified(write(tmp_path / "early", journal, Cut(until_ns=times[0])))
+    early = verified(write(tmp_path / "early", journal, FlightSelection(until_ns=times[0])))
     assert problems(early) == []
     assert early.last_ns == times[0]
     with pytest.raises(ConfigError, match="nothing of the log is like that"):
-        write(tmp_path / "none", journal, Cut(until_ns=1))
+        write(tmp_path / "none", journal, FlightSelection(until_ns=1))
     assert not (tmp_path / "none").exists()
 
 
@@ -192,7 +194,7 @@ def test_after_a_rotation_the_newer_key_vouches_and_a_revoked_one_no_longer(tmp_
     for signer in (SIGNER, STRANGER):
         found = verified(write(tmp_path / "flight", journal, signer=signer), trusted=SIGNER)
         assert problems(found) == []
-    tail = Cut(ranges=((0, 2, journal.heads()[0].position),))
+    tail = FlightSelection(ranges=((0, 2, journal.heads()[0].position),))
     assert problems(verified(write(tmp_path / "tail", journal, tail, signer=STRANGER))) == []
 
     async def revoke() -> None:
@@ -244,13 +246,15 @@ def test_it_is_read_like_a_journal_and_never_written(tmp_path: Path) -> None:
 
 
 def test_a_long_section_is_read_from_anywhere(tmp_path: Path) -> None:
-    store = MemoryStore(JournalIdentity("long", 1, 1))
+    store = MemoryJournalStore(JournalIdentity("long", 1, 1))
     journal = MemoryJournal(store)
 
     async def fill() -> None:
         previous = genesis_of("long", 0)
         for position in range(1, 2 * INDEX_EVERY + 10):
-            sealed = seal(Commit(1, HashAlgorithm.BLAKE3_256, 0, position, 1, previous, [Run(0, position, "")], []))
+            sealed = seal(
+                Commit(1, HashAlgorithm.BLAKE3_256, 0, position, 1, previous, [EventRun(0, position, "")], [])
+            )
             heads: list[Head] = [head_of(sealed)]
             value = SIGNER.sign(statement(heads))
             await journal.append(Group((sealed,), Signature(SIGNER.algorithm, SIGNER.public_key, heads, value)))
@@ -267,7 +271,7 @@ def test_a_long_section_is_read_from_anywhere(tmp_path: Path) -> None:
 
 def test_records_that_cannot_be_are_refused(tmp_path: Path) -> None:
     """Somebody makes a file in which every checksum fits."""
-    whole = b"".join(make_flight(recorded(), SIGNER, Cut(), made_ns=99))
+    whole = b"".join(make_flight(recorded(), SIGNER, FlightSelection(), made_ns=99))
     opening = whole[8 : 8 + 9 + int.from_bytes(whole[9:13], "little")]
     commits = whole[8 + len(opening) :]
     strange = frame(RecordKind.COMMIT, FlightCommit(7, 1, b"", None, b""))

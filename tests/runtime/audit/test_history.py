@@ -8,7 +8,7 @@ from stigmergy.audit.history import History, Moment, read_moment
 from stigmergy.base.errors import ConfigError, JournalCorrupt, UnknownKind
 from stigmergy.base.system import SystemClock, SystemEntropy
 from stigmergy.control.live import Live
-from stigmergy.journal.memory import MemoryJournal, MemoryStore
+from stigmergy.journal.memory import MemoryJournal, MemoryJournalStore
 from stigmergy.journal.port import JournalIdentity, SnapshotPart, StoredCommit
 from stigmergy.journal.recovery import Recovery
 from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
@@ -48,9 +48,9 @@ NAMES = [f"Diary/{number}" for number in range(5)]
 
 
 @pytest.fixture
-async def store() -> MemoryStore:
+async def store() -> MemoryJournalStore:
     """The journal of a node that has run twice."""
-    store = MemoryStore(JournalIdentity(fleet=FLEET.name, shards=FLEET.shards, incarnation=1))
+    store = MemoryJournalStore(JournalIdentity(fleet=FLEET.name, shards=FLEET.shards, incarnation=1))
     for start in range(2):
         store.owner = None
         host = Host(FLEET, MemoryJournal(store), SIGNER, Ed25519Verifier(), SystemClock())
@@ -67,7 +67,7 @@ def replayed(journal: MemoryJournal, shard: int, upto: int) -> dict[str, object]
     return recovery.replay_from_start(shard, upto=upto).agents
 
 
-def test_every_position_is_what_a_replay_says(store: MemoryStore) -> None:
+def test_every_position_is_what_a_replay_says(store: MemoryJournalStore) -> None:
     journal = MemoryJournal(store)
     history = History(journal, FLEET.plans)
     assert all(journal.snapshots(shard) for shard in range(2))
@@ -86,7 +86,7 @@ def _lives_in(name: str, shard: int) -> bool:
     return shard_of(name, FLEET.shards) == shard
 
 
-def test_a_time_is_the_last_commit_by_then(store: MemoryStore) -> None:
+def test_a_time_is_the_last_commit_by_then(store: MemoryJournalStore) -> None:
     history = History(MemoryJournal(store), FLEET.plans)
     newest = history.look(NAMES[0], Moment())
     kept = store.commits[newest.shard]
@@ -98,7 +98,7 @@ def test_a_time_is_the_last_commit_by_then(store: MemoryStore) -> None:
     assert (early.known, early.position) == (False, 0)
 
 
-async def test_without_the_beginning_of_the_log(store: MemoryStore) -> None:
+async def test_without_the_beginning_of_the_log(store: MemoryJournalStore) -> None:
     journal = MemoryJournal(store)
     history = History(journal, FLEET.plans)
     shard = history.look(NAMES[0], Moment()).shard
@@ -110,7 +110,7 @@ async def test_without_the_beginning_of_the_log(store: MemoryStore) -> None:
         history.look(NAMES[0], Moment(position=first - 1))
 
 
-def test_a_snapshot_that_was_changed_is_passed_over(store: MemoryStore) -> None:
+def test_a_snapshot_that_was_changed_is_passed_over(store: MemoryJournalStore) -> None:
     journal = MemoryJournal(store)
     history = History(journal, FLEET.plans)
     before = [history.look(name, Moment()) for name in NAMES]
@@ -119,7 +119,7 @@ def test_a_snapshot_that_was_changed_is_passed_over(store: MemoryStore) -> None:
     assert [history.look(name, Moment()) for name in NAMES] == before
 
 
-def test_changed_bytes_are_refused(store: MemoryStore) -> None:
+def test_changed_bytes_are_refused(store: MemoryJournalStore) -> None:
     journal = MemoryJournal(store)
     history = History(journal, FLEET.plans)
     shard = history.look(NAMES[0], Moment()).shard
@@ -131,7 +131,7 @@ def test_changed_bytes_are_refused(store: MemoryStore) -> None:
         history.look(NAMES[0], Moment())
 
 
-def test_what_cannot_be_looked_at(store: MemoryStore) -> None:
+def test_what_cannot_be_looked_at(store: MemoryJournalStore) -> None:
     history = History(MemoryJournal(store), FLEET.plans)
     with pytest.raises(UnknownKind):
         history.look("Book/1", Moment())

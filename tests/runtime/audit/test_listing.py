@@ -3,19 +3,19 @@
 import pytest
 from msgspec import msgpack
 
-from stigmergy.audit.listing import Entry, Wanted, list_commit, list_log, owing, readable_fields, readable_time
+from stigmergy.audit.listing import EntryFilter, LogEntry, list_commit, list_log, owing, readable_fields, readable_time
 from stigmergy.base.errors import ConfigError
-from stigmergy.journal.memory import MemoryJournal, MemoryStore
+from stigmergy.journal.memory import MemoryJournal, MemoryJournalStore
 from stigmergy.journal.port import JournalIdentity
 from stigmergy.shard.commit import (
     COMMIT_FORMAT,
     GENESIS,
     Answer,
     Commit,
+    EventRun,
     Group,
     HashAlgorithm,
     Owed,
-    Run,
     head_of,
     seal,
 )
@@ -30,7 +30,7 @@ def a_commit(**changes: object) -> Commit:
         "position": 1,
         "epoch": 0,
         "previous": GENESIS,
-        "runs": [Run(events=0, time_ns=1_000_000_000, source="local")],
+        "runs": [EventRun(events=0, time_ns=1_000_000_000, source="local")],
         "events": [],
     }
     return Commit(**{**given, **changes})  # type: ignore[arg-type]
@@ -42,7 +42,7 @@ def message(tag: str, **fields: object) -> bytes:
 
 def test_events_answers_effects_and_their_causes() -> None:
     commit = a_commit(
-        runs=[Run(2, 1_000_000_000, "local"), Run(1, 2_000_000_000, "gps")],
+        runs=[EventRun(2, 1_000_000_000, "local"), EventRun(1, 2_000_000_000, "gps")],
         events=[("A/1", message("Began@1", n=1)), ("A/2", message("Began@1", n=2)), ("A/1", message("Moved@1"))],
         answers=[
             Answer("A/1", "id-1", message("Begin@1"), None, 0, 1_000_000_000),
@@ -89,7 +89,7 @@ def test_a_timer_is_shown_by_its_name_and_the_moment_it_is_due() -> None:
 @pytest.fixture
 async def journal() -> MemoryJournal:
     """Two shards that took turns, ten commits each, with two events in each."""
-    journal = MemoryJournal(MemoryStore(JournalIdentity(fleet="f", shards=2, incarnation=1)))
+    journal = MemoryJournal(MemoryJournalStore(JournalIdentity(fleet="f", shards=2, incarnation=1)))
     previous = [GENESIS, GENESIS]
     for number in range(20):
         shard, position = number % 2, number // 2 + 1
@@ -98,7 +98,7 @@ async def journal() -> MemoryJournal:
                 shard=shard,
                 position=position,
                 previous=previous[shard],
-                runs=[Run(2, number * 1_000_000_000, "test")],
+                runs=[EventRun(2, number * 1_000_000_000, "test")],
                 events=[("A/1", message("Even@1", n=number)), ("A/2", message("Odd@1", n=number))],
             )
         )
@@ -108,30 +108,30 @@ async def journal() -> MemoryJournal:
     return journal
 
 
-def numbers(journal: MemoryJournal, wanted: Wanted) -> list[int]:
+def numbers(journal: MemoryJournal, wanted: EntryFilter) -> list[int]:
     return [entry.fields["n"] for entry in entries(journal, wanted)]
 
 
-def entries(journal: MemoryJournal, wanted: Wanted) -> list[Entry]:
+def entries(journal: MemoryJournal, wanted: EntryFilter) -> list[LogEntry]:
     return [entry for entry in list_log(journal, wanted) if entry is not None]
 
 
 async def test_shards_are_merged_by_time(journal: MemoryJournal) -> None:
-    assert numbers(journal, Wanted(type="Even")) == list(range(20))
-    assert numbers(journal, Wanted(type="Even", shard=1)) == list(range(1, 20, 2))
-    assert numbers(journal, Wanted(type="Even", limit=3)) == [17, 18, 19]
-    assert numbers(journal, Wanted(type="Even", limit=3, first=1)) == [0, 1, 2]
-    assert numbers(journal, Wanted(type="Odd@1", first=9, last=9)) == [16, 17]
-    assert numbers(journal, Wanted(type="Even", limit=2, last=5)) == [8, 9]
-    assert entries(journal, Wanted(type="Never")) == []
+    assert numbers(journal, EntryFilter(type="Even")) == list(range(20))
+    assert numbers(journal, EntryFilter(type="Even", shard=1)) == list(range(1, 20, 2))
+    assert numbers(journal, EntryFilter(type="Even", limit=3)) == [17, 18, 19]
+    assert numbers(journal, EntryFilter(type="Even", limit=3, first=1)) == [0, 1, 2]
+    assert numbers(journal, EntryFilter(type="Odd@1", first=9, last=9)) == [16, 17]
+    assert numbers(journal, EntryFilter(type="Even", limit=2, last=5)) == [8, 9]
+    assert entries(journal, EntryFilter(type="Never")) == []
 
 
 async def test_wishes_that_cannot_be(journal: MemoryJournal) -> None:
     for wish in ({"limit": 0}, {"limit": 10**9}, {"first": 0}, {"first": 3, "last": 2}):
         with pytest.raises(ConfigError):
-            Wanted(**wish)  # type: ignore[arg-type]
+            EntryFilter(**wish)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="shards 0 to 1"):
-        list(list_log(journal, Wanted(shard=2)))
+        list(list_log(journal, EntryFilter(shard=2)))
 
 
 def test_fields_that_do_not_decode() -> None:

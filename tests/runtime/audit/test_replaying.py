@@ -31,11 +31,11 @@ from stigmergy import (
     upcast,
 )
 from stigmergy.audit.differences import Compared, Difference
-from stigmergy.audit.replay import Replaying
+from stigmergy.audit.replay import JournalReplay
 from stigmergy.base.system import SystemClock, SystemEntropy
 from stigmergy.control.live import Live
 from stigmergy.journal import sqlite
-from stigmergy.journal.memory import MemoryJournal, MemoryStore
+from stigmergy.journal.memory import MemoryJournal, MemoryJournalStore
 from stigmergy.journal.port import JournalIdentity
 from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
 from stigmergy.node.host import Host
@@ -171,7 +171,7 @@ async def live_a_little(live: Live) -> None:
 def recorded(
     life: Callable[[Live], Any] = live_a_little, agent: type[Agent] | None = None, *, shards: int = 1, every: int = 6
 ) -> MemoryJournal:
-    store = MemoryStore(JournalIdentity("drones", shards, 7))
+    store = MemoryJournalStore(JournalIdentity("drones", shards, 7))
     settings = Settings(
         snapshots=Snapshots(every_events=every, tail_ratio=0.0, share_max=1.0), drain_s=0.2, effect_tries=1
     )
@@ -189,7 +189,7 @@ def recorded(
 
 def replayed(journal: MemoryJournal, agent: type[Agent], differences_max: int = 1_000) -> Compared:
     plans = plan_agents([agent])
-    return Replaying(journal, plans, Limits(), Ed25519Verifier(), differences_max=differences_max).run()
+    return JournalReplay(journal, plans, Limits(), Ed25519Verifier(), differences_max=differences_max).run()
 
 
 def kinds(found: Compared) -> set[str]:
@@ -210,7 +210,7 @@ def test_the_same_code_does_the_same(shards: int) -> None:
     assert (
         found.commits
         == journal.size().commits
-        == Replaying(journal, plan_agents([drone()]), Limits(), Ed25519Verifier()).commits_expected
+        == JournalReplay(journal, plan_agents([drone()]), Limits(), Ed25519Verifier()).commits_expected
     )
     assert found.commands == 2
     assert found.failures == 2
@@ -377,7 +377,7 @@ def test_the_golden_journal_is_the_same_today(tmp_path: Path) -> None:
     """Written once and never again: what its agents do may not change by accident."""
     shutil.copy(golden.FOLDER / "journal-1.sqlite3", tmp_path / "golden.db")
     journal = sqlite.inspect_journal(f"sqlite:{tmp_path / 'golden.db'}")
-    found = Replaying(journal, plan_agents([golden.Drone, golden.Tower]), Limits(), Ed25519Verifier()).run()
+    found = JournalReplay(journal, plan_agents([golden.Drone, golden.Tower]), Limits(), Ed25519Verifier()).run()
     asyncio.run(journal.close())
     assert found.differences == []
     assert (found.commands, found.failures, found.snapshots, found.not_compared) == (4, 2, 3, {})

@@ -10,7 +10,7 @@ from stigmergy.audit.rotation import Rotation
 from stigmergy.audit.verification import Verification
 from stigmergy.base.errors import WrongKey
 from stigmergy.control.live import Live
-from stigmergy.journal.memory import MemoryJournal, MemoryStore
+from stigmergy.journal.memory import MemoryJournal, MemoryJournalStore
 from stigmergy.journal.port import JournalIdentity
 from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
 from stigmergy.node.declaration import Declaration
@@ -46,7 +46,7 @@ class Machine:
         self.clock = SimClock(self.world.loop)
         self.fleet = Declaration("counters", agents=[Counter], shards=shards)
         self.settings = settings
-        self.store = MemoryStore(JournalIdentity(fleet="counters", shards=shards, incarnation=1))
+        self.store = MemoryJournalStore(JournalIdentity(fleet="counters", shards=shards, incarnation=1))
 
     async def start(self, signer: Ed25519Signer, *trusted: Ed25519Signer) -> Live:
         keys = [one.public_key for one in trusted]

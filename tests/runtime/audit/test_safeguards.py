@@ -9,7 +9,7 @@ import pytest
 from rigs.archive import SimArchive, SimHolds
 from stigmergy.agents.agent import Agent, evolve
 from stigmergy.agents.messages import Event
-from stigmergy.audit.archive import HOLDS_MAX, Archivist, Holds, Safeguards, read_holds, write_holds
+from stigmergy.audit.archive import HOLDS_MAX, Archiver, RetentionHolds, Safeguards, read_holds, write_holds
 from stigmergy.audit.archive_folder import HoldsFile
 from stigmergy.audit.flight import FlightVerification
 from stigmergy.audit.flight_journal import open_flight
@@ -19,7 +19,7 @@ from stigmergy.keys.ed25519 import Ed25519Verifier
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.settings import Retention, Settings, Snapshots
 from stigmergy.shard.commit import open_commit
-from stigmergy.sim.disk import Call, Fault, SimDisk
+from stigmergy.sim.disk import Call, DiskFault, SimDisk
 from stigmergy.sim.node import SimNode
 from tests.runtime.rig import play
 
@@ -66,7 +66,7 @@ def guarded(
     host = live.host
     archivist = None
     if archive is not None:
-        archivist = Archivist(
+        archivist = Archiver(
             host.journal,
             archive,
             node.signer,
@@ -74,12 +74,12 @@ def guarded(
             lambda: host.shards[0].state.signers,
             segment_bytes=segment_bytes,
         )
-    safeguards = Safeguards(Holds(SimHolds(node.disk)), archivist, archive_or_drop=or_drop)
+    safeguards = Safeguards(RetentionHolds(SimHolds(node.disk)), archivist, archive_or_drop=or_drop)
     host.housekeeper.guard(safeguards)
     return safeguards
 
 
-def holds_of(live: Live) -> Holds:
+def holds_of(live: Live) -> RetentionHolds:
     holds = live.host.housekeeper.safeguards.holds
     assert holds is not None
     return holds
@@ -180,13 +180,13 @@ class TestHolds:
 
     def test_the_record(self, tmp_path: Path) -> None:
         store = HoldsFile(tmp_path / "fleet.db-holds")
-        holds = Holds(store)
+        holds = RetentionHolds(store)
         assert holds.all() == []
         first = holds.set("incident 7", "Ada", 10, agent="Drone/D-1", since_ns=5)
         second = holds.set("everything", "Bea", 20)
         cleared = holds.clear(1, "settled", "Cy", 30)
         assert (first.number, second.number, cleared.cleared_by) == (1, 2, "Cy")
-        assert Holds(store).all() == [cleared, second]
+        assert RetentionHolds(store).all() == [cleared, second]
         text = store.path.read_text()
         assert text.startswith("stigmergy-holds-1 ")
         assert '"reason":"incident 7"' in text
@@ -208,22 +208,22 @@ class TestHolds:
 
     def test_the_record_is_bounded_and_open_holds_stay(self, tmp_path: Path) -> None:
         store = HoldsFile(tmp_path / "holds")
-        open_hold = Holds(store).set("keep", "Ada", 1)
-        many = [*Holds(store).all()]
+        open_hold = RetentionHolds(store).set("keep", "Ada", 1)
+        many = [*RetentionHolds(store).all()]
         for number in range(2, HOLDS_MAX + 1):
             many.append(type(open_hold)(number, "r", "b", 1, cleared_ns=number, cleared_by="b", cleared_why="w"))
         store.save(write_holds(many))
-        holds = Holds(store)
+        holds = RetentionHolds(store)
         assert len(holds.all()) == HOLDS_MAX
         holds.set("one more", "Ada", 2)
         assert len(holds.all()) == HOLDS_MAX
         assert holds.all()[0] == open_hold
         store.save(write_holds([type(open_hold)(number, "r", "b", 1) for number in range(1, HOLDS_MAX + 1)]))
         with pytest.raises(ConfigError, match="open holds already"):
-            Holds(store).set("one more", "Ada", 2)
+            RetentionHolds(store).set("one more", "Ada", 2)
 
     def test_a_record_that_cannot_be_written_sets_nothing(self, tmp_path: Path) -> None:
-        holds = Holds(HoldsFile(tmp_path / "no" / "folder"))
+        holds = RetentionHolds(HoldsFile(tmp_path / "no" / "folder"))
         with pytest.raises(JournalError):
             holds.set("incident", "Ada", 1)
         assert holds.all() == []
@@ -310,7 +310,7 @@ class TestArchive:
             live = await node.start()
             disk = node.world.make_disk("archive")
             for number in range(1, 4):
-                disk.fail_kind(call, number, Fault.EIO)
+                disk.fail_kind(call, number, DiskFault.EIO)
             safeguards = guarded(live, node, archive=SimArchive(disk))
             await count(live, range(40))
             counters = await drops(live)

@@ -33,11 +33,11 @@ from stigmergy import (
 )
 from stigmergy.agents.codec import encode
 from stigmergy.audit.differences import Compared
-from stigmergy.audit.replay import Replaying
+from stigmergy.audit.replay import JournalReplay
 from stigmergy.base.system import SystemClock, SystemEntropy
 from stigmergy.control.live import Live
 from stigmergy.crdt.store import EMPTY, mint
-from stigmergy.journal.memory import MemoryJournal, MemoryStore
+from stigmergy.journal.memory import MemoryJournal, MemoryJournalStore
 from stigmergy.journal.port import JournalIdentity
 from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
 from stigmergy.node.host import Host
@@ -128,7 +128,7 @@ async def live_a_little(host: Host, live: Live) -> None:
 
 
 def recorded(every: int) -> MemoryJournal:
-    store = MemoryStore(JournalIdentity("cars", 1, 7))
+    store = MemoryJournalStore(JournalIdentity("cars", 1, 7))
     snapshots = Snapshots(every_events=every, tail_ratio=0.0, share_max=1.0)
     settings = Settings(snapshots=snapshots, drain_s=0.2, effect_tries=1)
 
@@ -149,7 +149,7 @@ def recorded(every: int) -> MemoryJournal:
 
 
 def replayed(journal: MemoryJournal, agent: type[Agent]) -> Compared:
-    return Replaying(journal, plan_agents([agent]), Limits(), Ed25519Verifier()).run()
+    return JournalReplay(journal, plan_agents([agent]), Limits(), Ed25519Verifier()).run()
 
 
 @pytest.mark.parametrize("every", [3, 10_000])

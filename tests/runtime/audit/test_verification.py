@@ -12,7 +12,7 @@ from stigmergy.audit.verification import PROBLEMS_MAX, Verification, Verified
 from stigmergy.base.errors import BadSignature, JournalCorrupt, StigmergyError, WrongKey
 from stigmergy.base.system import SystemClock, SystemEntropy
 from stigmergy.control.live import Live
-from stigmergy.journal.memory import MemoryJournal, MemoryStore
+from stigmergy.journal.memory import MemoryJournal, MemoryJournalStore
 from stigmergy.journal.port import JournalIdentity, StoredCommit
 from stigmergy.journal.recovery import Recovery
 from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
@@ -47,11 +47,13 @@ def a_fleet(shards: int) -> Fleet:
     return Fleet("counting", agents=[Counter], shards=shards, settings=settings)
 
 
-def a_store(shards: int) -> MemoryStore:
-    return MemoryStore(JournalIdentity(fleet="counting", shards=shards, incarnation=1))
+def a_store(shards: int) -> MemoryJournalStore:
+    return MemoryJournalStore(JournalIdentity(fleet="counting", shards=shards, incarnation=1))
 
 
-async def run(store: MemoryStore, signer: Ed25519Signer, use: Callable[[Live, Host], object] | None = None) -> None:
+async def run(
+    store: MemoryJournalStore, signer: Ed25519Signer, use: Callable[[Live, Host], object] | None = None
+) -> None:
     """Starts a node, counts in all shards, and stops it."""
     store.owner = None
     trusted = (OLD.public_key, NEW.public_key)
@@ -66,19 +68,19 @@ async def run(store: MemoryStore, signer: Ed25519Signer, use: Callable[[Live, Ho
     await host.stop()
 
 
-def verify(store: MemoryStore, trusted: Ed25519Signer | None = None) -> Verified:
+def verify(store: MemoryJournalStore, trusted: Ed25519Signer | None = None) -> Verified:
     store.owner = None
     key = None if trusted is None else (trusted.algorithm, trusted.public_key)
     return Verification(MemoryJournal(store), Ed25519Verifier(), trusted_key=key).run()
 
 
-def recover(store: MemoryStore) -> None:
+def recover(store: MemoryJournalStore) -> None:
     store.owner = None
     fleet = a_fleet(store.identity.shards)
     Recovery(MemoryJournal(store), fleet.plans, Ed25519Verifier(), fleet.settings.limits).recover()
 
 
-def problems(store: MemoryStore) -> list[tuple[int, int, str]]:
+def problems(store: MemoryJournalStore) -> list[tuple[int, int, str]]:
     return [(one.shard, one.position, one.what) for one in verify(store).problems]
 
 
@@ -140,13 +142,15 @@ async def test_rotated_while_nobody_ran() -> None:
 # What somebody may do to a log. `altered` rewrites one commit; `forged` rewrites everything behind it as well.
 
 
-def altered(store: MemoryStore, shard: int, at: int, **changes: object) -> None:
+def altered(store: MemoryJournalStore, shard: int, at: int, **changes: object) -> None:
     stored = store.commits[shard][at - 1]
     sealed = structs.replace(stored.sealed, **changes)
     store.commits[shard][at - 1] = StoredCommit(sealed, stored.signature)
 
 
-def rewritten(store: MemoryStore, position: int, change: Callable[[Commit], Commit], signer: Ed25519Signer) -> None:
+def rewritten(
+    store: MemoryJournalStore, position: int, change: Callable[[Commit], Commit], signer: Ed25519Signer
+) -> None:
     """A forger with a key of their own: changes a commit and signs it and all behind it anew."""
     kept = store.commits[0]
     previous = kept[position - 2].sealed.digest if position > 1 else bytes(32)

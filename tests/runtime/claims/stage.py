@@ -11,7 +11,7 @@ from rigs.ledger import LedgerFaults, SimLedger
 from stigmergy.agents.codec import encode
 from stigmergy.agents.ordered import LEDGER, ClaimAsked, ClaimReleased, Denied, Granted, Verdict, read_verdict
 from stigmergy.claims.memory_ledger import MemoryLedgerStore
-from stigmergy.claims.service import Claims
+from stigmergy.claims.service import ClaimService
 from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
 from stigmergy.shard.inputs import VerdictCame
 from stigmergy.shard.outbox import Pending
@@ -86,8 +86,8 @@ class Node:
         self._soon = False
         self._running = False
 
-    def _make(self) -> Claims:
-        return Claims(
+    def _make(self) -> ClaimService:
+        return ClaimService(
             self.ledger,
             self.signer,
             Ed25519Verifier(),

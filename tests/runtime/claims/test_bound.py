@@ -43,9 +43,9 @@ from stigmergy import (
 from stigmergy.agents.effects import LAPSED
 from stigmergy.base.errors import DefinitionError
 from stigmergy.claims.memory_ledger import MemoryLedgerStore
-from stigmergy.network.replication import Companions
+from stigmergy.network.replication import Replication
 from stigmergy.node.host import Host
-from stigmergy.sim.node import Part, SimNode, World
+from stigmergy.sim.node import NodeService, SimNode, World
 from stigmergy.testing import given
 
 DOCK = "dock-1"
@@ -163,12 +163,12 @@ class Machine:
 
         return fleet
 
-    def _parts(self, node: SimNode, host: Host) -> Sequence[Part]:
+    def _parts(self, node: SimNode, host: Host) -> Sequence[NodeService]:
         if self._store is None:
             return ()
         chance = random.Random(f"{self.world.seed}/{node.name}/{node.lives}")
         self.ledger = SimLedger(self._store, chance, LedgerFaults(delay_s_max=0.002))
-        return (Companions(host, node.signer, node.entropy, ledger=self.ledger),)
+        return (Replication(host, node.signer, node.entropy, ledger=self.ledger),)
 
     def observe(self, event: Event) -> None:
         assert self.node.live is not None

@@ -26,9 +26,9 @@ from stigmergy import (
 )
 from stigmergy.claims.memory_ledger import MemoryLedgerStore
 from stigmergy.claims.state import DRIFT_PPM_MAX
-from stigmergy.network.replication import Companions
+from stigmergy.network.replication import Replication
 from stigmergy.node.host import Host
-from stigmergy.sim.node import Part, SimNode, World
+from stigmergy.sim.node import NodeService, SimNode, World
 
 SLOT = "slot-1"
 
@@ -77,14 +77,14 @@ class Machine:
         self._store = store
         self.faults = LedgerFaults(delay_s_max=0.002)
         self.ledger: SimLedger
-        self.companions: Companions
+        self.replication: Replication
         self.node = SimNode(world, lambda _: Fleet("cars", agents=[Car]), name=name, in_memory=True, parts=self._parts)
 
-    def _parts(self, node: SimNode, host: Host) -> Sequence[Part]:
+    def _parts(self, node: SimNode, host: Host) -> Sequence[NodeService]:
         chance = random.Random(f"{self.world.seed}/{node.name}/{node.lives}")
         self.ledger = SimLedger(self._store, chance, self.faults)
-        self.companions = Companions(host, node.signer, node.entropy, ledger=self.ledger)
-        return (self.companions,)
+        self.replication = Replication(host, node.signer, node.entropy, ledger=self.ledger)
+        return (self.replication,)
 
     def observe(self, event: Event) -> None:
         live = self.node.live
@@ -112,7 +112,7 @@ class Machine:
             await asyncio.sleep(0.002)
 
     def believes(self) -> bool:
-        claims = self.companions.claims
+        claims = self.replication.claims
         return claims is not None and self.node.live is not None and bool(claims.believes(SLOT))
 
 

@@ -8,22 +8,22 @@ from stigmergy.agents.ordered import Granted
 from stigmergy.claims.entries import Ask
 from stigmergy.claims.memory_ledger import MemoryLedgerStore
 from stigmergy.claims.state import MARGIN_MS, OFFER_MS
-from stigmergy.claims.writer import Writing
+from stigmergy.claims.writer import ClaimWriter
 from stigmergy.keys.ed25519 import Ed25519Signer
 from stigmergy.sim.loop import VirtualLoop
 from tests.runtime.claims.stage import CELL, Stage, simulate
 
 
-def sending(faults: LedgerFaults, for_s: float) -> tuple[list[range], Writing, MemoryLedgerStore]:
+def sending(faults: LedgerFaults, for_s: float) -> tuple[list[range], ClaimWriter, MemoryLedgerStore]:
     """One move on a bad line, which is good again after a while: what may count its lease anew, and when."""
     loop = VirtualLoop(seed=1, deadline_s=600)
     store = MemoryLedgerStore("fleet")
     anew: list[range] = []
 
-    async def main() -> Writing:
+    async def main() -> ClaimWriter:
         ledger = SimLedger(store, random.Random("in doubt"), faults)
         signer = Ed25519Signer(bytes(range(32)))
-        writing = Writing(ledger, signer, 1, loop.time_ns, lambda numbers, now_ns: anew.append(numbers))
+        writing = ClaimWriter(ledger, signer, 1, loop.time_ns, lambda numbers, now_ns: anew.append(numbers))
         writing.life = 1
         task = asyncio.ensure_future(writing.run())
         assert writing.put("Drone/1", Ask(CELL, 5_000))

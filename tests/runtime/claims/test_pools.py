@@ -7,7 +7,7 @@ import asyncio
 from stigmergy.agents.codec import encode
 from stigmergy.agents.messages import Claimed
 from stigmergy.agents.ordered import LEDGER, ClaimAnyAsked, ClaimReleased, Denied, Lost, Released
-from stigmergy.claims import wish as wishes
+from stigmergy.claims import acquisition as acquisitions
 from stigmergy.control.replication_service import described_resource
 from stigmergy.shard.outbox import Pending
 from tests.runtime.claims.stage import Node, Stage, simulate
@@ -72,13 +72,17 @@ def test_a_denial_names_the_one_that_is_over_first_and_the_best_place() -> None:
         ask(other, "Cart/3")
         denied = await other.wait_denied()
         assert (denied.resource, denied.holder, denied.place) == (POOL, "Cart/2", 0)
-        assert denied.reason.startswith(f"{wishes.HELD_BY_OTHERS}: all 2 are taken; Cart/2 holds dock-2 for up to 19.")
+        assert denied.reason.startswith(
+            f"{acquisitions.HELD_BY_OTHERS}: all 2 are taken; Cart/2 holds dock-2 for up to 19."
+        )
         ask(other, "Cart/4", wait_s=40.0)
         await asyncio.sleep(0.2)
         ask(other, "Cart/3", wait_s=3.0)
         denied = await other.wait_denied()
         assert (denied.holder, denied.place) == ("Cart/2", 2)
-        assert denied.reason.startswith(f"{wishes.NOT_SERVED}: place 2 in line; all 2 are taken; Cart/2 holds dock-2")
+        assert denied.reason.startswith(
+            f"{acquisitions.NOT_SERVED}: place 2 in line; all 2 are taken; Cart/2 holds dock-2"
+        )
         assert 15.0 < denied.held_s_max < 18.0
 
     simulate(main)

@@ -27,7 +27,7 @@ from stigmergy.agents.ordered import LEDGER, ClaimAsked, ClaimReleased, Granted,
 from stigmergy.agents.codec import encode
 from stigmergy.shard.inputs import VerdictCame
 from stigmergy.shard.outbox import Pending
-from stigmergy.claims.service import Claims
+from stigmergy.claims.service import ClaimService
 from stigmergy.claims.service import life_of
 
 path, name, life = sys.argv[1:4]
@@ -39,7 +39,7 @@ def say(*words):
 
 async def main():
     bell = asyncio.Event()
-    claims = Claims(
+    claims = ClaimService(
         open_ledger("sqlite:" + path, "fleet"), Ed25519Signer(name.encode().ljust(32)), Ed25519Verifier(),
         time.monotonic_ns, incarnation=1, owes=lambda shard, sequence: sequence in owed, wake=bell.set,
     )

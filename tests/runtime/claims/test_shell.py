@@ -11,8 +11,8 @@ import pytest
 from rigs.ledger import LedgerFaults
 from stigmergy.agents.ordered import Denied, Granted, Lost, Released
 from stigmergy.base.errors import LedgerFailed
+from stigmergy.claims import acquisition as acquisitions
 from stigmergy.claims import claimant as desk
-from stigmergy.claims import wish as wishes
 from stigmergy.claims import writer as writing
 from stigmergy.claims.service import CLOSED, CONTACT, NO_CONTACT
 from stigmergy.claims.state import MARGIN_MS
@@ -28,7 +28,7 @@ def test_one_holds_and_the_other_is_refused() -> None:
         assert 4.9 < granted.for_s <= 5.0
         other.ask()
         denied = await other.wait_denied()
-        assert denied.reason.startswith(f"{wishes.HELD_BY_OTHERS}: Drone/1 holds it for up to 5.")
+        assert denied.reason.startswith(f"{acquisitions.HELD_BY_OTHERS}: Drone/1 holds it for up to 5.")
         assert (denied.holder, denied.place) == ("Drone/1", 0)
         assert 4.9 < denied.held_s_max <= 5.2
         assert one.claims.believes(CELL) == [("Drone/1", 1)]
@@ -52,7 +52,7 @@ def test_a_lease_ends_by_the_nodes_own_clock_and_goes_to_the_next() -> None:
         when = {type(verdict).__name__: at for at, _, verdict in one.told}
         lost = one.verdicts[-1]
         assert isinstance(lost, Lost)
-        assert (lost.token, lost.reason) == (1, wishes.LEASE_OVER)
+        assert (lost.token, lost.reason) == (1, acquisitions.LEASE_OVER)
         assert asked_s + 2.9 < when["Lost"] <= asked_s + 3.05
         assert granted.token > 1
         assert other.told[-1][0] >= when["Lost"] + MARGIN_MS / 1000
@@ -127,7 +127,7 @@ def test_a_renewed_lease_goes_on_until_contact_is_lost() -> None:
         other.ask(for_s=3.0, wait_s=20.0)
         lost = (await one.wait_told(2))[-1]
         assert isinstance(lost, Lost)
-        assert lost.reason == wishes.NOT_RENEWED
+        assert lost.reason == acquisitions.NOT_RENEWED
         assert stage.loop.time() <= cut_s + 3.01
         assert one.claims.standing().ledger == NO_CONTACT
         await other.wait_granted()
@@ -149,7 +149,7 @@ def test_no_verdict_means_not_held() -> None:
         one.ask("Drone/2", for_s=60.0, wait_s=2.0)
         denied = (await one.wait_told(2))[-1]
         assert isinstance(denied, Denied)
-        assert denied.reason == wishes.NO_VERDICT
+        assert denied.reason == acquisitions.NO_VERDICT
         assert [round(at - asked_s, 1) for at, _, _ in one.told] == [2.0, 4.0]
         one.ledger.cut_off = False
         await asyncio.sleep(5.0)
@@ -172,7 +172,7 @@ def test_who_waited_in_vain_hears_who_holds_it_and_its_place_in_line() -> None:
         denied = await third.wait_denied()
         assert (denied.holder, denied.place) == ("Drone/1", 2)
         assert 49.0 < denied.held_s_max <= 50.0
-        assert denied.reason.startswith(f"{wishes.NOT_SERVED}: place 2 in line; Drone/1 holds it for up to 49.")
+        assert denied.reason.startswith(f"{acquisitions.NOT_SERVED}: place 2 in line; Drone/1 holds it for up to 49.")
         assert "nobody knows" not in denied.reason
 
     simulate(main)
@@ -188,7 +188,7 @@ def test_a_denial_in_line_says_that_the_ledger_no_longer_answers() -> None:
         other.ledger.cut_off = True
         denied = await other.wait_denied()
         assert (denied.holder, denied.place, denied.held_s_max) == ("Drone/1", 1, 0.0)
-        assert denied.reason == f"{wishes.NOT_SERVED}: place 1 in line; Drone/1 holds it. {desk.NOT_UP}"
+        assert denied.reason == f"{acquisitions.NOT_SERVED}: place 1 in line; Drone/1 holds it. {desk.NOT_UP}"
 
     simulate(main)
 
@@ -206,7 +206,7 @@ def test_a_denial_says_whom_it_is_offered_to() -> None:
         third.ask("Drone/3")
         denied = await third.wait_denied()
         assert (denied.holder, denied.held_s_max) == ("Drone/2", 0.0)
-        assert denied.reason == f"{wishes.HELD_BY_OTHERS}: it is offered to Drone/2"
+        assert denied.reason == f"{acquisitions.HELD_BY_OTHERS}: it is offered to Drone/2"
 
     simulate(main)
 
@@ -260,7 +260,7 @@ def test_a_grant_that_comes_too_late_is_a_refusal() -> None:
         await asyncio.sleep(2.0)
         one.steps = True
         one.wake()
-        assert (await one.wait_denied()).reason == wishes.TOO_LATE
+        assert (await one.wait_denied()).reason == acquisitions.TOO_LATE
         await asyncio.sleep(2.0)
         assert len(one.verdicts) == 1
 

@@ -1,6 +1,6 @@
 """Signatures that entries share are verified once, and only those."""
 
-from stigmergy.claims.reader import REMEMBERED_COUNT, Remembering
+from stigmergy.claims.reader import REMEMBERED_COUNT, CachingVerifier
 
 
 def test_the_same_signature_is_verified_once_as_long_as_it_is_remembered() -> None:
@@ -10,7 +10,7 @@ def test_the_same_signature_is_verified_once_as_long_as_it_is_remembered() -> No
         asked.append(statement)
         return signature == b"good"
 
-    remembering = Remembering(verify)
+    remembering = CachingVerifier(verify)
     for _ in range(3):
         assert remembering(1, b"key", b"statement", b"good")
         assert not remembering(1, b"key", b"statement", b"bad")

@@ -7,12 +7,12 @@ import pytest
 
 from stigmergy.agents.effects import Order
 from stigmergy.base.errors import JournalConflict, JournalUnknown, NotOwned, NotRunning, StigmergyError
-from stigmergy.cluster.fencing import LeasedDesk, LeasedHost, guarded
+from stigmergy.cluster.fencing import LeasedHost, LeasedService, guarded
 from stigmergy.cluster.standby import Standby
 from stigmergy.control import protocol
 from stigmergy.control.live import Live
 from stigmergy.control.protocol import read_reply, write_request
-from stigmergy.control.server import ControlDesk, Node
+from stigmergy.control.server import ControlService, NodeDescription
 from stigmergy.journal.memory import MemoryShard, MemoryShardLog
 from stigmergy.journal.port import JournalIdentity
 from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
@@ -172,8 +172,8 @@ def test_queries_are_answered_by_members_only_also_when_the_lease_ends_on_the_wa
             def refuse(self, error: StigmergyError) -> bytes:
                 return b"no"
 
-        desk = LeasedDesk(Desk(), host)
-        line = write_request(protocol.State(agent="Meter/a"))
+        desk = LeasedService(Desk(), host)
+        line = write_request(protocol.StateRequest(agent="Meter/a"))
         answer = list(await desk.answer(line))  # type: ignore[arg-type]
         if late:
             # Not that nothing was done: it may be, and who sent something without an id must not send it again.
@@ -196,8 +196,10 @@ def test_what_was_taken_and_may_be_kept_is_not_said_to_be_untaken() -> None:
     async def scene(stage: Stage) -> None:
         host = await stage.host()
         live = Live(host, SimEntropy(1, "ids"), stage.found)
-        desk = LeasedDesk(ControlDesk(live, Ed25519Verifier(), Node("1", "memory:", (1, b"")), lambda: None), host)
-        line = write_request(protocol.Observe(agent="Meter/a", event="Passed", fields={"by": "x", "number": 1}))
+        desk = LeasedService(
+            ControlService(live, Ed25519Verifier(), NodeDescription("1", "memory:", (1, b"")), lambda: None), host
+        )
+        line = write_request(protocol.ObserveRequest(agent="Meter/a", event="Passed", fields={"by": "x", "number": 1}))
         append = host.journal.append
 
         async def slow(group: object) -> None:
@@ -231,7 +233,7 @@ def test_a_long_answer_ends_with_the_lease(come_late: bool) -> None:
             def refuse(self, error: StigmergyError) -> bytes:
                 return b"no"
 
-        answer = await LeasedDesk(Desk(), host).answer(write_request(protocol.State(agent="Meter/a")))
+        answer = await LeasedService(Desk(), host).answer(write_request(protocol.StateRequest(agent="Meter/a")))
         heard: list[bytes] = []
         while len(heard) < 2:
             heard.append(await anext(answer) if isinstance(answer, AsyncIterator) else next(answer))

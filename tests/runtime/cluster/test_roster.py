@@ -10,22 +10,22 @@ from msgspec import structs
 
 from stigmergy.agents.assignment import shown
 from stigmergy.base.errors import ConfigError, StaleEpoch, StoreForeign, StoreUnavailable
-from stigmergy.cluster.membership import LEASE_S, Roster
+from stigmergy.cluster.membership import LEASE_S, WorkerMembership
 from stigmergy.cluster.records import (
     FLEET,
     NOBODY,
     PLAN,
     FleetShape,
     KindFold,
-    Member,
-    Plan,
+    ShardPlan,
+    WorkerRecord,
     digest_of,
     worker_key,
     write_record,
 )
 from stigmergy.sim.loop import ACTOR, SimClock
 from stigmergy.sim.run import Run
-from stigmergy.store.memory import MemoryShelf, MemoryStore
+from stigmergy.store.memory import MemoryStore, MemoryStoreServer
 from stigmergy.store.port import NS, KeyValue
 
 SHARDS = 6
@@ -44,26 +44,26 @@ class Somebody:
         self.clock = SimClock(town.run.loop)
         self.store = MemoryStore(town.shelf, self.clock)
         self.keys: KeyValue | None = None
-        self.me = Member(name, host=f"host of {name}", kinds=(KindFold("Drone", 1, "aa"),))
+        self.me = WorkerRecord(name, host=f"host of {name}", kinds=(KindFold("Drone", 1, "aa"),))
         self.shape = SHAPE
-        self.roster: Roster | None = None
+        self.membership: WorkerMembership | None = None
 
-    async def join(self, *, other_folds: bool = False) -> Roster:
+    async def join(self, *, other_folds: bool = False) -> WorkerMembership:
         self.keys = await self.store.key_value("town")
-        self.roster = Roster(self.keys, self.clock, self.shape, self.me)
-        await self.roster.join(other_folds=other_folds)
-        return self.roster
+        self.membership = WorkerMembership(self.keys, self.clock, self.shape, self.me)
+        await self.membership.join(other_folds=other_folds)
+        return self.membership
 
     @property
     def owners(self) -> tuple[str, ...]:
-        assert self.roster is not None
-        return tuple(self.roster.register.planned(shard) for shard in range(SHARDS))
+        assert self.membership is not None
+        return tuple(self.membership.register.planned(shard) for shard in range(SHARDS))
 
 
 class Town:
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.shelf = MemoryShelf(SimClock(run.loop))
+        self.shelf = MemoryStoreServer(SimClock(run.loop))
         self.people: dict[str, Somebody] = {}
 
     def somebody(self, name: str) -> Somebody:
@@ -82,7 +82,7 @@ class Town:
         return [
             person.name
             for person in self.people.values()
-            if person.roster is not None and person.roster.is_held and person.roster.coordinating.is_ours
+            if person.membership is not None and person.membership.is_held and person.membership.coordinating.is_ours
         ]
 
 
@@ -93,8 +93,8 @@ def play(main: Callable[[Town], Awaitable[None]], seed: int = 1) -> None:
     async def scene() -> None:
         await main(town)
         for person in town.people.values():
-            if person.roster is not None:
-                await person.roster.abandon()
+            if person.membership is not None:
+                await person.membership.abandon()
 
     run.run(scene())
 
@@ -112,7 +112,7 @@ def test_those_who_join_are_planned_for_and_one_has_the_turn(seed: int) -> None:
         assert loads(people[0].owners) == {"a": 2, "b": 2, "c": 2}
         assert len(town.coordinators()) == 1
         # Those that came together were planned for together.
-        assert sum(person.roster.coordinating.plans_written for person in people if person.roster) == 1
+        assert sum(person.membership.coordinating.plans_written for person in people if person.membership) == 1
 
     play(main, seed)
 
@@ -122,16 +122,16 @@ def test_one_that_leaves_gives_up_its_own_and_nobody_else_moves() -> None:
         people = [await town.joined(name) for name in "abc"]
         await asyncio.sleep(SEEN_S)
         before = people[0].owners
-        assert people[1].roster is not None
-        people[1].roster.describe(leaving=True)
+        assert people[1].membership is not None
+        people[1].membership.describe(leaving=True)
         await asyncio.sleep(SEEN_S)
         after = people[0].owners
         assert loads(after) == {"a": 3, "c": 3}
         assert all(before[shard] == "b" for shard in range(SHARDS) if before[shard] != after[shard])
-        await people[1].roster.leave()
+        await people[1].membership.leave()
         await asyncio.sleep(SEEN_S)
-        assert people[0].roster is not None
-        assert [member.id for member in people[0].roster.register.members()] == ["a", "c"]
+        assert people[0].membership is not None
+        assert [member.id for member in people[0].membership.register.members()] == ["a", "c"]
 
     play(main)
 
@@ -143,8 +143,8 @@ def test_one_that_dies_is_missed_soon_also_the_coordinator(name: str) -> None:
         await asyncio.sleep(SEEN_S)
         assert town.coordinators() == ["a"]
         dead = people.pop(name)
-        assert dead.roster is not None
-        await dead.roster.abandon()
+        assert dead.membership is not None
+        await dead.membership.abandon()
         await asyncio.sleep(GONE_S)
         assert {person.owners for person in people.values()} == {next(iter(people.values())).owners}
         owners = next(iter(people.values())).owners
@@ -158,21 +158,21 @@ def test_one_that_sleeps_too_long_has_lost_its_lease_the_moment_it_wakes() -> No
     async def main(town: Town) -> None:
         sleeper, other = await town.joined("a"), await town.joined("b")
         await asyncio.sleep(SEEN_S)
-        assert sleeper.roster is not None
-        assert other.roster is not None
+        assert sleeper.membership is not None
+        assert other.membership is not None
         assert town.coordinators() == ["a"]
         town.run.loop.hold("a")
         await asyncio.sleep(10)
-        assert not sleeper.roster.is_held, "by its own clock, before anything of it has run"
-        assert not sleeper.roster.lost.is_set()
+        assert not sleeper.membership.is_held, "by its own clock, before anything of it has run"
+        assert not sleeper.membership.lost.is_set()
         assert loads(other.owners) == {"b": SHARDS}
-        plan = other.roster.register.plan
+        plan = other.membership.register.plan
         town.run.loop.release("a")
         await asyncio.sleep(SEEN_S)
-        assert sleeper.roster.lost.is_set()
-        assert sleeper.roster.why
-        assert other.roster.register.plan == plan, "who was coordinator changes nothing when it wakes"
-        await sleeper.roster.abandon()
+        assert sleeper.membership.lost.is_set()
+        assert sleeper.membership.why
+        assert other.membership.register.plan == plan, "who was coordinator changes nothing when it wakes"
+        await sleeper.membership.abandon()
         again = await town.joined("a2")
         await asyncio.sleep(SEEN_S)
         assert loads(again.owners) == {"a2": 3, "b": 3}
@@ -184,17 +184,17 @@ def test_one_that_is_cut_off_loses_its_lease_by_its_own_clock_before_others_coun
     async def main(town: Town) -> None:
         far, near = await town.joined("a"), await town.joined("b")
         await asyncio.sleep(SEEN_S)
-        assert far.roster is not None
-        assert near.roster is not None
+        assert far.membership is not None
+        assert near.membership is not None
         far.store.line.cut_off = True
         for _ in range(500):
             await asyncio.sleep(0.01)
-            if near.roster.register.member("a") is None:
+            if near.membership.register.member("a") is None:
                 break
-            assert near.roster.register.member("a") is not None
+            assert near.membership.register.member("a") is not None
         else:
             raise AssertionError("b never noticed")
-        assert far.roster.lost.is_set()
+        assert far.membership.lost.is_set()
         await asyncio.sleep(SEEN_S)
         assert loads(near.owners) == {"b": SHARDS}
 
@@ -210,9 +210,9 @@ def test_a_short_cut_costs_nothing() -> None:
         await asyncio.sleep(1)
         people[1].store.line.cut_off = False
         await asyncio.sleep(GONE_S)
-        assert people[1].roster is not None
-        assert people[1].roster.is_held
-        assert people[1].roster.counters.lease_renewals_missed > 0
+        assert people[1].membership is not None
+        assert people[1].membership.is_held
+        assert people[1].membership.counters.lease_renewals_missed > 0
         assert people[1].owners == plan
 
     play(main)
@@ -223,15 +223,15 @@ def test_a_plan_of_an_earlier_turn_does_not_count() -> None:
         people = [await town.joined(name) for name in "ab"]
         await asyncio.sleep(SEEN_S)
         owners = people[1].owners
-        assert people[1].roster is not None
-        plan = people[1].roster.register.plan
+        assert people[1].membership is not None
+        plan = people[1].membership.register.plan
         assert plan is not None
         assert people[0].keys is not None
         stale = structs.replace(plan, term=plan.term - 1, number=plan.number + 5, owners=("a",) * SHARDS)
         await people[0].keys.put(PLAN, write_record(stale))
         await asyncio.sleep(SEEN_S)
         assert people[1].owners == owners
-        assert people[1].roster.register.counters.plans_stale == 1
+        assert people[1].membership.register.counters.plans_stale == 1
 
     play(main)
 
@@ -241,14 +241,14 @@ def test_a_shard_that_one_cannot_have_goes_to_another_and_one_that_nobody_can_ha
         people = [await town.joined(name) for name in "ab"]
         await asyncio.sleep(SEEN_S)
         for person in people:
-            assert person.roster is not None
+            assert person.membership is not None
         mine = people[0].owners.index("a")
-        assert people[0].roster is not None
-        people[0].roster.describe(unfit={mine: "no Drone here"})
+        assert people[0].membership is not None
+        people[0].membership.describe(unfit={mine: "no Drone here"})
         await asyncio.sleep(SEEN_S)
         assert people[0].owners[mine] == "b"
-        assert people[1].roster is not None
-        people[1].roster.describe(unfit={mine: "nor here"})
+        assert people[1].membership is not None
+        people[1].membership.describe(unfit={mine: "nor here"})
         await asyncio.sleep(SEEN_S)
         assert people[0].owners[mine] == NOBODY
         assert people[0].owners.count(NOBODY) == 1
@@ -260,8 +260,8 @@ def test_the_last_one_that_leaves_leaves_everything_to_nobody() -> None:
     async def main(town: Town) -> None:
         alone = await town.joined("a")
         await asyncio.sleep(SEEN_S)
-        assert alone.roster is not None
-        alone.roster.describe(leaving=True)
+        assert alone.membership is not None
+        alone.membership.describe(leaving=True)
         await asyncio.sleep(SEEN_S)
         assert alone.owners == (NOBODY,) * SHARDS
 
@@ -271,27 +271,27 @@ def test_the_last_one_that_leaves_leaves_everything_to_nobody() -> None:
 def test_who_owns_and_who_waits_is_told_and_forgotten_with_who_said_it() -> None:
     async def main(town: Town) -> None:
         one, two = await town.joined("a"), await town.joined("b")
-        assert one.roster is not None
-        assert two.roster is not None
-        seen = two.roster.register
-        await one.roster.say_owner(3, claim=7)
-        await one.roster.say_ready(4, position=41)
+        assert one.membership is not None
+        assert two.membership is not None
+        seen = two.membership.register
+        await one.membership.say_owner(3, claim=7)
+        await one.membership.say_ready(4, position=41)
         await asyncio.sleep(SEEN_S)
         assert (seen.owner(3), seen.awaited_by(4)) == ("a", "a")
         with pytest.raises(StaleEpoch, match="has claimed it after us"):
-            await two.roster.say_owner(3, claim=6)
-        await two.roster.let_go(3)
-        await two.roster.take_back_ready(4)
+            await two.membership.say_owner(3, claim=6)
+        await two.membership.let_go(3)
+        await two.membership.take_back_ready(4)
         await asyncio.sleep(SEEN_S)
         assert (seen.owner(3), seen.awaited_by(4)) == ("a", "a"), "only who said it takes it back"
-        await two.roster.say_owner(3, claim=8)
-        await one.roster.let_go(3)
-        await one.roster.take_back_ready(4)
+        await two.membership.say_owner(3, claim=8)
+        await one.membership.let_go(3)
+        await one.membership.take_back_ready(4)
         await asyncio.sleep(SEEN_S)
         assert (seen.owner(3), seen.awaited_by(4)) == ("b", NOBODY)
-        await one.roster.say_owner(5, claim=9)
+        await one.membership.say_owner(5, claim=9)
         await asyncio.sleep(SEEN_S)
-        await one.roster.abandon()
+        await one.membership.abandon()
         await asyncio.sleep(GONE_S)
         assert seen.owner(5) == NOBODY, "an owner that is no member owns nothing"
 
@@ -340,7 +340,7 @@ def test_another_version_of_an_agent_is_refused_unless_workers_are_replaced_one_
 
 
 def test_other_agents_than_those_of_the_others_are_refused_unless_workers_are_replaced_one_by_one() -> None:
-    def running(me: Member, *agents: str) -> Member:
+    def running(me: WorkerRecord, *agents: str) -> WorkerRecord:
         return structs.replace(me, agents=shown(agents), agents_digest=digest_of(agents))
 
     async def main(town: Town) -> None:
@@ -383,15 +383,15 @@ def test_what_somebody_said_long_ago_is_no_clock_that_is_slow() -> None:
 
     async def main(town: Town) -> None:
         keys = await MemoryStore(town.shelf, SimClock(town.run.loop)).key_value("town")
-        long_ago = Member("a", host="host of a", wall_ns=SimClock(town.run.loop).wall_ns() - 60 * NS)
+        long_ago = WorkerRecord("a", host="host of a", wall_ns=SimClock(town.run.loop).wall_ns() - 60 * NS)
         await keys.put(worker_key("a"), write_record(long_ago))
         other = town.somebody("b")
         other.me = structs.replace(other.me, formerly=("c",))
         itself = structs.replace(long_ago, id="c")
         await keys.put(worker_key("c"), write_record(itself))
         await other.join()
-        assert other.roster is not None
-        assert other.roster.is_held
+        assert other.membership is not None
+        assert other.membership.is_held
 
     play(main)
 
@@ -400,14 +400,14 @@ def test_a_clock_that_jumps_later_is_seen_by_the_others_and_mends() -> None:
     async def main(town: Town) -> None:
         one, two = await town.joined("a"), await town.joined("b")
         await asyncio.sleep(SEEN_S)
-        assert one.roster is not None
-        assert one.roster.register.skews == {}
+        assert one.membership is not None
+        assert one.membership.register.skews == {}
         two.clock.jump(60)
         await asyncio.sleep(SEEN_S)
-        assert one.roster.register.skews["b"] == pytest.approx(60, abs=1)
+        assert one.membership.register.skews["b"] == pytest.approx(60, abs=1)
         two.clock.jump(-60)
         await asyncio.sleep(SEEN_S)
-        assert one.roster.register.skews == {}
+        assert one.membership.register.skews == {}
 
     play(main)
 
@@ -415,11 +415,11 @@ def test_a_clock_that_jumps_later_is_seen_by_the_others_and_mends() -> None:
 def test_what_somebody_writes_wrongly_is_passed_over_and_counted() -> None:
     async def main(town: Town) -> None:
         one = await town.joined("a")
-        assert one.roster is not None
+        assert one.membership is not None
         assert one.keys is not None
         for key, value in (
             (worker_key("x"), b"not JSON"),
-            (worker_key("y"), write_record(Member("somebody else"))),
+            (worker_key("y"), write_record(WorkerRecord("somebody else"))),
             (worker_key("z"), b'{"id": "z", "format": 99}'),
             ("owner.2", b"[]"),
             ("owner.two", b"{}"),
@@ -430,8 +430,8 @@ def test_what_somebody_writes_wrongly_is_passed_over_and_counted() -> None:
             await one.keys.put(key, value)
         await one.keys.put(PLAN, b"{}")
         await asyncio.sleep(SEEN_S)
-        assert [member.id for member in one.roster.register.members()] == ["a"]
-        assert one.roster.register.counters.records_malformed >= 5
+        assert [member.id for member in one.membership.register.members()] == ["a"]
+        assert one.membership.register.counters.records_malformed >= 5
         assert loads(one.owners) == {"a": SHARDS}
 
     play(main)
@@ -460,5 +460,5 @@ def test_a_store_that_does_not_answer_is_said_so() -> None:
 
 
 def test_a_plan_says_nothing_of_shards_that_are_not_there() -> None:
-    plan = Plan(1, 1, "a", ("a",), (), ("a", "a"))
+    plan = ShardPlan(1, 1, "a", ("a",), (), ("a", "a"))
     assert [plan.owner_of(shard) for shard in (-1, 0, 1, 2)] == [NOBODY, "a", "a", NOBODY]

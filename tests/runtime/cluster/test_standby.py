@@ -12,7 +12,7 @@ from stigmergy.agents.messages import Event
 from stigmergy.base.errors import DataLost, FoldMismatch, JournalConflict, JournalCorrupt, LinkDown, NotRunning
 from stigmergy.cluster import standby as module
 from stigmergy.cluster.membership import end_task
-from stigmergy.cluster.standby import Claimed, Standby
+from stigmergy.cluster.standby import ClaimedShard, Standby
 from stigmergy.journal.memory import MemoryShard, MemoryShardLog
 from stigmergy.journal.port import Journal, JournalIdentity
 from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
@@ -52,7 +52,7 @@ def standby_of(shard: MemoryShard) -> Standby:
     return Standby(MemoryShardLog(shard), FLEET.plans, Ed25519Verifier(), FLEET.settings.limits)
 
 
-async def begin(world: World, claimed: Claimed, settings: Settings | None = None) -> Host:
+async def begin(world: World, claimed: ClaimedShard, settings: Settings | None = None) -> Host:
     clock = SimClock(world.loop)
     host = Host(FLEET, claimed.journal, SIGNER, Ed25519Verifier(), clock, settings)
     await host.start(claimed.recovered, claimed.number)

@@ -3,17 +3,17 @@
 import pytest
 
 from stigmergy.base.errors import Bug
-from stigmergy.cluster.lifecycle import TRANSITIONS, Signal, State, Step, Tenancy
+from stigmergy.cluster.lifecycle import TRANSITIONS, LifecycleSignal, LifecycleState, LifecycleStep, ShardLifecycle
 
 
-def lived(*signals: Signal) -> Tenancy:
-    tenancy = Tenancy(3)
+def lived(*signals: LifecycleSignal) -> ShardLifecycle:
+    lifecycle = ShardLifecycle(3)
     for signal in signals:
-        tenancy.take(signal)
-    return tenancy
+        lifecycle.take(signal)
+    return lifecycle
 
 
-def reached_from(start: State) -> list[State]:
+def reached_from(start: LifecycleState) -> list[LifecycleState]:
     found = [start]
     for state in found:
         for (before, _), (after, _) in TRANSITIONS.items():
@@ -23,45 +23,59 @@ def reached_from(start: State) -> list[State]:
 
 
 def test_a_planned_life_from_idle_to_idle() -> None:
-    tenancy = Tenancy(3)
+    lifecycle = ShardLifecycle(3)
     steps = [
-        tenancy.take(signal)
-        for signal in (Signal.WANTED, Signal.WARM, Signal.FREE, Signal.CLAIMED, Signal.AWAITED, Signal.OVER)
+        lifecycle.take(signal)
+        for signal in (
+            LifecycleSignal.WANTED,
+            LifecycleSignal.WARM,
+            LifecycleSignal.FREE,
+            LifecycleSignal.CLAIMED,
+            LifecycleSignal.AWAITED,
+            LifecycleSignal.OVER,
+        )
     ]
-    assert steps == [Step.FOLLOW, Step.ANNOUNCE, Step.CLAIM, Step.SETTLE, Step.RELEASE, Step.WAIT]
-    assert tenancy.state is State.IDLE
+    assert steps == [
+        LifecycleStep.FOLLOW,
+        LifecycleStep.ANNOUNCE,
+        LifecycleStep.CLAIM,
+        LifecycleStep.SETTLE,
+        LifecycleStep.RELEASE,
+        LifecycleStep.WAIT,
+    ]
+    assert lifecycle.state is LifecycleState.IDLE
 
 
-@pytest.mark.parametrize("signal", [Signal.FENCED, Signal.FAILED])
-def test_what_is_lost_ends_as_it_is_and_begins_anew(signal: Signal) -> None:
-    tenancy = lived(Signal.WANTED, Signal.WARM, Signal.FREE, Signal.CLAIMED)
-    assert tenancy.take(signal) is Step.END
-    assert tenancy.state is State.LOST
-    tenancy.take(Signal.OVER)
-    assert tenancy.take(Signal.WANTED) is Step.FOLLOW
+@pytest.mark.parametrize("signal", [LifecycleSignal.FENCED, LifecycleSignal.FAILED])
+def test_what_is_lost_ends_as_it_is_and_begins_anew(signal: LifecycleSignal) -> None:
+    lifecycle = lived(LifecycleSignal.WANTED, LifecycleSignal.WARM, LifecycleSignal.FREE, LifecycleSignal.CLAIMED)
+    assert lifecycle.take(signal) is LifecycleStep.END
+    assert lifecycle.state is LifecycleState.LOST
+    lifecycle.take(LifecycleSignal.OVER)
+    assert lifecycle.take(LifecycleSignal.WANTED) is LifecycleStep.FOLLOW
 
 
 def test_who_is_beaten_waits_on() -> None:
-    tenancy = lived(Signal.WANTED, Signal.WARM, Signal.FREE, Signal.BEATEN)
-    assert tenancy.state is State.READY
-    assert tenancy.take(Signal.FREE) is Step.CLAIM
+    lifecycle = lived(LifecycleSignal.WANTED, LifecycleSignal.WARM, LifecycleSignal.FREE, LifecycleSignal.BEATEN)
+    assert lifecycle.state is LifecycleState.READY
+    assert lifecycle.take(LifecycleSignal.FREE) is LifecycleStep.CLAIM
 
 
 def test_a_signal_at_the_wrong_time_is_a_bug() -> None:
     with pytest.raises(Bug, match="shard 3 is idle, and was told that the host runs"):
-        lived(Signal.CLAIMED)
+        lived(LifecycleSignal.CLAIMED)
 
 
 def test_every_state_can_be_reached_and_left_to_idle() -> None:
-    assert {state.value for state in reached_from(State.IDLE)} == {state.value for state in State}
-    for start in State:
-        assert State.IDLE in reached_from(start)
+    assert {state.value for state in reached_from(LifecycleState.IDLE)} == {state.value for state in LifecycleState}
+    for start in LifecycleState:
+        assert LifecycleState.IDLE in reached_from(start)
 
 
 def test_a_host_can_only_be_lost_never_forgotten() -> None:
     """Whoever owns goes to idle only by releasing or by ending: no table entry forgets a host."""
-    with_host = (State.CLAIMING, State.OWNING, State.RELEASING, State.LOST)
+    with_host = (LifecycleState.CLAIMING, LifecycleState.OWNING, LifecycleState.RELEASING, LifecycleState.LOST)
     for (before, signal), (after, step) in TRANSITIONS.items():
         if before in with_host and after not in with_host:
-            assert step is not Step.FORGET, (before, signal)
-            assert signal in (Signal.OVER, Signal.BEATEN)
+            assert step is not LifecycleStep.FORGET, (before, signal)
+            assert signal in (LifecycleSignal.OVER, LifecycleSignal.BEATEN)

@@ -12,8 +12,8 @@ from stigmergy.agents.shared import Shared, shared
 from stigmergy.base.errors import ConfigError, JournalFull, NotOwned, StoreUnavailable
 from stigmergy.cluster import membership as coordinating
 from stigmergy.cluster import worker
-from stigmergy.cluster.membership import Roster
-from stigmergy.cluster.owned_shard import House
+from stigmergy.cluster.membership import WorkerMembership
+from stigmergy.cluster.owned_shard import ShardServices
 from stigmergy.cluster.supervisor import FAILURES_MAX
 from stigmergy.cluster.worker import UNHEARD
 from stigmergy.crdt.orset import ORSet
@@ -178,8 +178,8 @@ def test_what_is_published_without_a_bus_is_told_once_where_nobody_could_see_it_
         await asyncio.sleep(3)
         assert [fields["reason"] for fields in person.events("troubled")] == [UNHEARD]
         assert person.worker is not None
-        assert person.worker.roster is not None
-        (member,) = person.worker.roster.register.members()
+        assert person.worker.membership is not None
+        (member,) = person.worker.membership.register.members()
         assert member.unmet == (UNHEARD,)
 
     play(main)
@@ -225,7 +225,7 @@ def test_one_that_is_stopped_and_wakes_is_fenced_does_nothing_and_joins_anew(see
         await asyncio.sleep(1)
         sleeper = people["a"]
         assert sleeper.worker is not None
-        first = sleeper.worker.roster
+        first = sleeper.worker.membership
         assert first is not None
         town.run.loop.hold("a")
         del town.people["a"]
@@ -240,8 +240,8 @@ def test_one_that_is_stopped_and_wakes_is_fenced_does_nothing_and_joins_anew(see
         await asyncio.sleep(0.3)
         assert len([entry for entry in town.done if entry[0] == "a"]) == done, "no effects when it wakes"
         assert sorted(await town.settled()) == ["a", "a", "b", "b", "c", "c"]
-        assert sleeper.worker.roster is not None
-        assert sleeper.worker.roster.me != first.me
+        assert sleeper.worker.membership is not None
+        assert sleeper.worker.membership.me != first.me
         assert len(sleeper.events("fenced")) == 1
 
     play(main, seed=seed)
@@ -269,12 +269,12 @@ def test_what_keeps_a_worker_from_joining_again_is_said_once(monkeypatch: pytest
         await town.settled()
         attempts: list[str] = []
 
-        async def join(self: Roster, **_: bool) -> None:
+        async def join(self: WorkerMembership, **_: bool) -> None:
             attempts.append(self.me)
             raise StoreUnavailable(f"worker.{self.me}: the store has no room")
 
         with monkeypatch.context() as patched:
-            patched.setattr(Roster, "join", join)
+            patched.setattr(WorkerMembership, "join", join)
             person.cut()
             await asyncio.sleep(6)
             person.cut(False)
@@ -605,7 +605,7 @@ def test_a_shard_that_cannot_be_left_in_good_order_is_left_as_it_is() -> None:
 def test_a_shard_that_cannot_be_furnished_here_goes_to_others() -> None:
     async def main(town: Town) -> None:
         bare = Person(town, "a")
-        bare.cannot_furnish = True
+        bare.cannot_make_services = True
         town.people["a"] = bare
         await bare.start()
         await asyncio.sleep(3)
@@ -614,22 +614,22 @@ def test_a_shard_that_cannot_be_furnished_here_goes_to_others() -> None:
         await town.start("b")
         await asyncio.sleep(3)
         assert town.owners() == ["b"] * SHARDS
-        bare.cannot_furnish = False
+        bare.cannot_make_services = False
         await town.settled(60)
 
     play(main, load=2)
 
 
 def test_what_stands_around_a_host_is_ended_to_the_end_when_the_lease_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    ended: list[House] = []
-    kill = House.kill
+    ended: list[ShardServices] = []
+    kill = ShardServices.kill
 
-    async def slowly(house: House) -> None:
+    async def slowly(services: ShardServices) -> None:
         await asyncio.sleep(0.05)  # as to say goodbye to a server
-        await kill(house)
-        ended.append(house)
+        await kill(services)
+        ended.append(services)
 
-    monkeypatch.setattr(House, "kill", slowly)
+    monkeypatch.setattr(ShardServices, "kill", slowly)
 
     async def main(town: Town) -> None:
         first, _ = await town.start("a", "b")

@@ -17,23 +17,23 @@ from stigmergy.agents.messages import Action, Command, Event
 from stigmergy.agents.supervision import SafeAction
 from stigmergy.base.errors import ConfigError, JournalError, LinkDown, NotOwned, NotRunning
 from stigmergy.cluster.fencing import LeasedHost
-from stigmergy.cluster.owned_shard import House, Means
-from stigmergy.cluster.records import Member
+from stigmergy.cluster.owned_shard import ShardServices, WorkerContext
+from stigmergy.cluster.records import WorkerRecord
 from stigmergy.cluster.standby import Standby
 from stigmergy.cluster.worker import Worker
 from stigmergy.journal.memory import MemoryShard, MemoryShardLog
 from stigmergy.journal.port import JournalIdentity, ShardLog
 from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
-from stigmergy.network.memory_peers import MemoryNeighbourhood, MemoryStreet
+from stigmergy.network.memory_peers import MemoryPeerHub, MemoryPeerNetwork
 from stigmergy.network.peer_port import Answer
-from stigmergy.network.peers import Neighbours
+from stigmergy.network.peers import PeerProcesses
 from stigmergy.network.shares import Share
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.settings import Settings
 from stigmergy.shard.state import shard_of
 from stigmergy.sim.loop import ACTOR, SimClock, SimEntropy
 from stigmergy.sim.run import Run
-from stigmergy.store.memory import MemoryShelf, MemoryStore
+from stigmergy.store.memory import MemoryStore, MemoryStoreServer
 
 SHARDS = 6
 KEY = bytes(range(32))
@@ -92,17 +92,17 @@ class Fleet(Declaration):
         super().__init__(name, agents=[Meter], shards=shards)
 
 
-class MovingNeighbourhood(MemoryNeighbourhood):
+class MovingNeighbourhood(MemoryPeerNetwork):
     """Who closes it after somebody else has moved in closes nothing."""
 
-    def __init__(self, street: MemoryStreet, process: int, cut: Callable[[], bool]) -> None:
-        super().__init__(street, process)
+    def __init__(self, hub: MemoryPeerHub, process: int, cut: Callable[[], bool]) -> None:
+        super().__init__(hub, process)
         self._answer: Answer | None = None
         self._cut = cut
 
     async def open(self, answer: Answer) -> None:
         # Who was here before may be held up, as may those who called it: nobody waits for them.
-        self._street.cut(self._process)
+        self._hub.cut(self._process)
         self._answer = answer
         await super().open(answer)
 
@@ -112,12 +112,12 @@ class MovingNeighbourhood(MemoryNeighbourhood):
         return await super().connect(process)
 
     async def close(self) -> None:
-        if self._street.answers.get(self._process) is self._answer:
-            self._street.answers.pop(self._process)
-            self._street.cut(self._process)
+        if self._hub.answers.get(self._process) is self._answer:
+            self._hub.answers.pop(self._process)
+            self._hub.cut(self._process)
 
 
-class Locked(House):
+class Locked(ShardServices):
     """One that cannot be left in good order."""
 
     async def stop(self) -> None:
@@ -139,13 +139,13 @@ class Estate:
         self._person.logs.append(log)
         return log
 
-    def furnish(self, host: LeasedHost, shard: int, claim: int) -> House:
+    def make_services(self, host: LeasedHost, shard: int, claim: int) -> ShardServices:
         share = Share(shard + 1, len(self._town.shards), len(self._town.shards))
-        street = MovingNeighbourhood(self._town.street, share.process, lambda: self._person.is_cut)
-        if self._person.cannot_furnish:
+        hub = MovingNeighbourhood(self._town.hub, share.process, lambda: self._person.is_cut)
+        if self._person.cannot_make_services:
             raise ConfigError("no chairs")
-        kind = Locked if self._person.cannot_leave else House
-        return kind(neighbours=Neighbours(host, street, share))
+        kind = Locked if self._person.cannot_leave else ShardServices
+        return kind(peers=PeerProcesses(host, hub, share))
 
 
 class Person:
@@ -159,7 +159,7 @@ class Person:
         self.entropy = SimEntropy(town.run.seed, name)
         self.logs: list[MemoryShardLog] = []
         self.is_cut = False
-        self.cannot_furnish = self.cannot_leave = False
+        self.cannot_make_services = self.cannot_leave = False
         self.slow_s = 0.0
         """So long it takes this one to open a log."""
         self.said: list[tuple[str, dict[str, Any]]] = []
@@ -187,9 +187,9 @@ class Person:
 
     async def _run(self, options: dict[str, bool]) -> None:
         keys = await self.store.key_value("town")
-        means = Means(
+        means = WorkerContext(
             declaration=self.fleet,
-            estate=Estate(self.town, self),
+            backend=Estate(self.town, self),
             signer=Ed25519Signer(self.key),
             verifier=Ed25519Verifier(),
             clock=self.clock,
@@ -199,7 +199,9 @@ class Person:
             agents=self.agents,
         )
         upgrade = options.get("upgrade", False)
-        self.worker = Worker(keys, means, Member(self.name), lambda *said: self.said.append(said), upgrade=upgrade)
+        self.worker = Worker(
+            keys, means, WorkerRecord(self.name), lambda *said: self.said.append(said), upgrade=upgrade
+        )
         await self.worker.run()
 
     async def stop(self, within_s: float = 60.0) -> None:
@@ -236,8 +238,8 @@ class Town:
 
     def __init__(self, run: Run, shards: int = SHARDS) -> None:
         self.run = run
-        self.shelf = MemoryShelf(SimClock(run.loop))
-        self.street = MemoryStreet()
+        self.shelf = MemoryStoreServer(SimClock(run.loop))
+        self.hub = MemoryPeerHub()
         self.shards = [MemoryShard(JournalIdentity("meters", shards, 1, (shard, shard))) for shard in range(shards)]
         self.people: dict[str, Person] = {}
         self.killed: list[Person] = []
@@ -252,7 +254,7 @@ class Town:
 
     def note(self, person: Person, what: str, key: str, number: int) -> None:
         worker = person.worker
-        if worker is None or worker.roster is None or not worker.roster.is_held:
+        if worker is None or worker.membership is None or not worker.membership.is_held:
             self.wrong.append(f"{person.name} carried out {what} {key} without a lease")
         self.done.append((person.name, what, key, number))
 
@@ -276,7 +278,7 @@ class Town:
         held: list[Person] = []
         for _ in range(int(within_s / 0.05)):
             await asyncio.sleep(0.05)
-            held = [person for person in self.people.values() if person.worker is not None and person.worker.roster]
+            held = [person for person in self.people.values() if person.worker is not None and person.worker.membership]
             owned = [person.owned for person in held]
             counts = [len(shards) for shards in owned]
             all_owned = sorted(shard for shards in owned for shard in shards) == list(range(len(self.shards)))

@@ -10,7 +10,7 @@ from stigmergy import Agent, Effects, Event, Fleet, Settings, evolve, react
 from stigmergy.agents.messages import Message
 from stigmergy.control.live import Live
 from stigmergy.node.column_actuators import Orders
-from stigmergy.node.mailbox import Letter
+from stigmergy.node.mailbox import Queued
 from stigmergy.shard.batches import BATCH_FORMAT, BatchHeader, pack_batch
 from stigmergy.sim.node import SimNode, World
 from tests.core.meters import Alarm, Beep, Board, Hush, Meter, meter_engine
@@ -149,6 +149,6 @@ class Told:
         self.told.append(error)
 
 
-def letters_of(live: Live) -> list[Letter]:
+def letters_of(live: Live) -> list[Queued]:
     """What waits in the mailbox."""
     return [*live.host.mailbox._inside, *live.host.mailbox._telemetry]

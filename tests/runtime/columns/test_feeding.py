@@ -11,20 +11,20 @@ from stigmergy.agents.codec import pack_envelope
 from stigmergy.base.errors import Overloaded, RingDamaged
 from stigmergy.control.live import Live
 from stigmergy.node import column_feeds as feeding
-from stigmergy.node.column_feeds import FeedCounters, Feeding, Feedings
+from stigmergy.node.column_feeds import FeedCounters, RingReader, RingReaders
 from stigmergy.ring import MemoryRing
 from stigmergy.sim.node import SimNode
 from tests.core.meters import Counted, Glimpsed, Seen
 from tests.runtime.columns.stage import Hand, Radio, declare, play
 
 
-def fed(live: Live, ring: MemoryRing) -> Feedings:
-    feedings = live.feedings = Feedings(live.host, {"telemetry.ring": ring.open_consumer()})
+def fed(live: Live, ring: MemoryRing) -> RingReaders:
+    feedings = live.feedings = RingReaders(live.host, {"telemetry.ring": ring.open_consumer()})
     feedings.start()
     return feedings
 
 
-async def left(feedings: Feedings) -> None:
+async def left(feedings: RingReaders) -> None:
     await feedings.stop()
     feedings.close()
 
@@ -63,7 +63,7 @@ def test_nothing_is_marked_before_it_is_durable() -> None:
 
     async def scene(_: SimNode) -> None:
         producer = ring.open_producer()
-        one = Feeding("r", ring.open_consumer(), lambda _: True, deliver, FeedCounters())
+        one = RingReader("r", ring.open_consumer(), lambda _: True, deliver, FeedCounters())
         running = asyncio.ensure_future(one.run())
         for number in range(4):
             await producer.put(b"%d" % number)
@@ -148,7 +148,7 @@ def test_a_damaged_ring_is_a_trouble_too() -> None:
 
     async def scene(_: SimNode) -> None:
         consumer: Any = Damaged()
-        one = Feeding("r", consumer, lambda _: True, lambda _: asyncio.Future(), FeedCounters())
+        one = RingReader("r", consumer, lambda _: True, lambda _: asyncio.Future(), FeedCounters())
         await one.run()
         assert one.trouble == "ring r: nothing more is taken from it: it is damaged; remove it"
         one.close()
@@ -193,7 +193,7 @@ def test_so_many_messages_are_in_flight_and_no_more(monkeypatch: pytest.MonkeyPa
 
     async def scene(_: SimNode) -> None:
         producer = ring.open_producer()
-        one = Feeding("r", ring.open_consumer(), lambda _: True, deliver, FeedCounters())
+        one = RingReader("r", ring.open_consumer(), lambda _: True, deliver, FeedCounters())
         running = asyncio.ensure_future(one.run())
         for _number in range(20):
             await producer.put(b"x")
@@ -229,7 +229,7 @@ def test_what_found_no_room_after_all_is_delivered_again_in_order() -> None:
 
     async def scene(_: SimNode) -> None:
         producer = ring.open_producer()
-        one = Feeding("r", ring.open_consumer(), lambda _: True, deliver, FeedCounters())
+        one = RingReader("r", ring.open_consumer(), lambda _: True, deliver, FeedCounters())
         running = asyncio.ensure_future(one.run())
         for number in range(5):
             await producer.put(b"%d" % number)

@@ -8,7 +8,7 @@ import pytest
 
 from stigmergy.base.errors import NotRunning, StigmergyError
 from stigmergy.shard.commit import open_commit
-from stigmergy.sim.disk import Fault
+from stigmergy.sim.disk import DiskFault
 from stigmergy.sim.node import SimNode
 from tests.core.meters import Counted
 from tests.runtime.columns.stage import Hand, Radio, declare, play
@@ -65,7 +65,7 @@ def test_what_was_never_durable_was_never_seen(restart: bool) -> None:
         await live.enroll("Meter", ["a"])
         radio = Radio(live)
         await radio.send(("a", Counted(by=1)))
-        node.disk.fail(node.disk.calls + 1, Fault.POWER_LOSS)
+        node.disk.fail(node.disk.calls + 1, DiskFault.POWER_LOSS)
         lost = radio.send(("a", Counted(by=2)))
         newcomer = asyncio.ensure_future(live.observe("Meter/b", Counted(by=4)))
         found = await asyncio.gather(lost, newcomer, return_exceptions=True)

@@ -23,7 +23,7 @@ async def soon(live: Live) -> None:
     for _ in range(200):
         await asyncio.sleep(0.05)
         if (
-            not live.host.block_hands.busy
+            not live.host.batched_actuators.busy
             and not live.host.shards.first.state.blocks.count
             and live.host.committer.idle
         ):
@@ -31,7 +31,7 @@ async def soon(live: Live) -> None:
 
 
 def counted(live: Live) -> tuple[int, int, int, int]:
-    counters = live.host.block_hands.counters
+    counters = live.host.batched_actuators.counters
     return counters.batched, counters.batched_done, counters.batched_failed, counters.batched_retries
 
 
@@ -87,7 +87,7 @@ def test_a_hand_that_raises_is_tried_again_with_the_same_orders_and_what_follows
         keys = [[one[2] for one in call] for call in hand.calls]
         assert keys[0] == keys[1] == keys[2] != keys[3]
         assert counted(live) == (3, 3, 0, 2)
-        assert "the line is busy" in live.host.block_hands.trouble
+        assert "the line is busy" in live.host.batched_actuators.trouble
         assert live.standing().troubles == [], "it has mended itself"
 
     hand.first = first
@@ -135,7 +135,7 @@ def test_what_a_device_refuses_is_not_tried_again() -> None:
         await soon(live)
         assert hand.counts == [[1], [2]]
         assert counted(live) == (2, 1, 1, 0)
-        assert live.host.block_hands.trouble == "Beep@1: the horn is broken"
+        assert live.host.batched_actuators.trouble == "Beep@1: the horn is broken"
 
     hand.first = first
     play(declare(hand), scene)
@@ -217,7 +217,7 @@ def test_a_hand_that_takes_too_long_is_given_up_in_time() -> None:
         for _ in range(100):
             await asyncio.sleep(1.0)
         assert counted(live) == (1, 0, 1, 2)
-        assert "TimeoutError" in live.host.block_hands.trouble
+        assert "TimeoutError" in live.host.batched_actuators.trouble
 
     play(declare(hand), scene, effect_within_s=5.0)
 
@@ -386,7 +386,7 @@ def test_what_nobody_is_registered_for_any_more_has_failed_and_holds_nobody_up()
         await soon(live)
         assert beeps.sequences == [[1]]
         assert counted(live) == (2, 1, 1, 0)
-        assert live.host.block_hands.trouble == "nobody is registered to carry out Alarm@1"
+        assert live.host.batched_actuators.trouble == "nobody is registered to carry out Alarm@1"
         assert live.host.shards.first.state.blocks.cursor("Meter") == 2
 
     play(declare(stuck, stuck), scene)
@@ -494,7 +494,7 @@ def test_nothing_is_confirmed_after_a_halt_that_was_not_done() -> None:
         live = await node.start()
         await live.enroll("Meter", ["a"])
         confirmed: list[ActionsConfirmed] = []
-        hands = live.host.block_hands
+        hands = live.host.batched_actuators
         hands._confirm = lambda _, upto: confirmed.append(upto)
         await Radio(live).send(("a", Glimpsed(level=1.0)))
         hands.halt()  # while it waits for its next try

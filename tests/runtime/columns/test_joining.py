@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from stigmergy.node.column_intake import JOINED_BYTES_MAX, SMALL_BYTES, join_letters
-from stigmergy.node.mailbox import Letter
+from stigmergy.node.column_intake import JOINED_BYTES_MAX, SMALL_BYTES, join_queued
+from stigmergy.node.mailbox import Queued
 from stigmergy.shard.inputs import ColumnDelivery, EnrollAgents, SequencesSkipped
 from stigmergy.shard.state import Limits
 from stigmergy.sim.node import SimNode
@@ -20,14 +20,14 @@ from tests.runtime.columns.stage import Hand, Radio, Told, declare, play
 WIDTH = 16
 
 
-def letter(sequence: int, count: int = 1, /, **changed: Any) -> Letter:
+def letter(sequence: int, count: int = 1, /, **changed: Any) -> Queued:
     records = b"".join(number.to_bytes(WIDTH, "little") for number in range(sequence, sequence + count))
     delivery = ColumnDelivery("radio", "Meter", b"l" * 16, 1, b"c" * 8, records, count, sequence, 1, 0)
     shard = changed.pop("shard", 0)
-    return Letter(shard, structs.replace(delivery, **changed), (Told(),), 1, len(records) + 100)
+    return Queued(shard, structs.replace(delivery, **changed), (Told(),), 1, len(records) + 100)
 
 
-def flat(letters: list[Letter]) -> list[Any]:
+def flat(letters: list[Queued]) -> list[Any]:
     """What the shards would see, record by record."""
     seen: list[Any] = []
     for one in letters:
@@ -44,7 +44,7 @@ def flat(letters: list[Letter]) -> list[Any]:
 
 def test_what_follows_each_other_becomes_one_with_the_tickets_of_all() -> None:
     letters = [letter(1, 3), letter(4, 2), letter(6)]
-    (joined,) = join_letters(letters)
+    (joined,) = join_queued(letters)
     assert isinstance(joined.input, ColumnDelivery)
     assert (joined.input.sequence, joined.input.count) == (1, 6)
     assert joined.tickets == tuple(ticket for one in letters for ticket in one.tickets)
@@ -72,13 +72,13 @@ def test_what_follows_each_other_becomes_one_with_the_tickets_of_all() -> None:
 )
 def test_what_does_not_follow_stays_alone(changed: dict[str, Any]) -> None:
     letters = [letter(1, 3), letter(4, 2, **changed)]
-    assert join_letters(letters) == letters
+    assert join_queued(letters) == letters
 
 
 def test_unnumbered_ones_are_joined_to_each_other() -> None:
     unnumbered: dict[str, Any] = {"sequence": 0}
     letters = [letter(1, 1, **unnumbered), letter(2, 1, **unnumbered)]
-    (joined,) = join_letters(letters)
+    (joined,) = join_queued(letters)
     assert flat([joined]) == flat(letters)
 
 
@@ -87,7 +87,7 @@ def test_the_rest_of_one_goes_on_with_what_follows_it() -> None:
     assert isinstance(rest.input, ColumnDelivery)
     rest.input = structs.replace(rest.input, start=3, sequence=4)
     letters = [rest, letter(6, 2)]
-    (joined,) = join_letters(letters)
+    (joined,) = join_queued(letters)
     assert isinstance(joined.input, ColumnDelivery)
     assert (joined.input.start, joined.input.count, joined.input.length) == (3, 7, 4)
     assert flat([joined]) == flat(letters)
@@ -96,10 +96,10 @@ def test_the_rest_of_one_goes_on_with_what_follows_it() -> None:
 def test_large_ones_are_left_alone_and_a_join_has_its_limit() -> None:
     large = SMALL_BYTES // WIDTH + 1
     letters = [letter(1), letter(2, large), letter(2 + large)]
-    assert join_letters(letters) == letters
+    assert join_queued(letters) == letters
     count = 3_000
     many = [letter(1 + number * count, count) for number in range(20)]
-    joined = join_letters(many)
+    joined = join_queued(many)
     assert 1 < len(joined) < 20
     assert all(one.size_bytes <= JOINED_BYTES_MAX for one in joined)
     assert flat(joined) == flat(many)
@@ -109,11 +109,11 @@ def test_large_ones_are_left_alone_and_a_join_has_its_limit() -> None:
 def test_whatever_comes_together_the_order_of_nothing_changes(seed: int) -> None:
     chance = random.Random(seed)
     nexts: dict[tuple[int, str], int] = {}
-    letters: list[Letter] = []
+    letters: list[Queued] = []
     for _ in range(60):
         if chance.random() < 0.1:
             others: list[Any] = [EnrollAgents("Meter", ["x"]), SequencesSkipped("radio", 1, 0, 9, "lost")]
-            letters.append(Letter(0, chance.choice(others)))
+            letters.append(Queued(0, chance.choice(others)))
             continue
         shard, source = chance.randrange(2), chance.choice(["radio", "other"])
         sequence, count = nexts.get((shard, source), 1), chance.randint(1, 4)
@@ -121,7 +121,7 @@ def test_whatever_comes_together_the_order_of_nothing_changes(seed: int) -> None
             sequence = max(1, sequence - 1)
         nexts[shard, source] = sequence + count
         letters.append(letter(sequence, count, shard=shard, source=source))
-    joined = join_letters(letters)
+    joined = join_queued(letters)
     assert flat(joined) == flat(letters)
     assert [ticket for one in joined for ticket in one.tickets] == [t for one in letters for t in one.tickets]
     assert sum(one.items for one in joined) == sum(one.items for one in letters)

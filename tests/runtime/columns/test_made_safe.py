@@ -13,7 +13,7 @@ import pytest
 from stigmergy import Action, Agent, Event, Fleet, Retention, SafeAction, Snapshots, WhenStale, evolve
 from stigmergy.base.errors import JournalUnknown
 from stigmergy.node.column_actuators import Orders
-from stigmergy.sim.disk import Fault
+from stigmergy.sim.disk import DiskFault
 from stigmergy.sim.node import SimNode
 from tests.core.meters import Glimpsed, Measured
 from tests.core.plain_table import PlainEngine, compiled
@@ -79,7 +79,7 @@ def test_who_is_not_on_disk_yet_is_made_safe_when_the_disk_fails(is_compiled: bo
     async def scene(node: SimNode) -> None:
         live = await node.start()
         await live.observe("Guard/a", Seen(at=1))
-        node.disk.fail(node.disk.calls + 1, Fault.EIO)
+        node.disk.fail(node.disk.calls + 1, DiskFault.EIO)
         with pytest.raises(JournalUnknown, match="a write failed half way"):
             await live.observe("Guard/b", Seen(at=1))
         await asyncio.sleep(0.1)

@@ -10,7 +10,7 @@ import pytest
 from stigmergy import Snapshots
 from stigmergy.base.errors import JournalUnknown
 from stigmergy.node.column_actuators import Orders
-from stigmergy.sim.disk import Fault
+from stigmergy.sim.disk import DiskFault
 from stigmergy.sim.node import SimNode
 from tests.core.meters import Counted, Glimpsed
 from tests.runtime.columns.stage import Radio, declare, play
@@ -74,7 +74,7 @@ def test_a_node_that_has_failed_begins_no_block() -> None:
         radio = Radio(live)
         await radio.send(("a", Glimpsed(level=1.0)))
         await radio.send(("a", Glimpsed(level=2.0)))
-        node.disk.fail(node.disk.calls + 1, Fault.EIO)
+        node.disk.fail(node.disk.calls + 1, DiskFault.EIO)
         with pytest.raises(JournalUnknown):
             await radio.send(("a", Glimpsed(level=3.0)))
         hand.go.set()

@@ -12,8 +12,8 @@ import pytest
 from stigmergy.base.errors import Malformed, NotOwned, StigmergyError, TooLarge, UnknownKind
 from stigmergy.control.live import Live
 from stigmergy.control.protocol import read_reply
-from stigmergy.control.router import Switchboard
-from stigmergy.control.server import ControlDesk, Node
+from stigmergy.control.router import ControlRouter
+from stigmergy.control.server import ControlService, NodeDescription
 from stigmergy.keys.ed25519 import Ed25519Verifier
 from stigmergy.network.shares import owned_by
 from stigmergy.node.column_roster import ENROLLED_NAMES_MAX, Roster, read_roster
@@ -26,11 +26,11 @@ NAMES = [f"m-{number}" for number in range(30)]
 SHARDS = 5
 
 
-def desk_of(live: Live) -> ControlDesk:
-    return ControlDesk(live, Ed25519Verifier(), Node("1", "memory:", (1, bytes(32))), lambda: None)
+def service_of(live: Live) -> ControlService:
+    return ControlService(live, Ed25519Verifier(), NodeDescription("1", "memory:", (1, bytes(32))), lambda: None)
 
 
-async def ask(desk: ControlDesk | Switchboard, **request: Any) -> Any:
+async def ask(desk: ControlService | ControlRouter, **request: Any) -> Any:
     lines = await desk.answer(json.dumps({"v": 1, **request}).encode())
     line = await anext(lines) if isinstance(lines, AsyncIterator) else next(lines)
     return read_reply(line).ok
@@ -39,7 +39,7 @@ async def ask(desk: ControlDesk | Switchboard, **request: Any) -> Any:
 def test_what_is_told_over_the_endpoint_is_what_the_node_knows() -> None:
     async def scene(node: SimNode) -> None:
         live = await node.start()
-        desk = desk_of(live)
+        desk = service_of(live)
         assert read_roster(await ask(desk, do="roster", kind="Meter")) == live.roster("Meter")
         found = read_roster(await ask(desk, do="enroll_agents", kind="Meter", names=NAMES), NAMES)
         assert found == await live.enroll("Meter", NAMES)
@@ -64,7 +64,7 @@ def test_what_cannot_be_told_is_said(request_: dict[str, Any], error: type[Excep
     async def scene(node: SimNode) -> None:
         live = await node.start()
         with pytest.raises(error):
-            await ask(desk_of(live), **request_)
+            await ask(service_of(live), **request_)
         assert live.agents("Meter") == []
 
     play(declare(Hand()), scene)
@@ -73,7 +73,7 @@ def test_what_cannot_be_told_is_said(request_: dict[str, Any], error: type[Excep
 class Branch:
     """A process of the node, without a socket in between."""
 
-    def __init__(self, desk: ControlDesk) -> None:
+    def __init__(self, desk: ControlService) -> None:
         self._desk = desk
         self.asked: list[str] = []
 
@@ -99,8 +99,8 @@ def test_several_processes_enrol_each_their_own_and_are_one_roster() -> None:
                 )
             )
         lives = [await node.start() for node in nodes]
-        branches = [Branch(desk_of(live)) for live in lives]
-        board = Switchboard(Homes(SHARDS), branches, dict, lambda: None)
+        branches = [Branch(service_of(live)) for live in lives]
+        board = ControlRouter(Homes(SHARDS), branches, dict, lambda: None)
         empty = read_roster(await ask(board, do="roster", kind="Meter"))
         assert [one.agents for one in empty.shards] == [0] * SHARDS
         described = await ask(board, do="enroll_agents", kind="Meter", names=NAMES)
@@ -116,7 +116,7 @@ def test_several_processes_enrol_each_their_own_and_are_one_roster() -> None:
             await ask(board, do="enroll_agents", kind="Meter", names=["x"] * (ENROLLED_NAMES_MAX + 1))
         # What one process alone says is no roster of the node; and a batch for the other's shard is refused.
         with pytest.raises(Malformed, match="ask the node itself, and not one of its processes"):
-            read_roster(await ask(desk_of(lives[1]), do="roster", kind="Meter"))
+            read_roster(await ask(service_of(lives[1]), do="roster", kind="Meter"))
         shard = next(place.shard for place in roster.places if place.shard in owned_by(2, 2, SHARDS))
         mine = [name for name, place in zip(NAMES, roster.places, strict=True) if place.shard == shard]
         batch = Radio(lives[1]).batch((mine[0], Counted(by=1)), shard=shard)
@@ -156,7 +156,7 @@ def test_several_processes_enrol_each_their_own_and_are_one_roster() -> None:
 def test_what_is_no_roster_is_refused(spoil: dict[str, Any]) -> None:
     async def scene(node: SimNode) -> None:
         live = await node.start()
-        found = await ask(desk_of(live), do="roster", kind="Meter")
+        found = await ask(service_of(live), do="roster", kind="Meter")
         with pytest.raises(Malformed):
             read_roster({**found, **spoil})
         await asyncio.sleep(0)

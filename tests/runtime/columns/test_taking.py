@@ -13,7 +13,7 @@ from stigmergy.agents.codec import pack_envelope
 from stigmergy.agents.columns import NO_CHECK
 from stigmergy.agents.messages import spec_of
 from stigmergy.agents.supervision import InputsSkipped
-from stigmergy.audit.listing import Wanted, list_log
+from stigmergy.audit.listing import EntryFilter, list_log
 from stigmergy.base.errors import (
     Malformed,
     NotRunning,
@@ -38,7 +38,7 @@ def consumed(live: Live, source: str = "radio", shard: int = 0, incarnation: int
 
 def skipped(live: Live) -> list[tuple[str, int, int]]:
     """What the log says was skipped: why, from, to."""
-    wanted = Wanted(type=spec_of(InputsSkipped).tag, first=1, limit=1_000)
+    wanted = EntryFilter(type=spec_of(InputsSkipped).tag, first=1, limit=1_000)
     found: list[Any] = [entry.fields for entry in list_log(live.host.journal, wanted) if entry is not None]
     return [(one["because"].partition(":")[0], one["first"], one["last"]) for one in found]
 
@@ -211,7 +211,7 @@ def test_an_untaken_skip_is_forgotten_at_its_own_door_and_at_no_other() -> None:
         await live.deliver(pack_envelope("boards", [("Board/x", Seen(level=1.0))], sequence=1, incarnation=1, epoch=5))
 
         def known() -> tuple[bool, bool, bool]:
-            doors = host.columns._doors
+            doors = host.columns._ingresses
             radio_at = [("radio", 1) in doors[shard]._expected for shard in (0, 1)]
             return radio_at[0], radio_at[1], ("boards", 1) in host.ingress._expected
 

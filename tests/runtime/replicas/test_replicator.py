@@ -8,7 +8,7 @@ import pytest
 from stigmergy.agents.shared import Merged, SharedChanged
 from stigmergy.base.errors import ConfigError, Overloaded
 from stigmergy.crdt.anti_entropy.messages import ACKNOWLEDGEMENT
-from stigmergy.network.replicator import SharedStanding, rules_of
+from stigmergy.network.replicator import SharedStatus, rules_of
 from stigmergy.node.settings import Settings, SharedSettings
 from stigmergy.shard.inputs import SharedReceived
 from stigmergy.sim.network import LinkFaults
@@ -34,7 +34,7 @@ def test_what_one_writes_all_read_in_milliseconds() -> None:
         await asyncio.sleep(1)
         assert [town.light(name).phase.value for name in town.names] == ["green", None, None]
         standing = town.replicators["a"].standing()
-        assert standing == SharedStanding(objects=3, replicas=3, peers=2)
+        assert standing == SharedStatus(objects=3, replicas=3, peers=2)
         assert town.replicators["a"].troubles() == []
         await town.stop()
 

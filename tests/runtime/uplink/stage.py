@@ -10,7 +10,7 @@ import msgspec
 from stigmergy.agents.agent import Agent, evolve
 from stigmergy.agents.messages import Event, within
 from stigmergy.bus.memory import MemoryBroker
-from stigmergy.journal.memory import MemoryStore
+from stigmergy.journal.memory import MemoryJournalStore
 from stigmergy.journal.port import StoredCommit
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.settings import Settings
@@ -18,7 +18,7 @@ from stigmergy.shard.commit import Commit, Group, Signature, open_commit
 from stigmergy.sim.logbook import Logbook
 from stigmergy.sim.node import SimNode, World
 from stigmergy.uplink.rules import Aggregate, Sieve, Summary, UplinkRule
-from stigmergy.uplink.sender import UplinkStanding
+from stigmergy.uplink.sender import UplinkStatus
 
 
 class Moved(Event, keep=within(seconds=0.2)):
@@ -150,7 +150,7 @@ class Stage:
             await asyncio.sleep(1)
         raise AssertionError(f"not settled: {self.standing()}")
 
-    def standing(self) -> UplinkStanding:
+    def standing(self) -> UplinkStatus:
         live = self.device.live
         assert live is not None
         standing = live.standing().link.uplink
@@ -206,18 +206,18 @@ class Stage:
         assert not live.dead_letters()
 
 
-def copy_of(node: SimNode) -> MemoryStore:
+def copy_of(node: SimNode) -> MemoryJournalStore:
     """The node's disk as it is now."""
     store = node.store
     assert store is not None
-    copy = MemoryStore(store.identity)
+    copy = MemoryJournalStore(store.identity)
     copy.commits = {shard: list(kept) for shard, kept in store.commits.items()}
     copy.snapshots = {key: list(parts) for key, parts in store.snapshots.items()}
     copy.used_bytes = store.used_bytes
     return copy
 
 
-async def restore(node: SimNode, copy: MemoryStore, incarnation: int | None = None) -> None:
+async def restore(node: SimNode, copy: MemoryJournalStore, incarnation: int | None = None) -> None:
     """The node dies, and starts with a copy of its disk; given an incarnation, as a journal of its own."""
     await node.kill()
     if incarnation is not None:

@@ -17,11 +17,11 @@ from stigmergy.control.live import Live
 from stigmergy.node.declaration import Declaration
 from stigmergy.sim.node import SimNode, World
 from stigmergy.uplink.collector import HOLE_MAX
-from stigmergy.uplink.messages import Batch, Inquiry, Mark, Told, read_told, write_message
-from stigmergy.uplink.names import Sender, sender_of, uplinks_pattern
+from stigmergy.uplink.messages import Batch, Inquiry, Told, UplinkMark, read_told, write_message
+from stigmergy.uplink.names import UplinkSource, sender_of, uplinks_pattern
 from stigmergy.uplink.rules import number_of
 
-ME = Sender("delivery", "local", "drone-1")
+ME = UplinkSource("delivery", "local", "drone-1")
 SOURCE = "uplink/delivery/local/drone-1/0"
 
 
@@ -54,7 +54,7 @@ def declare(shards: int = 1) -> Declaration:
 class Device:
     """Somebody who speaks as an uplink does, well or badly."""
 
-    def __init__(self, broker: MemoryBroker, sender: Sender = ME) -> None:
+    def __init__(self, broker: MemoryBroker, sender: UplinkSource = ME) -> None:
         self._bus = MemoryBus(broker, f"device {sender.node}")
         self._sender = sender
         self.told: list[Told] = []
@@ -108,7 +108,7 @@ def numbers_of(live: Live, name: str = "1") -> tuple[int, ...]:
 def test_a_batch_is_taken_once_and_its_end_is_told(shards: int) -> None:
     async def scene(node: SimNode, live: Live, device: Device) -> None:
         one = batch(0, [3, 4, 90, 5000], 9000)
-        assert await device.say(one) == Told("gateway", device.told[0].run, "", [Mark(0, 7, 1, 9000)])
+        assert await device.say(one) == Told("gateway", device.told[0].run, "", [UplinkMark(0, 7, 1, 9000)])
         await device.say(one, one)
         assert numbers_of(live) == (3, 4, 90, 5000)
         counters = live.standing().counters
@@ -123,7 +123,7 @@ def test_a_batch_is_taken_once_and_its_end_is_told(shards: int) -> None:
         again = await node.start()
         assert numbers_of(again) == (3, 4, 90, 5000, 9500)
         answer = await device.say(Inquiry("now"))
-        assert (answer.nonce, answer.marks) == ("now", [Mark(0, 7, 1, 9500)])
+        assert (answer.nonce, answer.marks) == ("now", [UplinkMark(0, 7, 1, 9500)])
 
     play(scene, shards)
 
@@ -139,7 +139,7 @@ def test_nothing_is_told_before_it_is_durable() -> None:
         # It has been stepped, and an answer to an inquiry does not count it either.
         assert [(told.nonce, told.marks) for told in device.told[1:]] == [("second", [])]
         await asyncio.sleep(20)
-        assert device.told[-1].marks == [Mark(0, 7, 1, 1)]
+        assert device.told[-1].marks == [UplinkMark(0, 7, 1, 1)]
         assert numbers_of(live) == (1,)
 
     play(scene)
@@ -170,7 +170,7 @@ def test_an_owner_that_was_replaced_is_refused_and_the_next_begins_at_what_is_co
         await device.say(batch(0, [1], epoch=5))
         told = await device.say(batch(1, [2], epoch=4))
         assert "another owner has taken over" in told.refused
-        assert told.marks == [Mark(0, 7, 5, 1)]
+        assert told.marks == [UplinkMark(0, 7, 5, 1)]
         # The new owner cannot follow what the old one had under way, be it at the same moment.
         await device.say(batch(1, [2], epoch=5), batch(2, [3], epoch=6))
         assert "missing" in device.told[-1].refused or "missing" in device.told[-2].refused
@@ -259,7 +259,7 @@ def test_a_flood_is_shed_before_it_is_looked_at() -> None:
 def test_names_of_topics() -> None:
     assert ME.topic == "delivery/local/uplink/drone-1"
     assert ME.marks_topic == "delivery/local/uplink/drone-1/marks"
-    assert sender_of(Sender("a", "b c", "d/e").topic) == Sender("a", "b c", "d/e")
+    assert sender_of(UplinkSource("a", "b c", "d/e").topic) == UplinkSource("a", "b c", "d/e")
     assert uplinks_pattern("delivery", "+") == "delivery/+/uplink/+"
     for topic in ("a/b/uplink", "a/b/nodes/c", "a/b/uplink/c/marks", f"a/b/uplink/{'c' * 300}", "a/b/uplink/%zz"):
         with pytest.raises(Malformed):

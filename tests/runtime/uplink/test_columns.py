@@ -2,7 +2,7 @@
 
 from stigmergy.agents.codec import tag_of
 from stigmergy.uplink.lane import Lane
-from stigmergy.uplink.messages import Mark
+from stigmergy.uplink.messages import UplinkMark
 from stigmergy.uplink.rules import Aggregate, SieveCounters, UplinkRule, number_of
 from tests.runtime.audit.column_log import ColumnLog, a_log, a_run, measured
 
@@ -12,7 +12,7 @@ async def test_records_go_up_as_messages_from_wherever_the_receiver_is() -> None
     everything: list[tuple[int, str, bytes]] = []
     for known in (0, 3, 4):
         lane = Lane(log.journal, 0, UplinkRule(), SieveCounters())
-        marks = {7: Mark(0, 7, 1, number_of(known), b"")} if known else {}
+        marks = {7: UplinkMark(0, 7, 1, number_of(known), b"")} if known else {}
         assert list(lane.resume(marks, 5, 1, 0)) is not None
         while lane.fill(5):
             pass

@@ -16,7 +16,7 @@ from stigmergy.store.memory import open_store
 from stigmergy.testing.bus_rig import wait_until
 from stigmergy.uplink.distributor import Distributor
 from stigmergy.uplink.messages import Batch, Inquiry, Told, read_told, write_message
-from stigmergy.uplink.names import Sender
+from stigmergy.uplink.names import UplinkSource
 from tests.runtime.uplink.stage import Arrived, Drone, Twin
 
 QUICK = Settings(
@@ -42,7 +42,9 @@ class Stage:
         keys = await store.key_value("uplinks")
         below = MemoryBus(memory_broker(self.below), "hub")
         bus = MemoryBus(memory_broker(self.bus), "hub")
-        distributor = Distributor(below, bus, keys, self.fleet, Sender("ground", "local", "hub"), f"run {self.runs}")
+        distributor = Distributor(
+            below, bus, keys, self.fleet, UplinkSource("ground", "local", "hub"), f"run {self.runs}"
+        )
         await distributor.start()
         try:
             yield distributor
@@ -111,7 +113,7 @@ class Ear:
     """A gateway that is none, and says what it likes."""
 
     def __init__(self, stage: Stage) -> None:
-        self.sender = Sender("delivery", "north", "gateway")
+        self.sender = UplinkSource("delivery", "north", "gateway")
         self.bus = MemoryBus(memory_broker(stage.below), "delivery:north:gateway")
         self.heard: list[Told] = []
 
@@ -172,7 +174,7 @@ async def test_one_that_was_held_up_writes_nothing_over_what_the_next_has_writte
         broker = f"{stage.name}-next"
         below, bus = MemoryBus(memory_broker(broker), "hub"), MemoryBus(memory_broker(stage.bus), "next")
         keys = await store.key_value("uplinks")
-        following = Distributor(below, bus, keys, stage.fleet, Sender("ground", "local", "hub"), "next")
+        following = Distributor(below, bus, keys, stage.fleet, UplinkSource("ground", "local", "hub"), "next")
         await following.start()
         other = Ear(stage)
         other.bus = MemoryBus(memory_broker(broker), "site")

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from stigmergy import Fleet, UplinkRule
-from stigmergy.app.config import Config, Place
-from stigmergy.app.fleet import Bearings, find_bearings
+from stigmergy.app.config import Config, FleetConfig
+from stigmergy.app.fleet import NodeConfig, find_node_config
 from stigmergy.base.errors import ConfigError
 from stigmergy.bus.memory import memory_broker
 from stigmergy.testing.bus_rig import wait_until
@@ -95,10 +95,10 @@ async def test_devices_of_its_own_site_and_whole_sites_below_are_collected_side_
 @pytest.mark.parametrize(
     ("place", "why"),
     [
-        (Place(collect_from="memory:x"), "collect_from need a bus"),
-        (Place(bus="memory:x", uplink_to="memory:y"), "there is none"),
+        (FleetConfig(collect_from="memory:x"), "collect_from need a bus"),
+        (FleetConfig(bus="memory:x", uplink_to="memory:y"), "there is none"),
     ],
 )
-def test_levels_without_what_they_need_are_refused(place: Place, why: str) -> None:
+def test_levels_without_what_they_need_are_refused(place: FleetConfig, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
-        find_bearings(Bearings(), Config(fleet=place))
+        find_node_config(NodeConfig(), Config(fleet=place))

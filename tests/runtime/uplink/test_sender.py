@@ -9,12 +9,12 @@ from stigmergy.bus.memory import MemoryBroker, MemoryBus
 from stigmergy.bus.port import BusMessage
 from stigmergy.node.settings import Settings, UplinkSettings
 from stigmergy.sim.node import SimNode
-from stigmergy.uplink.messages import Batch, Inquiry, Mark, Told, read_up, write_message
-from stigmergy.uplink.names import Sender
+from stigmergy.uplink.messages import Batch, Inquiry, Told, UplinkMark, read_up, write_message
+from stigmergy.uplink.names import UplinkSource
 from stigmergy.uplink.rules import UplinkRule
 from tests.runtime.uplink.stage import ALL, RULE, Moved, Stage, copy_of, restore, twins
 
-ME = Sender("delivery", "local", "device")
+ME = UplinkSource("delivery", "local", "device")
 MORE_SEEDS = (0, 4, 6, 7, 8, 9, 10, 11)
 
 
@@ -348,7 +348,7 @@ def test_two_gateways_that_collect_the_same_are_found() -> None:
 class Scripted:
     """A gateway that says what a test wants."""
 
-    def __init__(self, broker: MemoryBroker, marks: list[Mark]) -> None:
+    def __init__(self, broker: MemoryBroker, marks: list[UplinkMark]) -> None:
         self._bus = MemoryBus(broker, "scripted")
         self._marks = marks
         self.batches: list[Batch] = []
@@ -371,7 +371,7 @@ class Scripted:
 
 def test_a_mark_of_nothing_is_no_mark() -> None:
     stage = Stage(rule=ALL)
-    gateway = Scripted(stage.broker, [Mark(0, 1, 0, 0), Mark(0, 99, 5, 0), Mark(77, 1, 1, 5)])
+    gateway = Scripted(stage.broker, [UplinkMark(0, 1, 0, 0), UplinkMark(0, 99, 5, 0), UplinkMark(77, 1, 1, 5)])
 
     async def scene() -> None:
         await stage.device.start()
@@ -394,11 +394,13 @@ def test_answers_that_are_none_are_passed_over() -> None:
         await stage.fly(3)
         sent = gateway.batches[-1].upto
         await gateway.tell(b"nonsense")
-        await gateway.tell(Told("scripted", "1", "another nonce", [Mark(0, 1, 1, sent)]))
+        await gateway.tell(Told("scripted", "1", "another nonce", [UplinkMark(0, 1, 1, sent)]))
         await stage.fly(1)
         assert stage.standing().commits_behind > 3
         assert stage.standing().trouble == ""
-        await gateway.tell(Told("scripted", "1", "", [Mark(0, 1, 1, gateway.batches[-1].upto), Mark(9, 1, 1, 1)]))
+        await gateway.tell(
+            Told("scripted", "1", "", [UplinkMark(0, 1, 1, gateway.batches[-1].upto), UplinkMark(9, 1, 1, 1)])
+        )
         await asyncio.sleep(0.1)
         assert stage.standing().commits_behind <= 1
         await gateway.tell(Told("scripted", "1", "", [], "no room"))

@@ -4,13 +4,13 @@ import msgspec
 
 from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
 from stigmergy.shard.commit import Commit, Head, Signature, genesis_of, seal, statement
-from stigmergy.shard.commit import Run as TimeRun
+from stigmergy.shard.commit import EventRun as TimeRun
 from stigmergy.sim.checkers import (
-    Acknowledged,
+    AcknowledgedInput,
     Hold,
     Settling,
-    Signed,
-    Taken,
+    SignedLog,
+    TakenMessage,
     Watched,
     chain_is_valid,
     everything_makes_progress,
@@ -27,7 +27,7 @@ VERIFY = Ed25519Verifier().verify
 
 
 def test_what_was_acknowledged_must_be_in_the_log_or_declared_as_skipped() -> None:
-    told = [Acknowledged("n", "world", number, "Drone/1", b"%d" % number) for number in (1, 2, 3)]
+    told = [AcknowledgedInput("n", "world", number, "Drone/1", b"%d" % number) for number in (1, 2, 3)]
     kept = {("n", "Drone/1", b"1"): None, ("n", "Drone/1", b"3"): None}
     assert nothing_acknowledged_is_lost(told, kept, [("n", "world", 2, 2)]) == []
     (finding,) = nothing_acknowledged_is_lost(told, kept)
@@ -37,10 +37,16 @@ def test_what_was_acknowledged_must_be_in_the_log_or_declared_as_skipped() -> No
 
 
 def test_no_message_is_taken_twice_or_after_a_later_one() -> None:
-    good = [Taken("a", "x", 1), Taken("b", "x", 1), Taken("a", "y", 1), Taken("a", "x", 3), Taken("a", "x", 4)]
+    good = [
+        TakenMessage("a", "x", 1),
+        TakenMessage("b", "x", 1),
+        TakenMessage("a", "y", 1),
+        TakenMessage("a", "x", 3),
+        TakenMessage("a", "x", 4),
+    ]
     assert nothing_is_doubled(good) == []
-    assert "twice" in nothing_is_doubled([*good, Taken("a", "x", 4)])[0]
-    assert "after 4" in nothing_is_doubled([*good, Taken("a", "x", 2)])[0]
+    assert "twice" in nothing_is_doubled([*good, TakenMessage("a", "x", 4)])[0]
+    assert "after 4" in nothing_is_doubled([*good, TakenMessage("a", "x", 2)])[0]
 
 
 def test_replicas_of_one_object_are_equal_and_those_of_another_need_not_be() -> None:
@@ -105,7 +111,7 @@ def test_a_silence_that_is_not_certain_is_not_judged() -> None:
     assert safe_action_in_time([msgspec.structs.replace(unclear, safe_ns=[8 * SECOND])])
 
 
-def signed_log() -> Signed:
+def signed_log() -> SignedLog:
     signer = Ed25519Signer(bytes(32))
     commits, digests, signatures = list[Commit](), list[bytes](), list[Signature]()
     before = genesis_of("fleet", 0)
@@ -116,7 +122,7 @@ def signed_log() -> Signed:
         commits.append(commit)
         digests.append(before)
         signatures.append(Signature(1, signer.public_key, heads, signer.sign(statement(heads))))
-    return Signed("n", "fleet", 0, commits, digests, signatures, signer.public_key)
+    return SignedLog("n", "fleet", 0, commits, digests, signatures, signer.public_key)
 
 
 def test_a_chain_is_cited_and_signed_all_the_way() -> None:

@@ -16,7 +16,7 @@ import math
 from stigmergy.base.clock import Entropy
 from stigmergy.base.errors import Bug, LinkDown, Malformed, StigmergyError
 from stigmergy.bus.inbox import Arrival, Receipts, Reception
-from stigmergy.bus.mqtt.link import Link
+from stigmergy.bus.mqtt.link import MqttLink
 from stigmergy.bus.mqtt.options import MqttOptions, check_client_id, parse_url, tls_context
 from stigmergy.bus.port import PAYLOAD_BYTES_MAX, BusMessage, Handler, LinkHeard, check_message, check_pattern
 
@@ -37,7 +37,7 @@ class _Received:
 
     __slots__ = ("link", "message", "mid", "qos")
 
-    def __init__(self, message: BusMessage, link: Link | None, mid: int, qos: int) -> None:
+    def __init__(self, message: BusMessage, link: MqttLink | None, mid: int, qos: int) -> None:
         self.message = message
         self.link = link
         """None once it is gone, until the broker repeats the message on another one."""
@@ -56,7 +56,7 @@ class MqttBus:
         self.client_id = client_id
         self._entropy = entropy
         self._will: BusMessage | None = None
-        self._link: Link | None = None
+        self._link: MqttLink | None = None
         self._is_up = False
         """A link is up once it is there and all subscriptions are made on it."""
         self._last_error: StigmergyError | None = LinkDown(f"{options.place}: not connected yet")
@@ -142,10 +142,10 @@ class MqttBus:
 
     async def _use_link(self, loop: asyncio.AbstractEventLoop) -> float:
         """One link from its beginning to its end; returns for how long it was up."""
-        link: Link | None = None
+        link: MqttLink | None = None
         up_s = math.inf
         try:
-            link = Link(self.options, self.client_id, self._will, self._arrive)
+            link = MqttLink(self.options, self.client_id, self._will, self._arrive)
             self._orphan_all()
             await link.connect()
             await self._came_up(link)
@@ -169,7 +169,7 @@ class MqttBus:
         most_s = min(self.options.reconnect_s_max, RECONNECT_S_MIN * 2.0 ** min(tries - 1, 20))
         return most_s * int.from_bytes(self._entropy.token(4), "big") / 2**32
 
-    async def _came_up(self, link: Link) -> None:
+    async def _came_up(self, link: MqttLink) -> None:
         self._link = link
         # All subscriptions, also when the broker says that it has kept them: it may be wrong, and it costs little.
         made: list[str] = []
@@ -200,7 +200,7 @@ class MqttBus:
 
     # What comes in.
 
-    def _arrive(self, link: Link, message: BusMessage, mid: int, qos: int, again: bool) -> None:
+    def _arrive(self, link: MqttLink, message: BusMessage, mid: int, qos: int, again: bool) -> None:
         if qos and again and self._is_here(link, message, mid):
             self.receipts.repeated += 1
             return
@@ -217,7 +217,7 @@ class MqttBus:
         self._reception.take(Arrival(message, functools.partial(self._settle, received)))
         self._weigh_backlog()
 
-    def _is_here(self, link: Link, message: BusMessage, mid: int) -> bool:
+    def _is_here(self, link: MqttLink, message: BusMessage, mid: int) -> bool:
         """Whether a repeated message waits here: from this link, or from an earlier one and glad of a packet id."""
         if mid in self._waiting:
             return self._waiting[mid].message == message

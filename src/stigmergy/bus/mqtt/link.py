@@ -50,7 +50,7 @@ _TOPIC_REFUSED = frozenset({"Not authorized", "Topic name invalid"})
 class Receive(Protocol):
     """Takes a message from a link, with its packet id, its QoS, and whether the broker has sent it before."""
 
-    def __call__(self, link: Link, message: BusMessage, mid: int, qos: int, again: bool) -> None: ...
+    def __call__(self, link: MqttLink, message: BusMessage, mid: int, qos: int, again: bool) -> None: ...
 
 
 class _Client(paho.Client):
@@ -84,7 +84,7 @@ class _Client(paho.Client):
         self.taken(message)
 
 
-class Link:
+class MqttLink:
     """A connection. `connect` it, use it until `lost` is done, throw it away."""
 
     def __init__(self, options: MqttOptions, client_id: str, will: BusMessage | None, receive: Receive) -> None:

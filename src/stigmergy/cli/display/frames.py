@@ -26,13 +26,13 @@ from stigmergy.cli.display.output import (
     shown_bytes,
     shown_fields,
 )
-from stigmergy.cli.display.places import ClusterPlace, Place
-from stigmergy.control.protocol import AnyRequest, Letters, Log, Status, read_reply, write_request
+from stigmergy.cli.display.places import ClusterPlace, NodePlace
+from stigmergy.control.protocol import AnyRequest, LettersRequest, LogRequest, StatusRequest, read_reply, write_request
 from stigmergy.nats.servers.status import MEND_OFF, is_off
 from stigmergy.network.bus_link import NO_BUS, UP
 
 if TYPE_CHECKING:
-    from stigmergy.nats.servers.status import FleetSeen, LedgerSeen, Standing
+    from stigmergy.nats.servers.status import ClusterStatus, FleetSeen, LedgerSeen
 
 
 # Looks at a running node again and again, through one connection, and works out what changes each second.
@@ -64,7 +64,7 @@ class Sampler:
 
     def __init__(
         self,
-        find: Callable[[], Place],
+        find: Callable[[], NodePlace],
         *,
         answer_s_max: float = ANSWER_S_MAX,
         now_s: Callable[[], float] = time.monotonic,
@@ -96,18 +96,18 @@ class Sampler:
         client = self._client
         if client is None:
             client = self._client = _connect(self._find(), self._answer_s_max)
-        (status,) = _asked(client, Status())
+        (status,) = _asked(client, StatusRequest())
         if _is_on_workers(status) and all(one["pid"] is None for one in status["processes"]):
             raise NotRunning(f"no worker of the fleet {status['fleet']!r} answers at {status['journal']}")
         seen = _compared(Seen(self._now_s(), status), self._before)
         return structs.replace(
             seen,
-            last=_asked(client, Log(limit=last)) if last else [],
-            letters=_asked(client, Letters()) if letters else [],
+            last=_asked(client, LogRequest(limit=last)) if last else [],
+            letters=_asked(client, LettersRequest()) if letters else [],
         )
 
 
-def _connect(place: Place, answer_s_max: float) -> ControlClient | ClusterClient:
+def _connect(place: NodePlace, answer_s_max: float) -> ControlClient | ClusterClient:
     if isinstance(place, ClusterPlace):
         return ClusterClient(place.url, place.fleet, timeout_s=answer_s_max)
     return ControlClient(place, timeout_s=answer_s_max)
@@ -256,7 +256,7 @@ def _above(seen: Seen, view: View, columns: int) -> Iterator[Line]:
     yield [*paused, (status["fleet"], NAME), (up, HEADING)]
     yield [(f"{status['journal']}  {shown_bytes(status['journal_bytes'])}", HEADING)]
     yield from _link(status["link"])
-    for name, cell in company_fields(status):
+    for name, cell in replication_fields(status):
         yield [(f"{name} ", HEADING), cell]
     yield []
     yield from _cells(_figures(seen, status), columns)
@@ -442,7 +442,7 @@ STORE_SHARE = 0.8
 """A store that is fuller than this is worth a colour."""
 
 
-def draw_standing(standing: Standing) -> list[Line]:
+def draw_standing(standing: ClusterStatus) -> list[Line]:
     """All that there is to say."""
     lines: list[Line] = [_headline(standing)]
     if standing.trouble:
@@ -499,7 +499,7 @@ def duration(seconds: float) -> str:
     return f"{seconds / 3600:.0f} h"
 
 
-def _headline(standing: Standing) -> Line:
+def _headline(standing: ClusterStatus) -> Line:
     seen = standing.servers
     up = sum(server.is_up for server in seen.servers)
     text = f"{up} of {counted(len(seen.servers), 'server')} up"
@@ -519,7 +519,7 @@ def _headline(standing: Standing) -> Line:
     return [("cluster ", HEADING), (standing.url, NAME), "  ", text, ", ", *off, how, *leader]
 
 
-def _servers(standing: Standing) -> list[Line]:
+def _servers(standing: ClusterStatus) -> list[Line]:
     rows: list[Line] = []
     led: dict[str, int] = {}
     for stream in standing.streams:
@@ -584,7 +584,7 @@ def _ledgers(ledgers: Sequence[LedgerSeen]) -> list[Line]:
     )
 
 
-def _streams(standing: Standing) -> list[Line]:
+def _streams(standing: ClusterStatus) -> list[Line]:
     rows: list[Line] = [[(name, NAME), ("no leader", BAD)] for name in standing.leaderless]
     away = standing.servers.gone
     streams = standing.folded()
@@ -614,7 +614,7 @@ def _streams(standing: Standing) -> list[Line]:
     return lines
 
 
-def _consumers(standing: Standing) -> list[Line]:
+def _consumers(standing: ClusterStatus) -> list[Line]:
     """Those that are furthest behind. Who watches a bucket comes and goes, and is of no interest here."""
     every = [(stream.name, one) for stream in standing.streams if _is_read(stream.name) for one in stream.consumers]
     found = [(stream, one) for stream, one in every if one.pending or one.unconfirmed]
@@ -639,7 +639,7 @@ def _plain(cell: Cell) -> str:
     return printable(cell if isinstance(cell, str) else cell[0])
 
 
-def company_fields(status: dict[str, Any]) -> list[tuple[str, Cell]]:
+def replication_fields(status: dict[str, Any]) -> list[tuple[str, Cell]]:
     """How a node stands with its peers and its ledger, as lines of its status; none of what it does not have."""
     found: list[tuple[str, Cell]] = []
     if (shared := status.get("shared")) is not None:

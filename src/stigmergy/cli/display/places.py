@@ -34,12 +34,12 @@ from stigmergy.cli.display.output import BAD, Output
 from stigmergy.control.protocol import (
     REQUEST_BYTES_MAX,
     AnyRequest,
-    Claims,
-    Letters,
-    Quarantine,
-    Roster,
-    Shared,
-    Status,
+    ClaimsRequest,
+    LettersRequest,
+    QuarantineRequest,
+    RosterRequest,
+    SharedRequest,
+    StatusRequest,
     read_reply,
     write_request,
 )
@@ -55,7 +55,7 @@ class ClusterPlace(Struct, frozen=True):
     fleet: Fleet
 
 
-Place = Path | ClusterPlace
+NodePlace = Path | ClusterPlace
 """Whom to ask: a node by its socket, or the workers of a fleet."""
 
 
@@ -126,7 +126,7 @@ def find_socket(arguments: argparse.Namespace) -> Path:
     return found[0]
 
 
-def find_place(arguments: argparse.Namespace) -> Place:
+def find_place(arguments: argparse.Namespace) -> NodePlace:
     """Whom a command is to ask: the workers at --nats, or the node that listens at a socket here."""
     if arguments.nats is None:
         return find_socket(arguments)
@@ -145,7 +145,7 @@ def _check_one_place(arguments: argparse.Namespace) -> None:
         raise ConfigError("--nats names a fleet on several workers, --socket and --journal a node; give one of them")
 
 
-def find_running_place(arguments: argparse.Namespace) -> Place | None:
+def find_running_place(arguments: argparse.Namespace) -> NodePlace | None:
     """The same, or None where no node runs here."""
     return find_running(arguments) if arguments.nats is None else find_place(arguments)
 
@@ -246,10 +246,10 @@ def _which(what: str, found: list[Path], option: str) -> str:
 
 LOOK_S_MAX = 10.0
 """A node that runs has an answer to these at once; who looks at one that hangs is to learn that it does."""
-LOOKS = (Status, Shared, Quarantine, Claims, Letters, Roster)
+LOOKS = (StatusRequest, SharedRequest, QuarantineRequest, ClaimsRequest, LettersRequest, RosterRequest)
 
 
-def ask(place: Place, request: AnyRequest, *, doubt: str = "") -> Any:
+def ask(place: NodePlace, request: AnyRequest, *, doubt: str = "") -> Any:
     """The one answer to a request; raises what the node refuses with.
 
     `doubt` is said beside an answer that did not come: what was asked may have been done. Where nobody could be reached
@@ -268,7 +268,7 @@ def ask(place: Place, request: AnyRequest, *, doubt: str = "") -> Any:
         client.close()
 
 
-def ask_stream(place: Place, request: AnyRequest) -> Iterator[Any]:
+def ask_stream(place: NodePlace, request: AnyRequest) -> Iterator[Any]:
     """The items that answer a request, as they come. Raises NotRunning at the end if a part did not answer."""
     listing = Listing()
     yield from _listed(place, request, listing)
@@ -299,14 +299,14 @@ class Listing:
         return exits.NOT_RUNNING
 
 
-def ask_list(place: Place, request: AnyRequest) -> Listing:
+def ask_list(place: NodePlace, request: AnyRequest) -> Listing:
     """All items that answer a request, of as many parts as answer; end with the `end` of the listing."""
     listing = Listing()
     listing.items.extend(_listed(place, request, listing))
     return listing
 
 
-def _listed(place: Place, request: AnyRequest, listing: Listing) -> Iterator[Any]:
+def _listed(place: NodePlace, request: AnyRequest, listing: Listing) -> Iterator[Any]:
     client = _client(place, request)
     try:
         for line in client.ask(_line(request)):
@@ -319,7 +319,7 @@ def _listed(place: Place, request: AnyRequest, listing: Listing) -> Iterator[Any
         client.close()
 
 
-def _client(place: Place, request: AnyRequest) -> ControlClient | ClusterClient:
+def _client(place: NodePlace, request: AnyRequest) -> ControlClient | ClusterClient:
     if isinstance(place, ClusterPlace):
         return ClusterClient(place.url, place.fleet)
     return ControlClient(place, timeout_s=LOOK_S_MAX) if isinstance(request, LOOKS) else ControlClient(place)

@@ -42,7 +42,7 @@ IdOf = Callable[[bytes, int, str], bytes]
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class Node(Struct, frozen=True):
+class NodeIdentity(Struct, frozen=True):
     """Who we are to the others."""
 
     fleet: str
@@ -79,7 +79,7 @@ def gossip_statement(fleet: str, node: str, body: bytes) -> bytes:
     return GOSSIP_DOMAIN + _encode([fleet, node, body])
 
 
-class Keys:
+class KnownKeys:
     """Which keys are believed, and who was first heard under which name."""
 
     def __init__(self, trust: Trust) -> None:

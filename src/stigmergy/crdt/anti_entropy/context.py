@@ -6,18 +6,18 @@ from msgspec import Struct
 
 from stigmergy.crdt.anti_entropy.authorship import (
     OBJECT_BYTES,
-    Keys,
-    Node,
+    KnownKeys,
+    NodeIdentity,
     Quarantine,
     Quarantined,
     Trust,
     gossip_statement,
 )
-from stigmergy.crdt.anti_entropy.held import Hand, Held
-from stigmergy.crdt.anti_entropy.messages import Message, Signed, write_frame, write_message
+from stigmergy.crdt.anti_entropy.held_object import HeldObject, PendingMerge
+from stigmergy.crdt.anti_entropy.messages import AntiEntropyMessage, SignedMessage, write_frame, write_message
 from stigmergy.crdt.anti_entropy.peers import Choose, Outstanding, Peer, Peers, interests_digest
-from stigmergy.crdt.anti_entropy.pool import Kept
-from stigmergy.crdt.anti_entropy.rules import Moment, Rules
+from stigmergy.crdt.anti_entropy.pool import SignedChange
+from stigmergy.crdt.anti_entropy.rules import ClockReading, Rules
 from stigmergy.crdt.anti_entropy.transfers import Incoming, Outgoing
 
 NO_OBJECT = bytes(OBJECT_BYTES)
@@ -25,7 +25,7 @@ TROUBLES_COUNT_MAX = 100
 """Different troubles that are remembered; the first goes."""
 
 
-class Counters(Struct):
+class AntiEntropyCounters(Struct):
     """What became of changes and messages since the machine was made."""
 
     shared_written: int = 0
@@ -61,53 +61,53 @@ class Counters(Struct):
     """States or changes too large for any transfer."""
 
 
-class Ready(Struct, frozen=True):
+class AntiEntropyReady(Struct, frozen=True):
     """What to do now: send each datagram, and hand over each thing. In this order, and without waiting."""
 
     datagrams: tuple[tuple[str, bytes], ...] = ()
-    hands: tuple[Hand, ...] = ()
+    merges: tuple[PendingMerge, ...] = ()
 
 
-class Desk:
+class AntiEntropyContext:
     """The state that the parts of one machine share."""
 
-    def __init__(self, node: Node, trust: Trust, rules: Rules, choose: Choose, bytes_max: int) -> None:
+    def __init__(self, node: NodeIdentity, trust: Trust, rules: Rules, choose: Choose, bytes_max: int) -> None:
         self.node = node
         self.trust = trust
         self.rules = rules
         self.bytes_max = bytes_max
-        self.keys = Keys(trust)
+        self.keys = KnownKeys(trust)
         self.peers = Peers(rules, choose)
         self.outstanding = Outstanding(rules)
         self.outgoing = Outgoing(rules, bytes_max)
         self.incoming = Incoming(rules)
         self.quarantine = Quarantine()
-        self.counters = Counters()
-        self.held: dict[bytes, Held] = {}
+        self.counters = AntiEntropyCounters()
+        self.held: dict[bytes, HeldObject] = {}
         self._interests: tuple[bytes, bytes] | None = None
         self.troubles: dict[str, None] = {}
         self._datagrams: list[tuple[str, bytes]] = []
-        self._hands: list[Hand] = []
+        self._merges: list[PendingMerge] = []
 
     # What goes out.
 
-    def ready(self) -> Ready:
+    def ready(self) -> AntiEntropyReady:
         """All that came together since the last time."""
-        ready = Ready(tuple(self._datagrams), tuple(self._hands))
-        self._datagrams, self._hands = [], []
+        ready = AntiEntropyReady(tuple(self._datagrams), tuple(self._merges))
+        self._datagrams, self._merges = [], []
         return ready
 
-    def say(self, names: list[str], message: Message, now_ns: int) -> None:
+    def say(self, names: list[str], message: AntiEntropyMessage, now_ns: int) -> None:
         """Tells peers something, signed."""
         if names:
             self.send(names, self.signed(message), now_ns)
 
-    def signed(self, message: Message) -> bytes:
+    def signed(self, message: AntiEntropyMessage) -> bytes:
         """A message as it travels."""
         body = write_message(message)
         node = self.node
         signature = self.trust.sign(gossip_statement(node.fleet, node.name, body))
-        return write_frame(Signed(node.algorithm, node.key, node.name, body, signature))
+        return write_frame(SignedMessage(node.algorithm, node.key, node.name, body, signature))
 
     def send(self, names: list[str], data: bytes, now_ns: int, about: bytes = NO_OBJECT) -> None:
         """Sends a datagram; what is too long for one is offered."""
@@ -126,14 +126,14 @@ class Desk:
 
     # What is handed over.
 
-    def feed(self, held: Held, moment: Moment) -> None:
+    def feed(self, held: HeldObject, moment: ClockReading) -> None:
         """Hands to the host what can be merged into our replicas of an object."""
         for local in held.locals.values():
-            hand = held.feed(local, moment.monotonic_ns, self.horizon_ns(moment))
-            if hand is not None:
-                self._hands.append(hand)
+            merge = held.feed(local, moment.monotonic_ns, self.horizon_ns(moment))
+            if merge is not None:
+                self._merges.append(merge)
 
-    def horizon_ns(self, moment: Moment) -> int:
+    def horizon_ns(self, moment: ClockReading) -> int:
         """No stamp beyond this is taken now."""
         return moment.wall_ns + self.rules.skew_ns_max
 
@@ -189,7 +189,7 @@ class Desk:
                 f"with the key {one.key.hex()} until an operator lifts the quarantine"
             )
 
-    def spread(self, held: Held, kept: Kept, without: str, now_ns: int) -> None:
+    def spread(self, held: HeldObject, kept: SignedChange, without: str, now_ns: int) -> None:
         """Passes a change on to some who hold the object."""
         names = [name for name in self.believable(self.peers.holders(held.id)) if name != without]
         self.send(self.peers.some(names), kept.data, now_ns)

@@ -71,7 +71,7 @@ class Change(Struct, frozen=True, array_like=True):
     signature: _Key
 
 
-class Signed(Struct, frozen=True, array_like=True):
+class SignedMessage(Struct, frozen=True, array_like=True):
     """A message and who says it."""
 
     algorithm: Annotated[int, Meta(ge=0, lt=256)]
@@ -81,7 +81,7 @@ class Signed(Struct, frozen=True, array_like=True):
     signature: _Key
 
 
-class Part(Struct, frozen=True, array_like=True):
+class BodyPart(Struct, frozen=True, array_like=True):
     """A piece of a body that was offered."""
 
     body: _Digest
@@ -128,7 +128,7 @@ class Vectors(Struct, frozen=True, array_like=True, tag=3):
     """Whether the sender wants to be told the vector of the receiver: 0 no, 1 yes, 2 with the retired named."""
 
 
-class Offer(Struct, frozen=True, array_like=True, tag=4):
+class BodyOffer(Struct, frozen=True, array_like=True, tag=4):
     """A body that is too long for a datagram is there to be fetched."""
 
     body: _Digest
@@ -138,14 +138,14 @@ class Offer(Struct, frozen=True, array_like=True, tag=4):
     """Of several states of one object that are offered, one is fetched. Zeros for anything else."""
 
 
-class Ask(Struct, frozen=True, array_like=True, tag=5):
+class FetchParts(Struct, frozen=True, array_like=True, tag=5):
     """Asks for parts of a body."""
 
     body: _Digest
     parts: Annotated[tuple[_PartNumber, ...], Meta(max_length=ASKED_COUNT_MAX)]
 
 
-class State(Struct, frozen=True, array_like=True, tag=6):
+class FullState(Struct, frozen=True, array_like=True, tag=6):
     """All that the sender holds of an object. Hearsay: what of it others wrote, only the sender vouches for."""
 
     object: _Object
@@ -177,21 +177,21 @@ class Caught(Struct, frozen=True, array_like=True, tag=9):
     """Digests of the authors' keys, sorted."""
 
 
-Message = Interests | Digests | Vectors | Offer | Ask | State | Shown | Proof | Caught
-Frame = Change | Signed | Part | Acknowledged
+AntiEntropyMessage = Interests | Digests | Vectors | BodyOffer | FetchParts | FullState | Shown | Proof | Caught
+AntiEntropyFrame = Change | SignedMessage | BodyPart | Acknowledged
 
 _encode = msgspec.msgpack.Encoder().encode
-_message_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+_message_decoder: msgspec.msgpack.Decoder[AntiEntropyMessage] = msgspec.msgpack.Decoder(AntiEntropyMessage)
 _decoders: dict[int, msgspec.msgpack.Decoder[Any]] = {
     CHANGE: msgspec.msgpack.Decoder(Change),
-    MESSAGE: msgspec.msgpack.Decoder(Signed),
-    PART: msgspec.msgpack.Decoder(Part),
+    MESSAGE: msgspec.msgpack.Decoder(SignedMessage),
+    PART: msgspec.msgpack.Decoder(BodyPart),
     ACKNOWLEDGEMENT: msgspec.msgpack.Decoder(Acknowledged),
 }
 _KINDS: dict[type, bytes] = {
     Change: bytes([CHANGE]),
-    Signed: bytes([MESSAGE]),
-    Part: bytes([PART]),
+    SignedMessage: bytes([MESSAGE]),
+    BodyPart: bytes([PART]),
     Acknowledged: bytes([ACKNOWLEDGEMENT]),
 }
 _UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -202,18 +202,18 @@ def is_gossip(data: bytes) -> bool:
     return bool(data) and data[0] in _decoders
 
 
-def write_frame(frame: Frame) -> bytes:
+def write_frame(frame: AntiEntropyFrame) -> bytes:
     """The bytes that travel."""
     return _KINDS[type(frame)] + _encode(frame)
 
 
-def read_frame(data: bytes) -> Frame:
+def read_frame(data: bytes) -> AntiEntropyFrame:
     """The frame in these bytes. Raises BadMessage."""
     decoder = _decoders.get(data[0]) if data else None
     if decoder is None:
         raise BadMessage(f"a datagram that begins with {data[:1].hex() or 'nothing'}; of another version, or not ours")
     try:
-        frame: Frame = decoder.decode(memoryview(data)[1:])
+        frame: AntiEntropyFrame = decoder.decode(memoryview(data)[1:])
     except _UNDECODABLE as error:
         raise BadMessage(f"a datagram that does not decode: {error}") from None
     if _encode(frame) != data[1:]:
@@ -223,12 +223,12 @@ def read_frame(data: bytes) -> Frame:
     return frame
 
 
-def write_message(message: Message) -> bytes:
+def write_message(message: AntiEntropyMessage) -> bytes:
     """The bytes that are signed."""
     return _encode(message)
 
 
-def read_message(body: bytes) -> Message:
+def read_message(body: bytes) -> AntiEntropyMessage:
     """The message in these bytes. Raises BadMessage."""
     try:
         message = _message_decoder.decode(body)

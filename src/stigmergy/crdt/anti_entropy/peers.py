@@ -135,7 +135,7 @@ class Peers:
         peer.interests = NOTHING_KNOWN
 
 
-class Sent(Struct):
+class SentChange(Struct):
     """A change on its way to a peer that has not acknowledged it."""
 
     upto: int
@@ -154,7 +154,7 @@ class Outstanding:
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
-        self._sent: dict[Way, Sent] = {}
+        self._sent: dict[Way, SentChange] = {}
         self._next_ns = 0
         """When something is due, or earlier; of no meaning without any."""
 
@@ -169,7 +169,7 @@ class Outstanding:
         elif len(self._sent) < self._rules.outstanding_count_max:
             due_ns = now_ns + self._rules.resend_ns
             self._next_ns = min(due_ns, self._next_ns) if self._sent else due_ns
-            self._sent[way] = Sent(last, due_ns, self._rules.resend_ns, acknowledged=first - 1)
+            self._sent[way] = SentChange(last, due_ns, self._rules.resend_ns, acknowledged=first - 1)
 
     def acknowledged(self, way: Way, counter: int) -> None:
         """The peer has everything up to this counter."""
@@ -180,12 +180,12 @@ class Outstanding:
         if found.acknowledged >= found.upto:
             del self._sent[way]
 
-    def tick(self, now_ns: int) -> list[tuple[Way, Sent]]:
+    def tick(self, now_ns: int) -> list[tuple[Way, SentChange]]:
         """What is to be sent again now; what was tried often enough is given up."""
         if not self._sent or now_ns < self._next_ns:
             return []
         due = [(way, sent) for way, sent in self._sent.items() if sent.due_ns <= now_ns]
-        again: list[tuple[Way, Sent]] = []
+        again: list[tuple[Way, SentChange]] = []
         for way, sent in due:
             sent.tries += 1
             if sent.tries > self._rules.resend_tries:

@@ -19,7 +19,7 @@ from stigmergy.crdt.delta import Delta
 CounterOf = Callable[[bytes], int]
 
 
-class Kept:
+class SignedChange:
     """A signed change."""
 
     __slots__ = ("data", "delta", "key", "sender", "stamp_ns")
@@ -40,12 +40,12 @@ class Kept:
         return body_digest(self.delta.to_bytes())
 
 
-class Pool:
+class ChangePool:
     """The changes of one object."""
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
-        self._kept: dict[tuple[bytes, int], Kept] = {}
+        self._kept: dict[tuple[bytes, int], SignedChange] = {}
         """By replica and first counter, in the order in which they came."""
         self._firsts: dict[bytes, list[int]] = {}
         """Of each replica, sorted."""
@@ -54,11 +54,11 @@ class Pool:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def all(self) -> list[Kept]:
+    def all(self) -> list[SignedChange]:
         """All of them, oldest first."""
         return list(self._kept.values())
 
-    def find(self, replica: bytes, counter: int) -> Kept | None:
+    def find(self, replica: bytes, counter: int) -> SignedChange | None:
         """The one with this change in it."""
         firsts = self._firsts.get(replica, [])
         at = bisect.bisect_right(firsts, counter) - 1
@@ -67,17 +67,17 @@ class Pool:
         found = self._kept[replica, firsts[at]]
         return found if found.delta.last >= counter else None
 
-    def contradicts(self, kept: Kept) -> Kept | None:
+    def contradicts(self, kept: SignedChange) -> SignedChange | None:
         """One that the same replica has signed, that overlaps with this one and is not the same."""
         delta = kept.delta
         found = self._overlapping(delta.replica, delta.first, delta.last)
         return next((other for other in found if other.delta != delta), None)
 
-    def differs(self, replica: bytes, first: int, last: int, digest: bytes) -> Kept | None:
+    def differs(self, replica: bytes, first: int, last: int, digest: bytes) -> SignedChange | None:
         """The same for a change of which only the digest is known."""
         return next((other for other in self._overlapping(replica, first, last) if other.digest != digest), None)
 
-    def _overlapping(self, replica: bytes, first: int, last: int) -> Iterator[Kept]:
+    def _overlapping(self, replica: bytes, first: int, last: int) -> Iterator[SignedChange]:
         firsts = self._firsts.get(replica, [])
         start = max(0, bisect.bisect_right(firsts, first) - 1)
         for at in firsts[start : bisect.bisect_right(firsts, last)]:
@@ -85,7 +85,7 @@ class Pool:
             if other.delta.last >= first:
                 yield other
 
-    def add(self, kept: Kept) -> list[Kept]:
+    def add(self, kept: SignedChange) -> list[SignedChange]:
         """Keeps one that contradicts none; returns those that had to go for it."""
         delta = kept.delta
         key = (delta.replica, delta.first)
@@ -94,7 +94,7 @@ class Pool:
         self._kept[key] = kept
         bisect.insort(self._firsts.setdefault(delta.replica, []), delta.first)
         self.size_bytes += len(kept.data)
-        gone: list[Kept] = []
+        gone: list[SignedChange] = []
         rules = self._rules
         while len(self._kept) > 1 and (
             self.size_bytes > rules.buffer_bytes_max or len(self._kept) > rules.buffer_count_max
@@ -102,7 +102,7 @@ class Pool:
             gone.append(self.drop(next(iter(self._kept))))
         return gone
 
-    def drop(self, key: tuple[bytes, int]) -> Kept:
+    def drop(self, key: tuple[bytes, int]) -> SignedChange:
         """Lets one go."""
         kept = self._kept.pop(key)
         firsts = self._firsts[key[0]]
@@ -117,9 +117,9 @@ class Pool:
         for first in list(self._firsts.get(replica, ())):
             self.drop((replica, first))
 
-    def lacking(self, here: Context, there: CounterOf) -> list[Kept] | None:
+    def lacking(self, here: Context, there: CounterOf) -> list[SignedChange] | None:
         """What somebody lacks who knows `there`, of what is known `here`; None if part of it is not kept any more."""
-        found: list[Kept] = []
+        found: list[SignedChange] = []
         for replica, counter in here.vector():
             at = there(replica)
             while at < counter:
@@ -131,7 +131,7 @@ class Pool:
         return found
 
 
-def ripe(waiting: Iterable[Kept], known: CounterOf, horizon_ns: int) -> list[Kept]:
+def ripe(waiting: Iterable[SignedChange], known: CounterOf, horizon_ns: int) -> list[SignedChange]:
     """Those of the waiting that can be taken one after the other by somebody who knows `known`, in such an order.
 
     A change with a stamp beyond the horizon is not ripe, nor is what builds upon it.
@@ -141,7 +141,7 @@ def ripe(waiting: Iterable[Kept], known: CounterOf, horizon_ns: int) -> list[Kep
     def counter_of(replica: bytes) -> int:
         return counters.get(replica) or known(replica)
 
-    taken: list[Kept] = []
+    taken: list[SignedChange] = []
     left = [kept for kept in waiting if kept.stamp_ns <= horizon_ns]
     moved = True
     while moved:

@@ -21,7 +21,7 @@ KEYS_COUNT_MAX = 10_000
 """Keys that are remembered; those seen first go first."""
 
 
-class Moment(NamedTuple):
+class ClockReading(NamedTuple):
     """Now, by both clocks: one for pauses, which never goes back, and one to compare stamps with."""
 
     monotonic_ns: int
@@ -52,7 +52,7 @@ class Rules(Struct, frozen=True):
     """Changes of one object that wait for others or for our clock. The oldest goes, and digests bring it again."""
     batch_bytes_max: int = 32 * KIB
     """Own changes are joined up to this size before they are signed."""
-    hand_bytes_max: int = 32 * KIB
+    merge_bytes_max: int = 32 * KIB
     """What is handed to the host at once for one replica; a single change may be larger."""
     repair_bytes_max: int = 128 * KIB
     """Changes sent to one peer for one object in answer to its vector; the rest the next time."""

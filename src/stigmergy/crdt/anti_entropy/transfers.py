@@ -9,7 +9,14 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from stigmergy.crdt.anti_entropy.messages import DIGEST_BYTES, PARTS_COUNT_MAX, Ask, Offer, Part, body_digest
+from stigmergy.crdt.anti_entropy.messages import (
+    DIGEST_BYTES,
+    PARTS_COUNT_MAX,
+    BodyOffer,
+    BodyPart,
+    FetchParts,
+    body_digest,
+)
 from stigmergy.crdt.anti_entropy.rules import Rules
 
 PART_OVERHEAD_BYTES = 1 + 1 + 2 + DIGEST_BYTES + 5 + 5
@@ -37,7 +44,7 @@ class Outgoing:
         self._bodies: dict[bytes, _Outgoing] = {}
         self.size_bytes = 0
 
-    def offer(self, body: bytes, about: bytes, now_ns: int) -> Offer | None:
+    def offer(self, body: bytes, about: bytes, now_ns: int) -> BodyOffer | None:
         """Keeps a body to be fetched; None if it is too large for anybody."""
         if len(body) > self._rules.body_bytes_max or len(body) > self._piece_bytes * PARTS_COUNT_MAX:
             return None
@@ -48,9 +55,9 @@ class Outgoing:
         self._bodies[digest] = _Outgoing(body, self._piece_bytes, now_ns)
         while self.size_bytes > self._rules.outgoing_bytes_max:
             self._drop(next(iter(self._bodies)))
-        return Offer(digest, len(body), self._piece_bytes, about)
+        return BodyOffer(digest, len(body), self._piece_bytes, about)
 
-    def parts(self, ask: Ask, now_ns: int) -> list[Part]:
+    def parts(self, ask: FetchParts, now_ns: int) -> list[BodyPart]:
         """The parts that were asked for; none of what is not kept any more."""
         outgoing = self._bodies.get(ask.body)
         if outgoing is None:
@@ -58,7 +65,7 @@ class Outgoing:
         outgoing.asked_ns = now_ns
         size = outgoing.piece_bytes
         pieces = ((number, outgoing.body[number * size : (number + 1) * size]) for number in ask.parts)
-        return [Part(ask.body, number, piece) for number, piece in pieces if piece]
+        return [BodyPart(ask.body, number, piece) for number, piece in pieces if piece]
 
     def tick(self, now_ns: int) -> None:
         """Lets go what nobody has asked for for long."""
@@ -80,7 +87,7 @@ class Outgoing:
 class _Incoming:
     __slots__ = ("count", "offer", "peer", "pieces", "since_ns", "tries")
 
-    def __init__(self, peer: str, offer: Offer, now_ns: int) -> None:
+    def __init__(self, peer: str, offer: BodyOffer, now_ns: int) -> None:
         self.peer = peer
         self.offer = offer
         self.count = -(-offer.size_bytes // offer.part_bytes)
@@ -99,7 +106,7 @@ class _Incoming:
         return tuple(found)
 
 
-class Arrived(Struct, frozen=True):
+class ReceivedBody(Struct, frozen=True):
     """A body that is whole."""
 
     peer: str
@@ -120,7 +127,7 @@ class Incoming:
     def __len__(self) -> int:
         return len(self._bodies)
 
-    def offered(self, peer: str, offer: Offer, now_ns: int) -> Ask | None:
+    def offered(self, peer: str, offer: BodyOffer, now_ns: int) -> FetchParts | None:
         """Begins to fetch; None if that is under way, too large, or there is no room."""
         if offer.size_bytes > self._rules.body_bytes_max or offer.body in self._bodies:
             return None
@@ -135,9 +142,9 @@ class Incoming:
         if len(self._bodies) >= self._rules.incoming_count_max or of_peer >= PER_PEER_COUNT_MAX:
             return None
         incoming = self._bodies[offer.body] = _Incoming(peer, offer, now_ns)
-        return Ask(offer.body, incoming.missing(self._rules.parts_asked_max))
+        return FetchParts(offer.body, incoming.missing(self._rules.parts_asked_max))
 
-    def take(self, part: Part, now_ns: int) -> tuple[str, Ask] | Arrived | None:
+    def take(self, part: BodyPart, now_ns: int) -> tuple[str, FetchParts] | ReceivedBody | None:
         """Takes a part: what to ask next, the whole body, or nothing to do. It may come from anybody."""
         incoming = self._bodies.get(part.body)
         if incoming is None or part.number in incoming.pieces:
@@ -152,7 +159,7 @@ class Incoming:
         if len(incoming.pieces) < incoming.count:
             # All that was asked for has come: on to the next.
             if len(incoming.pieces) % self._rules.parts_asked_max == 0:
-                return incoming.peer, Ask(part.body, incoming.missing(self._rules.parts_asked_max))
+                return incoming.peer, FetchParts(part.body, incoming.missing(self._rules.parts_asked_max))
             return None
         del self._bodies[part.body]
         body = b"".join(incoming.pieces[number] for number in range(incoming.count))
@@ -162,11 +169,11 @@ class Incoming:
         if len(self._fetched) >= FETCHED_COUNT_MAX:
             del self._fetched[next(iter(self._fetched))]
         self._fetched[part.body] = now_ns
-        return Arrived(incoming.peer, body)
+        return ReceivedBody(incoming.peer, body)
 
-    def tick(self, now_ns: int) -> list[tuple[str, Ask]]:
+    def tick(self, now_ns: int) -> list[tuple[str, FetchParts]]:
         """What to ask again."""
-        asks: list[tuple[str, Ask]] = []
+        asks: list[tuple[str, FetchParts]] = []
         for digest, incoming in list(self._bodies.items()):
             if now_ns - incoming.since_ns < self._rules.part_ns:
                 continue
@@ -176,7 +183,7 @@ class Incoming:
                 del self._bodies[digest]
                 self.spoilt_count += 1
             else:
-                asks.append((incoming.peer, Ask(digest, incoming.missing(self._rules.parts_asked_max))))
+                asks.append((incoming.peer, FetchParts(digest, incoming.missing(self._rules.parts_asked_max))))
         return asks
 
     def drop_peer(self, peer: str) -> None:

@@ -6,7 +6,7 @@ The protocol is spoken here, in a few small files, and not through pymavlink (10
 MAVSDK (21 MB of native code with threads of its own). The tests hold our bytes against those of pymavlink.
 """
 
-from stigmergy.devices.mavlink.messages import Autopilot, Landed, Result
+from stigmergy.devices.mavlink.messages import Autopilot, Landed, MavResult
 from stigmergy.devices.mavlink.setup import (
     Arm,
     BatteryRead,
@@ -30,9 +30,9 @@ __all__ = [
     "GoTo",
     "Land",
     "Landed",
+    "MavResult",
     "Position",
     "PositionRead",
-    "Result",
     "ReturnHome",
     "Status",
     "StatusRead",

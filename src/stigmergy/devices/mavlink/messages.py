@@ -46,7 +46,7 @@ class Landed(enum.IntEnum):
     LANDING = 4
 
 
-class Result(enum.IntEnum):
+class MavResult(enum.IntEnum):
     """What an autopilot says about a command."""
 
     ACCEPTED = 0
@@ -58,7 +58,7 @@ class Result(enum.IntEnum):
     CANCELLED = 6
 
 
-class Order(enum.IntEnum):
+class MavCommand(enum.IntEnum):
     """The commands that we send."""
 
     RETURN_HOME = 20
@@ -261,7 +261,7 @@ class _Field(Struct, frozen=True):
         return struct.calcsize("<" + SIZES[self.type])
 
 
-class Layout:
+class MavLayout:
     """How one message lies on the wire."""
 
     def __init__(self, cls: type[MavMessage]) -> None:
@@ -341,7 +341,7 @@ MESSAGES: tuple[type[MavMessage], ...] = (
     ExtendedSysState,
     StatusText,
 )
-LAYOUTS: dict[int, Layout] = {cls.NUMBER: Layout(cls) for cls in MESSAGES}
+LAYOUTS: dict[int, MavLayout] = {cls.NUMBER: MavLayout(cls) for cls in MESSAGES}
 
 
 # Frames: bytes to messages and back. Reads MAVLink 1 and 2, writes 2. Whatever comes, it only counts what is bad.
@@ -356,7 +356,7 @@ HEADER_1, HEADER_2, CHECKSUM, SIGNATURE = 6, 10, 2, 13
 FRAME_BYTES_MAX = HEADER_2 + 255 + CHECKSUM + SIGNATURE
 
 
-class Frame(Struct, frozen=True):
+class MavFrame(Struct, frozen=True):
     """A message and who sent it."""
 
     system: int
@@ -375,17 +375,17 @@ class FrameCounters(Struct):
     """Bytes that were part of no frame, or of a damaged one."""
 
 
-class Parser:
+class MavParser:
     """Finds frames in a stream of bytes. Keeps less than one frame between two calls."""
 
     def __init__(self) -> None:
         self._buffer = b""
         self.counters = FrameCounters()
 
-    def feed(self, data: bytes) -> list[Frame]:
+    def feed(self, data: bytes) -> list[MavFrame]:
         """The messages that are complete now, in order."""
         buffer = self._buffer + data
-        found: list[Frame] = []
+        found: list[MavFrame] = []
         at = 0
         while at < len(buffer):
             if buffer[at] not in (MAGIC_1, MAGIC_2):
@@ -400,23 +400,23 @@ class Parser:
                 at += 1
                 self.counters.bad_bytes += 1
                 continue
-            if isinstance(frame, Frame):
+            if isinstance(frame, MavFrame):
                 found.append(frame)
                 self.counters.frames += 1
             at = end
         self._buffer = buffer[at:]
         return found
 
-    def finish(self) -> list[Frame]:
+    def finish(self) -> list[MavFrame]:
         """No more belongs to what came last, because a datagram holds whole frames. Returns what a false start hid."""
-        found: list[Frame] = []
+        found: list[MavFrame] = []
         while self._buffer:
             rest, self._buffer = self._buffer[1:], b""
             self.counters.bad_bytes += 1
             found += self.feed(rest)
         return found
 
-    def _read(self, buffer: bytes, at: int, end: int) -> Frame | bool | None:
+    def _read(self, buffer: bytes, at: int, end: int) -> MavFrame | bool | None:
         """The frame; True for a message that we do not know; None if this is no frame."""
         if buffer[at] == MAGIC_2:
             header, length = HEADER_2, buffer[at + 1]
@@ -439,10 +439,10 @@ class Parser:
         payload = buffer[at + header : body_end]
         if header == HEADER_1:
             payload = payload[: layout.base_bytes]
-        return Frame(system, component, sequence, layout.unpack(payload))
+        return MavFrame(system, component, sequence, layout.unpack(payload))
 
 
-class Writer:
+class MavWriter:
     """Makes frames of one sender, numbered."""
 
     def __init__(self, system: int, component: int) -> None:

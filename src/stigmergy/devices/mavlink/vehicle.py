@@ -29,18 +29,18 @@ from stigmergy.devices.mavlink.messages import (
     CommandInt,
     CommandLong,
     ExtendedSysState,
-    Frame,
     FrameCounters,
     GlobalPosition,
     Heartbeat,
     Landed,
+    MavCommand,
+    MavFrame,
     MavMessage,
-    Order,
-    Parser,
-    Result,
+    MavParser,
+    MavResult,
+    MavWriter,
     StatusText,
     SysStatus,
-    Writer,
 )
 
 # The link to a vehicle: datagrams or a serial line, heartbeats out, frames in. It mends itself and never raises.
@@ -55,13 +55,13 @@ READ_BYTES_MAX = 4096
 PARTNER_S = 5.0
 """So long an address that has spoken keeps the link to itself."""
 
-Heard = Callable[[Frame], None]
+Heard = Callable[[MavFrame], None]
 
 
 class Link(Protocol):
     """A way to a vehicle."""
 
-    parser: Parser
+    parser: MavParser
 
     async def open(self) -> None:
         """Opens it; raises ConfigError if that can never work."""
@@ -80,7 +80,7 @@ class UdpLink(asyncio.DatagramProtocol):
     """Datagrams. Listening, it speaks to whoever has spoken last, but to one partner at a time."""
 
     def __init__(self, url: str, host: str, port: int, heard: Heard, *, listens: bool) -> None:
-        self.parser = Parser()
+        self.parser = MavParser()
         self._url = url
         self._place = (host, port)
         self._heard = heard
@@ -132,7 +132,7 @@ class SerialLink:
     """A serial line, as flight controllers have them. Unplugged, it is looked for again."""
 
     def __init__(self, url: str, path: str, baud: int, heard: Heard) -> None:
-        self.parser = Parser()
+        self.parser = MavParser()
         self._url = url
         self._path = path
         self._speed = getattr(termios, f"B{baud}", None)
@@ -310,7 +310,7 @@ class Vehicle:
     ) -> None:
         self._link = link_of(url, self._heard)
         self._url = url
-        self._writer = Writer(own_system, component)
+        self._writer = MavWriter(own_system, component)
         self._own = (own_system, component)
         self._target = system
         """The system that we listen to; unless given, the first autopilot that is heard."""
@@ -397,13 +397,13 @@ class Vehicle:
     async def arm(self) -> None:
         """Lets the motors turn."""
         if not self.is_armed():
-            await self._command(Order.ARM, 1.0)
+            await self._command(MavCommand.ARM, 1.0)
 
     async def disarm(self) -> None:
         """Stops the motors. The vehicle refuses in the air."""
         status = self.status()
         if status is None or status.armed:
-            await self._command(Order.ARM, 0.0)
+            await self._command(MavCommand.ARM, 0.0)
 
     async def take_off(self, height_m: float) -> None:
         """Climbs to this height above where it stands; it must be armed."""
@@ -413,23 +413,23 @@ class Vehicle:
             return
         autopilot = Autopilot.GENERIC if status is None else status.autopilot
         if autopilot == Autopilot.ARDUPILOT:
-            await self._command(Order.SET_MODE, MODE_CUSTOM, COPTER_GUIDED)
+            await self._command(MavCommand.SET_MODE, MODE_CUSTOM, COPTER_GUIDED)
         height = height_m
         if autopilot == Autopilot.PX4:  # which counts from the sea
             height += self._here("take off").altitude_m
-        await self._command(Order.TAKE_OFF, 0.0, 0.0, 0.0, math.nan, math.nan, math.nan, height)
+        await self._command(MavCommand.TAKE_OFF, 0.0, 0.0, 0.0, math.nan, math.nan, math.nan, height)
 
     async def land(self) -> None:
         """Comes down where it is."""
         status = self.status()
         if status is None or status.armed or status.landed is not Landed.ON_GROUND:
-            await self._command(Order.LAND, 0.0, 0.0, 0.0, math.nan, math.nan, math.nan, 0.0)
+            await self._command(MavCommand.LAND, 0.0, 0.0, 0.0, math.nan, math.nan, math.nan, 0.0)
 
     async def return_home(self) -> None:
         """Flies to where it started and lands there."""
         status = self.status()
         if status is None or status.armed or status.landed is not Landed.ON_GROUND:
-            await self._command(Order.RETURN_HOME)
+            await self._command(MavCommand.RETURN_HOME)
 
     async def go_to(self, latitude: float, longitude: float, height_m: float, *, speed_m_s: float = -1.0) -> None:
         """Flies to a place, at this height above where it started."""
@@ -438,7 +438,7 @@ class Vehicle:
         here = self._here("go anywhere")
         message = CommandInt(
             frame=GLOBAL_INT_FRAME,
-            command=Order.REPOSITION,
+            command=MavCommand.REPOSITION,
             param1=speed_m_s,
             param2=1.0,  # also if it has to change its mode for that
             param4=math.nan,
@@ -481,7 +481,7 @@ class Vehicle:
                 self._ask_for_streams()
             await asyncio.sleep(HEARTBEAT_S)
 
-    def _heard(self, frame: Frame) -> None:
+    def _heard(self, frame: MavFrame) -> None:
         message = frame.message
         if self._target is None and isinstance(message, Heartbeat) and message.autopilot != Autopilot.NONE:
             self._target, self._component = frame.system, frame.component
@@ -508,7 +508,7 @@ class Vehicle:
                 CommandLong(
                     target_system=self._target or 0,
                     target_component=self._component,
-                    command=Order.SET_MESSAGE_INTERVAL,
+                    command=MavCommand.SET_MESSAGE_INTERVAL,
                     param1=message.NUMBER,
                     param2=1e6 / hertz,
                 )
@@ -527,7 +527,7 @@ class Vehicle:
             return False
         return True
 
-    async def _command(self, order: Order, *params: float) -> None:
+    async def _command(self, order: MavCommand, *params: float) -> None:
         values = {f"param{number}": float(value) for number, value in enumerate(params, start=1)}
         await self._send_until_acknowledged(structs.replace(CommandLong(command=order), **values))
 
@@ -542,7 +542,7 @@ class Vehicle:
                 del self._acks[number]
 
     async def _converse(self, message: CommandLong | CommandInt, acks: asyncio.Queue[CommandAck]) -> None:
-        name = Order(message.command).name
+        name = MavCommand(message.command).name
         self.counters.commands += 1
         asked_s = asyncio.get_running_loop().time()
         for sent in range(SENDS_MAX):
@@ -553,7 +553,7 @@ class Vehicle:
             self.counters.repeats += sent > 0
             self._link.send(self._writer.frame(message))
             ack = await _wait(acks, ACK_S)
-            while ack is not None and ack.result == Result.IN_PROGRESS:
+            while ack is not None and ack.result == MavResult.IN_PROGRESS:
                 ack = await _wait(acks, PROGRESS_S)
                 if ack is None:
                     raise LinkDown(f"{name}: begun, but nothing was heard of it for {PROGRESS_S:g} s")
@@ -563,13 +563,13 @@ class Vehicle:
         raise LinkDown(f"{name}: sent {SENDS_MAX} times and not acknowledged; the link to {self._url} is lost")
 
     def _judge(self, name: str, result: int, asked_s: float) -> None:
-        if result == Result.ACCEPTED:
+        if result == MavResult.ACCEPTED:
             return
         self.counters.refusals += 1
-        said = result if result not in set(Result) else Result(result).name.lower().replace("_", " ")
+        said = result if result not in set(MavResult) else MavResult(result).name.lower().replace("_", " ")
         text, at_s = self._last.get(StatusText, (None, 0.0))
         why = f": {text.text}" if isinstance(text, StatusText) and text.text and at_s >= asked_s else ""
-        if result == Result.TEMPORARILY_REJECTED:
+        if result == MavResult.TEMPORARILY_REJECTED:
             raise Overloaded(f"{name} was {said}{why}")
         raise DeviceRefused(f"{name} was refused ({said}){why}")
 

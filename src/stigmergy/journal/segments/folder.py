@@ -15,9 +15,9 @@ from typing import Protocol
 
 from stigmergy.journal.files import (
     FOLDER_MODE,
-    Claim,
+    FileLock,
     Files,
-    OsClaim,
+    OsFileLock,
     OsFiles,
     open_own,
     read_exactly,
@@ -82,7 +82,7 @@ class Folder(Protocol):
         """How many bytes a file has, or None if there is no such file."""
         ...
 
-    def claim(self, name: str) -> Claim:
+    def claim(self, name: str) -> FileLock:
         """Claims the file, made if it is missing. Raises BlockingIOError if somebody has it."""
         ...
 
@@ -107,7 +107,7 @@ class Folder(Protocol):
         ...
 
 
-class Blocks:
+class AlignedBuffers:
     """Memory that begins at a page, as writes past the page cache need it. Shared by the files of a folder, of which
     one is written at a time."""
 
@@ -136,11 +136,11 @@ class OsFile:
     """An open file of the operating system. Large writes of whole blocks go past the page cache, where that can be:
     they would only push out of it what is needed."""
 
-    def __init__(self, path: str, *, create: bool, blocks: Blocks | None = None) -> None:
+    def __init__(self, path: str, *, create: bool, blocks: AlignedBuffers | None = None) -> None:
         self._path = path
         self._file = open_own(path, os.O_RDWR | (os.O_CREAT if create else 0))
         self._direct = _UNTRIED
-        self._blocks = blocks or Blocks()
+        self._blocks = blocks or AlignedBuffers()
 
     def read_at(self, offset: int, size: int) -> bytes:
         return read_exactly(self._file, offset, size)
@@ -203,7 +203,7 @@ class OsFolder:
     def __init__(self, path: str) -> None:
         self.path = os.path.realpath(path)
         self.files: Files = OsFiles()
-        self._blocks = Blocks()
+        self._blocks = AlignedBuffers()
 
     def make(self) -> None:
         _make_folder(self.path)
@@ -217,8 +217,8 @@ class OsFolder:
         except FileNotFoundError:
             return None
 
-    def claim(self, name: str) -> Claim:
-        return OsClaim(self._of(name))
+    def claim(self, name: str) -> FileLock:
+        return OsFileLock(self._of(name))
 
     def open(self, name: str, *, create: bool = False) -> OpenFile:
         return OsFile(self._of(name), create=create, blocks=self._blocks)

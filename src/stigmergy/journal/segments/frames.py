@@ -38,7 +38,7 @@ _LENGTH_BYTES = 4
 """What the length of a filling takes, at most, and some of what a frame is filled up with."""
 
 
-class Kind(enum.IntEnum):
+class SegmentFrameKind(enum.IntEnum):
     """What a frame holds."""
 
     SEGMENT = 1
@@ -51,10 +51,10 @@ class Kind(enum.IntEnum):
     """A large group: as GROUP, but filled up to the end of a block, so that the next can be written in whole ones."""
 
 
-class Frame(Struct, frozen=True):
+class SegmentFrame(Struct, frozen=True):
     """A frame that was read and is whole."""
 
-    kind: Kind
+    kind: SegmentFrameKind
     number: int
     payload: bytes
     size_bytes: int
@@ -117,33 +117,35 @@ _kept_rows = msgspec.msgpack.Decoder(list[KeptCommit])
 _firsts = msgspec.msgpack.Decoder(dict[int, int])
 
 
-def encode_frame(key: bytes, kind: Kind, number: int, payload: bytes) -> bytes:
+def encode_frame(key: bytes, kind: SegmentFrameKind, number: int, payload: bytes) -> bytes:
     """The bytes of a frame."""
     return b"".join(frame_pieces(key, kind, number, [payload]))
 
 
-def frame_pieces(key: bytes, kind: Kind, number: int, payload: Sequence[bytes], offset: int = 0) -> list[bytes]:
+def frame_pieces(
+    key: bytes, kind: SegmentFrameKind, number: int, payload: Sequence[bytes], offset: int = 0
+) -> list[bytes]:
     """The bytes of a frame in pieces: to put a large payload together would be to copy it. `offset` is where it will
     begin; one of kind BLOCKS is filled up to where a block ends."""
     length = sum(len(piece) for piece in payload)
     filling = frame_size(kind, length, offset) - HEADER_BYTES - length
-    padding, more = (0, filling) if kind is Kind.BLOCKS else (filling, 0)
+    padding, more = (0, filling) if kind is SegmentFrameKind.BLOCKS else (filling, 0)
     start = _START.pack(MAGIC, kind, padding, more, length, number)
     start += _check(key, start)
     # Of a large group only the index is checked here: in it are the digests of the bodies, which check those.
-    checked = payload[:1] if kind is Kind.BLOCKS else payload
+    checked = payload[:1] if kind is SegmentFrameKind.BLOCKS else payload
     return [start + _checksum(key, start, *checked), *payload, bytes(filling)]
 
 
-def frame_size(kind: Kind, length: int, offset: int = 0) -> int:
+def frame_size(kind: SegmentFrameKind, length: int, offset: int = 0) -> int:
     """How many bytes the frame of a payload of this length takes that begins there."""
     size_bytes = HEADER_BYTES + length
-    if kind is Kind.BLOCKS:
+    if kind is SegmentFrameKind.BLOCKS:
         return size_bytes + -(offset + size_bytes) % BLOCK_BYTES
     return size_bytes + -size_bytes % ALIGNMENT
 
 
-def read_frame(key: bytes, data: bytes, offset: int = 0) -> Frame | None:
+def read_frame(key: bytes, data: bytes, offset: int = 0) -> SegmentFrame | None:
     """The frame that begins there; None if there is none, or not all of it, or not as it was written."""
     size_bytes = size_ahead(key, data, offset)
     if not size_bytes or len(data) - offset < size_bytes:
@@ -153,13 +155,13 @@ def read_frame(key: bytes, data: bytes, offset: int = 0) -> Frame | None:
     payload = bytes(data[body : body + length])
     checksum = data[offset + _SIGNED_BYTES : body]
     start = bytes(data[offset : offset + _SIGNED_BYTES])
-    if kind == Kind.BLOCKS:
+    if kind == SegmentFrameKind.BLOCKS:
         if not _blocks_are_whole(key, start, checksum, payload):
             return None
     elif _checksum(key, start, payload) != checksum:
         return None
     try:
-        return Frame(Kind(kind), number, payload, size_bytes)
+        return SegmentFrame(SegmentFrameKind(kind), number, payload, size_bytes)
     except ValueError:
         raise JournalCorrupt(f"frame {number} is of kind {kind}, which this version does not know") from None
 
@@ -197,7 +199,7 @@ def size_ahead(key: bytes, data: bytes, offset: int = 0) -> int:
     return HEADER_BYTES + int(length) + int(padding) + int(more)
 
 
-def frames_anywhere(key: bytes, data: bytes) -> Iterator[Frame]:
+def frames_anywhere(key: bytes, data: bytes) -> Iterator[SegmentFrame]:
     """Every whole frame in these bytes, wherever it begins: to tell a torn end from damage."""
     offset = data.find(MAGIC)
     while offset >= 0:
@@ -222,9 +224,9 @@ def encode_blocks(group: Group) -> list[bytes]:
     return [len(index).to_bytes(INDEX_LENGTH_BYTES, "little") + index, *(one.body for one in group.commits)]
 
 
-def decode_group(frame: Frame, where: str) -> list[StoredCommit]:
+def decode_group(frame: SegmentFrame, where: str) -> list[StoredCommit]:
     """The commits of a group; the last one has the signature."""
-    if frame.kind is Kind.BLOCKS:
+    if frame.kind is SegmentFrameKind.BLOCKS:
         length = INDEX_LENGTH_BYTES + int.from_bytes(frame.payload[:INDEX_LENGTH_BYTES], "little")
         found, signature = _sealed_in(frame.payload, frame.payload[:length])
         return [
@@ -243,7 +245,7 @@ def encode_kept(commits: Sequence[StoredCommit]) -> bytes:
     return _encoder.encode([(*row_of(stored.sealed), stored.signature) for stored in commits])
 
 
-def decode_kept(frame: Frame, where: str) -> list[StoredCommit]:
+def decode_kept(frame: SegmentFrame, where: str) -> list[StoredCommit]:
     """The commits that were kept, each with its signature if it had one."""
     return [StoredCommit(sealed_of(row), row.signature) for row in _decoded(_kept_rows, frame, where)]
 
@@ -256,7 +258,7 @@ def encode_head(head: SegmentHead) -> bytes:
     return _encoder.encode(filled)
 
 
-def decode_head(frame: Frame, where: str) -> SegmentHead:
+def decode_head(frame: SegmentFrame, where: str) -> SegmentHead:
     """What a segment's first frame says."""
     return _decoded(_heads, frame, where)
 
@@ -266,12 +268,12 @@ def encode_firsts(firsts: dict[int, int]) -> bytes:
     return _encoder.encode(firsts)
 
 
-def decode_firsts(frame: Frame, where: str) -> dict[int, int]:
+def decode_firsts(frame: SegmentFrame, where: str) -> dict[int, int]:
     """Where these shards begin from now on."""
     return _decoded(_firsts, frame, where)
 
 
-def _decoded(decoder: msgspec.msgpack.Decoder[T], frame: Frame, where: str) -> T:
+def _decoded(decoder: msgspec.msgpack.Decoder[T], frame: SegmentFrame, where: str) -> T:
     try:
         return decoder.decode(frame.payload)
     except msgspec.DecodeError as error:

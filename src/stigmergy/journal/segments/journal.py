@@ -22,15 +22,24 @@ import msgspec
 from msgspec import Struct
 
 from stigmergy.base.errors import Bug, JournalCorrupt, JournalFull, JournalUnknown, StigmergyError
-from stigmergy.journal.files import Claim, InlineWriter, Reserve, ThreadWriter, Watch, Writer, gone_error, refused_write
-from stigmergy.journal.identity import Mark, encode_mark, mark_path
+from stigmergy.journal.files import (
+    FileLock,
+    FileWatch,
+    InlineWriter,
+    Reserve,
+    ThreadWriter,
+    Writer,
+    gone_error,
+    refused_write,
+)
+from stigmergy.journal.identity import AcknowledgedHead, encode_mark, mark_path
 from stigmergy.journal.port import JournalIdentity, JournalSize, SnapshotPart, StoredCommit
 from stigmergy.journal.segments.errors import RESTORE, full_error, is_full, reading_error, unknown_error
 from stigmergy.journal.segments.folder import Folder, OpenFile
 from stigmergy.journal.segments.frames import (
     FORMAT,
     HEADER_BYTES,
-    Kind,
+    SegmentFrameKind,
     SegmentHead,
     encode_blocks,
     encode_firsts,
@@ -49,7 +58,7 @@ from stigmergy.journal.segments.segment import (
     KEPT_SHARE_MAX,
     LARGE_BYTES,
     SPARE,
-    Kept,
+    KeptCommits,
     Landmark,
     Segment,
     Spare,
@@ -100,7 +109,7 @@ def write_parts(folder: Folder, key: bytes, shard: int, position: int, parts: Se
         try:
             for part in parts:
                 payload = _encoder.encode(SegmentPart(shard, position, part.part, part.body))
-                frame = encode_frame(key, Kind.PART, part.part + 1, payload)
+                frame = encode_frame(key, SegmentFrameKind.PART, part.part + 1, payload)
                 file.write_at(end, frame)
                 end += len(frame)
             file.sync()
@@ -161,7 +170,7 @@ def _extent(folder: Folder, key: bytes, shard: int, position: int, parts_max: in
 def _part_at(file: OpenFile, key: bytes, offset: int, place: tuple[int, int, int]) -> tuple[bytes, int] | None:
     """The body of this part and the bytes it takes, if it is there and whole."""
     frame = read_frame(key, file.read_at(offset, size_ahead(key, file.read_at(offset, HEADER_BYTES))))
-    if frame is None or frame.kind is not Kind.PART:
+    if frame is None or frame.kind is not SegmentFrameKind.PART:
         return None
     try:
         found = _decoder.decode(frame.payload)
@@ -175,13 +184,13 @@ QUOTA_SHARE = 8
 SEGMENT_BYTES_QUOTA_MIN = 1 << 14
 
 
-class Opened(Struct):
+class OpenedSegments(Struct):
     """What opening has found out and holds: the journal takes it over."""
 
     folder: Folder
     identity: JournalIdentity
     key: bytes
-    claim: Claim
+    claim: FileLock
     pid: int
     read_only: bool
     segments: list[Segment]
@@ -190,13 +199,15 @@ class Opened(Struct):
     """Of the last frame."""
     heads: dict[int, Head]
     firsts: dict[int, int]
-    kept: Kept
+    kept: KeptCommits
 
 
 class SegmentJournal:
     """The Journal port on a folder of segments."""
 
-    def __init__(self, opened: Opened, *, inline: bool, segment_bytes: int, filled: bool, reserve_bytes: int) -> None:
+    def __init__(
+        self, opened: OpenedSegments, *, inline: bool, segment_bytes: int, filled: bool, reserve_bytes: int
+    ) -> None:
         self._opened = opened
         self._folder = opened.folder
         self._key = opened.key
@@ -215,7 +226,7 @@ class SegmentJournal:
         self._appended_bytes = 0
         self._reserve = Reserve(self._folder.files, self._folder.path, 0 if opened.read_only else reserve_bytes)
         self._reserve_due = not opened.read_only
-        self._watch = Watch(self._folder.files, self._folder.path, (mark_path(self._folder.path),))
+        self._watch = FileWatch(self._folder.files, self._folder.path, (mark_path(self._folder.path),))
         self._lock = threading.Lock()
         self._closed = False
         self._failure: JournalUnknown | None = None
@@ -348,13 +359,13 @@ class SegmentJournal:
     def _append(self, group: Group, moved: dict[int, Head]) -> None:
         with self._writing():
             if sum(len(one.body) for one in group.commits) >= LARGE_BYTES:
-                self._write(Kind.BLOCKS, encode_blocks(group))
+                self._write(SegmentFrameKind.BLOCKS, encode_blocks(group))
             else:
-                self._write(Kind.GROUP, [encode_group(group)])
+                self._write(SegmentFrameKind.GROUP, [encode_group(group)])
             self._watch.check()
             self._heads.update(moved)
             last = group.commits[-1]
-            mark = Mark(self.identity.incarnation, last.shard, last.position, self._opened.pid)
+            mark = AcknowledgedHead(self.identity.incarnation, last.shard, last.position, self._opened.pid)
             # A witness that cannot be heard is no reason to stop.
             with contextlib.suppress(OSError):
                 self._opened.claim.write(encode_mark(mark))
@@ -370,13 +381,13 @@ class SegmentJournal:
     def _path_of(self, name: str) -> str:
         return f"{self._folder.path}/{name}"
 
-    def _write(self, kind: Kind, payload: Sequence[bytes]) -> None:
+    def _write(self, kind: SegmentFrameKind, payload: Sequence[bytes]) -> None:
         """Adds one frame and syncs. A frame alone in its sync: so a bad one in front of a good one is damage."""
         segment, file = self._active()
         end = segment.end or 0
         # A large frame may go beyond what was reserved: else much of a segment would stay empty.
         length = sum(len(piece) for piece in payload)
-        if self._is_full(segment, end + (1 if kind is Kind.BLOCKS else frame_size(kind, length))):
+        if self._is_full(segment, end + (1 if kind is SegmentFrameKind.BLOCKS else frame_size(kind, length))):
             segment, file = self._begin_segment()
             end = segment.end or 0
         size_bytes = frame_size(kind, length, end)
@@ -440,14 +451,14 @@ class SegmentJournal:
         heads = [self._heads[shard] for shard in sorted(self._heads)]
         head = SegmentHead(FORMAT, self.identity.incarnation, number, heads, self._firsts)
         payload = encode_head(head)
-        frame = frame_pieces(self._key, Kind.SEGMENT, self._number + 1, [payload])
+        frame = frame_pieces(self._key, SegmentFrameKind.SEGMENT, self._number + 1, [payload])
         try:
             self._write_frame(file, 0, frame)
         except BaseException:
             file.close()
             raise
         self._number += 1
-        start = frame_size(Kind.SEGMENT, len(payload))
+        start = frame_size(SegmentFrameKind.SEGMENT, len(payload))
         segment = Segment(number, Landmark(start, self._number + 1, self._positions()), start)
         if self._file is not None:
             self._file.close()
@@ -483,12 +494,12 @@ class SegmentJournal:
     def _write_to_free(self, payload: Sequence[bytes]) -> None:
         """Writes that something was dropped. To a full device the reserve is given up for that."""
         try:
-            self._write(Kind.FIRSTS, payload)
+            self._write(SegmentFrameKind.FIRSTS, payload)
         except JournalFull:
             if not self._reserve.give_up():
                 raise
             self._reserve_due = True
-            self._write(Kind.FIRSTS, payload)
+            self._write(SegmentFrameKind.FIRSTS, payload)
 
     def _is_free(self, oldest: Segment, second: Segment) -> bool:
         """Whether nobody can ask any more for what the oldest segment has; the little that somebody can is kept."""

@@ -22,7 +22,7 @@ from blake3 import blake3
 from msgspec import Struct, structs
 
 from stigmergy.base.errors import ConfigError, JournalCorrupt, JournalForeign, JournalLocked
-from stigmergy.journal.files import Claim
+from stigmergy.journal.files import FileLock
 from stigmergy.journal.identity import (
     MARK_BYTES,
     check_identity,
@@ -41,8 +41,8 @@ from stigmergy.journal.segments.frames import (
     FORMAT,
     HEADER_BYTES,
     KEY_BYTES,
-    Frame,
-    Kind,
+    SegmentFrame,
+    SegmentFrameKind,
     SegmentHead,
     decode_firsts,
     decode_group,
@@ -52,7 +52,7 @@ from stigmergy.journal.segments.frames import (
     read_frame,
     size_ahead,
 )
-from stigmergy.journal.segments.journal import Opened, SegmentJournal
+from stigmergy.journal.segments.journal import OpenedSegments, SegmentJournal
 from stigmergy.journal.segments.segment import (
     IDENTITY,
     SUFFIX,
@@ -173,7 +173,7 @@ class _Opening:
         self._read_only = read_only
         self._heed_mark = heed_mark
 
-    def run(self, wanted: JournalIdentity | None, key: bytes | None) -> Opened:
+    def run(self, wanted: JournalIdentity | None, key: bytes | None) -> OpenedSegments:
         with self._translating(), contextlib.ExitStack() as undo:
             may_make = wanted is not None and not self._read_only
             if not may_make and self._given is None and not os.path.isdir(self._path):
@@ -196,7 +196,7 @@ class _Opening:
             identity, stored_key = self._read_identity()
             if wanted is not None:
                 check_identity(identity, wanted, folder.path)
-            opened = Opened(
+            opened = OpenedSegments(
                 folder=folder,
                 identity=identity,
                 key=stored_key,
@@ -244,13 +244,13 @@ class _Opening:
             )
         return False
 
-    def _claim(self) -> Claim:
+    def _claim(self) -> FileLock:
         try:
             return self._folder.files.claim(self._mark_path)
         except BlockingIOError:
             raise self._locked(self._folder.files.read(self._mark_path, 0, MARK_BYTES)) from None
 
-    def _claim_old(self) -> Claim | None:
+    def _claim_old(self) -> FileLock | None:
         """The mark in the folder, if there is one: a program of an earlier version claims that."""
         if OLD_MARK not in self._folder.names():
             return None
@@ -271,7 +271,7 @@ class _Opening:
     def _mark_path(self) -> str:
         return mark_path(self._folder.path)
 
-    def _heed_marks(self, opened: Opened, old_claim: Claim | None) -> None:
+    def _heed_marks(self, opened: OpenedSegments, old_claim: FileLock | None) -> None:
         """Refuses a journal that holds less than its marks say; then there is one mark, and it is beside the folder."""
         files, folder, identity = self._folder.files, self._folder, opened.identity
         marks = [read_mark(opened.claim.read(), self._mark_path)]
@@ -316,7 +316,7 @@ class _Opening:
         finally:
             file.close()
         try:
-            if frame is None or frame.kind is not Kind.IDENTITY:
+            if frame is None or frame.kind is not SegmentFrameKind.IDENTITY:
                 raise msgspec.DecodeError("not whole")
             found = _identity.decode(frame.payload)
             part, shard_by = None, ""
@@ -337,12 +337,12 @@ class _Opening:
 
     # ------------------------------------------------------------------ the segments
 
-    def _read_segments(self, opened: Opened) -> None:
+    def _read_segments(self, opened: OpenedSegments) -> None:
         numbers = [number for name in self._folder.names() if (number := segment_number(name)) is not None]
         for before, number in itertools.pairwise(numbers):
             if number != before + 1:
                 raise self._corrupt(before + 1, "is missing")
-        heads: list[tuple[SegmentHead, Frame]] = []
+        heads: list[tuple[SegmentHead, SegmentFrame]] = []
         for number in numbers:
             found = self._read_head(opened.key, number)
             if found is None:
@@ -362,13 +362,13 @@ class _Opening:
         elif opened.kept:
             raise JournalCorrupt(f"{self._folder.path}: the segments are gone; {RESTORE}")
 
-    def _read_head(self, key: bytes, number: int) -> tuple[SegmentHead, Frame] | None:
+    def _read_head(self, key: bytes, number: int) -> tuple[SegmentHead, SegmentFrame] | None:
         file = self._folder.open(segment_name(number))
         try:
             frame = read_frame(key, file.read_at(0, size_ahead(key, file.read_at(0, HEADER_BYTES))))
         finally:
             file.close()
-        if frame is None or frame.kind is not Kind.SEGMENT:
+        if frame is None or frame.kind is not SegmentFrameKind.SEGMENT:
             return None
         head = decode_head(frame, segment_name(number))
         # A spare that was a segment before still begins with what it was.
@@ -380,10 +380,13 @@ class _Opening:
             data = file.read_at(0, file.size())
         finally:
             file.close()
-        if any(frame.number > reached and frame.kind is not Kind.SEGMENT for frame in _later(key, data, reached)):
+        if any(
+            frame.number > reached and frame.kind is not SegmentFrameKind.SEGMENT
+            for frame in _later(key, data, reached)
+        ):
             raise self._corrupt(number, "does not begin as it should, and has commits")
 
-    def _read_last(self, opened: Opened, head: SegmentHead, first: Frame) -> None:
+    def _read_last(self, opened: OpenedSegments, head: SegmentHead, first: SegmentFrame) -> None:
         """Reads the segment that grows, up to its end."""
         segment = opened.segments[-1]
         opened.heads = {one.shard: one for one in head.heads}
@@ -398,9 +401,9 @@ class _Opening:
                 opened.number = frame.number
                 if segment.is_due(offset):
                     segment.note(offset, frame.number, {shard: one.position for shard, one in opened.heads.items()})
-                if frame.kind is Kind.FIRSTS:
+                if frame.kind is SegmentFrameKind.FIRSTS:
                     opened.firsts.update(decode_firsts(frame, where))
-                elif frame.kind in (Kind.GROUP, Kind.BLOCKS):
+                elif frame.kind in (SegmentFrameKind.GROUP, SegmentFrameKind.BLOCKS):
                     self._advance(opened.heads, frame, where)
             segment.end = end
             self._check_end(opened, segment, file, end)
@@ -412,7 +415,7 @@ class _Opening:
             file.close()
         _check_shards(opened)
 
-    def _advance(self, heads: dict[int, Head], frame: Frame, where: str) -> None:
+    def _advance(self, heads: dict[int, Head], frame: SegmentFrame, where: str) -> None:
         for stored in decode_group(frame, where):
             sealed = stored.sealed
             before = heads.get(sealed.shard)
@@ -420,7 +423,7 @@ class _Opening:
                 raise JournalCorrupt(f"{where}: shard {sealed.shard}: position {sealed.position} is out of turn")
             heads[sealed.shard] = head_of(sealed)
 
-    def _check_end(self, opened: Opened, segment: Segment, file: OpenFile, end: int) -> None:
+    def _check_end(self, opened: OpenedSegments, segment: Segment, file: OpenFile, end: int) -> None:
         """Behind the end lies nothing that was acknowledged: no frame that is whole and newer."""
         rest = file.read_at(end, max(0, file.size() - end))
         if any(True for _ in _later(opened.key, rest, opened.number)):
@@ -430,7 +433,7 @@ class _Opening:
         return JournalCorrupt(f"{self._folder.path}: segment {number:016d}{SUFFIX} {what}; {RESTORE}")
 
 
-def _later(key: bytes, data: bytes, reached: int) -> Iterator[Frame]:
+def _later(key: bytes, data: bytes, reached: int) -> Iterator[SegmentFrame]:
     return (frame for frame in frames_anywhere(key, data) if frame.number > reached)
 
 
@@ -445,13 +448,13 @@ def _write_identity(folder: Folder, identity: JournalIdentity, key: bytes) -> No
     folder.remove(fresh)
     file = folder.open(fresh, create=True)
     try:
-        file.write_at(0, encode_frame(_IDENTITY_KEY, Kind.IDENTITY, 1, _encoder.encode(record)))
+        file.write_at(0, encode_frame(_IDENTITY_KEY, SegmentFrameKind.IDENTITY, 1, _encoder.encode(record)))
     finally:
         file.close()
     folder.replace(fresh, IDENTITY)
 
 
-def _check_shards(opened: Opened) -> None:
+def _check_shards(opened: OpenedSegments) -> None:
     for shard in opened.heads:
         if shard not in opened.identity.owned:
             raise JournalCorrupt(f"{opened.folder.path}: commits of shard {shard}, which is not kept here; {RESTORE}")

@@ -17,8 +17,8 @@ from stigmergy.journal.segments.errors import RESTORE, reading_error
 from stigmergy.journal.segments.folder import Folder, OpenFile
 from stigmergy.journal.segments.frames import (
     HEADER_BYTES,
-    Frame,
-    Kind,
+    SegmentFrame,
+    SegmentFrameKind,
     decode_group,
     decode_kept,
     encode_frame,
@@ -86,7 +86,7 @@ class Segment:
                 return landmark
         return self.start
 
-    def walk(self, file: OpenFile, key: bytes, landmark: Landmark) -> Iterator[tuple[int, Frame]]:
+    def walk(self, file: OpenFile, key: bytes, landmark: Landmark) -> Iterator[tuple[int, SegmentFrame]]:
         """The frames from a landmark on, each with its offset, until one is not the next."""
         offset, number = landmark.offset, landmark.number
         data, data_offset = b"", offset
@@ -125,7 +125,7 @@ class Segment:
             reached = landmark.offset
             for offset, frame in self.walk(file, key, landmark):
                 reached = offset + frame.size_bytes
-                if frame.kind not in (Kind.GROUP, Kind.BLOCKS):
+                if frame.kind not in (SegmentFrameKind.GROUP, SegmentFrameKind.BLOCKS):
                     continue
                 self.note(offset, frame.number, positions)
                 for stored in decode_group(frame, where):
@@ -158,11 +158,11 @@ KEPT_COMMITS_MAX = 4_096
 KEPT_SHARE_MAX = 8
 """At most this part of a segment's size is kept in the file: it is written anew each time a segment goes."""
 
-Kept = Mapping[int, Sequence[StoredCommit]]
+KeptCommits = Mapping[int, Sequence[StoredCommit]]
 """By shard, in order, without a gap."""
 
 
-def read_kept(folder: Folder, key: bytes) -> Kept:
+def read_kept(folder: Folder, key: bytes) -> KeptCommits:
     """What was kept; nothing if there is no such file. Raises JournalCorrupt where it is not as it was."""
     if folder.size(KEPT) is None:
         return {}
@@ -172,19 +172,19 @@ def read_kept(folder: Folder, key: bytes) -> Kept:
     finally:
         file.close()
     where = f"{folder.path}/{KEPT}"
-    if frame is None or frame.kind is not Kind.KEPT:
+    if frame is None or frame.kind is not SegmentFrameKind.KEPT:
         raise JournalCorrupt(f"{where}: damaged, and commits are in it that are nowhere else; {RESTORE}")
     return by_shard(decode_kept(frame, where))
 
 
-def write_kept(folder: Folder, key: bytes, kept: Kept) -> None:
+def write_kept(folder: Folder, key: bytes, kept: KeptCommits) -> None:
     """Replaces what was kept, durably."""
     fresh = f"{KEPT}.new"
     folder.remove(fresh)
     file = folder.open(fresh, create=True)
     try:
         commits = [stored for shard in sorted(kept) for stored in kept[shard]]
-        file.write_at(0, encode_frame(key, Kind.KEPT, 1, encode_kept(commits)))
+        file.write_at(0, encode_frame(key, SegmentFrameKind.KEPT, 1, encode_kept(commits)))
     finally:
         file.close()
     folder.replace(fresh, KEPT)
@@ -198,7 +198,7 @@ def by_shard(commits: Iterable[StoredCommit]) -> dict[int, list[StoredCommit]]:
     return found
 
 
-def check_beginning(folder: Folder, kept: Kept, reached: Mapping[int, int], firsts: Mapping[int, int]) -> None:
+def check_beginning(folder: Folder, kept: KeptCommits, reached: Mapping[int, int], firsts: Mapping[int, int]) -> None:
     """Whatever the oldest segment does not have any more was dropped or is kept. Raises JournalCorrupt."""
     for shard, position in sorted(reached.items()):
         first = firsts.get(shard, 1)

@@ -30,8 +30,17 @@ from stigmergy.base.errors import (
     JournalUnknown,
     StigmergyError,
 )
-from stigmergy.journal.files import Claim, Files, InlineWriter, Reserve, ThreadWriter, Watch, Writer, refused_write
-from stigmergy.journal.identity import Mark, encode_mark, mark_path
+from stigmergy.journal.files import (
+    FileLock,
+    Files,
+    FileWatch,
+    InlineWriter,
+    Reserve,
+    ThreadWriter,
+    Writer,
+    refused_write,
+)
+from stigmergy.journal.identity import AcknowledgedHead, encode_mark, mark_path
 from stigmergy.journal.port import JournalIdentity, JournalSize, SnapshotPart, StoredCommit
 from stigmergy.journal.sqlite.errors import RESTORE, reading_error, writing_error
 from stigmergy.journal.sqlite.schema import (
@@ -71,13 +80,13 @@ VACUUM_PAGES_MAX = 256
 """So many free pages are given back to the file system with each transaction of a drop; others are used again."""
 
 
-class Opened(Struct):
+class OpenedDatabase(Struct):
     """What opening has found out and holds: the journal takes it over."""
 
     path: str
     identity: JournalIdentity
     connection: apsw.Connection
-    claim: Claim
+    claim: FileLock
     files: Files
     heads: dict[int, Head]
     firsts: dict[int, int]
@@ -100,7 +109,7 @@ class _Dropped(Bug):
 class SqliteJournal:
     """The Journal port on one SQLite file."""
 
-    def __init__(self, opened: Opened, *, inline: bool, wal_bytes_max: int, reserve_bytes: int) -> None:
+    def __init__(self, opened: OpenedDatabase, *, inline: bool, wal_bytes_max: int, reserve_bytes: int) -> None:
         self._opened = opened
         self._connection = opened.connection
         self._heads = opened.heads
@@ -116,7 +125,7 @@ class SqliteJournal:
         self._reserve_due = not opened.read_only
         self._connection.set_wal_hook(self._count_wal_frames)
         path = opened.path
-        self._watch = Watch(opened.files, path, (path, f"{path}-wal", mark_path(path)))
+        self._watch = FileWatch(opened.files, path, (path, f"{path}-wal", mark_path(path)))
         self.checkpoint_failures = 0
         """How often copying the WAL failed; it is tried again when the WAL has grown by its limit once more."""
         self._writer: Writer
@@ -481,7 +490,9 @@ class SqliteJournal:
             raise
 
     def _set_mark(self, shard: int, position: int) -> None:
-        mark = Mark(incarnation=self.identity.incarnation, shard=shard, position=position, pid=self._opened.pid)
+        mark = AcknowledgedHead(
+            incarnation=self.identity.incarnation, shard=shard, position=position, pid=self._opened.pid
+        )
         # A witness that cannot be heard is no reason to stop.
         with contextlib.suppress(OSError):
             self._opened.claim.write(encode_mark(mark))

@@ -19,10 +19,10 @@ import apsw
 from msgspec import structs
 
 from stigmergy.base.errors import ConfigError, JournalCorrupt, JournalLocked
-from stigmergy.journal.files import RESERVE_BYTES, Claim, Files, OsFiles
+from stigmergy.journal.files import RESERVE_BYTES, FileLock, Files, OsFiles
 from stigmergy.journal.identity import (
     MARK_BYTES,
-    Mark,
+    AcknowledgedHead,
     check_identity,
     check_incarnation,
     check_mark,
@@ -34,7 +34,7 @@ from stigmergy.journal.identity import (
 )
 from stigmergy.journal.port import JournalIdentity
 from stigmergy.journal.sqlite.errors import RESTORE, opening_error
-from stigmergy.journal.sqlite.journal import Opened, SqliteJournal, remove_empty_wal
+from stigmergy.journal.sqlite.journal import OpenedDatabase, SqliteJournal, remove_empty_wal
 from stigmergy.journal.sqlite.schema import (
     APPLICATION_ID,
     DATABASE_HEADER_BYTES,
@@ -44,7 +44,7 @@ from stigmergy.journal.sqlite.schema import (
     PART_TABLE,
     SHARDS_MAX,
     TABLES,
-    ShardNote,
+    ShardRow,
     check_database_header,
     commit_id,
     format_of,
@@ -74,7 +74,7 @@ _BEYOND_ALL = (1 << 63) - 1
 
 
 def read_shards(
-    connection: apsw.Connection, identity: JournalIdentity, mark: Mark | None, path: str
+    connection: apsw.Connection, identity: JournalIdentity, mark: AcknowledgedHead | None, path: str
 ) -> tuple[dict[int, Head], dict[int, int]]:
     """The head and the first position of each shard that has commits."""
     heads, firsts = _ends(connection, path)
@@ -108,7 +108,7 @@ def _ends(connection: apsw.Connection, path: str) -> tuple[dict[int, Head], dict
 
 
 def _check_note(
-    connection: apsw.Connection, note: ShardNote | None, head: Head | None, first: int, shard: int, path: str
+    connection: apsw.Connection, note: ShardRow | None, head: Head | None, first: int, shard: int, path: str
 ) -> None:
     """What was noted of a shard must still be true: it begins there, and has come at least so far on the same chain."""
     if head is None:
@@ -203,7 +203,7 @@ class _Opening:
         self._read_only = read_only
         self._heed_mark = heed_mark
 
-    def run(self, wanted: JournalIdentity | None) -> Opened:
+    def run(self, wanted: JournalIdentity | None) -> OpenedDatabase:
         with self._translating(), contextlib.ExitStack() as undo:
             exists = self._look()
             if not exists and (wanted is None or self._read_only):
@@ -242,7 +242,7 @@ class _Opening:
         check_database_header(self._files.read(self._path, 0, DATABASE_HEADER_BYTES), self._path)
         return True
 
-    def _claim(self) -> Claim:
+    def _claim(self) -> FileLock:
         mark = mark_path(self._path)
         try:
             return self._files.claim(mark)
@@ -259,7 +259,7 @@ class _Opening:
             if self._files.size(self._path + "-wal") == 0:
                 self._files.remove(self._path + "-wal")
 
-    def _make(self, identity: JournalIdentity, mark: Mark | None) -> None:
+    def _make(self, identity: JournalIdentity, mark: AcknowledgedHead | None) -> None:
         check_incarnation(identity.incarnation)
         if not 1 <= identity.shards <= SHARDS_MAX:
             raise ConfigError(f"{self._path}: {identity.shards} shards; possible are 1 to {SHARDS_MAX}")
@@ -315,7 +315,7 @@ class _Opening:
         connection.pragma("cache_size", -_CACHE_KIB)
         connection.pragma("temp_store", "MEMORY")
 
-    def _examine(self, connection: apsw.Connection, claim: Claim, wanted: JournalIdentity | None) -> Opened:
+    def _examine(self, connection: apsw.Connection, claim: FileLock, wanted: JournalIdentity | None) -> OpenedDatabase:
         if connection.pragma("journal_mode") != "wal":
             raise JournalCorrupt(f"{self._path}: not in WAL mode; somebody changed it, set it back or {RESTORE}")
         rows = connection.execute("SELECT * FROM identity").fetchall()
@@ -334,7 +334,7 @@ class _Opening:
             self._files.rewrite(self._path + "-wal", HEADER_BYTES + frames * wal.frame_bytes)
         if not self._read_only:
             claim.write(encode_mark(own_mark(identity, mark)))
-        return Opened(
+        return OpenedDatabase(
             path=self._path,
             identity=identity,
             connection=connection,

@@ -92,7 +92,7 @@ _encoder = msgspec.msgpack.Encoder()
 _signature_decoder = msgspec.msgpack.Decoder(Signature)
 
 
-class ShardNote(Struct, frozen=True):
+class ShardRow(Struct, frozen=True):
     """Where a shard began and how far it had come when this was noted."""
 
     shard: int
@@ -191,19 +191,19 @@ def _read_keyed(rows: list[Row], damaged: str) -> tuple[str, tuple[int, int] | N
             raise JournalCorrupt(damaged)
 
 
-def shard_row(note: ShardNote) -> Row:
+def shard_row(note: ShardRow) -> Row:
     """What `shards` holds."""
     values = (note.shard, note.first, note.head, note.digest)
     return (*values, row_checksum(*values))
 
 
-def read_shard_note(row: Row, path: str) -> ShardNote:
+def read_shard_note(row: Row, path: str) -> ShardRow:
     """A shard's note out of its row."""
     match row:
         case (int(shard), int(first), int(head), bytes(digest), int(checksum)) if checksum == row_checksum(
             shard, first, head, digest
         ):
-            return ShardNote(shard=shard, first=first, head=head, digest=digest)
+            return ShardRow(shard=shard, first=first, head=head, digest=digest)
         case _:
             raise JournalCorrupt(f"{path}: the record of shard {row[0]!r} is damaged; {RESTORE}")
 
@@ -286,6 +286,6 @@ def _snapshot_checksum(shard: int, position: int, part: int, body: bytes) -> int
     return zlib.crc32(body, row_checksum(shard, position, part))
 
 
-def note_of(head: Head, first: int) -> ShardNote:
+def note_of(head: Head, first: int) -> ShardRow:
     """What is to be noted of a shard now."""
-    return ShardNote(shard=head.shard, first=first, head=head.position, digest=head.digest)
+    return ShardRow(shard=head.shard, first=first, head=head.position, digest=head.digest)

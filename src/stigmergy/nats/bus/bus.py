@@ -14,13 +14,13 @@ from stigmergy.base.clock import Entropy
 from stigmergy.base.errors import Bug, ConfigError, LinkDown, Malformed, NotOwned, StigmergyError
 from stigmergy.bus.inbox import UNHEARD_S_MAX, Receipts, Reception
 from stigmergy.bus.port import BusMessage, Handler, LinkHeard, check_message, check_pattern
-from stigmergy.nats.bus.listener import Listening
+from stigmergy.nats.bus.listener import BusSessions
 from stigmergy.nats.bus.options import BusOptions, check_client_id
 from stigmergy.nats.bus.outlet import Outlet
 from stigmergy.nats.bus.partition import Partition
-from stigmergy.nats.bus.publisher import NoRoom, Publishing, is_down, no_room
+from stigmergy.nats.bus.publisher import NatsPublisher, NoRoom, is_down, no_room
 from stigmergy.nats.bus.retained import Will
-from stigmergy.nats.bus.streams import Feeding, ensure_streams, ensure_subjects, has_mqtt, side_by_side
+from stigmergy.nats.bus.streams import SourcedStream, ensure_streams, ensure_subjects, has_mqtt, side_by_side
 from stigmergy.nats.bus.subjects import filters_of
 from stigmergy.nats.errors import WITHOUT_JETSTREAM, JetStreamRefused, no_jetstream
 from stigmergy.nats.link import NatsLink
@@ -63,9 +63,9 @@ class NatsBus:
         self._link = link or NatsLink(options.address, name=client_id)
         self._inbox = f"_INBOX.{self._owner}"
         self._outlet = Outlet(self._link, f"{self._inbox}.posted")
-        self._publishing = Publishing(self._link, self._outlet, options)
+        self._publishing = NatsPublisher(self._link, self._outlet, options)
         self._reception = Reception()
-        self._listening = Listening(
+        self._listening = BusSessions(
             self._link,
             options,
             client_id,
@@ -127,7 +127,7 @@ class NatsBus:
         ]
         if (parting := self._listening.parting) is not None:
             is_wanted = lambda: self._is_up and self._listening.is_sorted  # noqa: E731
-            feeding = Feeding(self._link, self.options, parting.stream, parting.sources({}), is_wanted)
+            feeding = SourcedStream(self._link, self.options, parting.stream, parting.sources({}), is_wanted)
             self._tasks.append(loop.create_task(feeding.watch(), name=f"feeding of {self.client_id}"))
 
     async def publish(self, message: BusMessage) -> None:

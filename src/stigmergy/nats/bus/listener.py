@@ -11,8 +11,8 @@ from stigmergy.base.errors import StigmergyError
 from stigmergy.bus.inbox import Arrival, Reception
 from stigmergy.nats.bus.options import BusOptions
 from stigmergy.nats.bus.outlet import Outlet
-from stigmergy.nats.bus.partition import Mover, Parting, Partition
-from stigmergy.nats.bus.publisher import Publishing
+from stigmergy.nats.bus.partition import Mover, Partition, PartitionedStream
+from stigmergy.nats.bus.publisher import NatsPublisher
 from stigmergy.nats.bus.retained import SCHEDULER, read_retained, tell_devices
 from stigmergy.nats.bus.routing import Route, route
 from stigmergy.nats.bus.session import Session
@@ -25,7 +25,7 @@ TELLING_COUNT_MAX = 1_000
 """Wills that devices are told of at the same time; of others they hear when they subscribe anew."""
 
 
-class Listening:
+class BusSessions:
     """The sessions of one bus. Only one of `make`, `check`, `trim`, `pause` and `close` runs at a time."""
 
     def __init__(
@@ -35,7 +35,7 @@ class Listening:
         client_id: str,
         owner: str,
         reception: Reception,
-        publishing: Publishing,
+        publishing: NatsPublisher,
         outlet: Outlet,
         doubt: Callable[[StigmergyError], None],
         *,
@@ -51,7 +51,7 @@ class Listening:
         self._outlet = outlet
         self._doubt = doubt
         self._epoch = epoch
-        self.parting = None if partition is None else Parting(options, partition)
+        self.parting = None if partition is None else PartitionedStream(options, partition)
         self._mover = None if self.parting is None else Mover(outlet, self.parting)
         self._sessions: dict[str, Session] = {}
         """By stream."""
@@ -99,7 +99,7 @@ class Listening:
             await self._session(found.stream, found.fleet).begin(filters, found.found.last_sequence)
             self._filters[found.stream] = filters
 
-    async def _begin_sorted(self, parting: Parting, filters: list[str]) -> None:
+    async def _begin_sorted(self, parting: PartitionedStream, filters: list[str]) -> None:
         if filters:
             last = (await parting.ensure(self._link)).last_sequence
             await self._session(parting.stream).begin(filters, last)

@@ -56,7 +56,7 @@ class Partition(Struct, frozen=True):
         return shard_of(address, self.shards) if self.home is None else self.home(address)
 
 
-class Parting:
+class PartitionedStream:
     """The sorted stream of one fleet, as one shard of it sees it."""
 
     def __init__(self, options: BusOptions, partition: Partition) -> None:
@@ -157,7 +157,7 @@ class _Misplaced(Struct, eq=False):
 class Mover:
     """Puts messages where they belong, those of one topic one after the other, so that they stay in order."""
 
-    def __init__(self, outlet: Outlet, parting: Parting) -> None:
+    def __init__(self, outlet: Outlet, parting: PartitionedStream) -> None:
         self._outlet = outlet
         self._parting = parting
         self._queues: dict[str, deque[_Misplaced]] = {}

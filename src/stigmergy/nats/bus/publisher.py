@@ -31,7 +31,7 @@ class NoRoom(LinkDown):
     """The servers have no room for messages: nothing was taken, and waiting does not help."""
 
 
-class Publishing:
+class NatsPublisher:
     """How one bus publishes."""
 
     def __init__(self, link: NatsLink, outlet: Outlet, options: BusOptions) -> None:

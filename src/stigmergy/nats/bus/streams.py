@@ -157,7 +157,7 @@ SILENT_S_MAX = 2.5
 ASK_S = 2.0
 
 
-class Feeding:
+class SourcedStream:
     """Watches one stream that has a source. Every shard's owner does; only one of them acts at a time."""
 
     def __init__(

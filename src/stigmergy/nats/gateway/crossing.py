@@ -16,7 +16,16 @@ from stigmergy.base.errors import ConfigError, LinkDown, StigmergyError
 from stigmergy.nats import naming
 from stigmergy.nats.address import NatsAddress
 from stigmergy.nats.errors import JetStreamRefused, NoResponders, Unanswered
-from stigmergy.nats.gateway.hub import ASK_S, Claim, drop_site, find_site, greet, leaf_settings, make_site, wake_site
+from stigmergy.nats.gateway.hub import (
+    ASK_S,
+    SiteClaim,
+    drop_site,
+    find_site,
+    greet,
+    leaf_settings,
+    make_site,
+    wake_site,
+)
 from stigmergy.nats.gateway.subjects import site_subjects
 from stigmergy.nats.link import NatsLink
 from stigmergy.nats.streams import ensure_stream, find_stream
@@ -36,7 +45,7 @@ AGAIN_S_MAX = 30.0
 """How long it is then left alone; twice as long each time that it did not help."""
 
 
-class Verdict(enum.Enum):
+class SourceVerdict(enum.Enum):
     """What to do about a source."""
 
     LEAVE = "leave it alone"
@@ -57,27 +66,27 @@ class SourceWatch:
         self.wakes = 0
         self.renewals = 0
 
-    def look(self, now_s: float, sent: int, arrived: int) -> Verdict:
+    def look(self, now_s: float, sent: int, arrived: int) -> SourceVerdict:
         """`sent` is the last number of the site's stream, `arrived` the last one that the hub has of it."""
         self.is_suspect = arrived == self._arrived and arrived < sent
         if arrived > sent:
             # The site lost its stream and began a new one: the source would wait for numbers that are long past.
             self._arrived = -1
             self.renewals += 1
-            return Verdict.RENEW
+            return SourceVerdict.RENEW
         if arrived != self._arrived:
             self._arrived, self._moved_s = arrived, now_s
             self._rests_until_s, self._rest_s = 0.0, AGAIN_S_MIN
-            return Verdict.LEAVE
+            return SourceVerdict.LEAVE
         if arrived == sent:
             self._moved_s = now_s
-            return Verdict.LEAVE
+            return SourceVerdict.LEAVE
         if now_s - self._moved_s < STALL_S or now_s < self._rests_until_s:
-            return Verdict.LEAVE
+            return SourceVerdict.LEAVE
         self._rests_until_s = now_s + self._rest_s
         self._rest_s = min(AGAIN_S_MAX, 2 * self._rest_s)
         self.wakes += 1
-        return Verdict.WAKE
+        return SourceVerdict.WAKE
 
     def lost(self, now_s: float) -> None:
         """The hub is out of reach: when it is back, the source has STALL_S from then on."""
@@ -140,7 +149,7 @@ class CrossingPlan(Struct, frozen=True, kw_only=True):
     """From where to where."""
 
     leaf: NatsAddress
-    claim: Claim
+    claim: SiteClaim
     hubs: tuple[str, ...]
     """Leaf listeners of the hub, which are asked for its domain."""
     domain: str = ""
@@ -218,10 +227,10 @@ class Crossing:
         own = await self._link.api(f"STREAM.INFO.{naming.uplink_stream(site)}", within_s=ASK_S)
         sent = int(own["state"]["last_seq"])
         verdict = self.watch.look(asyncio.get_running_loop().time(), sent, found.arrived)
-        if verdict is Verdict.RENEW:
+        if verdict is SourceVerdict.RENEW:
             await drop_site(above, site)
             await make_site(above, self._plan.claim, self._plan.replicas)
-        elif verdict is Verdict.WAKE or not found.is_sourced:
+        elif verdict is SourceVerdict.WAKE or not found.is_sourced:
             await wake_site(above, site)
         await self._mirror(above)
 

@@ -31,7 +31,7 @@ GATEWAY = "stigmergy-gateway"
 HOST = "stigmergy-host"
 
 
-class Claim(Struct, frozen=True):
+class SiteClaim(Struct, frozen=True):
     """Whose a site is."""
 
     site: str
@@ -63,7 +63,7 @@ def _sources(site: str) -> list[dict[str, Any]]:
     return [{"name": naming.uplink_stream(site), "external": {"api": f"$JS.{site}.API", "deliver": ""}}]
 
 
-async def find_site(link: NatsLink, claim: Claim) -> SiteStream | None:
+async def find_site(link: NatsLink, claim: SiteClaim) -> SiteStream | None:
     """The site's stream; None if nobody has made it. Raises ConfigError if it is another gateway's."""
     try:
         info = await link.api(f"STREAM.INFO.{naming.uplink_stream(claim.site)}", within_s=ASK_S)
@@ -76,7 +76,7 @@ async def find_site(link: NatsLink, claim: Claim) -> SiteStream | None:
     return SiteStream(int(sources[0].get("seq", 0)), is_sourced=bool(info["config"].get("sources")))
 
 
-async def make_site(link: NatsLink, claim: Claim, replicas: int) -> None:
+async def make_site(link: NatsLink, claim: SiteClaim, replicas: int) -> None:
     """Makes it, and so claims the site. Raises ConfigError if another gateway was first."""
     settings = {
         "storage": "file",
@@ -113,7 +113,7 @@ async def drop_site(link: NatsLink, site: str) -> None:
             raise
 
 
-def _check_claim(claim: Claim, metadata: dict[str, str]) -> None:
+def _check_claim(claim: SiteClaim, metadata: dict[str, str]) -> None:
     owner = metadata.get(GATEWAY)
     if owner != claim.gateway:
         where = f" on {metadata[HOST]}" if metadata.get(HOST) else ""

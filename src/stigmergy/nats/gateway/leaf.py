@@ -28,7 +28,7 @@ from msgspec import Struct, structs
 from stigmergy.base.errors import ConfigError, StigmergyError
 from stigmergy.nats.gateway.hub import split_hub
 from stigmergy.nats.gateway.subjects import check_site, kept_subjects
-from stigmergy.nats.servers.configuration import ServerPlan, TlsFiles
+from stigmergy.nats.servers.configuration import ServerPlan, ServerTlsFiles
 from stigmergy.nats.servers.server import LOOPBACK, NatsServer, find_program, free_ports
 
 LOOK_S = 0.2
@@ -59,19 +59,19 @@ class LeafPlan(Struct, frozen=True, kw_only=True):
     """First levels of topics, which stay at the site."""
     hubs: tuple[str, ...] = ()
     """host:port of the hub's leaf listeners, with user:password@ where it wants one; none for the uppermost level."""
-    hub_tls: TlsFiles | None = None
+    hub_tls: ServerTlsFiles | None = None
     host: str = LOOPBACK
     """Where clients and devices connect."""
     port: int = 0
     mqtt_port: int = 0
     leaf_port: int | None = None
     """Where gateways of the level below connect; None if there is none."""
-    tls: TlsFiles | None = None
+    tls: ServerTlsFiles | None = None
     store_mb: int = 4_096
     """What the server may keep on disk."""
 
 
-class Identity(Struct, frozen=True):
+class GatewayIdentity(Struct, frozen=True):
     """Who a gateway is, for as long as its folder is there."""
 
     gateway: str
@@ -88,7 +88,7 @@ class Leaf:
         self._plan = plan
         self._folder = plan.folder.resolve()
         self._lock = -1
-        self._identity = Identity("", plan.site)
+        self._identity = GatewayIdentity("", plan.site)
         self._server: NatsServer | None = None
         self._task: asyncio.Task[None] | None = None
         self._reopening = False
@@ -98,7 +98,7 @@ class Leaf:
         """Why it does not run, if it does not."""
 
     @property
-    def identity(self) -> Identity:
+    def identity(self) -> GatewayIdentity:
         """Who this gateway is."""
         return self._identity
 
@@ -229,14 +229,14 @@ class Leaf:
     def _write_pid(self) -> None:
         (self._folder / "leaf" / PID_FILE).write_text(str(self.server.pid), encoding="ascii")
 
-    def _read_identity(self) -> Identity:
+    def _read_identity(self) -> GatewayIdentity:
         path = self._folder / "gateway.json"
         if not path.exists():
-            self._identity = Identity(secrets.token_hex(ID_BYTES), self._plan.site)
+            self._identity = GatewayIdentity(secrets.token_hex(ID_BYTES), self._plan.site)
             self._write_identity()
             return self._identity
         try:
-            found = msgspec.json.decode(path.read_bytes(), type=Identity)
+            found = msgspec.json.decode(path.read_bytes(), type=GatewayIdentity)
         except (OSError, msgspec.DecodeError) as error:
             raise ConfigError(f"{path}: cannot be read ({error}); restore it, or give another --data") from None
         if found.site != self._plan.site:

@@ -19,7 +19,7 @@ from stigmergy.bus.port import BusMessage, Handler, LinkHeard, check_message, ch
 from stigmergy.nats.address import parse_address
 from stigmergy.nats.errors import JetStreamRefused
 from stigmergy.nats.gateway.crossing import Crossing, CrossingPlan
-from stigmergy.nats.gateway.hub import Claim
+from stigmergy.nats.gateway.hub import SiteClaim
 from stigmergy.nats.gateway.subjects import check_site, subject_of, topic_of
 from stigmergy.nats.link import NatsLink
 
@@ -131,7 +131,7 @@ def open_bus(url: str, client_id: str, entropy: Entropy) -> UplinkBus:
     hubs = tuple(hub for hub in address.option("at").split(",") if hub)
     if not hubs and not address.option("hub"):
         raise ConfigError(f"{url!r}: where is the hub? Give at=HOST:PORT of its leaf listener, or hub=DOMAIN")
-    claim = Claim(site, address.option("gateway", client_id), address.option("host"))
+    claim = SiteClaim(site, address.option("gateway", client_id), address.option("host"))
     plan = CrossingPlan(
         leaf=address,
         claim=claim,

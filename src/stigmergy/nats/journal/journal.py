@@ -32,13 +32,13 @@ from stigmergy.nats.journal.messages import (
     INDEXED,
     NOTE,
     Assembler,
-    Entry,
+    LogMessage,
     LogState,
     encode_group,
     encode_note,
     split_group,
 )
-from stigmergy.nats.journal.snapshots import Catalogue, Shelf, Stored, check_parts
+from stigmergy.nats.journal.snapshots import Catalogue, SnapshotStore, StoredSnapshot, check_parts
 from stigmergy.nats.journal.stream import READ_WITHIN_S, TRY_S, WRITE_WITHIN_S, LogPlace, LogStream
 from stigmergy.nats.link import NatsLink
 from stigmergy.nats.threaded import BlockingLink
@@ -122,13 +122,13 @@ LINK_WITHIN_S = 3.0
 CLOSE_S = 5.0
 
 
-class Tenure(Struct):
+class LogOwnership(Struct):
     """Whether we own a log, as far as we know. Looked at by the link that says so to others, on whichever thread."""
 
     is_over: bool = False
 
 
-class Opened(Struct):
+class OpenedLog(Struct):
     """What opening or claiming has found out: the journal takes it over."""
 
     place: LogPlace
@@ -143,7 +143,7 @@ class Opened(Struct):
     """0 for one that only reads."""
     let_go: Callable[[], Awaitable[None]] | None = None
     """Ends that we say to be the owner."""
-    tenure: Tenure = field(default_factory=Tenure)
+    ownership: LogOwnership = field(default_factory=LogOwnership)
 
 
 class SharedReader:
@@ -171,7 +171,7 @@ class NatsJournal:
     """How long a write may take before it counts as failed: longer than the election of a new leader."""
 
     def __init__(
-        self, opened: Opened, *, link: NatsLink | None = None, reader: BlockingLink | SharedReader | None = None
+        self, opened: OpenedLog, *, link: NatsLink | None = None, reader: BlockingLink | SharedReader | None = None
     ) -> None:
         """On a link that others share, or on one of its own. A `reader` that is given is closed with the journal."""
         self._opened = opened
@@ -252,7 +252,7 @@ class NatsJournal:
         if position < self.first_position(shard):
             raise Bug(f"shard {shard}: position {position} was dropped while it was to be read")
 
-    def _next(self, shard: int, position: int, sequence: int, entries: Sequence[Entry]) -> int:
+    def _next(self, shard: int, position: int, sequence: int, entries: Sequence[LogMessage]) -> int:
         """Where to read on. What comes first must be what was asked for: else it is gone."""
         if entries[0].sequence != sequence:
             self._check_kept(shard, position)
@@ -274,12 +274,12 @@ class NatsJournal:
         first = self._state.first_sequences[shard]
         return await log.start_of(shard, after, first, self._state.sequence)
 
-    async def _fetch(self, sequence: int, link: NatsLink) -> list[Entry]:
+    async def _fetch(self, sequence: int, link: NatsLink) -> list[LogMessage]:
         log = LogStream(link, self._opened.place, self._read_within_s)
         return await log.fetch_some(sequence, self._state.sequence)
 
     async def _read_part(self, shard: int, position: int, claim: int, number: int, link: NatsLink) -> SnapshotPart:
-        return await Shelf(link, self._opened.place.name).read(shard, position, claim, number)
+        return await SnapshotStore(link, self._opened.place.name).read(shard, position, claim, number)
 
     def _blocking(self, work: Callable[[NatsLink], Awaitable[T]]) -> T:
         self._check_open()
@@ -327,7 +327,7 @@ class NatsJournal:
             await self._let_go()
 
     async def _let_go(self) -> None:
-        self._opened.tenure.is_over = True
+        self._opened.ownership.is_over = True
         let_go, self._opened.let_go = self._opened.let_go, None
         if let_go is not None:
             with contextlib.suppress(LinkDown, TimeoutError):
@@ -369,18 +369,21 @@ class NatsJournal:
         self._state.since_note_count = self._state.since_note_bytes = 0
 
     async def _put_snapshot(self, shard: int, position: int, parts: Sequence[SnapshotPart]) -> None:
-        shelf, kept = Shelf((await self._log()).link, self._opened.place.name), self._catalogue.setdefault(shard, {})
+        snapshot_store, kept = (
+            SnapshotStore((await self._log()).link, self._opened.place.name),
+            self._catalogue.setdefault(shard, {}),
+        )
         if parts[0].part == 0 and position in kept:
-            await shelf.drop(shard, position, self.claim)
+            await snapshot_store.drop(shard, position, self.claim)
             del kept[position]
         for part in parts:
             # Even of a part that did not get through, something may be stored.
-            kept[position] = Stored(self.claim, part.part + 1)
-            await shelf.put(shard, position, self.claim, part)
+            kept[position] = StoredSnapshot(self.claim, part.part + 1)
+            await snapshot_store.put(shard, position, self.claim, part)
 
     async def _drop_snapshot(self, shard: int, position: int) -> None:
-        shelf = Shelf((await self._log()).link, self._opened.place.name)
-        await shelf.drop(shard, position, self.claim)
+        snapshot_store = SnapshotStore((await self._log()).link, self._opened.place.name)
+        await snapshot_store.drop(shard, position, self.claim)
         self._catalogue.get(shard, {}).pop(position, None)
 
     async def _drop(self, shard: int, upto: int) -> None:
@@ -426,7 +429,7 @@ class NatsJournal:
         if isinstance(error, JournalUnknown | JournalConflict):
             self._failure = error
             # It may be another's by now: whoever asks must not be told that it is ours.
-            self._opened.tenure.is_over = True
+            self._opened.ownership.is_over = True
 
     # ------------------------------------------------------------------ checks
 

@@ -33,7 +33,7 @@ PIECE_ROOM_BYTES = 512
 PAYLOAD_BYTES_MIN = 4 * PIECE_ROOM_BYTES
 
 
-class Entry(Struct, frozen=True):
+class LogMessage(Struct, frozen=True):
     """A message of a log as it was read."""
 
     sequence: int
@@ -117,7 +117,7 @@ def encode_note(note: LogNote) -> bytes:
     return _encoder.encode(note)
 
 
-def decode_note(entry: Entry) -> LogNote:
+def decode_note(entry: LogMessage) -> LogNote:
     """What a note says. Raises JournalForeign if a later version wrote it."""
     note = _decoded(_notes, entry)
     if note.format != FORMAT:
@@ -136,7 +136,7 @@ class Assembler:
         self._claim = 0
         self._start = 0
 
-    def take(self, entry: Entry) -> tuple[int, list[StoredCommit]] | None:
+    def take(self, entry: LogMessage) -> tuple[int, list[StoredCommit]] | None:
         """The group that this message completes, with the number of the message that it began with; None if none.
 
         Pieces that something else follows belong to a group that was given up: they count for nothing.
@@ -158,7 +158,7 @@ class Assembler:
         self._pieces.append(piece.body)
         if entry.kind == PIECE:
             return None
-        whole = Entry(entry.sequence, GROUP, b"".join(self._pieces))
+        whole = LogMessage(entry.sequence, GROUP, b"".join(self._pieces))
         self._pieces.clear()
         return self._start, _stored(_decoded(_groups, whole))
 
@@ -211,7 +211,7 @@ def _stored(group: LogGroup) -> list[StoredCommit]:
     ]
 
 
-def _decoded(decoder: msgspec.msgpack.Decoder[T], entry: Entry) -> T:
+def _decoded(decoder: msgspec.msgpack.Decoder[T], entry: LogMessage) -> T:
     try:
         return decoder.decode(entry.payload)
     except msgspec.DecodeError as error:
@@ -257,7 +257,7 @@ class LogState:
         """The log begins with this message: what was before was dropped."""
         self.sequence = sequence - 1
 
-    def take(self, entry: Entry) -> list[StoredCommit]:
+    def take(self, entry: LogMessage) -> list[StoredCommit]:
         """The next message; returns the commits that it completes."""
         if entry.sequence != self.sequence + 1:
             raise JournalCorrupt(
@@ -276,7 +276,7 @@ class LogState:
             self._move(stored, start)
         return commits
 
-    def begin_from(self, entry: Entry) -> None:
+    def begin_from(self, entry: LogMessage) -> None:
         """Begins with what a note says."""
         self.sequence = entry.sequence
         note = decode_note(entry)
@@ -309,7 +309,7 @@ class LogState:
         claim = 0 if kind == CLAIMED else self.claim
         return LogNote(FORMAT, kind, claim, owner, nonce, shards)
 
-    def _take_note(self, entry: Entry, note: LogNote) -> None:
+    def _take_note(self, entry: LogMessage, note: LogNote) -> None:
         if note.kind == CLAIMED:
             self.claim, self.owner = entry.sequence, note.owner
         self.heads = {one.shard: head_of_note(one) for one in note.shards}

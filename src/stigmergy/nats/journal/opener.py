@@ -22,7 +22,7 @@ from stigmergy.journal.port import JournalIdentity, check_shard_by
 from stigmergy.nats import naming
 from stigmergy.nats.address import NatsAddress, parse_address
 from stigmergy.nats.errors import NoResponders, Unanswered
-from stigmergy.nats.journal.journal import NatsJournal, Opened, SharedReader, Tenure
+from stigmergy.nats.journal.journal import LogOwnership, NatsJournal, OpenedLog, SharedReader
 from stigmergy.nats.journal.messages import (
     CLAIMED,
     NOTE,
@@ -32,7 +32,7 @@ from stigmergy.nats.journal.messages import (
     encode_note,
     read_identity,
 )
-from stigmergy.nats.journal.snapshots import Shelf
+from stigmergy.nats.journal.snapshots import SnapshotStore
 from stigmergy.nats.journal.stream import LogPlace, LogStream
 from stigmergy.nats.link import NatsLink
 from stigmergy.nats.streams import StreamFound, ensure_stream
@@ -140,7 +140,7 @@ async def prepare(link: NatsLink, identity: JournalIdentity) -> tuple[LogPlace, 
     known = read_identity(found.metadata, f"stream {place.stream} at {address.shown}")
     check_identity(known, identity, f"stream {place.stream} at {address.shown}")
     await ensure_stream(link, place.stream, settings, ENSURE_S)
-    await Shelf(link, place.name).ensure(address.replicas, ENSURE_S)
+    await SnapshotStore(link, place.name).ensure(address.replicas, ENSURE_S)
     return place, known
 
 
@@ -174,7 +174,7 @@ async def _check_others(link: NatsLink, place: LogPlace, identity: JournalIdenti
 
 async def _check_lost(link: NatsLink, place: LogPlace, identity: JournalIdentity) -> None:
     """Refuses to begin a log of which there are snapshots: there was one, and it held more than nothing."""
-    if await Shelf(link, place.name).catalogue(identity.owned):
+    if await SnapshotStore(link, place.name).catalogue(identity.owned):
         raise JournalForeign(
             f"{link.address.shown} has no stream {place.stream}, but snapshots of {_shards(identity)}: the log was "
             f"deleted or lost; restore it, or delete {naming.snapshots_bucket(place.name)} as well to begin anew"
@@ -256,7 +256,9 @@ async def _correct(log: LogStream, state: LogState, first_sequence: int) -> None
                     state.dropped(shard, first, found.first_sequences[shard])
 
 
-async def claim_log(link: NatsLink, place: LogPlace, identity: JournalIdentity, state: LogState, owner: str) -> Opened:
+async def claim_log(
+    link: NatsLink, place: LogPlace, identity: JournalIdentity, state: LogState, owner: str
+) -> OpenedLog:
     """Writes a claim behind what the state knows. Raises JournalConflict if that is not the end."""
     log = LogStream(link, place)
     note = encode_note(state.note(CLAIMED, owner, os.urandom(NONCE_BYTES)))
@@ -264,11 +266,11 @@ async def claim_log(link: NatsLink, place: LogPlace, identity: JournalIdentity, 
     state.wrote(1, len(note))
     state.since_note_count = state.since_note_bytes = 0
     state.claim, state.owner = state.sequence, owner
-    tenure = Tenure()
+    ownership = LogOwnership()
     # Side by side: until all of it is known the shard has no owner.
-    info, catalogue = await asyncio.gather(log.info(), Shelf(link, place.name).catalogue(identity.owned))
-    bytes_max, let_go = await asyncio.gather(_limit(log, info), be_owner(link, place, owner, tenure))
-    return Opened(
+    info, catalogue = await asyncio.gather(log.info(), SnapshotStore(link, place.name).catalogue(identity.owned))
+    bytes_max, let_go = await asyncio.gather(_limit(log, info), be_owner(link, place, owner, ownership))
+    return OpenedLog(
         place=place,
         address=link.address,
         identity=identity,
@@ -278,15 +280,17 @@ async def claim_log(link: NatsLink, place: LogPlace, identity: JournalIdentity, 
         bytes_max=bytes_max,
         claim=state.sequence,
         let_go=let_go,
-        tenure=tenure,
+        ownership=ownership,
     )
 
 
-async def be_owner(link: NatsLink, place: LogPlace, owner: str, tenure: Tenure) -> Callable[[], Awaitable[None]]:
+async def be_owner(
+    link: NatsLink, place: LogPlace, owner: str, ownership: LogOwnership
+) -> Callable[[], Awaitable[None]]:
     """Answers from now on that we own the log, as long as we do; returns what ends that."""
 
     async def answer(message: Msg) -> None:
-        if message.reply and not tenure.is_over:
+        if message.reply and not ownership.is_over:
             await link.tell(message.reply, owner.encode())
 
     end = await link.subscribe(place.owner_subject, answer)
@@ -313,7 +317,7 @@ async def _check_free(link: NatsLink, place: LogPlace) -> None:
     )
 
 
-async def _open(link: NatsLink, identity: JournalIdentity, owner: str) -> Opened:
+async def _open(link: NatsLink, identity: JournalIdentity, owner: str) -> OpenedLog:
     place, known = await prepare(link, identity)
     await _check_free(link, place)
     log = LogStream(link, place)
@@ -389,16 +393,16 @@ def _parts(address: NatsAddress, places: list[LogPlace]) -> list[LogPlace]:
     return chosen
 
 
-async def _look(link: NatsLink, place: LogPlace) -> Opened:
+async def _look(link: NatsLink, place: LogPlace) -> OpenedLog:
     log = LogStream(link, place)
     state, info = await read_state(log)
     known = read_identity(info.metadata, f"stream {place.stream} at {link.address.shown}")
-    return Opened(
+    return OpenedLog(
         place=place,
         address=link.address,
         identity=known,
         state=state,
-        catalogue=await Shelf(link, place.name).catalogue(known.owned),
+        catalogue=await SnapshotStore(link, place.name).catalogue(known.owned),
         bytes_used=int(info.state["bytes"]),
         bytes_max=await _limit(log, info),
         claim=0,

@@ -14,9 +14,9 @@ from nats.aio.msg import Msg
 from stigmergy.base.errors import ConfigError, JournalConflict
 from stigmergy.journal.port import READ_COUNT_MAX, Grown, Journal, JournalIdentity, SnapshotPart, StoredCommit
 from stigmergy.nats.journal.journal import NatsJournal
-from stigmergy.nats.journal.messages import Assembler, Entry, LogState
+from stigmergy.nats.journal.messages import Assembler, LogMessage, LogState
 from stigmergy.nats.journal.opener import claim_log, prepare, read_further, read_state
-from stigmergy.nats.journal.snapshots import Shelf, Stored
+from stigmergy.nats.journal.snapshots import SnapshotStore, StoredSnapshot
 from stigmergy.nats.journal.stream import BEHIND_PAUSE_S, LogPlace, LogStream
 from stigmergy.nats.link import NatsLink
 
@@ -33,7 +33,7 @@ class NatsShardLog:
         self._identity = identity
         self._shard = identity.owned[0]
         self._log = LogStream(link, place)
-        self._shelf = Shelf(link, place.name)
+        self._snapshot_store = SnapshotStore(link, place.name)
         self._position = -1
         """The last commit that was returned; the next message to look at; and what was fetched beyond."""
         self._sequence = 0
@@ -60,7 +60,10 @@ class NatsShardLog:
         stored = (await self._stored()).get(position)
         if stored is None:
             return []
-        return [await self._shelf.read(self._shard, position, stored.claim, number) for number in range(stored.parts)]
+        return [
+            await self._snapshot_store.read(self._shard, position, stored.claim, number)
+            for number in range(stored.parts)
+        ]
 
     async def read(self, after: int, count_max: int = READ_COUNT_MAX) -> Sequence[StoredCommit]:
         if after != self._position:
@@ -112,7 +115,7 @@ class NatsShardLog:
 
         self._ear = await self._link.subscribe(self._place.grown_subject, heard)
 
-    async def _fetch_again(self) -> list[Entry]:
+    async def _fetch_again(self) -> list[LogMessage]:
         for _ in range(BEHIND_TRIES):
             await asyncio.sleep(BEHIND_PAUSE_S)
             if entries := await self._log.fetch(self._sequence):
@@ -127,8 +130,8 @@ class NatsShardLog:
             await read_further(self._log, self._known)
         return self._known
 
-    async def _stored(self) -> dict[int, Stored]:
-        return (await self._shelf.catalogue(range(self._shard, self._shard + 1))).get(self._shard, {})
+    async def _stored(self) -> dict[int, StoredSnapshot]:
+        return (await self._snapshot_store.catalogue(range(self._shard, self._shard + 1))).get(self._shard, {})
 
     async def _seek(self, after: int) -> None:
         """Finds where commits behind this position begin."""
@@ -138,14 +141,14 @@ class NatsShardLog:
         self._position, self._waiting, self._assembler = after, [], Assembler()
         self._known = None  # Whoever begins anew may have been far behind.
 
-    def _take(self, entries: Sequence[Entry], after: int) -> None:
+    def _take(self, entries: Sequence[LogMessage], after: int) -> None:
         for entry in entries:
             self._sequence = entry.sequence + 1
             for stored in self._open(entry):
                 if stored.sealed.position > after:
                     self._waiting.append(stored)
 
-    def _open(self, entry: Entry) -> Sequence[StoredCommit]:
+    def _open(self, entry: LogMessage) -> Sequence[StoredCommit]:
         """The commits that a message completes. Decoded once: where it is known how the log stands, that goes on."""
         if self._known is not None and entry.sequence == self._known.sequence + 1:
             self._assembler = Assembler()

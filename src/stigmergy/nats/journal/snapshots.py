@@ -44,21 +44,21 @@ class SnapshotChunk(Struct, array_like=True, frozen=True):
     body: bytes
 
 
-class Stored(Struct, frozen=True):
+class StoredSnapshot(Struct, frozen=True):
     """A snapshot that is stored: the claim it was taken under, and how many parts it has."""
 
     claim: int
     parts: int
 
 
-Catalogue = dict[int, dict[int, Stored]]
+Catalogue = dict[int, dict[int, StoredSnapshot]]
 """Per shard and position."""
 
 _encoder = msgspec.msgpack.Encoder()
 _chunks = msgspec.msgpack.Decoder(SnapshotChunk)
 
 
-class Shelf:
+class SnapshotStore:
     """The snapshots of one fleet, as one link sees them."""
 
     def __init__(self, link: NatsLink, name: str) -> None:
@@ -91,9 +91,9 @@ class Shelf:
             kept = found.setdefault(shard, {})
             best = kept.get(position)
             if best is None or claim > best.claim:
-                kept[position] = Stored(claim, part + 1)
+                kept[position] = StoredSnapshot(claim, part + 1)
             elif claim == best.claim:
-                kept[position] = Stored(claim, max(best.parts, part + 1))
+                kept[position] = StoredSnapshot(claim, max(best.parts, part + 1))
         return found
 
     async def put(self, shard: int, position: int, claim: int, part: SnapshotPart) -> None:
@@ -197,7 +197,7 @@ class Shelf:
             await asyncio.sleep(PAUSE_S)
 
 
-def check_parts(parts: Sequence[SnapshotPart], stored: Stored | None, claim: int) -> bool:
+def check_parts(parts: Sequence[SnapshotPart], stored: StoredSnapshot | None, claim: int) -> bool:
     """Whether these parts follow what is stored of their snapshot, or replace it."""
     kept = stored.parts if stored is not None and stored.claim == claim and parts[0].part != 0 else 0
     return [part.part for part in parts] == list(range(kept, kept + len(parts)))

@@ -37,7 +37,7 @@ from stigmergy.nats.errors import (
     Unanswered,
     no_jetstream,
 )
-from stigmergy.nats.journal.messages import KINDS, NOTE, Entry, decode_note
+from stigmergy.nats.journal.messages import KINDS, NOTE, LogMessage, decode_note
 from stigmergy.nats.link import NatsLink
 from stigmergy.nats.streams import StreamFound, find_stream
 
@@ -152,7 +152,7 @@ class LogStream:
         )
 
     @staticmethod
-    def _said(found: Entry) -> str:
+    def _said(found: LogMessage) -> str:
         if found.kind == NOTE:
             note = decode_note(found)
             return f"a claim of {note.owner!r}" if note.owner else f"another owner's {found.kind}"
@@ -175,26 +175,26 @@ class LogStream:
             raise self._gone()
         return found
 
-    async def get(self, sequence: int, within_s: float | None = None) -> Entry | None:
+    async def get(self, sequence: int, within_s: float | None = None) -> LogMessage | None:
         """One message, as the stream's leader has it; None if it does not."""
         return await self._ask_leader({"seq": sequence}, within_s)
 
-    async def last_note(self) -> Entry | None:
+    async def last_note(self) -> LogMessage | None:
         """The newest note, as the stream's leader has it."""
         return await self._ask_leader({"last_by_subj": f"{self.place.subject}.{NOTE}"})
 
-    async def next_note(self, sequence: int) -> Entry | None:
+    async def next_note(self, sequence: int) -> LogMessage | None:
         """The first note from this message on."""
         return await self._ask_leader({"seq": sequence, "next_by_subj": f"{self.place.subject}.{NOTE}"})
 
-    async def fetch(self, sequence: int, count_max: int = READ_COUNT_MAX) -> list[Entry]:
+    async def fetch(self, sequence: int, count_max: int = READ_COUNT_MAX) -> list[LogMessage]:
         """Messages from this one on, in order, as any replica has them: there may be more. The first may have a higher
         number, if what was before it was dropped."""
         asked = msgspec.json.encode({"seq": sequence, "batch": count_max, "max_bytes": READ_BYTES_MAX})
         found = await self.patiently(lambda: self.link.collect(self._direct, asked, count_max, within_s=TRY_S))
         return [self._entry(message) for message in found]
 
-    async def fetch_some(self, sequence: int, upto: int, count_max: int = READ_COUNT_MAX) -> list[Entry]:
+    async def fetch_some(self, sequence: int, upto: int, count_max: int = READ_COUNT_MAX) -> list[LogMessage]:
         """The same where it is known that there are messages up to this one: waits for a replica that is behind."""
         until_s = asyncio.get_running_loop().time() + self._patience_s
         while not (found := await self.fetch(sequence, count_max)):
@@ -221,7 +221,7 @@ class LogStream:
 
     # ------------------------------------------------------------------ within
 
-    async def _ask_leader(self, asked: dict[str, Any], within_s: float | None = None) -> Entry | None:
+    async def _ask_leader(self, asked: dict[str, Any], within_s: float | None = None) -> LogMessage | None:
         try:
             answer = await self.patiently(
                 lambda: self.link.api(f"STREAM.MSG.GET.{self.place.stream}", asked, within_s=TRY_S), within_s
@@ -230,11 +230,11 @@ class LogStream:
             return None
         message = answer["message"]
         payload = base64.b64decode(message.get("data", ""))
-        return Entry(int(message["seq"]), self._kind(str(message["subject"])), payload)
+        return LogMessage(int(message["seq"]), self._kind(str(message["subject"])), payload)
 
-    def _entry(self, message: Msg) -> Entry:
+    def _entry(self, message: Msg) -> LogMessage:
         headers = message.headers or {}
-        return Entry(int(headers["Nats-Sequence"]), self._kind(headers["Nats-Subject"]), message.data)
+        return LogMessage(int(headers["Nats-Sequence"]), self._kind(headers["Nats-Subject"]), message.data)
 
     def _kind(self, subject: str) -> str:
         kind = subject.rpartition(".")[2]

@@ -18,7 +18,7 @@ from stigmergy.agents.codec import UNDECODABLE, encode
 from stigmergy.base.errors import LedgerCorrupt, LedgerUnavailable, LedgerUnknown
 from stigmergy.claims.port import LedgerCheckpoint
 from stigmergy.nats.errors import NO_MESSAGE, STREAM_NOT_FOUND, JetStreamRefused
-from stigmergy.nats.ledger.streams import NOT_THERE, Place, refused
+from stigmergy.nats.ledger.streams import NOT_THERE, LedgerAddress, refused
 from stigmergy.nats.link import NatsLink
 
 CHUNK_BYTES = 512 * 1024
@@ -47,7 +47,7 @@ class CheckpointHead(Struct, array_like=True, frozen=True):
 _head_decoder = msgspec.msgpack.Decoder(CheckpointHead)
 
 
-async def read_head(place: Place, link: NatsLink) -> tuple[CheckpointHead | None, int]:
+async def read_head(place: LedgerAddress, link: NatsLink) -> tuple[CheckpointHead | None, int]:
     """The newest head and the sequence of its message; None and 0 if there is none. Raises LedgerError."""
     try:
         found = await link.api(f"STREAM.MSG.GET.{place.checkpoints}", {"last_by_subj": place.head_subject}, CALL_S)
@@ -67,7 +67,7 @@ async def read_head(place: Place, link: NatsLink) -> tuple[CheckpointHead | None
     return head, int(message["seq"])
 
 
-async def read_checkpoint(place: Place, link: NatsLink, covers: int) -> LedgerCheckpoint | None:
+async def read_checkpoint(place: LedgerAddress, link: NatsLink, covers: int) -> LedgerCheckpoint | None:
     """The newest checkpoint. `covers` is up to where the log was cut: one that ends before is an old answer."""
     for _ in range(TRIES_MAX):
         head, _ = await read_head(place, link)
@@ -84,7 +84,7 @@ async def read_checkpoint(place: Place, link: NatsLink, covers: int) -> LedgerCh
     raise LedgerUnavailable(f"{place.shown}: its checkpoint cannot be read right now; try again")
 
 
-async def store_checkpoint(place: Place, link: NatsLink, checkpoint: LedgerCheckpoint) -> None:
+async def store_checkpoint(place: LedgerAddress, link: NatsLink, checkpoint: LedgerCheckpoint) -> None:
     """Stores a checkpoint, unless there is one as new. Raises LedgerError."""
     head, sequence = await read_head(place, link)
     if head is not None and head.position >= checkpoint.position:
@@ -120,14 +120,14 @@ async def store_checkpoint(place: Place, link: NatsLink, checkpoint: LedgerCheck
     raise LedgerUnavailable(f"{place.shown}: others store checkpoints all the time; try again")
 
 
-async def _publish(place: Place, link: NatsLink, subject: str, data: bytes) -> None:
+async def _publish(place: LedgerAddress, link: NatsLink, subject: str, data: bytes) -> None:
     try:
         await link.publish(subject, data, within_s=CALL_S)
     except JetStreamRefused as error:
         raise refused(place, error) from None
 
 
-async def _read_piece(place: Place, link: NatsLink, name: str, number: int) -> bytes | None:
+async def _read_piece(place: LedgerAddress, link: NatsLink, name: str, number: int) -> bytes | None:
     subject = place.chunk_subject(name, number)
     try:
         found = await link.api(f"STREAM.MSG.GET.{place.checkpoints}", {"last_by_subj": subject}, CALL_S)
@@ -138,7 +138,7 @@ async def _read_piece(place: Place, link: NatsLink, name: str, number: int) -> b
     return base64.b64decode(found["message"].get("data", ""))
 
 
-async def _drop(place: Place, link: NatsLink, head: CheckpointHead | None) -> None:
+async def _drop(place: LedgerAddress, link: NatsLink, head: CheckpointHead | None) -> None:
     """Forgets the pieces of a checkpoint. If it fails they take room until somebody purges the stream, no more."""
     if head is None:
         return
@@ -152,5 +152,5 @@ def _digest(position: int, body: bytes) -> bytes:
     return blake3(position.to_bytes(8, "big") + body, derive_key_context=_CONTEXT).digest()
 
 
-def _damaged(place: Place) -> LedgerCorrupt:
+def _damaged(place: LedgerAddress) -> LedgerCorrupt:
     return LedgerCorrupt(f"{place.shown}: its checkpoint is not what was written; restore it from a copy")

@@ -39,13 +39,13 @@ from stigmergy.nats.ledger.records import (
     Enrol,
     Genesis,
     LedgerBody,
+    LedgerState,
     Revoke,
-    State,
     base_of,
     write_record,
 )
-from stigmergy.nats.ledger.streams import NOT_THERE, PAYLOAD_BYTES_MIN, Place, find_place, refused, to_compare
-from stigmergy.nats.ledger.writer import Writer
+from stigmergy.nats.ledger.streams import NOT_THERE, PAYLOAD_BYTES_MIN, LedgerAddress, find_place, refused, to_compare
+from stigmergy.nats.ledger.writer import LedgerWriter
 from stigmergy.nats.link import NatsLink
 from stigmergy.nats.streams import StreamFound, ensure_stream, find_stream
 from stigmergy.nats.threaded import BlockingLink
@@ -88,14 +88,14 @@ def open_ledger(
 class NatsLedger:
     """The Ledger port on a JetStream stream: one connection."""
 
-    def __init__(self, place: Place, verifier: Verifier) -> None:
+    def __init__(self, place: LedgerAddress, verifier: Verifier) -> None:
         self._place = place
         self._verifier = verifier
         self._signer: Signer | None = None
         self._trusted: frozenset[bytes] = frozenset()
         self._link: NatsLink | None = None
         self._reader: Reader | None = None
-        self._writer: Writer | None = None
+        self._writer: LedgerWriter | None = None
         self._is_prepared = False
         self._is_caught_up = False
         self._starting = asyncio.Lock()
@@ -111,16 +111,16 @@ class NatsLedger:
         return self._place.name
 
     @property
-    def state(self) -> State:
+    def state(self) -> LedgerState:
         """What the log has come to, as far as it was read: positions, writers, and what was passed over."""
-        return State() if self._reader is None else self._reader.state
+        return LedgerState() if self._reader is None else self._reader.state
 
     @property
     def shown(self) -> str:
         """Where it is, for people."""
         return self._place.shown
 
-    async def wait_end(self) -> State:
+    async def wait_end(self) -> LedgerState:
         """What the log has come to, with everything that was acknowledged before this call. Raises LedgerError."""
         self._check_open()
         reader = await self._started()
@@ -129,7 +129,7 @@ class NatsLedger:
         reader.check()
         return reader.state
 
-    async def look(self) -> State:
+    async def look(self) -> LedgerState:
         """What the log has come to, as some server has it: that one may be behind. Writes nothing. Raises
         LedgerError."""
         self._check_open()
@@ -279,7 +279,7 @@ class NatsLedger:
                     await self._prepare_here(self._link)
                 reader = Reader(self._place, self._link, self._verifier.verify, self._trusted)
                 if self._signer is not None:
-                    self._writer = Writer(self._place, self._link, reader, self._signer)
+                    self._writer = LedgerWriter(self._place, self._link, reader, self._signer)
                     reader.taken = self._writer.taken
                 reader.grown = self._tell
                 await reader.start()
@@ -373,7 +373,7 @@ class NatsLedger:
         assert self._link is not None
         return self._link
 
-    def _needed_writer(self) -> Writer:
+    def _needed_writer(self) -> LedgerWriter:
         if self._writer is None:
             raise LedgerUnavailable(f"{self._place.shown}: was opened without a key, and can only be read")
         return self._writer

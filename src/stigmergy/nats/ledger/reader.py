@@ -28,8 +28,18 @@ from nats.aio.msg import Msg
 from stigmergy.base.errors import LedgerCorrupt, LedgerCut, LedgerError, LedgerForeign, LedgerUnavailable, LinkDown
 from stigmergy.claims.port import LedgerEntry
 from stigmergy.nats.errors import NO_MESSAGE, JetStreamRefused
-from stigmergy.nats.ledger.records import Cut, State, Taken, Verify, read_base, read_record, state_of, statement, take
-from stigmergy.nats.ledger.streams import NOT_THERE, Place, refused
+from stigmergy.nats.ledger.records import (
+    Cut,
+    LedgerState,
+    MessageOutcome,
+    Verify,
+    read_base,
+    read_record,
+    state_of,
+    statement,
+    take,
+)
+from stigmergy.nats.ledger.streams import NOT_THERE, LedgerAddress, refused
 from stigmergy.nats.link import NatsLink
 
 # Finds where a ledger's log begins that was cut: what the messages about cuts say, as far as they are believed.
@@ -44,14 +54,14 @@ CUT_ASK_S = 1.0
 
 
 async def find_cut(
-    place: Place, link: NatsLink, first: int, incarnation: bytes, trusted: frozenset[bytes], verify: Verify
-) -> State:
+    place: LedgerAddress, link: NatsLink, first: int, incarnation: bytes, trusted: frozenset[bytes], verify: Verify
+) -> LedgerState:
     """What the log, whose first message is `first`, begins with. `incarnation` is that of the ledger as far as we know
     it, `trusted` are the keys that are believed; any writer's, if there is none.
 
     Raises LedgerCorrupt or LedgerForeign if nothing is believed, LedgerUnavailable, and as the link does.
     """
-    best: State | None = None
+    best: LedgerState | None = None
     fault: LedgerCorrupt | LedgerForeign = LedgerCorrupt(
         f"{place.shown}: the first message is {first}, and nobody has cut the log; restore it from a copy"
     )
@@ -62,7 +72,7 @@ async def find_cut(
             break
         wanted = found[0] + 1
         read = _read_cut(place, *found, incarnation, trusted, verify)
-        if not isinstance(read, State):
+        if not isinstance(read, LedgerState):
             fault = read
         elif best is None or read.sequence > best.sequence:
             best = read
@@ -71,12 +81,12 @@ async def find_cut(
     return best
 
 
-def another_ledger(place: Place, name: str) -> str:
+def another_ledger(place: LedgerAddress, name: str) -> str:
     """What to say of a stream that holds the ledger of another name."""
     return f"{place.shown}: the stream {place.stream} holds the ledger {name!r}; name another place for it"
 
 
-async def _next_cut(place: Place, link: NatsLink, wanted: int) -> tuple[int, bytes] | None:
+async def _next_cut(place: LedgerAddress, link: NatsLink, wanted: int) -> tuple[int, bytes] | None:
     """The next message about a cut, from this sequence on. The leader answers: a replica may be behind."""
     asked = {"seq": wanted, "next_by_subj": place.cut_subject}
     try:
@@ -90,8 +100,8 @@ async def _next_cut(place: Place, link: NatsLink, wanted: int) -> tuple[int, byt
 
 
 def _read_cut(
-    place: Place, sequence: int, payload: bytes, incarnation: bytes, trusted: frozenset[bytes], verify: Verify
-) -> State | LedgerCorrupt | LedgerForeign:
+    place: LedgerAddress, sequence: int, payload: bytes, incarnation: bytes, trusted: frozenset[bytes], verify: Verify
+) -> LedgerState | LedgerCorrupt | LedgerForeign:
     """What a message says that the log begins with, or why it is not believed."""
     read = read_record(payload)
     if not isinstance(read, str) and isinstance(read[1].deed, Cut):
@@ -139,27 +149,27 @@ _fetch_body = msgspec.json.Encoder().encode
 class Reader:
     """A connection's side of the log. `start` it on the event loop; `end` it before the link is closed."""
 
-    def __init__(self, place: Place, link: NatsLink, verify: Verify, trusted: frozenset[bytes]) -> None:
+    def __init__(self, place: LedgerAddress, link: NatsLink, verify: Verify, trusted: frozenset[bytes]) -> None:
         self._place = place
         self._link = link
         self._verify = verify
         self._trusted = trusted
         """Keys whose word is believed about what was cut off; any writer's, if there is none."""
-        self.state = State()
+        self.state = LedgerState()
         self.failed: LedgerError | None = None
         """Why nothing of the ledger is believed any more."""
-        self.taken: Callable[[Taken], None] = lambda _taken: None
+        self.taken: Callable[[MessageOutcome], None] = lambda _taken: None
         """Called for every message, in order."""
         self.grown: Callable[[int], None] = lambda _position: None
         """Called with the position of the last entry when there are new ones."""
         self._recent: list[LedgerEntry] = []
         self._recent_bytes = 0
         self._chains: OrderedDict[int, bytes] = OrderedDict()
-        self._states: list[State] = []
+        self._states: list[LedgerState] = []
         self._states_every = STATES_EVERY
-        self._base: State | None = None
+        self._base: LedgerState | None = None
         """What the last cut says that the log begins with."""
-        self._older: State | None = None
+        self._older: LedgerState | None = None
         """Where the last look at older entries ended."""
         self._last: bytes | None = None
         """What the last message that was read is known by; None where that is not known."""
@@ -386,7 +396,7 @@ class Reader:
             )
             self._fail(error, is_raised=is_raised)
 
-    def _why_foreign(self, born: State) -> str:
+    def _why_foreign(self, born: LedgerState) -> str:
         """Why the ledger that a stream holds is not the one that we want; empty if it is."""
         if born.name != self._place.name:
             return another_ledger(self._place, born.name)
@@ -398,7 +408,7 @@ class Reader:
             )
         return ""
 
-    def _compare(self, found: Taken) -> None:
+    def _compare(self, found: MessageOutcome) -> None:
         """A writer has signed what it knew of the chain: it must be what we know of it."""
         for sequence, head in self._heads(found):
             ours = self._chains.get(sequence)
@@ -408,7 +418,7 @@ class Reader:
                     "read; what was stored has changed, restore it from a copy"
                 )
 
-    def _heads(self, found: Taken) -> list[tuple[int, bytes]]:
+    def _heads(self, found: MessageOutcome) -> list[tuple[int, bytes]]:
         heads = [(found.head_sequence, found.head)] if found.head_sequence else []
         if found.base:
             base = read_base(found.base)
@@ -451,11 +461,11 @@ class Reader:
             self._states = [best]
             self.grown(best.position)
 
-    def state_before(self, upto: int) -> State:
+    def state_before(self, upto: int) -> LedgerState:
         """The newest remembered state that holds no entry behind a position, nor the half of an append; that before
         all messages if there is none. A log that begins with a cut has that one at least."""
         index = bisect_right(self._states, upto, key=lambda state: state.position)
-        blank = State(self.state.name, self.state.incarnation)
+        blank = LedgerState(self.state.name, self.state.incarnation)
         return next((state for state in reversed(self._states[:index]) if not state.partial), self._base or blank)
 
     # ------------------------------------------------------------------ what is no longer at hand
@@ -489,13 +499,13 @@ class Reader:
         self._older = state
         return found[:count_max]
 
-    def _nearest(self, after: int) -> State:
+    def _nearest(self, after: int) -> LedgerState:
         index = bisect_right(self._states, after, key=lambda state: state.position)
-        nearest = self._states[index - 1] if index else State()
+        nearest = self._states[index - 1] if index else LedgerState()
         older = self._older
         return older if older is not None and nearest.position < older.position <= after else nearest
 
-    def _check_chain(self, state: State) -> None:
+    def _check_chain(self, state: LedgerState) -> None:
         known = self._chains.get(state.sequence)
         if known is None:
             index = bisect_right(self._states, state.sequence, key=lambda one: one.sequence)

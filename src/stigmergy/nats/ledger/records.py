@@ -71,7 +71,7 @@ class Cut(Struct, array_like=True, frozen=True, tag=4):
     base: bytes
 
 
-Deed = Genesis | Entries | Enrol | Revoke | Cut
+LedgerChange = Genesis | Entries | Enrol | Revoke | Cut
 
 
 class LedgerBody(Struct, array_like=True, frozen=True):
@@ -87,7 +87,7 @@ class LedgerBody(Struct, array_like=True, frozen=True):
     """The last message that the writer had read when it signed; 0 for none."""
     head: bytes
     """The chain there, as the writer has computed it."""
-    deed: Deed
+    deed: LedgerChange
 
 
 class LedgerRecord(Struct, array_like=True, frozen=True):
@@ -243,7 +243,7 @@ class Partial(Struct, frozen=True):
     """Of the last part that is there."""
 
 
-class State(Struct, frozen=True):
+class LedgerState(Struct, frozen=True):
     """What the messages have come to."""
 
     name: str = ""
@@ -260,10 +260,10 @@ class State(Struct, frozen=True):
     counts: LedgerCounts = LedgerCounts()
 
 
-class Taken(NamedTuple):
+class MessageOutcome(NamedTuple):
     """What became of a message."""
 
-    state: State
+    state: LedgerState
     entries: tuple[LedgerEntry, ...] = ()
     session: bytes = b""
     number: int = 0
@@ -276,17 +276,17 @@ class Taken(NamedTuple):
     """Of a cut: what its writer says that the log begins with."""
 
 
-def take(state: State, sequence: int, payload: bytes, verify: Verify) -> Taken:
+def take(state: LedgerState, sequence: int, payload: bytes, verify: Verify) -> MessageOutcome:
     """The state behind the next message. Raises LedgerForeign if the first one is not that of a ledger."""
     if sequence != state.sequence + 1:
         raise LedgerCorrupt(f"ledger {state.name!r}: message {sequence} follows {state.sequence}; some are missing")
     if not payload:
-        return Taken(_moved(state, sequence, payload, "looks"))
+        return MessageOutcome(_moved(state, sequence, payload, "looks"))
     found = read_record(payload)
     if isinstance(found, str):
         if sequence == 1:
             raise LedgerForeign("the stream does not begin as a ledger does; name another place for it")
-        return Taken(_moved(state, sequence, payload, found))
+        return MessageOutcome(_moved(state, sequence, payload, found))
     record, body = found
     if sequence == 1:
         state = _born(body.deed)
@@ -296,26 +296,26 @@ def take(state: State, sequence: int, payload: bytes, verify: Verify) -> Taken:
         statement(state.name, state.incarnation, record.algorithm, record.key, record.body),
         record.signature,
     ):
-        return Taken(_moved(state, sequence, payload, "forged"), session=body.session, number=body.number)
+        return MessageOutcome(_moved(state, sequence, payload, "forged"), session=body.session, number=body.number)
     if record.key not in state.writers:
-        return Taken(_moved(state, sequence, payload, "strangers"), session=body.session, number=body.number)
+        return MessageOutcome(_moved(state, sequence, payload, "strangers"), session=body.session, number=body.number)
     heads = (body.head_sequence, body.head)
     if not _is_new(state, sequence, body):
         behind = _moved(state, sequence, payload, "repeated")
-        return Taken(behind, (), body.session, body.number, False, *heads)
+        return MessageOutcome(behind, (), body.session, body.number, False, *heads)
     if isinstance(body.deed, Entries) and body.deed.part < body.deed.parts - 1:
         behind = _moved(_kept(state, body, body.deed, sequence), sequence, payload, "records")
-        return Taken(behind, (), body.session, body.number, False, *heads)
+        return MessageOutcome(behind, (), body.session, body.number, False, *heads)
     first = state.position + 1
     state, bodies = _done(state, body)
     entries = tuple(LedgerEntry(position, one) for position, one in enumerate(bodies, start=first))
     state = _marked(state, body, sequence)
     behind = _moved(state, sequence, payload, "records", len(entries))
     base = body.deed.base if isinstance(body.deed, Cut) else b""
-    return Taken(behind, entries, body.session, body.number, True, *heads, base)
+    return MessageOutcome(behind, entries, body.session, body.number, True, *heads, base)
 
 
-def base_of(state: State) -> bytes:
+def base_of(state: LedgerState) -> bytes:
     """What somebody needs who reads on behind this state. There must be no append in parts that is not whole."""
     assert not state.partial
     sessions = tuple(sorted(state.sessions.items()))
@@ -323,19 +323,19 @@ def base_of(state: State) -> bytes:
     return encode(LedgerBase(*fields, state.floor, state.counts))
 
 
-def state_of(base: LedgerBase, cut: int) -> State:
+def state_of(base: LedgerBase, cut: int) -> LedgerState:
     """The state that a base stands for, in a log that was cut."""
     fields = (base.name, base.incarnation, base.sequence, base.position, base.chain, base.writers)
-    return State(*fields, Map(base.sessions), base.floor, Map(), cut, base.counts)
+    return LedgerState(*fields, Map(base.sessions), base.floor, Map(), cut, base.counts)
 
 
-def _born(deed: Deed) -> State:
+def _born(deed: LedgerChange) -> LedgerState:
     if not isinstance(deed, Genesis):
         raise LedgerForeign("the stream does not begin as a ledger does; name another place for it")
-    return State(deed.name, deed.incarnation, writers=tuple(sorted(dict.fromkeys(deed.writers))))
+    return LedgerState(deed.name, deed.incarnation, writers=tuple(sorted(dict.fromkeys(deed.writers))))
 
 
-def _is_new(state: State, sequence: int, body: LedgerBody) -> bool:
+def _is_new(state: LedgerState, sequence: int, body: LedgerBody) -> bool:
     """Whether this number of a session is to be judged now: the next deed, or the next part of one."""
     if isinstance(body.deed, Genesis) != (sequence == 1):
         return False
@@ -349,7 +349,7 @@ def _is_new(state: State, sequence: int, body: LedgerBody) -> bool:
     return body.deed.part == there
 
 
-def _kept(state: State, body: LedgerBody, deed: Entries, sequence: int) -> State:
+def _kept(state: LedgerState, body: LedgerBody, deed: Entries, sequence: int) -> LedgerState:
     """One part more of a large append."""
     before = state.partial.get(body.session)
     bodies = () if before is None or before.number != body.number else before.bodies
@@ -359,7 +359,7 @@ def _kept(state: State, body: LedgerBody, deed: Entries, sequence: int) -> State
     return structs.replace(state, partial=kept)
 
 
-def _done(state: State, body: LedgerBody) -> tuple[State, tuple[bytes, ...]]:
+def _done(state: LedgerState, body: LedgerBody) -> tuple[LedgerState, tuple[bytes, ...]]:
     """What a deed changes, and the entries that it brings."""
     deed = body.deed
     match deed:
@@ -386,7 +386,7 @@ def _done(state: State, body: LedgerBody) -> tuple[State, tuple[bytes, ...]]:
             assert_never(deed)
 
 
-def _marked(state: State, body: LedgerBody, sequence: int) -> State:
+def _marked(state: LedgerState, body: LedgerBody, sequence: int) -> LedgerState:
     for name, partial in sorted(state.partial.items()):
         if partial.sequence < sequence - PARTIAL_AGE_MAX:
             state = structs.replace(state, partial=state.partial.delete(name))
@@ -398,7 +398,7 @@ def _marked(state: State, body: LedgerBody, sequence: int) -> State:
     return structs.replace(state, sessions=sessions, floor=floor)
 
 
-def _moved(state: State, sequence: int, payload: bytes, counted: str, entries: int = 0) -> State:
+def _moved(state: LedgerState, sequence: int, payload: bytes, counted: str, entries: int = 0) -> LedgerState:
     position = state.position + entries
     counts = structs.replace(state.counts, **{counted: getattr(state.counts, counted) + 1})
     chain = link(state.chain, sequence, position, payload)

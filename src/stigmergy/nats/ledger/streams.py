@@ -25,7 +25,7 @@ PAYLOAD_BYTES_MIN = 64 * 1024
 """Servers that take smaller messages are refused."""
 
 
-class Place(Struct, frozen=True):
+class LedgerAddress(Struct, frozen=True):
     """Where a ledger is."""
 
     name: str
@@ -115,22 +115,22 @@ class Place(Struct, frozen=True):
         }
 
 
-def find_place(url: str, name: str) -> Place:
+def find_place(url: str, name: str) -> LedgerAddress:
     """Reads the URL of a ledger. Raises ConfigError."""
     check_name(name)
     address = parse_address(url, ("replicas",))
     if address.path and (len(address.path) > 128 or not address.path.isprintable()):
         raise ConfigError(f"ledger {address.path!r}: behind the host stands a name of 1 to 128 printable characters")
     says_replicas = bool(address.option("replicas"))
-    return Place(name, address, address.path or name, address.replicas, says_replicas)
+    return LedgerAddress(name, address, address.path or name, address.replicas, says_replicas)
 
 
-def to_compare(place: Place, settings: dict[str, Any]) -> dict[str, Any]:
+def to_compare(place: LedgerAddress, settings: dict[str, Any]) -> dict[str, Any]:
     """What of these settings a stream that is there must have."""
     return {name: value for name, value in settings.items() if place.says_replicas or name != "num_replicas"}
 
 
-def refused(place: Place, error: JetStreamRefused) -> LedgerError:
+def refused(place: LedgerAddress, error: JetStreamRefused) -> LedgerError:
     """What it means that JetStream has refused: in every case that nothing was written."""
     if error.is_full:
         return LedgerUnavailable(

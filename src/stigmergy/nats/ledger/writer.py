@@ -19,8 +19,16 @@ from stigmergy.base.errors import LedgerError, LedgerUnavailable, LedgerUnknown,
 from stigmergy.base.trust import Signer
 from stigmergy.nats.errors import JetStreamRefused, NoResponders, Unanswered
 from stigmergy.nats.ledger.reader import Reader
-from stigmergy.nats.ledger.records import SESSION_BYTES, Cut, Deed, Entries, LedgerBody, Taken, write_record
-from stigmergy.nats.ledger.streams import NOT_THERE, Place, refused
+from stigmergy.nats.ledger.records import (
+    SESSION_BYTES,
+    Cut,
+    Entries,
+    LedgerBody,
+    LedgerChange,
+    MessageOutcome,
+    write_record,
+)
+from stigmergy.nats.ledger.streams import NOT_THERE, LedgerAddress, refused
 from stigmergy.nats.link import Ack, NatsLink
 
 WRITE_S = 5.0
@@ -48,10 +56,10 @@ class _Doubt(Struct):
     payloads: list[bytes]
 
 
-class Writer:
+class LedgerWriter:
     """A connection's side of writing. One call at a time."""
 
-    def __init__(self, place: Place, link: NatsLink, reader: Reader, signer: Signer) -> None:
+    def __init__(self, place: LedgerAddress, link: NatsLink, reader: Reader, signer: Signer) -> None:
         self._place = place
         self._link = link
         self._reader = reader
@@ -68,7 +76,7 @@ class Writer:
         self._is_troubled = False
         """The last call ended without knowing: look for a majority before the next."""
 
-    def taken(self, found: Taken) -> None:
+    def taken(self, found: MessageOutcome) -> None:
         """Hears of every message that was folded."""
         if found.session != self._session or found.number not in self._landed:
             return
@@ -96,7 +104,7 @@ class Writer:
                 is_again = False
         raise LedgerUnavailable(f"{self._place.shown}: too many write at once; nothing was written, try again")
 
-    async def do(self, deed: Deed) -> None:
+    async def do(self, deed: LedgerChange) -> None:
         """Writes anything but entries."""
         self._doubt = None
         self._check_writer()
@@ -132,7 +140,7 @@ class Writer:
                 "a node that may enrol it (stigmergy ledger enrol), or give all nodes the same peers before it is made"
             )
 
-    def _record(self, number: int, deed: Deed) -> bytes:
+    def _record(self, number: int, deed: LedgerChange) -> bytes:
         state, signer = self._reader.state, self._signer
         body = LedgerBody(self._session, self._began, number, state.sequence, state.chain, deed)
         return write_record(state.name, state.incarnation, signer.algorithm, signer.public_key, body, signer.sign)

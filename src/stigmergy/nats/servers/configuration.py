@@ -47,7 +47,7 @@ MQTT_ACK_WAIT_S = 10
 MQTT_ACK_PENDING_MAX = 4_096
 
 
-class TlsFiles(Struct, frozen=True):
+class ServerTlsFiles(Struct, frozen=True):
     """A server's certificate, and the authority whose clients it lets in."""
 
     cert: str
@@ -94,7 +94,7 @@ class ServerPlan(Struct, frozen=True, kw_only=True):
     """For a leaf: subjects that do not cross to the hub."""
     kept_out: tuple[str, ...] = ()
     """For a leaf: subjects that do not come in from the hub."""
-    hub_tls: TlsFiles | None = None
+    hub_tls: ServerTlsFiles | None = None
     """For a leaf: what it shows to a hub that wants TLS, and the authority that it believes."""
     ping_every_s: float = 0.0
     """How often a quiet connection is tried; one that hangs is given up after three times. 0 for the server's own."""
@@ -110,7 +110,7 @@ class ServerPlan(Struct, frozen=True, kw_only=True):
     users: tuple[User, ...] = ()
     open_to: str = ""
     """The user that everybody is who gives no name. On loopback only, please."""
-    tls: TlsFiles | None = None
+    tls: ServerTlsFiles | None = None
     route_password: str = ""
     """Servers of a cluster show it to each other; give one wherever others reach the cluster port."""
     has_jetstream: bool = True
@@ -273,12 +273,12 @@ def _user(user: User) -> str:
     return f"{{{', '.join(parts)}}}"
 
 
-def _tls(files: TlsFiles) -> str:
+def _tls(files: ServerTlsFiles) -> str:
     checked = f", ca_file: {_text(files.ca)}, verify: true" if files.ca else ""
     return f"cert_file: {_text(files.cert)}, key_file: {_text(files.key)}{checked}"
 
 
-def _remote_tls(files: TlsFiles) -> str:
+def _remote_tls(files: ServerTlsFiles) -> str:
     own = [f"cert_file: {_text(files.cert)}", f"key_file: {_text(files.key)}"] if files.cert else []
     return ", ".join([*own, *([f"ca_file: {_text(files.ca)}"] if files.ca else [])])
 
@@ -315,7 +315,7 @@ class Passwords(Struct, frozen=True):
     routes: str
 
 
-class Place(Struct, frozen=True):
+class ServerHost(Struct, frozen=True):
     """A host that a server is to run on, as the command line names it."""
 
     host: str
@@ -327,15 +327,15 @@ class Place(Struct, frozen=True):
         return self.port - PORT
 
 
-def parse_hosts(text: str) -> list[Place]:
+def parse_hosts(text: str) -> list[ServerHost]:
     """hub-1,hub-2,hub-3 or with ports. Raises ConfigError for what cannot be a cluster, with the reason."""
-    places: list[Place] = []
+    places: list[ServerHost] = []
     for name in (part.strip() for part in text.split(",")):
         found = _HOST.fullmatch(name)
         port = int((found and found[2]) or PORT)
         if found is None or not 0 < port + max(CLUSTER_PORT, LEAF_PORT, HTTP_PORT) - PORT < 65536:
             raise ConfigError(f"{name!r} is no host; give names or addresses with commas, like hub-1,hub-2,hub-3")
-        place = Place(found[1], port)
+        place = ServerHost(found[1], port)
         if place in places:
             raise ConfigError(f"{name} is named twice; each server needs a host, or at least a port, of its own")
         places.append(place)
@@ -350,12 +350,12 @@ def parse_hosts(text: str) -> list[Place]:
 
 
 def plan_hosts(
-    places: list[Place],
+    places: list[ServerHost],
     *,
     cluster: str,
     store: str,
     passwords: Passwords,
-    tls: TlsFiles | None = None,
+    tls: ServerTlsFiles | None = None,
     has_mqtt: bool = True,
     file_bytes: int = 8 * 1024**3,
 ) -> list[ServerPlan]:
@@ -386,7 +386,7 @@ def plan_hosts(
     ]
 
 
-def server_names(places: list[Place]) -> list[str]:
+def server_names(places: list[ServerHost]) -> list[str]:
     """What the servers are called: as their hosts, and where two share one, with the port."""
     hosts = [place.host.strip("[]").replace(":", "-") for place in places]
     return [
@@ -405,7 +405,7 @@ def users_of(passwords: Passwords) -> tuple[User, ...]:
 
 
 def urls_of(
-    plans: list[ServerPlan], passwords: Passwords, tls: TlsFiles | None, replicas: int | None = None
+    plans: list[ServerPlan], passwords: Passwords, tls: ServerTlsFiles | None, replicas: int | None = None
 ) -> dict[str, str]:
     """Where each kind of client connects, passwords included. Streams have three replicas, where nothing else is said
     and there are as many servers."""

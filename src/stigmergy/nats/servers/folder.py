@@ -22,7 +22,7 @@ PORTS = ("client", "http", "cluster", "leaf", "mqtt")
 NODES = (1, 3, 5)
 
 
-class Notes(Struct, frozen=True):
+class FolderNotes(Struct, frozen=True):
     """What a folder remembers, so that a cluster is found again where it was."""
 
     ports: list[dict[str, int]]
@@ -124,11 +124,11 @@ class ClusterFolder:
 
     def _known_url(self) -> str:
         with contextlib.suppress(OSError, msgspec.MsgspecError, KeyError):
-            notes = msgspec.json.decode((self.path / "up.json").read_bytes(), type=Notes)
+            notes = msgspec.json.decode((self.path / "up.json").read_bytes(), type=FolderNotes)
             return "nats://" + ",".join(f"{LOOPBACK}:{own['client']}" for own in notes.ports)
         return "URL"
 
-    def _read(self, nodes: int, first_port: int | None) -> Notes:
+    def _read(self, nodes: int, first_port: int | None) -> FolderNotes:
         path = self.path / "up.json"
         wanted = [] if first_port is None else list(range(first_port, first_port + nodes))
         if wanted and not 0 < wanted[0] <= wanted[-1] < 65536:
@@ -138,13 +138,13 @@ class ClusterFolder:
                 _check_free(port, number, "or give another --port")  # before the folder keeps it for good
             ports = iter(free_ports(nodes * len(PORTS)))
             own_ports = [{name: next(ports) for name in PORTS} for _ in range(nodes)]
-            notes = Notes(own_ports, draw_passwords(), replicas=nodes)
+            notes = FolderNotes(own_ports, draw_passwords(), replicas=nodes)
             for own, port in zip(notes.ports, wanted, strict=False):
                 own["client"] = port
             self._write(notes)
             return notes
         try:
-            notes = msgspec.json.decode(path.read_bytes(), type=Notes)
+            notes = msgspec.json.decode(path.read_bytes(), type=FolderNotes)
         except (OSError, msgspec.MsgspecError) as error:
             raise ConfigError(f"{path} cannot be read: {error}; give another folder with --data") from None
         if notes.format > FORMAT:
@@ -161,7 +161,7 @@ class ClusterFolder:
             )
         return notes
 
-    def _write(self, notes: Notes) -> None:
+    def _write(self, notes: FolderNotes) -> None:
         _write_private(self.path / "up.json", msgspec.json.format(msgspec.json.encode(notes), indent=2))
         plans = plan_local(str(self.path.resolve()), notes.ports, notes.passwords)
         urls = urls_of(plans, notes.passwords, None, notes.replicas or None)

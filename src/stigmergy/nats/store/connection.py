@@ -21,7 +21,7 @@ GONE_COUNT_MAX = 10_000
 """So many keys are remembered that watches were told to be gone; of the others a moment's doubt may remain."""
 
 
-class Watcher(Protocol):
+class BucketWatcher(Protocol):
     """Who follows a bucket over this line."""
 
     def link_changed(self) -> None:
@@ -33,14 +33,14 @@ class Watcher(Protocol):
         ...
 
 
-class Line:
+class StoreConnection:
     """One connection."""
 
     def __init__(self, link: NatsLink, clock: Clock) -> None:
         self.link = link
         self.clock = clock
         self._closed = False
-        self._watchers: list[Watcher] = []
+        self._watchers: list[BucketWatcher] = []
         self._gone: dict[str, int] = {}
         """Subjects that a watch was told to be gone, with the sequence of the mark that said so."""
         link.on_link(self._on_link)
@@ -85,11 +85,11 @@ class Line:
         subject = f"{self.api_prefix}DIRECT.GET.{stream}"
         return await self.link.collect(subject, msgspec.json.encode(request), count_max)
 
-    def enlist(self, watcher: Watcher) -> None:
+    def enlist(self, watcher: BucketWatcher) -> None:
         """Remembers who watches."""
         self._watchers.append(watcher)
 
-    def dismiss(self, watcher: Watcher) -> None:
+    def dismiss(self, watcher: BucketWatcher) -> None:
         """Forgets who watched."""
         self._watchers.remove(watcher)
 

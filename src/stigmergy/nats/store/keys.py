@@ -11,7 +11,7 @@ from stigmergy.base.errors import Bug, StoreConflict, StoreForeign, StoreUnavail
 from stigmergy.nats.errors import WRONG_LAST_SEQUENCE_IN_FLIGHT, JetStreamRefused
 from stigmergy.nats.link import REQUEST_S
 from stigmergy.nats.store.buckets import EXPECTED, HOLDER, MARKER_S, OPERATION, TTL, BucketPlace, Last, read_last
-from stigmergy.nats.store.connection import Line, asking
+from stigmergy.nats.store.connection import StoreConnection, asking
 from stigmergy.nats.store.watch import NatsWatch
 from stigmergy.store.port import (
     KEYS_COUNT_MAX,
@@ -38,7 +38,7 @@ FOUND_AGAIN_MAX = 3
 """Writes of our own, without an answer, that may turn up while one more is made."""
 
 
-class Keys(Protocol):
+class LeaseBucket(Protocol):
     """What a lease needs of the bucket."""
 
     async def last(self, key: str, within_s: float = ...) -> Last | None: ...
@@ -49,7 +49,7 @@ class Keys(Protocol):
 class NatsLease(HeldLease):
     """The Lease port."""
 
-    def __init__(self, keys: Keys, clock: Clock, entry: Entry, holder: str, ttl_s: int, asked_ns: int) -> None:
+    def __init__(self, keys: LeaseBucket, clock: Clock, entry: Entry, holder: str, ttl_s: int, asked_ns: int) -> None:
         self._keys = keys
         self._clock = clock
         super().__init__(entry, lease_end_ns(asked_ns, ttl_s))
@@ -120,7 +120,7 @@ HOLDER_BYTES = 12
 class NatsKeyValue:
     """One bucket of keys."""
 
-    def __init__(self, line: Line, place: BucketPlace) -> None:
+    def __init__(self, line: StoreConnection, place: BucketPlace) -> None:
         self._line = line
         self._place = place
 

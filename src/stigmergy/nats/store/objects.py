@@ -21,7 +21,7 @@ from msgspec import Struct, field
 from stigmergy.base.errors import StoreConflict, StoreCorrupt, StoreError, StoreForeign, StoreUnavailable
 from stigmergy.nats.errors import NO_MESSAGE, JetStreamRefused
 from stigmergy.nats.store.buckets import OBJECTS, BucketPlace
-from stigmergy.nats.store.connection import Line, asking
+from stigmergy.nats.store.connection import StoreConnection, asking
 from stigmergy.store.port import (
     OBJECT_BYTES_MAX,
     OBJECTS_COUNT_MAX,
@@ -55,7 +55,7 @@ class ObjectMeta(Struct, omit_defaults=True):
     options: dict[str, Any] = field(default_factory=dict)
 
 
-class Digests(Struct, frozen=True):
+class ObjectDigests(Struct, frozen=True):
     """Of an object's bytes: ours, and the one that NATS's tools check."""
 
     blake3_hex: str
@@ -66,10 +66,10 @@ _decoder = msgspec.json.Decoder(ObjectMeta)
 encode_meta = msgspec.json.Encoder().encode
 
 
-def digests_of(data: bytes) -> Digests:
+def digests_of(data: bytes) -> ObjectDigests:
     """Both digests."""
     sha = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode()
-    return Digests(blake3(data).hexdigest(), SHA_PREFIX + sha)
+    return ObjectDigests(blake3(data).hexdigest(), SHA_PREFIX + sha)
 
 
 def decode_meta(bucket: str, data: bytes) -> ObjectMeta:
@@ -120,7 +120,7 @@ LEFT_OVER_S = 3600.0
 class NatsObjects:
     """One bucket of objects."""
 
-    def __init__(self, line: Line, place: BucketPlace) -> None:
+    def __init__(self, line: StoreConnection, place: BucketPlace) -> None:
         self._line = line
         self._place = place
 

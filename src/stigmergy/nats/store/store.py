@@ -7,7 +7,7 @@ from stigmergy.base.errors import ConfigError, LinkDown, StoreUnavailable
 from stigmergy.nats.address import NatsAddress, parse_address
 from stigmergy.nats.link import OPEN_S, NatsLink
 from stigmergy.nats.store.buckets import ensure_keys, ensure_objects, objects_stream
-from stigmergy.nats.store.connection import Line, asking
+from stigmergy.nats.store.connection import StoreConnection, asking
 from stigmergy.nats.store.keys import NatsKeyValue
 from stigmergy.nats.store.objects import NatsObjects
 from stigmergy.nats.streams import find_stream
@@ -21,7 +21,7 @@ class NatsStore:
     """The Store port. Made with a link of somebody else it leaves that open when it closes."""
 
     def __init__(self, link: NatsLink, clock: Clock, *, owns_link: bool = False) -> None:
-        self._line = Line(link, clock)
+        self._line = StoreConnection(link, clock)
         self._owns_link = owns_link
         self._replicas = link.address.replicas
         self._max_mb = _max_mb(link.address)

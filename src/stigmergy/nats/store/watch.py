@@ -19,7 +19,7 @@ from nats.errors import NotJSMessageError
 from stigmergy.base.errors import LinkDown, StigmergyError
 from stigmergy.nats.errors import JetStreamRefused
 from stigmergy.nats.store.buckets import BucketPlace, says_gone
-from stigmergy.nats.store.connection import Line
+from stigmergy.nats.store.connection import StoreConnection
 from stigmergy.store.port import Anew, Change, Complete, Entry, Gone, Heard, begins_with
 
 HEARTBEAT_S = 1.0
@@ -38,7 +38,7 @@ class NatsWatch:
     """The Watch port: one listener."""
 
     def __init__(
-        self, line: Line, place: BucketPlace, prefix: str, heard: Heard, *, headers_only: bool = False
+        self, line: StoreConnection, place: BucketPlace, prefix: str, heard: Heard, *, headers_only: bool = False
     ) -> None:
         self._line = line
         self._place = place

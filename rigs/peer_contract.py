@@ -1,11 +1,11 @@
 """What every neighbourhood must do, as tests: inherit them to prove an adapter of your own. Needs pytest only.
 
-    class TestMine(NeighbourContract):
+    class TestMine(PeerContract):
         @pytest.fixture
         def rig(self, tmp_path):
             return MyRig(tmp_path)
 
-A rig stands for one street that has just been built, with nobody in it: see NeighbourRig.
+A rig stands for one street that has just been built, with nobody in it: see PeerRig.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import pytest
 
 from stigmergy.base.errors import LinkDown, TooLarge
-from stigmergy.network.peer_port import FRAME_BYTES_MAX, Answer, Channel, Neighbourhood
+from stigmergy.network.peer_port import FRAME_BYTES_MAX, Answer, PeerChannel, PeerNetwork
 
 BLOCKED_S = 0.3
 """Who can send for so long without waiting waits for nobody."""
@@ -26,10 +26,10 @@ ENDS_S_MAX = 120.0
 """Only a broken adapter takes so long."""
 
 
-class NeighbourRig(Protocol):
+class PeerRig(Protocol):
     """A street for one test. All is done within one event loop."""
 
-    async def neighbourhood(self, process: int) -> Neighbourhood:
+    async def peer_network(self, process: int) -> PeerNetwork:
         """The street as one process sees it. Asked again after the first is closed: its next life."""
         ...
 
@@ -41,16 +41,16 @@ class NeighbourRig(Protocol):
 class Street:
     """A rig in use: closes what a test has opened."""
 
-    def __init__(self, rig: NeighbourRig) -> None:
+    def __init__(self, rig: PeerRig) -> None:
         self._rig = rig
-        self._known: list[Neighbourhood] = []
+        self._known: list[PeerNetwork] = []
 
-    async def at(self, process: int) -> Neighbourhood:
+    async def at(self, process: int) -> PeerNetwork:
         """One who does not listen yet."""
-        self._known.append(await self._rig.neighbourhood(process))
+        self._known.append(await self._rig.peer_network(process))
         return self._known[-1]
 
-    async def listening(self, answer: Answer, process: int = 2) -> Neighbourhood:
+    async def listening(self, answer: Answer, process: int = 2) -> PeerNetwork:
         """One who does."""
         listener = await self.at(process)
         await listener.open(answer)
@@ -66,10 +66,10 @@ class Street:
 StreetTest = Callable[[Any, Street], Coroutine[Any, Any, None]]
 
 
-def on_a_street(test: StreetTest) -> Callable[[Any, NeighbourRig], None]:
+def on_a_street(test: StreetTest) -> Callable[[Any, PeerRig], None]:
     """Runs an async test under plain pytest, with everything closed afterwards."""
 
-    async def play(contract: Any, rig: NeighbourRig) -> None:
+    async def play(contract: Any, rig: PeerRig) -> None:
         street = Street(rig)
         try:
             await test(contract, street)
@@ -77,7 +77,7 @@ def on_a_street(test: StreetTest) -> Callable[[Any, NeighbourRig], None]:
             await street.end()
 
     @functools.wraps(test)
-    def run(self: Any, rig: NeighbourRig) -> None:
+    def run(self: Any, rig: PeerRig) -> None:
         asyncio.run(play(self, rig))
 
     # Pytest reads the arguments of a test from what it wraps; here it must see those of the wrapper.
@@ -85,7 +85,7 @@ def on_a_street(test: StreetTest) -> Callable[[Any, NeighbourRig], None]:
     return run
 
 
-async def echo(channel: Channel) -> None:
+async def echo(channel: PeerChannel) -> None:
     """Sends everything back."""
     try:
         while True:
@@ -94,13 +94,13 @@ async def echo(channel: Channel) -> None:
         return
 
 
-async def send_all(channel: Channel, frames: list[bytes]) -> None:
+async def send_all(channel: PeerChannel, frames: list[bytes]) -> None:
     """Sends frames one after the other."""
     for frame in frames:
         await channel.send(frame)
 
 
-async def ends(channel: Channel) -> None:
+async def ends(channel: PeerChannel) -> None:
     """Waits until a channel says that it is over."""
     async with asyncio.timeout(ENDS_S_MAX):
         while True:
@@ -110,7 +110,7 @@ async def ends(channel: Channel) -> None:
                 break
 
 
-class NeighbourContract:
+class PeerContract:
     """The suite."""
 
     @on_a_street
@@ -152,7 +152,7 @@ class NeighbourContract:
     async def test_one_who_does_not_read_is_waited_for(self, street: Street) -> None:
         go_on = asyncio.Event()
 
-        async def slow(channel: Channel) -> None:
+        async def slow(channel: PeerChannel) -> None:
             await go_on.wait()
             await echo(channel)
 
@@ -168,7 +168,7 @@ class NeighbourContract:
         got: list[bytes] = []
         done = asyncio.Event()
 
-        async def late(channel: Channel) -> None:
+        async def late(channel: PeerChannel) -> None:
             await asyncio.sleep(BLOCKED_S)
             while len(got) < 400:
                 got.append(await channel.receive())
@@ -210,7 +210,7 @@ class NeighbourContract:
 
     @on_a_street
     async def test_one_who_leaves_is_heard_of(self, street: Street) -> None:
-        async def leave(channel: Channel) -> None:
+        async def leave(channel: PeerChannel) -> None:
             await channel.receive()
             await channel.send(b"goodbye")
             channel.close()
@@ -224,7 +224,7 @@ class NeighbourContract:
 
     @on_a_street
     async def test_a_channel_is_closed_when_its_answer_is_done(self, street: Street) -> None:
-        async def short(channel: Channel) -> None:
+        async def short(channel: PeerChannel) -> None:
             await channel.receive()
 
         await street.listening(short)

@@ -37,7 +37,7 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
-class Place:
+class MappedRing:
     """A ring, mapped, with its bells, claimed for one side. `leave` gives all of it back."""
 
     def __init__(self, path: str, capacity_bytes: int | None, claims: str) -> None:

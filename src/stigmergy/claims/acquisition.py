@@ -31,7 +31,7 @@ TAKEN_AWAY = "the ledger says that the lease is over"
 NOT_HEARD = "the ledger takes nothing from this node"
 
 
-class Granted(Struct, frozen=True):
+class ClaimGranted(Struct, frozen=True):
     """It holds, until `end_ns` of its own clock."""
 
     token: int
@@ -40,7 +40,7 @@ class Granted(Struct, frozen=True):
     """Which one, of a pool; empty where only one was asked for."""
 
 
-class Standing(Struct, frozen=True):
+class CurrentHolder(Struct, frozen=True):
     """Who had the resource when a claim on it was denied, by the ledger."""
 
     resource: str
@@ -53,15 +53,15 @@ class Standing(Struct, frozen=True):
     """Of the denied claim in the line, counted from 1; 0: it was not in line."""
 
 
-class Denied(Struct, frozen=True):
+class ClaimDenied(Struct, frozen=True):
     """It does not hold, and waits no more."""
 
     reason: str
-    standings: tuple[Standing, ...] = ()
+    standings: tuple[CurrentHolder, ...] = ()
     """Of each resource that was asked for; none where the ledger did not say."""
 
 
-class Lost(Struct, frozen=True):
+class ClaimLost(Struct, frozen=True):
     """It held, and holds no more."""
 
     token: int
@@ -70,10 +70,10 @@ class Lost(Struct, frozen=True):
     """As of a grant."""
 
 
-Verdict = Granted | Denied | Lost
+ClaimVerdict = ClaimGranted | ClaimDenied | ClaimLost
 
 
-class Sent(Struct, frozen=True):
+class SentMove(Struct, frozen=True):
     """A move on its way, whose effect has not been read yet."""
 
     move: Ask | AskAny | Take | Renew
@@ -82,7 +82,7 @@ class Sent(Struct, frozen=True):
     """Before it was first sent, or could have been."""
 
 
-class Held(Struct, frozen=True):
+class HeldClaim(Struct, frozen=True):
     """What it holds, by its own clock."""
 
     token: int
@@ -93,7 +93,7 @@ class Held(Struct, frozen=True):
     """From then on it holds no more."""
 
 
-class Wish(Struct, frozen=True):
+class Acquisition(Struct, frozen=True):
     """One claim on one resource, or on any one of a pool."""
 
     claimant: bytes
@@ -106,8 +106,8 @@ class Wish(Struct, frozen=True):
     """Without a verdict until then it is refused."""
     asking: bool = True
     """Whether somebody waits for a verdict."""
-    sent: Sent | None = None
-    held: Held | None = None
+    sent: SentMove | None = None
+    held: HeldClaim | None = None
     pool: tuple[str, ...] = ()
     """The resources of which it wants any one; empty: only `resource`."""
 
@@ -134,12 +134,12 @@ class Wish(Struct, frozen=True):
 class Turn(NamedTuple):
     """What follows: the wish as it is now (None: forget it), a move to send, and what the agent is to hear."""
 
-    wish: Wish | None
+    acquisition: Acquisition | None
     move: Move | None = None
-    verdicts: tuple[Verdict, ...] = ()
+    verdicts: tuple[ClaimVerdict, ...] = ()
 
 
-def ask(before: Wish | None, wanted: Wish, now_ns: int, number: int) -> Turn:
+def ask(before: Acquisition | None, wanted: Acquisition, now_ns: int, number: int) -> Turn:
     """Wants a resource, or wants it longer. `wanted` says what and for how long; the rest of it is not looked at."""
     if before is not None and before.believes(now_ns) and before.held is not None:
         kept = structs.replace(wanted, held=before.held, resource=before.resource)
@@ -147,138 +147,150 @@ def ask(before: Wish | None, wanted: Wish, now_ns: int, number: int) -> Turn:
     return _send(wanted, _question(wanted), now_ns, number)
 
 
-def release(wish: Wish, token: int) -> Turn:
+def release(acquisition: Acquisition, token: int) -> Turn:
     """Wants it no more: what was granted under this token, or, with 0, whatever there is. An older token changes
     nothing."""
-    held = wish.held
+    held = acquisition.held
     if held is not None and token in (0, held.token):
-        return Turn(None, Release(wish.resource, held.token))
+        return Turn(None, Release(acquisition.resource, held.token))
     if held is None and token == 0:
-        return Turn(None, _withdrawal(wish))
-    return Turn(wish)
+        return Turn(None, _withdrawal(acquisition))
+    return Turn(acquisition)
 
 
-def resent(wish: Wish, numbers: range, now_ns: int) -> Wish:
+def resent(acquisition: Acquisition, numbers: range, now_ns: int) -> Acquisition:
     """These moves are sent now, and are known never to have been written before: the lease may count from now."""
-    if wish.sent is None or wish.sent.number not in numbers:
-        return wish
-    return structs.replace(wish, sent=structs.replace(wish.sent, sent_ns=now_ns))
+    if acquisition.sent is None or acquisition.sent.number not in numbers:
+        return acquisition
+    return structs.replace(acquisition, sent=structs.replace(acquisition.sent, sent_ns=now_ns))
 
 
-def tick(wish: Wish, now_ns: int, number: int, claims: Claims | None = None) -> Turn:
+def tick(acquisition: Acquisition, now_ns: int, number: int, claims: Claims | None = None) -> Turn:
     """What time brings: the end of a lease, the end of patience, or a renewal. `claims` is the fold as far as it was
     read, for saying why a claim was not served."""
-    held = wish.held
+    held = acquisition.held
     if held is not None and now_ns >= held.end_ns:
-        lost = Lost(held.token, NOT_RENEWED if wish.renew else LEASE_OVER, _of_pool(wish))
-        denied = (Denied(NO_VERDICT),) if wish.asking else ()
-        return Turn(None, Release(wish.resource, held.token), (lost, *denied))
-    if wish.asking and now_ns >= wish.until_ns:
+        lost = ClaimLost(held.token, NOT_RENEWED if acquisition.renew else LEASE_OVER, _of_pool(acquisition))
+        denied = (ClaimDenied(NO_VERDICT),) if acquisition.asking else ()
+        return Turn(None, Release(acquisition.resource, held.token), (lost, *denied))
+    if acquisition.asking and now_ns >= acquisition.until_ns:
         if held is None:
-            return Turn(None, _withdrawal(wish), (_not_served(wish, claims),))
-        return Turn(structs.replace(wish, asking=False), None, (Denied(NOT_PROLONGED),))
-    if held is not None and wish.renew and wish.sent is None and now_ns >= renewal_ns(held.sent_ns, held.for_ms):
-        return _renew(wish, held, now_ns, number)
-    return Turn(wish)
+            return Turn(None, _withdrawal(acquisition), (_not_served(acquisition, claims),))
+        return Turn(structs.replace(acquisition, asking=False), None, (ClaimDenied(NOT_PROLONGED),))
+    if (
+        held is not None
+        and acquisition.renew
+        and acquisition.sent is None
+        and now_ns >= renewal_ns(held.sent_ns, held.for_ms)
+    ):
+        return _renew(acquisition, held, now_ns, number)
+    return Turn(acquisition)
 
 
-def heard(wish: Wish, claims: Claims, writer: bytes, life: int, now_ns: int, number: int) -> Turn:
+def heard(acquisition: Acquisition, claims: Claims, writer: bytes, life: int, now_ns: int, number: int) -> Turn:
     """The fold has moved on. Call `tick` with the same time first: what is over is not granted."""
-    sent = wish.sent
+    sent = acquisition.sent
     if sent is not None and claims.has_seen(writer, life, sent.number):
-        wish = structs.replace(wish, sent=None)
-        for name in wish.wanted:
-            grant = claims.holds(name, wish.claimant)
+        acquisition = structs.replace(acquisition, sent=None)
+        for name in acquisition.wanted:
+            grant = claims.holds(name, acquisition.claimant)
             if grant is not None and (grant.life, grant.sequence) == (life, sent.number):
                 end_ns = lease_end_ns(sent.sent_ns, grant.for_ms)
-                won = structs.replace(wish, resource=name)
-                return _won(won, Held(grant.token, sent.sent_ns, grant.for_ms, end_ns), now_ns)
-    if wish.held is not None:
-        return _still_held(wish, wish.held, claims)
-    if wish.sent is not None:
-        return Turn(wish)
-    for name in wish.wanted:
-        offer = claims.offered(name, wish.claimant)
+                won = structs.replace(acquisition, resource=name)
+                return _won(won, HeldClaim(grant.token, sent.sent_ns, grant.for_ms, end_ns), now_ns)
+    if acquisition.held is not None:
+        return _still_held(acquisition, acquisition.held, claims)
+    if acquisition.sent is not None:
+        return Turn(acquisition)
+    for name in acquisition.wanted:
+        offer = claims.offered(name, acquisition.claimant)
         if offer is not None:
-            taking = structs.replace(wish, resource=name)
-            return _send(taking, Take(name, offer.position, wish.for_ms), now_ns, number)
-    if any(claims.waits(name, wish.claimant) for name in wish.wanted):
-        return Turn(wish)
-    if wish.waits and (sent is None or isinstance(sent.move, Take)):
+            taking = structs.replace(acquisition, resource=name)
+            return _send(taking, Take(name, offer.position, acquisition.for_ms), now_ns, number)
+    if any(claims.waits(name, acquisition.claimant) for name in acquisition.wanted):
+        return Turn(acquisition)
+    if acquisition.waits and (sent is None or isinstance(sent.move, Take)):
         # An offer that was passed on before it could be taken: at the end of the queue once more.
-        return _send(wish, _question(wish), now_ns, number)
-    return Turn(None, None, (Denied(_why_refused(wish, claims), standings_of(wish, claims)),))
+        return _send(acquisition, _question(acquisition), now_ns, number)
+    return Turn(None, None, (ClaimDenied(_why_refused(acquisition, claims), standings_of(acquisition, claims)),))
 
 
-def _question(wish: Wish) -> Ask | AskAny:
-    if wish.pool:
-        return AskAny(wish.pool, wish.for_ms, wish.waits)
-    return Ask(wish.resource, wish.for_ms, wish.waits)
+def _question(acquisition: Acquisition) -> Ask | AskAny:
+    if acquisition.pool:
+        return AskAny(acquisition.pool, acquisition.for_ms, acquisition.waits)
+    return Ask(acquisition.resource, acquisition.for_ms, acquisition.waits)
 
 
-def _withdrawal(wish: Wish) -> Withdraw | WithdrawAny:
-    return WithdrawAny(wish.pool) if wish.pool else Withdraw(wish.resource)
+def _withdrawal(acquisition: Acquisition) -> Withdraw | WithdrawAny:
+    return WithdrawAny(acquisition.pool) if acquisition.pool else Withdraw(acquisition.resource)
 
 
-def _of_pool(wish: Wish) -> str:
+def _of_pool(acquisition: Acquisition) -> str:
     """Which one it is, where it could be several."""
-    return wish.resource if wish.pool else ""
+    return acquisition.resource if acquisition.pool else ""
 
 
-def _won(wish: Wish, held: Held, now_ns: int) -> Turn:
+def _won(acquisition: Acquisition, held: HeldClaim, now_ns: int) -> Turn:
     """A move was granted: it holds, unless its time is over already."""
     if now_ns >= held.end_ns:
-        return Turn(None, Release(wish.resource, held.token), _gone(wish, TOO_LATE))
-    verdicts = (Granted(held.token, held.end_ns, _of_pool(wish)),) if wish.asking else ()
-    return Turn(structs.replace(wish, held=held, asking=False), None, verdicts)
+        return Turn(None, Release(acquisition.resource, held.token), _gone(acquisition, TOO_LATE))
+    verdicts = (ClaimGranted(held.token, held.end_ns, _of_pool(acquisition)),) if acquisition.asking else ()
+    return Turn(structs.replace(acquisition, held=held, asking=False), None, verdicts)
 
 
-def _still_held(wish: Wish, held: Held, claims: Claims) -> Turn:
-    grant = claims.holds(wish.resource, wish.claimant)
+def _still_held(acquisition: Acquisition, held: HeldClaim, claims: Claims) -> Turn:
+    grant = claims.holds(acquisition.resource, acquisition.claimant)
     if grant is not None and grant.token == held.token:
-        return Turn(wish)
-    return Turn(None, None, _gone(wish, TAKEN_AWAY))
+        return Turn(acquisition)
+    return Turn(None, None, _gone(acquisition, TAKEN_AWAY))
 
 
-def _gone(wish: Wish, reason: str) -> tuple[Verdict, ...]:
+def _gone(acquisition: Acquisition, reason: str) -> tuple[ClaimVerdict, ...]:
     """What the agent hears: that it has lost what it held, and that what it asked for is refused."""
-    lost: tuple[Verdict, ...] = () if wish.held is None else (Lost(wish.held.token, reason, _of_pool(wish)),)
-    return (*lost, Denied(reason)) if wish.asking else lost
+    lost: tuple[ClaimVerdict, ...] = (
+        () if acquisition.held is None else (ClaimLost(acquisition.held.token, reason, _of_pool(acquisition)),)
+    )
+    return (*lost, ClaimDenied(reason)) if acquisition.asking else lost
 
 
-def standings_of(wish: Wish, claims: Claims) -> tuple[Standing, ...]:
+def standings_of(acquisition: Acquisition, claims: Claims) -> tuple[CurrentHolder, ...]:
     """Who has what this wish is for, and which place it has in the lines; of what nobody has there is nothing."""
-    found: list[Standing] = []
-    for name in wish.wanted:
-        known, place = claims.resource(name), claims.place(name, wish.claimant)
+    found: list[CurrentHolder] = []
+    for name in acquisition.wanted:
+        known, place = claims.resource(name), claims.place(name, acquisition.claimant)
         if known.grant is not None:
-            found.append(Standing(name, known.grant.claimant, known.grant.began, place=place))
+            found.append(CurrentHolder(name, known.grant.claimant, known.grant.began, place=place))
         elif known.offer is not None:
-            found.append(Standing(name, known.offer.claimant, known.offer.position, True, place))
+            found.append(CurrentHolder(name, known.offer.claimant, known.offer.position, True, place))
     return tuple(found)
 
 
-def _not_served(wish: Wish, claims: Claims | None) -> Denied:
+def _not_served(acquisition: Acquisition, claims: Claims | None) -> ClaimDenied:
     """The end of patience. As long as a move is on its way, the ledger has not answered the last question."""
-    if wish.sent is not None or claims is None:
-        return Denied(NO_VERDICT)
-    return Denied(NOT_SERVED, standings_of(wish, claims))
+    if acquisition.sent is not None or claims is None:
+        return ClaimDenied(NO_VERDICT)
+    return ClaimDenied(NOT_SERVED, standings_of(acquisition, claims))
 
 
-def _why_refused(wish: Wish, claims: Claims) -> str:
-    known = [claims.resource(name) for name in wish.wanted]
+def _why_refused(acquisition: Acquisition, claims: Claims) -> str:
+    known = [claims.resource(name) for name in acquisition.wanted]
     if any(one.grant is None and one.offer is None for one in known):
         return NOT_HEARD
     full = all(len(one.queue) >= QUEUE_COUNT_MAX for one in known)
-    return QUEUE_FULL if wish.waits and full else HELD_BY_OTHERS
+    return QUEUE_FULL if acquisition.waits and full else HELD_BY_OTHERS
 
 
-def _renew(wish: Wish, held: Held, now_ns: int, number: int) -> Turn:
+def _renew(acquisition: Acquisition, held: HeldClaim, now_ns: int, number: int) -> Turn:
     """Asks for a new lease. If that is to be shorter, the old one is cut now: from when the move is written, others
     count by it."""
-    cut = structs.replace(held, end_ns=min(held.end_ns, lease_end_ns(now_ns, wish.for_ms)))
-    return _send(structs.replace(wish, held=cut), Renew(wish.resource, held.token, wish.for_ms), now_ns, number)
+    cut = structs.replace(held, end_ns=min(held.end_ns, lease_end_ns(now_ns, acquisition.for_ms)))
+    return _send(
+        structs.replace(acquisition, held=cut),
+        Renew(acquisition.resource, held.token, acquisition.for_ms),
+        now_ns,
+        number,
+    )
 
 
-def _send(wish: Wish, move: Ask | AskAny | Take | Renew, now_ns: int, number: int) -> Turn:
-    return Turn(structs.replace(wish, sent=Sent(move, number, now_ns)), move)
+def _send(acquisition: Acquisition, move: Ask | AskAny | Take | Renew, now_ns: int, number: int) -> Turn:
+    return Turn(structs.replace(acquisition, sent=SentMove(move, number, now_ns)), move)

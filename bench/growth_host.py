@@ -1,6 +1,6 @@
 """One host of `bench growth` in its process: its fleet and its log grow as it is asked to.
 
-`python -m bench.growing ENGINE PATH SNAPSHOTS` reads one request a line and answers with what it took.
+`python -m bench.growth_host ENGINE PATH SNAPSHOTS` reads one request a line and answers with what it took.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bench.footprint import resident_mb
 from bench.subjects import serve
 from stigmergy.base.system import make_process_ours
 
-MODULE = "bench.growing"
+MODULE = "bench.growth_host"
 SEED = 21
 WITH, WITHOUT = "snapshots", "no-snapshots"
 

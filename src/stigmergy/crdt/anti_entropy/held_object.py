@@ -14,12 +14,12 @@ from msgspec import Struct
 
 from stigmergy.crdt.anti_entropy.authorship import object_id
 from stigmergy.crdt.anti_entropy.messages import SHORT_DIGEST_BYTES, Vectors
-from stigmergy.crdt.anti_entropy.pool import Kept, Pool, ripe
+from stigmergy.crdt.anti_entropy.pool import ChangePool, SignedChange, ripe
 from stigmergy.crdt.anti_entropy.rules import SECOND_NS, Rules
 from stigmergy.crdt.causality import Context
 from stigmergy.crdt.delta import Delta, join_deltas
 from stigmergy.crdt.errors import CrdtError, LimitReached, NotContiguous
-from stigmergy.crdt.store import EMPTY, Store
+from stigmergy.crdt.store import EMPTY, ReplicaStore
 from stigmergy.crdt.value import SharedValue
 
 # Vectors as they are told: replicas that have long been silent are named only by a common digest. Pure.
@@ -46,7 +46,7 @@ _encode = msgspec.msgpack.Encoder().encode
 Vector = tuple[tuple[bytes, int], ...]
 
 
-class Epoch(Struct, frozen=True):
+class Retirements(Struct, frozen=True):
     """The retired replicas of an object with their counters, in short."""
 
     count: int = 0
@@ -88,12 +88,12 @@ class Silence:
         return tuple(living), tuple(retired)
 
 
-def epoch_of(retired: Vector) -> Epoch:
+def epoch_of(retired: Vector) -> Retirements:
     """The epoch with these retired replicas, sorted."""
     if not retired:
-        return Epoch()
+        return Retirements()
     digest = blake3(_encode(retired), derive_key_context=_EPOCH_CONTEXT).digest(length=SHORT_DIGEST_BYTES)
-    return Epoch(len(retired), digest)
+    return Retirements(len(retired), digest)
 
 
 def understood(told: Vectors, here: Context, retired: Vector) -> dict[bytes, int] | None:
@@ -105,7 +105,7 @@ def understood(told: Vectors, here: Context, retired: Vector) -> dict[bytes, int
     named = dict(told.vector)
     if not told.retired_count:
         return named
-    epoch = Epoch(told.retired_count, told.retired)
+    epoch = Retirements(told.retired_count, told.retired)
     unnamed = tuple(one for one in here.vector() if one[0] not in named)
     for guess in (retired, unnamed):
         if epoch_of(guess) == epoch:
@@ -117,7 +117,7 @@ DECLINED_NS = SECOND_NS
 """After the host has declined something it is left alone for so long."""
 
 
-class Hand(Struct, frozen=True):
+class PendingMerge(Struct, frozen=True):
     """What the host is to merge into one replica, and to report as `merged` once it is durable, or as `declined`."""
 
     object: str
@@ -133,20 +133,20 @@ class Local:
 
     __slots__ = ("address", "busy", "expects", "handed", "paused_until_ns", "replica", "store")
 
-    def __init__(self, replica: bytes, address: str, store: Store) -> None:
+    def __init__(self, replica: bytes, address: str, store: ReplicaStore) -> None:
         self.replica = replica
         self.address = address
         self.store = store
         """As it is on disk."""
         self.busy = False
         """Whether the host has something of ours to merge."""
-        self.handed: tuple[Kept, ...] = ()
+        self.handed: tuple[SignedChange, ...] = ()
         self.expects: tuple[tuple[bytes, int], ...] = ()
         """Up to where changes are known here once what was handed over is merged."""
         self.paused_until_ns = -(1 << 62)
 
 
-class Held:
+class HeldObject:
     """One object."""
 
     def __init__(self, name: str, rules: Rules, kind: SharedValue | None) -> None:
@@ -157,10 +157,10 @@ class Held:
         self.locals: dict[bytes, Local] = {}
         self.store = EMPTY
         """All that is on disk here, of all our replicas together."""
-        self.pool = Pool(rules)
-        self.waiting: dict[tuple[bytes, int], Kept] = {}
+        self.pool = ChangePool(rules)
+        self.waiting: dict[tuple[bytes, int], SignedChange] = {}
         """In the pool and on no disk of ours yet."""
-        self.state: tuple[Store, bytes] | None = None
+        self.state: tuple[ReplicaStore, bytes] | None = None
         """A whole state that was received and is not on disk yet."""
         self.owed: dict[str, dict[bytes, int]] = {}
         """To whom we owe acknowledgements: per replica up to where."""
@@ -192,7 +192,7 @@ class Held:
         """Up to where the changes of a replica are on disk here."""
         return self.store.context.counter(replica)
 
-    def put_store(self, local: Local, store: Store) -> None:
+    def put_store(self, local: Local, store: ReplicaStore) -> None:
         """A replica of ours has this on disk now."""
         local.store = store
         here = self.store.context
@@ -208,7 +208,7 @@ class Held:
         ):
             self.state = None
 
-    def keep(self, kept: Kept) -> int:
+    def keep(self, kept: SignedChange) -> int:
         """Puts a change that is not on disk here into the pool to wait; how many had to go unused for it."""
         lost = self._forget(self.pool.add(kept))
         self.waiting[kept.delta.replica, kept.delta.first] = kept
@@ -217,7 +217,7 @@ class Held:
             lost += self._forget([self.pool.drop(key)])
         return lost
 
-    def add(self, kept: Kept) -> int:
+    def add(self, kept: SignedChange) -> int:
         """Puts a change that is on disk here into the pool; how many had to go unused for it."""
         return self._forget(self.pool.add(kept))
 
@@ -229,39 +229,39 @@ class Held:
             del self.waiting[key]
             self.pool.drop(key)
 
-    def _forget(self, gone: list[Kept]) -> int:
+    def _forget(self, gone: list[SignedChange]) -> int:
         return sum(self.waiting.pop((kept.delta.replica, kept.delta.first), None) is not None for kept in gone)
 
-    def feed(self, local: Local, now_ns: int, horizon_ns: int) -> Hand | None:
+    def feed(self, local: Local, now_ns: int, horizon_ns: int) -> PendingMerge | None:
         """What the host is to merge next into one of our replicas; None for nothing, or if it is busy with the last."""
         if local.busy or now_ns < local.paused_until_ns:
             return None
         context = local.store.context
         if self.state is not None and not context.covers(self.state[0].context):
             local.busy, local.handed, local.expects = True, (), self.state[0].context.vector()
-            return Hand(self.name, local.replica, state=self.state[1])
-        behind: list[Kept] | None = []
+            return PendingMerge(self.name, local.replica, state=self.state[1])
+        behind: list[SignedChange] | None = []
         if local.store is not self.store:
             behind = self.pool.lacking(self.store.context, context.counter)
         if behind is None:
             local.busy, local.handed, local.expects = True, (), self.store.context.vector()
-            return Hand(self.name, local.replica, state=self.store.to_bytes())
+            return PendingMerge(self.name, local.replica, state=self.store.to_bytes())
         # What is on disk here already was let pass once, whatever its stamp.
         found = ripe(behind, context.counter, 1 << 63) if behind else []
         if self.waiting and not found:
             found = ripe(self.waiting.values(), context.counter, horizon_ns)
         if not found:
             return None
-        taken: list[Kept] = []
+        taken: list[SignedChange] = []
         size_bytes = 0
         for kept in found:
             size_bytes += len(kept.data)
-            if taken and size_bytes > self._rules.hand_bytes_max:
+            if taken and size_bytes > self._rules.merge_bytes_max:
                 break
             taken.append(kept)
         local.busy, local.handed = True, tuple(taken)
         local.expects = tuple((kept.delta.replica, kept.delta.last) for kept in taken)
-        return Hand(self.name, local.replica, joined([kept.delta for kept in taken]))
+        return PendingMerge(self.name, local.replica, joined([kept.delta for kept in taken]))
 
     def merged(self, local: Local) -> bool:
         """The host is done with what was handed over; whether it has merged it."""
@@ -300,7 +300,7 @@ def joined(deltas: list[Delta]) -> tuple[bytes, ...]:
     return tuple(delta.to_bytes() for delta in found)
 
 
-def misfit(kind: SharedValue | None, one: Delta | Store) -> str | None:
+def misfit(kind: SharedValue | None, one: Delta | ReplicaStore) -> str | None:
     """Why a change or a state does not fit the declared types; None if it does."""
     if kind is None:
         return None
