@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct, structs
 
+from rigs.checked import checked
 from stigmergy.agents.agent import Agent, Rejection
 from stigmergy.agents.codec import REASON_CHARS_MAX, canonical_bytes, describe, encode, printable, tag_of
 from stigmergy.agents.columns import Halt, read_actions, read_records
@@ -26,7 +27,6 @@ from stigmergy.agents.messages import SECOND_NS, Command, Message, Work, spec_of
 from stigmergy.agents.plans import AgentPlan
 from stigmergy.agents.supervision import InputFailed
 from stigmergy.compiled.builder import Built, build
-from stigmergy.compiled.checked import checked
 from stigmergy.compiled.program import Program
 from stigmergy.compiled.reader import read_agent
 from stigmergy.compiled.storage import RowCodec

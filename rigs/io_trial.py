@@ -13,6 +13,7 @@ from typing import Any
 from msgspec import Struct
 
 from rigs.drones import Beaten, Measured, Spotted, StartMission, declare_drones
+from rigs.senders import Caller, Sender
 from rigs.trial_checkers import CHECKERS, HEALED, Evidence
 from stigmergy.base.errors import JournalError, StigmergyError
 from stigmergy.node.declaration import Declaration
@@ -20,7 +21,7 @@ from stigmergy.node.settings import Retention, Settings, Snapshots
 from stigmergy.sim.disk import AfterFailedSync, DiskFault
 from stigmergy.sim.errors import SimulationError
 from stigmergy.sim.node import SimNode, World
-from stigmergy.sim.peers import Caller, Receiver, Sender, Temper
+from stigmergy.sim.peers import Receiver, Temper
 
 ROUNDS = 6
 AGENTS = ("Drone/0", "Drone/1")

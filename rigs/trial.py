@@ -20,6 +20,7 @@ from msgspec import Struct
 from rigs import drones
 from rigs.drones import STALE_S, declare_drones
 from rigs.gauges import Gauges, Horns
+from rigs.senders import Caller, Sender
 from rigs.trial_checkers import CHECKERS, HEALED, Checker, Evidence, Seen
 from rigs.trial_faults import Faults
 from stigmergy.agents.codec import canonical_bytes
@@ -34,7 +35,7 @@ from stigmergy.shard.commit_reader import walk
 from stigmergy.sim.disk import AfterFailedSync
 from stigmergy.sim.errors import SimulationError
 from stigmergy.sim.node import SimNode, World
-from stigmergy.sim.peers import Caller, Receiver, Sender
+from stigmergy.sim.peers import Receiver
 
 HEAL_S = 90.0
 """Virtual seconds in which everything must come to its end after the heal."""

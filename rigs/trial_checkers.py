@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from rigs.drones import Beaten, Garbled, Measured, Passed, Photograph, Positioned, Spotted
+from rigs.senders import Caller, Sender
 from stigmergy.agents.codec import canonical_bytes, encode, tag_of
 from stigmergy.agents.effects import ACTUATORS, WORK, ActionFailed, WorkFailed
 from stigmergy.agents.messages import spec_of
@@ -24,7 +25,7 @@ from stigmergy.shard.commit import Commit, statement
 from stigmergy.shard.commit_reader import walk
 from stigmergy.shard.replay import apply
 from stigmergy.sim.node import SimNode
-from stigmergy.sim.peers import Caller, Receiver, Sender
+from stigmergy.sim.peers import Receiver
 
 KEPT = (Measured, Spotted, Beaten, Garbled)
 """What is in the log if it was consumed: as it came, or as an input that failed."""

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from rigs.memory_peers import MemoryPeerHub
 from rigs.peer_contract import PeerContract, echo
 from stigmergy.base.errors import ConfigError, JournalLocked, TooLarge
-from stigmergy.network.memory_peers import MemoryPeerHub
 from stigmergy.network.peer_port import PeerChannel, PeerNetwork
 from stigmergy.network.unix_peers import SocketPeerNetwork
 

@@ -11,11 +11,11 @@ from typing import Annotated, Any
 import pytest
 from msgspec import Meta
 
+from rigs.checked import checked, whole
 from stigmergy import Action, Agent, Command, Effects, Event, Events, decide, evolve, react
 from stigmergy.agents.codec import canonical_bytes, encode
 from stigmergy.agents.plans import plan_agent
 from stigmergy.base.errors import DefinitionError
-from stigmergy.compiled.checked import checked, whole
 from stigmergy.testing import given
 from tests.compiled.agents import Counter, Enter, Fed, Lock, Mode, Narrow, Relay, Start, Telemetry, Thermostat
 

@@ -43,7 +43,6 @@ ADAPTERS = (
     "keys",
     "membership/udp",
     "nats",
-    "network/memory_peers",
     "network/unix_peers",
     "ring",
     "store/folder",

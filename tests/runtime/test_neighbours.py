@@ -6,12 +6,12 @@ from functools import partial
 
 import pytest
 
+from rigs.memory_peers import MemoryPeerHub
 from stigmergy.agents.codec import encode
 from stigmergy.base.errors import ConfigError, DataLost, LinkDown, NotOwned, StaleEpoch, StigmergyError
 from stigmergy.control.live import Live
 from stigmergy.network import tell_sender as frames
 from stigmergy.network import tell_sender as sending
-from stigmergy.network.memory_peers import MemoryPeerHub
 from stigmergy.network.peer_port import PeerChannel
 from stigmergy.network.peers import PeerProcesses
 from stigmergy.network.shares import Share, check_processes, owned_by, process_of

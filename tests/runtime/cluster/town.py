@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from contextvars import copy_context
 from typing import Any
 
+from rigs.memory_peers import MemoryPeerHub, MemoryPeerNetwork
 from stigmergy.agents.agent import Agent, decide, evolve, react
 from stigmergy.agents.effects import Effects, Events, Order, Tell
 from stigmergy.agents.messages import Action, Command, Event
@@ -24,7 +25,6 @@ from stigmergy.cluster.worker import Worker
 from stigmergy.journal.memory import MemoryShard, MemoryShardLog
 from stigmergy.journal.port import JournalIdentity, ShardLog
 from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
-from stigmergy.network.memory_peers import MemoryPeerHub, MemoryPeerNetwork
 from stigmergy.network.peer_port import Answer
 from stigmergy.network.peers import PeerProcesses
 from stigmergy.network.shares import Share
