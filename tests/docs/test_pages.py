@@ -2,6 +2,7 @@
 
 import re
 import runpy
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,6 +31,17 @@ def headings(text: str) -> list[str]:
 def test_the_architecture_stays_short() -> None:
     size = len(read(ROOT / "ARCHITECTURE.md").encode())
     assert size <= ARCHITECTURE_BYTES_MAX, f"{size} bytes: move the reasons to docs/decisions"
+
+
+def test_the_architecture_lists_the_folders_from_bottom_to_top() -> None:
+    section = read(ROOT / "ARCHITECTURE.md").partition("## The layers")[2].partition("\n## ")[0]
+    listed = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
+    package = ROOT / "src" / "stigmergy"
+    assert sorted(listed) == sorted(path.parent.name for path in package.glob("*/__init__.py"))
+    settings = tomllib.loads(read(ROOT / "pyproject.toml"))
+    layers = next(one["layers"] for one in settings["tool"]["importlinter"]["contracts"] if one["id"] == "layers")
+    heights = {name: height for height, layer in enumerate(reversed(layers)) for name in re.findall(r"\w+", layer)}
+    assert [heights[name] for name in listed] == sorted(heights[name] for name in listed)
 
 
 @pytest.mark.parametrize("page", DECISIONS, ids=lambda page: page.stem)

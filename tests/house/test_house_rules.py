@@ -7,6 +7,7 @@ must refuse, because a check that cannot fail checks nothing.
 import ast
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -286,3 +287,37 @@ def test_every_rule_has_a_bad_example() -> None:
 def test_machine_paths_are_found(folder: str) -> None:
     assert list(no_machine_paths("a.md", f"open /{folder}/x or `/{folder}`"))
     assert not list(no_machine_paths("a.md", f"src/{folder}/x ~/{folder} https://example.org/{folder} /{folder}shop"))
+
+
+# The plan of the package: what one file cannot show.
+
+FOLDER_FILES_MAX = 28
+LOOSE_MODULES_MAX = 4
+NAMES_TWICE_MAX = 15
+
+
+def sources() -> list[Module]:
+    return [
+        Module(path.relative_to(PACKAGE), path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))
+    ]
+
+
+def test_a_folder_can_be_taken_in() -> None:
+    folders = Counter(module.path.parent for module in sources())
+    assert {folder: count for folder, count in folders.items() if count > FOLDER_FILES_MAX} == {}
+
+
+def test_few_modules_lie_beside_the_folders() -> None:
+    loose = [module.path.name for module in sources() if len(module.path.parts) == 1 and module.path.stem != "__init__"]
+    assert len(loose) <= LOOSE_MODULES_MAX, loose
+
+
+def test_a_public_class_name_is_one_thing() -> None:
+    names = Counter(
+        node.name
+        for module in sources()
+        for node in module.tree.body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    twice = sorted(name for name, count in names.items() if count > 1)
+    assert len(twice) <= NAMES_TWICE_MAX, twice
