@@ -1,1 +1,1 @@
-"""What users declare: messages, agents, their fields, effects and windows; and the codec of all of it. Pure."""
+"""What users declare: messages, agents, fields, effects, windows; and their codec. Pure."""

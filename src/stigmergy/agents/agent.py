@@ -1,7 +1,7 @@
-"""Agents: state as fields, behaviour as `decide`, `evolve` and `react` methods, checked while the class is defined.
+"""Agents: state as fields, behaviour as `decide`, `evolve` and `react` methods. The class definition checks them.
 
-`decide` and `react` see the state and may not change it; `evolve` does nothing else. All three are pure:
-time is `self.now`; ids and random numbers come in as inputs; no handler sees an event loop, a disk or a network.
+`decide` and `react` read the state and must not change it; only `evolve` changes it. All three are pure: time is
+`self.now`, ids and random numbers come in as inputs, and no handler sees an event loop, a disk or a network.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     agents = ["Cart/c01", "Cart/c1*", "Dock/*"]        # addresses; `*` stands for any characters of a name
 
-Every way in asks here: calls of the embedding program, the control socket, the bus, sensors, uplinks, envelopes, and
-the step itself, for what agents tell each other. Whoever is not run here is refused with one sentence, which says where
-it runs if that is known: otherwise a command at the wrong node would make a second agent that acts.
+Every entry point checks here: calls of the embedding program, the control socket, the bus, sensors, uplinks, envelopes,
+and the step itself for tells. An agent that does not run here is refused with one sentence, which says where it runs if
+that is known. Otherwise a command at the wrong node would create a second agent that acts.
 """
 
 from __future__ import annotations

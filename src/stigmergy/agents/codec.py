@@ -1,7 +1,7 @@
-"""Bytes of messages and states: msgpack by msgspec, and what is needed for them to be bounded, canonical and explained.
+"""Bytes of messages and states: msgpack by msgspec, bounded and canonical, with errors that explain what is wrong.
 
-A message's bytes are kept and forwarded as they came; only what we make ourselves is encoded here. A state's bytes
-are canonical: equal states have equal bytes, on every machine.
+Received messages are kept and forwarded byte for byte; only our own are encoded here. The bytes of a state are
+canonical: equal states have equal bytes on every machine.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _encoder = msgspec.msgpack.Encoder(enc_hook=_unknown)
 _state_encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
 _canonical = msgspec.msgpack.Encoder(enc_hook=_plain, order="deterministic")
 _ADDRESS_IN_MEMORY = re.compile(r" at 0x[0-9a-fA-F]+")
-# A float64 whose exponent is all ones: an infinity or a NaN. A rare hit inside other data only costs a second look.
+# A float64 whose exponent is all ones: an infinity or a NaN. A rare hit inside other data only costs a second check.
 _maybe_nan = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")
 
 UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)

@@ -1,15 +1,15 @@
-"""Records of fixed width: how the events and actions of compiled agents lie in bytes. Pure declarations, no arrays.
+"""Records of fixed width: the byte layout of events and actions of compiled agents. Pure declarations, no arrays.
 
-A compiled agent's events are *records*: what travels, what the journal keeps and what the loop reads are the same
-bytes. All numbers are little-endian.
+The events of a compiled agent are *records*: the wire, the journal and the loop use the same bytes. All numbers are
+little-endian.
 
     record   agent u4 · form u2 · 2 zero bytes · payload, the same width for all forms of a kind, a multiple of 8
     action   agent u4 · template u2 · 2 zero bytes · cause u4 · 4 zero bytes · slots of 8 bytes
 
 A *form* is a message type of an agent kind, numbered by its place in the `Layout`. A *template* is one `yield` of an
-action: its constants are in the template, its numbers in the record's slots; texts are made outside. Layout and
-templates are declared in the log (`ColumnsDeclared`), and so are the names behind the agents' numbers
-(`AgentsEnrolled`): a log can be read without the classes that wrote it.
+action: the template holds its constants, the slots of the record hold its numbers; texts are made outside. The log
+declares layouts and templates (`ColumnsDeclared`) and the names behind the agents' numbers (`AgentsEnrolled`), so a log
+can be read without the classes that wrote it.
 """
 
 from __future__ import annotations
@@ -432,12 +432,12 @@ def _digest(described: Any) -> bytes:
     return blake3(encode(described), derive_key_context=_LAYOUT_CONTEXT).digest(length=DIGEST_BYTES)
 
 
-# Tables: the rows of one kind of compiled agents in one shard. What the core asks of an engine; `compiled` is one.
+# Tables: the rows of one kind of compiled agents in one shard. This is the interface of an engine; `compiled`
+# implements it.
 #
-# An engine reads an agent class once (`Engine`) and makes a table for each shard. A table has two versions of its
-# rows:
-# *ahead*, which steps change, and *durable*, which follows when a commit is on disk; queries see the durable ones.
-# Nothing here does I/O, and given the same calls a table always ends with the same bytes.
+# An engine reads an agent class once (`Engine`) and makes a table for each shard. A table has two versions of its rows:
+# steps change *ahead*, and *durable* follows when a commit is on disk. Queries see the durable one. Nothing here does
+# I/O, and the same calls always end in the same bytes.
 
 INPUT_BYTES_MAX = 80 * 1024
 """What one input may cause at most, counted as `Table.step` says: so with so much room a step can take a record."""

@@ -1,12 +1,12 @@
-"""What comes back from the world, by type: `Done[Plug]`, `Failed[Plug]`, `Woken[NextStep]`.
+"""Typed confirmations of effects: `Done[Plug]`, `Failed[Plug]`, `Woken[NextStep]`.
 
     @decide
     def plugged(self, done: Done[Plug]) -> Events:
         yield ChargingBegan(dock=done.action.dock)
 
-`Done[Plug]` is a class of events of its own, with the tag `stigmergy.Done.Plug@1` and the action in it, so that its log
-says everything and handlers are found by type like all others. An agent that has one for an effect gets that instead of
-`ActionDone`, `ActionFailed` or `WorkFailed`, which are for all effects that have none.
+`Done[Plug]` is an event class of its own, with the tag `stigmergy.Done.Plug@1` and the action in it: the log is
+complete, and handlers are found by type as always. An agent with a handler for one gets it instead of `ActionDone`,
+`ActionFailed` or `WorkFailed`, which cover all effects without a typed handler.
 """
 
 from __future__ import annotations

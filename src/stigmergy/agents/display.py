@@ -1,4 +1,4 @@
-"""Shows states and messages as plain values, as JSON can say them, and shared fields as what they mean."""
+"""Shows states and messages as plain JSON values, and shared fields as their values."""
 
 from __future__ import annotations
 

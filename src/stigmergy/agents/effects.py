@@ -1,7 +1,7 @@
-"""The effects that the framework itself carries out, and what comes back from the world as inputs.
+"""The effects that the framework itself carries out, and the inputs that report their outcome.
 
-Users' own effects are `Action` (an actuator) and `Work` (slow code elsewhere). The rest is here: tell another agent,
-publish, wake me later. Every effect goes to a *sink*; within a sink, effects of one agent keep their order.
+Users define `Action` (for an actuator) and `Work` (slow code elsewhere). The rest is here: tell another agent, publish,
+set a timer. Every effect goes to a *sink*; within a sink, effects of one agent keep their order.
 """
 
 from __future__ import annotations

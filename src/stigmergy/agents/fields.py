@@ -1,7 +1,7 @@
-"""Fields that the framework fills: shared and ordered ones, as a class body declares them, and their first values.
+"""Fields that the framework fills: shared and ordered ones, as a class body declares them, and their initial values.
 
-It fills them also where `upcast_state` carries a state over: a replica that forgot its changes would give their numbers
-out a second time, and peers take that for a forgery.
+It also fills them where `upcast_state` converts a state. A replica that forgot its changes would reuse their numbers,
+and peers treat that as a forgery.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Messages: the frozen structs that come in, are kept, and go out. Pure declarations, no behaviour.
 
-An **Input** comes in (a `Command`, or an `Event` that somebody observed), an **Event** is kept, an **Effect** goes out.
-A message travels as a msgpack map whose first key, `type`, holds its tag: the name and the version of its layout,
+An **Input** comes in (a `Command`, or an observed `Event`), an **Event** is kept, an **Effect** goes out. A message
+travels as a msgpack map whose first key, `type`, holds its tag: the name and the version of its layout,
 `BatteryMeasured@1`. A new field gets a default and keeps the version; a new meaning gets a new version and an upcaster.
-Fields are of immutable types, so that a message can be shared between the log, the state and the wire.
+Fields have immutable types, so the log, the state and the wire can share a message.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from msgspec import UNSET, Struct, StructMeta, UnsetType, field
 from stigmergy.base.errors import DefinitionError
 from stigmergy.crdt.value import SharedValue
 
-# Reads the annotations of classes and methods, and says in words what is wrong with them.
+# Reads the annotations of classes and methods, and describes what is wrong with them. The first match names the type,
+# so specific types come before general ones.
 
 # The first that fits names the type, so what is special comes before what it is a kind of.
 _MUTABLE: dict[type, str] = {

@@ -1,4 +1,4 @@
-"""The time of the step under way: set by whoever steps or replays a shard, read by `Agent.now`."""
+"""The time of the current step: set by the code that steps or replays a shard, read by `Agent.now`."""
 
 from __future__ import annotations
 

@@ -1,18 +1,18 @@
-"""Ordered fields of agents: claims on what only one may have, and the verdicts that come back.
+"""Ordered fields of agents: claims on exclusive resources, and their verdicts.
 
     crossing: Ordered[Claim] = ordered(of="crossing-7")
 
     yield self.crossing.claim(for_s=5)          # in @react: asks the ledger, once the event behind it is durable
     def granted(self, verdict: Granted) ...     # in @decide, @evolve or @react: `verdict.claim` names the field
 
-The ledger has one order for everybody, and so one winner. **No verdict means not held**: `self.crossing.held` is true
-from `Granted` until `Released` or `Lost`, and `Lost` comes when the lease runs out on our own monotonic clock, which
-was started before we asked. After a restart nothing is held until it is asked for and granted again. `token`, the
-fencing token, only ever grows per resource: a device that remembers the highest refuses orders of a former holder, once
-it has heard of the newer grant. An action with `valid_while=self.crossing` is dropped if the claim is lost before it is
+The ledger has one order for everybody, so there is one winner. **No verdict means not held**: `self.crossing.held` is
+true from `Granted` until `Released` or `Lost`. `Lost` comes when the lease runs out on our own monotonic clock, which
+starts before we ask. After a restart nothing is held until the agent asks again and is granted. The fencing token,
+`token`, only grows for a resource: a device that remembers the highest one refuses orders of a former holder once it
+has seen the newer grant. An action with `valid_while=self.crossing` is dropped if the claim is lost before it is
 carried out.
 
-Verdicts are facts: they are kept and folded whatever handlers do. A `decide` handler for one may add events to it.
+Verdicts are facts: they are kept and folded whatever handlers do. A `decide` handler for one may add events.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""An agent class made ready to run: for each message type one plan, and the decoders for what it may receive.
+"""An agent class prepared to run: one plan for each message type, and the decoders for what it may receive.
 
-Built once per class when a fleet is assembled. What would fail later at run time fails here, with a name and a remedy.
+Built once per class when a fleet is assembled. Mistakes that would show at run time fail here, with a name and a
+remedy.
 """
 
 from __future__ import annotations
@@ -42,13 +43,11 @@ from stigmergy.agents.windows import Shape, Window
 from stigmergy.base.errors import DefinitionError
 from stigmergy.crdt.value import SharedValue
 
-# Keeps each plain value of a state in the type of its field: 0.0 where Python let 0 pass for a float, 1 for True.
+# Converts each plain value of a state to the type of its field: 0 to 0.0 in a float field, True to 1 in an int field.
 #
-# Otherwise `self.speed = 0` would be an int until a restart and a float after it, and the two calculate differently.
-# What
-# is no number at all, like a text in a field for numbers, fails the input: no snapshot could be read back with it in.
-# The
-# code of a handler is looked at once, when the agent is planned, so that a handler that cannot go wrong pays nothing.
+# Otherwise `self.speed = 0` would be an int until a restart and a float afterwards, and the two calculate differently.
+# A value of another type, such as a text in a number field, fails the input: a snapshot with it could not be read back.
+# The code of a handler is examined once, when the agent is planned, so a handler that cannot go wrong pays nothing.
 
 Classes = tuple[type, ...]
 Evolve = Callable[[Any, Any], None]

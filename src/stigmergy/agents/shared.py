@@ -1,13 +1,13 @@
-"""Shared fields of agents: how they are declared, who shares them, and the events that change them.
+"""Shared fields of agents: their declaration, their groups, and the events that change them.
 
     phase: Shared[LWWRegister[Phase]]                             # shared by this very agent, wherever it runs
     street: Shared[ORMap[str, LWWRegister[Phase]]] = shared(by=street_of)   # one for all agents of a street
     exposure: Shared[ORMap[str, GCounter]] = shared(by="city")    # one for all agents of this kind
 
-A shared field is a replica of an *object*, and all agents whose field has the same group hold replicas of the same one.
+A shared field is a replica of an *object*; all agents whose field has the same group hold replicas of the same object.
 `decide` writes it by yielding what a mutator returns (`yield self.vehicles.add("V-7")`). The step gives the write its
-dot, keeps it as `SharedChanged` and folds it at once; peers get it once it is durable. What peers have written comes as
-`Merged`. Both are events of the agent like any other: a replay ends in the same shared state without asking a peer.
+dot, keeps it as `SharedChanged` and folds it at once; peers get it once it is durable. Writes of peers come as
+`Merged`. Both are ordinary events of the agent: a replay ends in the same shared state without asking a peer.
 """
 
 from __future__ import annotations

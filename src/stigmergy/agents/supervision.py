@@ -1,10 +1,10 @@
-"""What an agent class declares about going wrong, and the events the framework keeps when it does.
+"""What an agent class declares about failures, and the events that the framework keeps about them.
 
     safe = WhenStale(PhaseChanged, after_s=0.5, then=AllRed())
     supervision = Supervise(stop_after=3, within_s=60)
 
-A *safe action* is idempotent: it goes out without the disk, and possibly again. It is the one exception from
-journal-before-effect, so that a dead disk does not keep a drone in the air.
+A *safe action* is idempotent: it goes out without waiting for the disk, and possibly again. It is the one exception
+from journal-before-effect, so that a dead disk does not keep a drone in the air.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Makes messages out of what people write: a name and fields, read by the types that the message declares.
+"""Builds messages from text that people type: a name and fields, read by the types that the message declares.
 
-A text such as `12` or `true` is taken as the field's type needs it; for what has parts, the text is JSON. What does not
-fit is refused with the name of the field and what it should be.
+A text such as `12` or `true` is converted to the type of the field; structured fields are JSON. A value that does not
+fit is refused with the name of the field and the expected type.
 """
 
 from __future__ import annotations

@@ -4,16 +4,16 @@
     recent: Window[Sampled] = Window.sliding(seconds=30)        those of the last 30 seconds
     minute: Window[Sampled] = Window.tumbling(seconds=60)       one bucket after the other; each closing is an event
 
-The time of an entry is when it was taken, or, with `by="measured_at_s"`, a field of the event in seconds since 1970.
-A window by event time closes a bucket when an event `late_s` younger than its end has been seen; what comes after that
-is too late, is counted in `late`, and stays out. So does, counted in `ahead`, what is dated more than `ahead_s` after
-our own time: one device whose clock is years ahead must not close every bucket to come. Every window holds at most
-`count_max` entries; past that the oldest goes and is counted in `dropped`.
+The time of an entry is when it was taken, or, with `by="measured_at_s"`, a field of the event in seconds since 1970. A
+window by event time closes a bucket when it sees an event that is `late_s` younger than the end of the bucket. Later
+entries for that bucket are left out and counted in `late`. Entries dated more than `ahead_s` after our own time are
+left out and counted in `ahead`: one device whose clock is years ahead must not close every bucket to come. Every window
+holds at most `count_max` entries; beyond that the oldest is dropped and counted in `dropped`.
 
-What is in a window is asked for by the name of a field: `self.recent.mean("celsius")`, and so `total`, `lowest`,
-`highest`, `oldest`, `newest`; with `closed=True` of the bucket that closed last. They go through the entries in their
-order, one after the other, and so end in the same bits on every machine and in every version of Python, which `sum`
-does not. Of an empty window they raise ValueError, unless they are told what to answer: `total("celsius", 0.0)`.
+Ask a window by the name of a field: `self.recent.mean("celsius")`, and `total`, `lowest`, `highest`, `oldest`,
+`newest`; `closed=True` asks the bucket that closed last. They visit the entries in order, one by one, so they give the
+same bits on every machine and Python version, which `sum` does not. For an empty window they raise ValueError unless
+you pass a default: `total("celsius", 0.0)`.
 """
 
 from __future__ import annotations
@@ -256,13 +256,13 @@ def _count(count: object) -> int:
     return count
 
 
-# How the windows of a compiled agent lie in its row: a ring of entries, and a head that says where it begins.
+# Byte layout of a window in the row of a compiled agent: a ring of entries, and a head that says where it begins.
 #
 #     head    count u4 · first u4 · seen_ns i8 · dropped i8 · ahead i8
 #     entry   time_ns i8 · the fields of the event, where its record has them
 #
-# The column of a window has a code W and its size in bytes. Its one member describes it, so that a row can be read
-# without the class that wrote it. Which of the slots is the first has no meaning; a slot that is in no entry neither.
+# The column of a window has the code W and its size in bytes. Its one member describes it, so a row can be read without
+# the class that wrote it. Neither the index of the first slot nor the bytes of unused slots carry meaning.
 
 HEAD_BYTES = 32
 TIME_BYTES = RECORD_HEAD_BYTES

@@ -1,9 +1,9 @@
-"""Column batches: what a producer sends to compiled agents, byte by byte. docs/formats.md is the manual.
+"""Column batches: the bytes that a producer sends to compiled agents. docs/formats.md describes them.
 
     "STGB" · length of the header u4 · header (MessagePack) · zeros up to the next multiple of 8 · records
 
-Records come last and lie at a multiple of 8, so that nobody has to move them to read them. A batch is for one shard and
-one kind; it names the layout its records have, and the roster that the agents' numbers are from.
+Records come last and are aligned to 8 bytes, so they can be read in place. A batch is for one shard and one kind; it
+names the layout of its records and the roster of the agents' numbers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Handles inputs for compiled agents: batches of records, and single messages as batches of one. Used by the shard.
 
-What a table makes of records enters the draft here. What cannot be taken goes the core's ordinary way: a fault is an
-`InputFailed` and a dead letter, supervision may stop the agent, an unknown layout or roster consumes nothing.
+The results of a table enter the draft here. Failures take the ordinary path: a fault becomes an `InputFailed` and a
+dead letter, supervision may stop the agent, and an unknown layout or roster consumes nothing.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The commit: the unit of durability, hashing, replication and exactly-once, and the bytes it is made of.
+"""The commit: the unit of durability, hashing, replication and exactly-once, and its bytes.
 
-A commit of a shard says which inputs it consumed (marks, fired timers, settled effects), which
-events it keeps, which commands it answered, which effects it owes the world. Each commit's bytes hold the digest of
-the commit before, so one digest, the head, stands for the whole history. docs/formats.md describes every byte.
+A commit of a shard lists the inputs it consumed (marks, fired timers, settled effects), the events it keeps, the
+commands it answered, and the effects it owes. Each commit holds the digest of the commit before, so one digest, the
+head, stands for the whole history. docs/formats.md describes every byte.
 
-A `Group` is what one sync of the disk makes durable: commits of one or more shards, and one signature over their heads.
+A `Group` is what one disk sync makes durable: commits of one or more shards, and one signature over their heads.
 """
 
 from __future__ import annotations
@@ -252,7 +252,7 @@ def statement(heads: list[Head]) -> bytes:
     return _GROUP_DOMAIN + _encoder.encode((int(HashAlgorithm.BLAKE3_256), heads))
 
 
-# A commit as a row of a group: its bytes, with what a journal must know without opening them.
+# A commit as a row of a group: its bytes, and what a journal must know without decoding them.
 
 
 class CommitRow(Struct, array_like=True, frozen=True):
@@ -285,10 +285,9 @@ def sealed_of(row: CommitRow) -> Sealed:
     return Sealed(row.shard, row.position, row.epoch, row.time_ns, row.events, row.digest, row.body)
 
 
-# Says whether a group continues the heads of its shards. Pure; every journal asks before it writes.
-#
-# A journal keeps dense positions. A position that is taken is another owner's doing and an ordinary error; a gap, an
-# unknown shard or an empty group can only be a fault of our own.
+# Checks whether a group continues the heads of its shards. Pure; every journal calls it before it writes. A journal
+# keeps dense positions: a taken position means another owner wrote, an ordinary error. A gap, an unknown shard or an
+# empty group can only be our own bug.
 
 
 def advance(heads: Mapping[int, Head], group: Group, shards: int | range) -> dict[int, Head]:

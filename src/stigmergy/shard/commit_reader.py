@@ -1,8 +1,8 @@
-"""Walks through what a commit says about agents, whatever they are: messages of interpreted ones, records of compiled.
+"""Iterates over what a commit says about agents: messages of interpreted agents, records of compiled ones.
 
-Events are numbered through the whole commit: first those in `events`, then those in `columns`, run by run. Whoever
-reads records needs what the log has declared and enrolled before (`Reading`): a `Directory` that has `learn`ed it, or a
-running shard. No tables and no classes are needed.
+Events are numbered through the whole commit: first those in `events`, then those in `columns`, run by run. To read
+records you need what the log declared and enrolled before (`Reading`): a `Directory` that has `learn`ed it, or a
+running shard. Tables and classes are not needed.
 """
 
 from __future__ import annotations

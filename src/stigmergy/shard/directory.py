@@ -1,7 +1,7 @@
 """The directory of a shard's log: the layouts, templates and names that are needed to read column runs.
 
-Folded from `ColumnsDeclared` and `AgentsEnrolled`, as far as the log is known; whoever reads from the middle takes it
-from a snapshot.
+It is folded from `ColumnsDeclared` and `AgentsEnrolled`, as far as the log is known. A reader that starts in the middle
+takes it from a snapshot.
 """
 
 from __future__ import annotations

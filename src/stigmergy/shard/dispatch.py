@@ -1,7 +1,7 @@
-"""Handles inputs for agents: decide, evolve, react, and the way back when any of them fails. Used by the shard's step.
+"""Handles inputs for agents: decide, evolve, react, and the rollback when any of them fails. Used by the shard's step.
 
-Everything an input causes is first collected on the side and enters the draft only when all of it has succeeded, so
-that there is nothing to undo but the agent's own state, of which an image is kept.
+The results of an input are collected aside and enter the draft only when all of it has succeeded. So only the agent's
+own state needs undoing, and an image of it is kept.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from stigmergy.shard.inputs import ELSEWHERE, Accepted, Asked, Refused, SharedRe
 from stigmergy.shard.memory import DeadLetter, Remembered
 from stigmergy.shard.state import ShardState, fold_fact
 
-# Collects what one `decide` yields, all of it against the unchanged state, before any of it changes the state.
+# Collects what one `decide` yields against the unchanged state, before any of it changes the state.
 
 
 def decided_events(
@@ -512,7 +512,7 @@ def decode(agent_plan: AgentPlan, body: bytes) -> Message:
         raise agent_plan.explain(body, error) from None
 
 
-# Facts that come from outside: what peers have written to shared fields, and what the ledger has decided.
+# Facts from outside: writes of peers to shared fields, and verdicts of the ledger.
 
 PEERS = "peers"
 """The source of what other replicas have written."""

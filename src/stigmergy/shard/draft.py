@@ -1,7 +1,7 @@
-"""The draft: the commit that is still open. Steps add to it; sealing turns it into bytes. Never seen outside its shard.
+"""The draft: the commit that is still open. Steps add to it; sealing turns it into bytes. It never leaves its shard.
 
-Several steps may go into one draft: that is how events kept `within` a second share a write, and how, of events kept as
-`latest`, only the newest is written.
+Several steps may share one draft: events kept `within` a second then share a write, and of events kept as `latest` only
+the newest is written.
 """
 
 from __future__ import annotations
@@ -271,7 +271,7 @@ class Draft:
         return places
 
 
-# What a shard hands to its host: after a step what is asked of it, after sealing what to persist and then to do.
+# What a shard returns to its host: after a step its requests, after sealing what to persist and then to do.
 
 
 class Stepped(Struct, frozen=True):
@@ -313,7 +313,7 @@ class Ready(Struct, frozen=True):
     """How many compiled agents of each kind there are once it is durable."""
 
 
-# What one input has caused: collected on the side, then entered into the draft in one go, which cannot fail.
+# The results of one input: collected aside, then entered into the draft in one go, which cannot fail.
 
 NO_CAUSE = -1
 """The cause of an effect whose event was transient, and so is not in the log."""
@@ -567,7 +567,7 @@ def _are_same(agent_plan: AgentPlan, one: Any, other: Any) -> bool:
     return canonical_bytes(one) == canonical_bytes(other)
 
 
-# Counts what became of inputs: for metrics, not part of the state. No input is passed over without being counted.
+# Counts the outcome of inputs, for metrics; not part of the state. Every skipped input is counted.
 
 
 class ShardCounters(Struct):

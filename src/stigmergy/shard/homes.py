@@ -1,8 +1,8 @@
-"""Where agents live: which shard an agent belongs to, by its address or by a key that the fleet computes from it. Pure.
+"""Which shard an agent belongs to, by its address or by a key that the fleet computes from it. Pure.
 
-An agent's shard is the hash of a text. That text is its address, or what a function of the fleet says of it, its zone
-for instance: agents with the same text live in the same shard. The answer is for good, so the function must be, too: it
-sees nothing but the address, and gives the same text for it in every process and every version.
+The shard is the hash of a text: the agent's address, or the result of a function of the fleet, for instance its zone.
+Agents with the same text share a shard. The answer is permanent, so the function must see only the address and return
+the same text in every process and every version.
 """
 
 from __future__ import annotations

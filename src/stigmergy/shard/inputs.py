@@ -1,4 +1,4 @@
-"""What a shard's step takes: everything that comes from outside comes through one of these. One door in."""
+"""The inputs of a shard's step. Everything from outside enters through one of these types."""
 
 from __future__ import annotations
 

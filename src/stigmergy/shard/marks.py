@@ -1,7 +1,7 @@
 """Marks: per source and incarnation the highest contiguous sequence consumed, so that nothing is consumed twice.
 
-A mark moves in the same commit as what the input caused; that makes consumption exactly-once, however much later
-a source repeats itself. A new incarnation of a source (it was restored from a copy) counts anew from 1.
+A mark moves in the same commit as the results of the input. That makes consumption exactly-once, however late a source
+repeats itself. A new incarnation of a source (restored from a copy) counts from 1 again.
 """
 
 from __future__ import annotations

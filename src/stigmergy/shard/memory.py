@@ -1,6 +1,7 @@
-"""What a shard remembers beside its agents: the answers it gave, the inputs that failed, who fails too often.
+"""What a shard remembers besides its agents: the answers it gave, the inputs that failed, the agents that fail too
+often.
 
-Each table is bounded, and each changes only with a commit, so that a replay arrives at the same tables.
+Each table is bounded and changes only with a commit, so a replay produces the same tables.
 """
 
 from __future__ import annotations

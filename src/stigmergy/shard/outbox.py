@@ -1,7 +1,7 @@
-"""The outbox: which effects are owed to which sink and not yet settled. Rebuilt from commits, so it is never lost.
+"""The outbox: the effects that are owed to each sink and not yet settled. Rebuilt from commits, so it is never lost.
 
-Sequences of a sink are dense, from 1. A sink may settle out of order; its *cursor* is the sequence below which
-everything is settled. After a restart whatever is still owed is released again, in order, with the same effect ids.
+Sequences of a sink are dense, from 1. A sink may settle out of order; everything below its *cursor* is settled. After a
+restart the effects still owed are released again, in order, with the same effect ids.
 """
 
 from __future__ import annotations
@@ -93,11 +93,10 @@ class Outbox:
         self.count = len(pending)
 
 
-# Blocks of actions that compiled agents have asked for: what batched hands are owed. Rebuilt from commits.
+# Blocks of actions of compiled agents, owed to batch actuators. Rebuilt from commits.
 #
-# The actions of a kind are numbered from 1 without a gap, in the order of the log, and are confirmed in that order:
-# one
-# number per kind, the cursor, says how far. After a restart everything behind it is released again, with the same ids.
+# The actions of a kind are numbered from 1 without a gap, in the order of the log, and confirmed in that order: one
+# cursor per kind says how far. After a restart everything behind the cursor is released again, with the same ids.
 
 BLOCK_INDEX = 1 << 19
 """In the ids of effects, actions in blocks count from here within their commit: so no ordinary effect has theirs."""

@@ -1,7 +1,7 @@
-"""Replays commits into a shard's state: the same fold as when they were made; nothing is decided or released.
+"""Replays commits into a shard's state: the same fold as when they were made. Nothing is decided or released.
 
-The caller has checked the digests; the chain and the positions are checked here. After the last commit the state is
-what it was when that commit was sealed, bit for bit; what is still owed is in `state.outbox`.
+The caller has checked the digests; this checks the chain and the positions. After the last commit the state is bit for
+bit what it was when that commit was sealed; `state.outbox` holds what is still owed.
 """
 
 from __future__ import annotations

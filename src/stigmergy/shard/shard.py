@@ -3,19 +3,19 @@
     stepped = shard.step(inputs, now_ns)   decide, evolve, react; adds to the open draft
     ready = shard.seal()                   closes the draft: 1. persist  2. then answer  3. then release
 
-The rules, in the order in which they bite:
+The rules, in the order in which they apply:
 
 - The events of one `decide` are collected against the unchanged state, then evolved and reacted to one by one.
-- A refusal or an exception keeps none of that input's events, and the agent is as it was before. Refusals are kept, so
-  that a command sent again gets the same answer. An exception keeps `InputFailed`, moves the mark, and puts the input
-  into the dead letters; supervision may stop the agent.
+- A refusal or an exception keeps none of that input's events and leaves the agent as it was. Refusals are kept, so a
+  repeated command gets the same answer. An exception keeps `InputFailed`, moves the mark, and puts the input into the
+  dead letters; supervision may stop the agent.
 - A tell arrives in a later step, also when an agent tells itself.
-- What a source repeats is passed over (marks), a command asked again gets the old answer (answers), and one whose id
-  is older than what is remembered is refused. Effects settled twice and timers that no longer exist are passed over.
+- Repetitions of a source are skipped (marks), a repeated command gets the old answer (answers), and a command whose id
+  is older than what is remembered is refused. Effects settled twice and timers that no longer exist are skipped.
 - Time never goes back.
 
-If a handler is interrupted by what is no `Exception` (KeyboardInterrupt, SystemExit), its agent is as it was before,
-but the input is neither consumed nor given up: the shard is broken and says so to whoever steps or seals it again.
+If a `BaseException` that is not an `Exception` (KeyboardInterrupt, SystemExit) interrupts a handler, its agent stays as
+it was, but the input is neither consumed nor given up. The shard is then broken and refuses further steps and seals.
 Nothing of the open draft was written; a restart replays the journal.
 """
 

@@ -1,7 +1,7 @@
-"""Snapshots: the state of a shard at one position, in parts, taken while the agents go on.
+"""Snapshots: the state of a shard at one position, in parts, taken while the agents keep running.
 
-A snapshot begins right after a commit is sealed. The tables are copied at once, the agents in portions between
-steps. An agent that changes meanwhile is taken as it was: the step keeps an image of everything it touches.
+A snapshot begins right after a commit is sealed. The tables are copied at once, the agents in portions between steps.
+If an agent changes meanwhile, its old state is taken: the step keeps an image of everything it touches.
 
 A *full* snapshot holds every agent, an *incremental* one those that changed since its base. Part 0 is the header with
 the tables; each further part is a compressed list of agents. One digest covers all parts, and a later commit notes it.
@@ -455,9 +455,8 @@ def _digest_part(hasher: Any, body: bytes) -> None:
 
 # Names of compiled agents in the parts of a snapshot, read without the table that wrote them.
 #
-# A part with rows begins with TABLE_PART; what follows says its kind and holds the table's own part. Parts with names
-# are
-# the one thing in there that others may read too; how rows are stored is the table's business.
+# A part with rows begins with TABLE_PART, followed by its kind and the table's own part. Others may read only the parts
+# with names; the format of the rows is private to the table.
 
 PART_FORMAT = 1
 

@@ -1,6 +1,6 @@
-"""The state of a shard: its agents and its tables, and the fold that both living and replaying use.
+"""The state of a shard: its agents and its tables, and the fold that both stepping and replaying use.
 
-Nothing here decides; it only takes in what was decided. That is why a replay of the commits ends in the same state.
+Nothing here decides; it only applies decisions. So a replay of the commits ends in the same state.
 """
 
 from __future__ import annotations
