@@ -1,6 +1,6 @@
-"""The neighbour port in memory, for tests and the simulator: processes that are objects in one event loop.
+"""The peer port in memory, for tests and the simulator: processes are objects in one event loop.
 
-`MemoryPeerHub` is what connects them, and outlives them: a test can cut off a process, or let it die.
+`MemoryPeerHub` connects them and outlives them: a test can cut off or kill a process.
 """
 
 from __future__ import annotations

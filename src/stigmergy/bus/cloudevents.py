@@ -4,12 +4,12 @@
      "type": "BatteryMeasured@1", "category": "sensor", "sequence": "41", "incarnation": "7", "epoch": "1",
      "datacontenttype": "application/json", "data": {"percent": 87.5}}
 
-`type` is the message's tag, `data` its fields. What JSON cannot say exactly (bytes, NaN, keys that are no text) goes as
-MessagePack in `data_base64`. Numbers of ours are texts: a CloudEvents integer has 32 bits. Reading is strict and
-bounded, because anybody can write to a broker; what is refused raises Malformed or TooLarge, and says why.
+`type` is the message's tag, `data` its fields. What JSON cannot express exactly (bytes, NaN, keys that are not text)
+goes as MessagePack in `data_base64`. Our numbers are texts: a CloudEvents integer has 32 bits. Reading is strict and
+bounded, because anybody can write to a broker; a refused event raises Malformed or TooLarge with the reason.
 
-Structured travels over anything. Binary needs a protocol with properties, such as MQTT 5; there the attributes' names
-are the properties' names, and `datacontenttype` is the content type.
+Structured mode works over any transport. Binary mode needs a protocol with properties, such as MQTT 5; the attribute
+names are the property names, and `datacontenttype` is the content type.
 """
 
 from __future__ import annotations
@@ -28,10 +28,8 @@ from msgspec import Struct
 from stigmergy.agents.codec import UNDECODABLE
 from stigmergy.base.errors import Malformed, TooLarge
 
-# Reads JSON from strangers: what two readers could take for different things is refused, and everything is bounded.
-#
-# Python's reader takes a key twice, NaN, infinities, numbers of any size and nesting up to its stack. This one does
-# not.
+# Reads untrusted JSON: ambiguous input is refused, and everything is bounded. Python's own reader accepts repeated
+# keys, NaN, infinities, numbers of any size and nesting up to its stack; this one does not.
 
 NESTING_MAX = 32
 INTEGER_MAX = 2**63

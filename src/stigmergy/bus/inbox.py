@@ -1,13 +1,12 @@
-"""What every bus does with what it has received: hands it over in order, again if it was not taken.
+"""How every bus handles received messages: hands them over in order, and again if the handler did not take them.
 
-An adapter has one Reception and gives it every arrival; the Reception calls the handlers of the patterns that match
-and tells the arrival when the broker may forget the message. It knows no technology. The adapter bounds how much it
-gives: what waits here has not been acknowledged, so a broker stops by itself at its window, and the adapter stops
-reading.
+An adapter has one Reception and gives it every arrival. The Reception calls the handlers of the matching patterns and
+tells the arrival when the broker may forget the message. It knows no technology. The adapter bounds how much it gives:
+messages that wait here are not acknowledged, so a broker stops at its window, and the adapter stops reading.
 
-A broker gives the messages of all sources in one line. They are taken off that line at once and wait by source; the
-sources take turns (deficit round robin), so that one that floods does not delay the others. A handler that is a Gate
-has its say on arrival: what it sheds is acknowledged at once and never waits.
+A broker delivers the messages of all sources in one sequence. They are read at once and wait by source; the sources
+take turns (deficit round robin), so a flood of one does not delay the others. A handler that is a Gate decides on
+arrival: a message that it sheds is acknowledged at once and never waits.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Devices that speak plain JSON: what they send becomes messages of ours, and what we publish becomes theirs. Pure.
+"""Maps plain JSON of devices to our messages, and what we publish to their JSON. Pure.
 
     {"agent_id": "drone-001", "level": 87.5}   on agents/drone-001/battery   ->  BatteryMeasured(percent=87.5)
     {"type": "StartMission", "mission": "M1"}  on agents/drone-001/command   ->  StartMission(mission="M1")
 
-A field of a message is read from the JSON under its own name, or from where `fields` says: `battery.level` is a key in
-an object under a key, and an empty text is the whole value. What else a device says is passed over. `same` names what
-must agree with the topic, so that a device that speaks in the name of another is refused.
+A field of a message is read from the JSON key of the same name, or from where `fields` says: `battery.level` is a key
+in a nested object, and an empty text is the whole value. Other keys are ignored. `same` names fields that must agree
+with the topic, so a device that speaks in the name of another is refused.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""A broker in this process and the bus to it, for tests, simulations and fleets that live in one program.
+"""An in-process broker and the bus to it, for tests, simulations and fleets in one program.
 
-`memory:NAME` is the broker of that name. It does what an MQTT broker does at QoS 1: a session for each client id holds
-what comes while the client is away, retained messages, wills. Nothing here asks a clock, draws a number or starts a
-thread, so that it runs in virtual time and every run repeats. Links are as bad as a test wants them:
+`memory:NAME` is the broker of that name. It works like an MQTT broker at QoS 1: a session for each client id holds
+messages while the client is away, and there are retained messages and wills. Nothing here uses a clock, randomness or
+threads, so it runs in virtual time and every run repeats. A test can make links fail:
 
     broker = memory_broker("fleet")       # call its methods while the event loop runs
     broker.cut("drone-7")                 # the link is lost: the will goes out, the broker holds what comes
     broker.restore("drone-7")             # and comes back: what was not acknowledged comes again, then the rest
     broker.drop_acknowledgements("drone-7")    # until the next cut messages pass and acknowledgements do not
 
-Everything is gone with the process, and with `forget_broker`.
+Everything is lost with the process, and with `forget_broker`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The bus port: messages by topic, between nodes, devices and whoever else listens. A link that comes and goes.
+"""The bus port: messages by topic between nodes, devices and other listeners, over a link that comes and goes.
 
 Topics are texts with `/` between their levels. A pattern may have `+` for one level and, at its end, `#` for all that
-follow. What a topic means is not the bus's business: `bus/topics.py` says how ours are named.
+follow. The bus gives topics no meaning; `bus/topics.py` says how ours are named.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """Presence: who is in the fleet, and what each can do. Joins and leaves reach agents as observed events.
 
-A node says that it is here on a topic of its own, which the broker keeps, again every while; its will says that it is
-gone. Members are known from what nodes say and from nothing else: one that is silent for too long is gone, on our own
-clock, whatever its clock or the broker says. A name that two running nodes use is found and counted, until the other is
-not heard any more.
+A node announces itself on its own retained topic, and again at intervals; its will announces that it is gone. Members
+are known only from these announcements: one that is silent for too long is gone, by our own clock, whatever its clock
+or the broker says. A name that two running nodes use is detected and counted, until the other falls silent.
 
-Nothing here is durable. After a start whoever is here is announced anew; `MembersReset` says so first, so that an agent
+Nothing here is durable. After a start all members are announced again; `MembersReset` comes first, so that an agent
 forgets those that left meanwhile.
 """
 

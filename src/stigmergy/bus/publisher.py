@@ -1,16 +1,16 @@
 """The publisher: carries out `Publish` effects over a bus. In order per topic, owed until the broker has taken them.
 
-While the link is down nothing is tried and nothing is given up: what is owed lies in the journal, and leaves in order
+While the link is down nothing is tried and nothing is given up: the journal holds what is owed, and it leaves in order
 when the link is back, also after a restart. Only when more is owed than the bound allows is the oldest shed, settled
 and counted: a long time offline must never stop an agent. Alerts and orders (categories `alert` and `control`) are shed
-when nothing else is left.
+last.
 
-An agent sends no faster than receivers take from one source (`messages_per_s`, and half of `burst` at once): what was
-kept for hours leaves within minutes, and nothing of it is shed as a flood.
+An agent sends no faster than receivers take from one source (`messages_per_s`, and half of `burst` at once): a backlog
+of hours leaves within minutes, and no receiver sheds it as a flood.
 
-What one topic owes is settled in order. So after a crash everything that is released again comes after everything that
-the broker had, and a receiver that keeps marks takes each message once. Each carries the number that its shard's outbox
-gave it, and the number of the one before it on its topic (`previous`), as far back as the log was read.
+The messages of one topic are settled in order. So after a crash everything that is released again comes after
+everything that the broker had, and a receiver that keeps marks takes each message once. Each carries its outbox number
+and the number of the message before it on its topic (`previous`), as far back as the log was read.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Quotas: how much each source may send, so that one that floods does not hurt the others. Pure.
+"""Quotas: how much each source may send, so that a flood of one does not hurt the others. Pure.
 
-A bucket for each source holds so many tokens (`burst`) and is filled with so many a second; a message takes one.
-Without a token it is shed. Buckets that are full again are forgotten; while too many are not, new sources share one.
-They are looked through once a second at most: whoever invents names must not make each message dear.
+Each source has a token bucket: it holds at most `burst` tokens and is refilled at a rate; a message takes one and is
+shed without one. Full buckets are forgotten; while too many are not full, new sources share one. Buckets are scanned at
+most once a second, so that invented names do not make each message expensive.
 
-What was sent while nothing could be taken comes all at once later, and is no flood. `allow_for` therefore gives every
-source what it might have sent in that time, for a minute.
+Messages sent while nothing could be received arrive together later, and that is not a flood. `allow_for` therefore
+gives every source, for a minute, what it might have sent in that time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tells those who sent something over a bus what became of it: the answers to commands, and what was refused."""
+"""Replies to senders on a bus: answers to commands, and refusals."""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
-"""How topics on the bus are named, and what a topic means. Pure. docs/topics.md is the manual.
+"""The names of topics on the bus and their meaning. Pure. docs/topics.md is the manual.
 
     delivery/north/agents/Drone/D-17/commands           in   commands for the agent
     delivery/north/agents/Drone/D-17/answers            out  their verdicts
     delivery/north/agents/Drone/D-17/inputs             in   observed events for the agent
-    delivery/north/agents/Drone/D-17/queries            in   who wants to know the agent's state
-    delivery/north/agents/Drone/D-17/states             out  its state, for who has asked
+    delivery/north/agents/Drone/D-17/queries            in   queries for the agent's state
+    delivery/north/agents/Drone/D-17/states             out  its state, in reply to a query
     delivery/north/agents/Drone/D-17/events/battery     out  what the agent publishes as `battery`
-    delivery/north/nodes/gateway/presence               out  who is here, kept by the broker
+    delivery/north/nodes/gateway/presence               out  that the node is here, retained by the broker
     delivery/north/nodes/gateway/refusals               out  what this node has refused
 
-A level is a text without `/`. What brokers give a meaning to (`/ + # * > $ . %`), spaces, control and non-ASCII
-characters are escaped as in addresses of web pages, so that every name has exactly one topic, and back.
+A level is a text without `/`. Characters that have a meaning for brokers (`/ + # * > $ . %`), spaces, control and
+non-ASCII characters are percent-encoded as in URLs, so names and topics map one to one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A host that acts only while its worker is a member: afterwards somebody else may own its shard.
+"""A host that acts only while its worker is a member: afterwards another worker may own its shard.
 
-A worker that was stopped for a while, or cut off, learns late that its shards are with others. So its host asks before
-each turn, before it tells anybody what became durable, and before each order: by the worker's own clock, which needs
-nobody. When the answer is no it is over, without effects and without safe actions: those are the next owner's.
+A worker that was paused or cut off learns late that its shards moved. So its host checks before each turn, before it
+reports what became durable, and before each order: by the worker's own clock, without asking anybody. If the answer is
+no, it stops without effects and without safe actions: those are the next owner's.
 """
 
 from __future__ import annotations
@@ -94,13 +94,11 @@ def _guarded(actuator: ActuatorFunction, may_act: MayAct) -> ActuatorFunction:
     return call
 
 
-# The control desk of a shard that can move: it answers only while its worker is a member.
+# The control server of a shard that can move: it answers only while its worker is a member.
 #
-# A query is answered from our own memory, without asking anybody. That is right as long as nobody else can have
-# written
-# meanwhile: until our lease ends by our own clock. So it is asked before, and once more before each line of the
-# answer.
-# What was asked for may be done by then, so the two are told apart: nothing was done, or it is not known.
+# A query is answered from our own memory. That is right while nobody else can have written: until our lease ends by our
+# own clock. So the lease is checked before, and again before each line of the answer. The request may be done by then,
+# so two errors are distinguished: nothing was done, or it is unknown.
 
 
 class LeasedService:

@@ -1,12 +1,12 @@
-"""One shard's life in one worker: what may follow what, as a table. Pure; `tenant` does what it says.
+"""The lifecycle of one shard in one worker: a table of permitted transitions. Pure; `supervisor` carries it out.
 
     idle -> warming -> ready -> claiming -> owning -> releasing -> idle
                                     \\          \\          \\-> lost -> idle
                                      \\-> ready  \\-> lost
 
-A planned hand-over is two such lives side by side: one worker becomes ready, then the other releases, then the first
-one claims. A take-over is one alone. Whatever is not in the table cannot happen; a signal that comes at the wrong time
-is a bug of ours.
+A planned hand-over is two such lifecycles side by side: one worker becomes ready, then the other releases, then the
+first one claims. A take-over is one alone. A transition that is not in the table cannot happen; a signal at the wrong
+time is our own bug.
 """
 
 from __future__ import annotations

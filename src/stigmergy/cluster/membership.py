@@ -1,7 +1,7 @@
-"""One worker among those of its fleet: a member as long as it renews its lease, and what it says to the others.
+"""One worker among those of its fleet: a member while it renews its lease, and what it reports to the others.
 
-Whoever loses its lease is no member any more, and owns nothing: it joins anew, under another id. Nothing here reads or
-writes logs: who really has a shard is decided by the claim in its log.
+A worker that loses its lease is no longer a member and owns nothing: it joins again under another id. Nothing here
+reads or writes logs: the claim in a shard's log decides who owns the shard.
 """
 
 from __future__ import annotations
@@ -45,11 +45,10 @@ from stigmergy.cluster.records import (
 from stigmergy.cluster.register import Register, check_agents, check_clocks, check_folds, check_shape, is_old
 from stigmergy.store.port import NS, Entry, KeyValue, Lease
 
-# The turn to plan: one worker at a time has it, by a lease, and writes which shard is to be whose.
+# The turn to plan: one worker at a time has it, by a lease, and writes which worker each shard is for.
 #
-# Everybody looks after those who are silent, because that a lease ran out is heard of late; whoever finds the turn
-# free
-# takes it, and plans at once: the plan of an earlier turn does not count any more when one of a later turn is there.
+# Every worker checks the silent ones, because an expired lease is reported late. A worker that finds the turn free
+# takes it and plans at once: a plan of a later turn replaces that of an earlier one.
 
 LEASE_S = 2
 RENEW_S = 0.5
@@ -182,11 +181,10 @@ class PlanCoordinator:
         return planned if planned in members else self._register.owner(shard)
 
 
-# Ends tasks for sure.
+# Ends tasks reliably.
 #
-# On Python 3.11 a cancellation is lost in `asyncio.wait_for`, which client libraries use, if what was waited for has
-# come
-# at the same moment. A task that was told once may go on for ever; so it is told until it has ended.
+# On Python 3.11 `asyncio.wait_for`, which client libraries use, loses a cancellation if its awaitable finishes at the
+# same moment. A task that was cancelled once may run forever; so cancel it until it has ended.
 
 AGAIN_S = 0.05
 

@@ -1,4 +1,4 @@
-"""A shard that is ours: its host, what stands around it, and their beginning and end in the right order."""
+"""A shard that this worker owns: its host and its services, started and stopped in order."""
 
 from __future__ import annotations
 
@@ -26,9 +26,8 @@ from stigmergy.node.device_tasks import Devices
 from stigmergy.node.settings import Settings
 from stigmergy.shard.inputs import EnrollSigner
 
-# What stands around the host of one shard, and its life in order: neighbours, devices, bus, company, control.
-#
-# Made before the host starts, which releases then what is still owed. Whatever is missing is left out.
+# Services of a shard's host, started and stopped in order: peers, devices, bus, replication, control. Create them
+# before the host starts, which then releases what is still owed. Missing ones are left out.
 
 
 class ShardControlServer(Protocol):

@@ -1,11 +1,11 @@
-"""What workers of a fleet write into their bucket for each other: JSON, one record a key. docs/formats.md lists them.
+"""Records that the workers of a fleet write into their bucket: JSON, one record a key. docs/formats.md lists them.
 
-fleet           FleetShape: what all workers must agree on, written by the first of them and kept for good
+fleet           FleetShape: what all workers must agree on, written by the first of them and never changed
 worker.<id>     Member: a lease; who it is, what it owns, what it knows
 coordinator     Coordinator: a lease; whose turn it is to plan
-plan            Plan: which shard is to be whose
-owner.<k>       Owner: who has shard k
-ready.<k>       Ready: who has replayed shard k and waits for its owner to let go
+plan            Plan: the worker that each shard is for
+owner.<k>       Owner: the owner of shard k
+ready.<k>       Ready: who has replayed shard k and waits for its owner to release it
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ from msgspec import Struct
 
 from stigmergy.base.errors import Malformed
 
-# Places shards on members: balanced, with as few moves as possible, and the same answer for the same question. Pure.
+# Places shards on members: balanced, with as few moves as possible, and deterministic. Pure.
 #
-# Whoever coordinates asks with the members that are there and with who has what at present, and writes the answer
-# down.
-# Nobody moves a shard because of this alone: an owner lets go only when its successor is ready.
+# The coordinator passes the present members and owners, and writes the answer down. That alone moves no shard: an owner
+# releases it only when its successor is ready.
 
 NOBODY = ""
 """Who has a shard that nobody has."""

@@ -1,6 +1,6 @@
-"""What the bucket of a fleet says: its workers, the plan, who owns which shard and who waits for it.
+"""The contents of a fleet's bucket: its workers, the plan, the owner of each shard and who waits for it.
 
-Fed by a mirror of the bucket; it writes nothing. What somebody else has written wrongly is passed over and counted.
+A mirror of the bucket feeds it; it writes nothing. Invalid records of others are skipped and counted.
 """
 
 from __future__ import annotations
@@ -28,9 +28,8 @@ from stigmergy.cluster.records import (
 )
 from stigmergy.store.port import NS, Anew, Change, Complete, Entry, Gone, KeyValue, Watch
 
-# A bucket as its watcher knows it: a copy that follows the changes, and says when it has changed.
-#
-# A copy is always a little behind. Who decides by it does so with compare-and-set, or asks the store once more.
+# A mirror of a bucket: a copy that follows the changes, and signals each. A copy is always a little behind: decide by
+# compare-and-set, or ask the store once more.
 
 
 class Mirror:
@@ -102,7 +101,7 @@ class Mirror:
         self._heard(key, entry)
 
 
-# Whether a worker fits to those that are there: the same shards, agents and versions of them, clocks that agree.
+# Whether a worker is compatible with the present ones: the same shards, agents and versions, and clocks that agree.
 
 CLOCK_SKEW_S_MAX = 5.0
 """Wall clocks of two workers may differ so much."""

@@ -1,7 +1,8 @@
-"""Follows the log of a shard that somebody else may own, so that taking it over is a matter of the last few commits.
+"""Follows the log of a shard that another worker may own, so that a take-over needs only the last few commits.
 
-The same checks as in recovery: digests, the chain, and at the end the signatures. It replays in small portions, because
-other shards live on the same event loop. `claim` makes the shard ours; a host then starts from what was replayed.
+It makes the checks of recovery: digests, the chain, and at the end the signatures. It replays in small portions,
+because other shards run on the same event loop. `claim` makes the shard ours; a host then starts from what was
+replayed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Lives one shard's life in one worker: looks at the plan and at who owns what, and does what the table says.
+"""Runs the lifecycle of one shard in one worker: compares the plan with the owners, and does what the table says.
 
-It looks at what is, not at what was said: a change that was missed is seen at the next look. Everything it waits for
-has an end. What cannot be done here is told to the coordinator, so that somebody else gets the shard.
+It acts on the present state, not on messages: a missed change is seen at the next check. Every wait has an end.
+Failures here are reported to the coordinator, so that another worker gets the shard.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from stigmergy.journal.port import ShardLog
 from stigmergy.journal.signers import check_own_key
 from stigmergy.store.port import NS
 
-# What a worker remembers of its shards' logs, over all its memberships: which they were, and how far they had come.
+# What a worker remembers of its shards' logs, over all its memberships: their identity and their length.
 #
-# Servers that lost a log, or its end, have lost what was acknowledged. Only whoever has seen it can know; a shard that
-# went on with what is left would answer as if it had never been.
+# Servers that lost a log, or its end, have lost acknowledged commits, and only a worker that saw them can know. A shard
+# that continued from the rest would answer as if they had never existed.
 
 
 class _Seen(Struct):

@@ -1,8 +1,8 @@
 """A worker: a member of its fleet that runs the shards which the plan gives it, and hands them over when it changes.
 
-It lives as long as it is told to. When it loses its lease, by a long sleep or a cut link, everything it ran ends
-without effects, and it joins anew under another id. `stop` hands all shards over first, each as soon as its successor
-is ready.
+It runs until it is stopped. When it loses its lease, through a long pause or a cut link, everything it ran ends without
+effects, and it joins again under another id. `stop` hands all shards over first, each as soon as its successor is
+ready.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a node says about itself, as it is told to people and programs: plain values with documented keys.
+"""What a node says about itself, for people and programs: plain values with documented keys.
 
-docs/control.md lists the keys. Nothing here asks anybody; what is described is handed in.
+docs/control.md lists the keys. Nothing here asks anything; the caller passes in what is described.
 """
 
 from __future__ import annotations

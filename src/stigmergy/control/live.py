@@ -1,10 +1,10 @@
-"""A running fleet, as the embedding program sees it: send, observe, query, look at what failed.
+"""A running fleet, as the embedding program sees it: send, observe, query, inspect failures.
 
     async with fleet.running() as live:
         answer = await live.send("Drone/D-17", StartMission(mission="M1"))     # Accepted | Refused(reason)
         state = live.query("Drone/D-17")                                       # local, durable state
 
-Queries ask nobody: they see the state as it is on disk, and never one that a loss of power could take back.
+Queries are local: they see the state that is on disk, never one that a power loss could take back.
 """
 
 from __future__ import annotations

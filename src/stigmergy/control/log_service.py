@@ -1,7 +1,4 @@
-"""What a running node says of its log to whoever exports or holds it.
-
-Streams come in small pieces; None lets the node go on.
-"""
+"""Serves the log of a running node to exports and holds. Streams come in small pieces; None lets the node go on."""
 
 from __future__ import annotations
 

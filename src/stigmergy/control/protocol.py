@@ -1,8 +1,8 @@
-"""The control protocol: what may be asked of a running node, as JSON lines. docs/control.md describes every key.
+"""The control protocol: requests to a running node and replies, as JSON lines. docs/control.md describes every key.
 
-A request is one line and names its version and what to do: {"v": 1, "do": "status"}. The reply is one line,
-{"v": 1, "ok": {...}} or {"v": 1, "error": "...", "kind": "..."}; for a stream, lines with "item" and then one with
-"end". A key that is not known is refused: a misspelt one must not be passed over.
+A request is one line with its version and what to do: {"v": 1, "do": "status"}. The reply is one line, {"v": 1, "ok":
+{...}} or {"v": 1, "error": "...", "kind": "..."}; for a stream, lines with "item" and then one with "end". An unknown
+key is refused, so that a misspelt one is not silently ignored.
 """
 
 from __future__ import annotations
@@ -320,7 +320,7 @@ def error_named(kind: str, text: str) -> StigmergyError:
     return (found if isinstance(found, type) and issubclass(found, StigmergyError) else StigmergyError)(text)
 
 
-# The control port: who answers what operators ask, one line in and lines out; what they mean is not its business.
+# The control port: answers requests of operators, one line in and lines out. It gives them no meaning.
 
 
 class RequestHandler(Protocol):

@@ -1,7 +1,7 @@
-"""Answers what operators ask about a node's company: what it shares, whom it has shut out, who has claimed what.
+"""Answers operators about a node's replication: what it shares, whom it has quarantined, who has claimed what.
 
-Nothing is asked of other nodes. What is said of them is what they last told, and of claims what the log has come to as
-far as it was read; only `believed` is what agents here act upon.
+It asks no other node. What it says about them is what they last reported, and about claims the state of the log as far
+as it was read; agents here act only upon `believed`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Asks the owner of a shard again while the shard moves, as long as that takes and where asking twice is harmless.
+"""Asks the owner of a shard again while the shard moves, within a bound, and only where asking twice is harmless.
 
-A shard that was handed over or taken over answers elsewhere a moment later. Commands have an id, so whoever is asked
-again gives the same answer; looking at something changes nothing. What was observed has no id: it is said again only if
-nobody was there to hear it the first time, or who was there says that it took nothing.
+A shard that was handed over or taken over answers elsewhere a moment later. Commands have an id, so a repetition gets
+the same answer; queries change nothing. An observation has no id: it is sent again only if nobody received it the first
+time, or the receiver says that it took nothing.
 """
 
 from __future__ import annotations

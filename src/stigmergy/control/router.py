@@ -1,7 +1,7 @@
-"""The control endpoint of several processes: each request goes to the one that has the agent or the shard, or to all.
+"""The control endpoint of several processes: routes each request to the one with the agent or shard, or to all.
 
-What concerns one agent or shard is passed on, and its answer passed back as it is. What concerns the node is asked of
-all of them and put together: counts are added up, entries of the log brought into the order of their times.
+A request about one agent or shard is forwarded, and its answer is returned unchanged. A request about the node goes to
+all, and the answers are merged: counts are added, entries of the log are sorted by time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from stigmergy.network.shares import owned_by, process_of
 from stigmergy.node.column_roster import check_enrolled_names, joined_rosters
 from stigmergy.shard.homes import Homes
 
-# What several processes say of themselves, put together so that it reads as what one node says.
+# Merges the answers of several processes so that they read as those of one node.
 
 ADDED = (
     "cpu_s",

@@ -1,7 +1,7 @@
-"""The control desk of a running node: takes requests of the control protocol, one line each, and answers them.
+"""The control server of a running node: takes requests of the control protocol, one line each, and answers them.
 
-It knows nothing of sockets. What changes something is answered when it is durable. What takes long, a look back or a
-listing, is done in small pieces, so that the agents go on; only one look back or verification at a time.
+It knows nothing of sockets. A change is answered when it is durable. A long request, such as history or a listing, runs
+in small pieces, so that the agents go on; only one history query or verification runs at a time.
 """
 
 from __future__ import annotations

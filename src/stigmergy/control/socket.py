@@ -1,9 +1,7 @@
 """The control endpoint on a Unix socket: the server side for a node, the client side for a program beside it.
 
-The socket's file has mode 0600: who may write to the journal may control the node, nobody else. The
-server carries lines; what they mean is its handler's.
-
-The client blocks and belongs into a program without an event loop.
+The socket's file has mode 0600: only who may write to the journal may control the node. The server carries lines; its
+handler gives them meaning. The client blocks and is for programs without an event loop.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What journals do to files: look, claim, read, write, replace.
+"""File operations of journals: check, claim, read, write, replace.
 
-Everything here raises OSError and nothing else; the caller translates. The simulated disk has the same methods.
+Everything here raises only OSError; the caller translates it. The simulated disk has the same methods.
 """
 
 from __future__ import annotations
@@ -232,10 +232,10 @@ def write_exactly(file: int, offset: int, data: bytes) -> None:
         view = view[written:]
 
 
-# The reserve: a file beside a journal that holds room and nothing else.
+# The reserve: a file beside a journal that only holds space.
 #
-# To drop old commits takes room as well, and a device that is full has none. The reserve is given up for that, and for
-# nothing else, and is made again as soon as there is room. It is never read: losing it costs nothing but the room.
+# Dropping old commits needs space too, and a full device has none. The reserve is released for that and for nothing
+# else, and made again as soon as there is space. It is never read: losing it costs only the space.
 
 RESERVE_BYTES = 4 << 20
 RESERVE_BYTES_MIN = 1 << 14
@@ -293,11 +293,11 @@ class Reserve:
         return there
 
 
-# Watches the files of an open journal: whether each name still leads to the file that is open.
+# Watches the files of an open journal: whether each name still leads to the open file.
 #
-# A file that is removed, renamed or replaced under a program goes on taking writes, and nobody finds them again. The
-# device and the number of the file behind a name tell. They are compared after each sync, before the acknowledgement,
-# and about once a second while nothing is written (CHECK_EVERY_S of ports.journal).
+# A file that is removed, renamed or replaced goes on taking writes that nobody can find again. The device and inode
+# behind a name reveal that. They are compared after each sync, before the acknowledgement, and about once a second
+# while nothing is written (CHECK_EVERY_S in `journal/port.py`).
 
 
 class FileWatch:
@@ -333,9 +333,8 @@ def gone_error(place: str, path: str, *, replaced: bool) -> JournalUnknown:
 
 # Runs the writes of a journal one at a time, in a thread: a stalled disk must not stall the event loop.
 #
-# Inline, for the simulator, the work is done in the caller's thread; the caller still gives way once, so that a second
-# write while one is under way is found there too. A write that was begun is always finished, also if its caller was
-# cancelled.
+# Inline, for the simulator, the write runs in the caller's thread; the caller still yields once, so that a second write
+# during the first is caught there too. A started write always finishes, even if its caller is cancelled.
 
 Work = Callable[[], None]
 

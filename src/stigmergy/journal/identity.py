@@ -1,4 +1,4 @@
-"""What a journal on files checks before it trusts itself: whose it is, and whether it holds what its mark witnessed."""
+"""What a journal on files checks before it trusts itself: its owner, and that it holds what its mark witnessed."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from stigmergy.base.errors import ConfigError, JournalCorrupt, JournalForeign
 from stigmergy.journal.port import JournalIdentity, check_shard_by
 from stigmergy.shard.commit import Head
 
-# The mark: a witness, beside the journal, of the newest commit that was acknowledged, and of who has the journal.
+# The mark: a file beside the journal that witnesses the newest acknowledged commit and who has the journal open.
 #
-# SQLite cannot tell an acknowledged transaction with a flipped bit at the end of the WAL from one that never finished;
-# nor does it miss a WAL that was cut or deleted. The mark is written after each sync and before the acknowledgement,
-# and is never synced itself. So it never claims too much: it survives the death of the process exactly, and after a
-# loss of power it may be old but is still true. A journal that holds less than its mark has lost acknowledged commits.
+# SQLite cannot tell an acknowledged transaction with a flipped bit at the end of the WAL from an unfinished one, and
+# does not miss a WAL that was cut or deleted. The mark is written after each sync and before the acknowledgement, and
+# never synced itself. So it never claims too much: it survives the death of the process exactly, and after a power loss
+# it may be old but is still true. A journal that holds less than its mark has lost acknowledged commits.
 
 _MAGIC = b"stgmark1"
 _RECORD = struct.Struct("<8sqqQI")

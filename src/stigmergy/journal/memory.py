@@ -1,7 +1,7 @@
 """A journal in memory, for tests and for agents that may forget. It never touches a disk.
 
-`MemoryJournalStore` is what a disk would be: it outlives the journal that writes to it, so that a test can let a
-process die and start another one on the same store. "Durable" means here that the store is still referenced.
+`MemoryJournalStore` stands for the disk: it outlives the journal that writes to it, so a test can kill a process and
+start another on the same store. "Durable" here means that the store is still referenced.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ def _some(part: tuple[int, int] | None) -> str:
     return "" if part is None else f", of which it keeps {part[0]} to {part[1]}"
 
 
-# Logs of shards in memory that several may follow and one at a time writes to: for tests and for the simulator.
+# Logs of shards in memory, for tests and the simulator: any number of followers, one writer at a time.
 
 
 class MemoryShard:

@@ -1,7 +1,7 @@
-"""Which shards of its fleet a host owns, and who has the others.
+"""Which shards of its fleet a host owns, and who owns the others.
 
-A host may own all shards, which is the rule, or some of them, where several processes share a fleet. Whoever needs a
-shard asks here by its number, and is told who has it if we do not. What is owned may change from one turn to the next.
+A host owns all shards by default, or some of them where several processes share a fleet. Ask here by the number of a
+shard; if it is not ours, the answer names the owner. Ownership may change from one turn to the next.
 """
 
 from __future__ import annotations

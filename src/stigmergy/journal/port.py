@@ -180,11 +180,10 @@ class Journal(Protocol):
         ...
 
 
-# The port of a shard's log as several see it: everybody may follow it, one at a time may write to it.
+# The port of a shard's log on shared storage: everybody may follow it, one at a time may write to it.
 #
-# Where a shard can move between machines, its log is in neither of them. Who is to own the shard follows its log
-# first,
-# and then claims it: from that moment on whoever wrote before is refused, whatever it believes.
+# If a shard can move between machines, its log is on neither of them. The next owner first follows the log and then
+# claims it: from then on writes of the previous owner are refused, whatever it believes.
 
 READ_COUNT_MAX = 512
 """Commits that one read returns at most, whatever was asked for."""

@@ -1,7 +1,7 @@
-"""Recovery: reads a journal back into shards, and refuses to go on from one that does not hold together.
+"""Recovery: reads a journal back into shards, and refuses to continue one that is inconsistent.
 
-Every digest is checked, and of every signer's run the last signature; `log verify` checks all. A snapshot is used only
-if a later commit notes it with the digest of what is stored; otherwise an older one, otherwise the whole log.
+It checks every digest, and the last signature of every signer's run; `log verify` checks all signatures. A snapshot is
+used only if a later commit notes the digest of what is stored; otherwise an older one, otherwise the whole log.
 """
 
 from __future__ import annotations

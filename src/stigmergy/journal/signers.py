@@ -1,7 +1,7 @@
-"""The history of a journal's signers: who was enrolled by whom, and until where their signatures count.
+"""The history of a journal's signers: who enrolled whom, and until where their signatures count.
 
-The first commit enrols the key that signs it. Every other key is enrolled, or revoked, in a commit that a key signed
-which was valid then. Fed by `verification` in the order of the log; it decodes only the framework's own events.
+The first commit enrols the key that signs it. Every other key is enrolled, or revoked, in a commit signed by a key that
+was valid then. `verification` feeds it in the order of the log; it decodes only the framework's own events.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ from stigmergy.journal.port import StoredCommit
 from stigmergy.shard.commit import Commit, Head, Signature, statement
 from stigmergy.shard.state import EnrolledSigner, ShardState
 
-# Checks, while a log is read, that keys which the log has enrolled vouch for the heads of all shards.
+# Checks, while a log is read, that enrolled keys signed the heads of all shards.
 #
-# Recovery asks for the last signature of each signer's run, `every_signature` for all. Whether each signer was
-# enrolled
-# by one before it is for `verification`, which reads the log from its beginning.
+# Recovery needs the last signature of each signer's run, `every_signature` checks all. `verification`, which reads the
+# log from its beginning, checks that each signer was enrolled by an earlier one.
 
 
 def key_name(key: bytes) -> str:

@@ -1,8 +1,8 @@
-"""A node on a bus: publishing, listening and presence put together, and their life in the right order.
+"""A node on a bus: publishing, listening and presence, started and stopped in order.
 
-Made before the host starts, because the host then releases what an earlier run still owes; `start` comes after the
-host's. `stop` comes before the host's: nothing more is taken, what is owed leaves if it can, the others hear that this
-node leaves. While the link is down the node is *local-only*: agents decide and keep what they decide, as ever.
+Create it before the host starts, because the host then releases what an earlier run still owes; call `start` after the
+host's. Call `stop` before the host's: it takes nothing more, sends what is owed if it can, and announces that this node
+leaves. While the link is down the node is *local-only*: agents decide and keep their decisions as always.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Keeps the order of numbered messages of a bus: each is handed over once, after the one that it follows.
+"""Keeps the order of numbered messages of a bus: hands over each once, after the one that it follows.
 
-A message names the one before it on its topic (`previous`). If that one has not come, it may still: a broker may repeat
-what was under way on a broken link late, and behind what is newer. So the message waits, for a while after each new
-link; on a link that has been up for longer, what is missing was dropped, and waiting would only hold up others.
+A message names the one before it on its topic (`previous`). If that one is missing, it may still come: after a broken
+link a broker may repeat unacknowledged messages late, behind newer ones. So the message waits, for a while after each
+new link. On a link that has been up for longer, the missing one was dropped, and waiting would only delay others.
 
-A repetition changes nothing, but the broker hears that it was taken only when the first one is durable. Whoever may
-publish on a topic may send a number far ahead there, and what its owner sends then looks repeated: nothing that is not
-signed can prevent it, but it is found out, because nobody repeats himself for long.
+A repetition changes nothing, but it is acknowledged to the broker only when the first one is durable. Anybody who may
+publish on a topic can send a number far ahead, and then the messages of its owner look repeated. Only signatures could
+prevent that; but it is detected, because no source repeats itself for long.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The neighbour port: frames between the owners of a fleet's shards: processes of one machine, or of several."""
+"""The peer port: frames between the owners of a fleet's shards, on one machine or several."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The other processes of a fleet, as one of them sees them: who has which shards, and how tells get there."""
+"""The other processes of a fleet, as one of them sees them: which shards each owns, and how tells get there."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A node among others: its mesh, who is there, its replicas and its claims put together, and their life in order.
+"""Replication of a node: its mesh, membership, replicas and claims, started and stopped in order.
 
-Made before the host starts, because the host then releases what an earlier run still owes the ledger; `start` comes
-after the host's and the bus's, `stop` before theirs. Whatever of it is missing, the node goes on alone: agents write to
-shared fields as ever, and what they claim is refused with a reason.
+Create it before the host starts, because the host then releases what an earlier run still owes the ledger; call `start`
+after the host's and the bus's, `stop` before theirs. Whatever part is missing, the node goes on alone: agents write to
+shared fields as always, and their claims are refused with a reason.
 """
 
 from __future__ import annotations

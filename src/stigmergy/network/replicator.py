@@ -1,9 +1,9 @@
-"""Brings the shared fields of a host together with those of other nodes: the shell of crdt/anti_entropy.
+"""Replicates the shared fields of a host with other nodes: the I/O around crdt/anti_entropy.
 
-Made before the host starts, so that no change is missed; `start` comes after the host's, when everything on disk is
-known, and `stop` before it. What the host has on disk is told to the machine and to nobody else; what the machine hands
-over becomes an input of the agent, one at a time for each field, and is acknowledged to its sender when it is on disk.
-Everything happens in plain functions on the event loop. Without peers nothing is sent, and agents write as ever.
+Create it before the host starts, so that no change is missed; call `start` after the host's, when everything on disk is
+known, and `stop` before it. The machine learns only what the host has on disk. What the machine hands over becomes an
+input of the agent, one at a time for each field, and is acknowledged to its sender when it is on disk. Everything runs
+in plain functions on the event loop. Without peers nothing is sent, and agents write as always.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from stigmergy.node.host import Host
 from stigmergy.node.settings import SharedSettings
 from stigmergy.shard.inputs import SharedReceived
 
-# Where replicas are in a host: which field of which agent is a replica of which object, and what of it is on disk.
+# Which field of which agent is a replica of which object, and what of it is on disk.
 
 
 class SharedReplica(Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""Which process has which shards, where several share a fleet: side by side, and fixed by their number."""
+"""Which process owns which shards where several share a fleet: contiguous ranges, fixed by their number."""
 
 from __future__ import annotations
 

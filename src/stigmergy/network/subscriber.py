@@ -1,18 +1,17 @@
-"""The subscriber: takes what comes over a bus and may come. The broker hears that it was taken when it is durable.
+"""The subscriber: takes permitted messages from a bus, and acknowledges them to the broker when they are durable.
 
-Commands are answered on the agent's `answers`; the same command id gets the same answer. What agents elsewhere publish
-is numbered and consumed once, in order: a message that comes before the one it follows waits for it, within a bound.
-What is malformed, too large, for somebody else, in somebody else's name, of an unknown type or of an older owner is
-refused, counted, and its sender is told where that is possible. What a source sends beyond its quota is shed on
-arrival, before it is looked at; the rest of what it sends waits its turn among the other sources. So a flood costs the
-others next to nothing.
+Commands are answered on the agent's `answers`; the same command id gets the same answer. Events that agents elsewhere
+publish are numbered and consumed once, in order: a message that arrives before the one it follows waits for it, within
+a bound. A message that is malformed, too large, misaddressed, in somebody else's name, of an unknown type or of an
+older owner is refused and counted, and its sender is told where possible. Messages beyond the quota of a source are
+shed on arrival, unread; the rest wait in turn with the other sources. So a flood costs the others next to nothing.
 
-A source is an agent and a channel: all that is sent to an agent's `commands`, all that is sent to its `inputs`, all
-that it publishes under `events`, whatever it calls its topics. For topics of devices it is the pattern and the agent
-that it is for. Whoever may publish in the name of several agents has the share of each: a bus does not say who sends.
+A source is an agent and a channel: everything sent to an agent's `commands`, everything sent to its `inputs`, and
+everything it publishes under `events`, whatever the topics. For topics of devices it is the pattern and the target
+agent. A sender that may publish in the name of several agents has the share of each: a bus does not say who sends.
 
-A message without numbers is taken as it comes. Of the last of them the ids are remembered as long as this run lasts,
-and a repetition is dropped.
+A message without numbers is taken as it comes. The ids of the latest ones are remembered during this run, and a
+repetition is dropped.
 """
 
 from __future__ import annotations

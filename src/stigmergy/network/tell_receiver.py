@@ -1,6 +1,6 @@
-"""One neighbour that sends to us: its parcels become letters of our shards, and it hears when they are durable.
+"""One peer that sends to us: puts its parcels into our mailboxes, and confirms when they are durable.
 
-What it repeats is passed over by the marks, as with any source; so a connection needs no memory of the one before.
+The marks skip repetitions, as with any source; so a connection needs no memory of the one before.
 """
 
 from __future__ import annotations

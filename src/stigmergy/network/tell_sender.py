@@ -1,9 +1,9 @@
-"""One neighbour that we send to: what our shards owe its shards goes over one connection, in order for each pair.
+"""One peer that we send to: sends what our shards owe its shards over one connection, in order for each pair.
 
-The outbox is the queue: what is here is what it owes, and nothing is forgotten before the neighbour has it durable.
-Whenever the connection breaks, everything that was not confirmed is sent again over the next one, from the first of it
-on; the neighbour's marks pass over what it had. A neighbour that is down holds up what is for it, and nothing else. One
-to whom nothing is owed is not called, and one to whom nothing was owed for a while is left: of many few talk.
+The outbox is the queue: this holds only what it owes, and nothing is forgotten before the peer has it durable. When the
+connection breaks, everything unconfirmed is sent again over the next one, from its start; the peer's marks skip what it
+had. A peer that is down delays only what is for it. A peer to which nothing is owed is not called, and one to which
+nothing was owed for a while is disconnected: of many peers few talk.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from stigmergy.node.tells import told_items
 from stigmergy.shard.inputs import EffectsSettled
 from stigmergy.shard.outbox import Pending
 
-# What processes that share a fleet say to each other, and its bytes.
+# Messages between processes that share a fleet, and their bytes.
 #
-# Who connects says hello, and is welcomed or sent away. Then, for each pair of shards over which it has something to
-# tell, it asks how far that pair is (`PairOpening`, `PairPosition`), and sends (`TellBatch`) what follows; it hears
-# when that is durable (`TellsAcknowledged`), or why it was not taken (`TellsRefused`), which ends the connection.
+# The caller says hello, and is welcomed or refused. For each pair of shards with something to tell, it asks how far
+# that pair is (`PairOpening`, `PairPosition`), and sends what follows (`TellBatch`). It hears when that is durable
+# (`TellsAcknowledged`), or why it was refused (`TellsRefused`), which ends the connection.
 
 FORMAT = 1
 

@@ -1,6 +1,6 @@
-"""The neighbour port over Unix sockets beside the journals: one file for each process, and frames with their length.
+"""The peer port over Unix sockets beside the journals: one file for each process.
 
-A frame is its length in four bytes, the highest first, and then its bytes.
+A frame is its length in four bytes, big-endian, and then its bytes.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Batched hands: carries out blocks of actions in order, a whole block at a time, and confirms how far it has come.
+"""Batch actuators: carry out blocks of actions in order, a whole block at a time, and confirm how far they are.
 
-Blocks of one shard and kind are carried out one after the other; shards and kinds go side by side. A hand that raises
-is tried again with the same orders, so many times; then the block is given up, counted, and the next one follows.
-Nothing is confirmed before everything up to it is over: after a crash the rest comes again, with the same keys and
-sequences.
+Blocks of one shard and kind run one after the other; shards and kinds run side by side. An actuator that raises is
+tried again with the same orders, a bounded number of times; then the block is given up and counted, and the next one
+follows. An action is confirmed only when everything before it is settled: after a crash the rest comes again, with the
+same keys and sequences.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from stigmergy.shard.inputs import ActionsConfirmed
 from stigmergy.shard.outbox import BLOCK_INDEX, Block
 from stigmergy.shard.state import ShardState
 
-# Orders in bulk: the actions of one type that a block owes, as a batched hand gets them.
+# Orders in bulk: the actions of one type that a block owes, as a batch actuator gets them.
 #
 #     @fleet.batch_actuator(Descend)
 #     def descend(orders: Orders[Descend]) -> None:
 #         radio.send_all(orders.numbers, orders.column("altitude_m"))       # arrays, no object per order
 #
-# A hand that prefers objects iterates: each is an `Order` as any actuator gets it. `column` and `numbers` need numpy,
-# which whoever compiles agents has.
+# An actuator that prefers objects iterates: each is an `Order` as any actuator gets it. `column` and `numbers` need
+# numpy, which compiled agents require anyway.
 
 ActionT = TypeVar("ActionT", bound=Action)
 

@@ -1,9 +1,9 @@
-"""Feeds a node from rings: what producers on the same machine put there is taken, and marked once it is durable.
+"""Feeds a node from rings: takes what producers on the same machine write, and moves the mark once it is durable.
 
-A message is an envelope or a column batch, as `live.deliver` takes it. Messages are taken in order, so many at a time;
-what finds no room waits here, and the producer with it when its ring is full. A message that is refused ends the
-feeding of its ring: nobody could tell its producer, and to pass over it would be to say that it is durable. The node
-goes on, and says so in its troubles.
+A message is an envelope or a column batch, as for `live.deliver`. Messages are taken in order, a bounded number at a
+time. Without room they wait here, and the producer waits when its ring is full. A refused message ends the feed of its
+ring: its producer cannot be told, and skipping the message would call it durable. The node goes on and lists it among
+its troubles.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Column batches in: opened, kept in the order of their source, put into the mailbox. Rosters for who makes them.
+"""Takes column batches: opens them, keeps the order of each source, puts them into the mailbox. Makes rosters.
 
-A source counts for each shard anew, because a batch is for one shard. So each shard has a door of its own, with the
-same rules as for envelopes: what comes early waits within bounds, what was lost is declared.
+A batch is for one shard, so a source has a sequence of its own for each shard. Each shard applies the rules of
+envelopes: early batches wait within bounds, lost ones are declared.
 """
 
 from __future__ import annotations
@@ -240,9 +240,8 @@ def _durable_generation(table: Table, enrolled: int) -> tuple[int, bytes]:
     return low, known[1]
 
 
-# Joins column deliveries that follow each other, so that a thousand small batches cost as much as a large one.
-#
-# Only neighbours in the mailbox with consecutive numbers of the same source are joined: the order of nothing changes.
+# Joins consecutive column deliveries, so that a thousand small batches cost as much as a large one. Only adjacent ones
+# with consecutive numbers of the same source are joined: no order changes.
 
 JOINED_BYTES_MAX = 256 * 1024
 SMALL_BYTES = 64 * 1024
@@ -299,7 +298,7 @@ def _joined(run: list[Queued]) -> Queued:
     )
 
 
-# What happens to tables when a commit has become durable: the rows that queries see follow.
+# Tables after a durable commit: the rows that queries see follow.
 
 
 def follow(state: ShardState, ready: Ready) -> None:

@@ -1,4 +1,4 @@
-"""Rosters: what a producer needs to know to make records. Plain values, so that they can be sent to one elsewhere."""
+"""Rosters: what a producer needs to know to make records. Plain values that can be sent to another machine."""
 
 from __future__ import annotations
 

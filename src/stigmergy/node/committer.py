@@ -1,7 +1,7 @@
-"""The committer: closes drafts, signs their heads, makes one group at a time durable. Nothing leaves before that.
+"""The committer: seals drafts, signs their heads, makes one group at a time durable. Nothing leaves before that.
 
-While a group is on its way to the disk, steps go on in the next drafts. A group is due when something in it may not
-wait any longer, or when enough has come together. Between groups, housekeeping gets its turn at the journal.
+While a group is being written, steps go on in the next drafts. A group is due when something in it must not wait any
+longer, or when it is large enough. Between groups, housekeeping gets its turn at the journal.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a fleet is made of: its agent classes, and the functions that are its hands. Declared once, run anywhere.
+"""What a fleet consists of: its agent classes and its actuator functions. Declared once, run anywhere.
 
 A declaration does nothing by itself. The same one runs on a device, in a program, and in the simulator.
 """

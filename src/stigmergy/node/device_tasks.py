@@ -1,10 +1,10 @@
-"""Runs what a node is fitted with, beside its host: sensors and control loops, one task for each agent they are for.
+"""Runs the devices of a node beside its host: sensors and control loops, one task for each of their agents.
 
-Which agents: those that the sensor or loop names; else those whose addresses `agents` spells out, and all of the kind
-that have had an input here, new ones within a second; never agents that do not run here. An agent that supervision has
-stopped is not read for meanwhile.
-Start it after the host and stop it before: a loop makes its output safe while the node still lives. What they share is
-opened before the host and closed after it, because actuators need it for as long as orders go out.
+The agents are those that the sensor or loop names; otherwise those whose addresses `agents` spells out, and all of the
+kind that have had an input here, new ones within a second. Agents that do not run here never count. While supervision
+has stopped an agent, nothing is read for it. Start this after the host and stop it before: a loop makes its output safe
+while the node still runs. Shared resources open before the host and close after it, because actuators need them while
+orders go out.
 """
 
 from __future__ import annotations

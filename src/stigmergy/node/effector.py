@@ -1,13 +1,13 @@
-"""The effector: has effects carried out by actuators and workers, once the commit behind them is durable.
+"""The effector: has actuators and workers carry out effects, once the commit behind them is durable.
 
-The caller releases only what is durable; a safe action is the one exception and has a door of its own. What one agent
-asks of one sink is carried out in order; different agents, and actions and work of the same one, go side by side, so
-many at a time for each sink: no action waits for slow work. Each is tried a bounded number of times with the same key;
-then it is settled as failed. Settling is an input: the shard hears of it, and after a restart only what was not settled
-is released again.
+The caller releases only durable effects; a safe action is the one exception and has its own method. Effects of one
+agent for one sink run in order; different agents, and actions and work of the same agent, run side by side, with a
+bound for each sink: no action waits for slow work. Each effect is tried a bounded number of times with the same key;
+then it is settled as failed. Settling is an input: the shard records it, and after a restart only unsettled effects are
+released again.
 
-A safe action waits for nothing, is tried as often, and has a key of its own each time it goes out: a device that
-remembers keys must not take the next silence for a repetition of the last.
+A safe action waits for nothing, is tried as often, and gets a new key each time it goes out: a device that remembers
+keys must not take the next silence for a repetition of the last.
 """
 
 from __future__ import annotations
@@ -472,7 +472,7 @@ def _key(shard: int, pending: Pending) -> str:
     return f"{pending.incarnation}.{shard}.{pending.position}.{pending.index}"
 
 
-# Makes agents safe: sends out their safe actions without the disk, and has them written down where the disk lives.
+# Makes agents safe: sends their safe actions without waiting for the disk, and records them if the disk works.
 
 
 class Safety:

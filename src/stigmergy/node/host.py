@@ -1,9 +1,9 @@
 """The host: inputs in, steps, one group commit at a time, then answers and effects. Journal before effect.
 
-Everything happens in *turns*, plain functions on the event loop: ring what is due, step what waits, write what is
-ready. While one group is on its way to the disk, the next commit is stepped; an input alone is written at once. A turn
-never waits; only the write does. If a write fails, the host stops: safe actions go out, nobody is acknowledged, and
-the next start finds out by reading what was kept.
+Work happens in *turns*, plain functions on the event loop: fire due timers, step waiting inputs, write what is ready.
+While one group is being written, the next commit is stepped; a single input is written at once. A turn never waits;
+only the write does. If a write fails, the host stops: safe actions go out, nothing is acknowledged, and the next start
+reads the journal to learn what was kept.
 """
 
 from __future__ import annotations

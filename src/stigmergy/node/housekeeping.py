@@ -1,7 +1,7 @@
 """Housekeeping: snapshots in portions between commits, and retention of the log. One small write at a time.
 
-The host calls `sealed` after every commit it seals and `begin_if_due` right behind it, asks `next_write` for something
-to do when the journal is free, and tells `durable` when a commit has been written. Nothing here decides over agents.
+The host calls `sealed` after every commit it seals and `begin_if_due` right after it, asks `next_write` for work when
+the journal is free, and calls `durable` when a commit has been written. Nothing here decides about agents.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ from stigmergy.shard.inputs import SnapshotStored
 from stigmergy.shard.shard import Shard
 from stigmergy.shard.snapshot import SnapshotWriter
 
-# Which agents have changed since the last snapshot, as long as they are the smaller part: then one may add to it.
+# The agents that changed since the last snapshot, while they are the minority: then the next one can be incremental.
 #
 # Names are collected as commits are sealed and merged in bulk, which is cheaper. Once most agents have changed, the
-# next
-# snapshot holds all of them anyway, and nothing is collected any more.
+# next snapshot holds all of them anyway, and nothing is collected any more.
 
 MERGED_COUNT_MIN = 1_000
 """So many names at least are collected before they are merged."""

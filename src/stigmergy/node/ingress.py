@@ -1,4 +1,4 @@
-"""The door for bytes from outside: opens envelopes, keeps each source's order, waits for gaps within bounds.
+"""Entry point for bytes from outside: opens envelopes, keeps each source's order, waits for gaps within bounds.
 
 It decodes no message: the step does that one by one, so that a bad one harms no other. It never touches the state; it
 only reads how far each source has been consumed.

@@ -1,6 +1,6 @@
-"""The senders' side of a host: envelopes, observations and commands become letters; whoever sent them can wait.
+"""The senders' side of a host: puts envelopes, observations and commands into the mailbox; a sender can wait for each.
 
-Nothing is taken before there is room for it, and nobody is told that something is durable before it is.
+Nothing is taken before there is room for it, and nothing is reported as durable before it is.
 """
 
 from __future__ import annotations
@@ -313,7 +313,7 @@ def _shown(value: object) -> str:
     return printable(repr(value), SHOWN_CHARS_MAX)
 
 
-# Commands that were asked again: they get the answer of the first time, once that is durable.
+# Repeated commands: they get the first answer, once that is durable.
 
 
 class Repeats:

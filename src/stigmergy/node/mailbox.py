@@ -1,10 +1,10 @@
-"""The mailbox of a host: bounded lanes between those who send and the step. It never waits and never does I/O.
+"""The mailbox of a host: bounded lanes between senders and the step. It never waits and never does I/O.
 
-Three lanes, served in this order: what comes from inside (timers, results, tells; bounded by what is owed), commands,
-telemetry. So commands are never shed before telemetry, and nothing from outside can starve the inside. In the telemetry
-lane sources take turns, and so do those that wait for room: one that sends thousands, over a bus, in envelopes or in
-columns, delays the others by one of its letters. When the lane is full, the stream's policy decides; what is shed is
-counted, and moves its source's mark.
+There are three lanes, served in this order: internal inputs (timers, results, tells; bounded by what is owed),
+commands, telemetry. So commands are never shed before telemetry, and nothing from outside can starve internal inputs.
+In the telemetry lane sources take turns, and so do those that wait for room: a source that sends thousands, over a bus,
+in envelopes or in columns, delays the others by one of its entries. When the lane is full, the stream's policy decides;
+a shed input is counted and moves its source's mark.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a fleet needs beside its journal, and for which of its fields and agents: a bus, a ledger. Pure.
+"""What a fleet needs besides its journal (a bus, a ledger), and for which of its fields and agents. Pure.
 
-Without a bus nothing that agents publish leaves, nothing declared with `listen` or `device` arrives, and replicas of
-shared fields in different hosts never meet. Without a ledger no claim is granted. Each of these fails in silence, so
-whoever starts a host asks here first.
+Without a bus, nothing that agents publish leaves, nothing declared with `listen` or `device` arrives, and replicas of
+shared fields in different hosts never meet. Without a ledger no claim is granted. Each of these fails silently, so
+check here before you start a host.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Tells between shards: what one shard owes another becomes a letter, and is settled once it is durable there.
+"""Tells between shards: puts what one shard owes another into its mailbox, and settles it once it is durable there.
 
-Where the other shard is not ours, who has it takes them; until that one has them durable, they stay owed.
+If the other shard is not ours, its owner takes the tells; they stay owed until they are durable there.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""When a host takes its next turn: soon, because something came, or later, because time will bring something.
+"""When a host takes its next turn: soon, because something came, or later, because a time is due.
 
-`plan` is the one place that sets the clock. It is told whether the turn could step: while turns cannot, nothing that
-only a step serves may bring the next one, or the host would spin until the disk answers.
+Only `plan` sets the clock. It is told whether the turn could step. While turns cannot step, nothing that only a step
+serves may cause the next turn; otherwise the host would spin until the disk answers.
 """
 
 from __future__ import annotations
@@ -95,13 +95,10 @@ class Waker:
             self._turn()
 
 
-# Alarms: when which timer is due. Durations are counted by the monotonic clock, moments by the wall clock.
+# Alarms: when each timer is due. Durations use the monotonic clock, points in time the wall clock.
 #
-# The table of timers is the shard's; this is only the watch on it. A timer that was cancelled or set anew since is
-# passed
-# over by the step. One that is set anew again and again leaves its old entries behind; they are swept out when they
-# are
-# more than those that count.
+# The shard owns the table of timers; this only watches it. The step skips a timer that was cancelled or set again
+# since. A timer that is set again and again leaves stale entries; they are swept when they outnumber the live ones.
 
 WALL_CHECK_NS = SECOND_NS
 """A timer at a moment of the wall clock is looked at this often, because that clock may jump."""

@@ -1,5 +1,4 @@
-"""What a shard remembers besides its agents: the answers it gave, the inputs that failed, the agents that fail too
-often.
+"""What a shard remembers besides its agents: answers, failed inputs, agents that fail too often.
 
 Each table is bounded and changes only with a commit, so a replay produces the same tables.
 """

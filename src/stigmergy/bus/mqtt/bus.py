@@ -1,9 +1,9 @@
 """The Bus port over MQTT: a session that outlives its links, at QoS 1.
 
-Received messages are acknowledged after their handlers have returned, and only on the link that they came on: a broker
-may give a packet id to another message on the next one (NATS does, although the session goes on), which would then be
-lost. A message that waits here when its link breaks stays, so that a broker that is slow to repeat does not hold up
-what we have; when the broker repeats it, the one that waits takes over the new packet id.
+Received messages are acknowledged after their handlers have returned, and only on the link that they came on: on the
+next link a broker may give the packet id to another message (NATS does, although the session goes on), which would then
+be lost. A message that waits here when its link breaks stays, so a broker that repeats slowly does not delay it; when
+the broker repeats it, the waiting one takes over the new packet id.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One connection to an MQTT broker, from the first byte to its loss: paho-mqtt on the event loop. Never used twice.
 
-Paho reads, writes and keeps the protocol; this module tells it when. Only name lookup, the TCP connect and the TLS
-handshake, which paho does in a blocking way, run in a thread. Nothing is kept for a later link: what a publisher was
-not told about, it publishes again itself.
+Paho implements the protocol; this module tells it when to read and write. Only name lookup, the TCP connect and the TLS
+handshake, which block in paho, run in a thread. Nothing is kept for a later link: a publisher publishes again what was
+not confirmed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a URL says about a broker: mqtt://[user:password@]host[:port][?option=value&…]. Reads no more than key files.
+"""Options of a broker URL: mqtt://[user:password@]host[:port][?option=value&…]. Reads only key files.
 
-A message of ours never shows the password.
+No error message shows the password.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The journal in segments: append-only files, made ready beforehand, one frame and one sync for each group.
+"""The journal in segments: append-only, preallocated files, one frame and one sync for each group.
 
-For nodes that write much. It has no pages to write whole and no checkpoints that hold up a commit; but no other tool
-reads it, it takes its room in advance, and where groups are small it fills that with zeros, and so writes it twice.
+For nodes that write much. It writes no whole pages, and no checkpoint delays a commit. But no other tool reads it, it
+takes its space in advance, and where groups are small it fills that with zeros, so it writes it twice.
 """
 
 from stigmergy.journal.segments.frames import KEY_BYTES

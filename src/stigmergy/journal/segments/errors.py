@@ -1,4 +1,4 @@
-"""Translates what the operating system raises into the journal's own errors. Nothing passes unchanged."""
+"""Translates errors of the operating system into the journal's own. No driver error passes unchanged."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The folder of a journal in segments, as the adapter needs it: named files, opened, replaced, removed, synced.
 
-Everything here raises OSError and nothing else; the caller translates. The simulated disk has the same methods.
+Everything here raises only OSError; the caller translates it. The simulated disk has the same methods.
 """
 
 from __future__ import annotations

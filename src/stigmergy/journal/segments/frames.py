@@ -1,10 +1,10 @@
-"""Frames: what a segment is made of, byte by byte. Pure. docs/formats.md is the manual.
+"""Frames: the bytes of a segment. Pure. docs/formats.md describes them.
 
-A frame is a header of 40 bytes and a payload, filled up to the next multiple of 8. The header holds a magic, the kind,
-the length of the payload, the frame's number, a checksum of these, and one of all of it, both under a key of the
-journal's own: whoever sends us events cannot put bytes into them that pass for a frame, or for a header that makes us
-look at everything behind it. Frames of a journal are numbered without a gap. So a frame is the next one only if it has
-the next number; what an earlier life of the file has left behind it never is.
+A frame is a header of 40 bytes and a payload, padded to a multiple of 8. The header holds a magic, the kind, the length
+of the payload, the frame's number, a checksum of these, and one of all of it, both keyed with a key of the journal. So
+a sender of events cannot craft bytes that pass for a frame, or for a header that makes us scan everything behind it.
+Frames of a journal are numbered without a gap, and only the next number is the next frame: leftovers of an earlier use
+of the file never match.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""The journal in segments: the port's methods over a folder. Made by `opening.open_journal`, never by hand.
+"""The journal in segments: the port's methods over a folder. Use `opener.open_journal` to make one.
 
-An append is one frame at the end of the last segment, and one sync. A segment that is full is left as it is, and the
-next one begins with a frame that says how far each shard had come. Between appends, and after whoever waits was told, a
-spare is filled with zeros a little at a time: a sync of bytes that lie in a file already is the cheapest there is.
-Segments that are not needed any more become spares.
+An append is one frame at the end of the last segment, and one sync. A full segment is never changed, and the next one
+begins with a frame that says how far each shard had come. Between appends, after the callers were answered, a spare is
+filled with zeros a little at a time: syncing bytes that are already allocated is the cheapest sync. Segments that are
+no longer needed become spares.
 
-Where a shard begins after a drop is said by a frame too; whole segments before that go, and of a segment that is nearly
-empty the rest is kept in a file of its own.
+A frame also says where a shard begins after a drop. Whole segments before that are removed; the rest of a nearly empty
+segment moves to a file of its own.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ from stigmergy.journal.segments.segment import (
 )
 from stigmergy.shard.commit import Group, Head, advance, check_drop
 
-# Snapshots of a journal in segments: one file each, `snapshot-SHARD-POSITION`, of a frame for each part.
+# Snapshots of a journal in segments: one file each, `snapshot-SHARD-POSITION`, with a frame for each part.
 
 
 class SegmentPart(Struct, array_like=True, frozen=True):

@@ -1,13 +1,13 @@
-"""Opens and makes journals in segments. Refuses whatever is not ours, not whole or not free, and then changes nothing.
+"""Opens and makes journals in segments. Refuses one that is foreign, damaged or in use, and then changes nothing.
 
-First the identity says whose the folder is. Then the mark beside it is claimed, so that nobody else opens it. The mark
-of a journal of an earlier version lies in the folder, and is moved once all is found right. Then the segments:
-each must begin with the frame that says what was there before it, their numbers have no gap, and the last one is read
-through. Where its frames end, nothing may follow but what was never acknowledged: one torn frame. A whole frame behind
-a bad one, or less than the mark has witnessed, means that acknowledged commits are damaged, and is refused.
+First the identity says whose the folder is. Then it claims the mark beside the folder, so that nobody else opens it.
+Earlier versions kept the mark inside the folder; it is moved once everything has been checked. Then the segments: each
+must begin with the frame that says what came before it, their numbers have no gap, and the last one is read through.
+Behind its last frame only unacknowledged data may follow: one torn frame. A whole frame behind a bad one, or less than
+the mark witnessed, means that acknowledged commits are damaged, and is refused.
 
-Only then is anything written: the last frame over itself, because what a dead process left in the page cache may not be
-on the disk, and effects follow from it. Earlier segments are read through when somebody reads them.
+Only then does it write: the last frame over itself, because data that a dead process left in the page cache may not be
+on the disk, and effects follow from it. Earlier segments are checked when they are read.
 """
 
 from __future__ import annotations

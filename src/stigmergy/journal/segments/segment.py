@@ -1,8 +1,8 @@
-"""One segment: a file of frames, and where to begin to read it for a position of a shard.
+"""One segment: a file of frames, and where to start reading for a position of a shard.
 
-Names are numbers, `0000000000000001.log`, without a gap. A segment that is written is never changed again; the last one
-grows at its end. Landmarks, some way apart, say how far each shard had come there, so that a reader finds a position
-without reading the segment from its start. They are made by reading and by writing, and never stored.
+Names are numbers, `0000000000000001.log`, without a gap. A finished segment never changes; the last one grows at its
+end. Landmarks at intervals say how far each shard had come, so that a reader finds a position without reading the
+segment from its start. They are made while reading and writing, and never stored.
 """
 
 from __future__ import annotations
@@ -146,12 +146,11 @@ def read_ahead(file: OpenFile, key: bytes, offset: int) -> bytes:
     return file.read_at(offset, min(wanted, left_bytes))
 
 
-# What is kept of segments that have gone: the few commits in them that somebody may still ask for, in one file.
+# The remainder of removed segments: the few commits in them that may still be needed, in one file.
 #
-# The newest commit of a shard is never dropped. Without this, one shard that has fallen silent would hold its segment,
-# and every one behind it, for good. So when nearly all of the oldest segment may go, the rest of it is copied here,
-# and
-# then it goes. The file is one frame, replaced as a whole; it is read when the journal is opened and is small.
+# The newest commit of a shard is never dropped. Without this file, one silent shard would hold its segment, and every
+# later one, forever. So when nearly all of the oldest segment may go, the rest is copied here before it is removed. The
+# file is one frame, replaced as a whole; it is read when the journal is opened and is small.
 
 KEPT = "kept"
 KEPT_COMMITS_MAX = 4_096
@@ -209,10 +208,10 @@ def check_beginning(folder: Folder, kept: KeptCommits, reached: Mapping[int, int
             )
 
 
-# The spare: a file that is to be the next segment, made ready between appends.
+# The spare: a file that becomes the next segment, prepared between appends.
 #
-# After small frames it is filled with zeros, a little at a time: a sync of bytes that lie in a file already is the
-# cheapest there is. After large ones its room is only reserved: for those it pays to write once.
+# After small frames it is filled with zeros, a little at a time: syncing bytes that are already allocated is the
+# cheapest sync. After large ones its space is only reserved: then it pays to write once.
 
 FILL_BYTES = 1 << 18
 """A spare grows by so much after an append, at most; at least by as much as the append took."""

@@ -2,7 +2,7 @@
 
     journal = open_journal("sqlite:fleet.db", identity)
 
-See journal.py for what it promises, opening.py for what it refuses, wal.py and mark.py for how it knows.
+See journal.py for what it promises, opener.py for what it refuses, wal.py and `journal/identity.py` for how it checks.
 """
 
 from stigmergy.journal.sqlite.journal import SqliteJournal

@@ -1,7 +1,7 @@
-"""Translates what SQLite and the operating system raise into the journal's own errors. Nothing passes unchanged.
+"""Translates errors of SQLite and the operating system into the journal's own. No driver error passes unchanged.
 
 There are three situations, because the same code means different things: while opening, while reading, while writing. A
-write that failed for want of room is rolled back and known; any other failure of a write is unknown until a restart.
+write that failed for lack of space is rolled back and known; any other failed write is unknown until a restart.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""The journal on SQLite: the port's methods over one connection. Made by `opening.open_journal`, never by hand.
+"""The journal on SQLite: the port's methods over one connection. Use `opener.open_journal` to make one.
 
-One connection owns reads, writes and checkpoints, with an exclusive lock. An append is one transaction and one sync
-of the WAL. When the WAL passes its limit it is copied into the database after the append that did so has been
-acknowledged; if that fails, the WAL goes on growing and the next append does not notice. It is also copied when the
-database would have to grow by half of the reserve for that: so a full device still has the room to copy it.
+One connection owns reads, writes and checkpoints, with an exclusive lock. An append is one transaction and one sync of
+the WAL. When the WAL passes its limit, it is copied into the database after that append is acknowledged; if the copy
+fails, the WAL keeps growing and the next append does not notice. It is also copied before the database would have to
+grow by half of the reserve: so a full device still has the space for the copy.
 
-On a full device an append first lets the WAL start again from its front. A drop needs room too, and gives the reserve
-up for it; what it frees makes a reserve again.
+On a full device an append first lets the WAL restart from its front. A drop needs space too and releases the reserve
+for it; the space that it frees makes a new reserve.
 
-Reading takes turns with a write under way: it waits for it, on the event loop. Read between writes where that matters.
+A read waits, on the event loop, for a write in progress. Read between writes where that matters.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Opens and makes journal files. Refuses whatever is not ours, not whole or not free, and then changes nothing.
+"""Opens and makes journal files. Refuses one that is foreign, damaged or in use, and then changes nothing.
 
-The order matters. First the bytes of the file say whose it is. Then the mark is claimed, so that nobody else opens,
-makes or scans this journal. Then SQLite opens it and reads, without writing; what it has made of the WAL is compared
-with what is there (wal.py), and the rows with what the database and the mark say must be there. Only then is anything
-written: the WAL over itself, because what a dead process left in the page cache may not be on the disk, and effects
-follow from it.
+The order matters. First the bytes of the file say whose it is. Then it claims the mark, so that nobody else opens,
+makes or scans this journal. Then SQLite opens it and reads, without writing; its view of the WAL is compared with the
+WAL itself (wal.py), and the rows with what the database and the mark say must be there. Only then does it write: the
+WAL over itself, because data that a dead process left in the page cache may not be on the disk, and effects follow from
+it.
 
-A new journal is made under another name and renamed when it is whole.
+A new journal is made under another name and renamed when it is complete.
 """
 
 from __future__ import annotations
@@ -60,9 +60,8 @@ from stigmergy.shard.commit import Head, head_of
 
 # Reads where each shard begins and ends, and refuses a database that holds less than it must.
 #
-# It looks at the first and last row of each shard and not at those between, so that a large journal opens at once;
-# `read`
-# finds a row that is missing or damaged when it comes to it.
+# It checks the first and last row of each shard, not those between, so that a large journal opens at once; `read` finds
+# a missing or damaged row when it gets there.
 
 _LAST_BEFORE = (
     "SELECT id, epoch, time_ns, events, digest, signature, checksum, body FROM commits "

@@ -1,12 +1,11 @@
-"""The tables of a journal file, and how a row knows that it is the row that was written.
+"""The tables of a journal file, and the checksums of its rows.
 
-`commits.id` is shard * 2**40 + position. So commits of a shard lie side by side in order, an append touches one page
-of a shard, and no second index has to be kept. Each row carries a checksum of all of it but the body: the body has
-its digest, which recovery checks.
+`commits.id` is shard * 2**40 + position. So the commits of a shard are adjacent and in order, an append touches one
+page of a shard, and no second index is needed. Each row carries a checksum of everything but the body: the body has its
+digest, which recovery checks.
 
-`shards` says of each shard how far it had come when the WAL was last copied into the database, and where it begins.
-Frames in the WAL have checksums of their own; this is what betrays a page of the database that has silently lost its
-newest rows.
+`shards` says how far each shard had come when the WAL was last copied into the database, and where it begins. Frames in
+the WAL have their own checksums; this table reveals a database page that silently lost its newest rows.
 """
 
 from __future__ import annotations

@@ -1,20 +1,20 @@
 """Reads SQLite's write-ahead log and tells a torn tail, which is normal, from damage, which is not. Never writes.
 
-SQLite ends a WAL silently at the first frame that does not check, whatever lies behind it: one flipped bit can take
-every later commit with it. So the frames behind the last one that SQLite accepts are looked at here.
+SQLite silently ends a WAL at the first frame with a bad checksum, whatever follows: one flipped bit can lose every
+later commit. So this module examines the frames behind the last one that SQLite accepts.
 
 The format (https://www.sqlite.org/fileformat2.html#walformat): a header of 32 bytes, then frames of 24 bytes and a
 page. Each frame holds a checksum of its page that continues the checksum of the frame before. The last frame of a
 transaction, its commit frame, holds the size of the database. A checkpoint lets the WAL start again from the front
 with new salts, so frames with other salts are leftovers and mean nothing.
 
-How to tell. A transaction is written only after the one before it was synced. So whoever finds a commit frame and,
-right behind it, a frame that was computed as its continuation, knows that the commit frame's transaction was durable.
-If SQLite does not accept that transaction, then it is damaged. A torn transaction can have any of its frames on the
-disk, also its commit frame, but nothing that continues it. Frames that an earlier failed write left behind continue
-other frames than the ones now in front of them, so they are not mistaken for evidence.
+The test: a transaction is written only after the one before it was synced. So a commit frame that is directly followed
+by a frame computed as its continuation proves that its transaction was durable. If SQLite does not accept that
+transaction, it is damaged. A torn transaction can have any of its frames on the disk, even its commit frame, but
+nothing that continues it. Frames left behind by an earlier failed write continue other frames than those now in front
+of them, so they are not mistaken for evidence.
 
-What this cannot see is damage in the very last transaction; the mark (mark.py) does.
+This cannot see damage in the very last transaction; the mark (`journal/identity.py`) does.
 """
 
 from __future__ import annotations
