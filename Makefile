@@ -59,7 +59,7 @@ lock: setup .venv-lock/.lock ## Resolve pyproject.toml anew into requirements/ (
 	$(COMPILE) $(ARGS) --group dev -o requirements/dev.txt
 	$(COMPILE) $(ARGS) -c requirements/dev.txt -o requirements/base.txt
 	$(COMPILE) $(ARGS) -c requirements/dev.txt --group dev --group prove -o requirements/prove.txt
-	$(COMPILE) $(ARGS) -c requirements/dev.txt --extra bench -o requirements/bench.txt
+	$(COMPILE) $(ARGS) -c requirements/dev.txt --group bench -o requirements/bench.txt
 	.venv-lock/bin/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 $(ARGS) \
 		--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
 		--group lock -o requirements/lock.txt

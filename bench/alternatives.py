@@ -28,7 +28,7 @@ from bench.workload import BATCH_EVENTS
 EVENTS_MIN = 100
 """In a window, however slow a contestant is."""
 INTERPRETED = "interpreted"
-INSTALL = 'pip install "stigmergy[bench]"'
+INSTALL = "make bench"
 TARGETS = (
     Target("ratio", "our fastest / the fastest durable alternative", 20.0, at_least=True),
     Target("interpreted_ratio", "the same for interpreted agents", 1.0, at_least=True),

@@ -94,7 +94,7 @@ def measure(name: str, words: Sequence[str], parser: argparse.ArgumentParser) ->
 def check_picture(path: Path) -> None:
     """Says before an hour of measuring, and not after it, that there will be no picture."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError('--plot needs matplotlib, which is not installed: pip install "stigmergy[bench]"')
+        raise ConfigError("--plot needs matplotlib, which is not installed: run it with `make bench`")
     if path.suffix.lower() != ".png":
         raise ConfigError(f"--plot draws a PNG, and {path} is none by its name; call it {path.with_suffix('.png')}")
     if not path.absolute().parent.is_dir():

@@ -108,7 +108,7 @@ def test_who_is_not_installed_is_named_and_the_rest_runs(tmp_path: Path) -> None
     few = tuple(entry for entry in ENTRIES if entry.name in {"interpreted", "sqlite_loop_batched"})
     figures = alternatives.contest(tmp_path, TINY, (*few, MISSING))
     assert figures["not_installed"] == [
-        {"name": "elsewhere", "missing": "stigmergy_not_installed", "install": 'pip install "stigmergy[bench]"'}
+        {"name": "elsewhere", "missing": "stigmergy_not_installed", "install": "make bench"}
     ]
     assert [one["name"] for one in figures["contestants"]] == ["interpreted", "sqlite_loop_batched"]
     assert figures["fastest_alternative"] == "sqlite_loop_batched"

@@ -60,7 +60,7 @@ def test_a_picture_that_cannot_be_drawn_is_refused_before_anything_is_measured(
         return str(caught.value)
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    assert 'pip install "stigmergy[bench]"' in refused(tmp_path / "a.png")
+    assert "make bench" in refused(tmp_path / "a.png")
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: object())
     assert "call it" in refused(tmp_path / "a.pdf")
     assert "there is no folder" in refused(tmp_path / "nowhere" / "a.png")
