@@ -1,4 +1,4 @@
-"""The composition root: puts a fleet together with a journal, a key and clocks. The only place that names adapters."""
+"""The composition root: puts a fleet together with a journal, a key and clocks, each chosen by its URL."""
 
 from __future__ import annotations
 
