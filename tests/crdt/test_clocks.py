@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stigmergy.crdt.bounds import COUNTER_MAX
-from stigmergy.crdt.delta import SKEW_NS_MAX, next_stamp_ns, too_far_ahead
+from stigmergy.crdt.delta import next_stamp_ns
 from stigmergy.crdt.errors import LimitReached
 
 
@@ -19,9 +19,3 @@ def test_there_is_a_last_stamp() -> None:
     assert next_stamp_ns(0, COUNTER_MAX - 1) == COUNTER_MAX
     with pytest.raises(LimitReached, match="set the clocks"):
         next_stamp_ns(0, COUNTER_MAX)
-
-
-def test_how_far_ahead_a_stamp_may_be() -> None:
-    assert not too_far_ahead(SKEW_NS_MAX + 5, 5)
-    assert too_far_ahead(SKEW_NS_MAX + 6, 5)
-    assert too_far_ahead(20, 5, skew_ns_max=14)

@@ -6,10 +6,10 @@ import pytest
 
 from stigmergy.agents.messages import Event
 from stigmergy.base.system import SystemClock, SystemEntropy
-from stigmergy.bus.presence import Member, MemberJoined, MemberLeft, MembersReset, Presence
+from stigmergy.bus.presence import Member, MemberJoined, MemberLeft, MembersReset
 from stigmergy.membership.mesh import MEMBERSHIP, Mesh, MeshChannels
 from stigmergy.membership.packets import ABOUT_BYTES_MAX, MemberStatus, SwimUpdate
-from stigmergy.membership.service import MemberList, Membership, _member, write_about
+from stigmergy.membership.service import Membership, _member, write_about
 from stigmergy.membership.settings import SwimSettings
 from stigmergy.membership.udp import UdpMesh, UdpOptions
 from stigmergy.sim.loop import SimEntropy, run
@@ -43,12 +43,6 @@ class Node:
     @property
     def names(self) -> list[str]:
         return [member.node for member in self.membership.members()]
-
-
-def test_presence_and_membership_are_asked_alike() -> None:
-    presence: type[MemberList] = Presence  # what mypy checks here is the test
-    membership: type[MemberList] = Membership
-    assert presence is not membership
 
 
 def udp(name: str, seed_port: int = 0, port: int = 0) -> UdpMesh:

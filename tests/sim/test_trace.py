@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Struct
 
+from rigs.trace_difference import first_difference
 from stigmergy.sim.loop import VirtualLoop, run
-from stigmergy.sim.run import CHECKPOINTS_MAX, DETAIL_BYTES_KEPT_MAX, Trace, first_difference
+from stigmergy.sim.run import CHECKPOINTS_MAX, DETAIL_BYTES_KEPT_MAX, Trace
 
 
 class Landed(Struct, frozen=True, tag="landed@1"):

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rigs.history_search import explained_by_search, fence_explained_by_search, log_explained_by_search
 from stigmergy.testing.linearizability import (
     Append,
     FencedAction,
@@ -14,11 +15,8 @@ from stigmergy.testing.linearizability import (
     Operation,
     Outcome,
     Read,
-    explained_by_search,
-    fence_explained_by_search,
     fence_violations,
     holding_violations,
-    log_explained_by_search,
     log_violations,
 )
 

@@ -21,8 +21,6 @@ READ_COUNT_MAX = 1_024
 """Entries that one read returns at most, whatever was asked for."""
 CHECKPOINT_BYTES_MAX = 32 * 1024 * 1024
 NAME_CHARS_MAX = 128
-POSITION_MAX = 2**53
-"""Positions are below it, so that every language has them exactly."""
 
 
 class LedgerEntry(Struct, frozen=True):

@@ -53,11 +53,6 @@ def next_stamp_ns(now_ns: int, after_ns: int) -> int:
     return stamp_ns
 
 
-def too_far_ahead(stamp_ns: int, now_ns: int, skew_ns_max: int = SKEW_NS_MAX) -> bool:
-    """Whether a stamp is further ahead of our clock than is taken."""
-    return stamp_ns > now_ns + skew_ns_max
-
-
 Path = tuple[bytes, ...]
 """The keys that lead to a place; for the object itself none."""
 _Key = Annotated[bytes, Meta(min_length=1, max_length=ELEMENT_BYTES_MAX)]

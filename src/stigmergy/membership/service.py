@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
-from typing import Protocol
 
 import msgspec
 from msgspec import Struct, structs
@@ -29,35 +28,6 @@ TICK_S_MIN = 0.001
 SEED_BYTES = 16
 LEFT_BECAUSE = "it said so"
 DEAD_BECAUSE = "it did not answer, neither to us nor to others"
-
-
-class MemberList(Protocol):
-    """Who is here, however that is found out: Presence on a bus, Membership on a mesh.
-
-    Both are made with a `Tell`, which gets MembersReset at the start, then MemberJoined for whoever is found, again if
-    that restarts, and MemberLeft.
-    """
-
-    @property
-    def conflict(self) -> str:
-        """That another node goes by our name, if one does; else empty."""
-        ...
-
-    def members(self) -> list[Member]:
-        """Who is here, ourselves included, by name."""
-        ...
-
-    async def start(self) -> None:
-        """Begins to look for others, and to be seen."""
-        ...
-
-    async def stop(self) -> None:
-        """Says that we leave."""
-        ...
-
-    async def kill(self) -> None:
-        """Ends at once and says nothing, as a crash would."""
-        ...
 
 
 class About(Struct, frozen=True, array_like=True):

@@ -45,7 +45,6 @@ PENDING_COUNT_MAX = 8_192
 PENDING_BYTES_MAX = 64 * 1024 * 1024
 """What a subscription may have waiting; the client drops what comes beyond it, and says so to `last_error`."""
 NO_RESPONDERS = "503"
-END_OF_BATCH = "204"
 
 Taken = Callable[[Msg], Awaitable[None]]
 LinkHeard = Callable[[bool], None]

@@ -121,21 +121,6 @@ def replicas_converge(replicas: Mapping[str, Mapping[str, bytes]]) -> list[str]:
     return findings
 
 
-def replicas_equal_specification(
-    name: str, values: Mapping[str, T], writes: Sequence[W], specify: Callable[[Sequence[W]], T]
-) -> list[str]:
-    """What each node reads must be what the writes give when one after the other is applied to one plain value.
-
-    The writes are all that were acknowledged anywhere, in an order that the specification does not depend on.
-    """
-    expected = specify(writes)
-    return [
-        f"{name}: {node} reads {values[node]!r}, {len(writes)} writes in a row give {expected!r}"
-        for node in sorted(values)
-        if values[node] != expected
-    ]
-
-
 # Nothing is doubled: a receiver that keeps marks takes each message of each source once, in their order.
 
 

@@ -141,14 +141,6 @@ def read_faults(text: str) -> tuple[Fault, ...]:
     return tuple(fault for fault in EVERY if fault.name in wanted)
 
 
-def name_faults(faults: Sequence[Fault]) -> str:
-    """The text that `read_faults` reads."""
-    names = [fault.name for fault in EVERY if fault in faults]
-    if all(fault in faults for fault in ALL):
-        return ",".join(["all", *names[len(ALL) :]])
-    return ",".join(names) or "none"
-
-
 def draw_plan(
     faults: Sequence[Fault], chance: random.Random, nodes: Sequence[str], for_ms: int, *, has: Sequence[str] = ()
 ) -> list[Planned]:

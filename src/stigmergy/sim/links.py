@@ -136,11 +136,6 @@ class SimBroker(MemoryBroker):
             sender, sent_ns = self.origins.get(number, ("", 0))
             self.passed(sender, to, sent_ns, message)
 
-    @property
-    def held_total(self) -> int:
-        """What all sessions hold, those under way included."""
-        return sum(len(session.under_way) + len(session.held) for session in self._sessions.values())
-
 
 class SimBus(MemoryBus):
     """The Bus port over a connection that takes time. Whatever it calls on its node belongs to that node."""

@@ -25,13 +25,8 @@ from msgspec import Struct
 from stigmergy.base.errors import Bug
 from stigmergy.membership.mesh import PACKET_BYTES, Hear, MeshCounters, check_datagram, is_node_name
 
-LOSS_MAX = 0.3
-DUPLICATION_MAX = 0.1
-REORDERING_MAX = 0.2
-CORRUPTION_MAX = 0.02
 DELAY_S_MAX = 2.0
 """No datagram is under way for longer, unless the faults of its link say so."""
-JITTER_S_MAX = 0.05
 FLIPPED_COUNT_MAX = 3
 """Bytes that are changed in a damaged datagram."""
 UNDER_WAY_COUNT_MAX = 1_000_000
@@ -64,23 +59,6 @@ class LinkFaults(Struct, frozen=True):
 
 
 CALM = LinkFaults()
-
-
-def draw_faults(chance: random.Random) -> LinkFaults:
-    """A bad network: each fault is there or not, within its stated range (LOSS_MAX and the like)."""
-
-    def maybe(most: float) -> float:
-        share, there = chance.random() * most, chance.random() < 0.5
-        return share if there else 0.0
-
-    return LinkFaults(
-        loss=maybe(LOSS_MAX),
-        duplication=maybe(DUPLICATION_MAX),
-        reordering=maybe(REORDERING_MAX),
-        corruption=maybe(CORRUPTION_MAX),
-        jitter_s=maybe(JITTER_S_MAX),
-        heavy=chance.random() < 0.75,
-    )
 
 
 class NetworkCounters(Struct):

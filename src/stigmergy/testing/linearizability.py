@@ -9,7 +9,7 @@ between its start and its end, so that all of them, one after the other, do what
 find that out is hard in general. Here the order of what was written is known, because a log has positions and grants
 have tokens: each write is put at the earliest moment that its start, and everything before it in that order, allow. If
 that is too late for one of them, no other choice would have been earlier. So it takes one pass, and is exact both
-ways; `explained_by_search` tries all orders instead, for small histories, and the tests hold one against the other.
+ways.
 
 Times are nanoseconds of one clock: processes of one machine share its monotonic one. Two operations that touch in one
 moment may stand in either order. What ended without an answer is UNKNOWN: it may have happened at any time since its
@@ -19,14 +19,11 @@ start, or never, but once at most.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import TypeVar
 
 from msgspec import Struct
 
-SEARCH_COUNT_MAX = 16
-"""So many operations `explained_by_search` takes: it may try every order of them."""
 NEVER_NS = 2**63 - 1
 SHOWN_COUNT_MAX = 20
 """Sentences that are returned at most; one is enough to fail."""
@@ -171,7 +168,7 @@ def _prefixes(reads: Sequence[Read], log: Log) -> list[str]:
     """Every read returns what lies behind its position, without holes."""
     found: list[str] = []
     for read in reads:
-        start = _index_behind(log, read.after)
+        start = index_behind(log, read.after)
         expected = tuple(log[start : start + len(read.entries)])
         if len(read.entries) > read.count_max:
             found.append(f"{read.client}: a read of at most {read.count_max} returned {len(read.entries)} entries")
@@ -197,7 +194,7 @@ def _in_time(appends: Sequence[Append], reads: Sequence[Read], log: Log) -> list
     """By length of the log: it was still so short when this began."""
     for read in reads:
         if read.saw_the_end:
-            length = _index_behind(log, read.after) + len(read.entries)
+            length = index_behind(log, read.after) + len(read.entries)
             not_before[length] = max(not_before.get(length, 0), read.start_ns)
     moments = [0]
     """The earliest moment at which the log can have had this length."""
@@ -216,7 +213,7 @@ def _in_time(appends: Sequence[Append], reads: Sequence[Read], log: Log) -> list
             if length in not_before:
                 found.append(f"{append.client}: somebody has read a part of {_short(append.entries[0])} as the end")
     for read in reads:
-        length = _index_behind(log, read.after) + len(read.entries)
+        length = index_behind(log, read.after) + len(read.entries)
         if moments[length] > read.end_ns:
             kind = "saw what was not there yet" if read.entries else "was told of an end that was not there yet"
             found.append(
@@ -225,7 +222,7 @@ def _in_time(appends: Sequence[Append], reads: Sequence[Read], log: Log) -> list
     return found
 
 
-def _index_behind(log: Log, after: int) -> int:
+def index_behind(log: Log, after: int) -> int:
     """How many entries lie at or before a position."""
     low, high = 0, len(log)
     while low < high:
@@ -314,81 +311,3 @@ def fence_violations(actions: Iterable[FencedAction]) -> list[str]:
 def _earliest_ns(action: FencedAction, taken: Sequence[FencedAction]) -> int:
     """Not before its own start, nor before that of anything that was let through under a lower token."""
     return max([action.start_ns, *(one.start_ns for one in taken if one.token < action.token)])
-
-
-# ---------------------------------------------------------------------- by trying all orders
-
-State = TypeVar("State", bound=Hashable)
-Timed = TypeVar("Timed", Operation, FencedAction)
-
-
-def explained_by_search(
-    history: Sequence[Timed],
-    begin: State,
-    step: Callable[[State, Timed], State | None],
-    is_end: Callable[[State], bool] = lambda _state: True,
-) -> bool:
-    """Whether some order of the operations explains a small history: the definition, carried out.
-
-    `step` gives the state behind an operation, None if it cannot have happened there. What is UNKNOWN may be left out.
-    """
-    if len(history) > SEARCH_COUNT_MAX:
-        raise ValueError(f"{len(history)} operations; every order of {SEARCH_COUNT_MAX} can be tried, not of more")
-    optional = [getattr(one, "outcome", None) is Outcome.UNKNOWN for one in history]
-    latest = [NEVER_NS if optional[index] else one.end_ns for index, one in enumerate(history)]
-    seen: dict[tuple[int, State], None] = {}
-
-    def explained(done: int, state: State) -> bool:
-        if (done, state) in seen:
-            return False
-        seen[done, state] = None
-        left = [index for index in range(len(history)) if not done >> index & 1]
-        if all(optional[index] for index in left) and is_end(state):
-            return True
-        # Whatever begins after one of those left has ended cannot come before it.
-        must_by_ns = min((latest[index] for index in left), default=NEVER_NS)
-        for index in left:
-            if history[index].start_ns > must_by_ns:
-                continue
-            behind = step(state, history[index])
-            if behind is not None and explained(done | 1 << index, behind):
-                return True
-        return False
-
-    return explained(0, begin)
-
-
-def log_explained_by_search(history: Sequence[Operation], log: Log) -> bool:
-    """The same question as `log_violations`, for small histories, by trying all orders. The state is how much of the
-    log is there."""
-
-    def step(length: int, operation: Operation) -> int | None:
-        if isinstance(operation, Read):
-            start = _index_behind(log, operation.after)
-            # A read that may be behind has seen the log as it was then or earlier, which is what `length` allows.
-            there = tuple(log[start : max(start, length)])
-            returned = operation.entries
-            if start > length or returned != there[: len(returned)] or len(returned) > operation.count_max:
-                return None
-            return None if operation.saw_the_end and len(returned) < len(there) else length
-        if operation.outcome is Outcome.REFUSED:
-            return length
-        found = log[length : length + len(operation.entries)]
-        if tuple(body for _, body in found) != operation.entries:
-            return None
-        if operation.outcome is Outcome.COMMITTED and found[0][0] != operation.position:
-            return None
-        return length + len(found)
-
-    return explained_by_search(history, 0, step, lambda length: length == len(log))
-
-
-def fence_explained_by_search(actions: Sequence[FencedAction]) -> bool:
-    """The same question as `fence_violations` of one resource, by trying all orders. The state is the newest token."""
-
-    def step(newest: int, action: FencedAction) -> int | None:
-        if action.outcome is Outcome.REFUSED:
-            return newest if action.token < newest else None
-        return action.token if action.token >= newest else None
-
-    return explained_by_search(actions, 0, step)

@@ -18,7 +18,6 @@ from stigmergy.crdt.anti_entropy.messages import (
     SignedMessage,
     Vectors,
     body_digest,
-    is_gossip,
     read_frame,
     read_message,
     write_frame,
@@ -62,7 +61,6 @@ def test_what_is_written_is_read(message: object) -> None:
     assert read_message(body) == message
     frame = SignedMessage(1, b"key", "node", body, b"signature")
     assert read_frame(write_frame(frame)) == frame
-    assert is_gossip(write_frame(frame))
 
 
 @pytest.mark.parametrize(
@@ -94,8 +92,6 @@ def test_frames_have_one_form_only() -> None:
     longer = data[:1] + b"\xdc\x00\x03" + data[2:]
     with pytest.raises(BadMessage, match="shortest"):
         read_frame(longer)
-    assert not is_gossip(b"")
-    assert not is_gossip(b"\x01")
 
 
 # Keys.

@@ -18,7 +18,6 @@ from stigmergy.sim.checkers import (
     nothing_is_doubled,
     one_holder_at_a_time,
     replicas_converge,
-    replicas_equal_specification,
     safe_action_in_time,
 )
 
@@ -55,12 +54,6 @@ def test_replicas_of_one_object_are_equal_and_those_of_another_need_not_be() -> 
     (finding,) = replicas_converge({**same, "Light.phase/3": {"a": b"1", "b": b"1", "c": b"2"}})
     assert "Light.phase/3" in finding
     assert "a, b" in finding
-
-
-def test_replicas_read_what_the_writes_give_in_a_row() -> None:
-    assert replicas_equal_specification("count", {"a": 6, "b": 6}, [1, 2, 3], sum) == []
-    (finding,) = replicas_equal_specification("count", {"a": 6, "b": 5}, [1, 2, 3], sum)
-    assert "b reads 5" in finding
 
 
 def test_no_two_hold_the_same_thing_at_the_same_time() -> None:

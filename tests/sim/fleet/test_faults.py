@@ -6,7 +6,7 @@ import pytest
 
 from stigmergy.base.errors import ConfigError
 from stigmergy.sim import ALL, LOSS, NETWORK, NONE, PARTITION
-from stigmergy.sim.faults import BY_NAME, CLOCK_JUMP, EVERY, SKEW_MS_MAX, draw_plan, name_faults, read_faults
+from stigmergy.sim.faults import BY_NAME, CLOCK_JUMP, EVERY, SKEW_MS_MAX, draw_plan, read_faults
 
 NODES = ["node-1", "node-2", "node-3"]
 HAS = ["disk", "versions", "replicas", "liar"]
@@ -60,10 +60,6 @@ def test_faults_are_named_by_words() -> None:
     assert read_faults("none") == NONE
     assert read_faults("network") == NETWORK
     assert read_faults(" partition,loss , loss") == (LOSS, PARTITION)
-    assert name_faults(ALL) == "all"
     assert read_faults("all,liar") == EVERY
-    assert name_faults(EVERY) == "all,liar"
-    assert name_faults(NONE) == "none"
-    assert read_faults(name_faults((PARTITION, LOSS))) == (LOSS, PARTITION)
     with pytest.raises(ConfigError, match="'rain' is no fault; there are all, none, network, loss"):
         read_faults("loss,rain")

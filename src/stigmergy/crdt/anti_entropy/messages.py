@@ -197,11 +197,6 @@ _KINDS: dict[type, bytes] = {
 _UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-def is_gossip(data: bytes) -> bool:
-    """Whether a datagram claims to be one of these; for whoever shares a mesh with us."""
-    return bool(data) and data[0] in _decoders
-
-
 def write_frame(frame: AntiEntropyFrame) -> bytes:
     """The bytes that travel."""
     return _KINDS[type(frame)] + _encode(frame)

@@ -13,7 +13,7 @@ import math
 import os
 import termios
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import TypeVar
 from urllib.parse import parse_qs, urlsplit
 
 from msgspec import Struct, structs
@@ -56,24 +56,6 @@ PARTNER_S = 5.0
 """So long an address that has spoken keeps the link to itself."""
 
 Heard = Callable[[MavFrame], None]
-
-
-class Link(Protocol):
-    """A way to a vehicle."""
-
-    parser: MavParser
-
-    async def open(self) -> None:
-        """Opens it; raises ConfigError if that can never work."""
-        ...
-
-    def send(self, data: bytes) -> None:
-        """Sends a frame, or raises LinkDown if there is no way to send it. That it arrives nobody knows."""
-        ...
-
-    async def close(self) -> None:
-        """Closes it."""
-        ...
 
 
 class UdpLink(asyncio.DatagramProtocol):

@@ -11,8 +11,6 @@ from msgspec import Struct
 from stigmergy.base.errors import ConfigError
 
 MAX_PAYLOAD_BYTES = 1024 * 1024
-NOBODY_PORT = 9
-"""Where nobody listens."""
 LOOK_SUBJECT = "$SYS.REQ.SERVER.PING.JSZ"
 """What every server answers with how its JetStream is."""
 HEALTH_SUBJECT = "$SYS.REQ.SERVER.PING.HEALTHZ"
@@ -299,7 +297,6 @@ ALL_ADDRESSES = "0.0.0.0"
 HUB = "hub"
 """The domain of a cluster's JetStream: gateways tell it from their own by it."""
 FLEET, GATEWAY, DEVICE, SYSTEM = "fleet", "gateway", "device", "system"
-USERS = (FLEET, GATEWAY, DEVICE, SYSTEM)
 NOT_FOR_DEVICES = ("$JS.>", "$KV.>", "$O.>", "$SYS.>", "stig.>")
 """What devices have no business with: streams, buckets, and what workers say to each other."""
 _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::(\d{1,5}))?")

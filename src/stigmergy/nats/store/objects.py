@@ -111,7 +111,6 @@ READ_COUNT = 16
 READ_TRIES_MAX = 20
 READ_PAUSE_S = 0.1
 """A replica may not have the newest pieces yet."""
-SUBJECTS_PAGE = 100_000
 NUID_BYTES = 12
 LEFT_OVER_S = 3600.0
 """Pieces of a put that broke off, when they are this old."""
