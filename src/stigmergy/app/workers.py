@@ -27,7 +27,7 @@ from stigmergy.base.system import SystemClock, SystemEntropy, SystemThreads
 from stigmergy.base.trust import Signer
 from stigmergy.bus.port import Bus
 from stigmergy.bus.topics import safe_node_name
-from stigmergy.cluster.fencing import LeasedHost, LeasedService
+from stigmergy.cluster.fencing import LeasedService
 from stigmergy.cluster.owned_shard import ShardControlServer, ShardServices, WorkerContext
 from stigmergy.cluster.records import WorkerRecord
 from stigmergy.cluster.worker import JOIN_PAUSE_S, PASSING, Tell, Worker
@@ -43,6 +43,7 @@ from stigmergy.network.replication import Replication
 from stigmergy.network.shares import Share
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.device_tasks import Devices
+from stigmergy.node.host import Host
 from stigmergy.node.needs import check_needs
 from stigmergy.store.port import KeyValue
 
@@ -207,7 +208,7 @@ class NatsClusterBackend:
         identity = JournalIdentity(fleet.name, fleet.shards, incarnation, (shard, shard), fleet.homes.key_name)
         return await open_shard_log(self._link, identity)
 
-    def make_services(self, host: LeasedHost, shard: int, claim: int) -> ShardServices:
+    def make_services(self, host: Host, shard: int, claim: int) -> ShardServices:
         """Neighbours, devices, bus, company and control of one shard."""
         from stigmergy.nats.control import NatsControlServer
         from stigmergy.nats.peers import NatsPeerNetwork
@@ -223,7 +224,7 @@ class NatsClusterBackend:
         )
 
         def control_server(live: Live) -> ShardControlServer:
-            service = LeasedService(ControlService(live, verifier(), node, self._stop), host)
+            service = LeasedService(ControlService(live, verifier(), node, self._stop), host.may_act)
             return NatsControlServer(link, fleet.name, shard, service, lambda: claim)
 
         return ShardServices(
@@ -253,7 +254,7 @@ class NatsClusterBackend:
             epoch=claim,
         )
 
-    def _replication(self, host: LeasedHost, where: NodeConfig, bus: Bus | None, link: BusLink | None) -> Replication:
+    def _replication(self, host: Host, where: NodeConfig, bus: Bus | None, link: BusLink | None) -> Replication:
         """Those it shares fields with, over the bus; and the ledger, if agents claim something."""
         ordered = any(plan.ordered for plan in self._fleet.plans.values())
         ledger = open_ledger(where, self._fleet.name) if ordered else None

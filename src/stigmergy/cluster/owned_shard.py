@@ -13,16 +13,17 @@ from stigmergy.base.clock import Clock, Entropy
 from stigmergy.base.errors import NotOwned, NotRunning, StigmergyError
 from stigmergy.base.trust import Signer, Verifier
 from stigmergy.bus.port import Bus
-from stigmergy.cluster.fencing import LeasedHost, MayAct, guarded
 from stigmergy.cluster.records import WorkerRecord
 from stigmergy.cluster.standby import ClaimedShard
 from stigmergy.control.live import Live
+from stigmergy.journal.ownership import Guard
 from stigmergy.journal.port import ShardLog
 from stigmergy.network.bus_link import BusLink
 from stigmergy.network.peers import PeerProcesses
 from stigmergy.network.replication import Replication
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.device_tasks import Devices
+from stigmergy.node.host import Host
 from stigmergy.node.settings import Settings
 from stigmergy.shard.inputs import EnrollSigner
 
@@ -134,7 +135,7 @@ class ClusterBackend(Protocol):
         """The log of a shard, made if there is none. Raises LinkDown, JournalForeign, ConfigError."""
         ...
 
-    def make_services(self, host: LeasedHost, shard: int, claim: int) -> ShardServices:
+    def make_services(self, host: Host, shard: int, claim: int) -> ShardServices:
         """What stands around the host of a shard, not yet started. `claim` is the number by which we own it."""
         ...
 
@@ -161,12 +162,12 @@ class WorkerContext(Struct, frozen=True):
 class OwnedShard:
     """One host of one shard, on a log that was claimed for it."""
 
-    def __init__(self, shard: int, context: WorkerContext, claimed: ClaimedShard, may_act: MayAct) -> None:
+    def __init__(self, shard: int, context: WorkerContext, claimed: ClaimedShard, guard: Guard) -> None:
         self._shard = shard
         self._context = context
         self._claimed = claimed
-        self.host = LeasedHost(
-            guarded(context.declaration, may_act),
+        self.host = Host(
+            context.declaration,
             claimed.journal,
             context.signer,
             context.verifier,
@@ -174,8 +175,8 @@ class OwnedShard:
             context.settings,
             context.trusted,
             agents=context.agents,
+            guard=guard,
         )
-        self.host.may_act = may_act
         self.services = context.backend.make_services(self.host, shard, claimed.number)
         self.live: Live | None = None
 

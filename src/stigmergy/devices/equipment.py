@@ -7,22 +7,22 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from copy import copy
-from typing import Any, Self, TypeVar, overload
+from typing import Any, TypeVar, overload
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from stigmergy.agents.agent import Agent
 from stigmergy.agents.effects import Order
 from stigmergy.agents.messages import Action, Event, Work, spec_of
 from stigmergy.agents.plans import AgentPlan
-from stigmergy.base.errors import ConfigError, DefinitionError
+from stigmergy.base.errors import ConfigError, DefinitionError, NotOwned
 from stigmergy.devices.actuators import Confirm, RetryPolicy, confirmed
 from stigmergy.devices.filters import Take, Thinning
 from stigmergy.devices.loops import LoopSpec, MakeSafe, SetPoints, Tick
 from stigmergy.devices.port import Attachment
 from stigmergy.devices.sensors import WITHIN_S_MIN, Polled, Pushed, SensorSpec, check_every
 from stigmergy.devices.staleness import safe_actions_of
+from stigmergy.journal.ownership import Guard
 
 ActionT = TypeVar("ActionT", bound=Action)
 WorkT = TypeVar("WorkT", bound=Work)
@@ -46,6 +46,34 @@ class Actuators(Struct, frozen=True):
     batched: dict[str, tuple[type[Action], BatchedActuator]] = {}
     """Who carries out actions of compiled agents in bulk."""
 
+    def guarded(self, guard: Guard) -> Actuators:
+        """The same, but each checks the guard at the last moment, and raises NotOwned instead of acting."""
+        return structs.replace(
+            self,
+            by_tag={tag: (effect, _guarded(call, guard)) for tag, (effect, call) in self.by_tag.items()},
+            batched={tag: (effect, _guarded(call, guard)) for tag, (effect, call) in self.batched.items()},
+        )
+
+
+def _guarded(actuator: Callable[[Any], Any], guard: Guard) -> Callable[[Any], Any]:
+    def check() -> None:
+        if not guard():
+            raise NotOwned("this worker has lost its lease; the next owner of the shard carries it out")
+
+    if inspect.iscoroutinefunction(actuator):
+
+        async def begin(order: Any) -> Any:
+            check()
+            return await actuator(order)
+
+        return begin
+
+    def call(order: Any) -> Any:
+        check()
+        return actuator(order)
+
+    return call
+
 
 class Equipment:
     """The devices' side of a fleet."""
@@ -66,13 +94,6 @@ class Equipment:
     def actuators(self) -> Actuators:
         """The registered actuators and workers."""
         return Actuators(dict(self._actuators), dict(self._retry_policies), dict(self._batched))
-
-    def with_actuators(self, change: Callable[[Any], Any]) -> Self:
-        """The same fleet with other hands: for who must know of each order before it is carried out."""
-        changed = copy(self)
-        changed._actuators = {tag: (effect, change(call)) for tag, (effect, call) in self._actuators.items()}
-        changed._batched = {tag: (effect, change(call)) for tag, (effect, call) in self._batched.items()}
-        return changed
 
     def attach(self, attachment: AttachmentT) -> AttachmentT:
         """Has something that sensors and actuators share opened with each node of this fleet, and closed with it."""

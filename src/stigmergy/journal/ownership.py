@@ -1,4 +1,4 @@
-"""Which shards of its fleet a host owns, and who owns the others.
+"""Which shards of its fleet a host owns, who owns the others, and whether it may still act for its own.
 
 A host owns all shards by default, or some of them where several processes share a fleet. Ask here by the number of a
 shard; if it is not ours, the answer names the owner. Ownership may change from one turn to the next.
@@ -11,6 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from stigmergy.base.errors import ConfigError, NotOwned
 from stigmergy.journal.port import JournalIdentity
 from stigmergy.shard.shard import Shard
+
+Guard = Callable[[], bool]
+"""Whether a host may act for its shards at this moment. A host whose shards can move to another owner is given one.
+
+It reads the owner's own clock and never waits: an owner that was paused or cut off learns late that it has lost them.
+A host that is told no ends at once, without effects and without safe actions. Those are the next owner's.
+"""
 
 
 class Shards:

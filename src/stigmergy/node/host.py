@@ -21,11 +21,11 @@ from stigmergy.agents.messages import SECOND_NS, Claimed
 from stigmergy.agents.ordered import LEDGER
 from stigmergy.agents.shared import Merged, SharedChanged, replica_incarnation, replica_seed
 from stigmergy.base.clock import Clock
-from stigmergy.base.errors import Bug, NotRunning
+from stigmergy.base.errors import Bug, JournalConflict, NotOwned, NotRunning
 from stigmergy.base.trust import Signer, Verifier
 from stigmergy.claims.permissions import ClaimRequester, losses_at_start, without_ledger
 from stigmergy.devices.staleness import Staleness
-from stigmergy.journal.ownership import Shards
+from stigmergy.journal.ownership import Guard, Shards
 from stigmergy.journal.port import Journal
 from stigmergy.journal.recovery import Recovered, Recovery, check_receivers
 from stigmergy.journal.signers import check_ends, check_own_key
@@ -52,7 +52,12 @@ DRAIN_LOOK_S = 0.002
 
 
 class Host:
-    """Runs the shards of one owner on one journal. `start`, then send through `intake`, then `stop`."""
+    """Runs the shards of one owner on one journal. `start`, then send through `intake`, then `stop`.
+
+    A `guard` is for shards that can move to another owner. It is checked before each turn, before anybody is told what
+    became durable, before each order to an actuator and before safe actions. Without one nobody else can own the
+    shards.
+    """
 
     def __init__(
         self,
@@ -66,9 +71,11 @@ class Host:
         owned: Sequence[int] | None = None,
         place: bytes = b"",
         agents: Sequence[str] = (),
+        guard: Guard | None = None,
     ) -> None:
         """`agents` are those that it is to run, as `agents` in the configuration names them; without any, all."""
         self.declaration = declaration
+        self._guard = guard
         self.assignment = Assignment(agents, declaration.plans)
         self.settings = settings or declaration.settings
         self.journal = journal
@@ -102,8 +109,9 @@ class Host:
             declaration, self.assignment, self.shards, self.mailbox, self.ingress, clock.monotonic_ns, self._wake
         )
         self.tells = Tells(self.shards, self.mailbox, self.intake.put_inside, self.assignment, clock.monotonic_ns)
+        actuators = declaration.actuators if guard is None else declaration.actuators.guarded(guard)
         self.effector = Effector(
-            declaration.actuators, declaration.plans, self.settings, journal.identity.incarnation, self._inform
+            actuators, declaration.plans, self.settings, journal.identity.incarnation, self._inform
         )
         self.effector.held_claim = self._held_claim
         self._safety = Safety(self.shards, self.effector, clock, self.intake.put_inside)
@@ -117,7 +125,7 @@ class Host:
             gap_deliveries_max=self.settings.gap_deliveries_max,
         )
         self.batched_actuators = BatchedActuators(
-            declaration.actuators, lambda number: self.shards[number].state, self.settings, self._inform
+            actuators, lambda number: self.shards[number].state, self.settings, self._inform
         )
         self.failure: Exception | None = None
         self._failed = asyncio.Event()
@@ -276,7 +284,10 @@ class Host:
         self.columns.fail_all(error)
 
     def fail(self, error: Exception) -> None:
-        """The journal or we ourselves have failed: agents are made safe without the disk, and nothing more is done."""
+        """The journal or we ourselves have failed: agents are made safe without the disk, and nothing more is done.
+        If another owner may have the shards, that includes safe actions."""
+        if not self.may_act() or (self._guard is not None and isinstance(error, JournalConflict)):
+            self.retire(error)
         if self.failure is not None:
             return
         self.effector.halt()
@@ -285,6 +296,29 @@ class Host:
             self._safety.make_all_safe()
         finally:
             self._halt(error)
+
+    def retire(self, error: Exception) -> None:
+        """Ends at once, because the shards are another owner's: nothing more is written, released or made safe. Only
+        those who wait for answers are told."""
+        if self.failure is None:
+            self.effector.halt()
+            self.batched_actuators.halt()
+            self._halt(error)
+
+    def may_act(self) -> bool:
+        """Whether nobody else can own the shards at this moment."""
+        return self._guard is None or self._guard()
+
+    def _ended(self) -> Exception | None:
+        """Why the host has ended; None if it goes on. It ends here if it may not act any more."""
+        if self.failure is None and not self.may_act():
+            self.retire(
+                NotOwned(
+                    "this worker has lost its lease, and its shards go to others; what was under way may be kept: ask "
+                    "again, with the same command id"
+                )
+            )
+        return self.failure
 
     def _give_up(self, error: BaseException) -> None:
         """Fails with whatever was raised. What ends programs is passed on once agents are safe."""
@@ -296,7 +330,7 @@ class Host:
     # ------------------------------------------------------------------ turns
 
     def _turn(self) -> None:
-        if self.failure is not None:
+        if self._ended() is not None:
             return
         try:
             now_ns, monotonic_ns = self._now_ns(), self.clock.monotonic_ns()
@@ -400,7 +434,10 @@ class Host:
                     self.ingress.forget(*source)
 
     def _written(self, flight: GroupInFlight) -> None:
-        if self.failure is not None:
+        if (ended := self._ended()) is not None:
+            # It is durable, and the next owner knows of it: whoever asks again hears the same answer.
+            for ticket in flight.tickets:
+                ticket.fail(ended)
             return
         try:
             self._after_write(flight)

@@ -17,7 +17,6 @@ from stigmergy.agents.effects import Effects, Events, Order, Tell
 from stigmergy.agents.messages import Action, Command, Event
 from stigmergy.agents.supervision import SafeAction
 from stigmergy.base.errors import ConfigError, JournalError, LinkDown, NotOwned, NotRunning
-from stigmergy.cluster.fencing import LeasedHost
 from stigmergy.cluster.owned_shard import ShardServices, WorkerContext
 from stigmergy.cluster.records import WorkerRecord
 from stigmergy.cluster.standby import Standby
@@ -29,6 +28,7 @@ from stigmergy.network.peer_port import Answer
 from stigmergy.network.peers import PeerProcesses
 from stigmergy.network.shares import Share
 from stigmergy.node.declaration import Declaration
+from stigmergy.node.host import Host
 from stigmergy.node.settings import Settings
 from stigmergy.shard.state import shard_of
 from stigmergy.sim.loop import ACTOR, SimClock, SimEntropy
@@ -139,7 +139,7 @@ class Estate:
         self._person.logs.append(log)
         return log
 
-    def make_services(self, host: LeasedHost, shard: int, claim: int) -> ShardServices:
+    def make_services(self, host: Host, shard: int, claim: int) -> ShardServices:
         share = Share(shard + 1, len(self._town.shards), len(self._town.shards))
         hub = MovingNeighbourhood(self._town.hub, share.process, lambda: self._person.is_cut)
         if self._person.cannot_make_services:
