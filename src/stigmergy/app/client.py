@@ -1,4 +1,4 @@
-"""A client of a fleet: sends commands, tells what was observed, asks for states and hears what agents publish.
+"""A client of a fleet: sends commands and observations, queries states and receives what agents publish.
 
     async with stigmergy.connect("mqtt://gateway:1883", fleet="warehouse", site="north") as far:
         answer = await far.send("Cart/c01", Drive(to="dock-1"))        # Accepted | Refused
@@ -6,7 +6,7 @@
         async for heard in far.watch("Cart/+/place"):
             print(heard.agent, heard.event)
 
-It runs no agents and keeps nothing. Over a bus it speaks as docs/topics.md says; a fleet on NATS workers is asked
+It runs no agents and keeps nothing. Over a bus it speaks as docs/topics.md says; a fleet on NATS workers is reached
 through the owners of its shards. Commands carry an id and are sent again until they are answered: each is done once.
 Every wait ends, with a sentence that says who is known to be there.
 """

@@ -1,6 +1,6 @@
-"""Asks a fleet that runs on several workers: `Workers` within an event loop, `ClusterClient` without one.
+"""A client of a fleet on several workers: `Workers` within an event loop, `ClusterClient` without one.
 
-The link of a `ClusterClient` lives in a thread of its own, so that it goes on while the program does something else.
+A `ClusterClient` runs its link in its own thread, so that the link goes on while the program does something else.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     async with CopiesAt("nats://hub:4222", "delivery") as objects:
         await restore(objects, manifest, "sqlite:fleet.db", verifier)
 
-A restored journal is built under another name, verified from end to end, and only then gets its own. It is a new life
-of the node, with an incarnation of its own: others must not mistake it for the one that knew more.
+A restored journal is built under another name, verified from end to end, and only then renamed. It is a new life of the
+node with a new incarnation: others must not confuse it with the one that knew more.
 """
 
 from __future__ import annotations

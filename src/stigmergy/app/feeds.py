@@ -1,9 +1,9 @@
-"""The rings that a node is fed from: where they are, and a consumer for each.
+"""The rings that feed a node: their paths, and a consumer for each.
 
     fleet.running(rings=["telemetry.ring"])          one process: the ring is telemetry.ring
     stigmergy run --processes 2 --ring telemetry.ring    telemetry.ring.1-of-2 and telemetry.ring.2-of-2
 
-Of several processes each has rings of its own: a batch goes into the ring of the process that has its shard.
+With several processes each has its own rings: a batch goes into the ring of the process that owns its shard.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Gateways put together: the leaf server of a site, and where the fleet's node is on it, above it and below it."""
+"""Assembles gateways: the leaf server of a site, and the buses of the fleet's node at, above and below it."""
 
 from __future__ import annotations
 

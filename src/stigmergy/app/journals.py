@@ -1,4 +1,4 @@
-"""Opens journals by their URLs, through the adapters registered for them; finds and inspects those that are there."""
+"""Opens journals by their URLs, through the registered adapters; finds and inspects existing ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys by their files: a node's own, made at its first start, and public ones as people write them down."""
+"""Keys by their files: a node's own, made at its first start, and public ones as text."""
 
 from __future__ import annotations
 

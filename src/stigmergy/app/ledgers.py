@@ -1,6 +1,6 @@
-"""Ledgers on NATS as operators see them: what is in one, who may write, and how that is changed.
+"""Ledgers on NATS as operators see them: their contents, their writers, and changes of these.
 
-What needs the client library is imported where it is used.
+Modules that need the client library are imported where they are used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where a node is: its bus, mesh and ledger, its site and its name; and what is opened for it there, by URL."""
+"""Where a node runs: its bus, mesh and ledger, its site and its name; and what is opened for it there, by URL."""
 
 from __future__ import annotations
 

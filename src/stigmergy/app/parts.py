@@ -1,10 +1,10 @@
 """The journal of several processes: a folder with a part for each of them, and their sockets beside the parts.
 
     fleet.db/1-of-2.db          the part of the first of two processes; in segments: fleet/1-of-2/
-    fleet.db/1-of-2.db.sock     where it listens for control
-    fleet.db/1-of-2.tells       where it listens for its neighbours
+    fleet.db/1-of-2.db.sock     its control socket
+    fleet.db/1-of-2.tells       its socket for the other processes
 
-The names say for how many processes the folder was made; that stays so, because each part holds its own shards.
+The names say for how many processes the folder was made; that is fixed, because each part holds its own shards.
 """
 
 from __future__ import annotations
@@ -173,12 +173,11 @@ def _split(url: str) -> tuple[str, Path]:
     return url.partition(":")[0] + ":", path
 
 
-# The socket between a supervisor and a process it has started: reports go up, and its end is the end of the other.
+# The socket between a supervisor and a process it has started: reports go up, and the end of one ends the other.
 #
-# Each side notices that the other one is gone, however that came about, because the kernel closes the socket then. A
-# process whose supervisor is gone is told to stop as by SIGTERM; if that does not help, it ends itself the hard way,
-# so
-# that nothing is left behind that nobody looks after.
+# Each side notices the death of the other, whatever its cause, because the kernel then closes the socket. A process
+# whose supervisor is gone is stopped as by SIGTERM; if that does not help, it kills itself, so that no process is left
+# unsupervised.
 
 ORPHAN_S_MAX = 30.0
 """So long a process whose supervisor is gone may take to finish what it has taken."""

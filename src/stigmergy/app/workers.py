@@ -1,4 +1,4 @@
-"""Workers put together: a fleet's shards on NATS, with the logs, leases, neighbours, bus and control endpoints there.
+"""Assembles workers: a fleet's shards on NATS, with logs, leases, peers, bus and control endpoints there.
 
     async with NatsWorker(fleet, "nats://hub:4222") as worker:
         await worker.run()

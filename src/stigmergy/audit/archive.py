@@ -1,11 +1,11 @@
-"""Puts log into an archive before retention drops it: segments of flight logs, one shard each, sealed by the node.
+"""Archives the log before retention drops it: segments of flight logs, one shard each, sealed by the node.
 
-It runs beside the node's work, a segment at a time, and touches the journal only to read it: a slow archive holds up no
-commit. What is not in the archive is not dropped. A segment that cannot be kept is tried again with the next check of
-retention; how often that failed is counted, and why is among the node's troubles.
+It runs beside the node's work, a segment at a time, and only reads the journal: a slow archive delays no commit.
+Nothing is dropped before it is archived. A segment that cannot be stored is tried again with the next check of
+retention; failures are counted, and the reason is among the node's troubles.
 
-After a restart what was archived but not yet dropped is archived again: segments may overlap, and whoever reads them
-goes by positions.
+After a restart, segments that were archived but not yet dropped are archived again: segments may overlap, and readers
+go by positions.
 """
 
 from __future__ import annotations
@@ -140,13 +140,11 @@ class Archiver:
         return f"{identity.fleet}-{identity.incarnation}-{shard:04d}-{first:013d}-{last:013d}.flight"
 
 
-# Legal holds: what of a log must not be dropped, since when, who said so and why.
+# Legal holds: which part of a log must not be dropped, since when, who said so and why.
 #
-# A hold outranks every rule of retention, also a full disk: a node would rather stop than drop what is held. Holds
-# that
-# were cleared stay in the record. The record lies beside the journal, not in it, so that a hold can be set whatever
-# the
-# journal is busy with; it checks itself, and a damaged one holds everything until somebody has looked.
+# A hold outranks every rule of retention, even a full disk: a node stops rather than drop held log. Cleared holds stay
+# in the record. The record is beside the journal, not in it, so that a hold can be set whatever the journal is doing.
+# The record has a checksum; a damaged one holds everything until somebody has looked.
 
 FIRST_WORD = b"stigmergy-holds-1"
 HOLDS_MAX = 1_000
@@ -269,9 +267,8 @@ def read_holds(data: bytes) -> list[RetentionHold]:
         raise JournalCorrupt(f"it does not decode ({error})") from None
 
 
-# What stands between retention and the log: holds on it, and an archive or an uplink that must have it first.
-#
-# Retention asks how far it may drop; what an archive does not have yet is asked for, and may be dropped later.
+# What limits retention: holds, and an archive or an uplink that must have the log first. Retention asks how far it may
+# drop; what an archive lacks is requested, and may be dropped later.
 
 
 class Upward(Protocol):

@@ -1,4 +1,4 @@
-"""An archive in a folder, and the file of holds beside a journal. The work of the archive is done in a thread."""
+"""An archive in a folder, and the file of holds beside a journal. The archive works in a thread."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import BinaryIO, Self
 
 from stigmergy.base.errors import Bug, JournalCorrupt, JournalError, JournalFull
 
-# Writes files whole or not at all: under another name first, synced, then renamed. Errors are those of the journal.
+# Writes files completely or not at all: under another name, synced, then renamed. Raises the journal's errors.
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 FAILED_WRITES = (*NO_ROOM, errno.EIO, errno.EROFS)

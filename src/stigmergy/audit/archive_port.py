@@ -1,4 +1,4 @@
-"""The archive port: where log goes before a node drops it, and the flight logs that are read back from there."""
+"""The archive port: where the log goes before a node drops it, and the flight logs that are read back from there."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Does once more, with today's code, what the column runs of a commit say was done: steps the records through a table.
+"""Repeats with today's code what the column runs of a commit recorded: steps the records through a table.
 
-A record that was kept as it came is an input that can be given again: what it causes today is held against the effects
-that are owed, batched or not. What a `decide` handler has made is only folded, because what it was made of is not in
-the log; so are records in an older layout. The table that is stepped is one of its own, beside the one that the replay
-folds: it follows what was recorded, and where it has come off that way it is made anew.
+A record that was kept as it came is an input that can be given again: its effects today are compared with the recorded
+ones, batched or not. Results of a `decide` handler are only folded, because its input is not in the log; so are records
+in an older layout. The stepped table is separate from the one that the replay folds: it follows what was recorded, and
+is rebuilt where it diverged.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Copies a node's journal to one store, again and again, beside its work.
+"""Copies a node's journal to one store, at intervals, beside its work.
 
-What it copies is complete in itself: the newest snapshots and the log behind them, up to one moment for all shards. A
-store that cannot be reached holds up nobody: it is tried again, and why is among the node's troubles. What was
-acknowledged after the last copy is on this disk only.
+A copy is complete in itself: the newest snapshots and the log behind them, up to one moment for all shards. An
+unreachable store delays nobody: it is tried again, and the reason is among the node's troubles. What was acknowledged
+after the last copy is on this disk only.
 """
 
 from __future__ import annotations
@@ -36,10 +36,8 @@ from stigmergy.shard.commit import HashAlgorithm, Head, digest_commit, genesis_o
 from stigmergy.shard.snapshot import PartsDigest, SnapshotHeader, read_header
 from stigmergy.store.port import VERSIONS_COUNT_MAX, Objects
 
-# Copies the log and the snapshots of one shard, as far as they were not copied before.
-#
-# Everything that is read is held against its digest: what is damaged here is not put away elsewhere as if it were
-# whole.
+# Copies the log and the snapshots of one shard, as far as they were not copied before. Everything read is checked
+# against its digest, so that damaged data is not stored as if it were intact.
 
 GIVE_WAY_COMMITS = 64
 """After so many commits the node gets its turn."""
@@ -236,10 +234,10 @@ def _copied(stored: StoredCommit) -> CopiedCommit:
     )
 
 
-# What a store holds of one node's copies: manifests, each version a point to go back to, and the pieces they need.
+# A node's copies in a store: manifests, each version a point to restore, and the pieces they need.
 #
-# A point of an earlier life of the node, of another incarnation, is not taken away to make room for those of today: a
-# node that lost its disk and began anew by mistake must not push out what it could be restored from.
+# A point of another incarnation is not removed to make room for those of today: a node that lost its disk and started
+# empty by mistake must not push out what it could be restored from.
 
 INCARNATIONS_KEPT = 3
 """Of so many earlier lives of a node the newest point is kept."""

@@ -1,9 +1,9 @@
-"""Copies of a journal elsewhere: what a copy is made of, as bytes, and how its commits become groups again. Pure.
+"""Copies of a journal elsewhere: the bytes of a copy, and how its commits become groups again. Pure.
 
-A copy is a *manifest* and *pieces*. A piece holds parts of a snapshot, or commits of one shard; it is known by the
-digest of its bytes, so that copies made one after the other share what has not changed. The manifest says whose journal
-it is, and for each shard which snapshots, with all that they add to, and which commits behind the newest of them make
-up its state. docs/formats.md describes every byte.
+A copy is a *manifest* and *pieces*. A piece holds parts of a snapshot, or commits of one shard; its name is the digest
+of its bytes, so that successive copies share what has not changed. The manifest names the journal, and for each shard
+the snapshots, with their bases, and the commits behind the newest of them that make up its state. docs/formats.md
+describes every byte.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What it takes to read the column runs of a journal: layouts, templates and names, from the log or a snapshot.
+"""What is needed to read the column runs of a journal: layouts, templates and names, from the log or a snapshot.
 
-Names are only ever added and layouts have digests, so what was known later reads what was kept earlier just as well:
-whoever reads the end of a log takes the newest snapshot that counts and the log behind it, and need not begin at the
-beginning. No tables, no numpy and none of the users' classes.
+Names are only ever added and layouts have digests, so later knowledge reads earlier records as well. To read the end of
+a log, take the newest valid snapshot and the log behind it. No tables, no numpy and none of the users' classes are
+needed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from stigmergy.shard.directory import Directory
 from stigmergy.shard.snapshot import PartsDigest, SnapshotHeader, names_in, read_header
 from stigmergy.shard.state import ShardState
 
-# What is needed of snapshots by those who only read: the chain of those it adds to, and whether the log notes it.
+# What readers need of snapshots: the chain of their bases, and whether the log notes them.
 
 NOTE_COMMITS_MAX = 1_000
 """So many commits behind a snapshot are searched for the note that makes it count; else the log is folded instead."""

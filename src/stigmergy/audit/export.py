@@ -1,7 +1,7 @@
-"""Takes entries out of a log for other tools: by agent, type, time and position, in the order of their time.
+"""Exports entries of a log for other tools: by agent, type, time and position, in the order of their time.
 
-Nothing is collected: whoever writes them out needs the memory of a few commits per shard. It needs no classes. Where
-nothing is wanted of a commit, None comes, so that a node can go on in between.
+Nothing is collected: an export needs the memory of a few commits per shard, and no classes. For a commit without
+matches it yields None, so that a node can go on in between.
 """
 
 from __future__ import annotations
@@ -134,9 +134,8 @@ def flat_row(entry: LogEntry, encode_json: Any) -> dict[str, Any]:
     }
 
 
-# The parts of a journal of several processes, read as one: for listing, exporting and looking back.
-#
-# It cannot be written, and it is not verified as one: each part has signers and signatures of its own.
+# The parts of a journal of several processes, read as one: for listing, exporting and history. It cannot be written,
+# and it is not verified as one: each part has its own signers and signatures.
 
 
 class JoinedJournal:

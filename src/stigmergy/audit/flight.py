@@ -1,7 +1,7 @@
-"""Makes flight logs out of a journal, and verifies one: without the fleet's classes, and without the journal.
+"""Makes flight logs from a journal, and verifies one: without the fleet's classes, and without the journal.
 
-Making one goes in small pieces, so that a node can do it beside its work. What verifying adds to `verification`: the
-bytes of the file, that the manifest says what is in it, and who vouches for the manifest.
+They are made in small pieces, so that a node can do it beside its work. Beyond `verification` this checks the bytes of
+the file, that the manifest matches its contents, and who signed the manifest.
 """
 
 from __future__ import annotations
@@ -38,9 +38,8 @@ from stigmergy.shard.commit_reader import Reading, runs_of, said_in
 from stigmergy.shard.snapshot import read_header
 from stigmergy.shard.state import EnrolledSigner as KnownSigner
 
-# What a cut of a log needs from before it, so that it can be read on its own: layouts, templates, names of agents.
-#
-# Only those that its commits are about: of a fleet of a million, a cut of a minute brings along whom it names.
+# What a cut of a log needs from before it, to be readable on its own: layouts, templates, names of agents. Only those
+# that its commits use: a minute of a fleet of a million carries only the names in it.
 
 GIVE_WAY_COMMITS = 64
 """After so many commits whoever runs beside it gets a turn."""

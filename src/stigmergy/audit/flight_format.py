@@ -1,10 +1,10 @@
 """The flight log: commits of a journal in one file that proves itself, without the journal and without any class.
 
-A file is a magic word and then records: an opening, commits as they are in the journal, a manifest, a seal. Where its
-commits hold records of compiled agents and the log has said before how to read them, directories are in front. The
-manifest names the head of every section and a digest over all bytes before it; the seal signs the manifest. So one
-signature stands for every commit in the file, also where the group's own signature lies in a shard that was left out.
-Pure: bytes in, bytes out. docs/formats.md describes every byte.
+A file is a magic word and then records: an opening, commits as they are in the journal, a manifest, a seal. If its
+commits hold records of compiled agents that the earlier log describes, directories come first. The manifest names the
+head of every section and a digest over all bytes before it; the seal signs the manifest. So one signature stands for
+every commit in the file, even if the group's own signature is in a shard that was left out. Pure: bytes in, bytes out.
+docs/formats.md describes every byte.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A flight log as a file, read as a journal that nobody writes to.
+"""A flight log file, read as a read-only journal.
 
-`open_flight` reads the file once from end to end and looks at every record: what is damaged is listed as a flaw with
-its place, and reading goes on where that is possible. It remembers where sections begin, and of every so many commits
-the place, so that memory hardly grows with the file.
+`open_flight` reads the file once from end to end and checks every record: damage is listed as a flaw with its place,
+and reading goes on where possible. It remembers where sections begin, and the place of every so many commits, so that
+memory hardly grows with the file.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Looks back: one agent as it was at a position or at a time, from the log, without disturbing who is running.
+"""History: one agent as it was at a position or at a time, from the log, without disturbing a running node.
 
-Only the agent's own events are folded, so that a look needs the memory of one agent; of a compiled one, of the table of
-its kind in its shard. It goes commit by commit, and its caller may do something else in between. Digests and the chain
-are checked on the way; signatures are not.
+Only the agent's own events are folded, so a query needs the memory of one agent; for a compiled one, of the table of
+its kind in its shard. It goes commit by commit, and its caller may do other work in between. Digests and the chain are
+checked on the way; signatures are not.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Lists what a log says, event by event, without the users' classes. Reads only; checks nothing but that it decodes.
+"""Lists the events of a log without the users' classes. Reads only; checks only that it decodes.
 
-A listing is made in small pieces: where a commit has nothing to show, None comes, so that whoever lists a large log
-beside a running node can let the node go on.
+A listing is made in small pieces: a commit with nothing to show yields None, so that a node beside it can go on.
 """
 
 from __future__ import annotations

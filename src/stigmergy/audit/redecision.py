@@ -1,8 +1,8 @@
-"""Does once more, with today's code, what one commit says was done: folds, decides, reacts; and compares.
+"""Repeats with today's code what one commit recorded: folds, decides, reacts; and compares.
 
-The state always follows what was recorded, never what today's code would have decided: so each difference stands for
-itself and does not drag all later ones behind it. Handlers run on copies of the agents. What a commit does not hold
-cannot be decided again: an observed event that a `decide` handler has filtered or changed, and transient events.
+The state always follows the record, never what today's code would have decided: so each difference stands alone and
+does not cause all later ones. Handlers run on copies of the agents. What a commit does not hold cannot be decided
+again: an observed event that a `decide` handler has filtered or changed, and transient events.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from stigmergy.shard.homes import Homes
 from stigmergy.shard.state import ShardState, evolve_event, fold_fact
 from stigmergy.shard.timers import WINDOW_PREFIX, read_timer
 
-# Under which id an agent wrote to its shared fields, as a commit says: the key that it comes from is not here.
+# The id under which an agent wrote to its shared fields, taken from a commit: the key behind it is not available here.
 
 WRITTEN = spec_of(SharedChanged).tag
 """What the framework says and an agent has decided all the same: a write to a shared field."""

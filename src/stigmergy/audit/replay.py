@@ -1,8 +1,8 @@
-"""Replays an old journal against today's code: the gate before an upgrade. Nothing is written, nobody is told.
+"""Replays an old journal against today's code: the gate before an upgrade. Nothing is written or sent.
 
-Each commit is done once more (`redeciding`) and then folded as a start would fold it; where the journal has a snapshot,
-the agents and tables in it, which the old code made, are held against what today's code makes of the log. One shard
-after the other, so that it needs the memory of one.
+Each commit is repeated (`redecision`) and then folded as a start would fold it. Where the journal has a snapshot, its
+agents and tables, made by the old code, are compared with what today's code makes of the log. It replays one shard
+after the other, so it needs the memory of one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Finds copies in a store, and builds a journal from one. What it has built is for `verification` to judge.
+"""Finds copies in a store, and builds a journal from one. `verification` judges the result.
 
-The caller gives a new journal that nobody has written to, closes it, and uses it only if it verifies.
+The caller passes a new, empty journal, closes it, and uses it only if it verifies.
 """
 
 from __future__ import annotations

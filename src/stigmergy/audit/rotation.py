@@ -1,7 +1,7 @@
-"""Enrols and revokes signers on a journal that nobody runs, without the users' classes.
+"""Enrols and revokes signers on a stopped journal, without the users' classes.
 
-One commit is appended to the log of the signers' shard, signed by a key that may sign there. Before that the whole
-journal is verified: a change of signer is a bad moment to build on a log that does not hold together.
+It appends one commit to the log of the signers' shard, signed by a key that may sign there. It first verifies the whole
+journal: a change of signer must not build on an inconsistent log.
 """
 
 from __future__ import annotations

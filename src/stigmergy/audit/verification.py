@@ -1,9 +1,9 @@
 """Verifies a whole journal without the users' classes: digests, chains, signatures, signers, snapshots, records.
 
-The groups of all shards are walked through in the order in which they were written, so that for each signature it is
-known who was enrolled by then. What is wrong is listed with its place, up to PROBLEMS_MAX of it, and reading goes on as
-far as it can. Nothing is folded and nothing is written. That the end of the log was cut off by somebody who also
-controls the device can be seen only by comparing the heads with those noted elsewhere.
+It visits the groups of all shards in the order in which they were written, so that it knows for each signature who was
+enrolled by then. Problems are listed with their place, up to PROBLEMS_MAX, and reading goes on as far as it can.
+Nothing is folded and nothing is written. If somebody who controls the device cut off the end of the log, only a
+comparison with heads noted elsewhere shows it.
 
 A running node can verify its own journal: what is there at the start is read, in small pieces.
 """
@@ -30,11 +30,10 @@ from stigmergy.shard.draft import NO_CAUSE
 from stigmergy.shard.snapshot import PartsDigest, read_header
 from stigmergy.shard.state import EnrolledSigner
 
-# Checks the column runs of one shard, commit by commit: that whoever reads them finds what was kept.
+# Checks the column runs of one shard, commit by commit, so that a reader finds what was kept.
 #
-# Layouts and templates are declared before they are used, agents enrolled before they do something; records and
-# actions
-# come out even, actions are numbered without a gap, and what they say of their causes is so.
+# Layouts and templates are declared before use, agents enrolled before they act; records and actions are complete,
+# actions are numbered without a gap, and their causes are correct.
 
 FORM_OFFSET = 4
 CAUSE_OFFSET = 8

@@ -1,1 +1,1 @@
-"""Claims on what only one may hold: the rules (pure), the ledger port and its adapters, a node's claim service."""
+"""Claims on exclusive resources: the rules (pure), the ledger port and its adapters, a node's claim service."""

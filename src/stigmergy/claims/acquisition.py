@@ -1,12 +1,12 @@
-"""One claim as its claimant sees it: asking, waiting, holding, giving up. Pure: its caller sends, reads, has a clock.
+"""One claim as its claimant sees it: asking, waiting, holding, giving up. Pure: the caller sends, reads, has a clock.
 
     turn = ask(None, …)                   a move to send, under the number that was given for it
     turn = heard(wish, claims, …)         the fold has moved on: what it means for this claim
     turn = tick(wish, now_ns, number)     time has passed; call it before anything else is done with the claim
 
-The caller sends moves in the order of their numbers, sends the same one again as long as it does not know what became
-of it, and calls `tick` before every step of the agent. A wish that holds believes it up to `end_ns` and no longer,
-whether anybody calls or not. What is given up here is given up before the ledger hears of it.
+The caller sends moves in the order of their numbers, repeats a move until it knows the outcome, and calls `tick` before
+every step of the agent. A held wish believes so up to `end_ns` and no longer, whether or not it is called. A claim is
+given up here before the ledger hears of it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """The wishes of a node's agents: effects in, verdicts out, leases on the monotonic clock in between.
 
-Nobody here waits. `propose` takes an effect, `heard` says that the log has moved on, `due` is called before each step
-of the agents and returns what they must hear first: what is granted, refused, and above all what is over. Only what
-`due` has returned is known to agents; so a grant whose lease ran out before is turned into a refusal there.
+Nothing here waits. `propose` takes an effect, `heard` says that the log has moved on, `due` is called before each step
+of the agents and returns what they must hear first: grants, refusals, and above all losses. Agents know only what `due`
+has returned; so `due` turns a grant whose lease already ran out into a refusal.
 
-What an agent gives back is given back to the ledger only when the agent knows: after `Released` was stepped. And when
-a lease has run out by our clock, the ledger hears of it MARGIN_MS later, in which a step that had begun before ends.
+A release goes to the ledger only when the agent knows of it: after `Released` was stepped. When a lease has run out by
+our clock, the ledger hears of it MARGIN_MS later, so that a step in progress can end.
 """
 
 from __future__ import annotations

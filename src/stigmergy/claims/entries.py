@@ -1,9 +1,9 @@
-"""The moves of claimants in a ledger, as bytes with a signature. Verify first, then read.
+"""Claimants' moves in a ledger, as signed bytes. Verify first, then read.
 
 A record is what a ledger keeps: who signed, the signed body, the signature. Records that are written together share one
-signature (`sealing.py`), and can be verified one by one all the same. The body says which agent's claim moves, in which
-life of its node, under which number, and what the move is. Whose claim it is follows from the key: a claimant's
-id is a digest of key, incarnation and name, so nobody can ask, release or renew for a claimant of somebody else's.
+signature, and each can still be verified alone. The body names the agent's claim, the life of its node, the number of
+the move, and the move. The key determines the claimant: a claimant's id is a digest of key, incarnation and name, so
+nobody can ask, release or renew for a claimant of somebody else.
 """
 
 from __future__ import annotations
@@ -19,15 +19,11 @@ from msgspec import Struct
 from stigmergy.agents.codec import UNDECODABLE, encode
 from stigmergy.base.errors import Malformed
 
-# One signature for many entries: a tree of digests, whose root is signed, and from each entry a path to the root.
+# One signature for many entries: a tree of digests with a signed root, and a path from each entry to the root.
 #
-# Each entry can be verified by itself, wherever it stands and whoever has the others. A verifier that remembers the
-# last
-# signatures computes one for a whole batch: they all sign the same statement.
-#
-# A node is the digest of four below it, one block of the hash; leaves and nodes have keys of their own, so that none
-# can
-# be taken for the other. Where there are fewer entries than the tree has leaves, the rest is empty.
+# Each entry can be verified by itself, without the others. A verifier that remembers the last signatures computes one
+# for a whole batch: they all sign the same statement. A node is the digest of four below it, one block of the hash;
+# leaves and nodes have different keys, so neither can pass for the other. Unused leaves are empty.
 
 NODE_BYTES = 16
 SEALED_COUNT_MAX = 256

@@ -1,8 +1,8 @@
-"""A ledger in this process, for tests, simulations and fleets that live in one program. It never touches a disk.
+"""A ledger in this process, for tests, simulations and fleets in one program. It never touches a disk.
 
-`memory:PLACE` is one ledger for all who open it. `MemoryLedgerStore` is what a file or a cluster would be: it outlives
-the connections, so that a test can let a process die and start another. Nothing here asks a clock, draws a number or
-starts a thread, so that it runs in virtual time and every run repeats.
+`memory:PLACE` is one ledger for all who open it. `MemoryLedgerStore` stands for a file or a cluster: it outlives the
+connections, so a test can kill a process and start another. Nothing here uses a clock, randomness or threads, so it
+runs in virtual time and every run repeats.
 """
 
 from __future__ import annotations

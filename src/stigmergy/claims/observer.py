@@ -1,8 +1,8 @@
-"""Watches the leases and offers of everybody, and says in the ledger when one is over.
+"""Watches all leases and offers, and writes to the ledger when one is over.
 
-It counts from when this node has seen it, on this node's monotonic clock, for the lease and the drift of both clocks
-(`claims/state.py`). So that not everybody says it at once, each resource has an order of nodes, and the next one
-waits a little longer; whoever reads that it was said before says nothing.
+It counts from when this node saw it, on this node's monotonic clock, for the lease and the drift of both clocks
+(`claims/state.py`). To avoid that all nodes write at once, each resource has an order of nodes, and each next one waits
+a little longer; a node that reads that it was said before says nothing.
 """
 
 from __future__ import annotations

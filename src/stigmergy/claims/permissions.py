@@ -1,4 +1,4 @@
-"""What a host knows of claims without asking: after a start nothing is held, without a ledger nothing is granted."""
+"""What a host knows of claims without a ledger: after a start nothing is held, without a ledger nothing is granted."""
 
 from __future__ import annotations
 

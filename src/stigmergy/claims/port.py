@@ -1,7 +1,7 @@
-"""The ledger port: one order of small entries for everybody who reads it. What they mean is not the ledger's business.
+"""The ledger port: one order of small entries for all readers. The ledger gives entries no meaning.
 
-An entry is bytes. Claims are ordered by it (`core/claims`), and whatever else must have one order. An adapter may be a
-list in memory, a file that processes share, or a replicated stream whose majority has the last word.
+An entry is bytes. It orders claims (`claims/rules.py`) and anything else that needs one order. An adapter may be a list
+in memory, a file that processes share, or a replicated stream that a majority decides.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Follows a ledger: reads what is new, folds it, and says which resources may have changed.
+"""Follows a ledger: reads new entries, folds them, and reports which resources may have changed.
 
-Who begins, or finds that what it needs was cut off, begins with the newest checkpoint. At every milestone it notes the
+A new reader, or one whose next entries were cut off, starts from the newest checkpoint. At every milestone it notes the
 digest of its state; one of the nodes stores the state as a checkpoint, says so in the log, and cuts off what is older
-than the milestone before. Whoever has another digest at the same place disagrees, and nothing more is believed here:
-two folds of one log must not differ.
+than the milestone before. If another digest appears at the same place, this reader trusts nothing more: two folds of
+one log must not differ.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from stigmergy.claims.rules import (
 from stigmergy.claims.state import Claims
 from stigmergy.claims.writer import Pauses
 
-# Remembers the last signatures that were verified: entries that were written together share one.
+# Remembers the last verified signatures: entries that were written together share one.
 
 REMEMBERED_COUNT = 64
 

@@ -1,8 +1,8 @@
-"""What each move does to the state of claims: the rules of the ledger, and nothing else.
+"""What each move does to the state of claims: only the rules of the ledger.
 
-A resource is free, held, or offered to the first of those who wait. Positions only grow, so that a grant's token is
-higher than that of every grant before it. Whoever is not named by a rule changes nothing: a move that comes too late,
-twice, or from somebody else is void.
+A resource is free, held, or offered to the first that waits. Positions only grow, so a grant's token is higher than
+that of every earlier grant. A move that no rule allows changes nothing: one that comes too late, twice, or from
+somebody else is void.
 
     Ask       free: granted. Held by the same claimant, or offered to it: granted anew. Else queued, if it waits and
               there is room, or refused.
@@ -282,13 +282,11 @@ def _marked(claims: Claims, position: int, written: Written) -> Claims:
 
 # Folds a ledger: entries in, one state out, the same for every reader; its bytes, its digest, its checkpoints.
 #
-# Bytes that do not decode, signatures that do not fit, formats of a later version: skipped and counted, by every
-# reader
-# alike. The fold takes nothing but the log: who may write is in the log too (`WriterList`), so that two readers with
-# other settings cannot come to different holders.
+# Every reader skips and counts the same entries: bytes that do not decode, wrong signatures, formats of a later
+# version. The fold uses only the log: the list of writers is in the log too (`WriterList`), so readers with different
+# settings still find the same holders.
 #
-# At every MILESTONE_ENTRIES entries the state is a *milestone*: readers compare its digest (`Checkpointed`), and any
-# of
+# At every MILESTONE_ENTRIES entries the state is a *milestone*: readers compare its digest (`Checkpointed`), and any of
 # them may store its bytes as a checkpoint, after which older entries can be cut off.
 
 MILESTONE_ENTRIES = 4_096

@@ -1,4 +1,4 @@
-"""A node's claims as a whole: its agents' wishes on one side, a ledger on the other, and what a node may believe.
+"""A node's claims: the wishes of its agents, a ledger, and what a node may believe.
 
     claims = Claims(ledger, signer, verifier, clock.monotonic_ns, incarnation=…, owes=…, wake=…)
     host.propose = claims.propose               # before the host starts, which releases what is still owed
@@ -6,9 +6,9 @@
     for shard, told in claims.due(now_ns): …    # before every step; what it returns is stepped first
     await claims.stop()                         # before the host stops
 
-Without the ledger everything goes on: leases run out on our own clock, questions are refused when their time is over,
-and whatever is safe needs nobody. Nothing is given back at a stop or a crash: where an agent was when its node went
-down, it may still be, and its lease says for how long.
+Without the ledger everything goes on: leases run out on our own clock, requests are refused when their time is over,
+and safe actions need nobody. A stop or a crash releases nothing: the agent may still be where it was, and its lease
+says for how long.
 """
 
 from __future__ import annotations

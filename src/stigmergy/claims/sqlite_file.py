@@ -1,8 +1,8 @@
-"""The file of a SQLite ledger: its tables, how it is made, opened and refused, and how it knows what it holds.
+"""The file of a SQLite ledger: its tables, how it is made, opened and refused, and how it checks itself.
 
-A new file is made under another name and renamed when it is whole. Opening changes nothing in a file that is refused.
-Nothing here opens the database by other means than SQLite: closing it again would take away the locks of every other
-connection in the process.
+A new file is made under another name and renamed when it is complete. Opening never changes a file that it refuses.
+Nothing here opens the database except through SQLite: closing it would release the locks of every other connection in
+the process.
 """
 
 from __future__ import annotations
@@ -247,10 +247,11 @@ def opening_error(error: Exception, path: str) -> LedgerError | ConfigError:
     return LedgerUnavailable(f"{path}: the device failed while the ledger was opened ({error!r}); check it")
 
 
-# Looks at the file of a ledger without changing anything: whether it is ours, and whole as far as the time goes.
+# Inspects the file of a ledger without changing anything: whether it is ours, and intact as far as time permits.
 #
-# Beside running nodes it reads in short stretches, so that nobody waits for it longer than for another reader. What
-# another process has left half done is theirs to mend, at its next start: then this says that it cannot look.
+# Beside running nodes it reads in short stretches, so that it delays nobody more than another reader. It leaves an
+# unfinished transaction of another process alone, which repairs it at its next start, and reports that it cannot
+# inspect the file.
 
 STRETCH_ENTRIES = 500
 APPLICATION_ID_AT, HEADER_BYTES = 68, 72

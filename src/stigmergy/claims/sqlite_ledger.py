@@ -1,16 +1,15 @@
 """The ledger in one SQLite file that several processes of one machine share: `sqlite:path/to/ledger.db`.
 
-An append is one transaction; SQLite's lock gives the processes one order. No write-ahead log here, although it would
-save a sync: what a damaged one loses, it loses silently (see `journal/sqlite/wal.py`), and only a scan that no other
-process disturbs finds it. With a rollback journal, what is committed is in the file itself when the append returns.
+An append is one transaction; SQLite's lock gives the processes one order. It uses no write-ahead log, although that
+would save a sync: a damaged one loses data silently (see `journal/sqlite/wal.py`), and only a scan without other
+processes finds it. With a rollback journal, committed data is in the file itself when the append returns.
 
 Each row carries a digest of itself and of the row before, and one record says where the log begins and ends: a reader
-notices whatever was changed, lost or cut off inside. Beside the file lies its mark (`journal/identity.py`), which
-betrays a file that was replaced by an older one. The file may lie on a local disk only: networks break locks.
+notices any change, loss or cut inside. The mark beside the file (`journal/identity.py`) reveals a file that was
+replaced by an older one. The file must be on a local disk: network file systems break locks.
 
-All of it happens in a thread of the connection; while somebody watches, it looks every LOOK_S whether others have
-appended. After a write that failed half way a connection is of no more use, and says so: who opens it again reads what
-became of it.
+Everything runs in a thread of the connection; while there are watchers, it checks every LOOK_S whether others have
+appended. After a half-finished write a connection is unusable and says so: open it again to read the outcome.
 """
 
 from __future__ import annotations

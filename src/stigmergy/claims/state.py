@@ -1,7 +1,7 @@
-"""What the fold of a ledger remembers: who holds what, who is offered it, who waits, and how far each writer is.
+"""The state of a ledger's fold: who holds what, who is offered it, who waits, and how far each writer is.
 
-Values, never changed in place; equal histories give equal values with equal bytes. Only what is held, offered or waited
-for takes room: a resource that nobody wants is not there.
+Values never change in place; equal histories give equal values with equal bytes. Only held, offered or awaited
+resources take space: a resource that nobody wants is not there.
 """
 
 from __future__ import annotations
@@ -133,15 +133,16 @@ class Claims(Struct, frozen=True):
         return mark is not None and (mark.life, mark.sequence) >= (life, sequence)
 
 
-# How long a lease lasts for its holder, and from when on an observer may say that it is over.
+# How long a lease lasts for its holder, and when an observer may declare it over.
 #
-# The holder counts `for_ms` on its own monotonic clock from a moment before it sent the move that was granted. An
-# observer counts on its own, from when it has seen the grant, which is after that move was sent. Between the two stand
-# only their clocks, each of which may run fast or slow by DRIFT_PPM_MAX. The holder's lease ends, at the latest, after
-# for / (1 - drift) of true time; so the observer waits until at least as much has passed on the fastest clock, and a
-# little more: for * (1 + drift) / (1 - drift) + MARGIN_MS.
+# The holder counts `for_ms` on its own monotonic clock from before it sent the granted move. An observer counts on its
+# own clock from when it saw the grant, which is after the move was sent. Only their clocks differ, each of which may
+# run fast or slow by DRIFT_PPM_MAX. The holder's lease ends, at the latest, after for / (1 - drift) of true time; so
+# the observer waits until at least as much has passed on the fastest clock, plus a margin: for * (1 + drift) / (1 -
+# drift) + MARGIN_MS.
 #
-# Only monotonic clocks count, and they must go on while a machine sleeps. Wall clocks may be wrong by any amount.
+# Only monotonic clocks count, and they must keep running while a machine sleeps. Wall clocks may be wrong by any
+# amount.
 
 MILLISECOND_NS = 1_000_000
 DRIFT_PPM_MAX = 1_000

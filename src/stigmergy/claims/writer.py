@@ -1,8 +1,8 @@
 """Writes a node's moves into the ledger: numbered, signed, in order, in batches, one append at a time.
 
-A batch that was refused is sent again after a pause, and may count its leases anew: nothing of it was written. One of
-which nobody knows is sent again as it is, until an append succeeds or the log shows it: readers drop the repetition.
-What was never sent can be recalled. The line is bounded; what finds no room is refused, and the caller decides.
+A refused batch is sent again after a pause, and may start its leases anew: nothing of it was written. A batch with an
+unknown outcome is sent again unchanged, until an append succeeds or the log shows it: readers drop the repetition.
+Unsent moves can be recalled. The queue is bounded; a move without room is refused, and the caller decides.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stigmergy.base.trust import Signer
 from stigmergy.claims.entries import ClaimBody, Move, write_records, writer_id
 from stigmergy.claims.port import Ledger
 
-# Growing pauses between tries, for whoever waits for a ledger.
+# Back-off between tries of a ledger.
 
 PAUSE_S_MIN = 0.02
 PAUSE_S_MAX = 1.0

@@ -1,1 +1,1 @@
-"""State that converges: values that every replica writes on its own, and how replicas come together. Pure."""
+"""Shared state that converges: values that every replica writes on its own, and anti-entropy between them. Pure."""

@@ -1,8 +1,8 @@
-"""Every bound of shared state, by name. The manual's page on shared state says what happens at each.
+"""Every bound of shared state, by name. docs/shared-state.md says what happens at each.
 
 There are two kinds. A *writer's* bound refuses a change where it is made (`LimitReached`), before anybody else has seen
-it. Concurrent writers can pass it together, so whoever merges takes twice as much: only what is far outside, which no
-honest fleet writes, is refused there; that object then stops converging at this replica, and its memory is not eaten.
+it. Concurrent writers can pass it together, so a merge accepts twice as much. It refuses only what is far outside,
+which no honest fleet writes; that object then stops converging at this replica, which protects its memory.
 """
 
 from __future__ import annotations

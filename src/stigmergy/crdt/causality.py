@@ -1,8 +1,8 @@
 """Which changes are known: dots, and contexts that hold them. Pure and immutable.
 
-A change is named by its dot: the replica that wrote it and how many it had written by then. The changes of one replica
-are numbered without gaps, so that what is known of it is one number as long as nothing is missing in between. What came
-too early is held as ranges beyond that number, until the gap closes.
+A dot names a change: the replica that wrote it and how many it had written by then. The changes of one replica are
+numbered without gaps, so one number says what is known of it while nothing is missing. Changes that came too early are
+held as ranges beyond that number, until the gap closes.
 """
 
 from __future__ import annotations

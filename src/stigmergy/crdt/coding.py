@@ -1,6 +1,6 @@
-"""Elements, keys and values as canonical bytes: equal bytes are the same element, whatever Python thinks of equality.
+"""Elements, keys and values as canonical bytes: equal bytes are the same element, whatever Python says of equality.
 
-1, 1.0 and True are three elements. A value is brought into its declared type first: 1 in a set of floats is 1.0.
+1, 1.0 and True are three elements. A value is first converted to its declared type: 1 in a set of floats is 1.0.
 """
 
 from __future__ import annotations

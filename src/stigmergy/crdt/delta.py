@@ -1,11 +1,11 @@
-"""Writes on their way: an edit has no dot yet, a delta is what travels. Also how both are made, joined and read.
+"""Edits and deltas: an edit has no dot yet, a delta is what travels. How both are made, joined and read.
 
 A mutator of a value returns an Edit. `mint` gives it the next dot of its replica and makes it a Delta, which holds
-consecutive changes of one author in net form: what they added and is still there, and which dots they removed. To add
-to a place replaces what the same author had there, so that is not listed as removed.
+consecutive changes of one author in net form: additions that still exist, and dots that were removed. An addition
+replaces what the same author had in that place, so that is not listed as removed.
 
-Bytes are canonical: equal deltas are equal bytes, and whatever is not exactly the bytes of a delta within all bounds is
-refused as BadDelta. Whether elements fit the declared types is for `SharedValue.check` to say.
+Bytes are canonical: equal deltas are equal bytes, and anything but exactly the bytes of a delta within all bounds is
+refused as BadDelta. `SharedValue.check` decides whether elements fit the declared types.
 """
 
 from __future__ import annotations
@@ -36,10 +36,9 @@ if TYPE_CHECKING:
 
 # The hybrid logical clock of registers: a stamp is the time, unless that is not after what the writer has seen.
 #
-# So a later write of somebody who saw the earlier one always has the higher stamp, whatever the clocks say; and as
-# long
-# as clocks are right, stamps are times. A clock far ahead would win every register until the others catch up: whoever
-# receives a stamp more than SKEW_NS_MAX ahead of its own clock does not take it yet.
+# So a later write by somebody who saw the earlier one always has the higher stamp, whatever the clocks say; while
+# clocks are right, stamps are times. A clock far ahead would win every register until the others catch up: a receiver
+# does not yet take a stamp more than SKEW_NS_MAX ahead of its own clock.
 
 SKEW_NS_MAX = 60 * 1_000_000_000
 """How far ahead of our clock a stamp of another replica may be."""

@@ -1,12 +1,12 @@
 """What the shared types raise; the core translates each into its own tree.
 
 CrdtError
-├── BadDelta         bytes that are no canonical delta within bounds: a peer's fault, refuse it
+├── BadDelta         bytes that are not a canonical delta within bounds: a peer's fault, refuse it
 ├── BadStore         the same for the bytes of a store
-├── NotContiguous    changes are missing that this delta builds upon: get those first
+├── NotContiguous    changes that this delta builds upon are missing: get those first
 ├── LimitReached     a stated bound would be passed: nothing was changed
 ├── WrongType        a value is not of the declared type
-└── WrongHint        a field is declared with a type that cannot be shared: mend the class
+└── WrongHint        a field is declared with a type that cannot be shared: fix the class
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Flags: off at first, switched by anybody. The two types differ in who wins when both are done at once."""
+"""Flags: off at first, switched by anybody. The two types differ in which of two concurrent switches wins."""
 
 from __future__ import annotations
 

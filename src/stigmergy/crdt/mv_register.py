@@ -1,4 +1,4 @@
-"""A register that keeps concurrent writes side by side, for whoever can decide between them."""
+"""A register that keeps concurrent writes side by side, for the application to decide between them."""
 
 from __future__ import annotations
 

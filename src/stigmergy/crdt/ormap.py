@@ -1,8 +1,8 @@
-"""A map whose values are shared types again. A key is there as long as something is alive below it: updates win.
+"""A map whose values are shared types again. A key exists while something is alive below it: updates win.
 
-Nobody creates an entry: `m[key]` is there for every key, empty at first, and its mutators write below that key. To
-remove a key removes all below it that is seen here; what others write there at the same time stays. A set below a key
-that has become empty, or a flag that was switched off, leaves nothing alive, and with it the key is gone.
+Entries are not created: `m[key]` exists for every key, empty at first, and its mutators write below that key. Removing
+a key removes everything below it that is seen here; concurrent writes of others stay. A set below a key that has become
+empty, or a flag that was switched off, leaves nothing alive, and then the key is gone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A set where adding wins over a concurrent removal: what is removed are the additions that the remover had seen."""
+"""A set where an addition wins over a concurrent removal: a removal removes the additions that the remover had seen."""
 
 from __future__ import annotations
 

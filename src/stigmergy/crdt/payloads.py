@@ -1,8 +1,8 @@
 """What one write puts into one place: nothing, a total, a value, or a value with its stamp. The first byte says which.
 
 (nothing)                        presence: an element of a set, a flag
-01 total                         a counter: what its replica has added up to; a MessagePack int
-02 stamp value                   a register where the last writer wins: 8 bytes, big-endian, then the value
+01 total                         a counter: the total of its replica; a MessagePack int
+02 stamp value                   a last-writer-wins register: 8 bytes, big-endian, then the value
 03 value                         a register or flag that keeps concurrent writes
 """
 

@@ -1,11 +1,11 @@
 """The state of an object at one replica: what is alive, and which changes are known. Immutable and pure.
 
 There are no tombstones: what is known and not alive is gone. `apply` takes the changes of one author, in causal order,
-and touches the places that they name and nothing else. `join` takes a whole other store. Whatever the order, the
-repetition and the way, replicas that know the same changes are equal, and so are their bytes and digests.
+and touches only the places that they name. `join` takes a whole other store. Whatever the order, repetition and path,
+replicas that know the same changes are equal, and so are their bytes and digests.
 
-A store also remembers its *frontier*: the replicas whose newest known change no other known change builds upon. All
-that is known follows from it, so it is all that the next own delta has to name as seen. It is in the bytes, and counts
+A store also remembers its *frontier*: the replicas whose newest known change no other known change builds upon.
+Everything known follows from it, so the next own delta names only the frontier as seen. It is in the bytes, but counts
 neither for equality nor for the digest.
 """
 

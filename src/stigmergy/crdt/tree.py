@@ -1,7 +1,7 @@
-"""The live dots of an object, by place: a persistent tree. A change copies the way to its place and nothing else.
+"""The live dots of an object, by place: a persistent tree. A change copies only the path to its place.
 
-A node has the dots that are live in its place, at most one for each replica, and its children by key. Nodes without
-dots and children are not kept, so the children of a node are exactly what is alive below it, and are counted at once.
+A node has the live dots of its place, at most one for each replica, and its children by key. Nodes without dots and
+children are not kept, so the children of a node are exactly what is alive below it, and counting them is immediate.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What all shared types have in common: an immutable view of a place in a store, read as the declared types say.
+"""What all shared types have in common: an immutable view of a place in a store, read by the declared types.
 
-A value never changes: its mutators return an Edit, and once that is minted and applied there is a new store, with which
-`with_store` makes the next value. What a type reads from the dots in its place is in the file of that type.
+A value never changes: its mutators return an Edit; minting and applying that gives a new store, and `with_store` makes
+the next value from it. The file of each type says how it reads the dots in its place.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Intent, act, confirm: an actuator whose effect can be seen is not believed but asked.
+"""Intent, act, confirm: an actuator whose effect can be observed is checked, not trusted.
 
-The intent is in the journal before any order goes out. `confirm=` says how to find out whether the world is as it was
-wanted: it is asked first, so that a repetition after a crash does nothing twice, and after acting, until it says yes
-or the time is over. Then the try has failed, and there is another.
+The intent is in the journal before any order goes out. `confirm=` says how to check whether the world is as intended.
+It runs first, so that a repetition after a crash does nothing twice, and after acting, until it says yes or the time is
+over. Then the try has failed, and the next one starts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a fleet's devices are fitted with: sensors, actuators, workers and control loops, as users declare them.
+"""The devices of a fleet as users declare them: sensors, actuators, workers and control loops.
 
 A declaration does nothing by itself. `node/device_tasks.py` runs sensors and loops, `node/effector.py` the rest.
 """

@@ -1,10 +1,10 @@
-"""A fence that survives a crash: tokens in a small SQLite file, written by a thread of its own.
+"""A fence that survives a crash: tokens in a small SQLite file, written by its own thread.
 
     fence = fleet.attach(FenceFile("fence.db"))
 
-`admit` never waits for the disk, because what makes safe may not. So a token is on disk a moment after its order has
-passed; a crash within that moment forgets it. A file that cannot be read keeps the node from starting; one that cannot
-be written is reported, and the fence goes on in memory.
+`admit` never waits for the disk, because safe actions must not. So a token is on disk a moment after its order has
+passed; a crash within that moment forgets it. An unreadable file keeps the node from starting; an unwritable one is
+reported, and the fence goes on in memory.
 """
 
 from __future__ import annotations

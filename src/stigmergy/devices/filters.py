@@ -1,10 +1,10 @@
-"""Makes a stream of readings thinner before it costs anything: a rate, every so many, one for each period. Pure.
+"""Thins a stream of readings before it costs anything: a rate, every so many, one for each period. Pure.
 
     Thinning(at_most_hz=2)                  # the newest, at most twice a second
     Thinning(keep_every=10)                 # one of ten
     Thinning(over_s=5, take="mean")         # one for each five seconds: mean, min, max or last
 
-What is left out is counted. Nothing here asks a clock: the caller says what time it is, and comes back when it is due.
+What is left out is counted. Nothing here uses a clock: the caller passes the time, and calls again when it is due.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Inner control loops: code that runs every few milliseconds beside an agent, unjournaled, with set-points from it.
 
-The agent decides what is wanted, seldom and durably; the loop holds it, often and without the disk. It drives only
-while somebody wants something: the agent is there and not stopped, the node lives, the set-point is fresh, and the loop
-itself does not fail. When one of these ends, its `safe` is called once, and again at the next end.
+The agent sets the target, seldom and durably; the loop holds it, often and without the disk. It drives only while the
+agent exists and is not stopped, the node runs, the set-point is fresh, and the loop itself does not fail. When one of
+these ends, its `safe` is called once, and again at the next end.
 """
 
 from __future__ import annotations

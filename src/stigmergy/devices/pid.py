@@ -1,11 +1,11 @@
-"""A PID controller as a pure value machine: measurement in, output out. It asks no clock and drives nothing.
+"""A PID controller as a pure state machine: measurement in, output out. It uses no clock and drives nothing.
 
     pid = Pid(kp=2.0, ki=0.5, kd=0.1, low=0.0, high=1.0)
     thrust = pid.step(wanted_m, measured_m, dt_s)
 
-The output is limited, and the integral never winds up behind the limit: it only takes what the output can still use.
+The output is limited, and the integral does not wind up behind the limit: it only takes what the output can still use.
 The derivative is that of the measurement, so that a new set-point gives no kick, and is smoothed by a first-order
-filter. Of what is not a finite number nothing is remembered: the last output is given again.
+filter. A value that is not finite is ignored: the last output is given again.
 """
 
 from __future__ import annotations

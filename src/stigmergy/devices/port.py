@@ -1,7 +1,7 @@
-"""The device ports: what the runtime promises to the code that reads sensors and moves things, and asks of it.
+"""The device ports: what the runtime promises to code that reads sensors and drives actuators, and requires of it.
 
-Users write plain functions: `@fleet.sensor`, `@fleet.actuator`, `@fleet.loop`. These protocols say what such a
-function may count on, and what it owes. An adapter for a kind of vehicle or board offers objects that keep them.
+Users write plain functions: `@fleet.sensor`, `@fleet.actuator`, `@fleet.loop`. These protocols say what such a function
+may rely on, and what it must do. An adapter for a vehicle or board offers objects that implement them.
 """
 
 from __future__ import annotations

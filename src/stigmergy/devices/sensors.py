@@ -1,8 +1,8 @@
-"""Sensors: functions that read a device, asked on a steady beat or speaking by themselves; what they say is observed.
+"""Sensors: functions that read a device, polled at a fixed rate or pushing by themselves; readings become observations.
 
-A sensor can fail, hang, lie or fall silent, and nothing but its own readings suffers: it is counted and reported, and
-silence is what `WhenStale` watches. Between a sensor and its agent there is room for two readings, one on its way and
-one that waits; the newest wins.
+A sensor can fail, hang, lie or fall silent; only its own readings suffer: the failure is counted and reported, and
+`WhenStale` watches for silence. Between a sensor and its agent there is room for two readings, one in progress and one
+that waits; the newest wins.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from stigmergy.base.errors import DefinitionError, StigmergyError
 from stigmergy.devices.filters import Thinner, Thinning
 from stigmergy.devices.port import Feed, Threads
 
-# A steady beat on the monotonic clock: the grid never shifts, and ticks that were missed are skipped and counted.
+# A fixed rate on the monotonic clock: the grid never shifts, and missed ticks are skipped and counted.
 
 EVERY_S_MIN = 0.001
 EVERY_S_MAX = 86_400.0

@@ -1,6 +1,6 @@
 """Staleness: which agents have not heard what they must hear. Runs on the monotonic clock, without the disk.
 
-For each rule the agents stand in the order in which they were last fresh, so a look costs only what is due.
+For each rule the agents are ordered by when they were last fresh, so a check costs only what is due.
 """
 
 from __future__ import annotations

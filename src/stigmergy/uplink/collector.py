@@ -1,9 +1,9 @@
-"""Takes what the uplinks of other nodes bring, once and in order, and tells each how far it has come.
+"""Takes what the uplinks of other nodes send, once and in order, and tells each how far it is.
 
-What a sender is told is what is durable here, for all shards of this node: its marks, in the same commits as what the
-events caused. So whatever breaks on either side, the sender goes on from the right place. A batch is taken if it
-follows what was taken before; else the sender has to look again. An event for an agent, or of a type, that this fleet
-does not have becomes a dead letter and holds up nothing. Commands are not taken: an uplink brings what has happened.
+A sender hears what is durable here, for all shards of this node: its marks, in the same commits as the results of the
+events. So whatever breaks on either side, the sender resumes at the right place. A batch is taken if it follows what
+was taken before; else the sender must check again. An event for an unknown agent or of an unknown type becomes a dead
+letter and delays nothing. Commands are refused: an uplink carries past events.
 """
 
 from __future__ import annotations
@@ -259,11 +259,10 @@ async def _all_of(futures: Sequence[asyncio.Future[None]]) -> None:
             raise outcome
 
 
-# What of a node on a bus has to do with uplinks: its own, if it has a rule for one, and those that it collects.
+# The uplinks of a node on a bus: its own, if it has a rule for one, and those that it collects.
 #
-# A gateway stands between two levels: its own uplink may leave by another bus than the one that its site is on, and
-# those
-# of whole sites may come in by a third one. Without them all of it is on the node's bus.
+# A gateway is between two levels: its own uplink may use another bus than its site, and uplinks of whole sites may come
+# in over a third one. By default everything is on the node's bus.
 
 ANY_SITE = "+"
 

@@ -1,12 +1,12 @@
-"""Takes what the uplinks of sites bring and hands it out over a bus, to agents that many nodes share.
+"""Takes what the uplinks of sites send and publishes it on a bus, to agents that many nodes share.
 
-A node that collects keeps marks in its own log. Where a fleet's shards are on many workers nobody has all of them; so
-each event is published as an input of its agent, under the numbers that it came with: whoever has the agent takes it
-once and in order. How far that is, is kept in a store, and written once the bus has everything up to there. What was
-published and not yet written down is published again, and dropped by the marks of those who had it.
+A collecting node keeps marks in its own log. If a fleet's shards are on many workers, no worker has all of them. So
+each event is published as an input of its agent, under its original numbers: the owner of the agent takes it once and
+in order. The position is kept in a store, and written once the bus has everything up to there. Events that were
+published but not yet recorded are published again, and the marks drop them.
 
-One of these at a time hands out for a fleet. Two at once would lose nothing; gateways would hear two answers. One that
-was held up writes nothing over what another one has written down since.
+One of these at a time distributes for a fleet. Two at once would lose nothing, but gateways would hear two answers. One
+that was paused never overwrites a newer position.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One shard of an uplink: reads its journal on, cuts batches, knows what the receiver has confirmed.
 
-It has no memory that must survive: `resume` begins from the receiver's marks, as often as it has to. Reading goes in
-small gulps, and whoever calls gives way to the node's own work between them.
+It has no memory that must survive: `resume` starts from the receiver's marks, as often as needed. It reads in small
+portions; the caller yields to the node's own work between them.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What an uplink and its receiver say to each other, and its bytes. Pure. docs/uplink.md describes every field.
+"""Messages between an uplink and its receiver, and their bytes. Pure. docs/uplink.md describes every field.
 
     Inquiry    up     how far have you come with me?
     Told       down   so far, and it is durable; or why not
     Batch      up     everything behind one number up to another that the rule lets through
 
-A message is one byte, 1 for plain and 2 for zlib, and then msgpack. Who speaks is said by the topic, never in here.
+A message is one byte, 1 for plain and 2 for zlib, and then msgpack. The topic says who speaks, the message never does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How an uplink's topics and sources are named. Pure.
+"""Names of an uplink's topics and sources. Pure.
 
 delivery/north/uplink/drone-7            up     from the node drone-7 of fleet delivery at site north
 delivery/north/uplink/drone-7/marks      down   to it
@@ -67,7 +67,7 @@ def sender_of(topic: str) -> UplinkSource:
     raise Malformed(f"{topic[:200]!r} is no topic of an uplink")
 
 
-# Which uplinks a node listens to, whom their events are for here, and which of them are not taken. Pure.
+# Which uplinks a node listens to, which agents their events are for, and which of them are refused. Pure.
 
 SUMMARY = spec_of(Summary).name
 

@@ -1,14 +1,14 @@
-"""What of a journal goes up to a gateway: a rule, and the sieve that applies it to commits in order. Pure.
+"""Which part of a journal goes up to a gateway: a rule, and the sieve that applies it to commits in order. Pure.
 
     uplink = { only = ["MissionCompleted"], sample = { Position = "1s" },
                aggregate = { BatteryMeasured = { every = "60s", fields = ["percent"] } } }
 
-Everything is decided by what the journal says, its times included, and never by a clock: whoever reads the same commits
-again finds the same events with the same numbers. So a sender needs no memory of its own. What a sieve remembers,
-samples taken and summaries begun, is made good by letting it take the commits since `horizon` once more.
+Every decision follows from the journal, its times included, and never from a clock: the same commits always give the
+same events with the same numbers. So a sender needs no memory of its own. What a sieve remembers, samples taken and
+summaries begun, is restored by feeding it the commits since `horizon` again.
 
 A number is `position << 22 | slot`. The slots of a commit are first for the summaries that its time completes, then,
-from 2**21 on, one for each of its events, sent or not: what the rule leaves out leaves a hole in the numbers.
+from 2**21 on, one for each of its events, sent or not: what the rule leaves out leaves a gap in the numbers.
 """
 
 from __future__ import annotations

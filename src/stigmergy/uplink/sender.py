@@ -1,9 +1,9 @@
-"""The uplink of a node: sends its journal on as a rule says, from where the receiver's own marks say that it is.
+"""The uplink of a node: sends its journal as a rule says, starting from the receiver's own marks.
 
-It asks the receiver how far it has come, sends behind that, and believes in nothing but the marks that it is told: that
-a broker has taken a batch proves nothing. When a link, the receiver or this node is back after a break, it asks again.
-A bounded number of batches is under way; while the link is down nothing is read and nothing is sent. To read and to
-pack takes at most a fifth of the node's time.
+It asks the receiver how far it is, sends what follows, and trusts only the marks it is told: that a broker has taken a
+batch proves nothing. When a link, the receiver or this node is back after a break, it asks again. A bounded number of
+batches is in flight; while the link is down nothing is read and nothing is sent. Reading and packing take at most a
+fifth of the node's time.
 """
 
 from __future__ import annotations

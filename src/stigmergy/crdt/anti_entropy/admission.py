@@ -1,9 +1,9 @@
-"""Takes in changes and states of others: believed or refused, kept or known, ripe or waiting. Pure.
+"""Admits changes and states of others: believed or refused, stored or already known, applied or waiting. Pure.
 
-A change must be signed by a key that we believe, under a replica's id that follows from that very key; fit the declared
-types; and contradict nothing that the same replica has signed. A state is the word of who sends it: it may not have
-changes of ours that we never made. A proof is two changes that one replica has signed and that contradict each other,
-whoever shows it.
+A change must be signed by a key that we believe, under a replica id derived from that key; it must fit the declared
+types and contradict nothing that the same replica has signed. A state rests on the word of its sender: it must not
+contain changes of ours that we never made. A proof is two contradicting changes signed by one replica, no matter who
+shows it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from stigmergy.crdt.payloads import STAMPED, stamp_of
 from stigmergy.crdt.store import ReplicaStore, read_store
 from stigmergy.crdt.tree import entries_of
 
-# Finds who has signed two different changes, and shows the proof to all others. Pure.
+# Finds an author that signed two different changes, and shows the proof to all others. Pure.
 #
 #     Shown     ->                 equal vectors, different stores: which signed changes are kept here, page after page
 #               <-  a change       the one that is kept there under the same number, and is another
@@ -46,13 +46,13 @@ from stigmergy.crdt.tree import entries_of
 #     Caught    ->                 every interval, to whom other authors are proven than to us
 #               <-  Caught, Proof  what each of the two lacks
 #
-# A proof is two signed changes and needs nobody's word. That stores differ proves nothing about the two who hold them:
-# both may have been lied to. So nobody is shut out for that; the object is flagged, and the search goes on.
+# A proof is two signed changes and needs no trust in its sender. Different stores prove nothing about the two nodes
+# that hold them: both may have been lied to. So nobody is quarantined for that; the object is flagged, and the search
+# goes on.
 #
-# Only whole changes are evidence, as long as the pool keeps them. The digest and signature of one that had to go would
-# convince ourselves and nobody else: the signature is over the whole change. And who shuts an author out alone parts
-# from
-# the honest who go on to take its changes, and from all that builds upon those.
+# Only whole changes are evidence, as long as the pool keeps them. The digest and signature of an evicted change would
+# convince only ourselves: the signature covers the whole change. And a node that quarantines an author alone diverges
+# from the honest nodes that still take its changes, and from everything built upon those.
 
 SHOWN_ENTRY_BYTES = 48
 """What one change takes in a message that names it."""
@@ -170,7 +170,7 @@ def _named(key: bytes) -> bytes:
     return body_digest(key)[:SHORT_DIGEST_BYTES]
 
 
-# Finds out what the other lacks, by digests and vectors, and sends it: changes, or the whole state. Pure.
+# Finds what the other node lacks, by digests and vectors, and sends it: changes, or the whole state. Pure.
 #
 #     Digests   ->                 every interval; equal ones end it
 #               <-  Vectors        what is durable here of an object whose digest differs; asks for the same
@@ -178,12 +178,11 @@ def _named(key: bytes) -> bytes:
 #     Vectors   ->                 if we lack something, too
 #               <-  changes
 #
-# Equal vectors with different digests are a divergence: the object is flagged, and both look for an author that has
-# signed two different changes (`proving.py`). Neither of the two is blamed for it.
+# Equal vectors with different digests are a divergence: the object is flagged, and both search for an author that
+# signed two different changes. Neither of the two is blamed.
 #
-# Who lacks changes of an author that is shut out is sent the state instead: such changes are refused one by one, but
-# what
-# honest nodes have taken of them before they knew must be the same everywhere, and other changes build upon it.
+# A node that lacks changes of a quarantined author gets the state instead: such changes are refused one by one, but
+# what honest nodes took of them earlier must be the same everywhere, and other changes build upon it.
 
 DIGEST_ENTRY_BYTES = 28
 """What one object takes in a message with digests."""

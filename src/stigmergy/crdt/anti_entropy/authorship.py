@@ -1,18 +1,18 @@
-"""Who may write under which replica's id, and what exactly is signed. Pure: keys are used by functions of the caller.
+"""Who may write under which replica id, and what exactly is signed. Pure: the caller's functions use the keys.
 
-A replica's id is a digest of its node's public key, the incarnation of its journal, the fleet and the agent's
-address (`agents/shared.py`; the caller passes the function). So a node can only mint changes of replicas of its own
-key, and everybody can check it. A journal that was restored from a copy, or cloned, has a new incarnation and with it
-new replicas: it cannot use a number twice.
+A replica's id is a digest of its node's public key, the incarnation of its journal, the fleet and the agent's address
+(`agents/shared.py`; the caller passes the function). So a node can only make changes of replicas of its own key, and
+everybody can check it. A restored or cloned journal has a new incarnation and so new replicas: it cannot use a number
+twice.
 
-Signed are bytes, never objects, and each kind has a domain of its own:
+Signatures cover bytes, never objects, and each kind has its own domain:
 
     a change    `stigmergy.delta@1` 0   [fleet, object, replica, address, incarnation, first, last, bytes of the delta]
     a message   `stigmergy.gossip@1` 0  [fleet, node, bytes of the message]
 
-Whom to believe: `trusted` keys, or, where none are configured, every good key. A node's name belongs to the key that
-was first heard under it, until the node leaves. So without trusted keys a stranger can join, take a name that nobody
-uses, and write replicas of its own, though never those of others.
+Whom to believe: `trusted` keys, or, if none are configured, every valid key. A node's name belongs to the key that was
+first heard under it, until the node leaves. So without trusted keys a stranger can join, take an unused name, and write
+replicas of its own, though never those of others.
 """
 
 from __future__ import annotations
@@ -113,16 +113,12 @@ class KnownKeys:
         return self.believes(algorithm, key) and self._trust.verify(algorithm, key, statement, signature)
 
 
-# Who is shut out: keys and replicas from which nothing more is taken until an operator lifts it. Pure.
+# Quarantine: keys and replicas from which nothing more is taken until an operator lifts it. Pure.
 #
-# Only proven lies lead here: two different changes under one number, signed by one key, or a state, signed by who
-# sends
-# it, with a change of ours that we never made. That stores differ proves nothing. A quarantine
-# lasts until it is lifted or the node is started anew; then the others show it the proof again. It covers what its
-# author
-# signed, by whatever way it comes. What others hold of it already comes with their states all the same: their word
-# stands
-# for that.
+# Only proven lies lead here: two different changes under one number, signed by one key, or a state, signed by its
+# sender, with a change of ours that we never made. Different stores prove nothing. A quarantine lasts until it is
+# lifted or the node restarts; then the others show it the proof again. It covers what its author signed, on whatever
+# path it comes. What others already hold of it still comes with their states: they vouch for that.
 
 QUARANTINED_COUNT_MAX = 10_000
 """When so many are shut out, the first goes."""

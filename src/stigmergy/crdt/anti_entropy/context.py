@@ -1,4 +1,4 @@
-"""What all parts of a machine work on: who we are, what we hold, who is there, and what goes out. Pure."""
+"""Shared context of all parts of a machine: who we are, what we hold, the members, and what goes out. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""One object at this node: its replicas here, what is known of it, what waits, and what is handed to the host. Pure.
+"""One object at this node: its local replicas, its known and waiting changes, and what goes to the host. Pure.
 
-Several agents of a node may hold the same object. Each has a replica with a store of its own; what any of them has on
-disk, the node *has*: it tells and acknowledges it, and feeds it to the others here.
+Several agents of a node may hold the same object. Each has a replica with its own store; what any of them has on disk,
+the node *has*: it sends and acknowledges it, and feeds it to the others here.
 """
 
 from __future__ import annotations
@@ -22,22 +22,19 @@ from stigmergy.crdt.errors import CrdtError, LimitReached, NotContiguous
 from stigmergy.crdt.store import EMPTY, ReplicaStore
 from stigmergy.crdt.value import SharedValue
 
-# Vectors as they are told: replicas that have long been silent are named only by a common digest. Pure.
+# Vectors as nodes exchange them: long-silent replicas are summarised in a common digest. Pure.
 #
-# A *retired* replica is one of which nothing new came for a stated time, or that an operator has retired. Its entry
-# leaves the vectors that nodes tell each other: all retired entries of an object together are an *epoch*, a count and
-# a
-# digest. Nodes of the same epoch compare the rest; others tell each other everything once. A retired replica that
-# writes again is no longer retired.
+# A *retired* replica is one that was silent for a stated time, or that an operator has retired. Its entry leaves the
+# exchanged vectors: all retired entries of an object together are an *epoch*, a count and a digest. Nodes of the same
+# epoch compare the rest; others exchange everything once. A retired replica that writes again is no longer retired.
 #
-# In the store the entry stays, some 10 bytes for each replica that ever wrote. That is on purpose, and it is what
-# makes
-# the return of anybody after any absence safe without a rule of its own. Whoever comes back holds things that were
-# removed since, and perhaps writes that nobody has seen. Only the counter up to which its writes, and those of others,
-# were known tells the two apart. A fleet that forgets the counter must either revive the first or lose the second, and
-# must agree on when to forget, which two halves of a cut fleet cannot. With the entry, a return is a join like any
-# other: what was removed stays removed, unseen writes are taken, and no id has to be changed; two halves that retired
-# different replicas differ in what they tell, never in what they hold.
+# The store keeps the entry, some 10 bytes for each replica that ever wrote. That is deliberate: it makes any return
+# after any absence safe without a special rule. A returning node holds elements that were removed since, and perhaps
+# writes that nobody has seen. Only the counter up to which its writes, and those of others, were known tells the two
+# apart. A fleet that forgets the counter must either revive the first or lose the second, and must agree on when to
+# forget, which two halves of a partitioned fleet cannot. With the entry, a return is an ordinary join: removed elements
+# stay removed, unseen writes are taken, and no id changes. Two halves that retired different replicas differ in what
+# they send, never in what they hold.
 
 NO_EPOCH = bytes(SHORT_DIGEST_BYTES)
 _EPOCH_CONTEXT = "stigmergy 2026 retired replicas"

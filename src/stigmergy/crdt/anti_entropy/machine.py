@@ -1,4 +1,4 @@
-"""One node's part in bringing replicas together: messages, merges and time in, one Ready out. Pure; see the package.
+"""One node's part in anti-entropy: messages, merges and time in, one Ready out. Pure; see the package.
 
     machine.hold(name, replica, address, store, moment)     an agent here has the object
     machine.members(names, moment)                          who else is there

@@ -1,14 +1,14 @@
-"""What nodes say to each other, and its bytes. Pure. docs/formats.md describes every field.
+"""Messages of anti-entropy and their bytes. Pure. docs/formats.md describes every field.
 
 The first byte of a datagram says what it is:
 
-    11  a change   signed by its author, passed on as it came
+    11  a change   signed by its author, forwarded unchanged
     12  a message  signed by its sender
-    13  a part     of something that is too long for a datagram; unsigned, the whole is checked
-    14  an acknowledgement, unsigned: a false one only puts off what digests repair anyhow
+    13  a part     of a body that is too long for a datagram; unsigned, the whole is checked
+    14  an acknowledgement, unsigned: a false one only delays what digests repair anyway
 
-Behind it follows MessagePack, in its shortest form and nothing behind it: whatever is not exactly what we would write
-is refused (BadMessage), so that nothing that was changed on its way can pass for the same.
+MessagePack in its shortest form follows, and nothing after it: anything but exactly the bytes that we would write is
+refused (BadMessage), so nothing that was changed in transit can pass for the same.
 """
 
 from __future__ import annotations

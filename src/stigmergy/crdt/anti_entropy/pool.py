@@ -1,9 +1,9 @@
-"""The signed changes of one object that are kept: to hand them on, to send them again, and as evidence. Bounded.
+"""The signed changes of one object that are kept: to forward them, to send them again, and as evidence. Bounded.
 
-An author signs each of its changes once, alone or joined with its neighbours, and never again in another way. So what
-is signed by one replica never overlaps, unless it is the same. Two changes that overlap and differ prove a lie.
+An author signs each of its changes once, alone or joined with adjacent ones, and never again differently. So the signed
+changes of one replica never overlap unless they are the same. Two that overlap and differ prove a lie.
 
-When the pool is full the oldest go, whosever they are. Who lacks one of those is sent the state instead.
+When the pool is full the oldest go, whoever wrote them. A node that lacks one of those is sent the state instead.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The bounds and times of anti-entropy: how often, how many, how much. Every queue here has its limit."""
+"""The bounds and times of anti-entropy. Every queue here has its limit."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Bodies that are too long for a datagram: offered, fetched in parts, put together and checked. Pure and bounded.
+"""Bodies that are too long for a datagram: offered, fetched in parts, assembled and checked. Pure and bounded.
 
-The receiver fetches: it asks for some parts at a time, and for those that do not come again. A part is believed
-because of the digest of the whole, which was offered under a signature. One wrong part spoils the whole body: it is
-thrown away, and the next digest begins anew.
+The receiver fetches: it requests some parts at a time, and again those that do not come. A part is covered by the
+digest of the whole, which was offered under a signature. One wrong part spoils the whole body: it is discarded, and the
+next digest starts again.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""MAVLink vehicles: what PX4, ArduPilot and their kin say about themselves, and how they are told what to do.
+"""MAVLink vehicles: readings from PX4, ArduPilot and similar autopilots, and commands to them.
 
     vehicle = fleet.attach(Vehicle("udpin://0.0.0.0:14540"))
 
-The protocol is spoken here, in a few small files, and not through pymavlink (107 MB on a device, blocking, LGPL) or
-MAVSDK (21 MB of native code with threads of its own). The tests hold our bytes against those of pymavlink.
+The protocol is implemented here, in a few small files, and not through pymavlink (107 MB on a device, blocking, LGPL)
+or MAVSDK (21 MB of native code with its own threads). The tests compare our bytes with those of pymavlink.
 """
 
 from stigmergy.devices.mavlink.messages import Autopilot, Landed, MavResult

@@ -1,8 +1,8 @@
-"""The MAVLink messages that we speak, and their bytes. Pure.
+"""The MAVLink messages that we support, and their bytes. Pure.
 
-A message's layout is written as in the protocol's definition: types and names in the order of the definition, then
-what was added later. From that follow the order on the wire (larger types first, what was added last) and the byte
-that both sides mix into the checksum, so that two who disagree about a layout do not misread each other.
+A layout is written as in the protocol's definition: types and names in order, then later additions. From that follow
+the order on the wire (larger types first, additions last) and the byte that both sides mix into the checksum, so that
+two sides with different layouts do not misread each other.
 """
 
 from __future__ import annotations
@@ -344,11 +344,10 @@ MESSAGES: tuple[type[MavMessage], ...] = (
 LAYOUTS: dict[int, MavLayout] = {cls.NUMBER: MavLayout(cls) for cls in MESSAGES}
 
 
-# Frames: bytes to messages and back. Reads MAVLink 1 and 2, writes 2. Whatever comes, it only counts what is bad.
+# Frames: bytes to messages and back. Reads MAVLink 1 and 2, writes 2. Bad input is only counted.
 #
-# A frame whose checksum does not fit is not believed, nor is its length: the search goes on at the next byte.
-# Signatures
-# are passed over and not checked; a link that strangers can reach needs protection of its own.
+# If the checksum of a frame is wrong, its length is not believed either: the search continues at the next byte.
+# Signatures are skipped and not checked; protect a link that strangers can reach.
 
 MAGIC_1, MAGIC_2 = 0xFE, 0xFD
 SIGNED_FLAG = 0x01

@@ -1,11 +1,11 @@
-"""Fits a fleet out for MAVLink: sensors for what an agent has handlers for, and actuators for what vehicles can do.
+"""Sets a fleet up for MAVLink: sensors for what an agent has handlers for, and actuators for what vehicles can do.
 
     fit(fleet, Drone, Vehicle("udpin://0.0.0.0:14540"))                       # one vehicle on this device
     fit(fleet, Drone, {"D-17": Vehicle(one), "D-18": Vehicle(other)})         # a gateway with several
 
 The agent then handles `BatteryRead`, `PositionRead` and `StatusRead`, and yields `TakeOff`, `GoTo`, `Land` and others.
-Each action is carried out behind a fence and is done when the vehicle is seen to be there. What is wanted otherwise
-is written by hand, with `@fleet.sensor` and `@fleet.actuator`.
+Each action is carried out behind a fence and is done when the vehicle reports the result. For anything else, write your
+own `@fleet.sensor` and `@fleet.actuator`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A MAVLink vehicle as sensors and actuators see it: what it last said, while that is fresh, and what it can be told.
+"""A MAVLink vehicle as sensors and actuators see it: its last fresh readings, and the commands that it takes.
 
-Readings are of the last `fresh_s` seconds, or None: a lost link is silence, and silence is what `WhenStale` is for.
-A command is sent until it is acknowledged, with a counter that says how often it was sent, a bounded number of times.
-Each asks first whether the vehicle is there already: then it has nothing to do, so that repeating it does no harm.
+Readings are at most `fresh_s` seconds old, or None: a lost link is silence, and `WhenStale` handles silence. A command
+is sent until it is acknowledged, with a counter of its repetitions, a bounded number of times. Each first checks
+whether the vehicle is already in the wanted state and then does nothing, so a repetition is harmless.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from stigmergy.devices.mavlink.messages import (
     SysStatus,
 )
 
-# The link to a vehicle: datagrams or a serial line, heartbeats out, frames in. It mends itself and never raises.
+# The link to a vehicle: datagrams or a serial line, heartbeats out, frames in. It reconnects itself and never raises.
 #
-# udpin://0.0.0.0:14540         waits for the vehicle, and answers where it speaks from
-# udpout://192.168.1.10:14555   speaks first
-# serial:///dev/ttyACM0?baud=57600
+#     udpin://0.0.0.0:14540         waits for the vehicle, and answers to its address
+#     udpout://192.168.1.10:14555   speaks first
+#     serial:///dev/ttyACM0?baud=57600
 
 REOPEN_S = 1.0
 """How long a serial line that is gone is left alone before it is opened again."""
