@@ -1,12 +1,12 @@
-"""The log as Arrow record batches, and record batches as what compiled agents are sent.
+"""The log as Arrow record batches, and record batches as input for compiled agents.
 
     from stigmergy.arrow import add_table, read_log
 
     for batch in read_log("segments:telemetry", kind="Drone", type="Positioned"):
         ...                                        # a pyarrow.RecordBatch: agent, time, north_m, …
 
-Importing it needs pyarrow and numpy, which come with `pip install "stigmergy[parquet]"`. Whoever reads a log needs
-neither the fleet's classes nor a compiler.
+Importing it needs pyarrow and numpy, which come with `pip install "stigmergy[parquet]"`. Reading a log needs neither
+the fleet's classes nor a compiler.
 """
 
 from __future__ import annotations

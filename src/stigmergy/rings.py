@@ -6,9 +6,9 @@
         feed.send()
         feed.wait_durable()
 
-`open_feed` is the same on an event loop. The node is asked, over its control socket, how records are made and which
-numbers agents have; batches go through memory. Where several processes share the fleet, each batch goes into the ring
-of the process that has its shard. Importing this needs numpy: `pip install "stigmergy[compiled]"`.
+`open_feed` is the same on an event loop. It asks the node over its control socket for the record layout and the agents'
+numbers; batches go through memory. Where several processes share the fleet, each batch goes into the ring of the
+process that owns its shard. Importing this needs numpy: `pip install "stigmergy[compiled]"`.
 """
 
 from __future__ import annotations

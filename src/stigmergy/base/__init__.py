@@ -1,1 +1,1 @@
-"""What everything else stands on: the error tree, the clock and signer ports, the system's clocks, small queues."""
+"""The foundation of all other packages: the error tree, the clock and signer ports, system clocks, small queues."""

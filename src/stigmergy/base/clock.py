@@ -1,4 +1,4 @@
-"""The clock and entropy ports: the only places where time and chance come from."""
+"""The clock and entropy ports: the only sources of time and randomness."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Ids of commands that carry the time at which they were made: UUIDs of version 7 (RFC 9562).
 
-Pure: time and randomness are arguments. An id that carries its time stays decidable after it was forgotten: it is older
-than what is remembered, so it is refused and not done again. `shard/memory.py` has the rules.
+Pure: time and randomness are arguments. An id with its time can be judged after it was forgotten: it is older than what
+is remembered, so it is refused and not done again. `shard/memory.py` has the rules.
 """
 
 from __future__ import annotations

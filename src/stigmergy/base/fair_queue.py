@@ -1,8 +1,8 @@
 """A queue that is fair to sources: deficit round robin. Pure.
 
-What one source has put comes out in its order. Between sources each gets the same cost per round, so a source that
-puts thousands delays another one by one round, not by thousands. A source with nothing waiting has no turn and saves
-nothing up. The caller bounds how much is put, and says what an item costs: its bytes and a fixed amount for its work.
+The items of one source keep their order. Between sources each gets the same cost per round, so a source that puts
+thousands delays another one by one round, not by thousands. A source with nothing waiting has no turn and saves nothing
+up. The caller bounds how much is put, and passes the cost of an item: its bytes and a fixed amount for its work.
 
 A source may be held: it keeps its place and its items, and has no turn until it is released.
 """

@@ -1,4 +1,4 @@
-"""The trust port: signs the heads of a group, and checks such signatures. Keys may live in a file, a TPM, a token."""
+"""The trust port: signs the heads of a group, and checks such signatures. Keys may be in a file, a TPM, a token."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Unix sockets as files, for their owner only: what the control endpoint and neighbouring processes share.
+"""Unix sockets as files, for their owner only: shared by the control endpoint and the peer port.
 
-A file has mode 0600: who may write to the journal may speak to the node, nobody else. A file left behind by a process
-that died is replaced; one that somebody answers on is respected. A path too long for the address of a socket is reached
-through its folder.
+A file has mode 0600: only who may write to the journal may talk to the node. A file that a dead process left behind is
+replaced; one that somebody answers on is respected. A path that is too long for a socket address is reached through its
+folder.
 """
 
 from __future__ import annotations

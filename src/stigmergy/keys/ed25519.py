@@ -1,8 +1,8 @@
 """Ed25519 through libsodium: the Signer and Verifier ports. Signing takes about 20 us, verifying about 55 us.
 
-The private key stays inside the signer and never appears in a representation, a pickle or an error. A verifier says
-False to everything that is wrong and never raises. libsodium's check is strict: the scalar must be reduced, the key and
-the commitment canonical and of large order. The caller enrols only keys that `acceptable` has nothing against.
+The private key stays inside the signer and never appears in a representation, a pickle or an error. A verifier returns
+False for everything that is wrong and never raises. libsodium's check is strict: the scalar must be reduced, the key
+and the commitment canonical and of large order. The caller enrols only keys that `acceptable` has no objection to.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """Key files: private keys that stay on a device, public keys that people paste. docs/formats/keys.md has every byte.
 
-A private key file is written once, with mode 0600, and survives loss of power whole or not at all; an existing file
-is never replaced. It is read only if nobody but its owner has any right to it. A check value tells damage (TrustError)
-from a key that is another one than expected (WrongKey). The secret never appears in a representation, a pickle, an
-encoding by msgspec, or an error.
+A private key file is written once, with mode 0600, and survives a power loss completely or not at all; an existing file
+is never replaced. It is read only if nobody but its owner has any right to it. A checksum tells damage (TrustError)
+from an unexpected key (WrongKey). The secret never appears in a representation, a pickle, an encoding by msgspec, or an
+error.
 
-Beside a private key lies a file that says which journals on a disk the key has signed, so that one that is gone is
-missed even where nothing is left of it. It holds no secret, and may be edited: one line is one journal.
+Beside a private key is a file that lists the journals that the key has signed on this disk, so that a missing one is
+noticed even if nothing is left of it. It holds no secret and may be edited: one line is one journal.
 
-The caller asks Verifier.acceptable before it enrols a public key that somebody pasted: what is read here is well
-written, which does not make it a good key. Reading and writing block; do it before the event loop starts.
+Call Verifier.acceptable before you enrol a pasted public key: this module checks only the format, not whether the key
+is good. Reading and writing block; do it before the event loop starts.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _PRIVATE_CHECK_CONTEXT = "stigmergy 2026 private key file"
 _PUBLIC_CHECK_BYTES = 4
 _PUBLIC_CHECK_CONTEXT = "stigmergy 2026 public key line"
 
-# Printable ASCII without spaces at the ends: nothing in it can disguise a line on a terminal.
+# Printable ASCII without spaces at the ends: it cannot disguise a line on a terminal.
 _COMMENT = rf"[!-~](?:[ -~]{{0,{COMMENT_CHARACTERS_MAX - 2}}}[!-~])?"
 _COMMENT_ONLY = re.compile(_COMMENT)
 _PRIVATE = re.compile(

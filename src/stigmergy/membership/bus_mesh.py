@@ -2,10 +2,10 @@
 
     delivery/north/mesh/gateway/drone-7        to gateway, from drone-7
 
-The topic says who speaks and the payload is the body: a broker that knows its clients can see to it that nobody speaks
-for another. Bodies go with whatever quality the bus gives, which is more than a mesh must have: a datagram for a node
-that is away may be held by its broker and come late. While the link is down everything is dropped. The bus belongs to
-whoever made it; this neither opens nor closes it.
+The topic says who speaks and the payload is the body: a broker that authenticates its clients can prevent that one
+speaks for another. Bodies get the quality of the bus, which is more than a mesh needs: a broker may hold a datagram for
+an absent node and deliver it late. While the link is down everything is dropped. The bus belongs to the caller; this
+neither opens nor closes it.
 """
 
 from __future__ import annotations

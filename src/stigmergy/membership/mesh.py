@@ -1,7 +1,7 @@
 """The mesh port: small datagrams between nodes that know each other by name. Nothing about it is reliable.
 
-What gossips (anti-entropy, membership) needs no more: it repeats itself, and takes nothing for granted. A mesh never
-retries, never waits and keeps no more than a short queue. Who needs an answer asks again.
+Gossip (anti-entropy, membership) needs no more: it repeats itself and relies on nothing. A mesh never retries, never
+waits and keeps only a short queue. If you need an answer, ask again.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def check_datagram(to: str, body: bytes, bytes_max: int) -> None:
         raise TooLarge(f"a datagram of {len(body)} bytes to {to}, at most {bytes_max}; say less, or in several")
 
 
-# A mesh with nobody on it: for a node without a bus or a mesh, whose own agents share fields all the same.
+# A mesh without peers: for a node without a bus or a mesh, whose own agents still share fields.
 
 BYTES_MAX = 64 * 1024
 
@@ -148,12 +148,12 @@ class NullMesh:
         """There is nothing to end."""
 
 
-# Several users of one mesh: a byte in front of each body says whose it is. Membership and anti-entropy share one so.
+# Several users of one mesh: a byte before each body says whose it is. Membership and anti-entropy share one this way.
 #
-# channels = MeshChannels(mesh)
-# membership = Membership(channels.channel(MEMBERSHIP), …)      # each channel is a Mesh
-# replicas = Replicas(channels.channel(REPLICAS), …)
-# await channels.close()                                        # and the mesh with it
+#     channels = MeshChannels(mesh)
+#     membership = Membership(channels.channel(MEMBERSHIP), …)      # each channel is a Mesh
+#     replicas = Replicas(channels.channel(REPLICAS), …)
+#     await channels.close()                                        # and the mesh with it
 
 MEMBERSHIP = 1
 REPLICAS = 2

@@ -1,8 +1,8 @@
-"""What nodes say to each other about who is there: the bytes of one datagram of membership. docs/formats.md has them.
+"""Membership packets: the bytes of one datagram. docs/formats.md describes them.
 
-Every packet says which run of its sender speaks, and carries what its sender knows about some members. It ends with a
-check, keyed with the fleet's name: what was damaged on its way, or is of another fleet, raises Malformed, and so does
-anything that is not exactly a packet. The check is no secret; a mesh with a key keeps strangers out.
+Every packet names the run of its sender and carries what its sender knows about some members. It ends with a check,
+keyed with the fleet's name: a packet that was damaged, is of another fleet, or is not exactly a packet raises
+Malformed. The check is no secret; a mesh with a key keeps strangers out.
 """
 
 from __future__ import annotations
@@ -174,13 +174,12 @@ def _is_in_order(update: SwimUpdate) -> bool:
     )
 
 
-# Who is known, and what of each: for every name the update of the highest rank. Pure.
+# The known members: for every name the update of the highest rank. Pure.
 #
-# Since ranks are totally ordered and the highest one stays, it does not matter in which order, how often, or from whom
-# updates about a member come: tables that have taken the same ones say the same. Members that are gone stay for a
-# while,
-# so that older news of them is known to be old, and so that somebody asks for them again when a partition may have
-# healed. Who was never known is not remembered as gone.
+# Ranks are totally ordered and the highest one stays, so the order, repetition and source of updates do not matter:
+# tables that have taken the same updates are equal. Members that are gone stay for a while, so that older updates are
+# recognised as old, and so that somebody probes them again when a partition may have healed. A member that was never
+# known is not remembered as gone.
 
 MEMBERS_COUNT_MAX = 4_096
 """Members that are present, ourselves included. One more is not taken, and that is counted."""

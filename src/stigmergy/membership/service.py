@@ -1,8 +1,8 @@
-"""Who is in the fleet, where no broker says so: the shell of SWIM (core/swim) on a mesh and a clock.
+"""Membership without a broker: runs SWIM (`membership/swim.py`) on a mesh and a clock.
 
-Tells joins and leaves as presence on a bus does: the same events, through the same callback, with the same questions to
-ask (see Roster). Where a transport has presence, that is used instead: it hears of a lost link sooner, and costs less.
-Nothing here is durable. After a start `MembersReset` comes first, then whoever is found.
+It reports joins and leaves as presence on a bus does: the same events, through the same callback, with the same
+questions to ask (see Roster). Where a transport has presence, that is used instead: it hears of a lost link sooner, and
+costs less. Nothing here is durable. After a start `MembersReset` comes first, then the members that are found.
 """
 
 from __future__ import annotations

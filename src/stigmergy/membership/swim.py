@@ -1,19 +1,19 @@
-"""SWIM without its network: packets and moments go in, what to send and who came or went comes out. Pure.
+"""SWIM without its network: packets and times go in, packets to send and joins and leaves come out. Pure.
 
     swim = Swim(Identity(…), fleet="delivery", bytes_max=1024, seeds=("gateway",), choose=…, settings=SwimSettings())
     swim.step(sender, body, now_ns)      # a datagram came
     swim.tick(now_ns)                    # it is time: at `ready.wake_ns`, or whenever you like
     ready = swim.ready()                 # send `ready.sends`, tell `ready.events`, call tick again at `ready.wake_ns`
 
-Every `probe_s` a node asks one other, in a shuffled round, whether it is there. When no answer comes it asks again, and
-through helpers; then it suspects it. What is suspected is passed on with the packets that go anyway, and asked some
-more. Who hears that it is suspected says that it is alive, under a higher incarnation; who does not, in time, is
-declared dead. What others call dead is a suspect like any other: everybody waits for itself. Every `sync_s` two nodes
-compare digests of whom they know and mend what differs; one that was lost, or a seed, is greeted too, so that
-partitions heal. Load per node does not grow with the fleet.
+Every `probe_s` a node probes one other, in a shuffled round. Without an answer it asks again, and through helpers; then
+it suspects the node. Suspicions travel with packets that go anyway, and the suspect is probed further. A node that
+hears that it is suspected says that it is alive, under a higher incarnation; one that does not, in time, is declared
+dead. A node that others call dead is only a suspect here: every node waits for itself. Every `sync_s` two nodes compare
+digests of the members they know and repair differences; a lost node, or a seed, is contacted too, so that partitions
+heal. Load per node does not grow with the fleet.
 
-`now_ns` is monotonic. `choose(n)` draws from 0 to n - 1. Nothing is believed that a node could not say; but a node that
-lies about others is believed until those object: this is no defence against a hostile member.
+`now_ns` is monotonic. `choose(n)` draws from 0 to n - 1. Impossible statements are rejected, but a node that lies about
+others is believed until those object: this is no defence against a hostile member.
 """
 
 from __future__ import annotations
@@ -41,13 +41,11 @@ from stigmergy.membership.packets import (
 )
 from stigmergy.membership.settings import SECOND_NS, SwimSettings
 
-# Who we are to the others: our incarnation, which only we raise, and whether somebody else goes by our name. Pure.
+# Our own identity: our incarnation, which only we raise, and whether another node uses our name. Pure.
 #
-# Others may believe that we are gone, or still know an earlier run of ours. Either is answered with a higher
-# incarnation
-# than theirs. An earlier run is outdone once; a twin, which is another running node with our name, outdoes us again.
-# That
-# is how it is found. Which of the two the others then see changes from second to second: one must be renamed.
+# Others may believe that we are gone, or still know an earlier run of ours. We answer either with a higher incarnation
+# than theirs. An earlier run is outdone once; a twin, another running node with our name, outdoes us again. That is how
+# it is found. Which of the two the others then see changes from second to second: one must be renamed.
 
 TWINS_COUNT_MAX = 16
 OUTDONE_TIMES = 2
@@ -123,7 +121,7 @@ class OwnRecord:
         return True
 
 
-# Whom to ask next, and one question under way. Pure.
+# The next node to probe, and one probe in progress. Pure.
 
 NAMES_COUNT_MAX = 8_192
 """Names in a round, of those who are gone since it began too. One more, and it begins anew without those."""
@@ -191,10 +189,10 @@ class Round:
             self._order[last], self._order[other] = self._order[other], self._order[last]
 
 
-# What is to be passed on: the latest update about each member, as often as it takes to reach everybody. Pure.
+# Updates to pass on: the latest one about each member, as often as needed to reach everybody. Pure.
 #
-# An update rides on packets that go anyway. Those that went out least go first; each goes a number of times that grows
-# with the logarithm of the fleet and is then forgotten: who has missed it learns it by comparing digests.
+# An update travels on packets that go anyway. The least sent go first; each goes a number of times that grows with the
+# logarithm of the fleet and is then forgotten: a node that missed it learns it by comparing digests.
 
 RUMOURS_COUNT_MAX = 1_024
 """Updates that wait. One more, and one that went out most is dropped."""

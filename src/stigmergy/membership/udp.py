@@ -2,12 +2,12 @@
 
     udp://10.0.0.7:7946?peers=gateway@10.0.0.1:7946,drone-8@10.0.0.8:7946&key_file=mesh.key
 
-Whom it believes. Without a key: a datagram must come from the very address that is listed for the name in it, and only
-those who are listed are sent to. Addresses can be forged by whoever is in between: use it within one machine or a
-network that you trust. With a key (32 bytes or more, the same for the whole fleet): a datagram must have a seal, a
-keyed BLAKE3 over everything in it, and whoever can make one is believed, listed or not. Then where a node is gets
-learned: from what it sends, newest first (a stamp that only grows tells a recorded datagram from a new one), and by
-introduction from others until it was heard itself. A listed address always wins. Bodies are not encrypted.
+Whom it believes. Without a key: a datagram must come from the exact address that is listed for the name in it, and it
+sends only to listed nodes. Anybody on the path can forge addresses: use it within one machine or a network that you
+trust. With a key (32 bytes or more, the same for the whole fleet): a datagram must have a seal, a keyed BLAKE3 over
+everything in it, and any sender with a valid seal is believed, listed or not. Addresses are then learned: from what a
+node sends, newest first (a stamp that only grows tells a recorded datagram from a new one), and by introduction from
+others until the node itself was heard. A listed address always wins. Bodies are not encrypted.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from stigmergy.membership.mesh import (
     is_node_name,
 )
 
-# The bytes of a datagram over UDP: who sends it to whom, when, and a seal. docs/formats.md has them. No I/O.
+# The bytes of a UDP datagram: sender, receiver, time, and a seal. docs/formats.md describes them. No I/O.
 
 MAGIC = b"stgm"
 FORMAT = 1
@@ -95,7 +95,7 @@ def body_bytes(datagram: bytes) -> int:
     return len(datagram) - _FRONT.size - 2 - first - second - (SEAL_BYTES if datagram[5] == SEALED else 0)
 
 
-# What a URL says about a mesh over UDP: udp://host:port?peers=name@host:port,…. Reads no more than the key file.
+# Options of a mesh URL: udp://host:port?peers=name@host:port,…. Reads only the key file.
 
 SCHEME = "udp"
 PORT = 7946

@@ -1,11 +1,11 @@
-"""Where NATS servers are, as a URL says it. Pure.
+"""Addresses of NATS servers, as URLs. Pure.
 
     nats://hub:4222
     nats://worker:secret@hub-1:4222,hub-2:4222,hub-3:4222?replicas=3
     tls://hub:4222?ca=ca.pem&cert=worker.pem&key=worker.key
 
-Several servers of one cluster are named with commas. What comes after `?` is for whoever opens the URL; `ca`, `cert`
-and `key` are files, `domain` names the JetStream domain to talk to, and these four are known to every adapter.
+Separate several servers of one cluster with commas. The options after `?` are for the adapter that opens the URL; every
+adapter knows four: `ca`, `cert` and `key` are files, `domain` names the JetStream domain.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Channels over one link: whoever listens at a subject can be called there, and each call is a channel of its own.
+"""Channels over one link: a listener at a subject can be called, and each call is a separate channel.
 
-Several may listen at one subject for a while, when an owner is replaced and does not know it yet. Each has a rank. Who
-comes with a higher one says so, and those with a lower one fall silent; whoever has spoken with a higher one takes no
-answer of a lower. So an owner of the past is not reached again.
+When an owner is replaced and does not know it yet, several may listen at one subject for a while. Each has a rank. A
+new one with a higher rank announces it, and those with a lower one fall silent; a caller that has heard a higher rank
+takes no answer of a lower one. So a former owner is not reached again.
 """
 
 from __future__ import annotations
@@ -24,16 +24,15 @@ from stigmergy.base.errors import LinkDown, Malformed, StigmergyError, TooLarge
 from stigmergy.nats.errors import NoResponders
 from stigmergy.nats.link import NO_RESPONDERS, NatsLink
 
-# The bytes of channels on NATS: what is said to reach somebody, and the pieces that frames travel in. Pure.
+# The bytes of channels on NATS: call messages, and the pieces that frames travel in. Pure.
 #
-# On a subject where somebody listens: a `ChannelRequest` with where the caller hears, answered by `ChannelAccepted`
-# or `ChannelRefused`; and `OwnerAnnounced`, by which a newer owner makes an older one fall silent. On a channel
-# every message begins with its kind in one
-# byte and a number in eight, the highest first:
+# On a listening subject: a `ChannelRequest` with the caller's subject, answered by `ChannelAccepted` or
+# `ChannelRefused`; and `OwnerAnnounced`, by which a newer owner silences an older one. On a channel every message
+# begins with its kind in one byte and a number in eight, big-endian:
 #
 #     PIECE, LAST   the number of this piece, from 1; its bytes follow. A frame is its pieces up to the LAST.
 #     TAKEN         how many pieces were taken so far: there is room for others.
-#     ALIVE         nothing but that.
+#     ALIVE         nothing else.
 #     OVER          nothing more will come.
 
 FORMAT = 1
@@ -84,11 +83,11 @@ def read_said(data: bytes) -> ChannelMessage:
         raise Malformed(f"what does not decode ({error}); run the same version everywhere") from None
 
 
-# One end of a channel on NATS: frames in order, no more under way than there is room for, an end that both hear of.
+# One end of a channel on NATS: frames in order, flow control, and an end that both sides hear of.
 #
-# NATS itself drops what a slow reader has no room for, and tells nobody that the other side has died. So pieces are
-# numbered, the reader says what it has taken, and either end says from time to time that it is there. A piece that is
-# missing, an end that falls silent, or a link that breaks ends the channel; it is never mended, another one is made.
+# NATS itself drops what a slow reader has no room for, and does not report the death of the other side. So pieces are
+# numbered, the reader says what it has taken, and either end sends signs of life. A missing piece, a silent end or a
+# broken link ends the channel; it is never repaired, make another one.
 
 PIECE_BYTES_MAX = 256 * 1024
 """A longer frame travels in several; so does one that the server takes no message for."""

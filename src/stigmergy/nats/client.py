@@ -1,7 +1,7 @@
-"""The client library's connection, with what it does not do: let go of a server that hangs, and insist on encryption.
+"""The client library's connection, with two additions: it leaves a server that hangs, and enforces encryption.
 
-The library waits until all it has written is taken before it leaves a connection. A server that was stopped, or a link
-that swallows everything, would keep us for ever.
+Before it leaves a connection, the library waits until everything it has written is taken. A stopped server, or a link
+that drops everything, would block us forever.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class NatsConnection(Client):
             writer.transport.abort()
 
 
-# What it takes to connect to NATS: certificates; and why it did not work, in our words.
+# Connecting to NATS: certificates, and connection errors in our words.
 
 CONNECTING_FAILS = (
     nats_errors.Error,

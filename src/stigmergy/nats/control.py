@@ -1,7 +1,7 @@
 """The control endpoint on NATS: the owner of a shard answers at the shard's subject, and programs anywhere ask there.
 
-Who may publish there may control the fleet: that is for the servers' permissions to say. A request is one frame of a
-channel of its own, and each line of the answer another.
+Anybody who may publish there may control the fleet: restrict it with the servers' permissions. A request is one frame
+of its own channel, and each line of the answer another.
 """
 
 from __future__ import annotations

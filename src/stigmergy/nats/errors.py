@@ -1,4 +1,4 @@
-"""What JetStream refuses, by its codes. Internal to the adapters: each says in its port's own errors what it means."""
+"""JetStream's refusals, by their codes. Internal to the adapters: each translates them into its port's errors."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def no_jetstream(where: str) -> ConfigError:
     )
 
 
-# What JetStream says to a publish, read.
+# Reads JetStream's answer to a publish.
 
 
 class Ack(Struct, frozen=True):

@@ -1,11 +1,11 @@
-"""One connection to NATS that mends itself, and requests that always end: with an answer, a refusal, or LinkDown.
+"""One connection to NATS that reconnects itself, and requests that always end: with an answer, a refusal, or LinkDown.
 
-The client library keeps what is published while it is not connected, and sends it later: then a write that we had given
-up would still happen. So nothing is kept here: without a connection a request fails at once, and when a connection
-breaks, all that waits for an answer hears of it at once.
+The client library buffers what is published while it is disconnected, and sends it later: a write that we had given up
+would still happen. So nothing is buffered here: without a connection a request fails at once, and when a connection
+breaks, everything that waits for an answer fails at once.
 
-Everything here runs on the event loop of whoever opened the link. JetStream's reads of a single message are answered by
-the stream's leader; direct ones (`DIRECT.GET`) by any replica, which may be behind.
+Everything here runs on the event loop that opened the link. The stream's leader answers JetStream's reads of a single
+message; any replica, which may be behind, answers direct ones (`DIRECT.GET`).
 """
 
 from __future__ import annotations

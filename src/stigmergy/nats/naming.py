@@ -1,7 +1,7 @@
-"""The names of our streams, buckets and subjects on NATS, one function each. Pure. docs/formats.md tells what is there.
+"""Names of our streams, buckets and subjects on NATS, one function each. Pure. docs/formats.md has the contents.
 
-Whatever people call a fleet or a ledger, its name here has letters, digits and `-` only, and `_XX` for anything else:
-so it is one token of a subject, and may name a stream, a bucket or a consumer.
+In these names a fleet or a ledger has only letters, digits and `-`, and `_XX` for anything else: so a name is one token
+of a subject, and may name a stream, a bucket or a consumer.
 """
 
 from __future__ import annotations

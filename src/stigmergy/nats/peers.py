@@ -1,7 +1,7 @@
-"""The neighbour port on NATS: the owners of a fleet's shards tell each other things, wherever they are.
+"""The peer port on NATS: tells between the owners of a fleet's shards, wherever they run.
 
-Each shard counts as a process of its own, shard 0 as process 1. Its owner listens at the shard's subject for as long as
-it is the owner; a caller reaches the newest owner there is, and never again one that was replaced.
+Each shard counts as a separate process, shard 0 as process 1. Its owner listens at the shard's subject while it is the
+owner; a caller reaches the newest owner, and never again one that was replaced.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Makes streams, or makes sure that those which are there are as they must be."""
+"""Makes streams, or verifies that existing ones have the required settings."""
 
 from __future__ import annotations
 

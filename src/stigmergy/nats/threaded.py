@@ -1,4 +1,4 @@
-"""A link on an event loop in a thread of its own, for what must be synchronous: reads of a journal, command lines."""
+"""A link on an event loop in its own thread, for synchronous callers: reads of a journal, command lines."""
 
 from __future__ import annotations
 

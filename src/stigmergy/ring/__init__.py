@@ -7,8 +7,8 @@
     while await ring.wait_ready():
         message = ring.take_nowait()
 
-Whoever comes first makes the ring. `layout` says what is in it and which order of memory it counts on, `place` how it
-is made, claimed and found again, `bell` how a sleeping side is woken, `memory` is the one for simulations.
+Whichever side comes first makes the ring. `layout` has its contents and the memory order it relies on, `mapped_ring`
+makes, claims and finds it, `bell` wakes a sleeping side, `memory` is for simulations.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""Bells: how one side of a ring wakes the other. A byte in a named pipe, and whoever sleeps at it gets up.
+"""Bells: one side of a ring wakes the other with a byte in a named pipe.
 
-Who wants to sleep first says so in the ring, then looks once more, then sleeps; who has changed something looks whether
-somebody sleeps, takes that word back, and rings. Between saying and looking each side has a fence, so that one of the
-two sees the other. A side that was killed between taking the word back and ringing has woken nobody: so nobody sleeps
-for longer than RELOOK_S without looking again.
+A side that wants to sleep first says so in the ring, then checks once more, then sleeps. A side that has changed
+something checks whether the other sleeps, clears that flag, and rings. Between flag and check each side has a fence, so
+that one of the two sees the other. A side that was killed between clearing the flag and ringing has woken nobody: so
+nobody sleeps for longer than RELOOK_S without checking again.
 
-Both sides open the pipe for reading and writing. So it never blocks, has no end, and needs nobody at the other side.
+Both sides open the pipe for reading and writing. So it never blocks, has no end of file, and does not need the other
+side.
 """
 
 from __future__ import annotations

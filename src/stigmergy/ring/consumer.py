@@ -1,4 +1,4 @@
-"""The consumer's side of a ring: without waiting, for an event loop, and for a thread that may block."""
+"""The consumer's side of a ring: non-blocking, for an event loop, and for a thread that may block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is where in a ring: header, cursors, message headers. Works on any memory, never waits, trusts nothing it reads.
+"""The layout of a ring: header, cursors, message headers. Works on any memory, never waits, trusts nothing it reads.
 
     0      magic, format, capacity, salt, boot (2 words), check
     128    written: where the producer is        256   durable: how far the consumer has kept
@@ -6,18 +6,18 @@
     768    how many producers, how many consumers there were
     4096   the messages
 
-All words have 8 bytes, in the order of the machine: a ring never leaves it. A cursor is a position (bytes since the
-ring was made; modulo the capacity it is a place) and the number of the message that ends there. It is written into two
-slots in turn, each with a check: who reads while one is being written, or finds one torn by a kill, has the other. A
-message has a header of 16 bytes (number; length and a check) and begins at a multiple of 16. It never wraps: what is
-left at the end and is too short for it is skipped, with a header that says so.
+All words have 8 bytes in native order: a ring never leaves its machine. A cursor is a position (bytes since the ring
+was made; modulo the capacity it is a place) and the number of the message that ends there. It is written into two slots
+in turn, each with a check: a reader that meets one being written, or torn by a kill, has the other. A message has a
+header of 16 bytes (number; length and a check) and begins at a multiple of 16. It never wraps: space at the end that is
+too short for it is skipped, with a header that says so.
 
-What order is relied upon. A word is read and written by `memoryview.cast("Q")`, which CPython does with one access of 8
-aligned bytes. Bytes of a message and its header are in place before the cursor moves, and the cursor is read before
-they are: `fence` stands between. It releases and takes a lock that nobody else has, which in CPython is an atomic
-release followed by an atomic acquire: a full barrier on x86 and, by the rules of ARMv8, on ARM. We have tried it on
-x86 only. The check of a header covers number and length, so a length is believed only if it was meant for this message;
-the bytes of the body are not checked again, since at 300 MB/s and more a checksum would cost more than the hand-over.
+The memory order it relies on. `memoryview.cast("Q")` reads and writes a word, which CPython does with one access of 8
+aligned bytes. The bytes of a message and its header are in place before the cursor moves, and the cursor is read before
+they are: `fence` is in between. It releases and takes a lock that nobody else has, which in CPython is an atomic
+release followed by an atomic acquire: a full barrier on x86 and, by the rules of ARMv8, on ARM. We have tried it on x86
+only. The check of a header covers number and length, so a length is believed only if it was meant for this message; the
+body is not checked again, since at 300 MB/s and more a checksum would cost more than the transfer.
 """
 
 from __future__ import annotations

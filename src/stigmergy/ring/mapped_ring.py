@@ -1,15 +1,15 @@
-"""A ring's place on the file system: made, claimed by one of each side, mapped into memory, removed.
+"""A ring on the file system: made, claimed by one of each side, mapped into memory, removed.
 
-Beside the ring `name` are two named pipes, the bells: `name.ready` is heard by the consumer, `name.room` by the
-producer, and whoever hears one has it locked (flock), so that a second one of its side is refused. The lock ends with
-the process, however that ends; children that were forked without a new program have it too, and keep it. All files
-have mode 0600; what belongs to somebody else is not touched.
+Beside the ring `name` are two named pipes, the bells: the consumer reads `name.ready`, the producer `name.room`. Each
+locks its own pipe (flock), so that a second one of its side is refused. The lock ends with the process, however that
+ends; children that were forked without exec have it too, and keep it. All files have mode 0600; files of other users
+are not touched.
 
-The memory is taken in advance (fallocate): a device without room says so when the ring is made, and not by ending a
-process in the middle of a message (SIGBUS). Whoever cuts the file short while it is in use still ends both processes.
+The memory is reserved in advance (fallocate): a device without space fails when the ring is made, and not by killing a
+process in the middle of a message (SIGBUS). Truncating the file while it is in use still kills both processes.
 
-A ring knows the boot of the machine that it was made in. After another one it is begun anew, empty: which of its pages
-a loss of power has kept nobody knows. On /dev/shm there is nothing left then anyway.
+A ring remembers the boot of the machine that it was made in. After another boot it starts empty: nobody knows which of
+its pages a power loss has kept. On /dev/shm nothing is left then anyway.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A ring within one process and event loop: for tests and for simulations, where time is virtual.
+"""A ring within one process and event loop: for tests and simulations in virtual time.
 
 It is the same ring on plain memory: layout, sides and limits are those between processes; only bells and claims differ.
 """

@@ -1,8 +1,8 @@
-"""The ring port: messages handed from one process to another on the same machine, through memory that both see.
+"""The ring port: messages from one process to another on the same machine, through shared memory.
 
-A ring has one producer and one consumer. It is a queue with a memory of its own: room becomes free when the consumer
-has made a message durable, not when it was read. So a consumer that crashes finds again what it had not yet kept, and
-a producer that is too fast is held up. A ring is no journal: it does not survive a loss of power, and is not meant to.
+A ring has one producer and one consumer. It is a queue that remembers: space becomes free when the consumer has made a
+message durable, not when it was read. So a consumer that crashes finds again what it had not yet kept, and a producer
+that is too fast has to wait. A ring is no journal: it does not survive a power loss, by design.
 """
 
 from __future__ import annotations

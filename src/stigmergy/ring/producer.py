@@ -1,4 +1,4 @@
-"""The producer's side of a ring: without waiting, for an event loop, and for a plain script that may block."""
+"""The producer's side of a ring: non-blocking, for an event loop, and for a plain script that may block."""
 
 from __future__ import annotations
 

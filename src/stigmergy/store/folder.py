@@ -1,9 +1,8 @@
-"""Objects in a folder: on another disk, or on a peer's that is mounted here. Every version is a file of its own.
+"""Objects in a folder: on another disk, or on a mounted disk of a peer. Every version is its own file.
 
-`folder:/mnt/peer` must be there already: a folder made where nothing is mounted would be on the very disk that copies
-are to outlive. A file is a line that says what it is, and the bytes; it is written under another name, synced, and then
-given its own, which no other may have. The work is done in threads. There are no keys here: a folder cannot compare and
-set for several machines.
+`folder:/mnt/peer` must exist: a folder made where nothing is mounted would be on the disk that copies must outlive. A
+file is a descriptive line and the bytes; it is written under another name, synced, and renamed to a unique name. The
+work runs in threads. There are no keys here: a folder cannot compare and set for several machines.
 """
 
 from __future__ import annotations

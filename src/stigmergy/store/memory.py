@@ -1,11 +1,11 @@
-"""A store in this process, for tests, simulations and fleets that live in one program. It never touches a disk.
+"""A store in this process, for tests, simulations and fleets in one program. It never touches a disk.
 
-`memory:PLACE` is one store for all who open it. `MemoryStoreServer` is what a cluster would be: it outlives
-connections, so that a test can let a process die and start another. Time comes from the clock that is given, pauses
-from the event loop, so that it runs in virtual time and every run repeats.
+`memory:PLACE` is one store for all who open it. `MemoryStoreServer` stands for a cluster: it outlives connections, so a
+test can kill a process and start another. Time comes from the given clock, pauses from the event loop, so it runs in
+virtual time and every run repeats.
 
-    store = MemoryStore(shelf, clock)
-    store.line.cut_off = True          # nothing comes through, in either direction, until it is False again
+    store = MemoryStore(server, clock)
+    store.line.cut_off = True          # nothing passes, in either direction, until it is False again
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from stigmergy.store.port import (
     lease_end_ns,
 )
 
-# The way from one program to a shelf: it can be cut off, mended and closed.
+# The link from one program to a server: it can be cut off, restored and closed.
 
 
 class ConnectionWatcher(Protocol):
@@ -109,7 +109,7 @@ class MemoryConnection:
             watcher.stop()
 
 
-# What a cluster would be: buckets of keys that run out by a clock, and of objects. It outlives all connections.
+# Stands for a cluster: buckets of keys that expire by a clock, and of objects. It outlives all connections.
 
 CAPACITY_BYTES = 1 << 30
 """What a shelf takes before it says that it has no room."""
@@ -249,7 +249,7 @@ class MemoryStoreServer:
             raise StoreUnavailable(f"no room for {size_bytes} bytes; nothing was written, delete old versions")
 
 
-# Tells one listener what is in a bucket of keys, and every change of it.
+# Reports the contents of a bucket of keys to one listener, and every change.
 
 EXPIRY_PAUSE_S_MIN = 0.001
 """So long a watcher waits at least before it looks again whether a lease is over: clocks and timers may differ."""
@@ -325,7 +325,7 @@ class MemoryWatch:
         self._set_timer()
 
 
-# The KeyValue port over a line to a shelf, and the leases that it gives.
+# The KeyValue port over a link to a server, and its leases.
 
 
 class MemoryKeyValue:
@@ -426,7 +426,7 @@ class MemoryLease(HeldLease):
         self._busy = True
 
 
-# The Objects port over a line to a shelf.
+# The Objects port over a link to a server.
 
 
 class MemoryObjects:

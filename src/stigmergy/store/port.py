@@ -1,7 +1,7 @@
 """The store port: small values by key, with compare-and-set, watchers and leases; and large objects with digests.
 
-A store has buckets. A bucket is either of keys (`KeyValue`) or of objects (`Objects`). An adapter may be a dictionary
-in this process or a cluster whose majority has the last word. What keys and objects mean is not its business.
+A store has buckets. A bucket holds either keys (`KeyValue`) or objects (`Objects`). An adapter may be a dictionary in
+this process or a cluster that a majority decides. It gives keys and objects no meaning.
 
     store = await open_store("nats://hub:4222", clock)     # an entry point of the group `stigmergy.stores`
     keys = await store.key_value("town")

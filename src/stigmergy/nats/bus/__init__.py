@@ -1,6 +1,6 @@
-"""The bus on NATS JetStream: `session` receives, `outlet` publishes, `will` and `retained` speak for who is away.
+"""The bus on NATS JetStream: `session` receives, `outlet` publishes, `retained` keeps the last messages and wills.
 
-The client library belongs to the extra [nats]; without it a URL of ours is an error that says so.
+The client library belongs to the extra [nats]; without it opening such a URL is an error that says so.
 """
 
 from __future__ import annotations

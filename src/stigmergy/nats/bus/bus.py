@@ -1,7 +1,7 @@
-"""The Bus port on JetStream: what is published lies in the fleet's stream, and each client reads it through a session.
+"""The Bus port on JetStream: messages are in the fleet's stream, and each client reads it through a session.
 
-The link is up when the server is reached, has our streams and our session. Whatever makes that doubtful, a publish
-that nobody answers, a session that is silent, has it looked into: meanwhile the link counts as down.
+The link is up when the server is reached and has our streams and our session. If that is in doubt (a publish without an
+answer, a silent session), it is checked; meanwhile the link counts as down.
 """
 
 from __future__ import annotations

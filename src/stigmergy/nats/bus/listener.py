@@ -1,4 +1,4 @@
-"""All that one bus listens to: a session on each stream that has some of it, and what is retained."""
+"""Everything that one bus listens to: a session on each stream that has some of it, and retained messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a URL says about a bus on NATS: nats://[user:password@]host[:port][,…][/fleet][?option=value&…]. Pure."""
+"""Options of a bus URL: nats://[user:password@]host[:port][,…][/fleet][?option=value&…]. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Publishes into streams, many at once: sent in the order of the calls, each answered on its own.
 
-A call that returns has given the message to the connection, so that the next one comes behind it; the future it
-returns is done when JetStream has it, or says why not.
+When a call returns, the connection has the message, so the next one comes behind it; the returned future is done when
+JetStream has the message or has refused it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Commands and inputs sorted by shard: the owner of a shard gets what is for its agents, and nothing of the others'.
+"""Sorts commands and inputs by shard: the owner of a shard gets only the messages for its agents.
 
 The server sorts. A second stream is fed from the fleet's own; it puts a token with a `/` between an agent's kind and
-name, and hashes the three: that is FNV-1a of `Kind/Name`, as `core.state.shard_of` has it. Where an agent lives by a
-key function of the fleet's, or its name is escaped in topics, the hash misses: whoever reads such a message there puts
-it where it belongs. What is for no agent in particular goes to every shard, by its session on the fleet's stream.
+name, and hashes the three: that is FNV-1a of `Kind/Name`, as in `shard_of`. If the fleet has a key function for homes,
+or topics escape the agent's name, the hash misses: a reader that finds such a message there forwards it to its shard.
+Messages for no particular agent go to every shard, by its session on the fleet's stream.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The Bus port over plain NATS, for clients: no session, no will, and no stream is made or changed.
+"""The Bus port over plain NATS, for clients: no session, no will, and it makes or changes no stream.
 
-What is published goes into the fleet's stream, which must be there: nodes make it. What is subscribed to comes as it is
-published; what comes while the link is down is missed.
+It publishes into the fleet's stream, which must exist: nodes make it. Subscriptions get messages as they are published;
+messages during a lost link are missed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Publishes a message of the bus: into the fleet's stream, to be kept where it is retained, and to devices on MQTT."""
+"""Publishes a message of the bus: into the fleet's stream, the retained stream, and to devices on MQTT."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads what is retained for whoever subscribes: what nodes on NATS have said, and devices by MQTT."""
+"""Reads retained messages for subscribers: those of nodes on NATS, and of devices on MQTT."""
 
 from __future__ import annotations
 
@@ -97,12 +97,11 @@ async def _read(link: NatsLink, stream: str, filters: Sequence[str], inbox: str)
     return found
 
 
-# A client's will: what the server publishes at a set time, which is put off for as long as the client is here.
+# A client's will: a message that the server publishes at a set time, postponed while the client is here.
 #
-# The time is the server's: we know it from its answers, so a wrong clock of ours does no harm. A second one is kept
-# for
-# who subscribes later. What the server publishes at a set time goes into our streams and to nobody else: nodes on NATS
-# that hear it tell the devices on MQTT, the first of them counts.
+# The time is the server's: we know it from its answers, so a wrong clock of ours does no harm. A second copy is kept
+# for later subscribers. What the server publishes at a set time goes only into our streams: nodes on NATS that hear it
+# tell the devices on MQTT, and the first of them counts.
 
 RENEWALS = 3
 """So often a will is put off before its time comes."""

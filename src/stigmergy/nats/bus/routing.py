@@ -1,7 +1,7 @@
 """Which stream has the messages of a pattern: our fleet's, another fleet's, or one that listens to the same devices.
 
-A subject belongs to one stream, so whoever listens to what others have captured reads it there. What is written as a
-topic of a fleet is captured by that fleet's stream, which is made if nobody of that fleet has come yet.
+A subject belongs to one stream, so a listener reads captured messages there. The stream of a fleet captures the topics
+of that fleet; it is made if no node of that fleet has made it yet.
 """
 
 from __future__ import annotations

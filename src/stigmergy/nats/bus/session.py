@@ -1,8 +1,8 @@
 """A client's session: a durable consumer of a stream that one process at a time reads, from where the last one stopped.
 
-The server keeps which messages were acknowledged. Whoever begins makes the consumer its own and sets it back to the
-first message that was not: so what was under way when a link or a process broke comes again at once, and before what
-is newer. What is repeated although it waits here, or was dealt with a moment ago, is known by its place in the stream.
+The server keeps which messages were acknowledged. A new process takes over the consumer and resets it to the first
+unacknowledged message: so messages in flight when a link or a process broke come again at once, before newer ones. A
+repetition of a message that waits here, or was handled a moment ago, is known by its place in the stream.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The two streams of a fleet's bus: made by whoever comes first, and widened by whoever needs more topics.
+"""The two streams of a fleet's bus: made by the first client, and widened by clients that need more topics.
 
-Messages lie in one of them, limited by age and size, the oldest dropped first. The last retained message of each topic
-lies in the other. A subject belongs to one stream only, so two fleets cannot both listen to the same devices' topics.
+One holds the messages, limited by age and size, the oldest dropped first. The other holds the last retained message of
+each topic. A subject belongs to one stream only, so two fleets cannot both listen to the same devices' topics.
 """
 
 from __future__ import annotations
@@ -147,9 +147,8 @@ async def locked(link: NatsLink, options: BusOptions, what: str) -> AsyncIterato
         await link.api(f"STREAM.PURGE.{retained_stream(options.fleet)}", {"filter": subject})
 
 
-# Sees to it that the sorted stream goes on being fed: when a leader is lost, its server may rest for half a minute.
-#
-# The cure is to take the source away and to give it again: the server then looks where it was, and goes on from there.
+# Keeps the sorted stream fed: when a leader is lost, its server may pause for half a minute. Removing and restoring the
+# source makes the server check its position and go on from there.
 
 LOOK_S = 1.5
 SILENT_S_MAX = 2.5

@@ -1,10 +1,10 @@
-"""Topics as subjects of NATS, and back, as NATS itself maps those of MQTT; and which subjects take in which. Pure.
+"""Maps topics to subjects of NATS and back, as NATS itself maps those of MQTT; and which subjects cover which. Pure.
 
     delivery/north/agents/Drone/D-17/commands      delivery.north.agents.Drone.D-17.commands
     a.b/c                                          a//b.c
     a//b                                           a./.b
 
-So a device that speaks MQTT to a NATS server and a node that speaks NATS meet on the same topics.
+So a device on MQTT and a node on NATS meet on the same topics of a NATS server.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _token_of(level: str, text: str) -> str:
     return level.replace(".", "//")
 
 
-# A message of the bus as a message of NATS, and back: headers for what is no payload. Pure.
+# A message of the bus as a message of NATS, and back: headers carry everything but the payload. Pure.
 
 CONTENT_TYPE = "Content-Type"
 PROPERTIES = "Stig-Properties"

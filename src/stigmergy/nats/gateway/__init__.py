@@ -1,11 +1,11 @@
-"""Gateways on NATS: a leaf server at a site, what goes up from it to the hub, and what the hub's nodes take in.
+"""Gateways on NATS: a leaf server at a site, what it sends up to the hub, and what the hub's nodes collect.
 
     site:   node -> UplinkBus -> stream STIG_UPLINK_<site>  (domain <site>, on the leaf)
     hub:            stream STIG_UPLINK_<site>, which sources the leaf's -> SitesBus -> collector
     back:           marks, as plain messages over the leaf link
 
-What crosses is made good end to end: a node's uplink sends what the receiver's marks do not confirm, so that streams
-and sources may lose, repeat and stop, and nothing is lost, doubled or out of order.
+The ends make the transfer reliable: a node's uplink sends what the receiver's marks do not confirm. So streams and
+sources may lose, repeat and stop, and nothing is lost, doubled or out of order.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Keeps the way from a site to its hub: looks whether the hub is there, has the site's stream made, and wakes it up.
+"""Maintains the path from a site to its hub: checks the hub, has the site's stream made, and wakes it up.
 
-`is_up` is what a gateway goes by: the hub has answered a moment ago, over the leaf link, and the site is ours. Nothing
-here holds up the site: it asks with short limits, and between them it sleeps.
+A gateway relies on `is_up`: the hub has just answered, over the leaf link, and the site is ours. Nothing here delays
+the site: requests have short limits, and it sleeps between them.
 """
 
 from __future__ import annotations
@@ -30,13 +30,11 @@ from stigmergy.nats.gateway.subjects import site_subjects
 from stigmergy.nats.link import NatsLink
 from stigmergy.nats.streams import ensure_stream, find_stream
 
-# When a source has to be woken up: what the hub has of a site's stream, looked at again and again. Pure.
+# When to wake a source: watches how much the hub has of a site's stream. Pure.
 #
 # A stream that sources another one over a leaf link often notices only after most of a minute that the link is back.
-# To
-# take the source away and give it back wakes it at once. That costs nothing but must not be done all the time: a
-# source
-# that is on its way would never arrive.
+# Removing and restoring the source wakes it at once. That is cheap but must not happen all the time: a source that is
+# connecting would never arrive.
 
 STALL_S = 1.0
 """A source that is behind and has not moved for so long is woken up."""
@@ -95,9 +93,8 @@ class SourceWatch:
         self._rest_s = AGAIN_S_MIN
 
 
-# What comes down: a bucket of the hub's, keys and objects, mirrored to the leaf, where it is read also while cut off.
-#
-# Nothing is kept in step here: the leaf's server does that. A mirror is made once the hub has the bucket.
+# Downward traffic: a bucket of the hub, keys and objects, mirrored to the leaf, where it can be read while cut off. The
+# leaf's server synchronises it. A mirror is made once the hub has the bucket.
 
 KINDS = ("KV", "OBJ")
 """The streams of a bucket of keys and of one of objects begin so, as everywhere on NATS."""

@@ -1,7 +1,8 @@
-"""A site's stream at the hub: made, claimed by one gateway, and woken up when it has fallen asleep.
+"""A site's stream at the hub: made, claimed by one gateway, and woken up when it stalls.
 
-It sources the stream that the gateway writes on its leaf. Whoever makes it first has the site: a stream is made by one
-and found by all others. That needs nobody at the hub, and no restart there: the gateway does it over its leaf link.
+It sources the stream that the gateway writes on its leaf. The first gateway to make it owns the site: one makes a
+stream and all others find it. That needs nobody at the hub, and no restart there: the gateway does it over its leaf
+link.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ def _check_claim(claim: SiteClaim, metadata: dict[str, str]) -> None:
         )
 
 
-# What a hub says of itself on its leaf port, before anybody connects: its domain, and whether it has JetStream.
+# What a hub says of itself on its leaf port before a connection: its domain, and whether it has JetStream.
 
 GREETING_BYTES_MAX = 64 * 1024
 GREET_S = 3.0
@@ -207,7 +208,7 @@ async def _first_line(host: str, port: int) -> bytes:
             await writer.wait_closed()
 
 
-# Frees a site at its hub, for a gateway that takes the place of another one.
+# Frees a site at its hub, for a gateway that replaces another one.
 
 LINK_S = 10.0
 """A leaf needs a moment after its start before it is linked to its hub."""

@@ -1,13 +1,13 @@
-"""A gateway's own NATS server: a leaf of the hub with a domain of its own, started again whenever it ends or hangs.
+"""A gateway's own NATS server: a leaf of the hub with its own domain, restarted whenever it ends or hangs.
 
-Everything of it is in one folder, which one gateway has at a time: who the gateway is, the server's data and its log.
+Everything is in one folder, which one gateway uses at a time: the gateway's identity, the server's data and its log.
 
     gateway.json     its id, its site, and whether the hub has given it the site
     gateway.lock     held while it runs
     leaf/            the server's configuration, log and data
 
-Until the hub has given it the site, the leaf does not answer for it: of two gateways that are called alike one is in
-the right, and the other must not be taken for it.
+Until the hub has granted it the site, the leaf does not answer for it: of two gateways with one name only one is right,
+and the other must not be taken for it.
 """
 
 from __future__ import annotations

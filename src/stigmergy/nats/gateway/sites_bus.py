@@ -1,9 +1,9 @@
-"""The bus that uplinks of whole sites come in by: the streams of all sites at a hub, as one. A Bus for uplinks only.
+"""The bus on which uplinks of whole sites arrive: the streams of all sites at a hub, as one. A Bus for uplinks only.
 
     nats-sites://hub-1:4222,hub-2:4222
 
-A site that is new is found while this runs. What came up waits in its stream until the node that collects has it; how
-far that is stays at the hub, under the name of the node.
+New sites are found while this runs. Messages wait in the site's stream until the collecting node has them; the hub
+keeps the position, under the name of the node.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""How the topics of uplinks are named on NATS. Pure.
+"""Subjects of uplink topics on NATS. Pure.
 
-delivery/north/uplink/gateway          stig.delivery.up.north.gateway        into the site's stream, and so to the hub
-delivery/north/uplink/gateway/marks    stig.delivery.down.north.gateway      from the hub, a plain message
-delivery/+/uplink/+                    stig.delivery.up.*.*
+    delivery/north/uplink/gateway          stig.delivery.up.north.gateway      into the site's stream, and so to the hub
+    delivery/north/uplink/gateway/marks    stig.delivery.down.north.gateway    from the hub, a plain message
+    delivery/+/uplink/+                    stig.delivery.up.*.*
 
-They are none of the fleet's own subjects, which stay at the site.
+They are separate from the fleet's own subjects, which stay at the site.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The bus that a gateway's uplink leaves by: into a stream on its leaf, which the hub sources. A Bus for uplinks only.
+"""The bus of a gateway's uplink: into a stream on its leaf, which the hub sources. A Bus for uplinks only.
 
     nats-hub://127.0.0.1:4222?at=hub:7422&gateway=ID&replicas=3
 
-The address is that of the leaf, which is beside us. The link is up when the hub is: what would only lie in the stream
-until the hub is back lies in the journal anyway.
+The address is that of the local leaf. The link is up when the hub is: what would wait in the stream for the hub is in
+the journal anyway.
 """
 
 from __future__ import annotations

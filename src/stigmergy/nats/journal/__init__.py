@@ -1,4 +1,4 @@
-"""The journal on NATS JetStream: a stream for each log, fenced by claims, with snapshots in a stream of their own."""
+"""The journal on NATS JetStream: a stream for each log, fenced by claims, with snapshots in another stream."""
 
 from __future__ import annotations
 

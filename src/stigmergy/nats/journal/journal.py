@@ -1,8 +1,8 @@
-"""The journal on JetStream: the port's methods over a log that is claimed. Made by opening or claiming, never by hand.
+"""The journal on JetStream: the port's methods over a claimed log. Open or claim a log to get one.
 
-Writes run on the event loop of whoever appends, one at a time, each behind the message before it. What the port wants
-at once (heads, sizes, the list of snapshots) is known here; reads go through a link in a thread and block their caller,
-as those of a disk do.
+Writes run on the caller's event loop, one at a time, each behind the message before it. What the port needs at once
+(heads, sizes, the list of snapshots) is kept here; reads go through a link in a thread and block their caller, as those
+of a disk do.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from stigmergy.nats.link import NatsLink
 from stigmergy.nats.threaded import BlockingLink
 from stigmergy.shard.commit import Group, Head, advance, check_drop
 
-# Commits of a log in memory: the newest that we wrote ourselves, and those that were read on the way to others.
+# A cache of commits: the newest that we wrote ourselves, and those that were read on the way to others.
 
 RECENT_BYTES_MAX = 2 * 1024 * 1024
 """Of one log. A worker may own many."""

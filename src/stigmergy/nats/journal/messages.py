@@ -1,8 +1,8 @@
-"""The messages of a log on JetStream, byte by byte. Pure. docs/formats.md is the manual.
+"""The messages of a log on JetStream, byte by byte. Pure. docs/formats.md describes them.
 
-A log is a stream. A group is one message, or, where it is larger than the server takes, several pieces, of which
-nothing counts before the last. Notes lie between them: who has claimed the log, where shards begin after a drop, and
-every so often where each shard stands, so that nobody has to read a whole log to find the end or a place in it.
+A log is a stream. A group is one message, or, if it is larger than the server takes, several pieces, of which nothing
+counts before the last. Notes between them say who has claimed the log, where shards begin after a drop, and at
+intervals where each shard stands, so that nobody has to read a whole log to find its end or a place in it.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ def _decoded(decoder: msgspec.msgpack.Decoder[T], entry: LogMessage) -> T:
         ) from None
 
 
-# Where the shards of a log stand: a fold of its messages. Pure. Begin it from a note, or from the log's beginning.
+# The position of each shard of a log: a fold of its messages. Pure. Begin it from a note, or from the log's beginning.
 
 
 class LogState:

@@ -1,8 +1,8 @@
-"""Opens logs on JetStream: makes or finds their streams, asks who owns them, reads where they stand, and claims them.
+"""Opens logs on JetStream: makes or finds their streams, asks for their owner, reads their positions, and claims them.
 
-The lock is a question: whoever owns a log answers it, as long as it lives and is connected. One that does not answer in
-time has lost it, and what it still writes is refused, because our claim lies behind what it knows of. So two that open
-a log at the same moment may both believe for a moment that they own it; only the later claim does.
+The lock is a question: the owner of a log answers it while it runs and is connected. One that does not answer in time
+has lost it, and its later writes are refused, because our claim is behind what it knows. So two that open a log at the
+same moment may both believe for a moment that they own it; only the later claim counts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The log of one shard on JetStream as several see it: followed on the caller's event loop, and claimed.
+"""The log of one shard on JetStream, shared by several processes: followed on the caller's event loop, and claimed.
 
-Several logs share one link, which whoever has opened it closes. Reads are answered by any replica, which may be a
-little behind; the claim is a write, and that decides.
+Several logs share one link, which its opener closes. Any replica answers reads and may be a little behind; the claim is
+a write, and that decides.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The snapshots of a fleet's shards, in a stream of their own: parts cut into chunks, each with the digest of its part.
+"""The snapshots of a fleet's shards, in their own stream: parts cut into chunks, each with the digest of its part.
 
-Subjects say what is what: shard, position, the claim under which a snapshot was taken, part, chunk. Owners of different
-claims never write to the same subject: one that was replaced and does not know it cannot spoil what its successor has
-stored. The highest claim counts. A chunk that is stored twice is there once, so any write may be repeated.
+A subject names shard, position, the claim under which the snapshot was taken, part and chunk. Owners of different
+claims never write to the same subject: a replaced owner that does not know it cannot spoil the snapshots of its
+successor. The highest claim counts. A chunk that is stored twice is there once, so any write may be repeated.
 """
 
 from __future__ import annotations

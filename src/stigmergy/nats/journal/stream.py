@@ -1,8 +1,9 @@
 """The stream of a log: made or found, read in portions, written to one message at a time, each fenced.
 
-Every write says which message it expects to be the last. So of all that is sent for one place at most one is kept, and
-a write whose outcome is not known may simply be sent again: once the place is taken, what lies there tells. Only what
-is found tells: that nothing is found may be an old leader's view, or a message that is still on its way.
+Every write names the message that it expects to be the last. So of all writes for one place at most one is kept, and a
+write with an unknown outcome may simply be sent again: once the place is taken, its content gives the answer. Only a
+message that is found counts as evidence: finding nothing may be an old leader's view, or a message that is still on its
+way.
 """
 
 from __future__ import annotations

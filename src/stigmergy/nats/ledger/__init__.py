@@ -1,12 +1,9 @@
-"""The ledger on NATS JetStream, where a majority of servers has the last word.
+"""The ledger on NATS JetStream, decided by a majority of servers.
 
-ledger = open_ledger("nats://hub-1:4222,hub-2:4222,hub-3:4222?replicas=3", "fleet", signer=…)
+    ledger = open_ledger("nats://hub-1:4222,hub-2:4222,hub-3:4222?replicas=3", "fleet", signer=…)
 
-records, fold    the messages, and what they come to: pure
-places           streams, subjects, settings
-reading, writing the log in, deeds out
-checkpoints      states that somebody has stored, in pieces
-ledger           the port
+`records` has the messages and their fold (pure), `streams` the streams, subjects and settings, `reader` and `writer`
+the log in and out, `checkpoints` stored states in pieces, `ledger` the port.
 """
 
 from stigmergy.nats.ledger.ledger import NatsLedger, open_ledger

@@ -1,7 +1,7 @@
-"""The checkpoint of a ledger on NATS: pieces under a name that was drawn, and a head that says which name counts.
+"""The checkpoint of a ledger on NATS: pieces under a random name, and a head that says which name counts.
 
-The head is replaced by comparing: of two who store at once the later position stays, whoever is quicker. Pieces of the
-one before go afterwards. A reader that finds pieces missing has read an old head, and looks again.
+The head is replaced by compare-and-set: of two concurrent stores the later position stays, whichever is quicker. The
+pieces of the previous one are removed afterwards. A reader that misses pieces has read an old head, and reads again.
 """
 
 from __future__ import annotations

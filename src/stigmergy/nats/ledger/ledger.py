@@ -2,11 +2,11 @@
 
     ledger = open_ledger("nats://hub-1:4222,hub-2:4222,hub-3:4222?replicas=3", "fleet", signer=…)
 
-A connection reads the whole log, or what is left of it behind a cut, and folds it (`fold.py`): who may write, what is a
-repetition, at which position each entry stands. `reading.py` brings the messages in, `writing.py` out.
+A connection reads the whole log, or what is left of it behind a cut, and folds it (`records.py`): who may write, what
+is a repetition, and the position of each entry. `reader.py` brings the messages in, `writer.py` out.
 
-It is opened without an event loop: that looks whether there is such a ledger, of this name and with these settings, and
-makes one if it has a key. If nobody answers, it opens all the same, and connects as soon as somebody does.
+It is opened without an event loop: it checks that a ledger of this name with these settings exists, and makes one if it
+has a key. If no server answers, it opens anyway, and connects as soon as one does.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """Reads the log of a ledger on NATS: brings its messages into the fold, in order, and knows where the log ends.
 
-What the server stores it republishes at once; what gets lost on that way is fetched, by asking any replica for what
-comes next. Messages never change once they are there, so it does not matter who answers; only *that nothing more is
-there* must not be believed of anybody who may be cut off from the others. Who must know it writes an empty message: it
-is stored behind everything that was acknowledged before, by a majority, and its sequence says how far to read.
+The server republishes what it stores at once; a reader fetches lost messages from any replica. Stored messages never
+change, so it does not matter who answers. Only *that nothing more is there* must not be believed of a server that may
+be cut off from the others. To be sure, write an empty message: a majority stores it behind everything that was
+acknowledged before, and its sequence says how far to read.
 
-A stream that somebody has deleted and made anew is another log, whatever its name: with what is fetched comes the last
-message that was read before, and after a broken link nothing is believed before that one was seen again.
+A stream that was deleted and made again is another log, whatever its name: each fetch includes the last message that
+was read before, and after a broken link nothing is believed before that one was seen again.
 
-Of the log a connection keeps the newest entries, and the state at some places in between: older entries are fetched
-and folded again from the nearest of these, and must come to the same chain.
+A connection keeps the newest entries of the log, and the state at some places in between: older entries are fetched and
+folded again from the nearest of these, and must give the same chain.
 """
 
 from __future__ import annotations
@@ -42,11 +42,10 @@ from stigmergy.nats.ledger.records import (
 from stigmergy.nats.ledger.streams import NOT_THERE, LedgerAddress, refused
 from stigmergy.nats.link import NatsLink
 
-# Finds where a ledger's log begins that was cut: what the messages about cuts say, as far as they are believed.
+# Finds where a ledger's log begins after a cut, from the valid messages about cuts.
 #
-# The last of them need not be the one that counts. Of two who cut at the same time the later message may cut less, and
-# anybody who can reach the stream may have written something behind it. So all are looked at, and the cut that reaches
-# farthest is taken.
+# The last of them need not be the one that counts. Of two concurrent cuts the later message may cut less, and anybody
+# who can reach the stream may have written something behind it. So all are read, and the farthest cut counts.
 
 CUTS_COUNT_MAX = 64
 """Messages about cuts that are looked at: each cut takes those before it away, so that few are left."""

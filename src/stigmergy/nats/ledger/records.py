@@ -1,8 +1,8 @@
 """The messages of a ledger on NATS, as bytes with a signature. Pure. docs/formats.md has every field.
 
-A message is empty, or a signed record: who signed, the signed body, the signature. An empty one means nothing; whoever
-must know where the log ends writes one and looks at its sequence. The body says which session of the writer it is of,
-under which number, what the writer knew of the chain when it signed, and the deed itself.
+A message is empty, or a signed record: who signed, the signed body, the signature. An empty one means nothing; a reader
+writes one and takes its sequence to learn where the log ends. The body holds the session of the writer, its number,
+what the writer knew of the chain when it signed, and the deed itself.
 """
 
 from __future__ import annotations
@@ -211,15 +211,13 @@ def _wrong_keys(keys: tuple[bytes, ...]) -> bool:
 
 # Folds the messages of a ledger's stream: which of them count, at which positions, who may write. Pure.
 #
-# Every reader comes to the same state, because nothing but the messages goes in. A message that is signed by nobody
-# who
-# may write, is a repetition, or does not read, is passed over and counted. Entries have the positions 1, 2, 3 …,
-# whatever
-# lies between their messages; the chain is over everything that is stored, positions included, so that two readers who
-# count differently have different chains.
+# Every reader finds the same state, because only the messages go in. A message that no permitted writer signed, is a
+# repetition, or does not decode, is skipped and counted. Entries have the positions 1, 2, 3 …, whatever is between
+# their messages; the chain covers everything that is stored, positions included, so that two readers who count
+# differently have different chains.
 #
-# Repetitions are told by session and number. A session that was silent while SESSIONS_COUNT_MAX others wrote is
-# forgotten; `floor` keeps it from coming back: what says that it began before that is too old to be judged.
+# Session and number identify repetitions. A session that was silent while SESSIONS_COUNT_MAX others wrote is forgotten;
+# `floor` keeps it from coming back: a session that began before it is too old to be judged.
 
 SESSIONS_COUNT_MAX = 1_024
 SESSIONS_KEPT = SESSIONS_COUNT_MAX * 3 // 4

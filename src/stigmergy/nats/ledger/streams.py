@@ -1,8 +1,8 @@
-"""The streams of a ledger on NATS: their names, subjects and settings, and what of JetStream's errors means what.
+"""The streams of a ledger on NATS: their names, subjects and settings, and the meaning of JetStream's errors.
 
-The log is one stream with two subjects, one of them for cuts alone, so that whoever begins finds the last one. What is
-stored is republished by the server, so that everybody who is connected hears of it at once. Checkpoints have a stream
-of their own, which keeps one message per subject.
+The log is one stream with two subjects, one of them only for cuts, so that a new reader finds the last one. The server
+republishes what it stores, so that everybody who is connected hears of it at once. Checkpoints have their own stream,
+which keeps one message per subject.
 """
 
 from __future__ import annotations

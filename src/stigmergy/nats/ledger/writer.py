@@ -1,9 +1,9 @@
 """Writes into the log of a ledger on NATS: signed, numbered, one deed at a time, and never twice.
 
-A deed is done when the fold has counted it, and only then: an acknowledgement says where to read. While nobody answers
-it is sent again with the same bytes, which JetStream drops for two minutes and the fold for good. What had no answer in
-time is unknown; the same entries once more are the same deed once more, and other entries make it void, because a later
-number counts. Without a leader, or with one that has lost the others, nothing is sent at all.
+A deed is done when the fold has counted it, and only then: an acknowledgement says where to read. Without an answer it
+is sent again with the same bytes, which JetStream deduplicates for two minutes and the fold forever. A deed without an
+answer in time is unknown; the same entries again are the same deed again, and other entries make it void, because a
+later number counts. Without a leader, or with one that has lost the others, nothing is sent at all.
 """
 
 from __future__ import annotations

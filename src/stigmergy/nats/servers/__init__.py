@@ -1,6 +1,7 @@
-"""The NATS servers behind a cluster, as the command line sees them: the place above the adapters that names them.
+"""The NATS servers behind a cluster, for the command line: the layer above the adapters that names them.
 
-What needs the client library is imported where it is used: `cluster config` and `up` without a fleet do without it.
+Modules that need the client library are imported where they are used: `cluster config` and `up` without a fleet do not
+need it.
 """
 
 from __future__ import annotations

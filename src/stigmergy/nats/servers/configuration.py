@@ -1,4 +1,4 @@
-"""What a NATS server is to be, and the text of its configuration. Pure. Its comments say what durability hangs on."""
+"""The plan of a NATS server and the text of its configuration. Pure. Its comments say what durability depends on."""
 
 from __future__ import annotations
 
@@ -286,9 +286,8 @@ def _text(value: str) -> str:
     return f'"{escaped}"'
 
 
-# Plans for the servers of a cluster: on hosts of their own, or side by side on this machine. Pure.
-#
-# Passwords and ports are arguments: whoever calls draws them.
+# Plans for the servers of a cluster: one per host, or side by side on this machine. Pure. Passwords and ports are
+# arguments: the caller draws them.
 
 HOSTS_MAX = 9
 PORT, CLUSTER_PORT, LEAF_PORT, HTTP_PORT, MQTT_PORT = 4222, 6222, 7422, 8222, 1883

@@ -1,4 +1,4 @@
-"""The folder of a local cluster: who has it, which ports and passwords its servers keep, and where everything lies."""
+"""The folder of a local cluster: who has it open, the ports and passwords of its servers, and the paths in it."""
 
 from __future__ import annotations
 

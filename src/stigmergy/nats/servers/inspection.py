@@ -1,13 +1,13 @@
-"""How servers and streams stand, asked of the servers themselves. Changes nothing.
+"""The state of servers and streams, asked of the servers themselves. Changes nothing.
 
-Every server answers for itself, and the answers are put together without regard to which of them carried the
-question, so that this works without a majority too. Whoever asks needs the right to look (see `LOOK_SUBJECT`), which
-our own configurations give; elsewhere names, versions and clocks are all there is to see.
+Every server answers for itself, and the answers are merged regardless of which server carried the question, so this
+works without a majority too. The caller needs the right to inspect (see `LOOK_SUBJECT`), which our own configurations
+give; elsewhere only names, versions and clocks are visible.
 
-A server whose disk is full or fails turns its JetStream off; alone, it gives up the streams that it could not write.
-It stays so, with room again, until it is restarted. It goes on to answer, to carry messages and to tell clients that it
-has JetStream, and the leaders of streams may call its copies current for minutes. So servers are asked for their
-health, and copies for their own last sequence.
+A server whose disk is full or fails turns its JetStream off; alone, it gives up the streams that it could not write. It
+stays so, even with space again, until it is restarted. It still answers, carries messages and tells clients that it has
+JetStream, and the leaders of streams may call its copies current for minutes. So servers are asked for their health,
+and copies for their own last sequence.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Replaces a server of a cluster that is lost for good, while everything runs: its replicas move to another one.
+"""Replaces a permanently lost server of a running cluster: its replicas move to another one.
 
-A new server that has joined takes its place; the servers that are left give it what they hold. Nothing is lost:
-whatever was acknowledged is on a majority, so one of those that are left has it. Each stream is moved by itself, and
-waited for: when this returns, it can lose one server again. A server that is only away needs nothing of this: it
-catches up by itself when it is back.
+A new server that has joined takes its place; the remaining servers send it what they hold. Nothing is lost: whatever
+was acknowledged is on a majority, so one of the remaining servers has it. Each stream is moved and awaited by itself:
+when this returns, it can lose one server again. A server that is only away needs none of this: it catches up by itself
+when it is back.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A NATS server as a process of ours: started from a plan, watched, and ended by us alone."""
+"""A NATS server as a child process: started from a plan, watched, and stopped only by us."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a cluster stands: servers, streams, and of each fleet its workers, the owners of its shards, and what lags."""
+"""The state of a cluster: servers, streams, and for each fleet its workers, the owners of its shards, and lag."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from stigmergy.nats.servers.inspection import (
     with_copies,
 )
 
-# What is wrong with a cluster, or soon will be, as sentences with remedies. Pure: it judges one look.
+# What is wrong with a cluster, or soon will be, as sentences with remedies. Pure: it judges one report.
 
 CLOCK_WARN_S = 0.5
 CLOCK_FAIL_S = 5.0

@@ -2,10 +2,10 @@
 
     nats://hub-1:4222,hub-2:4222,hub-3:4222?replicas=3        max_mb=… bounds each bucket that is made
 
-A bucket of keys is laid out as NATS's own are, so that its tools read it: the stream `KV_<bucket>`. One of objects is
-the stream `OBJ_<bucket>`, with messages like NATS's own, on subjects that stay in their domain. Where such a stream is
-a mirror of another one, at a gateway for instance, it is read there, also while the gateway is cut off; keys are then
-written at the origin.
+A bucket of keys has the layout of NATS's own, so that its tools read it: the stream `KV_<bucket>`. A bucket of objects
+is the stream `OBJ_<bucket>`, with messages like NATS's own, on subjects that stay in their domain. A mirror of such a
+stream, at a gateway for instance, can be read there even while the gateway is cut off; keys are then written at the
+origin.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The streams behind buckets: how ours are set up, and what a mirror of one can do."""
+"""The streams behind buckets: their settings, and what a mirror of one can do."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _origin_prefix(bucket: str, mirror: Mapping[str, Any]) -> str:
     return f"{api}." if api else ""
 
 
-# Messages of a bucket of keys: what they say, and how the last one of a key is read.
+# Messages of a bucket of keys: their meaning, and how to read the last one of a key.
 
 EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 TTL = "Nats-TTL"

@@ -1,4 +1,4 @@
-"""What all parts of one connection to a store share: the link, the clock, and who must be stopped with it."""
+"""What all parts of one connection to a store share: the link, the clock, and the parts to stop with it."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class StoreConnection:
             watcher.link_changed()
 
 
-# What NATS refuses or leaves open, in the errors of the store port.
+# Translates NATS's refusals and unknown outcomes into the errors of the store port.
 
 MESSAGE_TOO_LARGE = 10054
 

@@ -29,10 +29,10 @@ from stigmergy.store.port import (
     lease_end_ns,
 )
 
-# A lease: a message that the server takes away after a while, written again before that.
+# A lease: a message that the server removes after a while, renewed before that.
 #
-# Each write expects the sequence of the one before it, so that a holder who was late, or paused, cannot renew what
-# another one has by now. A write whose answer got lost is found again by the holder's own sign on it.
+# Each write expects the sequence of the one before it, so a holder that was late or paused cannot renew what another
+# one has by now. A write whose answer was lost is recognised by the holder's own mark on it.
 
 FOUND_AGAIN_MAX = 3
 """Writes of our own, without an answer, that may turn up while one more is made."""

@@ -1,7 +1,7 @@
 """The Objects port on a stream: pieces first, then the message that makes a version of them.
 
-A version is the message's sequence, which a mirror keeps. Pieces without such a message are what a broken put has
-left; they are swept away when they are old.
+A version is the message's sequence, which a mirror keeps. Pieces without such a message are left from a broken put;
+they are swept when they are old.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from stigmergy.store.port import (
     check_object_name,
 )
 
-# The message that makes an object of its pieces: as NATS's own object store writes it, with a digest of ours.
+# The message that completes an object: as NATS's own object store writes it, with our digest.
 
 DIGEST = "stigmergy-blake3"
 MADE = "stigmergy-made-ns"

@@ -1,8 +1,7 @@
-"""Follows a bucket of keys: what is there, then every change, and everything anew when something may have been missed.
+"""Follows a bucket of keys: its contents, then every change, and everything again when something may have been missed.
 
-The server pushes to us through a consumer that keeps nothing, numbers what it sends and says every second that it is
-alive. A number left out, a silence, a broken link: each time we begin anew, because a key that has gone meanwhile may
-have left no trace.
+The server pushes to us through an ephemeral consumer that numbers its messages and sends a heartbeat every second.
+After a gap, a silence or a broken link we start again, because a key that was removed meanwhile may have left no trace.
 """
 
 from __future__ import annotations
