@@ -18,7 +18,8 @@ from stigmergy.node.settings import Settings
 from stigmergy.shard.commit import Group
 
 IDENTITY = JournalIdentity(fleet="held-up", shards=1, incarnation=1)
-SETTINGS = Settings(write_within_s=0.3)
+SETTINGS = Settings(write_within_s=2.0)
+"""Longer than a busy machine lets a thread wait for its turn."""
 
 
 def make_host(journal: Journal) -> Host:
@@ -69,7 +70,7 @@ async def test_a_dead_disk_is_noticed_also_after_that() -> None:
     journal.append = append  # type: ignore[method-assign]
     delivered = await hold_up(host, lambda: feed.envelopes(1)[0])
     began_s = time.monotonic()
-    with pytest.raises(JournalUnknown, match=r"has not answered for 0\.3 s"):
+    with pytest.raises(JournalUnknown, match=r"has not answered for 2 s"):
         await delivered
     assert time.monotonic() - began_s < 60.0
     await host.kill()
