@@ -28,7 +28,6 @@ from typing import Any
 
 import msgspec
 
-from proofs.processes import compare
 from proofs.report import Proof
 from proofs.workers_node import RECEIVER, SHARDS, Rung
 from stigmergy.app.fleet import make_private_key
@@ -375,6 +374,45 @@ def _figures(pauses_s: dict[str, list[float]]) -> dict[str, Any]:
         for kind, found in sorted(pauses_s.items())
         if found
     }
+
+
+def compare(answered: dict[str, list[int]], entries: list[dict[str, Any]]) -> list[str]:
+    """What the log does not bear out, in sentences. `entries` are those of all shards, each in its own order."""
+    told: dict[tuple[int, int], list[tuple[str, int]]] = {}
+    heard: dict[tuple[int, int], list[tuple[str, int]]] = {}
+    counted: dict[str, list[int]] = {}
+    for entry in entries:
+        fields = entry["fields"]
+        if entry["type"] == "Counted@1":
+            counted.setdefault(entry["agent"], []).append(fields["number"])
+            pair = (entry["shard"], shard_of(fields["to"], SHARDS))
+            told.setdefault(pair, []).append((f"{entry['agent']} to {fields['to']}", fields["number"]))
+        elif entry["type"] == "Heard@1":
+            pair = (shard_of(fields["by"], SHARDS), entry["shard"])
+            heard.setdefault(pair, []).append((f"{fields['by']} to {entry['agent']}", fields["number"]))
+    violations = []
+    for agent, numbers in answered.items():
+        kept = counted.get(agent, [])
+        if missing := sorted(set(numbers) - set(kept)):
+            violations.append(f"{agent}: {len(missing)} answered commands are lost, the first is {missing[0]}")
+        if len(kept) != len(set(kept)):
+            violations.append(f"{agent}: commands are in the log twice: {_doubled(kept)[:5]}")
+        if kept != sorted(kept):
+            violations.append(f"{agent}: commands are in the log out of order")
+    for pair in sorted(told.keys() | heard.keys()):
+        said, taken = told.get(pair, []), heard.get(pair, [])
+        where = f"shard {pair[0]} to shard {pair[1]}"
+        if doubled := _doubled(taken):
+            violations.append(f"{where}: {len(doubled)} tells arrived twice, the first is {doubled[0]}")
+        elif lost := [one for one in said if one not in set(taken)]:
+            violations.append(f"{where}: {len(lost)} tells are lost, the first is {lost[0]}")
+        elif said != taken:
+            violations.append(f"{where}: tells arrived out of order, or from nowhere")
+    return violations
+
+
+def _doubled(items: list[Any]) -> list[Any]:
+    return [item for item, count in Counter(items).items() if count > 1]
 
 
 def trouble(rounds: int, seed: int, servers: int = 3, deeds: tuple[str, ...] = DEEDS) -> Proof:

@@ -11,9 +11,8 @@ import pytest
 from stigmergy import Agent, Event, Fleet, evolve
 from stigmergy.agents.codec import pack_envelope
 from stigmergy.app.config import read_config
-from stigmergy.app.feeds import RINGS_COUNT_MAX, checked_rings, open_rings, ring_path
+from stigmergy.app.feeds import RINGS_COUNT_MAX, checked_rings
 from stigmergy.base.errors import ConfigError, RingForeign, RingLocked
-from stigmergy.network.shares import Share
 from stigmergy.ring import open_blocking_producer, open_producer
 
 
@@ -112,12 +111,3 @@ def test_a_ring_that_cannot_be_opened_keeps_the_node_from_running_and_leaves_not
             pass
 
     asyncio.run(main())
-
-
-def test_of_several_processes_each_has_its_own(folder: Path) -> None:
-    assert ring_path("t.ring", 1, 1) == "t.ring"
-    assert ring_path("t.ring", 2, 3) == "t.ring.2-of-3"
-    rings = open_rings(["t.ring", "u.ring"], Share(2, 3, 16))
-    assert list(rings) == ["t.ring.2-of-3", "u.ring.2-of-3"]
-    for consumer in rings.values():
-        consumer.close()

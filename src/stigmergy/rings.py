@@ -7,8 +7,7 @@
         feed.wait_durable()
 
 `open_feed` is the same on an event loop. It asks the node over its control socket for the record layout and the agents'
-numbers; batches go through memory. Where several processes share the fleet, each batch goes into the ring of the
-process that owns its shard. Importing this needs numpy: `pip install "stigmergy[compiled]"`.
+numbers; batches go through memory. Importing this needs numpy: `pip install "stigmergy[compiled]"`.
 """
 
 from __future__ import annotations
@@ -24,17 +23,14 @@ import msgspec
 from msgspec import structs
 
 from stigmergy.agents.messages import Message
-from stigmergy.app.feeds import ring_path
 from stigmergy.base.errors import ConfigError, NotRunning
 from stigmergy.columns import Batcher, Roster
 from stigmergy.control import protocol
 from stigmergy.control.protocol import REQUEST_BYTES_MAX, read_reply, write_request
 from stigmergy.control.socket import ControlCall, ControlClient
-from stigmergy.network.shares import process_of
 from stigmergy.node.column_roster import ENROLLED_NAMES_MAX, read_roster
 from stigmergy.ring import BlockingProducer, Producer, open_blocking_producer, open_producer
 from stigmergy.ring.port import DURABLE_S_MAX, MESSAGE_BYTES_MAX, PUT_S_MAX
-from stigmergy.shard.batches import open_batch
 
 BATCH_BYTES = 256 * 1024
 """How large batches are made: small enough for any ring but the smallest, large enough to cost little each."""
@@ -50,7 +46,6 @@ class _Feed(Generic[ProducerT]):
     def __init__(self, ring: str | Path, kind: str, source: str, incarnation: int | None, found: Any) -> None:
         self._ring = str(ring)
         self._kind = kind
-        self._processes = int(found["processes"])
         self._roster = read_roster(found)
         self._known: dict[str, int] = {}
         self._batcher = Batcher(
@@ -58,9 +53,9 @@ class _Feed(Generic[ProducerT]):
             source=source,
             incarnation=time.time_ns() // 1_000_000 if incarnation is None else incarnation,
         )
-        self._producers: list[ProducerT] = []
-        self._unsent: deque[tuple[int, bytes]] = deque()
-        """Batches that are numbered and not in a ring yet: they come first."""
+        self._producer: ProducerT
+        self._unsent: deque[bytes] = deque()
+        """Batches that are numbered and not in the ring yet: they come first."""
 
     @property
     def roster(self) -> Roster:
@@ -75,10 +70,6 @@ class _Feed(Generic[ProducerT]):
     def add(self, message: type[Message] | str, agents: Any, /, **columns: Any) -> int:
         """Adds one record for each agent, in order; how many. See `Batcher.add`."""
         return self._batcher.add(message, agents, **columns)
-
-    @property
-    def _paths(self) -> list[str]:
-        return [ring_path(self._ring, process, self._processes) for process in range(1, self._processes + 1)]
 
     def _requests(self, names: Sequence[str]) -> Iterator[tuple[list[str], bytes]]:
         """What asks the node to enrol those of these agents that are not known here, part by part."""
@@ -106,15 +97,12 @@ class _Feed(Generic[ProducerT]):
         self._roster = structs.replace(new, places=before.places + new.places, names=before.names + names)
 
     def _made(self) -> None:
-        """What was added becomes batches, each with the process that it is for."""
-        for batch in self._batcher.take(BATCH_BYTES):
-            shard = open_batch(batch).header.shard
-            self._unsent.append((process_of(shard, self._processes, len(self._roster.shards)), batch))
+        """What was added becomes batches."""
+        self._unsent.extend(self._batcher.take(BATCH_BYTES))
 
     def close(self) -> None:
-        """Leaves. What was sent stays in the rings."""
-        for producer in self._producers:
-            producer.close()
+        """Leaves. What was sent stays in the ring."""
+        self._producer.close()
 
 
 class BlockingFeed(_Feed[BlockingProducer]):
@@ -125,7 +113,7 @@ class BlockingFeed(_Feed[BlockingProducer]):
     ) -> None:
         self._socket = Path(socket)
         super().__init__(ring, kind, source, incarnation, self._ask(write_request(protocol.RosterRequest(kind=kind))))
-        self._open()
+        self._producer = open_blocking_producer(self._ring)
 
     def enroll(self, names: Sequence[str]) -> Roster:
         """Has agents enrolled, durably, and can send for them from now on. Those that are known already stay."""
@@ -135,33 +123,22 @@ class BlockingFeed(_Feed[BlockingProducer]):
         return self._roster
 
     def send(self, *, within_s: float = PUT_S_MAX) -> None:
-        """Puts what was added into the rings. Overloaded if there was no room within that time: send again, then it
+        """Puts what was added into the ring. Overloaded if there was no room within that time: send again, then it
         goes on where it was."""
         self._made()
         while self._unsent:
-            process, batch = self._unsent[0]
-            self._producers[process - 1].put(batch, within_s=within_s)
+            self._producer.put(self._unsent[0], within_s=within_s)
             self._unsent.popleft()
 
     def wait_durable(self, *, within_s: float = DURABLE_S_MAX) -> None:
         """Waits until the node has made durable all that was sent. Overloaded if it takes longer: it may still be."""
-        deadline_s = time.monotonic() + within_s
-        for producer in self._producers:
-            producer.wait_durable(within_s=max(0.0, deadline_s - time.monotonic()))
+        self._producer.wait_durable(within_s=within_s)
 
     def __enter__(self) -> BlockingFeed:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _open(self) -> None:
-        try:
-            for path in self._paths:
-                self._producers.append(open_blocking_producer(path))
-        except BaseException:
-            self.close()
-            raise
 
     def _ask(self, request: bytes) -> Any:
         client = ControlClient(self._socket)
@@ -181,12 +158,7 @@ class Feed(_Feed[Producer]):
     ) -> None:
         self._call = call
         super().__init__(ring, kind, source, incarnation, found)
-        try:
-            for path in self._paths:
-                self._producers.append(open_producer(path))
-        except BaseException:
-            self.close()
-            raise
+        self._producer = open_producer(self._ring)
 
     async def enroll(self, names: Sequence[str]) -> Roster:
         """Has agents enrolled, durably, and can send for them from now on. Those that are known already stay."""
@@ -196,19 +168,16 @@ class Feed(_Feed[Producer]):
         return self._roster
 
     async def send(self, *, within_s: float = PUT_S_MAX) -> None:
-        """Puts what was added into the rings. Overloaded if there was no room within that time: send again, then it
+        """Puts what was added into the ring. Overloaded if there was no room within that time: send again, then it
         goes on where it was. Not for several tasks at once."""
         self._made()
         while self._unsent:
-            process, batch = self._unsent[0]
-            await self._producers[process - 1].put(batch, within_s=within_s)
+            await self._producer.put(self._unsent[0], within_s=within_s)
             self._unsent.popleft()
 
     async def wait_durable(self, *, within_s: float = DURABLE_S_MAX) -> None:
         """Waits until the node has made durable all that was sent. Overloaded if it takes longer: it may still be."""
-        deadline_s = time.monotonic() + within_s
-        for producer in self._producers:
-            await producer.wait_durable(within_s=max(0.0, deadline_s - time.monotonic()))
+        await self._producer.wait_durable(within_s=within_s)
 
     async def __aenter__(self) -> Feed:
         return self

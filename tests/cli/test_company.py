@@ -317,27 +317,12 @@ MEMORY = ("--ledger", "memory:town")
         (("--ledger", "sqlite:town.py"), "not a ledger", 4),
         (("--peer", "nobody.pub", *MEMORY), "'nobody.pub' is neither a key file nor a public key", 2),
         ((), "needs a ledger (", 2),
-        (("--processes", "2"), "cannot claim from a ledger yet (", 2),
-        (("--mesh", "udp://127.0.0.1", "--processes", "2"), "cannot share fields with others yet", 2),
-        (("--ledger", "sqlite:ledger.db", "--processes", "2"), "cannot claim from a ledger yet", 2),
     ],
 )
 def test_what_run_cannot_do_is_said(tmp_path: Path, options: tuple[str, ...], said: str, code: int) -> None:
     town = Town(tmp_path)
     (tmp_path / "town.py").write_text(TOWN.replace('Fleet("town",', 'Fleet("town", shards=4,'), encoding="utf-8")
     assert said in town.folder.error("run", "town:fleet", *options, code=code)
-
-
-def test_fields_of_agents_in_different_processes_are_not_shared_in_silence(tmp_path: Path) -> None:
-    town = Town(tmp_path)
-    (tmp_path / "board.py").write_text(
-        "from stigmergy import Agent, Fleet, ORSet, Shared, shared\n\n\n"
-        'class Cart(Agent):\n    board: Shared[ORSet[str]] = shared(by="hall")\n\n\n'
-        'fleet = Fleet("board", agents=[Cart], shards=4)\n',
-        encoding="utf-8",
-    )
-    said = town.folder.error("run", "board:fleet", "--processes", "2", code=2)
-    assert "agents of different processes cannot share fields yet (Cart.board)" in said
 
 
 def test_what_a_fleet_has_no_use_for_is_said(folder: Folder) -> None:

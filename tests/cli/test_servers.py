@@ -13,7 +13,15 @@ from typing import Any
 import pytest
 
 from stigmergy.cli import children as servers
-from stigmergy.cli.children import Child, ServerWatch
+from stigmergy.cli.children import (
+    PAUSE_S,
+    PAUSE_S_MAX,
+    RESTARTS_MAX,
+    RESTARTS_WITHIN_S,
+    Child,
+    Restarts,
+    ServerWatch,
+)
 from stigmergy.nats.servers import ServerPlan, last_error_in, needs_restart
 
 OFF = "JetStream not enabled (10076)"
@@ -167,3 +175,19 @@ def test_why_it_went_off_is_in_its_log(tmp_path: Path) -> None:
     assert "no space left on device" in last_error_in(log), "the cause, not what follows from it"
     assert needs_restart(OFF)
     assert not needs_restart("JetStream has not established contact with a meta leader")
+
+
+class TestRestarts:
+    def test_pause_grows_and_too_often_is_too_often(self) -> None:
+        restarts = Restarts()
+        pauses = [restarts.died(float(number)) for number in range(RESTARTS_MAX + 1)]
+        assert pauses[0] == PAUSE_S
+        assert pauses[-1] is None
+        assert pauses[:-1] == sorted(pauses[:-1], key=lambda pause: pause or 0.0)
+
+    def test_one_that_dies_now_and_then_goes_on_for_ever(self) -> None:
+        restarts = Restarts()
+        for number in range(100):
+            pause_s = restarts.died(number * RESTARTS_WITHIN_S / 2)
+            assert pause_s is not None
+            assert pause_s <= PAUSE_S_MAX

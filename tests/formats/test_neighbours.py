@@ -1,4 +1,4 @@
-"""What processes say to each other is what docs/processes.md says, byte by byte."""
+"""What owners of shards say to each other is what docs/workers.md says, byte by byte."""
 
 import msgspec
 
@@ -18,7 +18,7 @@ STRUCTURES = (
 
 
 def test_frames_are_documented_with_their_tags_and_fields_in_order() -> None:
-    rows = tables("processes.md")["Protocol between processes"]
+    rows = tables("workers.md")["Protocol between owners"]
     documented = [(int(tag), name.strip("`"), fields.replace("`", "")) for tag, name, fields, _ in rows]
     there = [
         (cls.__struct_config__.tag, cls.__name__, ", ".join(field.name for field in msgspec.structs.fields(cls)))

@@ -44,7 +44,6 @@ ADAPTERS = (
     "keys",
     "membership/udp",
     "nats",
-    "network/unix_peers",
     "ring",
     "store/folder",
     "store/memory",

@@ -1,4 +1,4 @@
-"""The control endpoint of several processes: who is asked, what is added up, and what is said of one that is down."""
+"""The control endpoint of several owners: who is asked, what is added up, and what is said of one that is down."""
 
 import asyncio
 import json
@@ -10,16 +10,12 @@ import pytest
 from stigmergy.base.errors import ConfigError, NotRunning, StigmergyError
 from stigmergy.control.protocol import VERSION, Reply, write_error, write_reply
 from stigmergy.control.router import ControlRouter, MergedEntries, added_status
-from stigmergy.network.shares import process_of
 from stigmergy.shard.homes import Homes
 from stigmergy.shard.state import shard_of
 
-SHARDS = 4
+SHARDS = 2
 Answer = Callable[[dict[str, Any]], list[bytes]]
-AGENTS = {
-    process: next(f"A/{n}" for n in range(99) if process_of(shard_of(f"A/{n}", SHARDS), 2, SHARDS) == process)
-    for process in (1, 2)
-}
+AGENTS = {process: next(f"A/{n}" for n in range(99) if shard_of(f"A/{n}", SHARDS) == process - 1) for process in (1, 2)}
 
 
 def ok(value: Any) -> bytes:
@@ -77,12 +73,12 @@ class Process:
 
 
 class Board:
-    """A switchboard over two processes."""
+    """A router over two shards, each with an owner."""
 
     def __init__(self, *answers: Answer) -> None:
         self.processes = [Process(answer) for answer in answers]
         self.stopped = 0
-        about = {"fleet": "f", "version": "1", "pid": 1, "up_s": 9.0, "journal": "sqlite:all", "sockets": "one, two"}
+        about = {"fleet": "f", "version": "1", "pid": 1, "up_s": 9.0, "journal": "sqlite:all"}
         self.board = ControlRouter(Homes(SHARDS), self.processes, lambda: about, self._stop)
 
     def _stop(self) -> None:
@@ -124,13 +120,13 @@ def test_what_is_about_an_agent_goes_to_who_has_it(process: int, request_: dict[
     assert board.processes[process - 1].closed == 1
 
 
-@pytest.mark.parametrize(("shard", "process"), [(0, 1), (1, 1), (2, 2), (3, 2)])
-def test_shards_and_letters_go_to_who_has_them(shard: int, process: int) -> None:
+@pytest.mark.parametrize("shard", [0, 1])
+def test_shards_and_letters_go_to_who_has_them(shard: int) -> None:
     board = both(lambda _: [ok({})])
     board.ask(do="log", shard=shard)
     board.ask(do="drop", letter=f"{shard}.4.1")
     board.ask(do="retry", letter=f"{shard}.4.1")
-    assert len(board.processes[process - 1].asked) == 3
+    assert len(board.processes[shard].asked) == 3
 
 
 def test_answer_is_passed_on_as_it_is_also_a_refusal_and_a_stream() -> None:
@@ -140,13 +136,13 @@ def test_answer_is_passed_on_as_it_is_also_a_refusal_and_a_stream() -> None:
     assert [one.get("item") for one in board.ask(do="log", agent=AGENTS[2])] == [{"n": 1}, {"n": 2}, None]
 
 
-def test_process_that_is_down_is_said_to_come_back() -> None:
+def test_shard_whose_owner_is_down_is_named_with_what_to_do() -> None:
     board = both(lambda asked: stream({}) if asked["do"] in ("letters", "log", "verify") else [ok({})])
     board.processes[1].is_down = True
     (said,) = board.ask(do="state", agent=AGENTS[2])
     assert said["kind"] == "NotRunning"
-    assert "process 2 of 2, which has shard" in said["error"]
-    assert "try again" in said["error"]
+    assert "the owner of shard 1 does not answer now" in said["error"]
+    assert "a worker must run" in said["error"]
     assert board.ask(do="state", agent=AGENTS[1]) == [{"v": 1, "ok": {}}]
     for request in ({"do": "names"}, {"do": "verify"}):
         (said,) = board.ask(**request)[-1:]
@@ -161,8 +157,8 @@ def test_what_the_others_say_is_told_and_who_is_missing_with_it(do: str) -> None
     assert [one["item"]["resource"] for one in items] == ["dock"]
     (missing,) = last["end"].pop("missing")
     assert last["end"] == {"count": 1}
-    assert missing["process"] == 2
-    assert missing["why"] == "process 2, with the shards 2 to 3, does not answer: nobody is there"
+    assert missing["shard"] == 1
+    assert missing["why"] == "shard 1 has no owner that answers: nobody is there"
     board.processes[0].is_down = True
     (said,) = board.ask(do=do)
     assert (said["kind"], said["error"]) == ("NotRunning", "nobody is there")
@@ -205,7 +201,7 @@ def test_shared_objects_are_listed_with_who_holds_them() -> None:
     none = write_error(ConfigError("this node holds no shared object"))
     board = Board(lambda _: [none], lambda _: stream({"object": "o"}))
     *items, _ = board.ask(do="shared", object="o")
-    assert [one["item"] for one in items] == [{"process": 2, "object": "o"}]
+    assert [one["item"] for one in items] == [{"shard": 1, "object": "o"}]
     (said,) = both(lambda _: [none]).ask(do="shared", object="o")
     assert said["error"] == "this node holds no shared object"
 
@@ -236,16 +232,15 @@ def test_status_adds_up_and_remembers_one_that_is_down() -> None:
     assert (found["agents"], found["cpu_s"], found["counters"]) == (6, 0.5, {"accepted": 4})
     assert (found["pid"], found["journal"], found["recovered"]["events"]) == (1, "sqlite:all", 4)
     assert [(one["process"], one["first_shard"], one["last_shard"]) for one in found["processes"]] == [
-        (1, 0, 1),
-        (2, 2, 3),
+        (1, 0, 0),
+        (2, 1, 1),
     ]
     assert len(found["signers"]) == 1
-    assert "sockets" not in found
     board.processes[1].is_down = True
     (after,) = board.ask(do="status")
     assert after["ok"]["agents"] == 6
     (trouble,) = after["ok"]["troubles"]
-    assert "process 2, with the shards 2 to 3, does not answer" in trouble
+    assert "shard 1 has no owner that answers" in trouble
 
 
 def test_status_before_anybody_has_answered() -> None:
@@ -264,7 +259,7 @@ def entry(time_ns: int, shard: int) -> dict[str, Any]:
 def test_log_is_cut_to_what_was_asked_at_the_right_end() -> None:
     board = Board(
         lambda _: stream(entry(1, 0), entry(4, 0)),
-        lambda _: stream(entry(2, 2), entry(3, 2)),
+        lambda _: stream(entry(2, 1), entry(3, 1)),
     )
     times = [one["item"]["time_ns"] for one in board.ask(do="log", limit=3)[:-1]]
     assert times == [2, 3, 4]
@@ -276,7 +271,7 @@ def test_export_is_in_the_order_of_time_and_says_how_far_it_is() -> None:
     far = {"commits": 0, "of": 5, "fleet": "f", "incarnation": 1}
     board = Board(
         lambda _: stream(far, entry(1, 0), entry(4, 0)),
-        lambda _: stream(far, entry(2, 2), {**far, "commits": 3}, entry(3, 2)),
+        lambda _: stream(far, entry(2, 1), {**far, "commits": 3}, entry(3, 1)),
     )
     lines = board.ask(do="export")
     items = [line["item"] for line in lines[:-1]]
@@ -309,11 +304,11 @@ def test_export_that_breaks_on_the_way_says_so() -> None:
     ],
     ids=lambda request: request["do"],
 )
-def test_what_cannot_be_asked_of_all_names_whom_to_ask(request_: dict[str, Any]) -> None:
+def test_what_cannot_be_asked_of_all_is_refused(request_: dict[str, Any]) -> None:
     board = both(lambda _: [ok({})])
     (said,) = board.ask(**request_)
     assert said["kind"] == "ConfigError"
-    assert "one, two" in said["error"]
+    assert "each shard has a log of its own" in said["error"]
     assert not any(process.asked for process in board.processes)
 
 

@@ -13,7 +13,6 @@
     uplink_to = "nats-hub://127.0.0.1:4222"      # by another bus than the one above
     collect_from = "nats-sites://hub:4222"       # a further bus, which uplinks of whole sites come in by
     rings = ["telemetry.ring"]         # what producers on this machine put there is taken
-    processes = 2                      # so many processes share the fleet's shards
     mesh = "udp://0.0.0.0:7946?peers=north@10.0.0.7:7946"    # how shared fields gossip without a bus
     ledger = "sqlite:ledger.db"        # who orders claims, for all processes of this machine
     peers = ["north.pub"]              # keys whose changes and claims are taken; else of whoever is heard first
@@ -62,9 +61,9 @@ class FleetConfig(Struct, frozen=True, forbid_unknown_fields=True):
     uplink: UplinkRule | None = None
     """What of the journal is sent on; nothing without it."""
     processes: int = 1
-    """How many processes share the fleet's shards when it is run by the command line."""
+    """Of earlier versions; only 1 is left, and workers are the way to more cores."""
     rings: tuple[str, ...] = ()
-    """Paths of the rings that it is fed from. Of several processes each has rings of its own."""
+    """Paths of the rings that it is fed from."""
     mesh: str | None = None
     """How shared fields find their peers; over the bus, if there is one and nothing is said here."""
     ledger: str | None = None

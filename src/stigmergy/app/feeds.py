@@ -1,10 +1,4 @@
-"""The rings that feed a node: their paths, and a consumer for each.
-
-    fleet.running(rings=["telemetry.ring"])          one process: the ring is telemetry.ring
-    stigmergy run --processes 2 --ring telemetry.ring    telemetry.ring.1-of-2 and telemetry.ring.2-of-2
-
-With several processes each has its own rings: a batch goes into the ring of the process that owns its shard.
-"""
+"""The rings that feed a node: their paths, and a consumer for each."""
 
 from __future__ import annotations
 
@@ -12,15 +6,9 @@ import os
 from collections.abc import Sequence
 
 from stigmergy.base.errors import ConfigError
-from stigmergy.network.shares import Share, part_name
 from stigmergy.ring import Consumer, open_consumer
 
 RINGS_COUNT_MAX = 256
-
-
-def ring_path(path: str, process: int, processes: int) -> str:
-    """Where a process has its ring of this name."""
-    return path if processes == 1 else f"{path}.{part_name(process, processes)}"
 
 
 def checked_rings(rings: object) -> tuple[str, ...]:
@@ -36,13 +24,12 @@ def checked_rings(rings: object) -> tuple[str, ...]:
     return tuple(os.fspath(one) for one in rings)
 
 
-def open_rings(paths: Sequence[str], share: Share | None) -> dict[str, Consumer]:
+def open_rings(paths: Sequence[str]) -> dict[str, Consumer]:
     """A consumer for each of these rings, which are made if they are missing; by their paths."""
     rings: dict[str, Consumer] = {}
     try:
         for path in checked_rings(tuple(paths)):
-            own = path if share is None else ring_path(path, share.process, share.processes)
-            rings[own] = open_consumer(own)
+            rings[path] = open_consumer(path)
     except BaseException:
         for consumer in rings.values():
             consumer.close()

@@ -15,17 +15,7 @@ from stigmergy.app.feeds import checked_rings, open_rings
 from stigmergy.app.journals import FLIGHT, JOURNALS, inspect_all, inspect_journal, journals_in, open_journal
 from stigmergy.app.keyring import NodeKey, default_key_path, is_private_key, load_signer, make_private_key, read_key
 from stigmergy.app.node_config import BUSES, NodeConfig, find_node_config, open_bus, open_ledger, open_levels, open_mesh
-from stigmergy.app.parts import (
-    SEGMENTS,
-    SQLITE,
-    Lifeline,
-    journal_path,
-    keep_to_one_core,
-    make_lifeline,
-    part_url,
-    peer_network_of,
-    shown_url,
-)
+from stigmergy.app.parts import SEGMENTS, SQLITE, check_one_process, journal_path, shown_url
 from stigmergy.audit.archive import Archiver, RetentionHolds, Safeguards
 from stigmergy.audit.archive_folder import FolderArchive, HoldsFile, NewFile
 from stigmergy.audit.directories import live_readings
@@ -54,9 +44,7 @@ from stigmergy.keys.keyfile import (
 from stigmergy.membership.bus_mesh import BusMesh
 from stigmergy.membership.udp import parse_url as read_mesh_url
 from stigmergy.network.bus_link import BusLink, describe_this_node
-from stigmergy.network.peers import PeerProcesses
 from stigmergy.network.replication import Replication
-from stigmergy.network.shares import Share
 from stigmergy.node.column_feeds import RingReaders
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.device_tasks import Devices, start_attached
@@ -128,11 +116,9 @@ class Fleet(Declaration):
             copies=tuple(copies),
         )
         config = find_config(Path.cwd())
-        if config.fleet.processes > 1:
-            raise ConfigError(
-                f"processes = {config.fleet.processes} in stigmergy.toml is for stigmergy run; a program that embeds a "
-                "fleet runs it in one process: take it out, or start the fleet on its own"
-            )
+        check_one_process(
+            config.fleet.processes, f"processes = {config.fleet.processes} in stigmergy.toml", "MODULE:FLEET"
+        )
         place = None if key is None else Path(key)
         return Running(self, config, journal, place, settings, trust, agents, where, rings=rings)
 
@@ -150,15 +136,11 @@ class Running:
         trust: Sequence[str] = (),
         agents: Sequence[str] = (),
         node_config: NodeConfig | None = None,
-        share: Share | None = None,
         rings: Sequence[str | Path] = (),
     ) -> None:
-        """With a `share`, this is one of several processes, and has a part of the journal."""
         self._fleet = fleet
-        self._all_url = journal or config.fleet.journal or f"sqlite:{fleet.name}.db"
-        self.url = self._all_url if share is None else part_url(self._all_url, share)
-        self._share = share
-        self._key = key or (Path(config.fleet.key) if config.fleet.key else default_key_path(fleet.name, self._all_url))
+        self.url = journal or config.fleet.journal or f"sqlite:{fleet.name}.db"
+        self._key = key or (Path(config.fleet.key) if config.fleet.key else default_key_path(fleet.name, self.url))
         self._settings = settings or config.settings
         self._trust = [read_key(text).key for text in (*config.fleet.trust, *trust)]
         self._agents = tuple(agents) or config.fleet.agents
@@ -172,7 +154,6 @@ class Running:
         self._safeguards: Safeguards | None = None
         self._devices: Devices | None = None
         self._signer: Signer | None = None
-        self._peers: PeerProcesses | None = None
         self._feedings: RingReaders | None = None
         self._copiers: Copiers | None = None
         self._replication: Replication | None = None
@@ -194,15 +175,13 @@ class Running:
             )
 
     async def __aenter__(self) -> Live:
-        if self._share is None:  # the supervisor of several processes has said it for all of them
-            self._check_needs()
+        self._check_needs()
         self._fleet.check_safe_actions()
         self._fleet.prepare(self.say)
         entropy = SystemEntropy()
         bus = open_bus(self.node_config, self._fleet.name, entropy)
         key = NodeKey(self._key, self.url)
-        part = None if self._share is None else self._share.part
-        journal = open_journal(self.url, self._fleet.name, self._fleet.shards, part, self._fleet.homes.key_name)
+        journal = open_journal(self.url, self._fleet.name, self._fleet.shards, shard_by=self._fleet.homes.key_name)
         try:
             key.check(journal)
             signer = key.signer
@@ -219,8 +198,6 @@ class Running:
                 place=place,
                 agents=self._agents,
             )
-            if self._share is not None:
-                self._peers = PeerProcesses(host, peer_network_of(self._all_url, self._share), self._share)
             devices = Devices(host, SystemThreads())
             levels = open_levels(self.node_config, self._fleet.name, entropy)
             link = None if bus is None else make_link(host, bus, entropy, self.node_config, levels)
@@ -228,13 +205,9 @@ class Running:
             key.keep()
             recovered = await start_attached(host, devices)
             key.remember(journal, self.say)
-            if self._peers is not None:
-                await self._peers.start()
             host.housekeeper.guard(safeguards := make_safeguards(host, self.url, signer))
             self._copiers = Copiers(host, self.node_config.copies, self._copied_as, safeguards)
         except BaseException:
-            if self._peers is not None:
-                await self._peers.stop()
             await journal.close()
             raise
         self._host = host
@@ -243,12 +216,11 @@ class Running:
         self._signer = signer
         devices.start()
         live = Live(host, entropy, recovered, devices)
-        live.peers = self._peers
         live.replication = self._replication
         live.copies = self._copiers.standings
         self._link = live.link = link
         try:
-            self._feedings = live.feedings = RingReaders(host, open_rings(self.rings, self._share))
+            self._feedings = live.feedings = RingReaders(host, open_rings(self.rings))
             if link is not None:
                 await link.start()
             await self._replication.start()
@@ -262,7 +234,7 @@ class Running:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for part in (self._copiers, self._devices, self._feedings, self._replication, self._link, self._peers):
+        for part in (self._copiers, self._devices, self._feedings, self._replication, self._link):
             if part is not None:
                 await part.stop()
         if self._safeguards is not None:
@@ -436,7 +408,6 @@ __all__ = [
     "ControlClient",
     "ControlServer",
     "Fleet",
-    "Lifeline",
     "NewFile",
     "NodeConfig",
     "PrivateKey",
@@ -456,16 +427,13 @@ __all__ = [
     "is_private_key",
     "journal_path",
     "journals_in",
-    "keep_to_one_core",
     "load_signer",
-    "make_lifeline",
     "make_private_key",
     "make_process_ours",
     "open_bus",
     "open_flight",
     "open_journal",
     "open_rotation",
-    "part_url",
     "read_key",
     "read_mesh_url",
     "read_private_key",

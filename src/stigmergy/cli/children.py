@@ -12,6 +12,7 @@ import ctypes
 import os
 import signal
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,52 @@ from typing import Any
 import msgspec
 
 from stigmergy.cli.display.output import BAD, GOOD, WARN, shown_bytes
-from stigmergy.cli.processes import HOPELESS, LINE_BYTES_MAX, RESTARTS_MAX, RESTARTS_WITHIN_S, Restarts
 from stigmergy.nats.servers import ServerPlan, last_error_in, look_at, needs_restart
+
+RESTARTS_MAX = 5
+RESTARTS_WITHIN_S = 60.0
+"""A process that has died so often within so long is not started again, and the node ends."""
+PAUSE_S = 0.1
+PAUSE_S_MAX = 5.0
+"""Before a process is started again; it doubles with each time that it died within the time above."""
+LINE_BYTES_MAX = 1024 * 1024
+HOPELESS = (
+    "ConfigError",
+    "DefinitionError",
+    "JournalForeign",
+    "JournalCorrupt",
+    "JournalLocked",
+    "FoldMismatch",
+    "DataLost",
+    "StaleEpoch",
+    "WrongKey",
+    "BadSignature",
+    "TrustError",
+    "RingForeign",
+    "RingDamaged",
+)
+"""Errors after which another start would only end in the same."""
 
 STARTING, UP, PAUSING, ENDED, FAILED = "starting", "up", "again soon", "ended", "given up"
 _PR_SET_PDEATHSIG = 1
 
 Tell = Callable[["Child", str, dict[str, Any]], None]
+
+
+class Restarts:
+    """How often a process has died lately, and so how long to wait before it is started again."""
+
+    def __init__(self) -> None:
+        self._died: deque[float] = deque()
+
+    def died(self, now_s: float) -> float | None:
+        """The pause before the next start; None if it has died too often."""
+        self._died.append(now_s)
+        while now_s - self._died[0] > RESTARTS_WITHIN_S:
+            self._died.popleft()
+        if len(self._died) > RESTARTS_MAX:
+            return None
+        return float(min(PAUSE_S_MAX, PAUSE_S * 2 ** (len(self._died) - 1)))
 
 
 class Child:

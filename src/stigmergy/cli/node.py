@@ -125,8 +125,6 @@ def status(arguments: argparse.Namespace, output: Output) -> int:
     if is_cluster:
         rows = _by_process(found["processes"])
         output.table(("HOST", "PID", "SHARDS", "AGENTS", "EVENTS", "OWED"), rows)
-    elif processes := found.get("processes"):
-        output.table(("PROCESS", "SHARDS", "PID", "AGENTS", "EVENTS", "OWED"), [_process(one) for one in processes])
     if found["stopped"]:
         output.table(("STOPPED", "WHY"), [((agent, BAD), why) for agent, why in found["stopped"].items()])
     if resting := found.get("at_rest"):
@@ -273,13 +271,6 @@ def _by_process(shards: list[dict[str, Any]]) -> list[list[Cell]]:
             counts = (f"{sum(one[key] for one in own):,}" for key in ("agents", "events", "owed"))
             rows.append([(host or "?", NAME), str(pid), numbers, *counts])
     return rows
-
-
-def _process(one: dict[str, Any]) -> list[Cell]:
-    """One of the processes of a node, as it last said."""
-    told = [("not heard yet", WARN) if one[name] is None else f"{one[name]:,}" for name in ("agents", "events", "owed")]
-    pid = "" if one["pid"] is None else str(one["pid"])
-    return [str(one["process"]), f"{one['first_shard']} to {one['last_shard']}", pid, *told]
 
 
 def _signer(signer: dict[str, Any]) -> str:

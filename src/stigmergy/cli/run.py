@@ -16,21 +16,15 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from stigmergy.app.config import Config
-from stigmergy.app.fleet import Fleet, NodeConfig, Running, load_signer, make_process_ours
-from stigmergy.app.node_config import shown
-from stigmergy.app.parts import check_parts, make_folder, processes_of, shown_url
-from stigmergy.base.errors import ConfigError, NotRunning, StigmergyError, TrustError
-from stigmergy.cli import processes as working
+from stigmergy.app.fleet import Fleet, NodeConfig, Running, make_process_ours
+from stigmergy.app.parts import check_one_process, shown_url
+from stigmergy.base.errors import ConfigError, NotRunning
 from stigmergy.cli.display import exits
 from stigmergy.cli.display.output import GOOD, NAME, Output, counted, shown_bytes, version
 from stigmergy.cli.display.places import config_of, folder_of, load_fleet, url_of
-from stigmergy.cli.processes import Supervisor, command_of
 from stigmergy.control.description import described_recovery
 from stigmergy.control.live import Live
 from stigmergy.journal.recovery import sum_up_passed_over
-from stigmergy.network.shares import Share, check_processes
-from stigmergy.node.needs import needs_of
 
 STATUS_EVERY_S = 1.0
 LEFT_BEHIND_S = 1.0
@@ -43,7 +37,6 @@ EXAMPLES = """examples:
   stigmergy run drone:fleet --bus mqtt://gateway:1883    on a bus, where others hear it
   stigmergy run drone:fleet --mesh 'udp://0.0.0.0:7946?peers=north@10.0.0.7:7946'    shared fields without a broker
   stigmergy run drone:fleet --ledger sqlite:ledger.db    claims, between the nodes of this machine
-  stigmergy run drone:fleet --processes 2        two processes share the shards, one looks after both
   stigmergy run drone:fleet --ring telemetry.ring    fed by a producer on this machine
   stigmergy run                                  what stigmergy.toml says: module = "drone:fleet" under [fleet]
 """
@@ -98,15 +91,14 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         "--collect-from", metavar="URL", help="take the uplinks of all sites of a hub: nats-sites://hub:4222"
     )
     parser.add_argument("--socket", metavar="PATH", type=Path, help="where to listen; else beside the journal")
-    parser.add_argument("--processes", metavar="N", type=int, help="share the fleet's shards between so many processes")
+    parser.add_argument("--processes", metavar="N", type=int, help=argparse.SUPPRESS)
     parser.add_argument(
         "--ring",
         metavar="PATH",
         action="append",
         default=[],
-        help="take what a producer puts into this ring; of several processes each has its own, PATH.1-of-2; repeatable",
+        help="take what a producer puts into this ring; repeatable",
     )
-    working.add_arguments(parser)
     parser.set_defaults(run=run)
 
 
@@ -120,10 +112,9 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             "stigmergy.toml"
         )
     processes = config.fleet.processes if arguments.processes is None else arguments.processes
-    if arguments.process is not None:
-        return _work(arguments, config, spec, processes)
+    named = "processes in stigmergy.toml" if arguments.processes is None else f"--processes {processes}"
+    check_one_process(processes, named, spec)
     fleet = load_fleet(spec, folder_of(arguments))
-    check_processes(processes, fleet.shards)
     journal = None if arguments.journal is None else url_of(arguments.journal)
     node_config = NodeConfig(
         arguments.bus,
@@ -142,8 +133,6 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     running.say = output.note
     _tell_unused(fleet, running.node_config, output)
     path = arguments.socket or running.socket
-    if processes > 1:
-        return _supervise(arguments, fleet, running, path, (spec, processes), output)
     make_process_ours(large_commits=fleet.has_compiled)
     return run_to_the_end(NodeRun(fleet, running, path, output).live_and_die())
 
@@ -155,95 +144,6 @@ def _tell_unused(fleet: Fleet, node_config: NodeConfig, output: Output) -> None:
         output.note(f"no agent of {fleet.name} has a Shared field: the mesh {node_config.mesh} is not used", "yellow")
     if node_config.ledger is not None and not any(plan.ordered for plan in plans):
         output.note(f"no agent of {fleet.name} has an Ordered field: nobody asks {node_config.ledger}", "yellow")
-
-
-def _supervise(
-    arguments: argparse.Namespace, fleet: Fleet, running: Running, path: Path, what: tuple[str, int], output: Output
-) -> int:
-    """Runs the fleet in several processes, and looks after them."""
-    spec, processes = what
-    check_alone(running.node_config, running.settings.retention.archive)
-    _check_apart(fleet, output)
-    check_parts(running.url, processes)
-    fleet.check_safe_actions()
-    if running.key is not None and not running.key.exists() and processes_of(running.url):
-        raise TrustError(
-            f"key file {str(running.key)!a} is missing, and the journal {running.url} is signed with its key; put the "
-            "file back, or name it with --key (no new key was made)"
-        )
-    make_folder(running.url)
-    load_signer(running.key, create=True)
-    command = command_of(arguments, spec, processes, running.url, running.key)
-    supervisor = Supervisor(fleet.name, running.url, fleet.homes, processes, path, command, output)
-    return run_to_the_end(supervisor.live_and_die())
-
-
-def _check_apart(fleet: Fleet, output: Output) -> None:
-    """Refuses a fleet whose agents need what several processes cannot do yet, and says what nobody will hear."""
-    needs = needs_of(fleet)
-    if needs.claims:
-        raise ConfigError(
-            f"a node of several processes cannot claim from a ledger yet ({needs.why_ledger}); run one process, "
-            "or on a cluster with stigmergy up"
-        )
-    if needs.why_heard:
-        output.note(f"a node of several processes is on no bus yet, so nobody hears it: {needs.why_heard}", "yellow")
-    plans = fleet.plans.values()
-    shared = [(plan.cls.__name__, name) for plan in plans for name, one in plan.shared.items() if one.by is not None]
-    if not shared:
-        return
-    sentence = (
-        f"agents of different processes cannot share fields yet ({', '.join(map('.'.join, shared))}): what one writes "
-        "never reaches the others; run it with one process, or on a cluster with stigmergy up"
-    )
-    if not fleet.homes.key_name:
-        raise ConfigError(sentence)
-    output.note(f"{sentence}. Those that shard_by={fleet.homes.key_name} keeps in one shard do share", "yellow")
-
-
-def check_alone(node_config: NodeConfig, archive: str | None) -> None:
-    """Refuses what several processes cannot do yet."""
-    bus, mesh, ledger = node_config.bus, node_config.mesh, node_config.ledger
-    if bus is not None:
-        raise ConfigError(
-            f"a node of several processes cannot be on a bus yet ({bus}); run it with one process, or without the bus"
-        )
-    if mesh is not None:
-        raise ConfigError(
-            f"a node of several processes cannot share fields with others yet ({mesh}); run it with one process, or "
-            "several nodes with a journal, a --node name and a mesh address each"
-        )
-    if ledger is not None:
-        raise ConfigError(
-            f"a node of several processes cannot claim from a ledger yet ({ledger}); run it with one process, or "
-            "several nodes with a journal and a --node name each, on the same ledger"
-        )
-    if node_config.copies:
-        raise ConfigError(
-            f"a node of several processes cannot copy its journal yet ({shown(node_config.copies[0])}): its parts "
-            "would be of different moments; run it with one process, or keep its log on a cluster"
-        )
-    if archive is not None:
-        raise ConfigError(
-            f"a node of several processes cannot archive flight logs yet ({archive}); run it with one process, or "
-            "take archive out of [settings.retention]"
-        )
-
-
-def _work(arguments: argparse.Namespace, config: Config, spec: str, processes: int) -> int:
-    """Is one of the processes."""
-    lifeline = working.tie(arguments)
-    try:
-        fleet = load_fleet(spec, folder_of(arguments))
-        share = Share(arguments.process, processes, fleet.shards)
-        report = working.ProcessReport(lifeline)
-        working.settle_down(share)
-        where = (arguments.journal, arguments.key, None, arguments.trust)
-        running = Running(fleet, config, *where, share=share, rings=arguments.ring)
-        make_process_ours(large_commits=fleet.has_compiled)
-        return run_to_the_end(NodeRun(fleet, running, running.socket, report).live_and_die())
-    except StigmergyError as error:
-        return working.failed(working.ProcessReport(lifeline), error)
 
 
 def run_to_the_end(life: Coroutine[Any, Any, int]) -> int:

@@ -241,18 +241,17 @@ class OwnerClient(Protocol):
 class Wording(Struct, frozen=True):
     """How those who have the shards are called, and what to do when one does not answer."""
 
-    one: str = "process {process} of {processes}, which has shard {first},"
-    again: str = "it is started again, try again"
-    standing: str = "process {process}, with the shards {first} to {last}, does not answer"
-    several: str = "a node of several processes cannot be asked for this yet"
-    aside: str = "ask one of them, with --socket: {sockets}"
-    part: str = "process"
+    one: str
+    again: str
+    standing: str
+    several: str
+    aside: str
+    part: str
     """What an answer of one of them is marked with, where those of all are listed."""
-    first: int = 1
+    first: int
     """How they are counted."""
 
 
-PROCESSES = Wording()
 WORKERS = Wording(
     one="the owner of shard {first}",
     again="a majority of the servers and a worker must run, and stigmergy status --nats URL shows both",
@@ -288,7 +287,7 @@ class ControlRouter:
         branches: Sequence[OwnerClient],
         about: Callable[[], dict[str, Any]],
         stop: Callable[[], None],
-        wording: Wording = PROCESSES,
+        wording: Wording = WORKERS,
     ) -> None:
         self._homes = homes
         self._shards = homes.shards

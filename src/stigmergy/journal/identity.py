@@ -103,8 +103,8 @@ def _shards(identity: JournalIdentity) -> str:
 
 def _remedy(found: JournalIdentity) -> str:
     if found.part is None:
-        return "it was made by one process alone: run it with one, or name another journal"
-    return "it is a part of a journal of several processes: run it with as many as it was made for"
+        return "name another journal"
+    return "an earlier version wrote it with run --processes, this one reads it only: name another --journal"
 
 
 def check_mark(heads: Mapping[int, Head], identity: JournalIdentity, mark: AcknowledgedHead | None, path: str) -> None:

@@ -32,11 +32,6 @@ class Share(Struct, frozen=True):
         return (self.owned[0], self.owned[-1])
 
     @property
-    def name(self) -> str:
-        """What its files are called."""
-        return part_name(self.process, self.processes)
-
-    @property
     def others(self) -> list[int]:
         """The other processes."""
         return [process for process in range(1, self.processes + 1) if process != self.process]
@@ -54,11 +49,6 @@ def owned_by(process: int, processes: int, shards: int) -> range:
 def process_of(shard: int, processes: int, shards: int) -> int:
     """The process that has a shard."""
     return ((shard + 1) * processes - 1) // shards + 1
-
-
-def part_name(process: int, processes: int) -> str:
-    """What the files of a process are called."""
-    return f"{process}-of-{processes}"
 
 
 def check_processes(processes: object, shards: int) -> None:
