@@ -98,7 +98,6 @@ def add_config(actions: Any, common: argparse.ArgumentParser) -> None:
         help="write server configurations",
         description="Writes a configuration of nats-server for each host, with new passwords; says what matters.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     config.add_argument("--hosts", metavar="A,B,C", help="where servers are to run; one, three or more")
     config.add_argument("--join", metavar="HOST", help="one more server for the cluster whose files are there already")
@@ -397,7 +396,6 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         help="replace a server that is lost for good",
         description="Gives the replicas of a server that is lost for good to one that has joined, while all goes on.",
         epilog=REPLACE_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     replace.add_argument("server", metavar="SERVER", help="the name of the lost one")
     _add_urls(replace)

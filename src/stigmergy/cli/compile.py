@@ -13,7 +13,7 @@ from stigmergy.app.fleet import Fleet
 from stigmergy.base.errors import ConfigError
 from stigmergy.cli.display import exits
 from stigmergy.cli.display.output import GOOD, NAME, Output, counted, printable
-from stigmergy.cli.display.places import config_of, folder_of, load_fleet
+from stigmergy.cli.display.places import config_of, fleet_spec, folder_of, load_fleet
 
 if TYPE_CHECKING:
     from stigmergy.compiled.table import CompiledEngine
@@ -47,7 +47,6 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         help="compile agents ahead, for a device that is not to do it",
         description=DESCRIPTION,
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("fleet", metavar="MODULE:FLEET", nargs="?", help="the module here, and the fleet in it")
     parser.add_argument(
@@ -60,12 +59,7 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Compiles what is not there yet."""
-    spec = arguments.fleet or config_of(arguments).fleet.module
-    if spec is None:
-        raise ConfigError(
-            'which fleet? Give MODULE:FLEET, such as drone:fleet, or write module = "drone:fleet" under [fleet] in '
-            "stigmergy.toml"
-        )
+    spec = fleet_spec(arguments, config_of(arguments))
     if arguments.to is not None:
         _choose_folder(arguments.to.absolute())
     _choose_processor(arguments.cpu)

@@ -40,7 +40,6 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         help="check disk, clock, versions, keys, ports, journal",
         description="Looks at the machine and the journal, and says what to do about what is wrong.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--strict", action="store_true", help="fail on warnings too")
     parser.add_argument("--key", metavar="FILE", type=Path, help="the key that the node signs with; else the journal's")

@@ -57,7 +57,6 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         help="run the node of a site, with a leaf server of its own",
         description="Runs a fleet at a site on a NATS server of its own, which links it to the level above.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("fleet", metavar="MODULE:FLEET", nargs="?", help="the module here, and the fleet in it")
     parser.add_argument("--site", metavar="NAME", help="where this is; its JetStream domain has the same name")

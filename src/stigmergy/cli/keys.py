@@ -44,7 +44,6 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         help="make, show, rotate and revoke keys",
         description="Makes keys, shows their public half, and changes who signs a journal.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     actions = group.add_subparsers(metavar="ACTION", required=True)
     parser = actions.add_parser("new", parents=[common], help="make a key in a new file")

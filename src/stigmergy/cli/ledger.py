@@ -30,7 +30,6 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         help="look at a ledger on NATS, and change who may write to it",
         description="Reads and verifies a ledger on NATS, and changes who may write to it.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     actions = group.add_subparsers(metavar="ACTION", required=True)
     parser = actions.add_parser("show", parents=[common], help="read and verify it, and say who may write")

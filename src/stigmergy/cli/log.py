@@ -270,7 +270,6 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         help="show, verify or export the log",
         description="Shows what the log says, verifies that it is what was written, makes something of it for others.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     actions = group.add_subparsers(metavar="ACTION", required=True)
     parser = actions.add_parser("show", parents=[common], help="events, answers and effects, in order")

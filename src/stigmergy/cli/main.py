@@ -91,7 +91,6 @@ def build_parser() -> argparse.ArgumentParser:
         prog="stigmergy",
         description=DESCRIPTION,
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         parents=[common],
     )
     parser.add_argument("--version", action="version", version=f"stigmergy {version()}")

@@ -27,7 +27,6 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         help="begin a project: an agent, its test, its settings",
         description="Makes a folder with a small agent that works, its test and its settings. Overwrites nothing.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("name", metavar="NAME", help="of the module and the fleet, such as water_pump")
     parser.add_argument("--dir", metavar="DIR", type=Path, help="the folder to make, or an empty one; else NAME here")

@@ -70,7 +70,6 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         help="look at inputs that failed, retry or drop them",
         description="Lists the dead letters of a running node: inputs on which an agent failed.",
         epilog=LETTERS_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("action", choices=("list", "retry", "drop"), nargs="?", default="list")
     parser.add_argument("letter", metavar="ID", nargs="?", help="which letter, as the list says")

@@ -38,7 +38,6 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         help="look at shared objects, lift quarantines, retire replicas",
         description="Lists the shared objects that a running node holds, and whom it has shut out.",
         epilog=SHARED_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("action", choices=ACTIONS, nargs="?", default="list")
     parser.add_argument("subject", metavar="OBJECT|KEY", nargs="?", help="which, as the lists say")
@@ -51,7 +50,6 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         help="who holds what, and who waits",
         description="Says what the ledger has come to, as far as this node has read it, and what the node believes.",
         epilog=CLAIMS_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("resource", metavar="RESOURCE", nargs="?", help="one of them; else all that somebody wants")
     add_place(parser, nats=True)

@@ -36,7 +36,6 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         help="hold an old journal against today's code",
         description="Replays a journal against today's code, and says what would come out differently.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("module", metavar="MODULE:FLEET", nargs="?", help="today's code, such as drone:fleet")
     parser.add_argument(

@@ -46,7 +46,6 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         help="list copies of a journal, or build one anew from a copy",
         description="Lists the copies that nodes have made of their journals. With --to, builds a journal from one.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("fleet", metavar="MODULE:FLEET", nargs="?", help="whose; only its name is needed")
     parser.add_argument("--name", metavar="FLEET", help="the fleet's name, where its module is not at hand")

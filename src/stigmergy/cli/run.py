@@ -18,10 +18,10 @@ from typing import Any
 
 from stigmergy.app.fleet import Fleet, NodeConfig, Running, make_process_ours
 from stigmergy.app.parts import check_one_process, shown_url
-from stigmergy.base.errors import ConfigError, NotRunning
+from stigmergy.base.errors import NotRunning
 from stigmergy.cli.display import exits
 from stigmergy.cli.display.output import GOOD, NAME, Output, counted, shown_bytes, version
-from stigmergy.cli.display.places import config_of, folder_of, load_fleet, url_of
+from stigmergy.cli.display.places import add_peer_keys, config_of, fleet_spec, folder_of, load_fleet, url_of
 from stigmergy.control.description import described_recovery
 from stigmergy.control.live import Live
 from stigmergy.journal.recovery import sum_up_passed_over
@@ -50,7 +50,6 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         help="run a fleet until it is stopped",
         description="Runs a fleet. Recovers from its journal, listens on a socket beside it, drains on SIGTERM.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("fleet", metavar="MODULE:FLEET", nargs="?", help="the module here, and the fleet in it")
     parser.add_argument("--journal", metavar="URL", help="where to keep the log, such as sqlite:fleet.db or fleet.db")
@@ -72,13 +71,7 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         help="how shared fields reach others without a bus: udp://HOST:PORT?peers=NAME@HOST:PORT",
     )
     parser.add_argument("--ledger", metavar="URL", help="who orders what agents claim, such as sqlite:ledger.db")
-    parser.add_argument(
-        "--peer",
-        metavar="KEY",
-        action="append",
-        default=[],
-        help="take changes and claims only from this node's key: its file, line or hex digits; repeatable",
-    )
+    add_peer_keys(parser)
     parser.add_argument(
         "--copies",
         metavar="URL",
@@ -105,12 +98,7 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Runs the fleet."""
     config = config_of(arguments)
-    spec = arguments.fleet or config.fleet.module
-    if spec is None:
-        raise ConfigError(
-            'which fleet? Give MODULE:FLEET, such as drone:fleet, or write module = "drone:fleet" under [fleet] in '
-            "stigmergy.toml"
-        )
+    spec = fleet_spec(arguments, config)
     processes = config.fleet.processes if arguments.processes is None else arguments.processes
     named = "processes in stigmergy.toml" if arguments.processes is None else f"--processes {processes}"
     check_one_process(processes, named, spec)

@@ -41,7 +41,6 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         help="give an agent a command and wait for its answer",
         description="Gives an agent of a running node a command, and waits until the answer is durable.",
         epilog=SEND_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("agent", metavar="KIND/NAME", help="who gets it, such as Drone/D-17")
     parser.add_argument("command", metavar="COMMAND", help="which command, such as StartMission")
@@ -55,7 +54,6 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         help="tell an agent what was observed",
         description="Tells an agent of a running node an event that was observed; it cannot be refused.",
         epilog=OBSERVE_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("agent", metavar="KIND/NAME", help="who gets it, such as Drone/D-17")
     parser.add_argument("event", metavar="EVENT", help="which event, such as BatteryMeasured")

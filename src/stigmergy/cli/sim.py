@@ -48,7 +48,6 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         help="break a fleet on purpose, in a simulation",
         description="Runs a fleet in simulated time on simulated machines, disks and links, and lets things go wrong.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("scenario", metavar="SCENARIO", help="module:scenario, or the name of an installed one")
     seeds = parser.add_mutually_exclusive_group()

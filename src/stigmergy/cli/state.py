@@ -34,7 +34,6 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         help="show an agent's state, now or back then",
         description="Shows an agent's durable state, of a running node or from the journal of a stopped one.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("agent", metavar="KIND/NAME", help="whose state, such as Drone/D-17")
     parser.add_argument("--at", metavar="TIME|POSITION", help="as it was then; a time needs its zone, such as Z")

@@ -45,7 +45,6 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         help="watch a node, live",
         description="Shows what a running node does, live: rates, what waits, what failed, the last events.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--once", action="store_true", help="one look, then the end")
     parser.add_argument("--every", metavar="S", type=float, default=EVERY_S, help="seconds from look to look (1)")

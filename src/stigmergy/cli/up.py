@@ -59,7 +59,6 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         help="a whole cluster on this machine",
         description="Starts servers, workers and a gateway on this machine, looks after them and shows how they stand.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "fleet",

@@ -16,10 +16,9 @@ from typing import Any
 from stigmergy.app.fleet import Fleet, make_process_ours
 from stigmergy.app.node_config import NodeConfig, find_node_config
 from stigmergy.app.workers import NatsWorker
-from stigmergy.base.errors import ConfigError
 from stigmergy.cli.display import exits
 from stigmergy.cli.display.output import BAD, GOOD, NAME, WARN, Output, counted
-from stigmergy.cli.display.places import config_of, folder_of, load_fleet
+from stigmergy.cli.display.places import add_peer_keys, config_of, fleet_spec, folder_of, load_fleet
 from stigmergy.cli.run import run_to_the_end
 
 EXAMPLES = """examples:
@@ -38,7 +37,6 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         help="run some shards of a fleet on NATS, beside other workers",
         description="Runs a share of a fleet's shards, whose logs are on NATS. Workers come, go and die; shards move.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("fleet", metavar="MODULE:FLEET", nargs="?", help="the module here, and the fleet in it")
     parser.add_argument("--nats", metavar="URL", required=True, help="the servers, such as nats://hub:4222?replicas=3")
@@ -55,13 +53,7 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("--bus", metavar="URL", help="the bus that agents publish on, such as nats://hub:4222")
     parser.add_argument("--site", metavar="NAME", help="where the fleet is; part of all its topics")
     parser.add_argument("--ledger", metavar="URL", help="who orders what agents claim, such as nats://hub:4222")
-    parser.add_argument(
-        "--peer",
-        metavar="KEY",
-        action="append",
-        default=[],
-        help="take changes and claims only from this node's key: its file, line or hex digits; repeatable",
-    )
+    add_peer_keys(parser)
     parser.add_argument(
         "--upgrade", action="store_true", help="work beside workers with other agents or versions, to replace them"
     )
@@ -71,12 +63,7 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Runs the worker."""
     config = config_of(arguments)
-    spec = arguments.fleet or config.fleet.module
-    if spec is None:
-        raise ConfigError(
-            'which fleet? Give MODULE:FLEET, such as drone:fleet, or write module = "drone:fleet" under [fleet] in '
-            "stigmergy.toml"
-        )
+    spec = fleet_spec(arguments, config)
     fleet = load_fleet(spec, folder_of(arguments))
     given = NodeConfig(arguments.bus, arguments.site, ledger=arguments.ledger, peers=tuple(arguments.peer))
     report = WorkerReport(fleet, output)

@@ -190,7 +190,12 @@ def _text(cells: Iterable[Cell]) -> Text:
 
 
 class Parser(argparse.ArgumentParser):
-    """Like its base, but it raises instead of printing its usage and ending the program."""
+    """Like its base, but it raises instead of printing its usage and ending the program. An epilog keeps its lines."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        if options.get("epilog"):
+            options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(*arguments, **options)
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}; see {self.prog} --help")

@@ -71,10 +71,32 @@ def add_place(parser: argparse.ArgumentParser, *, fleet: bool = True, nats: bool
         place.add_argument("--fleet", metavar="MODULE:FLEET", help="where the classes are, such as drone:fleet")
 
 
+def add_peer_keys(parser: argparse.ArgumentParser) -> None:
+    """Adds `--peer`, of commands that run a node or a worker."""
+    parser.add_argument(
+        "--peer",
+        metavar="KEY",
+        action="append",
+        default=[],
+        help="take changes and claims only from this node's key: its file, line or hex digits; repeatable",
+    )
+
+
 def config_of(arguments: argparse.Namespace) -> Config:
     """The configuration that the command line names, or the one here, or the defaults."""
     given: Path | None = arguments.config
     return find_config(Path.cwd()) if given is None else read_config(given)
+
+
+def fleet_spec(arguments: argparse.Namespace, config: Config) -> str:
+    """MODULE:FLEET, from the command line or the configuration."""
+    spec: str | None = arguments.fleet or config.fleet.module
+    if spec is None:
+        raise ConfigError(
+            'which fleet? Give MODULE:FLEET, such as drone:fleet, or write module = "drone:fleet" under [fleet] in '
+            "stigmergy.toml"
+        )
+    return spec
 
 
 def folder_of(arguments: argparse.Namespace) -> Path:
