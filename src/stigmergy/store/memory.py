@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 from blake3 import blake3
@@ -388,42 +389,23 @@ class MemoryLease(HeldLease):
         self._bucket = bucket
         super().__init__(entry, lease_end_ns(asked_ns, ttl_s))
         self._ttl_s = ttl_s
-        self._busy = False
 
     async def renew(self, value: bytes | None = None) -> None:
         kept = self.value if value is None else bytes(value)
         check_value(self.key, kept)
-        self._begin()
-        try:
-            if self._lost:
-                raise StoreConflict(f"{self.key}: the lease is lost; acquire it again")
+        with self._renewing():
             asked_ns = self._line.clock.monotonic_ns()
             await self._line.reach()
             revision = self._bucket.write(self.key, kept, self.revision, self._ttl_s)
             self._entry = Entry(self.key, kept, revision)
             self._ends_ns = lease_end_ns(asked_ns, self._ttl_s)
-        except StoreConflict:
-            self._lost = True
-            raise
-        finally:
-            self._busy = False
 
     async def release(self) -> None:
-        self._begin()
-        try:
+        with self._one_at_a_time(), suppress(StoreConflict):
             if not self._lost:
                 self._lost = True
                 await self._line.reach()
                 self._bucket.delete(self.key, self.revision)
-        except StoreConflict:
-            return
-        finally:
-            self._busy = False
-
-    def _begin(self) -> None:
-        if self._busy:
-            raise Bug(f"{self.key}: a renewal of the lease is under way; wait for it")
-        self._busy = True
 
 
 # The Objects port over a link to a server.

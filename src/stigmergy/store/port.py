@@ -11,12 +11,13 @@ this process or a cluster that a majority decides. It gives keys and objects no 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 from msgspec import Struct
 
-from stigmergy.base.errors import Bug, ConfigError, TooLarge
+from stigmergy.base.errors import Bug, ConfigError, StoreConflict, TooLarge
 
 KEY_CHARS_MAX = 200
 VALUE_BYTES_MAX = 256 * 1024
@@ -269,6 +270,7 @@ class HeldLease:
         self._entry = entry
         self._ends_ns = ends_ns
         self._lost = False
+        self._busy = False
 
     @property
     def key(self) -> str:
@@ -288,6 +290,29 @@ class HeldLease:
 
     def held(self, monotonic_ns: int) -> bool:
         return not self._lost and monotonic_ns < self._ends_ns
+
+    @contextmanager
+    def _one_at_a_time(self) -> Iterator[None]:
+        """Around a renewal or a release: a second one meanwhile raises Bug."""
+        if self._busy:
+            raise Bug(f"{self.key}: a renewal of the lease is under way; wait for it")
+        self._busy = True
+        try:
+            yield
+        finally:
+            self._busy = False
+
+    @contextmanager
+    def _renewing(self) -> Iterator[None]:
+        """Around the write of a renewal: a conflict means that the lease is lost, for good."""
+        with self._one_at_a_time():
+            try:
+                if self._lost:
+                    raise StoreConflict(f"{self.key}: the lease is lost; acquire it again")
+                yield
+            except StoreConflict:
+                self._lost = True
+                raise
 
 
 def lease_end_ns(asked_ns: int, ttl_s: int) -> int:

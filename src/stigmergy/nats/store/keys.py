@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from contextlib import suppress
 from typing import Protocol
 
 from stigmergy.base.clock import Clock
-from stigmergy.base.errors import Bug, StoreConflict, StoreForeign, StoreUnavailable
+from stigmergy.base.errors import StoreConflict, StoreForeign, StoreUnavailable
 from stigmergy.nats.errors import WRONG_LAST_SEQUENCE_IN_FLIGHT, JetStreamRefused
 from stigmergy.nats.link import REQUEST_S
 from stigmergy.nats.store.buckets import EXPECTED, HOLDER, MARKER_S, OPERATION, TTL, BucketPlace, Last, read_last
@@ -55,37 +56,23 @@ class NatsLease(HeldLease):
         super().__init__(entry, lease_end_ns(asked_ns, ttl_s))
         self._holder = holder
         self._ttl_s = ttl_s
-        self._busy = False
         self._within_s = min(REQUEST_S, ttl_s / 2)
         """So long a renewal waits for an answer: there must be time for another one."""
 
     async def renew(self, value: bytes | None = None) -> None:
         kept = self.value if value is None else value
         check_value(self.key, kept)
-        self._begin()
-        try:
-            if self._lost:
-                raise StoreConflict(f"{self.key}: the lease is lost; acquire it again")
+        with self._renewing():
             asked_ns = self._clock.monotonic_ns()
             revision = await self._write(kept, {TTL: str(self._ttl_s), HOLDER: self._holder})
             self._entry = Entry(self.key, kept, revision)
             self._ends_ns = lease_end_ns(asked_ns, self._ttl_s)
-        except StoreConflict:
-            self._lost = True
-            raise
-        finally:
-            self._busy = False
 
     async def release(self) -> None:
-        self._begin()
-        try:
+        with self._one_at_a_time(), suppress(StoreConflict):
             if not self._lost:
                 self._lost = True
                 await self._write(b"", {OPERATION: "DEL", TTL: str(MARKER_S)})
-        except StoreConflict:
-            return
-        finally:
-            self._busy = False
 
     async def _write(self, value: bytes, headers: dict[str, str]) -> int:
         """Writes over our last write, also if that one's answer never came."""
@@ -100,11 +87,6 @@ class NatsLease(HeldLease):
                     raise
                 self._entry = Entry(self.key, last.data, last.sequence)
         raise StoreConflict(f"{self.key}: other writes of ours keep turning up; acquire it again")
-
-    def _begin(self) -> None:
-        if self._busy:
-            raise Bug(f"{self.key}: a renewal of the lease is under way; wait for it")
-        self._busy = True
 
 
 TRIES_MAX = 5
