@@ -192,8 +192,7 @@ class Client:
         NoAnswer, with the id to send it again with, if nobody answers in time: then it may have been done, or be yet.
         A command that the agent has no handler for, or whose fields are wrong, is Refused, too.
         """
-        within_s = self._within_s if within_s is None else _checked_within(within_s)
-        check_address(address)
+        within_s = self._checked_call(address, within_s)
         command_id = command_id or self._fresh_id()
         event = self._event(address, command, fields, Command, command_id)
         doubt = f"whether it is done is not known: send it again with command_id={command_id!r}"
@@ -224,8 +223,7 @@ class Client:
         Malformed. A refusal is waited for a quarter of a second, each time for an event that is named by a text, and
         once for each kind of agent and event class.
         """
-        within_s = self._within_s if within_s is None else _checked_within(within_s)
-        check_address(address)
+        within_s = self._checked_call(address, within_s)
         said = self._event(address, event, fields, Event, self._fresh_id())
         if self._workers is not None:
             observed = protocol.ObserveRequest(
@@ -249,8 +247,7 @@ class Client:
         One that has had no input is in its first state. Raises NoAnswer if nobody answers in time, and what the node
         refuses with.
         """
-        within_s = self._within_s if within_s is None else _checked_within(within_s)
-        check_address(address)
+        within_s = self._checked_call(address, within_s)
         if kind is not None and address.partition("/")[0] != kind.__agent_kind__:
             raise Malformed(f"{address} is no {kind.__agent_kind__}; ask with its own class, or without one")
         if self._workers is not None:
@@ -278,15 +275,18 @@ class Client:
         """The nodes that say they are there, by name; on NATS those that were heard since this client was opened."""
         return [self._members[node] for node in sorted(self._members)]
 
+    def _checked_call(self, address: str, within_s: float | None) -> float:
+        """How long a call may take; refuses what cannot be an address or a time."""
+        checked_s = self._within_s if within_s is None else _checked_within(within_s)
+        check_address(address)
+        return checked_s
+
     # ------------------------------------------------------------------ over a bus
 
     async def _ask(self, address: str, channel: Channel, event: CloudEvent, within_s: float, doubt: str) -> Any:
         """Sends a request until it is answered."""
-        if len(self._waiting) >= WAITING_MAX:
-            raise Overloaded(f"{WAITING_MAX} requests of this client wait for answers already; wait for some of them")
-        loop = asyncio.get_running_loop()
-        future = self._waiting[(address, event.id)] = loop.create_future()
         message, again_s = self._message(address, channel, event), AGAIN_S
+        future = self._begin_waiting(address, event.id)
         try:
             async with asyncio.timeout(within_s):
                 await self._listen(address, Channel.STATES if channel is Channel.QUERIES else Channel.ANSWERS)
@@ -304,18 +304,12 @@ class Client:
             said = f"{address}: no answer within {within_s:g} s; {self._whereabouts(address)}; {doubt}"
             raise NoAnswer(said, command_id=event.id if channel is Channel.COMMANDS else "") from None
         finally:
-            del self._waiting[(address, event.id)]
-            if future.done() and not future.cancelled():
-                future.exception()
-            else:
-                future.cancel()
+            self._end_waiting(address, event.id)
 
     async def _tell(self, address: str, event: CloudEvent, within_s: float, refused_s: float) -> None:
         """Sends what was observed once somebody runs the agent; a refusal is waited for at most `refused_s`."""
-        if len(self._waiting) >= WAITING_MAX:
-            raise Overloaded(f"{WAITING_MAX} requests of this client wait for answers already; wait for some of them")
         message = self._message(address, Channel.INPUTS, event)
-        future = self._waiting[(address, event.id)] = asyncio.get_running_loop().create_future()
+        future = self._begin_waiting(address, event.id)
         sent = False
         try:
             async with asyncio.timeout(within_s):
@@ -332,11 +326,21 @@ class Client:
                 raise NoAnswer(said) from None
             _remember(self._unrefused, (address.partition("/")[0], event.type))
         finally:
-            del self._waiting[(address, event.id)]
-            if future.done() and not future.cancelled():
-                future.exception()
-            else:
-                future.cancel()
+            self._end_waiting(address, event.id)
+
+    def _begin_waiting(self, address: str, event_id: str) -> asyncio.Future[Any]:
+        """What gets the answer to an event, or the error that it is refused with."""
+        if len(self._waiting) >= WAITING_MAX:
+            raise Overloaded(f"{WAITING_MAX} requests of this client wait for answers already; wait for some of them")
+        future = self._waiting[(address, event_id)] = asyncio.get_running_loop().create_future()
+        return future
+
+    def _end_waiting(self, address: str, event_id: str) -> None:
+        future = self._waiting.pop((address, event_id))
+        if future.done() and not future.cancelled():
+            future.exception()  # an error that came after the wait was over is not one that nobody looked at
+        else:
+            future.cancel()
 
     async def _wait_runs(self, address: str) -> None:
         """Returns when a node says that it runs the agent; what is told to nobody would be lost and nobody know."""

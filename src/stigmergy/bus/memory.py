@@ -23,7 +23,7 @@ import msgspec
 from stigmergy.base.clock import Entropy
 from stigmergy.base.errors import Bug, ConfigError, LinkDown, StigmergyError
 from stigmergy.bus.inbox import Arrival, Receipts, Reception
-from stigmergy.bus.port import BusMessage, Handler, LinkHeard, check_message, check_pattern, matches
+from stigmergy.bus.port import BusMessage, Handler, LinkHeard, check_message, check_pattern, matches, tell_link
 
 SCHEME = "memory:"
 HELD_COUNT_MAX = 100_000
@@ -282,7 +282,7 @@ class MemoryBus:
         self._broker._resume(self)
         for pattern in self._reception.patterns:
             self._broker._subscribe(self, pattern)
-        self._tell(True)
+        tell_link(self._listeners, True, self.client_id)
 
     def _lost(self) -> None:
         """The link is gone, and with it the answers to what was sent on it."""
@@ -295,17 +295,7 @@ class MemoryBus:
         for _, answered in self._outgoing:
             _fail(answered)
         self._outgoing.clear()
-        self._tell(False)
-
-    def _tell(self, up: bool) -> None:
-        for heard in list(self._listeners):
-            try:
-                heard(up)
-            except Exception as error:
-                # A listener's bug is not the link's.
-                asyncio.get_running_loop().call_exception_handler(
-                    {"message": f"{self.client_id}: a listener for the link failed", "exception": error}
-                )
+        tell_link(self._listeners, False, self.client_id)
 
     def _send(self) -> None:
         """One message reaches the broker; its publisher hears of it a turn later, if the link lasts so long."""

@@ -6,7 +6,8 @@ follow. The bus gives topics no meaning; `bus/topics.py` says how ours are named
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -79,6 +80,18 @@ class Gate:
 
 LinkHeard = Callable[[bool], None]
 """Called on the event loop when the link comes up (True) or is lost (False)."""
+
+
+def tell_link(listeners: Sequence[LinkHeard], up: bool, client_id: str) -> None:
+    """Tells all who listen that the link came up, or was lost."""
+    for heard in tuple(listeners):
+        try:
+            heard(up)
+        except Exception as error:
+            # A listener's bug is not the link's.
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": f"{client_id}: a listener for the link failed", "exception": error}
+            )
 
 
 class Bus(Protocol):

@@ -18,7 +18,15 @@ from stigmergy.base.errors import Bug, LinkDown, Malformed, StigmergyError
 from stigmergy.bus.inbox import Arrival, Receipts, Reception
 from stigmergy.bus.mqtt.link import MqttLink
 from stigmergy.bus.mqtt.options import MqttOptions, check_client_id, parse_url, tls_context
-from stigmergy.bus.port import PAYLOAD_BYTES_MAX, BusMessage, Handler, LinkHeard, check_message, check_pattern
+from stigmergy.bus.port import (
+    PAYLOAD_BYTES_MAX,
+    BusMessage,
+    Handler,
+    LinkHeard,
+    check_message,
+    check_pattern,
+    tell_link,
+)
 
 RECONNECT_S_MIN = 0.1
 """The first wait before a new try is drawn between 0 and this; it doubles up to the option reconnect_s_max."""
@@ -178,7 +186,7 @@ class MqttBus:
                 self.receipts.last_failure = f"the broker refuses the pattern {pattern!r}: {why}; check the rights"
             made += missing
         self._is_up = True
-        self._tell(True)
+        tell_link(self._listeners, True, self.client_id)
         self._weigh_backlog()
 
     def _went_down(self, reason: StigmergyError) -> None:
@@ -186,17 +194,7 @@ class MqttBus:
         self._link = None
         if self._is_up:
             self._is_up = False
-            self._tell(False)
-
-    def _tell(self, up: bool) -> None:
-        for heard in list(self._listeners):
-            try:
-                heard(up)
-            except Exception as error:
-                # A listener's bug is not the link's.
-                asyncio.get_running_loop().call_exception_handler(
-                    {"message": f"{self.client_id}: a listener for the link failed", "exception": error}
-                )
+            tell_link(self._listeners, False, self.client_id)
 
     # What comes in.
 

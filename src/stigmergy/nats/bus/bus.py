@@ -13,7 +13,7 @@ from collections.abc import Callable
 from stigmergy.base.clock import Entropy
 from stigmergy.base.errors import Bug, ConfigError, LinkDown, Malformed, NotOwned, StigmergyError
 from stigmergy.bus.inbox import UNHEARD_S_MAX, Receipts, Reception
-from stigmergy.bus.port import BusMessage, Handler, LinkHeard, check_message, check_pattern
+from stigmergy.bus.port import BusMessage, Handler, LinkHeard, check_message, check_pattern, tell_link
 from stigmergy.nats.bus.listener import BusSessions
 from stigmergy.nats.bus.options import BusOptions, check_client_id
 from stigmergy.nats.bus.outlet import Outlet
@@ -223,7 +223,7 @@ class NatsBus:
         await side_by_side(self._leave_will(), self._listen())
         if self._trouble is None or not self._trouble.done():
             self._is_up = True
-            self._tell(True)
+            tell_link(self._listeners, True, self.client_id)
 
     async def _find_streams(self) -> None:
         found = await ensure_streams(self._link, self.options, () if self._will is None else (self._will.subject,))
@@ -317,17 +317,7 @@ class NatsBus:
             self._outlet.fail(LinkDown("the link broke under way: whether the broker has it is unknown, publish again"))
         if self._is_up:
             self._is_up = False
-            self._tell(False)
-
-    def _tell(self, up: bool) -> None:
-        for heard in list(self._listeners):
-            try:
-                heard(up)
-            except Exception as error:
-                # A listener's bug is not the link's.
-                asyncio.get_running_loop().call_exception_handler(
-                    {"message": f"{self.client_id}: a listener for the link failed", "exception": error}
-                )
+            tell_link(self._listeners, False, self.client_id)
 
 
 def _leave_to_others(handler: Handler) -> Handler:
